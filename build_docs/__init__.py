@@ -1,1 +1,1 @@
-"""What is made of the commands and their types when trashd is built: man pages and the JSON schema."""
+"""Generates files from the commands and their types when trashd is built: manual pages and the JSON schema."""

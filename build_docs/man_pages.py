@@ -1,8 +1,9 @@
-"""trashd(1) and a page for each command, as Markdown: what `--help` tells, and what docs/man has besides.
+"""The manual pages as Markdown: trashd(1) and a page for each command, from `--help` and docs/man; pages of section 5.
 
-A part in docs/man goes on where the help ends. Before its first heading stands more description. `## Options` has items
-``- `--option`: more of it``, and so has the heading that is a command of a group (`## run`), with more text of that.
-Any other heading is a section of its own, or more of that which is made of the help.
+Each command has a part in docs/man, which continues the help. The text before its first heading is added to the
+description. `## Options` has items ``- `--option`: more text``. A heading that is a command of a group (`## run`) has
+the same items, and more description of that command. `## Examples` adds examples to those of the help. All other
+headings are sections of the page. The pages of section 5 are files in docs/man, too: docs/man/trashd.conf.5.md.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from build_docs.man_roff import to_roff
 from fusefs.cli.group import SECTIONS, trashd
 
 _ROOT = Path(__file__).parents[1]
+_PARTS = _ROOT / "docs/man"
 _SHORT_HELP_CHARS: Final = 200
 _ITEM = re.compile(r"^- `(?P<option>--[a-z][a-z-]*)`: (?P<more>.*)\n?", re.MULTILINE)
 _EXAMPLES = re.compile(r"\x08\nExamples?:\n(?P<lines>.*)", re.DOTALL)
@@ -33,8 +35,13 @@ _SWITCHES = re.compile(rf"{_SWITCH.pattern}(?:(?:, | / ){_SWITCH.pattern})*")
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z-]+")
 
 
+_LAST_SECTIONS: Final = ("Exit status", "Files", "Environment")
+"""Sections between the examples and SEE ALSO that every page has; a part without one gets a reference."""
+_ELSEWHERE: Final = "See trashd(1)."
+
+
 class _Part(NamedTuple):
-    """What docs/man has of a page: more description, and by their headings what is in sections."""
+    """The part of a page in docs/man: more description, and the text of each section by its heading."""
 
     intro: str
     sections: dict[str, str]
@@ -47,7 +54,7 @@ class _Command(NamedTuple):
     itself: click.Command
 
     def inside(self) -> list[_Command]:
-        """Those of a group."""
+        """The listed commands of a group."""
         inside = self.itself.commands if isinstance(self.itself, click.Group) else {}
         return [_Command(f"{self.path} {name}", one) for name, one in inside.items() if not one.hidden]
 
@@ -56,20 +63,21 @@ class _Command(NamedTuple):
 
 
 def write_all(directory: Path) -> None:
-    """Write man1/*.1 below a directory, and remove the pages of commands that are gone.
+    """Write man1/*.1 and man5/*.5 below a directory, and remove pages that no longer exist.
 
-    The date is that of the newest release in CHANGELOG.md.
+    The date of the pages is that of the newest release in CHANGELOG.md.
     """
-    (directory / "man1").mkdir(parents=True, exist_ok=True)
     released = _in_root(r"^## .*\((.*)\)$", "CHANGELOG.md")
     version = _in_root(r'^version = "(.*)"$', "pyproject.toml")
-    pages = {directory / f"man1/{title_of(name)}.1": name for name in page_names()}
-    for path, name in pages.items():
-        part = (_ROOT / f"docs/man/{name}.md").read_text(encoding="utf-8")
+    parts = {name: (_PARTS / f"{name}.md").read_text(encoding="utf-8") for name in [*page_names(), *format_names()]}
+    pages = {directory / f"man1/{title_of(name)}.1": page_of(name, parts[name]) for name in page_names()}
+    pages |= {directory / f"man5/{name}": parts[name] for name in format_names()}
+    for path, page in pages.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.{os.getpid()}")
-        new.write_text(to_roff(page_of(name, part), released, version), encoding="utf-8")
+        new.write_text(to_roff(page, released, version), encoding="utf-8")
         new.replace(path)
-    for path in set(directory.glob("man1/*.1")) - set(pages):
+    for path in {*directory.glob("man1/*.1"), *directory.glob("man5/*.5")} - set(pages):
         path.unlink()
 
 
@@ -79,21 +87,26 @@ def _in_root(pattern: str, name: str) -> str:
 
 
 def page_names() -> list[str]:
-    """Of all pages, each with its part docs/man/<name>.md: trashd's own, then each command's."""
+    """The names of the pages of section 1, each with a part docs/man/<name>.md: `trashd`, then all commands."""
     return ["trashd", *trashd.list_commands(click.Context(trashd))]
 
 
+def format_names() -> list[str]:
+    """The names of the pages of section 5, such as `trashd.conf.5`, each with its text in docs/man/<name>.md."""
+    return sorted(path.stem for path in _PARTS.glob("*.5.md"))
+
+
 def title_of(name: str) -> str:
-    """What a page is called: trashd-swap of "swap"."""
+    """The title of a page of section 1: trashd-swap for "swap"."""
     return name if name == "trashd" else f"trashd-{name}"
 
 
 def page_of(name: str, part: str) -> str:
-    """All that there is to know of a command.
+    """The page of a command.
 
     part     the text of docs/man/<name>.md
     Returns  Markdown: headings of three levels, paragraphs of a line, items ``- `term`: text``, fenced examples
-    Raises   LookupError: the part tells of an option that there is not, or lacks what each has
+    Raises   LookupError: the part describes an unknown option, or has no `## See also`
     """
     command, told = _find(name), _read(part)
     more = told.sections
@@ -102,11 +115,12 @@ def page_of(name: str, part: str) -> str:
         "Synopsis": _joined(*(_usage(one) for one in command.inside() or [command])),
         "Description": _joined(_description(command), told.intro),
         "Commands": _joined(*(_told_inside(one, more) for one in command.inside())) or _all_commands(name),
-        "Options": _with_options(command, more.pop("Options", "")),
+        "Options": _with_options(command, more.pop("Options", "")) or "See COMMANDS.",
     }
     examples = _joined(*(_examples(one) for one in (command, *command.inside())), _unfenced(more.pop("Examples", "")))
     see_also = ("trashd(1), " if name != "trashd" else "") + more.pop("See also")
-    text |= {**more, "Examples": _fenced(examples), "See also": see_also}
+    last = {head: more.pop(head, _ELSEWHERE) for head in _LAST_SECTIONS}
+    text |= {**more, "Examples": _fenced(examples), **last, "See also": see_also}
     return _joined(f"# {title_of(name)}(1)", *(f"## {head}\n\n{body}" for head, body in text.items() if body)) + "\n"
 
 
@@ -141,7 +155,7 @@ def _in_brief(command: click.Command) -> str:
 
 
 def _usage(command: _Command) -> str:
-    """As of `trashd plan show`: one line."""
+    """The synopsis of a command, on one line."""
     if command.path == "trashd":
         return "`trashd` *COMMAND* [*OPTION*]... [*ARGUMENT*]..."
     options, *rest = command.itself.collect_usage_pieces(command.context())
@@ -150,7 +164,7 @@ def _usage(command: _Command) -> str:
 
 
 def _value(text: str) -> str:
-    """What stands for something that is typed."""
+    """Mark the placeholders in a usage line."""
     return _PLACEHOLDER.sub(r"*\g<0>*", text.replace("…", "..."))
 
 
@@ -161,7 +175,7 @@ def _placeholders(command: _Command) -> set[str]:
 
 
 class _ToldOption(NamedTuple):
-    """An option as `--help` has it: `-n, --dry-run` or `--keep` with ` GLOB`, and what is said of it."""
+    """An option as `--help` lists it: the switches `-n, --dry-run`, the placeholder ` GLOB`, and the text."""
 
     option: click.Option
     switches: str
@@ -179,7 +193,7 @@ def _told_options(command: _Command) -> Iterator[_ToldOption]:
 
 
 def _marked(command: _Command, text: str) -> str:
-    """A help text as Markdown: options and such are code, what stands for something is emphasised."""
+    """A help text as Markdown: options and paths are code, placeholders are emphasised."""
     known = _placeholders(command)
 
     def mark(found: re.Match[str]) -> str:
@@ -206,7 +220,7 @@ def _examples(command: _Command) -> str:
 
 
 def _with_options(command: _Command, told: str) -> str:
-    """The text of a part's section, and all options, each with what the section has of it."""
+    """The text of a section, then all options, each with the help's text and that of the section."""
     more = {item["option"]: item["more"] for item in _ITEM.finditer(told)}
     items = []
     for option, switches, value, text in _told_options(command):
@@ -222,7 +236,7 @@ def _taken(more: dict[str, str], names: Iterable[str]) -> list[str]:
 
 
 def _told_inside(command: _Command, more: dict[str, str]) -> str:
-    """What a group's page has of one of its commands; with what the part has of it, which is no section then."""
+    """The subsection of a command of a group; its heading in the part is consumed."""
     told = more.pop(command.itself.name or "", "")
     intro = _ITEM.sub("", told).strip()
     options = _with_options(command, told.removeprefix(intro))
@@ -230,7 +244,7 @@ def _told_inside(command: _Command, more: dict[str, str]) -> str:
 
 
 def _all_commands(name: str) -> str:
-    """What trashd's own page has of them, and no other."""
+    """The list of all commands, for the page of trashd itself; empty for other pages."""
     sections = []
     for section, names in SECTIONS.items() if name == "trashd" else ():
         items = (f"- {title_of(one)}(1): {_find(one).itself.get_short_help_str(_SHORT_HELP_CHARS)}" for one in names)

@@ -1,4 +1,4 @@
-"""A page of man_pages as man(1) wants it, in the macros of man(7)."""
+"""Converts a page of man_pages from Markdown to roff, with the macros of man(7)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Final
 
 _COLUMNS: Final = 78
+_MANUALS: Final = {"1": "User Commands", "5": "File Formats"}
 _HEADING = re.compile(r"(?P<level>#{1,3}) (?P<text>.*)")
 _ITEM = re.compile(r"- (?P<term>(?:`[^`]*`|\*[^*]*\*|[^`*:])+): (?P<text>.*)")
 _INLINE = re.compile(
@@ -16,19 +17,19 @@ _INLINE = re.compile(
 )
 _SENTENCE = re.compile(r"(?<=[^.][.?!]) (?=\S)|(?<=[.?!]\)) (?=[A-Z])")
 _SPECIAL = {"\\": r"\e", "-": r"\-", "'": r"\(aq", "`": r"\(ga", "^": r"\(ha", "~": r"\(ti", "…": "..."}
-"""What in code has to be typed as it is: man would print other characters."""
+"""Characters in code for which man(1) would print others."""
 
 
 def to_roff(page: str, date: str, version: str) -> str:
-    """The source of a page.
+    """Convert a page to roff.
 
-    page     Markdown as man_pages.page_of gives it
-    date     of its last change, 2026-11-26
-    version  of trashd
+    page     Markdown as man_pages.page_of returns it, with the title `# NAME(SECTION)`
+    date     the date of the page, 2026-11-26
+    version  the version of trashd
     """
     title, *blocks = _blocks(page)
     name, _, section = title.removeprefix("# ").removesuffix(")").partition("(")
-    lines = [f'.TH {name.upper()} {section} {date} "trashd {version}" "User Commands"']
+    lines = [f'.TH {name.upper()} {section} {date} "trashd {version}" "{_MANUALS[section]}"']
     before = ""
     for block in blocks:
         lines += _block(block, before)
@@ -37,7 +38,7 @@ def to_roff(page: str, date: str, version: str) -> str:
 
 
 def _blocks(page: str) -> Iterator[str]:
-    """Headings, paragraphs, items, and examples with their fences."""
+    """Split a page into headings, paragraphs, items, and examples with their fences."""
     for is_example, lines in _groups(page.splitlines()):
         if is_example:
             yield "\n".join(lines)
@@ -58,7 +59,7 @@ def _groups(lines: list[str]) -> Iterator[tuple[bool, list[str]]]:
 
 
 def _block(block: str, before: str) -> list[str]:
-    """The lines of one. before: the block before it, by which a paragraph begins or is begun already"""
+    """The lines of a block. before: the previous block; after a heading, no new paragraph is started"""
     if heading := _HEADING.match(block):
         return [f".SH {heading['text'].upper()}" if heading["level"] == "##" else f".SS {_plain(heading['text'])}"]
     gap = [] if before.startswith("#") else [".PP"]
@@ -70,7 +71,7 @@ def _block(block: str, before: str) -> list[str]:
 
 
 def _filled(text: str) -> list[str]:
-    """A sentence begins a line."""
+    """Wrap a text; each sentence starts a new line."""
     sentences = _SENTENCE.split(_inline(text))
     return [
         _protected(line)
@@ -104,5 +105,5 @@ def _as_it_is(line: str) -> str:
 
 
 def _protected(line: str) -> str:
-    """No macro, whatever it begins with."""
+    """Protect a line that would start a macro."""
     return rf"\&{line}" if line.startswith((".", "'")) else line

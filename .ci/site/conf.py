@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-from build_docs.man_pages import page_names, page_of  # noqa: E402
+from build_docs.man_pages import format_names, page_names, page_of  # noqa: E402
 
 project = "trashd"
 html_title = "trashd"
@@ -30,7 +30,7 @@ smartquotes = False  # what is typed is quoted as it is typed
 
 _PART = re.compile(r"^## (?P<title>.*)\n\n(?P<list>(?:- .*\n)+)", re.MULTILINE)
 _LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<file>[^)#:]+)\)")
-_MAN_PAGE = re.compile(r"\btrashd(?:-(?P<name>[a-z]+))?\(1\)")
+_MAN_PAGE = re.compile(r"\btrashd(?:-(?P<name>[a-z]+))?\(1\)|\b(?P<format>trashd[.-][a-z]+)\(5\)")
 
 
 def setup(app: Sphinx) -> None:
@@ -44,7 +44,7 @@ def _prepare(_app: Sphinx, name: str, source: list[str]) -> None:
     page, text = Path(name), source[0]
     if page.parent == Path("docs/man"):
         # Its name is in the heading; in the text others are linked to.
-        heading, _, rest = page_of(page.name, text).partition("\n")
+        heading, _, rest = (text if page.name in format_names() else page_of(page.name, text)).partition("\n")
         text = f"{heading}\n{_MAN_PAGE.sub(_linked, rest)}"
     text = _LINK.sub(lambda link: link["text"] if (ROOT / page.parent / link["file"]).is_dir() else link[0], text)
     if name == root_doc:
@@ -52,12 +52,13 @@ def _prepare(_app: Sphinx, name: str, source: list[str]) -> None:
     elif page.name == "README" and page.parent != Path():
         text += _contents("", ["*"], ":glob:")
     elif name == "docs/man/trashd":
-        text += _contents("", [one for one in page_names() if one != "trashd"])
+        text += _contents("", [*(one for one in page_names() if one != "trashd"), *format_names()])
     source[0] = text
 
 
 def _linked(page: re.Match[str]) -> str:
-    return f"[{page[0]}]({page['name'] or 'trashd'}.md)"
+    file = page["name"] or "trashd" if page["format"] is None else f"{page['format']}.5"
+    return f"[{page[0]}]({file}.md)"
 
 
 def _with_contents(part: re.Match[str]) -> str:

@@ -1,1 +1,1 @@
-"""`trashd browse`: orphans on a whole terminal; what is done is done by the other commands."""
+"""`trashd browse`: lists orphans on the whole terminal and runs the other commands on them."""

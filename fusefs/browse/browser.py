@@ -1,4 +1,4 @@
-"""The program that `trashd browse` is: screens, colours, its end."""
+"""The program behind `trashd browse`: its screens, colours and how it quits."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from fusefs.browse.table_screen import TableScreen
 from fusefs.core.errors import Exit
 
 _HELP = """\
-Up Down PgUp PgDn  choose; Home, End: the first, the last
-Enter, Right       look into an orphan, or into a directory of it
-Left, Esc          back
-/                  find: path, owner, id, note; Enter keeps it, Esc ends it
-o                  order by age, time left, size, path, owner
-s                  count what it takes
-r                  restore it, or what is chosen in it
-k, u               keep it, for some time or for good; keep it no longer
-d                  delete it for good; asks first
-Ctrl-R             look again, as it does by itself every few seconds
-Ctrl-Z             to the shell; fg leads back
+Up Down PgUp PgDn  move the selection; Home, End: first, last
+Enter, Right       open an orphan, or a directory in it
+Left, Esc          go back
+/                  filter by path, owner, ID, note (Enter: keep the filter, Esc: clear it)
+o                  sort by age, time left, size, path, owner
+s                  count the space that the orphan uses
+r                  restore the orphan, or the selected file or directory in it
+k, u               keep the orphan (for a time or until released); release it
+d                  delete the orphan permanently, after a confirmation
+Ctrl-R             refresh now (the list refreshes by itself every few seconds)
+Ctrl-Z             suspend; `fg` resumes
 q, Ctrl-C          quit
 
-Other commands do it: trashd help restore, and so on."""
+Each key runs a trashd command: see `trashd help restore`, for example."""
 
 
 class Browser(CommandApp):
-    """Orphans on a whole terminal."""
+    """The full-screen application of `trashd browse`."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -60,12 +60,12 @@ class Browser(CommandApp):
     ]
 
     def __init__(self, trashd: Sequence[str], volumes: Sequence[bytes]) -> None:
-        """trashd: the words by which it is started; volumes: as for `trashd list`"""
+        """trashd: the argv that starts trashd; volumes: as for `trashd list`"""
         super().__init__(trashd)
         self._orphans = OrphansScreen(volumes)
 
     def on_mount(self) -> None:
-        """Begin."""
+        """Show the list of orphans."""
         self.set_class(self.no_color or "utf" not in locale.getpreferredencoding().lower(), "-plain")
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end, Exit.TERMINATED)
         self.push_screen(self._orphans)
@@ -81,17 +81,17 @@ class Browser(CommandApp):
         next(one for one in reversed(self.screen_stack) if isinstance(one, TableScreen)).tell(*lines)
 
     def action_help(self) -> None:
-        """Tell of the keys."""
+        """Show the keys."""
         if isinstance(self.screen, TableScreen):
             self.push_screen(Notice("Keys", _HELP.splitlines()))
 
     async def action_quit(self) -> None:
-        """End, unless something is being done and is to go on."""
+        """Quit; ask first if a command is still changing something."""
         self.run_worker(self._quit(), exclusive=True, group="quit")
 
     async def _quit(self) -> None:
         doing = self.commands.doing()
-        if not doing or await self.push_screen_wait(YesOrNo("Stop this?", doing, "stop it, and quit")):
+        if not doing or await self.push_screen_wait(YesOrNo("Stop this command?", doing, "stop it and quit")):
             self._end(Exit.DONE)
 
     def _end(self, code: int) -> None:

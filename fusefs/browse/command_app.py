@@ -1,8 +1,7 @@
-"""What screens find in the program that shows them, and other commands of trashd, run for who browses.
+"""The base class of the application, which runs other trashd commands and reads their output.
 
-Each looks and acts as it does for whoever types it. A process for each, since a command acts as an orphan's owner by
-forking, which a process with threads, as this one, must not do; and a command that waits for a dead server, or is
-killed, takes nobody's screen with it.
+Each command runs in a process of its own. A command forks to act as an orphan's owner, and this process must not fork,
+since it has threads. A command that waits for a dead server, or is killed, does not block the screen.
 """
 
 from __future__ import annotations
@@ -24,36 +23,36 @@ _PATIENCE_S = 5.0
 
 
 class CommandApp(App[int]):
-    """A program whose work is done by other commands.
+    """An application that does its work by other trashd commands.
 
     commands  runs them
-    typed_s   when a key was pressed last (time.monotonic)
+    typed_s   when the user last pressed a key (time.monotonic)
     """
 
     def __init__(self, trashd: Sequence[str]) -> None:
-        """trashd: the words by which it is started."""
+        """trashd: the argv that starts trashd."""
         super().__init__(ansi_color=True)
         self.theme = "ansi-dark"
         self.commands = OtherCommands(trashd)
         self.typed_s = time.monotonic()
 
     async def on_event(self, event: events.Event) -> None:
-        """See App: somebody is there."""
+        """Note the time of a key press; see App."""
         if isinstance(event, events.Key):
             self.typed_s = time.monotonic()
         await super().on_event(event)
 
     def look(self) -> None:
-        """Something was done: look again at what is seen."""
+        """Refresh the current screen after a command changed something."""
         raise NotImplementedError
 
     def tell(self, *lines: str) -> None:
-        """Say what happened, on the screen that is seen by now."""
+        """Show a message on the current screen."""
         raise NotImplementedError
 
 
 class CommandAnswer(NamedTuple):
-    """How a command ended. out, err: its lines, as a terminal may see them; what was read of JSON is in `objects`"""
+    """The result of a command. out, err: its lines, safe for a terminal; objects: what was made of its JSON"""
 
     code: int
     out: list[str]
@@ -62,22 +61,22 @@ class CommandAnswer(NamedTuple):
 
 
 class OtherCommands:
-    """Runs them."""
+    """Runs other trashd commands and ends them when the application quits."""
 
     def __init__(self, trashd: Sequence[str]) -> None:
-        """trashd: the words by which it is started."""
+        """trashd: the argv that starts trashd."""
         self._trashd = trashd
         self._runs: dict[asyncio.Future[tuple[int, bytes, bytes]], _Run] = {}
         self._is_ending = False
 
     def doing(self) -> list[str]:
-        """What is being changed just now, in words."""
+        """Describe what running commands are changing."""
         return [run.doing for run in self._runs.values() if run.doing]
 
     async def ask(self, read: Callable[[dict[str, Any]], object], *words: str | bytes) -> CommandAnswer:
-        """What a command with `--json` tells. read: what is made of each object; in a thread"""
+        """Run a command with `--json` and read its output. read: converts each object, in a thread"""
         code, out, err = await self._run(words, "")
-        # Of 100,000 orphans it takes a second.
+        # For 100,000 orphans this takes a second.
         objects = await asyncio.to_thread(
             lambda: [read(json.loads(line)) for line in out[: out.rfind(b"\n") + 1].splitlines()]
         )
@@ -85,7 +84,7 @@ class OtherCommands:
         return CommandAnswer(code, [], _lines(err), objects)
 
     async def act(self, doing: str, *words: str | bytes) -> CommandAnswer:
-        """What one tells that changes something. doing: what that is"""
+        """Run a command that changes something. doing: a description of the change"""
         code, out, err = await self._run(words, doing)
         return CommandAnswer(code, _lines(out), _lines(err), [])
 
@@ -99,27 +98,27 @@ class OtherCommands:
         try:
             code, out, err = await asyncio.shield(talk)
             self._check_ending()
-        except asyncio.CancelledError:  # nobody wants to know any more; its pipes are closed all the same
+        except asyncio.CancelledError:  # the screen that asked is gone; the command still has to close its pipes
             run.stop()
             raise
-        return code, out, err if code >= 0 else err + f"it was ended by signal {-code}\n".encode()
+        return code, out, err if code >= 0 else err + f"signal {-code} ended the command\n".encode()
 
     def _check_ending(self) -> None:
-        """Raises  CancelledError when the program ends: what would be told has no place on the screen any more"""
+        """Raises  CancelledError when the application quits: there is no screen any more that could show a result"""
         if self._is_ending:
             raise asyncio.CancelledError
 
     async def end(self) -> None:
-        """End those that run, which loses nothing, and begin no other. With what a reap left the next one goes on."""
+        """Stop all running commands and start no others. Nothing is lost: the next reap continues where one stopped."""
         self._is_ending = True
         for run in self._runs.values():
             run.stop()
         if self._runs:
-            await asyncio.wait(self._runs, timeout=_PATIENCE_S)  # one may wait for a dead disk
+            await asyncio.wait(self._runs, timeout=_PATIENCE_S)  # a command may be waiting for a dead disk
 
 
 class _Run:
-    """A command that runs, or is about to. doing: what it changes, in words; empty: it only looks"""
+    """A running command. doing: a description of what it changes; empty if it only reads"""
 
     def __init__(self, doing: str) -> None:
         self.doing = doing
@@ -127,7 +126,7 @@ class _Run:
         self._is_stopped = False
 
     async def talk(self, *words: str | bytes) -> tuple[int, bytes, bytes]:
-        """Its exit code, or the negative of the signal that ended it, and what it told."""
+        """Run the command; its exit code (or the negative signal number), stdout and stderr."""
         process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
         self._process = process
         if self._is_stopped:
@@ -136,7 +135,7 @@ class _Run:
         return process.returncode or 0, out, err
 
     def stop(self) -> None:
-        """As systemd and shells ask for it."""
+        """Send SIGTERM."""
         self._is_stopped = True
         if self._process is not None:
             with suppress(ProcessLookupError):
@@ -144,7 +143,7 @@ class _Run:
 
 
 def _lines(text: bytes) -> list[str]:
-    """An error of JSON as people read it."""
+    """The lines of stderr, with JSON errors as text."""
     told = []
     for line in text.decode("utf-8", "backslashreplace").splitlines():
         if line.startswith('{"error"'):

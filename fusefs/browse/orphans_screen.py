@@ -1,4 +1,4 @@
-"""The screens of `trashd browse`: all orphans, a directory in one, and the questions and commands on it."""
+"""The screens of `trashd browse`: the list of orphans, a directory in an orphan, and the dialogs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class _Dialog(ModalScreen[T]):
-    """A heading, what is told, and which keys answer it."""
+    """A dialog: heading, text, and the keys that answer it."""
 
     AUTO_FOCUS = ""
 
@@ -52,16 +52,16 @@ class _Dialog(ModalScreen[T]):
             yield Static(Content(self._keys))
 
     def compose_answer(self) -> ComposeResult:
-        """Where it is typed, if it is."""
+        """The input field, if the dialog has one."""
         yield from ()
 
     def action_scroll(self, n_lines: int) -> None:
-        """Read on, where there is more than fits."""
+        """Scroll a text that does not fit."""
         self.query_one(VerticalScroll).scroll_relative(y=n_lines, animate=False)
 
 
 class Notice(_Dialog[None]):
-    """Something to be read."""
+    """A message to read."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,enter,space,q", "dismiss", show=False),
@@ -70,11 +70,11 @@ class Notice(_Dialog[None]):
     ]
 
     def __init__(self, heading: str, lines: list[str]) -> None:
-        super().__init__(heading, lines, "Enter: go on")
+        super().__init__(heading, lines, "Enter: continue")
 
 
 class YesOrNo(_Dialog[bool]):
-    """A question that only `y` answers with yes."""
+    """A question to which only `y` means yes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "dismiss(True)", show=False),
@@ -89,13 +89,13 @@ class YesOrNo(_Dialog[bool]):
 
 
 class LineTyped(_Dialog[str | None]):
-    """What is typed on a line; None: nothing is to be done."""
+    """A question for a line of text; None if the user cancels."""
 
     AUTO_FOCUS = "Input"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", show=False)]
 
     def __init__(self, heading: str, lines: list[str], nothing: str, enter: str) -> None:
-        """nothing: what it means to type nothing; enter: what Enter does"""
+        """nothing: what an empty line means; enter: what Enter does"""
         super().__init__(heading, lines, f"Enter: {enter}   Esc: no")
         self._nothing = nothing
 
@@ -105,15 +105,15 @@ class LineTyped(_Dialog[str | None]):
         yield Static("")
 
     def on_input_submitted(self, typed: Input.Submitted) -> None:
-        """It is typed."""
+        """Return the line."""
         self.dismiss(typed.value.strip())
 
 
 async def restore(app: CommandApp, row: OrphanRow, inside: bytes | None = None) -> None:
-    """Take it back, or a part of it, where a person says."""
+    """Ask for a target path, then restore an orphan or a part of it."""
     part = [] if inside is None else [printable(inside), "of"]
-    lines = [*part, row.path(), "", "To which path, on the same filesystem?"]
-    to = await app.push_screen_wait(LineTyped("Restore", lines, "where it came from", "restore"))
+    lines = [*part, row.path(), "", "Target path on the same filesystem:"]
+    to = await app.push_screen_wait(LineTyped("Restore", lines, "its original path", "restore"))
     if to is None:
         return
     place = ("--to", os.path.expanduser(to)) if to else ()
@@ -122,49 +122,53 @@ async def restore(app: CommandApp, row: OrphanRow, inside: bytes | None = None) 
 
 
 async def keep(app: CommandApp, row: OrphanRow) -> None:
-    """Keep it, for as long as a person says."""
-    lines = [row.path(), "", "For how long: 12h, 7d, 2w?"]
-    term = await app.push_screen_wait(LineTyped("Keep", lines, "until you release it: u", "keep"))
+    """Ask for how long, then keep an orphan."""
+    lines = [row.path(), "", "Keep it for how long (12h, 7d, 2w)?"]
+    term = await app.push_screen_wait(LineTyped("Keep", lines, "until you release it with u", "keep"))
     if term is not None:
         await _act(app, f"keeping {row.path()}", row, "keep", *(("--for", term) if term else ()), "--", row.entry.id)
 
 
 async def release(app: CommandApp, row: OrphanRow) -> None:
-    """Keep it no longer than usual."""
-    lines = [row.path(), "", "It goes after the usual time then, counted from when it was taken away: perhaps at once."]
-    if await app.push_screen_wait(YesOrNo("Keep it no longer?", lines, "release it")):
+    """Release an orphan that was kept."""
+    lines = [
+        row.path(),
+        "",
+        "It then expires after its normal retention, counted from the swap: perhaps now.",
+    ]
+    if await app.push_screen_wait(YesOrNo("Release it?", lines, "release it")):
         await _act(app, f"releasing {row.path()}", row, "keep", "--release", "--", row.entry.id)
 
 
 async def reap(app: CommandApp, row: OrphanRow) -> None:
-    """Delete it."""
+    """Delete an orphan, after a confirmation."""
     now_ns = time.time_ns()
-    term = {"kept": "It is kept: nothing else would delete it.", "expired": "Its time is over."}.get(
-        row.left(now_ns), f"Left: {row.left(now_ns)}."
+    term = {"kept": "It is kept: it does not expire.", "expired": "It has expired."}.get(
+        row.left(now_ns), f"It expires in {row.left(now_ns)}."
     )
     size = "of unknown size" if row.n_bytes < 0 else row.size
-    lines = [row.path(), f"{row.owner}'s, {size}, {row.age(now_ns)} old.", term, "It can't be restored after that."]
-    if await app.push_screen_wait(YesOrNo("Delete it for good?", lines, "delete")):
+    lines = [row.path(), f"{row.owner}'s, {size}, {row.age(now_ns)} old.", term, "It can't be restored afterwards."]
+    if await app.push_screen_wait(YesOrNo("Delete it permanently?", lines, "delete")):
         await _act(app, f"deleting {row.path()}", row, "reap", "--now", "--", row.entry.id)
 
 
 async def count(app: CommandApp, row: OrphanRow) -> None:
-    """Find out what it takes; the list has it afterwards."""
+    """Count the space that an orphan uses; the list shows it afterwards."""
     app.tell(f"counting {row.path()}...")
     volume = row.entry.base_path()
     answer = await app.commands.ask(dict, "du", "--json", "--volume", volume, "--", row.entry.id)
     for told in answer.objects:
         known = told["n_bytes"] is not None
-        size = format_size(told["n_bytes"]) if known else "nobody knows how much"
+        size = format_size(told["n_bytes"]) if known else "an unknown amount"
         bound = "at least " if known and told["is_at_least"] else ""
-        app.tell(f"{row.path()} takes {bound}{size}")
+        app.tell(f"{row.path()} uses {bound}{size}")
     if answer.err:
         app.push_screen(Notice(f"counting {row.path()}", answer.err))
     app.look()
 
 
 async def _act(app: CommandApp, doing: str, row: OrphanRow, command: str, *words: str | bytes) -> None:
-    """Run a command, and say what it said: on the status line if all is well."""
+    """Run a command and show its output on the status line, or in a dialog if it failed."""
     app.tell(f"{doing}...")
     answer = await app.commands.act(doing, command, "--volume", row.entry.base_path(), *words)
     app.tell(*answer.out)
@@ -174,13 +178,13 @@ async def _act(app: CommandApp, doing: str, row: OrphanRow, command: str, *words
 
 
 _MOST = 5000
-"""Nobody reads more, and a look at so many takes a moment on any disk."""
+"""Entries of a directory that are listed: more are not read by people, and take too long on some disks."""
 _REST_S = 0.3
-"""For so long nothing is typed before a large directory is asked."""
+"""Seconds without a key press before a filter is applied to a large directory."""
 
 
 class InsideScreen(TableScreen):
-    """What it holds."""
+    """A directory in an orphan."""
 
     COLUMNS = INSIDE_COLUMNS
     KEYS = "Enter open  Left back  r restore  / find  ? help  q quit"
@@ -199,7 +203,7 @@ class InsideScreen(TableScreen):
         self._came_from = ""
 
     def on_mount(self) -> None:
-        """Begin."""
+        """List the directory."""
         self.look()
 
     def look(self) -> None:
@@ -236,15 +240,15 @@ class InsideScreen(TableScreen):
             self.refilter_here()
 
     def refilter_here(self) -> None:
-        """Show what is looked for among the entries that are known."""
+        """Apply the filter to the entries that were listed."""
         rows = self._rows
-        found = "no such entries" if rows or self._is_cut else "nothing in it"
+        found = "no matching entries" if rows or self._is_cut else "empty"
         nothing = self.waiting() if rows is None else found
         self.fill(self.picked(rows or []), nothing)
 
     def title_text(self) -> str:
         """See TableScreen."""
-        cut = f"  (the first {_MOST:,}: / finds others)" if self._is_cut else ""
+        cut = f"  (first {_MOST:,} entries; / finds others)" if self._is_cut else ""
         return f"{self._orphan.path()}: /{printable(self._path)}{cut}"
 
     def detail_text(self) -> Sequence[str]:
@@ -259,13 +263,13 @@ class InsideScreen(TableScreen):
         self.look()
 
     def action_enter(self) -> None:
-        """Open a directory."""
+        """Open the selected directory."""
         row = self.table.chosen()
         if isinstance(row, InsideRow) and row.is_directory():
             self._go(os.path.join(self._path, row.name), "")
 
     def action_up(self) -> None:
-        """Go to the directory above, or back to the orphans."""
+        """Go to the parent directory, or back to the orphans."""
         if self._path:
             above, _slash, name = self._path.rpartition(b"/")
             self._go(above, os.fsdecode(name))
@@ -277,7 +281,7 @@ class InsideScreen(TableScreen):
         self.action_up()
 
     def action_restore(self) -> None:
-        """Take this back alone."""
+        """Restore only the selected entry."""
         if isinstance(row := self.table.chosen(), InsideRow):
             self.browser.run_worker(restore(self.browser, self._orphan, os.path.join(self._path, row.name) or None))
 
@@ -287,11 +291,11 @@ _VERBS: dict[str, Callable[[CommandApp, OrphanRow], Coroutine[None, None, None]]
 }  # fmt: skip
 _LEAST_S, _MOST_S = 3.0, 60.0
 _SHARE = 10
-"""Looks take at most one part of so many of the time."""
+"""Listing takes at most this fraction of the time: one part in ten."""
 
 
 class OrphansScreen(TableScreen):
-    """What came into the stores."""
+    """The list of orphans."""
 
     COLUMNS = ORPHAN_COLUMNS
     KEYS = "Enter open  r restore  k keep  d delete  s size  o order  / find  ? help  q quit"
@@ -313,18 +317,18 @@ class OrphansScreen(TableScreen):
         self._is_wanted = asyncio.Event()
 
     def on_mount(self) -> None:
-        """Begin."""
+        """Start to list the orphans."""
         self.refilter()
         self.run_worker(self._look_again_and_again())
 
     async def _look_again_and_again(self) -> None:
-        """Others change the stores, too: swaps, the service, other nodes, of which no kernel tells all."""
+        """List the orphans periodically: other commands, the service and other nodes change the stores."""
         while True:
             self._is_wanted.clear()
             began_s = time.monotonic()
             await self._look()
             ended_s = time.monotonic()
-            # Who left his terminal open is looked for less and less.
+            # The longer the user has not pressed a key, the longer the pauses.
             pause_s = max(_LEAST_S, _SHARE * (ended_s - began_s), (ended_s - self.browser.typed_s) / 10)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_wanted.wait(), min(pause_s, _MOST_S))
@@ -347,7 +351,7 @@ class OrphansScreen(TableScreen):
         """See TableScreen."""
         order = ORDERS[self._order]
         rows = sorted(self._rows or (), key=lambda row: row.rank(order))
-        nothing = "no such orphans" if rows else "no orphans" if self._rows is not None else self.waiting()
+        nothing = "no matching orphans" if rows else "no orphans" if self._rows is not None else self.waiting()
         self.fill(self.picked(rows), nothing)
 
     def title_text(self) -> str:
@@ -370,16 +374,16 @@ class OrphansScreen(TableScreen):
         return row.path(), f"{row.entry.id}{note}"
 
     def action_enter(self) -> None:
-        """Look into it."""
+        """Open the selected orphan."""
         if isinstance(row := self.table.chosen(), OrphanRow):
             self.browser.push_screen(InsideScreen(row))
 
     def action_order(self) -> None:
-        """Order them in another way."""
+        """Sort by the next column."""
         self._order = (self._order + 1) % len(ORDERS)
         self.refilter()
 
     def action_act(self, verb: str) -> None:
-        """Do it to the orphan that is chosen. verb: of _VERBS"""
+        """Apply a verb of _VERBS to the selected orphan."""
         if isinstance(row := self.table.chosen(), OrphanRow):
             self.browser.run_worker(_VERBS[verb](self.browser, row))

@@ -1,4 +1,4 @@
-"""A table on the whole screen, a filter above it, and below what is meant, what happened and which keys there are."""
+"""A full-screen table: filter above; details of the selected row, status and keys below."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from fusefs.linux.children import user_name
 from fusefs.store.orphans import ListedContainer
 
 ORDERS = ("age", "left", "size", "path", "owner")
-"""How orphans can be ordered: the newest first, those that go soonest, the largest, by path, by whose they are."""
+"""Sort orders: newest first, first to expire, largest, by path, by owner."""
 _FOREVER_NS = 1 << 70
 _SOON_S = 3600
 _HEAD, _CHOSEN = Style(bold=True, underline=True), Style(reverse=True)
 _PLAIN, _OPENS = Style(), Style(bold=True)
 _SAFE, _URGENT, _PAST = Style(color="green"), Style(color="yellow"), Style(color="red")
-"""Colours of the terminal's own, which suit its background. Words tell the same."""
+"""The terminal's own colours, which suit its background. Words say the same as the colours."""
 
 
 class Column(NamedTuple):
-    """A column of a table. width: in cells; 0: what is left"""
+    """A column of a table. width: in cells; 0: the remaining width"""
 
     name: str
     width: int
@@ -48,7 +48,7 @@ class Column(NamedTuple):
 
 
 class OrphanRow(NamedTuple):
-    """An orphan. owner, size: in words; n_bytes: as far as that is known; -1: not at all"""
+    """A row for an orphan. owner, size: as text; n_bytes: -1 if unknown"""
 
     entry: ListedContainer
     owner: str
@@ -57,15 +57,15 @@ class OrphanRow(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its place: copies of a volume have the same ids."""
+        """ID and store: copies of a volume have the same IDs."""
         return f"{self.entry.id} {printable(self.entry.base_path())}"
 
     def path(self) -> str:
-        """Where it came from."""
+        """Its original path."""
         return "(dropped)" if self.entry.origin is None else printable(self.entry.origin)
 
     def left(self, now_ns: int) -> str:
-        """For how long it can be restored, or what becomes of it."""
+        """The time until it expires, or its state."""
         left_s = self.entry.left_s(now_ns)
         if self.entry.problem:
             return "unreadable"
@@ -74,28 +74,28 @@ class OrphanRow(NamedTuple):
         return "kept" if left_s is None else format_duration(left_s) if left_s > 0 else "expired"
 
     def age(self, now_ns: int) -> str:
-        """For how long it has been one."""
+        """The time since it was trashed."""
         return "?" if self.entry.problem else format_duration(max(self.entry.age_s(now_ns), 0))
 
     def cells(self, now_ns: int) -> tuple[str, ...]:
-        """What its line shows, for each column."""
+        """The text of each column."""
         swept = " (swept)" if self.entry.method is Method.SWEEP else ""
         where = show(self.entry.problem) or self.path() + swept
         return (self.age(now_ns), self.left(now_ns), self.size, self.owner, where)
 
     def style(self, now_ns: int) -> Style:
-        """What its line says at first sight."""
+        """The colour of the row."""
         left_s = self.entry.left_s(now_ns)
         if self.entry.problem or self.entry.state is not State.ORPHANS:
             return _PAST
         return _SAFE if left_s is None else _URGENT if left_s < _SOON_S else _PLAIN
 
     def text(self) -> str:
-        """What a filter looks at."""
+        """The text to which a filter applies."""
         return f"{self.path()}\n{self.owner}\n{self.entry.id}\n{show(self.entry.note)}"
 
     def rank(self, order: str) -> tuple[Any, ...]:
-        """What to sort by. order: of ORDERS"""
+        """The sort key. order: one of ORDERS"""
         newest = -self.entry.created_ns - self.entry.clock_set_ns
         firsts: dict[str, Any] = {
             "age": 0,
@@ -112,12 +112,12 @@ ORPHAN_COLUMNS = (
     Column("LEFT", 10, is_number=True),
     Column("SIZE", 10, is_number=True),
     Column("OWNER", 8),
-    Column("CAME FROM", 0),
+    Column("ORIGIN", 0),
 )
 
 
 def orphan_row(told: dict[str, Any]) -> OrphanRow:
-    """One from an object of `trashd list --json`."""
+    """A row from an object of `trashd list --json`."""
     entry = ListedContainer(
         id=told["id"],
         uid=told["uid"],
@@ -139,7 +139,7 @@ def orphan_row(told: dict[str, Any]) -> OrphanRow:
 
 
 class InsideRow(NamedTuple):
-    """An entry of a directory in an orphan, as `trashd ls --json` tells of it. name: empty of the orphan itself"""
+    """A row for an entry of a directory in an orphan. name: empty for the orphan's tree itself"""
 
     name: bytes
     mode: int
@@ -150,31 +150,31 @@ class InsideRow(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its name."""
+        """The name of the entry."""
         return os.fsdecode(self.name)
 
     def is_directory(self) -> bool:
-        """Whether it can be entered."""
+        """Whether it can be opened."""
         return stat.S_ISDIR(self.mode)
 
     def cells(self, now_ns: int) -> tuple[str, ...]:
-        """What its line shows, for each column."""
+        """The text of each column."""
         day = in_calendar(self.mtime_ns, "%Y-%m-%d %H:%M", "after 9999")
         size = "" if self.is_directory() else format_size(self.n_bytes)
         return (stat.filemode(self.mode), size, day, self.owner, self.text())
 
     def style(self, now_ns: int) -> Style:
-        """What its line says at first sight."""
+        """The colour of the row."""
         return _OPENS if self.is_directory() else _PLAIN
 
     def text(self) -> str:
-        """What a filter looks at."""
+        """The text to which a filter applies."""
         after = "/" if self.is_directory() else "" if self.target is None else f" -> {printable(self.target)}"
         return (printable(self.name) or "(itself)") + after
 
 
 TableRow = OrphanRow | InsideRow
-"""What has a line in a table."""
+"""A row of a table."""
 INSIDE_COLUMNS = (
     Column("MODE", 10),
     Column("SIZE", 8, is_number=True),
@@ -185,7 +185,7 @@ INSIDE_COLUMNS = (
 
 
 def inside_row(told: dict[str, Any]) -> InsideRow:
-    """One from an object of `trashd ls --json`."""
+    """A row from an object of `trashd ls --json`."""
     target = None if told["target"] is None else os.fsencode(told["target"])
     name = os.fsencode(told["name"])
     return InsideRow(name, told["mode"], _user(told["uid"]), told["n_bytes"], told["mtime_ns"], target)
@@ -193,12 +193,12 @@ def inside_row(told: dict[str, Any]) -> InsideRow:
 
 @cache
 def _user(uid: int) -> str:
-    """A directory service may be asked, once for each."""
+    """The user's name, cached: a directory service may have to be queried."""
     return show(user_name(uid))
 
 
 def lined_up(columns: tuple[Column, ...], cells: tuple[str, ...], width: int) -> str:
-    """A line of a table, so many cells wide."""
+    """One line of a table. width: in cells"""
     parts = []
     room = width
     for column, cell in zip(columns, cells, strict=True):
@@ -211,7 +211,7 @@ def lined_up(columns: tuple[Column, ...], cells: tuple[str, ...], width: int) ->
 
 
 def shortened(text: str, room: int) -> str:
-    """A text without its middle: a path is known by where it begins and by its end."""
+    """Cut the middle out of a text: the beginning and the end of a path identify it."""
     if cell_len(text) <= room:
         return text
     first = set_cell_size(text, room // 3)
@@ -225,13 +225,13 @@ def shortened(text: str, room: int) -> str:
 
 
 _ALL = 1 << 40
-"""More rows than a table has."""
+"""More rows than any table has."""
 
 
 class RowTable(Widget):
-    """A head, and as many rows as there is room for; one of them is chosen.
+    """A header and the visible rows, of which one is selected.
 
-    Only the lines that are seen are made, however many rows there are.
+    Only visible lines are rendered, however many rows there are.
     """
 
     def __init__(self, columns: tuple[Column, ...]) -> None:
@@ -243,7 +243,7 @@ class RowTable(Widget):
         self._empty = ""
 
     def fill(self, rows: Sequence[TableRow], empty: str) -> None:
-        """Show these; the row that was chosen stays so, or what has its place. empty: what is said if there are none"""
+        """Show rows and keep the selection, by key or else by position. empty: the text if there are no rows"""
         if chosen := self.chosen():
             here = rows[self._at].key if self._at < len(rows) else ""
             if here != chosen.key:
@@ -252,38 +252,38 @@ class RowTable(Widget):
         self.move_to(self._at)
 
     def chosen(self) -> TableRow | None:
-        """The row that is meant; None: there is none."""
+        """The selected row; None if there are no rows."""
         return self._rows[self._at] if self._rows else None
 
     def place(self) -> str:
-        """Which of how many that is."""
+        """The position of the selected row: 3/120."""
         return f"{self._at + 1:,}/{len(self._rows):,}" if self._rows else "0/0"
 
     def move(self, n_rows: int) -> None:
-        """Choose another one, so many further down."""
+        """Move the selection down by a number of rows."""
         self.move_to(self._at + n_rows)
 
     def move_to(self, at: int) -> None:
-        """Choose another one, and have it seen."""
+        """Select a row and scroll it into view."""
         self._at = max(0, min(at, len(self._rows) - 1))
         most = max(len(self._rows) - self.n_seen(), 0)
         self._top = min(max(self._top, self._at - self.n_seen() + 1), self._at, most)
         self.refresh()
 
     def move_to_key(self, key: str) -> None:
-        """Choose the one that has it, if there is one."""
+        """Select the row with a key, if there is one."""
         self.move_to(next((at for at, row in enumerate(self._rows) if row.key == key), self._at))
 
     def n_seen(self) -> int:
-        """How many rows there is room for."""
+        """The number of visible rows."""
         return max(self.size.height - 1, 1)
 
     def on_resize(self) -> None:
-        """Have the chosen one seen still."""
+        """Keep the selected row in view."""
         self.move_to(self._at)
 
     def render_line(self, y: int) -> Strip:
-        """One line. y: from the top"""
+        """Render one line. y: from the top"""
         width = self.size.width
         at = self._top + y - 1
         text, style = "", _PLAIN
@@ -299,12 +299,12 @@ class RowTable(Widget):
 
 
 class TableScreen(Screen[None]):
-    """What orphans and entries of one have in common on a screen."""
+    """The base of both screens: a table with a filter."""
 
     AUTO_FOCUS = ""
     COLUMNS: ClassVar[tuple[Column, ...]] = ()
     KEYS: ClassVar[str] = ""
-    """What is told of keys: `key word  key word`."""
+    """The keys that the last line shows: `key word  key word`."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", show=False),
         Binding("down", "move(1)", show=False),
@@ -334,47 +334,47 @@ class TableScreen(Screen[None]):
 
     @property
     def browser(self) -> CommandApp:
-        """The program."""
+        """The application."""
         return cast("CommandApp", self.app)
 
     @property
     def table(self) -> RowTable:
-        """What is listed."""
+        """The table."""
         return self.query_one(RowTable)
 
     @property
     def wanted(self) -> str:
-        """What is looked for, as it is typed."""
+        """The filter as typed."""
         return self.query_one(Input).value
 
     def title_text(self) -> str:
-        """What it is that is listed."""
+        """The title line."""
         raise NotImplementedError
 
     def detail_text(self) -> Sequence[str]:
-        """What there is no room for in its line: two lines."""
+        """Two lines about the selected row, for what its own line has no room for."""
         raise NotImplementedError
 
     def refilter(self) -> None:
-        """Show what is looked for."""
+        """Apply the filter."""
         raise NotImplementedError
 
     def look(self) -> None:
-        """Look again at what there is."""
+        """Refresh the rows."""
         raise NotImplementedError
 
     def fill(self, rows: Sequence[TableRow], empty: str) -> None:
-        """Show these. empty: what is said if there are none"""
+        """Show rows. empty: the text if there are none"""
         self.table.fill(rows, empty)
         self.redraw()
 
     def picked(self, rows: Sequence[TableRow]) -> Sequence[TableRow]:
-        """Those that are looked for."""
+        """The rows that match the filter."""
         wanted = self.wanted.casefold()
         return [row for row in rows if wanted in row.text().casefold()] if wanted else rows
 
     def redraw(self) -> None:
-        """Tell anew what is meant."""
+        """Redraw the title and the details."""
         place, width = self.table.place(), self.size.width
         room = width - len(place) - 1
         title = set_cell_size(shortened(self.title_text(), room), room)
@@ -383,69 +383,69 @@ class TableScreen(Screen[None]):
         self.query_one("#detail", Static).update(Content("\n".join(detail)))
 
     def is_left(self) -> bool:
-        """Whether it is being taken down: what is found out now has no place any more."""
+        """Whether the screen is closed already: results that arrive now can't be shown."""
         return not self.query(RowTable)
 
     def tell(self, *lines: str) -> None:
-        """Say what happened."""
+        """Show a message on the status line."""
         self.query_one("#status", Static).update(Content("\n".join(lines)))
 
     def tell_trouble(self, lines: Sequence[str]) -> None:
-        """Say what was wrong with a look, until nothing is any more."""
+        """Show the errors of a refresh until one has none."""
         if lines or self._is_troubled:
             self.tell(*lines)
         self._is_troubled = bool(lines)
 
     def waiting(self) -> str:
-        """What is said in place of what nobody knows yet."""
-        return "" if self._is_troubled else "looking..."
+        """The text before the first rows arrive."""
+        return "" if self._is_troubled else "loading..."
 
     def on_input_changed(self, _typed: Input.Changed) -> None:
-        """A letter more or less is looked for."""
+        """Apply the changed filter."""
         self.refilter()
 
     def on_input_submitted(self, _typed: Input.Submitted) -> None:
-        """What is looked for is typed."""
+        """Leave the input field."""
         self.set_focus(None)
 
     def on_resize(self) -> None:
-        """There is more room, or less."""
+        """Redraw for the new size."""
         self.call_after_refresh(self.redraw)
 
     def action_move(self, n_rows: int) -> None:
-        """Choose another one, so many further down, or the last one or the first."""
+        """Move the selection by a number of rows, at most to the first or last."""
         self.table.move(n_rows)
         self.redraw()
 
     def action_page(self, n_pages: int) -> None:
-        """Choose another one, a screen further."""
+        """Move the selection by a page."""
         self.action_move(n_pages * self.table.n_seen())
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
-        """See Screen. The key that begins a filter comes first: letters right behind it are not meant as verbs."""
+        """See Screen. While the filter has the focus, `/` is typed into it."""
         return action != "filter" or self.focused is None
 
     def action_filter(self) -> None:
-        """Type what is looked for."""
+        """Focus the filter."""
         self.set_focus(self.query_one(Input))
 
     def action_back(self) -> None:
-        """Look for nothing any more, or leave."""
+        """Clear the filter, or leave the screen if it is clear."""
         if self.focused is not None or self.wanted:
             self.clear_filter()
         else:
             self.leave()
 
     def clear_filter(self) -> None:
-        """Look for nothing any more."""
+        """Clear the filter."""
         self.set_focus(None)
         self.query_one(Input).value = ""
 
     def leave(self) -> None:
-        """Go back to where one came from."""
+        """Go back to the previous screen."""
 
     def action_look(self) -> None:
-        """Look again."""
+        """Refresh the rows."""
         self.look()
 
 

@@ -1,4 +1,4 @@
-"""trashd config: is it right, and what is in force."""
+"""trashd config: check the configuration, and print the settings in force."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.linux.user_ids import uid_of
 
 _system_option: Decorator = click.option(
-    "--system", is_flag=True, help="What is in force for root's service, which serves everybody; root's default."
+    "--system", is_flag=True, help="Use the configuration of root's service, which is the default for root."
 )
 
 
-@click.group("config", cls=OrderedGroup, short_help="Check the reaper's configuration; show what is in force.")
+@click.group("config", cls=OrderedGroup, short_help="Check the reaper service's configuration; print the settings.")
 def command() -> None:
-    """Check the reaper service's configuration, and show what is in force.
+    """Check the configuration of the reaper service, and print the settings in force.
 
-    The system's is /etc/trashd/config.toml, then /etc/trashd/config.d/*.toml, sorted by name; that of your own
-    service, if you are not root, is in ~/.config/trashd/ ($XDG_CONFIG_HOME). Of two files that set the same key the
-    later wins. Without any of them the defaults are in force: `trashd config show` states them.
+    Root's service reads /etc/trashd/config.toml, then /etc/trashd/config.d/*.toml, sorted by name. A user's own service
+    reads ~/.config/trashd/ instead. If two files set the same key, the later one wins. trashd.conf(5) has all keys.
 
     \b
     Examples:
@@ -38,16 +37,16 @@ def command() -> None:
     """
 
 
-@command.command("check", short_help="Say what is wrong in it.")
+@command.command("check", short_help="Report problems in the configuration.")
 @click.argument("files", type=PathBytes(), nargs=-1, metavar="[FILE]…")
 @_system_option
 @json_option
 def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
-    """Check the configuration in force, or FILEs alone, such as a draft: each problem with file, key and fix.
+    """Check the configuration in force, or only FILEs, and report each problem with file, key and fix.
 
-    Values that can't be, keys that nobody knows, and texts that are no TOML are found; users and commands that this
-    machine doesn't have, too. In the files in force, also those that somebody else than root could change. Exit code
-    2 if there is any problem: the service would go on with the configuration that it has.
+    Reports invalid values, unknown keys, TOML syntax errors, and users or commands that don't exist on this machine. In
+    the files in force, also files that users other than root can change. If there is any problem, the exit code is 2,
+    and the service would keep its previous configuration.
 
     \b
     Examples:
@@ -56,7 +55,7 @@ def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
       trashd config check --json | jq .what
     """
     if files and system:
-        raise UsageError("FILE with --system", "it is one or the other")
+        raise UsageError("FILE can't be combined with --system")
     problems: tuple[ConfigProblem, ...] = ()
     loaded = None
     try:
@@ -71,12 +70,12 @@ def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
             print(f"{printable(file)}: no problems")
         if not loaded.files:
             place = SYSTEM_DIR if system else config_dir() or b"~"
-            print(f"there is no configuration in {printable(place)}: the defaults are in force")
+            print(f"{printable(place)}: no configuration, the defaults are in force")
     return 0 if all(problem.is_warning for problem in problems) else BadConfig.exit_code
 
 
 def problems_in_force() -> tuple[ConfigProblem, ...]:
-    """What is wrong in the caller's configuration, which is the system's for root."""
+    """The problems in the caller's configuration; for root, that of the system."""
     try:
         loaded = _load(system=os.geteuid() == 0)
         return (*loaded.warnings, *_missing(loaded))
@@ -89,7 +88,7 @@ def _load(*, system: bool) -> Loaded:
 
 
 def _missing(loaded: Loaded) -> Iterator[ConfigProblem]:
-    """What is right in itself, and not to be had on this machine."""
+    """Report users and programs in the configuration that this machine does not have."""
     for key, setting in loaded.settings.items():
         match key[-1]:
             case "users" | "user":
@@ -98,24 +97,23 @@ def _missing(loaded: Loaded) -> Iterator[ConfigProblem]:
                     try:
                         uid_of(name)
                     except ValueError:
-                        fix = "name a user that this machine knows, or a uid"
-                        yield setting.place.problem(f"there is no user {printable(name.encode())}", fix)
+                        fix = "write a user of this machine, or a uid"
+                        yield setting.place.problem(f"no such user: {printable(name.encode())}", fix)
             case str(name) if name.startswith("on_") and setting.value is not None:
                 program = setting.value[0]
                 if not (os.path.isfile(program) and os.access(program, os.X_OK)):
                     what = f"{printable(program.encode())} can't be executed"
-                    yield setting.place.problem(what, "name a program that exists, with its x bit set")
+                    yield setting.place.problem(what, "write an existing program with execute permission")
 
 
-@command.command("show", short_help="Print what is in force.")
+@command.command("show", short_help="Print the settings in force.")
 @click.argument("path", type=PathBytes(), required=False, metavar="[PATH]")
 @_system_option
 @json_option
 def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
-    """Print the configuration in force as TOML; with PATH what holds for that volume, or for what is swapped there.
+    """Print the configuration in force as TOML; with PATH, the settings for that volume or for orphans from there.
 
-    Behind each value that is no default stands where it comes from. With --json all values are in the units that
-    their names end with.
+    A comment names the file of each value that is not the default. With --json, key names end with the unit of values.
 
     \b
     Examples:
@@ -130,12 +128,12 @@ def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
         text = tell_config(loaded.config, loaded.settings)
     else:
         path = os.path.realpath(path)
-        # Where the filesystem of the path is mounted, or the part of it that the configuration names.
+        # The mount point of the path's filesystem, or the directory in it that has a [[volume]] of its own.
         points = [*(mount.point for mount in read_mounts()), *(volume.path for volume in loaded.config.volumes)]
         point = max((point for point in points if is_inside(path, point)), key=len, default=b"/")
         policy = volume = loaded.config.volume(point)
         if not os.path.lexists(path):
-            output.warn(f"{printable(path)} does not exist: this is what holds for {printable(volume.path)}")
+            output.warn(f"{printable(path)}: does not exist; these are the settings for {printable(volume.path)}")
         if path == volume.path:
             text = tell_volume(volume, loaded.settings)
         else:

@@ -1,4 +1,4 @@
-"""The list of commands, each imported when it is called; groups of commands."""
+"""The list of commands, each imported only when it is called; groups of commands."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-from fusefs.cli.options import Command, note_usage
+from fusefs.cli.options import Command, write_manual_page
 from fusefs.cli.output import failed, wants_json
 from fusefs.core.errors import EXIT_CODES, Exit, UsageError
 
@@ -19,39 +19,39 @@ SECTIONS = {
     "Watch": ("status", "doctor"),
     "Administer": ("init", "mount", "umount", "service", "pause", "resume", "config"),
 }  # fmt: skip
-"""In the order in which people meet them; each is the `command` of its module, which has its name, or in _BESIDE."""
+"""The commands by heading, in the order of the help. Each is `command` of the module of its name, or is in _BESIDE."""
 _BESIDE = {"undo": "restore", "resume": "pause", "umount": "mount", "cat": "ls", "diff": "ls", "check": "swap"}
-"""Commands that are in the module of another one, as `<name>_command`."""
+"""Commands in the module of another command, where they are `<name>_command`."""
 _COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 _N_MEANT = 3
 _SAID_ELSEWHERE = {
     "empty": "reap", "put": "rm", "stats": "status", "reaper": "service run",
     "quarantine": "list --state quarantine, reap ID, reap --force ID or restore ID",
 }  # fmt: skip
-"""What other trash cans (trash-empty, trash-put) and earlier releases call it."""
+"""Names in other programs (trash-empty, trash-put) and in earlier releases, each with the command to use instead."""
 REMOVED: dict[tuple[str, str], str] = {
-    ("init", "--beside"): "takeover_s in the configuration states how long nodes are silent before they count as dead",
-    ("", "--json-schema"): "the schema is a file: docs/json.schema.json, installed in fusefs/share/docs",
-    ("doctor", "--rescue"): "mv CONTAINER PATH, as its owner (man trashd-doctor)",
-    ("doctor", "--forget"): "mv CONTAINER VOLUME/.trashd/u/UID/drop/, as its owner (man trashd-doctor)",
-    ("sweep", "--flat"): "trashd sweep DIR … --print0 | xargs -0 mv -n -t DEST moves all into one directory",
-    ("sweep", "--copy"): "without --copy, a move to another filesystem is refused with the rsync command for it",
+    ("init", "--beside"): "set takeover_s in the configuration: man trashd.conf",
+    ("", "--json-schema"): "read the file docs/json.schema.json, which is installed in fusefs/share/docs",
+    ("doctor", "--rescue"): "as the owner, move it out of the store with mv: man trashd-doctor",
+    ("doctor", "--forget"): "as the owner, move it to VOLUME/.trashd/u/UID/drop/ with mv: man trashd-doctor",
+    ("sweep", "--flat"): "trashd sweep DIR … --print0 | xargs -0 mv -n -t DEST",
+    ("sweep", "--copy"): "omit it: sweep prints the rsync command for a move to another filesystem",
     ("plan show", "--run"): "trashd plan apply",
     ("plan show", "--check"): "trashd plan check",
-    ("swap", "--holders"): "trashd holders ID, with the id that the swap prints",
-    ("swap", "--no-fsync"): "omit it: a swap flushes its container once",
-    ("rm", "--no-fsync"): "omit it: rm flushes once for each filesystem",
+    ("swap", "--holders"): "trashd holders ID, with the ID that the swap prints",
+    ("swap", "--no-fsync"): "omit it: a swap flushes its records to disk once",
+    ("rm", "--no-fsync"): "omit it: rm flushes its records to disk once for each filesystem",
 }
-"""Options that 0.3.0 had, by command and option, with the hint for people who still type them."""
+"""Options of 0.3.0, by command and option, each with the hint that its error prints."""
 
 
 class _AskingGroup(click.Group):
-    """A group that asks which of its commands was meant."""
+    """A group that suggests commands if it does not know one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """What is to be run; of an unknown one those are told that may be meant."""
+        """Find the command to run; for an unknown one, the error suggests similar names."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
@@ -61,21 +61,26 @@ class _AskingGroup(click.Group):
             ctx.fail(f"no such command {args[0]!r}; did you mean {meant}?")
 
     def meant(self, ctx: click.Context, word: str) -> str:
-        """The commands that are like a word."""
-        from difflib import get_close_matches  # who types well is spared it
+        """The commands with a similar name."""
+        from difflib import get_close_matches  # imported only for typing errors
 
         return " or ".join(get_close_matches(word, self.list_commands(ctx), _N_MEANT))
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the epilog and the name of the manual page."""
+        super().format_epilog(ctx, formatter)
+        write_manual_page(ctx, formatter)
+
 
 class LazyGroup(_AskingGroup):
-    """A group whose commands are the `command` of their modules."""
+    """The commands of trashd, each imported when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """As they are listed."""
+        """All commands, in the order of the help."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one."""
+        """Import a command."""
         if cmd_name not in _COMMANDS:
             return None
         module = import_module(f"fusefs.cli.{_BESIDE.get(cmd_name, cmd_name)}")
@@ -85,8 +90,8 @@ class LazyGroup(_AskingGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """What is to be run. `help` is the help of what follows."""
-        if args[0] == "help" and not ctx.resilient_parsing:  # a shell that completes it is offered commands
+        """Find the command to run; `help COMMAND` is `COMMAND --help`."""
+        if args[0] == "help" and not ctx.resilient_parsing:  # for completion, `help` is followed by commands
             args = [*args[1:], "--help"]
             if len(args) == 1:
                 click.echo(ctx.get_help())
@@ -94,11 +99,11 @@ class LazyGroup(_AskingGroup):
         return super().resolve_command(ctx, args)
 
     def meant(self, ctx: click.Context, word: str) -> str:
-        """The commands that are like a word, or that it means elsewhere."""
+        """The commands with a similar name, or the one that has this name in other programs."""
         return _SAID_ELSEWHERE.get(word) or super().meant(ctx, word)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """By what they are for."""
+        """Write the commands under their headings."""
         for section, names in SECTIONS.items():
             commands = [(name, self.get_command(ctx, name)) for name in names]
             with formatter.section(section):
@@ -107,17 +112,17 @@ class LazyGroup(_AskingGroup):
 
 
 class OrderedGroup(_AskingGroup):
-    """A group whose commands are listed as they were defined, as people need them: click itself sorts by name."""
+    """A group that lists its commands in the order of their definition; click itself sorts them by name."""
 
     command_class = Command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In that order."""
+        """The commands, in the order of their definition."""
         return list(self.commands)
 
 
 def _tell_exit_codes() -> str:
-    """Those that are no signal's, in two columns."""
+    """The exit codes except those of signals, in two columns."""
     told = [(str(code), words) for code, words in EXIT_CODES.items()]
     half = (len(told) + 1) // 2
     rows = [f"{code:>3} {words}" for code, words in told[:half]]
@@ -129,18 +134,18 @@ def _tell_exit_codes() -> str:
 @click.command(cls=LazyGroup, epilog=_tell_exit_codes(), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(None, "-V", "--version", package_name="trashd", prog_name="trashd")
 def trashd() -> None:
-    """Empty huge directories at once, and take it back if that was a mistake.
+    """Empty huge directories instantly, and restore them if that was a mistake.
 
-    What was taken away is an orphan: it lies in the trash store of its own filesystem and can be restored, for 24 h
-    if nothing else was said; then it is deleted.
+    The old tree, called an orphan, moves to the trash store of its filesystem. It can be restored until it expires,
+    after 24 h by default. Then the reaper service, or trashd reap, deletes it.
 
     \b
     Examples:
-      trashd swap /scratch/job         an empty /scratch/job now; the old tree is kept for 24 h
-      trashd rm old.log builds/        gone, restorable
-      trashd list                      what can be restored
-      trashd restore /scratch/job      take it back
-      trashd reap                      let go what has expired
+      trashd swap /scratch/job         empty /scratch/job now; keep the old tree for 24 h
+      trashd rm old.log builds/        move files or directories to the trash
+      trashd list                      list what can be restored
+      trashd restore /scratch/job      restore it
+      trashd reap                      delete expired orphans
     """
 
 

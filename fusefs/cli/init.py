@@ -23,27 +23,25 @@ from fusefs.store.tidy_folder import passed_over, told
 
 
 class RefusedFolders(NamedTuple):
-    """What is called like a user's folder and is not used as such."""
+    """Entries that have the name of a user's folder but are not used as one."""
 
     refused: tuple[Finding, ...]
 
 
-@click.command("init", cls=Command, short_help="Make the trash store of a volume.", no_args_is_help=True)
+@click.command("init", cls=Command, short_help="Create or repair the trash store of a volume.")
 @click.argument("volume", type=PathBytes())
-@click.option("--known", "is_known", is_flag=True, help="Root made the store that is there: use it.")
-@click.option("--replace", "replaces", is_flag=True, help="Replace what has the name .trashd and is not root's.")
+@click.option("--known", "is_known", is_flag=True, help="Trust the existing store: confirm that root created it.")
+@click.option(
+    "--replace", "replaces", is_flag=True, help="Replace a .trashd that is not root's; keep it in the new store."
+)
 @json_option
 def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int:
-    """Make the trash store of VOLUME: the root of a filesystem, or a directory given to trashd.
+    """Create the trash store of VOLUME, or check and repair it. VOLUME is a mount point, or a directory in a volume.
 
-    The store that root makes is VOLUME/.trashd. It serves all users, each in a folder that only that user (and root)
-    can read. The store that a user makes is VOLUME/.trashd-UID, and serves that user alone; so is root's in a container
-    without CAP_SYS_ADMIN. Doing it again changes nothing.
+    Root creates VOLUME/.trashd, which serves all users: each has a folder that only they and root can read. A user
+    creates VOLUME/.trashd-UID, which serves only that user. Running the command again changes nothing.
 
-    A .trashd that other users could change, or could have made of root's directories, is refused. --replace puts a new
-    store in its place by one atomic exchange, with the old one in it; each owner's next command takes their orphans out
-    of that, kept until they ask for their end. Where root made it on another machine (on a network filesystem), or a
-    copy lost the attribute that shows it, --known keeps it.
+    A .trashd that is not provably root's is refused: use --known or --replace.
 
     \b
     Examples:
@@ -66,12 +64,14 @@ def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int
     if as_json:
         output.as_json(done, RefusedFolders(tuple(refused)))
         return 0
-    how = "one atomic exchange" if done.volume.exchange else "two renames (this filesystem can't exchange)"
-    print(f"{printable(done.path)}: {'made' if done.made else 'is there'}; swap is {how}")
+    how = "one atomic exchange" if done.volume.exchange else "two renames (the filesystem can't exchange)"
+    print(f"{printable(done.path)}: {'created' if done.made else 'exists'}; a swap is {how}")
     for line in done.repaired:
         print(f"  repaired: {line}")
     for copy in copies:
-        print(f"  {printable(copy)} has the same id, as a copy has: until the next boot this one is the volume")
+        print(
+            f"  {printable(copy)} is a copy with the same volume ID: until the next boot, the service serves this one"
+        )
     if done.unnoted:
         output.warn(f"{UNNOTED}: {done.unnoted}")
     for problem in refused:

@@ -20,8 +20,8 @@ _GC_THRESHOLD = 20_000
 def main() -> None:
     """Run the command line of this process and exit with its code.
 
-    Without the interpreter's own tidying up, and without a search for garbage while modules load: a swap's
-    process is too short to have any, and each costs more than the swap itself (docs/decisions/0045).
+    It skips the interpreter's cleanup, and garbage collection while modules load: a swap creates no garbage, and each
+    of the two costs more time than the swap itself (docs/decisions/0045).
     """
     gc.disable()
     if sys.flags.no_site:
@@ -30,19 +30,19 @@ def main() -> None:
     code = run(sys.argv[1:])
     sys.stderr.flush()
     if "mpi4py" in sys.modules:
-        sys.exit(code)  # MPICH tells mpiexec by a handler of exit(3) that this was no crash
+        sys.exit(code)  # MPICH reports a normal end to mpiexec in a handler of exit(3)
     os._exit(code)
 
 
 class _LateSite:
-    """What is asked last for a module, where Python was started without its `site`, as by debian/launchers.
+    """The last finder of modules, if Python was started without `site`, as debian/launchers start it.
 
-    A swap needs nothing of what `site` finds. With whatever else is imported it is made up for.
+    A swap needs no module that `site` makes available. The first import of any other module loads `site` late.
     """
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """A module at the top that is nowhere yet."""
+        """Load `site` on the first import of a module that the start without it can't find."""
         if path is not None:
             return None
         sys.meta_path.remove(_LateSite)
@@ -54,25 +54,26 @@ class _LateSite:
 
 
 class _Stderr(io.TextIOWrapper):
-    """Standard error, on which nothing depends: it may be a file on the very volume that is full."""
+    """Standard error whose failures are ignored: it may be a file on a full volume."""
 
     def write(self, text: str) -> int:
-        """Write it, if that can be."""
+        """Write, and ignore errors."""
         try:
             return super().write(text)
         except OSError:
             return len(text)
 
     def flush(self) -> None:
-        """Have it out, if that can be."""
+        """Flush, and ignore errors."""
         with suppress(OSError):
             super().flush()
 
 
 def settle_streams() -> None:
-    """Have standard streams that were closed lead to nothing, and let standard error take what it can.
+    """Open closed standard streams on /dev/null, and make standard error ignore failures.
 
-    The number of a closed one would be that of whatever is opened next. `sys.__stdin__` and `sys.__stdout__` stay None.
+    Otherwise the next file that is opened gets the number of a closed stream. `sys.__stdin__` and `sys.__stdout__` stay
+    None.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -87,7 +88,7 @@ def settle_streams() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command line; what it prints is out when this returns."""
+    """Run a command line and flush its output. Returns  the exit code"""
     from fusefs.cli import output
     from fusefs.core.errors import Exit
 
@@ -105,9 +106,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run a plain line of `swap` or `rm` without click, whose import takes longer than their work; else use click."""
+    """Run a plain `swap` or `rm` without click, whose import takes longer than their work; otherwise use click."""
     act = _find_plain_line(arguments)
-    # What is looked at by thousands makes no cycles, and a search each 700 of them takes a third of the time.
+    # Lists of thousands of objects contain no cycles; a collection for each 700 of them takes a third of the time.
     gc.set_threshold(_GC_THRESHOLD)
     gc.enable()
     if act is not None:
@@ -119,7 +120,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _find_plain_line(arguments: list[str]) -> Callable[[], int] | None:
-    """Read a plain line; what carries it out. None: click reads this line."""
+    """Parse a plain line without click. Returns  the function to call; None: click parses this line"""
     match arguments:
         case ["swap", *words]:
             from fusefs.cli.swap_paths import LINE

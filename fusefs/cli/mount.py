@@ -1,6 +1,6 @@
-"""trashd mount, its --explain, and mount.fuse.trashd, which mount(8) calls for fstab's lines.
+"""trashd mount, its --explain, trashd umount, and mount.fuse.trashd, which mount(8) runs for lines of fstab.
 
-It daemonises, but not before the mount works: the command's terminal gets the daemon's error and exit code.
+The daemon detaches from the terminal only after the mount works, so that the terminal shows its errors.
 """
 
 from __future__ import annotations
@@ -42,20 +42,17 @@ from fusefs.linux.systemd import SystemdNotifier, make_handler
 from fusefs.linux.uring_offer import read_facts
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
-"""Of a daemon's; systemd gives a service as many as the latter, and one program may have thousands."""
+"""Open files: below the first the command warns; the second is systemd's hard limit for a service."""
 _OPEN_FILES = re.compile(r"^Max open files +[0-9]+ +([0-9]+) ", re.MULTILINE)
-"""The hard limit, to which a daemon raises its soft one. Source  proc_pid_limits(5)"""
-_HELP = f"""Serve the directory SRC at MNT, or over itself: all passes through, and a swap reaches every client at once.
+"""The hard limit; a daemon raises its soft limit to it. Source  proc_pid_limits(5)"""
+_HELP = f"""Serve the directory SRC at MNT through FUSE, so that swaps reach every client of the mount at once.
 
-As root for all users, and SRC alone is enough: what is below is then only reached through the mount. Anybody
-else mounts for himself, at another directory of his own. Returns as soon as the mount answers.
+Without MNT, the mount covers SRC itself. Root mounts for all users; other users mount for themselves, at another
+directory of their own. The command returns when the mount answers. ro, nosuid, nodev, noexec and nosymfollow on SRC
+apply to MNT as well.
 
 Options for -o: {", ".join(option.word() for option in OPTIONS if option.is_told)}, and ro, nosuid, nodev, noexec,
-sync as in mount(8). What makes suid programs, devices or writing impossible in SRC does so in MNT.
-
-With --explain PATH nothing is mounted: the command prints what makes the mount fast that PATH lies in, or that
-serves PATH, and why something is off. It never asks the mount. Exit code 5: there is none, or its daemon is
-gone.
+sync as in mount(8).
 
 \b
 Examples:
@@ -68,7 +65,7 @@ Ready = Callable[[], None]
 
 
 def _command_line(option: MountOption) -> Decorator:
-    """The command line's option for a word of `-o`."""
+    """The command line's option for an option of `-o`."""
     if option.read is None:
         return click.option(option.switch(), is_flag=True, help=option.help)
     kind = click.Choice(option.value.split("|")) if "|" in option.value else None
@@ -80,17 +77,26 @@ def _command_line(option: MountOption) -> Decorator:
     "mount",
     cls=Command,
     help=_HELP,
-    short_help="Serve a directory so that swaps reach every client at once.",
-    no_args_is_help=True,
+    short_help="Serve a directory through FUSE; swaps reach every client.",
+    headings={
+        "Mount": "-o --foreground --replace",
+        "Contents": "--show-trash --no-xattr",
+        "Cache": "--coherence --timeout --cache-size",
+        "Speed": "--backing --in-flight --passthrough --uring",
+        "Diagnosis": "--explain --json",
+    },
 )
 @click.argument("source", type=PathBytes(), metavar="SRC")
 @click.argument("mount_point", type=PathBytes(), required=False, metavar="[MNT]")
-@click.option("-o", "texts", multiple=True, metavar="OPTIONS", help="Options as in fstab, separated by commas.")
-@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground, and log to stderr.")
-@click.option("--replace", "replaces", is_flag=True, help="Take the place of a mount of trashd whose daemon died.")
+@click.option("-o", "texts", multiple=True, metavar="OPTIONS", help="Mount options as in fstab, separated by commas.")
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground and log to standard error.")
+@click.option("--replace", "replaces", is_flag=True, help="Replace a mount of trashd whose daemon died.")
 @together([_command_line(option) for option in LISTED if option.help])
 @click.option(
-    "--explain", "explains", is_flag=True, help="Mount nothing; print what makes a mount fast or not, and why."
+    "--explain",
+    "explains",
+    is_flag=True,
+    help="Mount nothing; print the fast paths of a mount, and why one is off.",
 )
 @json_option
 def command(
@@ -108,25 +114,29 @@ def command(
     words = [*texts, *(option.word(value) for option, value in values if value not in (None, False))]
     if explains:
         if foreground or replaces or mount_point is not None or words:
-            raise UsageError("--explain with options for a mount", "it takes one PATH, and mounts nothing")
+            raise UsageError("--explain takes one PATH and no options of a mount")
         return _explain(source, as_json=as_json)
     if as_json:
-        raise UsageError("--json without --explain", "a mount prints nothing")
+        raise UsageError("--json requires --explain")
     target = source if mount_point is None else mount_point
     return serve(source, target, words, in_foreground=foreground, replaces=replaces)
 
 
 def _explain(path: bytes, *, as_json: bool) -> int:
-    """Tell of the mounts that a path belongs to; the exit code. No mount is asked: it may hang.
+    """Print the fast paths of the mounts that a path belongs to. It never accesses a mount, which may hang.
 
-    Raises  NotFound: there is none, or nothing tells of it; NotPermitted: another user's
+    Returns  the exit code
+    Raises   NotFound: no mount, or one without figures; NotPermitted: another user's mount
     """
     from fusefs.mount.places.find_mounts import mounts_of, read_counters
 
     seen = [read_counters(mount) for mount in mounts_of(path)]
     for one in seen:
         if not one.fast_paths:
-            raise NotFound(f"the fast paths of {printable(one.point)}", "its daemon is of an older version")
+            raise NotFound(
+                f"the fast paths of {printable(one.point)}",
+                "the daemon is an older version: unmount it, and mount it again",
+            )
     if as_json:
         for one in seen:
             reasons = {path.name: FastPathReason(path.is_on, path.why) for path in one.fast_paths}
@@ -154,7 +164,7 @@ def serve(
     replaces: bool = False,
     is_sloppy: bool = False,
 ) -> int:
-    """Mount by a daemon; the exit code."""
+    """Start a daemon that mounts. Returns  the exit code"""
     from fusefs.mount.places.mount_points import real_path
 
     source, target = real_path(source), real_path(target)
@@ -171,8 +181,8 @@ def serve(
         except ImportError as error:
             if error.name != "fusefs.mount.native._core":
                 raise
-            hint = "apt install trashd-mount; or reinstall it with gcc and python3-dev, and without TRASHD_NATIVE=0"
-            raise Refused(f"the C part of the mount was not built, or can't be loaded: {error}", hint) from error
+            hint = "apt install trashd-mount, or reinstall it with gcc and python3-dev, without TRASHD_NATIVE=0"
+            raise Refused(f"the C module of the mount was not built, or can't be loaded: {error}", hint) from error
 
         if source == target and options.coherence is Coherence.EXCLUSIVE:
             _warn_of_other_ways(target)
@@ -182,32 +192,32 @@ def serve(
 
 
 def _name_switched_off_transport() -> None:
-    """Say once in each boot that this kernel has io_uring for FUSE, and what switches it on."""
+    """Print once in each boot that FUSE over io_uring is available but off, and how to switch it on."""
     facts = read_facts()
     if facts.is_enabled is not False or why_not_trusted(facts.release) is not None:
         return
-    with suppress(OSError):  # it has been said; or nothing can be written in /run
+    with suppress(OSError):  # the file exists: it was printed before; or /run can't be written
         os.close(os.open(make_dir(HOME) + b"/uring-named", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         print(
-            "trashd: mounts can be faster: this kernel has FUSE over io_uring, switched off; "
-            "`trashd service install --uring` switches it on",
+            "trashd: mounts can be faster: FUSE over io_uring is switched off in this kernel\n"
+            "  hint: trashd service install --uring",
             file=sys.stderr,
         )
 
 
 def _warn_of_other_ways(target: bytes) -> None:
-    """Warn of changes by other paths: they are not seen for as long as the kernel may believe what was there."""
+    """Warn that changes by other paths show in the mount only after the kernel's cache has expired."""
     from fusefs.mount.places.mount_points import other_ways
 
     if ways := other_ways(target, read_mounts()):
         output.warn(
-            f"{printable(target)}: what is changed by another path ({', '.join(map(printable, ways))}) is seen late; "
-            "--coherence shared if anybody uses that"
+            f"{printable(target)}: changes by another path ({', '.join(map(printable, ways))}) show late in the mount; "
+            "use --coherence shared if programs use that path"
         )
 
 
 def few_files(seen: SeenMount) -> Finding | None:
-    """What the limit of a mount's daemon, one of root's, costs its users; None: it is high, or can't be seen."""
+    """A finding if root's daemon of a mount has a low limit of open files; None if it is high or unknown."""
     from fusefs.mount.native._core import most_of_one
     from fusefs.mount.tree.mount_state import n_handles
 
@@ -219,25 +229,25 @@ def few_files(seen: SeenMount) -> Finding | None:
     if limit is None or not seen.is_running or int(limit[1]) >= _FEW_FILES:
         return None
     most = most_of_one(n_handles(int(limit[1])))
-    what = f"all its users together can have fewer than {limit[1]} files open, and one user at most {most}"
-    hint = f"LimitNOFILE={_MANY_FILES} in its unit, or ulimit -Hn {_MANY_FILES} before trashd mount"
+    what = f"open-file limit is {limit[1]} for the whole mount ({most} per user)"
+    hint = f"raise it: LimitNOFILE={_MANY_FILES} in the unit, or ulimit -Hn {_MANY_FILES} before trashd mount"
     return Finding(printable(seen.point), what, hint)
 
 
 def run_in_background(body: Callable[[Ready], int]) -> int:
-    """The exit code for the terminal: 0 as soon as the child that runs `body` says that it is ready.
+    """Run `body` in a child; the parent waits until the child reports that it is ready.
 
-    Returns twice: in the child with the exit code of `body`, when that ends. Until it is ready it has the terminal
-    for its errors; after that it logs to syslog, belongs to no terminal, and stands in no directory. Until then it
-    stays in our process group too: when systemd mounts for an automount, processes of other ones wait at the mount
-    point until that is done.
+    Until then the child prints its errors on the terminal, and stays in our process group: while systemd mounts for an
+    automount, processes of other groups wait at the mount point. Then it logs to syslog, without a terminal.
+
+    Returns  twice: in the parent the exit code for the terminal, 0 if the child is ready; in the child that of `body`
     """
     told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(told)
         os.chdir("/")
-        logging.raiseExceptions = False  # a syslog that is not there would be told of on the terminal, at length
+        logging.raiseExceptions = False  # without a syslog, logging would print a traceback on the terminal
         syslog: logging.Handler = logging.NullHandler()
         with suppress(OSError):
             syslog = logging.handlers.SysLogHandler("/dev/log", logging.handlers.SysLogHandler.LOG_DAEMON)
@@ -257,15 +267,15 @@ def run_in_background(body: Callable[[Ready], int]) -> int:
     if code > 0:
         return code
     if not code:
-        print("trashd: the daemon ended before it was ready", file=sys.stderr)
+        print("trashd: the daemon exited before the mount was ready", file=sys.stderr)
         return Exit.FAILED
-    print(f"trashd: the daemon was ended by {signal.strsignal(-code)} before it was ready", file=sys.stderr)
+    print(f"trashd: the daemon was killed ({signal.strsignal(-code)}) before the mount was ready", file=sys.stderr)
     return Exit.SIGNALLED - code
 
 
 def run_in_foreground(body: Callable[[Ready], int]) -> int:
-    """The exit code of `body`, which logs to stderr, or to the journal; systemd learns when it is ready."""
-    os.chdir("/")  # or it would keep a volume busy
+    """Run `body`, which logs to stderr or to the journal, and notify systemd when ready. Returns  its exit code"""
+    os.chdir("/")  # a working directory would keep its volume busy
     _log_to(make_handler("trashd") if "JOURNAL_STREAM" in os.environ else logging.StreamHandler())
     notifier = SystemdNotifier()
     try:
@@ -275,7 +285,7 @@ def run_in_foreground(body: Callable[[Ready], int]) -> int:
 
 
 def _detach(tell: int) -> None:
-    """Let go of the terminal, and then say that all is well; the parent may be gone by then."""
+    """Detach from the terminal, then report success to the parent, which may have exited."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -292,16 +302,16 @@ def _log_to(handler: logging.Handler) -> None:
     logging.getLogger("fusefs").setLevel(logging.INFO)
 
 
-@click.command("umount", cls=Command, short_help="Unmount what trashd mounted.", no_args_is_help=True)
+@click.command("umount", cls=Command, short_help="Unmount a mount of trashd and wait for its daemon.")
 @click.argument("mount_point", type=PathBytes(), metavar="MNT")
-@click.option("--lazy", is_flag=True, help="At once, but whoever has something open there may go on with it.")
-@click.option("--force", is_flag=True, help="At once; whoever has something open there gets errors.")
+@click.option("--lazy", is_flag=True, help="Detach the mount now; programs that use it go on.")
+@click.option("--force", is_flag=True, help="Detach the mount now; programs that use it get errors.")
 @json_option
 def umount_command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -> int:
-    """Unmount MNT and wait until its daemon has ended, so that what is below can be unmounted too.
+    """Unmount MNT and wait until its daemon has exited, so that the filesystem below can be unmounted, too.
 
-    Refused while somebody has something open there, or works there. A daemon that hangs is killed with
-    --force. A mount whose daemon died is unmounted like any other.
+    A mount is refused while a program has a file open or its working directory there. A mount whose daemon died is
+    unmounted like any other.
 
     \b
     Examples:
@@ -309,7 +319,7 @@ def umount_command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -
       trashd umount --force /scratch
     """
     if lazy and force:
-        raise UsageError("--lazy with --force", "let them go on, or don't")
+        raise UsageError("--lazy can't be combined with --force")
     from fusefs.mount.places.attach import UnmountMode, unmount
     from fusefs.mount.places.mount_points import real_path
 
@@ -319,18 +329,20 @@ def umount_command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -
         output.as_json(UnmountedPath(path, done.is_ended, done.is_killed))
     where = printable(path)
     if done.is_killed:
-        output.warn(f"{where}: its daemon did not end, and was killed")
+        output.warn(f"{where}: the daemon did not exit and was killed")
     if not done.is_ended:
-        output.warn(f"{where}: unmounted, but its daemon goes on: another mount namespace has it too, or it hangs")
+        output.warn(
+            f"{where}: unmounted, but the daemon still runs: it hangs, or another mount namespace has the mount"
+        )
     return 0
 
 
 _USAGE, _INTERRUPTED, _FAILED = 1, 8, 32  # mount(8), EXIT STATUS
-_HINT = "mount.fuse.trashd SRC MNT [-sfnv] [-o OPTIONS]; people use: trashd mount"
+_HINT = "mount.fuse.trashd SRC MNT [-sfnv] [-o OPTIONS]"
 
 
 def main() -> None:
-    """Run the helper of this process and exit with its code."""
+    """Run the helper of mount(8) with the arguments of this process and exit with its code."""
     settle_streams()
     code = run(sys.argv[1:])
     sys.stderr.flush()
@@ -338,9 +350,9 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code of a command line, as mount(8) understands it."""
+    """Run mount.fuse.trashd. Returns  the exit code as mount(8) defines it"""
     try:
-        code = _run(arguments)  # of this very function in the daemon, if that could tell one
+        code = _run(arguments)  # the daemon returns here, too
         return code if code in (0, _USAGE) else _FAILED
     except TrashdError as error:
         output.failed(error)
@@ -361,10 +373,10 @@ def _run(arguments: list[str]) -> int:
     except getopt.GetoptError as error:
         raise UsageError(str(error), _HINT) from error
     if len(paths) != 2:
-        raise UsageError("SRC and MNT are needed", _HINT)
+        raise UsageError("SRC and MNT are required", _HINT)
     letters = {letter for letter, _value in given}
     if "-N" in letters:
-        raise UsageError("-N: other namespaces", "run it in there: nsenter --mount=…")
+        raise UsageError("option -N: not supported", "nsenter --mount=FILE mount … mounts in another namespace")
     if "-f" in letters:
         return 0  # a dry run
     source, target = map(os.fsencode, paths)
@@ -373,14 +385,14 @@ def _run(arguments: list[str]) -> int:
     if remount(real_path(target), words, is_sloppy=is_sloppy):
         return 0
     if _stands(source, target, words, is_sloppy=is_sloppy):
-        return 0  # `mount -a` asks for what stands, too: it knows those alone that show a filesystem's own root
+        return 0  # `mount -a` calls this for existing mounts, too: it recognises only those of a filesystem's root
     return serve(source, target, words, is_sloppy=is_sloppy)
 
 
 def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) -> bool:
-    """Whether this very mount, of this user, is there and works.
+    """Whether this user already has this mount and it works.
 
-    Raises  UsageError: for what can't be asked; Refused: it does not answer
+    Raises  UsageError: the options are wrong; Refused: the mount does not answer
     """
     from fusefs.mount.places.mount_points import Health, health, real_path, silent, top_mount
 

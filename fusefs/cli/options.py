@@ -155,10 +155,15 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write which manual page says more: that of the command below `trashd`."""
+        """Write the epilog and the name of the manual page."""
         super().format_epilog(ctx, formatter)
-        formatter.write_paragraph()
-        formatter.write_text(f"Manual page: man {'-'.join(ctx.command_path.split()[:2])}")
+        write_manual_page(ctx, formatter)
+
+
+def write_manual_page(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the name of the manual page of a command, or of the group that it is in."""
+    formatter.write_paragraph()
+    formatter.write_text(f"Manual page: man {'-'.join(ctx.command_path.split()[:2])}")
 
 
 def together(options: Sequence[Decorator]) -> Decorator:

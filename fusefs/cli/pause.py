@@ -1,4 +1,4 @@
-"""trashd pause."""
+"""trashd pause, trashd resume."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ _PATIENCE_S, _GLANCE_S = 3.0, 0.05
 volumes_argument = click.argument("volumes", type=PathBytes(), nargs=-1, metavar="[VOLUME…]")
 
 
-@click.command("pause", cls=Command, short_help="Have the reaper leave volumes alone.")
-@click.option("--for", "duration_s", type=DURATION, metavar="DURATION", help="Go on by itself after that (2h, 1d).")
+@click.command("pause", cls=Command, short_help="Pause deletion by the reaper service on some or all volumes.")
+@click.option(
+    "--for", "duration_s", type=DURATION, metavar="DURATION", help="End the pause after DURATION, such as 2h."
+)
 @volumes_argument
 @json_option
 def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -> int:
-    """Have the reaper leave volumes alone, all of them if none is named, until it is resumed or the machine restarts.
+    """Pause the reaper service on VOLUMEs, or on all volumes, until trashd resume or the next boot.
 
-    It lets go of a volume within a second, so that it can be unmounted. What was being reaped stays as it is. Whoever
-    isn't root pauses his own reaper alone, and is refused where root's serves: `trashd keep` holds an orphan of his.
+    The service releases a volume within a second, so that it can be unmounted. Orphans that are partly deleted stay as
+    they are. Users can pause only their own reaper service. `trashd keep` protects one orphan from root's reaper.
 
     \b
     Examples:
@@ -42,13 +44,13 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
     """
     from fusefs.service.state_files import Pause, write_pause
 
-    until = "until it is resumed" if duration_s is None else f"for {format_duration(duration_s)}"
+    until = "until resumed" if duration_s is None else f"for {format_duration(duration_s)}"
     who = user_name(os.getuid())
     pause = Pause(f"paused by {who} {until}", None if duration_s is None else time.time() + duration_s)
     runtime = runtime_dir()
     for volume in named(volumes):
         if volume is not None and not os.path.lexists(volume):
-            raise NotFound(volume, "name a directory that is there; resume takes a path that is gone, too")
+            raise NotFound(volume, "name an existing directory")
         _refuse_roots(volume, runtime)
     for volume in named(volumes):
         write_pause(runtime, volume, pause)
@@ -57,44 +59,43 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
         else:
             print(f"{told(volume)}: {pause.why}")
         if volume is not None and not _stores_at(volume):
-            output.warn(f"{told(volume)}: there is no trash store now")
+            output.warn(f"{told(volume)}: has no trash store now")
     _wait_until_let_go(runtime, named(volumes))
     if not is_running(runtime):
-        whose = "no reaper" if os.geteuid() == 0 else "no reaper of yours"
-        output.warn(f"{whose} runs now; the next one will be paused")
+        which = "the reaper service" if os.geteuid() == 0 else "your reaper service"
+        output.warn(f"{which} is not running; the pause applies when it starts")
     if None in named(volumes):
         for one in served_by_root():
-            output.warn(f"{printable(one.root())}: root's reaper serves it, and goes on; trashd keep holds an orphan")
+            output.warn(f"{printable(one.root())}: root's reaper serves it and is not paused; use trashd keep ID")
     return 0
 
 
 def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
-    """Raise NotPermitted where root's reaper serves, which no user pauses: for all, if it is the only one."""
+    """Raise NotPermitted if root's reaper serves the volume; for all volumes, if the caller has no reaper."""
     roots = served_by_root()
     if volume is None and (is_running(runtime) or not roots):
         return
     there = [] if volume is None else _stores_at(volume)
     for one in roots:
-        # An id is no secret: a user's own store may have the same.
+        # The id is no secret: another user's store may have the same, so the owner must match, too.
         if volume is None or one.root() == volume or (one.id, one.owner or 0) in there:
-            hint = "ask root, or hold what is yours: trashd keep ID"
-            raise NotPermitted(f"root's reaper serves {printable(one.root())}", hint)
+            raise NotPermitted(one.root(), "root's reaper serves it; trashd keep ID protects one of your orphans")
 
 
 def served_by_root() -> list[VolumeStatus]:
-    """The volumes that root's reaper serves for a caller that is another user; none for root."""
+    """The volumes that root's reaper serves for the caller; none if the caller is root."""
     from fusefs.service.state_files import served_volumes
 
     if os.geteuid() == 0:
         return []
-    with suppress(TrashdError, OSError):  # of another version
+    with suppress(TrashdError, OSError):  # a service of another version writes another format
         served = [one for one in served_volumes(SYSTEM_RUNTIME) if one.owner in (None, os.geteuid())]
         return [one for one in served if one.phase not in (VolumePhase.ELSEWHERE, VolumePhase.GONE)]
     return []
 
 
 def _stores_at(volume: bytes) -> list[tuple[str, int]]:
-    """The ids of the stores in a directory that the caller may use, and their owners."""
+    """The volume ids and owners of the stores in a directory that the caller may use."""
     from fusefs.store.find_stores import stores_at
 
     there = list[tuple[str, int]]()
@@ -106,7 +107,7 @@ def _stores_at(volume: bytes) -> list[tuple[str, int]]:
 
 
 def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
-    """Give a running reaper the moment that it needs: a paused volume is often unmounted next."""
+    """Wait a moment until a running reaper has released the volumes: they are often unmounted next."""
     from fusefs.service.state_files import served_volumes
 
     let_go = (VolumePhase.PAUSED, VolumePhase.GONE, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
@@ -119,7 +120,7 @@ def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
 
 
 def _may_be_in(one: VolumeStatus, volume: bytes | None) -> bool:
-    """Whether a pause of a directory holds for what is served: of a user's own store the path may be told in part."""
+    """Whether a pause of a directory applies to a served volume; the path of a user's store may be known in part."""
     if volume is None or one.owner is None:
         return volume in (None, one.root())
     seen = one.shown()
@@ -141,11 +142,11 @@ def is_running(runtime: bytes) -> bool:
     return seen is not None and seen.is_running
 
 
-@click.command("resume", cls=Command, short_help="Let the reaper go on.")
+@click.command("resume", cls=Command, short_help="Resume deletion by the reaper service after a pause.")
 @volumes_argument
 @json_option
 def resume_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
-    """Let the reaper go on with volumes, with all of them if none is named.
+    """End the pause of VOLUMEs, or every pause if none is named.
 
     \b
     Examples:
@@ -159,12 +160,12 @@ def resume_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     codes = []
     for volume in paused:
         if not remove_pause(runtime, volume):
-            error = NotFound(f"no pause of {told(volume)}", "trashd status shows what is paused")
+            error = NotFound(f"a pause of {told(volume)}", "trashd status shows paused volumes")
             codes.append(output.failed(error, as_json=as_json))
         elif as_json:
             output.as_json(PausedVolume(volume))
         else:
-            print(f"{told(volume)}: goes on")
+            print(f"{told(volume)}: resumed")
     if not paused and not is_running(runtime):
         codes.append(output.failed(NotRunning(), as_json=as_json))
     return output.exit_code(codes)

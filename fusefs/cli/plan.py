@@ -1,4 +1,4 @@
-"""trashd plan: what rules would do, or that it is done, told for each directory that had something for them."""
+"""trashd plan: print what rules would do, or carry them out; a result for each directory that had matches."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ _NO_DIRECTORY = b"no directory"
 
 
 class _PlanGroup(OrderedGroup):
-    """Its commands; without one `show` is meant."""
+    """A group whose default command is `show`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Have a command stand first. Raises  UsageError"""
+        """Insert the default command. Raises  UsageError"""
         first = args[0] if args else ""
-        is_completed = ctx.resilient_parsing and not args  # a shell is offered the commands
+        is_completed = ctx.resilient_parsing and not args  # completion offers the commands
         if is_completed or first in self.commands or first in ctx.help_option_names:
             return super().parse_args(ctx, args)
-        if first and not first.startswith("-") and not os.path.lexists(first) and (meant := self.meant(ctx, first)):
-            ctx.fail(f"There is no file {first!r}, nor such a command. Did you mean {meant}?")
+        if first and not first.startswith("-") and not os.path.lexists(first) and (similar := self.meant(ctx, first)):
+            ctx.fail(f"No such command or file {first!r}. Did you mean {similar}?")
         return super().parse_args(ctx, ["show", *args])
 
 
 _plans_argument = click.argument("files", type=PathBytes(), nargs=-1, metavar="[PLAN]…")
 
 
-@click.group("plan", cls=_PlanGroup, short_help="Sweep by rules: say what they would do, or do it.")
+@click.group("plan", cls=_PlanGroup, short_help="Trash, delete or move files by rules in plan files.")
 def command() -> None:
-    """Carry out rules such as "what nobody has touched below /scratch for 30 days goes to the trash".
+    """Trash, delete or move files by rules such as "files below /scratch that nobody has changed for 30 days".
 
-    A PLAN is a TOML file, or a directory with *.toml; without any: those in /etc/trashd/plan.d, or of your own in
-    ~/.config/trashd/plan.d. An error in any of them is told with its key, and then nothing is done.
-    trashd-sweep.timer applies the system's every night.
+    A PLAN is a TOML file, or a directory of *.toml files. Without PLAN, root's are in /etc/trashd/plan.d, and those of
+    other users in ~/.config/trashd/plan.d. trashd-sweep.timer applies root's every night. If a file has an error,
+    plan prints the key with the error and does nothing.
 
-    Left alone is what holds a file .trashd-keep, and what any program has locked by flock(2).
+    Rules skip directories with a file .trashd-keep, and anything locked by flock(2).
 
     \b
     Examples:
@@ -72,12 +72,12 @@ def command() -> None:
     """
 
 
-@command.command("show", short_help="Say what it would do now; nothing is touched.")
+@command.command("show", short_help="Print what the rules would do now.")
 @_plans_argument
 @tempo_options
 @json_option
 def show_command(**options: Any) -> int:
-    """Say what each rule would do now, with counts, bytes, the largest and the oldest; nothing is touched.
+    """Print what each rule would do now: counts, bytes, the largest and the oldest matches. Nothing is changed.
 
     \b
     Examples:
@@ -87,12 +87,12 @@ def show_command(**options: Any) -> int:
     return _plan(**options, runs=False)
 
 
-@command.command("apply", short_help="Do it.")
+@command.command("apply", short_help="Carry out the rules.")
 @_plans_argument
 @tempo_options
 @json_option
 def apply_command(**options: Any) -> int:
-    """Do what the rules say, and tell it. The files must be root's, or your own, and nobody else's to write.
+    """Carry out the rules, and print the results. Plan files must belong to you or root, and be writable by no others.
 
     \b
     Examples:
@@ -102,11 +102,11 @@ def apply_command(**options: Any) -> int:
     return _plan(**options, runs=True)
 
 
-@command.command("check", short_help="Only say what is wrong in the rules.")
+@command.command("check", short_help="Check plan files for errors.")
 @_plans_argument
 @json_option
 def check_command(files: tuple[bytes, ...], as_json: bool) -> int:
-    """Only say what is wrong in the rules; `trashd doctor` checks yours, too.
+    """Check plan files for errors. `trashd doctor` also checks your own.
 
     \b
     Examples:
@@ -117,16 +117,16 @@ def check_command(files: tuple[bytes, ...], as_json: bool) -> int:
     try:
         rules = load_plan(paths, cutoffs.now.wall_ns, cutoffs.ago, warnings.append, is_trusting=bool(files))
     except BadConfig as error:
-        _tell_problems(error.problems, as_json=as_json, is_asked=True)
+        _print_problems(error.problems, as_json=as_json, is_result=True)
         return BadConfig.exit_code
-    _tell_problems(warnings, as_json=as_json, is_asked=True)
+    _print_problems(warnings, as_json=as_json, is_result=True)
     if not as_json and not warnings:
-        print(f"{output.counted(len(rules), 'rule')}, no problems") if rules else _tell_none(paths)
+        print(f"{output.counted(len(rules), 'rule')}, no problems") if rules else _print_no_rules(paths)
     return 0
 
 
 def problems_in_plans() -> tuple[ConfigProblem, ...]:
-    """What is wrong in the caller's rules, which are the system's for root."""
+    """Check the caller's rules, which are the system's for root."""
     warnings: list[ConfigProblem] = []
     try:
         cutoffs = AgeCutoffs(Kernel(), notes=False)
@@ -137,33 +137,33 @@ def problems_in_plans() -> tuple[ConfigProblem, ...]:
 
 
 def has_plans() -> bool:
-    """Whether the caller has rules at all, right or wrong."""
-    with suppress(OSError):  # what is wrong with it is told as a problem
+    """Whether the caller has any rules, valid or not."""
+    with suppress(OSError):  # reported as a problem
         return any(is_drop_in(name) for own in _own() for name in os.listdir(own))
     return False
 
 
 def refused_rules(rules: Sequence[Rule], now_ns: int) -> Iterator[ConfigProblem]:
-    """Rules for one directory that isn't there, or keeps no access times. One with wildcards waits for what comes."""
+    """Find rules whose directory does not exist or records no access times. Wildcards may match later: no problem."""
     from fusefs.sweep.open_directories import has_wildcards
 
     mounts = read_mounts()
     named = [rule for rule in rules if not has_wildcards(rule.directory)]
-    # A child looks: what does not answer there is told by the look at the stores.
-    looks = ask_each(
+    # Children check, since a directory may hang; the check of the stores reports that.
+    answers = ask_each(
         named, lambda rule: _why_refused(rule, now_ns), set(), lambda rule: covering(rule.directory, mounts)
     )
-    for rule, answer in looks:
+    for rule, answer in answers:
         if answer == _NO_DIRECTORY:
-            fix = "name one that is, or take the rule away"
-            yield rule.place.problem(f"{printable(rule.directory)} is no directory", fix)
+            fix = "name an existing directory, or remove the rule"
+            yield rule.place.problem(f"{printable(rule.directory)}: not a directory", fix)
         elif answer:
-            fix = "go by another time, or mount it with relatime; or write trusts_atime = true"
+            fix = "use another time, mount the filesystem with relatime, or set trusts_atime = true"
             yield rule.place.problem(answer.decode(), fix)
 
 
 def _why_refused(rule: Rule, now_ns: int) -> bytes:
-    """A sentence; nothing if the rule is carried out."""
+    """Why the rule would be refused, as a sentence; empty if it would be carried out."""
     from fusefs.store.victim import find_scope
     from fusefs.sweep.request import refuse_stale
 
@@ -176,7 +176,7 @@ def _why_refused(rule: Rule, now_ns: int) -> bytes:
     except Refused as error:
         return error.detail.encode()
     except (OSError, TrashdError):
-        pass  # trashd plan show says it
+        pass  # trashd plan show reports it
     return b""
 
 
@@ -185,52 +185,52 @@ def _plan(
 ) -> int:
     cutoffs, paths = AgeCutoffs(Kernel(), notes=runs), files or _own()
     try:
-        # A draft by any user may be looked at; what is done must be what we, or root, wrote.
+        # Any user's draft may be shown; rules that are carried out must be written by the caller or root.
         is_trusting = bool(files) and not runs
         rules = load_plan(
             paths, cutoffs.now.wall_ns, cutoffs.ago, lambda one: output.warn(str(one)), is_trusting=is_trusting
         )
     except BadConfig as error:
-        _tell_problems(error.problems, as_json=as_json, is_asked=False)
+        _print_problems(error.problems, as_json=as_json, is_result=False)
         return BadConfig.exit_code
     if not rules and not as_json:
-        _tell_none(paths)
+        _print_no_rules(paths)
     cutoffs.tell()
     from fusefs.plan.run_plan import PlanOptions, carry_out
     from fusefs.sweep.request import SweepWishes
 
-    telling, most = _PlanReport(runs=runs, as_json=as_json), Speed(max_rate, max_bytes)
+    report, most = _PlanReport(runs=runs, as_json=as_json), Speed(max_rate, max_bytes)
     with StopSignals() as stop:
         why = output.tell_why if paced else None
         how = PlanOptions(runs, cutoffs.now.wall_ns, SweepWishes(stops=stop), most, why)
-        for told in carry_out(Kernel(), rules, how):
-            telling.tell(told)
-        telling.end()
-        return stop.exit_code() if stop() else telling.exit_code()
+        for outcome in carry_out(Kernel(), rules, how):
+            report.print_outcome(outcome)
+        report.print_sum()
+        return stop.exit_code() if stop() else report.exit_code()
 
 
-def _tell_none(paths: Sequence[bytes]) -> None:
+def _print_no_rules(paths: Sequence[bytes]) -> None:
     where = ", ".join(map(printable, paths)) or f"{printable(plan_dir() or b'~')}"
-    click.echo(f"there are no rules in {where}", err=True)
+    click.echo(f"{where}: no rules found", err=True)
 
 
 def _own() -> tuple[bytes, ...]:
-    """Where this user's rules are, if there are any."""
+    """The directory of this user's plans, if it exists."""
     own = plan_dir()
     return (own,) if own is not None and os.path.isdir(own) else ()
 
 
-def _tell_problems(problems: Sequence[ConfigProblem], *, as_json: bool, is_asked: bool) -> None:
-    """Print each problem: as what was asked for, or as the reason why nothing is done."""
-    with redirect_stdout(sys.stdout if is_asked else sys.stderr):
+def _print_problems(problems: Sequence[ConfigProblem], *, as_json: bool, is_result: bool) -> None:
+    """Print each problem: as the result of the command, or as the reason why nothing is done."""
+    with redirect_stdout(sys.stdout if is_result else sys.stderr):
         for problem in problems:
             output.tell_problem(problem, as_json=as_json)
-        if not is_asked and not as_json:
+        if not is_result and not as_json:
             print("trashd: nothing was done")
 
 
 class _PlanReport:
-    """Told one after the other; the sum, and the exit code that comes of it."""
+    """Prints outcomes one by one, then the sum, and computes the exit code."""
 
     def __init__(self, *, runs: bool, as_json: bool) -> None:
         self._runs = runs
@@ -240,32 +240,30 @@ class _PlanReport:
         self._n_matches = 0
         self._n_bytes = 0
 
-    def tell(self, told: RuleOutcome) -> None:
-        """Print one."""
-        match told:
+    def print_outcome(self, outcome: RuleOutcome) -> None:
+        """Print the outcome of a rule in a directory."""
+        match outcome:
             case RuleDone(rule, swept):
-                self._done(rule, swept)
+                self._print_done(rule, swept)
             case RuleNotDone():
-                self._not_done(told)
+                self._print_not_done(outcome)
             case PurgeListed():
-                self._listed(told)
+                self._print_lists(outcome)
 
-    def end(self) -> None:
+    def print_sum(self) -> None:
         """Print the sum."""
         if self._as_json:
             return
         size = f" ({format_size(self._n_bytes)})" if self._n_bytes else ""
         where = output.counted(self._n_directories, "directory", "directories")
         what = f"{output.counted(self._n_matches, 'match', 'matches')}{size} in {where}"
-        print(
-            f"{what} taken" if self._runs else f"{what} would be taken; nothing was touched (trashd plan apply does it)"
-        )
+        print(f"{what} taken" if self._runs else f"{what} would be taken; to carry this out: trashd plan apply")
 
     def exit_code(self) -> int:
-        """A single error's own, or Incomplete's."""
+        """The exit code of a single error, or that of Incomplete."""
         return output.exit_code([code for code in self._codes if code] or [0])
 
-    def _done(self, rule: Rule, swept: Swept) -> None:
+    def _print_done(self, rule: Rule, swept: Swept) -> None:
         sums = swept.sums
         self._n_directories += sums.n_done > 0
         self._n_matches += sums.n_done
@@ -276,36 +274,36 @@ class _PlanReport:
         if self._as_json:
             sweep.as_json(SweepAction(action, not self._runs), swept, PlannedRule(str(rule.place)))
         elif sums.n_matched or sums.n_spared or sums.n_mounts or is_short:
-            first, *others = sweep.told(swept, did if self._runs else f"would be {did}")
+            first, *others = sweep.result_lines(swept, did if self._runs else f"would be {did}")
             print("\n".join([f"{rule.place}: {first}", *others]))
         for warning in swept.warnings:
             output.warn(warning)
 
-    def _not_done(self, told: RuleNotDone) -> None:
-        error = told.error
+    def _print_not_done(self, outcome: RuleNotDone) -> None:
+        error = outcome.error
         self._codes.append(0 if error is None else error.exit_code)
         if self._as_json:
             name = None if error is None else type(error).__name__
-            output.as_json(RuleLeftUndone(str(told.rule.place), told.directory, told.why, name))
+            output.as_json(RuleLeftUndone(str(outcome.rule.place), outcome.directory, outcome.why, name))
             return
-        print(f"{told.rule.place}: {printable(told.directory)}: {told.why}")
+        print(f"{outcome.rule.place}: {printable(outcome.directory)}: {outcome.why}")
         if error is not None and error.hint:
             print(f"  hint: {error.hint}")
 
-    def _listed(self, told: PurgeListed) -> None:
-        if told.error is not None:
-            self._codes.append(output.failed(told.error, as_json=self._as_json))
+    def _print_lists(self, lists: PurgeListed) -> None:
+        if lists.error is not None:
+            self._codes.append(output.failed(lists.error, as_json=self._as_json))
             return
         if self._as_json:
-            output.as_json(WrittenPurgeLists(told.directory, told.n_users, told.n_entries, told.is_whole))
+            output.as_json(WrittenPurgeLists(lists.directory, lists.n_users, lists.n_entries, lists.is_whole))
             return
-        what = f"{output.counted(told.n_users, 'list')} of {output.counted(told.n_entries, 'path')}"
-        lacking = "" if told.is_whole else "; not complete: not all could be looked at"
-        print(f"{printable(told.directory)}: {what}{'' if self._runs else ' would be written'}{lacking}")
+        what = f"{output.counted(lists.n_users, 'purge list')} with {output.counted(lists.n_entries, 'path')}"
+        lacking = "" if lists.is_whole else "; incomplete: some entries could not be read"
+        print(f"{printable(lists.directory)}: {what} {'written' if self._runs else 'would be written'}{lacking}")
 
 
 def _action(rule: Rule) -> tuple[str, str]:
-    """What a rule does, in a word, and what becomes of its matches, as a participle."""
+    """The action of a rule, as a word and as a participle."""
     match rule.act:
         case TrashAction():
             return "trash", "trashed"

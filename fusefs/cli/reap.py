@@ -1,4 +1,4 @@
-"""trashd reap: which orphans it takes, which it leaves, a progress bar, and the result."""
+"""trashd reap: choose orphans, delete them with a progress bar, and print the result."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ _REDRAW_S = 0.1
 
 
 class ProgressBar:
-    """Drawn by the thread that removes: a forked child has no other. It draws nothing if stderr is no terminal.
+    """A progress bar on stderr; nothing is drawn unless that is a terminal.
+
+    The thread that removes draws it, since a forked child has no other thread.
 
     is_seen  whether it is drawn
     """
@@ -90,10 +92,10 @@ class ProgressBar:
         columns: list[Any] = [
             SpinnerColumn(),
             BarColumn(bar_width=12),
-            TextColumn("{task.fields[told]}  {task.description}", markup=False),  # a name may look like one
+            TextColumn("{task.fields[text]}  {task.description}", markup=False),  # a name may look like markup
         ]
         self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
-        self._task = self._bar.add_task(title, total=None, told="")
+        self._task = self._bar.add_task(title, total=None, text="")
 
     def __enter__(self) -> Self:
         if self.is_seen:
@@ -105,12 +107,12 @@ class ProgressBar:
             self._bar.stop()
 
     def counting(self, n_entries: int, _n_bytes: int) -> None:
-        """So much more is counted."""
+        """Add entries that were counted."""
         self._n_entries += n_entries
         self._draw(lambda _elapsed_s: f"{self._n_entries:,} counted")
 
     def counted(self, survey: Survey) -> None:
-        """So much there is to do."""
+        """Set the total, after counting."""
         self._n_entries = 0
         self._of = survey.n_entries, survey.n_bytes
         self._began = time.monotonic()
@@ -118,30 +120,30 @@ class ProgressBar:
             self._bar.update(self._task, total=survey.n_entries)
 
     def advance(self, n_entries: int, n_bytes: int) -> None:
-        """So much more is gone."""
+        """Add entries and bytes that were removed."""
         self._n_entries += n_entries
         self._n_bytes += n_bytes
-        self._draw(self._told)
+        self._draw(self._format)
 
-    def _draw(self, tell: Callable[[float], str]) -> None:
+    def _draw(self, format_: Callable[[float], str]) -> None:
         now = time.monotonic()
         if self.is_seen and now - self._drawn >= _REDRAW_S:
             self._drawn = now
-            told = tell(max(now - self._began, 0.001))
-            self._bar.update(self._task, completed=self._n_entries, told=told)
+            text = format_(max(now - self._began, 0.001))
+            self._bar.update(self._task, completed=self._n_entries, text=text)
             self._bar.refresh()
 
-    def _told(self, elapsed_s: float) -> str:
+    def _format(self, elapsed_s: float) -> str:
         of = "" if self._of is None else f" of {self._of[0]:,}"
         parts = [f"{self._n_entries:,}{of} entries, {self._n_entries / elapsed_s:,.0f}/s"]
         if self._n_bytes:
             parts.append(f"{format_size(self._n_bytes)}, {format_size(int(self._n_bytes / elapsed_s))}/s")
         if self._of is not None:
             n_entries, n_bytes = self._of
-            # Paced, the time goes by bytes or by entries, whichever of the two is further behind.
+            # At a limited pace, either bytes or entries take the time: whichever is further behind.
             done = min(_part(self._n_entries, n_entries), _part(self._n_bytes, n_bytes) if self._n_bytes else 1.0)
-            left_s = elapsed_s / done - elapsed_s if done else 0.0
-            parts.append(f"{format_duration(round(left_s))} left")
+            remaining_s = elapsed_s / done - elapsed_s if done else 0.0
+            parts.append(f"{format_duration(round(remaining_s))} remaining")
         return ", ".join(parts)
 
 
@@ -149,17 +151,17 @@ def _part(n: int, of: int) -> float:
     return min(n / of, 1.0) if of else 1.0
 
 
-_TOLD_FAILURES = 10
+_SHOWN_FAILURES = 10
 _WHY_LOST = {
-    ClaimLost.BUSY: "somebody else has it",
-    ClaimLost.GONE: "it is gone already",
-    ClaimLost.CHANGED: "it is kept by now",
+    ClaimLost.BUSY: "in use by another trashd process",
+    ClaimLost.GONE: "already deleted or restored",
+    ClaimLost.CHANGED: "pinned, or its retention was extended",
 }
 _LOST: dict[ClaimLost, type[TrashdError]] = {ClaimLost.BUSY: Busy, ClaimLost.GONE: NotFound, ClaimLost.CHANGED: Busy}
 
 
 def is_due_as_chosen(entry: ListedContainer, record: Record) -> bool:
-    """Whether its owner has not prolonged its term since it was chosen, which may be hours ago (I11)."""
+    """Whether the owner has not extended the retention since it was chosen, which may be hours ago (I11)."""
     if entry.expires_ns is None:
         return True
     expires_ns = record.expires_ns()
@@ -167,25 +169,26 @@ def is_due_as_chosen(entry: ListedContainer, record: Record) -> bool:
 
 
 def has_expired(_entry: ListedContainer, record: Record, clocks: tuple[Clock, ...] = ()) -> bool:
-    """Whether its term has ended (I11). clocks: what is remembered of the wall clock"""
+    """Whether the retention has ended (I11). clocks: earlier readings of the wall clock"""
     now = moment(Kernel(), clocks)
     expires_ns = record.expires_ns(now)
     return expires_ns is not None and expires_ns <= now.wall_ns
 
 
 class ReapOptions(NamedTuple):
-    """What a command line asks for, named as click's parameters.
+    """The options of a command line, named as click's parameters.
 
-    n_workers  None: what is best there
-    max_rate, max_bytes  the most that it may be, with `paced` too
-    paced      make way for others
-    counts     count first
-    waits      print, at the end, how much space came back, and what keeps it
-    with_stores  trash stores in it that hold something go too
-    force      what is in quarantine, with the caller's own right
-    one        the first that no other process has
-    job        whose ranks do it (engine.mpi_ranks.MpiJob), or None
-    is_meant   asked about an orphan's record when it is claimed: its owner may have kept it since it was chosen
+    wanted_bytes  of `--free`
+    one        reap the first orphan that no other process has claimed
+    n_workers  None: the best number for the filesystem
+    max_rate, max_bytes  upper limits, with `paced` too
+    paced      yield to other users of the disk
+    counts     count before removing
+    waits      print, at the end, how much space became free, and which processes hold the rest
+    with_stores  remove trash stores inside the orphan that are not empty
+    force      reap from quarantine, with the caller's own rights
+    job        the MPI job that shares the work (engine.mpi_ranks.MpiJob), or None
+    is_meant   called with an orphan's record when it is claimed: its owner may have pinned it since it was chosen
     """
 
     identifiers: tuple[str, ...] = ()
@@ -210,50 +213,44 @@ class ReapOptions(NamedTuple):
     is_meant: Callable[[ListedContainer, Record], bool] = is_due_as_chosen
 
     def check(self) -> None:
-        """Raises  UsageError for options that don't go together"""
+        """Raises  UsageError for options that can't be combined"""
         if self.identifiers and (self.everything or self.pinned):
-            raise UsageError(
-                f"ID with {'--all' if self.everything else '--pinned'}", "name orphans, or take all of them"
-            )
+            raise UsageError(f"ID can't be combined with {'--all' if self.everything else '--pinned'}")
         if self.with_stores and not self.identifiers:
-            raise UsageError("--with-stores without ID", "name the orphan whose stores are to go with it")
+            raise UsageError("--with-stores needs an ID")
         if self.pinned and not self.now:
-            raise UsageError("--pinned without --now", "what is pinned has no term that could end: say --now, too")
+            raise UsageError("--pinned needs --now: a pinned orphan never expires")
         if self.now and not (self.identifiers or self.everything or self.pinned):
-            raise UsageError("--now alone", "name those that may go before their time (trashd list)")
+            raise UsageError("--now needs an ID, --all or --pinned", "trashd list shows the IDs")
         if self.wanted_bytes is not None and (self.identifiers or self.everything or self.pinned or self.now):
-            raise UsageError("--free with what is to go", "it chooses by itself, and asks")
+            raise UsageError("--free chooses orphans itself: it can't be combined with ID, --all, --pinned or --now")
         if self.one and (self.identifiers or self.wanted_bytes is not None):
-            raise UsageError(
-                f"--one with {'ID' if self.identifiers else '--free'}", "it takes whichever is due and free"
-            )
+            raise UsageError(f"--one can't be combined with {'ID' if self.identifiers else '--free'}")
         if self.force:
             self._check_force()
         if self.job is not None and self.paced:
-            raise UsageError(
-                "--mpi with --paced", "that listens to one machine's disk; --max-rate is for all ranks together"
-            )
+            raise UsageError("--mpi can't be combined with --paced", "use --max-rate, the limit for all ranks together")
 
     def _check_force(self) -> None:
         if not self.identifiers:
-            raise UsageError("--force without ID", "name what is in quarantine: trashd list --state quarantine")
+            raise UsageError("--force needs the ID of an orphan in quarantine", "trashd list --state quarantine")
         others = {"--wait": self.waits, "--mpi": self.job is not None}
         for other in (option for option, is_given in others.items() if is_given):
-            raise UsageError(f"--force with {other}", "leave one of them out")
+            raise UsageError(f"--force can't be combined with {other}")
         if not (self.yes or self.dry or can_be_asked()):
-            raise UsageError("nobody is there to be asked", "say --yes, or run it on a terminal")
+            raise UsageError("not a terminal: confirm with --yes")
 
 
 def reap_one(base: bytes, orphan: str, *, as_json: bool, waits: bool = False) -> int:
-    """Reap what was just taken away, at once; the exit code. base: the directory that holds its store"""
+    """Reap an orphan that was just made; return the exit code. base: the directory that holds its store"""
     kernel, how = Kernel(), ReapOptions(volumes=(base,), as_json=as_json, waits=waits)
     return reap_all(kernel, [find_container(kernel, how.volumes, orphan)], how)
 
 
 def reap_all(kernel: Kernel, due: Sequence[ListedContainer], how: ReapOptions) -> int:
-    """Reap containers one after the other, or one of them; the exit code. Ctrl-C ends it between two slices.
+    """Reap containers one after the other, or only one of them; return the exit code. Ctrl-C stops between two slices.
 
-    The caller has chosen them, and asked whoever is to be asked: `how` says only how they are reaped.
+    The caller has chosen them and has asked the user: of `how` only the options about the removal count.
     """
     began = time.monotonic()
     codes, reaped, is_away = [], [], False
@@ -278,17 +275,17 @@ def reap_all(kernel: Kernel, due: Sequence[ListedContainer], how: ReapOptions) -
                 if how.one and done.lost:
                     continue
                 reaped.append(done)
-                codes.append(_tell(entry, done, force=how.force, as_json=how.as_json))
+                codes.append(_print_result(entry, done, force=how.force, as_json=how.as_json))
                 if how.waits:
                     waits[entry.base_path()].add_reaped(done)
                 if how.one:
                     break
             except (TrashdError, OSError) as error:
-                is_away |= isinstance(error, ServerAway)  # it was waited for, once for all
+                is_away |= isinstance(error, ServerAway)  # the wait for the server was once for all orphans
                 codes.append(output.failed(from_os(error, entry.id), as_json=how.as_json))
         if how.one:
             if due and not reaped and not how.as_json:
-                print("no orphan is left to reap: others have them", file=sys.stderr)
+                print("no orphan reaped: other trashd processes are working on all of them", file=sys.stderr)
         elif len(due) > 1 and not how.as_json:
             print(_sum(reaped, len(due) - len(reaped), time.monotonic() - began))
         if how.waits:
@@ -315,8 +312,8 @@ def _reap(
     from fusefs.reaper.reap import RemovalWishes, reap
 
     if entry.state in (State.STAGE, State.RESTORING):
-        raise Refused(f"{entry.id} is half done, in {entry.state.value}/", SETTLE)
-    # A person who sees a slow reap go by wants to know how long it takes.
+        raise Refused(f"{entry.id}: an unfinished operation, in {entry.state.value}/", SETTLE)
+    # The user who watches a slow reap wants to know how long it takes.
     tempo = Speed(how.max_rate, how.max_bytes)
     counts = how.counts or (tempo.is_limited() and shows.is_seen)
     counted = shows.counted if counts else None
@@ -326,7 +323,7 @@ def _reap(
         limit_s = 0.0 if is_away else COMMAND_LIMIT_S
         outage = OutageWishes(limit_s, lambda number: output.tell_outage(number, limit_s))
         by_force, is_own = how.force and folder.uid == 0, folder.uid == entry.uid
-        # Of one's own --force is the decision of a person who looked; no service makes it.
+        # With --force the owner has inspected their orphan and decided; a service never does that.
         wishes = wishes._replace(outage=outage, by_force=by_force, without_doubt=how.force and is_own)
         return reap(folder, entry.id, wishes, partial(how.is_meant, entry))
 
@@ -339,7 +336,7 @@ def _reap_by_force(
     stop: StopSignals,
     is_away: bool,
 ) -> Reaped:
-    """Reap it in the caller's own folder, to which root moves it first.
+    """Reap an orphan in the caller's own folder; root first moves it there.
 
     Raises  Busy, NotFound, or as for `seize` and `_reap`
     """
@@ -348,26 +345,26 @@ def _reap_by_force(
 
     with opened_folder(kernel, how.volumes, entry) as folder, own_folder(folder.store) as own:
         if folder.uid != own.uid:
-            note = f"taken from {user_name(folder.uid)}'s quarantine to be deleted; was {output.origin(entry.origin)}"
+            note = f"moved from {user_name(folder.uid)}'s quarantine to be deleted; was {output.origin(entry.origin)}"
             seized = seize(folder, entry.id, own, note[:NOTE_MAX_CHARS])
             if isinstance(seized, ClaimLost):
                 raise _LOST[seized](entry.id)
             for warning in seized.warnings:
                 output.warn(warning)
-            entry = entry._replace(id=seized.id, expires_ns=None)  # its term in root's folder is no owner's choice
+            entry = entry._replace(id=seized.id, expires_ns=None)  # no owner chose its retention in root's folder
         reaped = _reap(entry, how, shows, stop, is_away, own, None)
     if reaped.lost is not None:
         raise _LOST[ClaimLost(reaped.lost)](entry.id)
     return reaped
 
 
-def _tell(entry: ListedContainer, reaped: Reaped, *, force: bool, as_json: bool) -> int:
-    """Say what became of one; its exit code."""
+def _print_result(entry: ListedContainer, reaped: Reaped, *, force: bool, as_json: bool) -> int:
+    """Print the result for one orphan; return its exit code."""
     report = reaped.report
     where = "quarantine" if reaped.id == entry.id else f"root's quarantine as {reaped.id}"
-    gone = f"{output.counted(report.removed, 'entry', 'entries')} removed"
+    removed = f"{output.counted(report.removed, 'entry', 'entries')} removed"
     if report.n_bytes is not None:
-        gone += f" ({format_size(report.n_bytes)})"
+        removed += f" ({format_size(report.n_bytes)})"
     if as_json and force:
         from fusefs.cli.json_objects import KeptAs
 
@@ -375,23 +372,23 @@ def _tell(entry: ListedContainer, reaped: Reaped, *, force: bool, as_json: bool)
     elif as_json:
         output.as_json(reaped)
     elif reaped.lost:
-        print(f"{entry.id}: skipped, {_WHY_LOST[ClaimLost(reaped.lost)]}")
+        print(f"{entry.id}: skipped: {_WHY_LOST[ClaimLost(reaped.lost)]}")
     elif report.stopped:
         rest = "" if reaped.id == entry.id else f" with {reaped.id}"
-        print(f"{entry.id}: {gone}, then stopped; the next reap goes on{rest}")
+        print(f"{entry.id}: {removed}, then stopped; the next reap continues{rest}")
     elif report.n_failed:
-        print(f"{entry.id}: {gone}, {report.n_failed} could not be; it is in {where}")
-        for failure in report.failures[:_TOLD_FAILURES]:
+        print(f"{entry.id}: {removed}, {report.n_failed} could not be removed; the rest is in {where}")
+        for failure in report.failures[:_SHOWN_FAILURES]:
             print(f"  {explain_failure(failure)}")
-        if report.n_failed > _TOLD_FAILURES:
-            print(f"  and {report.n_failed - _TOLD_FAILURES:,} more (trashd list --state quarantine --json)")
+        if report.n_failed > _SHOWN_FAILURES:
+            print(f"  and {report.n_failed - _SHOWN_FAILURES:,} more (trashd list --state quarantine --json)")
     else:
-        print(f"{entry.id}: {gone}")
+        print(f"{entry.id}: {removed}")
     return Incomplete.exit_code if report.n_failed else 0
 
 
 def _sum(reaped: Sequence[Reaped], n_untried: int, elapsed_s: float) -> str:
-    """One line for many: removed, failed, skipped."""
+    """The last line, for several orphans: how many were removed, failed or skipped."""
     n_entries = sum(one.report.removed for one in reaped)
     n_failed = sum(bool(one.report.n_failed) for one in reaped)
     n_skipped = sum(one.lost is not None or one.report.stopped for one in reaped) + n_untried
@@ -406,67 +403,58 @@ _SHOWN_MAX = 10
 
 
 def _by_ranks(job: Any) -> Any:
-    from fusefs.reaper.remove_by_ranks import RemovalByRanks  # with one machine nobody needs it
+    from fusefs.reaper.remove_by_ranks import RemovalByRanks  # imported late: needed only with --mpi
 
     return RemovalByRanks(job)
 
 
-@click.command("reap", cls=Command, short_help="Delete orphans for good.")
+@click.command(
+    "reap",
+    cls=Command,
+    short_help="Delete orphans permanently, to free their space.",
+    headings={
+        "Select": "--all --pinned --free --one --volume",
+        "Act": "--now --with-stores --force --dry-run --yes --wait",
+        "Pace": "--threads --max-rate --max-bytes --paced --mpi",
+        "Output": "--count --json",
+    },
+)
 @click.argument("identifiers", nargs=-1, metavar="[ID…]", type=OrphanId())
-@click.option("--all", "everything", is_flag=True, help="All of your own orphans but the pinned ones.")
-@click.option("--pinned", is_flag=True, help="All of your own that are pinned (trashd keep); only with --now.")
-@click.option("--now", is_flag=True, help="Don't wait for their retention to end.")
+@click.option("--all", "everything", is_flag=True, help="Select all your own orphans except pinned ones.")
+@click.option("--pinned", is_flag=True, help="Select all your own pinned orphans (trashd keep); needs --now.")
+@click.option("--now", is_flag=True, help="Delete the selected orphans before they expire, too.")
 @click.option(
     "--free",
     "wanted_bytes",
     type=ParsedValue("size", parse_size),
     metavar="SIZE",
-    help="As many as take so much: expired ones first, then it asks.",
+    help="Delete just enough orphans to free SIZE: expired ones first; ask before deleting others.",
 )
-@click.option("--one", is_flag=True, help="The first of them that no other process has, and no more.")
-@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only say which would go.")
-@click.option("--yes", is_flag=True, help="Don't ask before several go before their time.")
+@click.option("--one", is_flag=True, help="Delete only the first orphan that no other process is working on.")
+@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only print which orphans would be deleted.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @threads_option
 @tempo_options
-@click.option("--count", "counts", is_flag=True, help="Count first, so that the progress bar knows the end.")
+@click.option("--count", "counts", is_flag=True, help="Count entries first, so that the progress bar shows the end.")
 @click.option(
-    "--wait", "waits", is_flag=True, help="Wait for the space, and name each process that keeps deleted files open."
+    "--wait", "waits", is_flag=True, help="Wait until the space is free; name processes that keep deleted files open."
 )
-@click.option("--with-stores", is_flag=True, help="With ID: trash stores in it go too, but for what is pinned there.")
-@click.option("--force", is_flag=True, help="With ID in quarantine: delete also what its owner may not. It asks.")
+@click.option("--with-stores", is_flag=True, help="With ID, delete trash stores inside the orphan, too.")
+@click.option(
+    "--force", is_flag=True, help="With an ID in quarantine, delete with your own rights, as rm -rf would; ask first."
+)
 @volume_option
 @json_option
 @mpi_option(_by_ranks)
 def command(**options: Any) -> int:
-    """Delete orphans whose retention has ended, in the foreground; what is reaped can't be restored.
+    """Delete orphans permanently. Without ID, delete those that have expired.
 
-    Without ID: all that have expired (as root: everybody's, each with its owner's authority). An orphan that is
-    named, or --all, is reaped before its time only with --now. What is pinned goes only if it is named, or by
-    --pinned, which --all doesn't imply. A user's own store that is not in his registry may be a copy: what is in it
-    goes only if it is named. After Ctrl-C, or however it ended, the next reap goes on where it was.
+    An orphan is an old tree in the trash store. Root deletes the expired orphans of all users, each with its owner's
+    rights. An orphan that has not expired is deleted only with --now or --free; a pinned one also needs its ID or
+    --pinned.
 
-    What can't be deleted goes to quarantine; trashd list shows the reasons. There it stays until its ID is named: a
-    reap tries it again, trashd restore takes back what remains. --force deletes it with the right of the caller: of
-    your own also directories that came in, or were changed, after the swap; as root everything, whoever owns it.
-
-    Where a trash store in an orphan holds something, the reaper leaves that store and what it holds, and the rest of
-    the orphan goes. --with-stores deletes it too; an orphan that is pinned in it stays all the same.
-
-    On a terminal it asks before more than one goes before its time; --yes is the answer. Without a terminal, and with
-    --json, it never asks. --dry-run says which would go, and deletes nothing.
-
-    With --one it reaps the first that no other process has, and ends; where there is none it has done what it should.
-    So an array of a scheduler's tasks shares a volume.
-
-    With --mpi, started as `mpiexec -n N trashd reap --mpi ID` by the orphan's owner, N ranks on as many machines share
-    one tree; each needs the volume at the same path. The first rank alone says something.
-
-    With --free only as many go as take so much, counted first: of those that have expired the oldest; if that is not
-    enough, it asks whether others may go that can still be restored, the soonest to expire first.
-
-    With --paced it goes as trashd service run does: others on the disk should not notice. With --max-rate or
-    --max-bytes never faster than that. Files are looked at before they go then, and large ones are cut in steps of
-    64 MiB.
+    Anything that can't be deleted is moved to quarantine, until you name its ID to try again. An interrupted reap is
+    continued by the next one.
 
     \b
     Examples:
@@ -484,103 +472,100 @@ def command(**options: Any) -> int:
     return _run(ReapOptions(**options))
 
 
-def _run(told: ReapOptions) -> int:
-    """Carry a command line out; the exit code."""
-    told.check()
-    kernel, clocks = tended(told.volumes), watched()
+def _run(how: ReapOptions) -> int:
+    """Carry out a command line; return the exit code."""
+    how.check()
+    kernel, clocks = tended(how.volumes), watched()
     lost: list[TrashdError] = []
-    if told.identifiers:
-        named = find_containers(kernel, told.volumes, told.identifiers, clocks)
+    if how.identifiers:
+        named = find_containers(kernel, how.volumes, how.identifiers, clocks)
         choice = Choice(list({entry.path: entry for entry in named}.values()))
-        if told.force:
+        if how.force:
             check_quarantined(choice.chosen)
     else:
-        found = [entry for entry in all_entries(kernel, told.volumes, lost, clocks) if entry.state in _REAPABLE]
-        choice = choose(found, everything=told.everything, pinned=told.pinned, now=told.now)
+        reapable = [entry for entry in all_entries(kernel, how.volumes, lost, clocks) if entry.state in _REAPABLE]
+        choice = choose(reapable, everything=how.everything, pinned=how.pinned, now=how.now)
     waiting, ended = by_retention(choice.chosen)
-    due, soon = choice.chosen if told.now else ended, list[ListedContainer]()
-    if told.wanted_bytes is not None:
-        due, soon = enough_to_free(kernel, told.volumes, ended, waiting, told.wanted_bytes, yes=told.yes or told.dry)
+    due, soon = choice.chosen if how.now else ended, list[ListedContainer]()
+    if how.wanted_bytes is not None:
+        due, soon = enough_to_free(kernel, how.volumes, ended, waiting, how.wanted_bytes, yes=how.yes or how.dry)
         due, waiting = [*due, *soon], []
-    broken = [output.failed(error, as_json=told.as_json) for error in lost if isinstance(error, BrokenStore)]
-    early = waiting if told.identifiers and not told.now else []
-    if not told.now and not told.as_json:
-        _tell_kept_by_clock(waiting, time.time_ns())
+    broken = [output.failed(error, as_json=how.as_json) for error in lost if isinstance(error, BrokenStore)]
+    early = waiting if how.identifiers and not how.now else []
+    if not how.now and not how.as_json:
+        _warn_of_clock(waiting, time.time_ns())
     if not due and broken:
         return output.exit_code(broken)
-    if not due and not early and not told.as_json:
-        print("no orphans to reap" if told.now else "no orphan has expired", file=sys.stderr)
-        if restorable := [one for one in waiting if one.expires_ns is not None and not (told.now or told.one)]:
-            _tell_what_could_go(restorable)
+    if not due and not early and not how.as_json:
+        print("no orphans to reap" if how.now else "no orphan has expired", file=sys.stderr)
+        if restorable := [one for one in waiting if one.expires_ns is not None and not (how.now or how.one)]:
+            _print_restorable(restorable)
     for entry in early:
-        output.warn(f"{entry.id} is still kept; --now reaps it all the same")
-    if not (told.dry and told.as_json):
-        tell_choice(choice, as_json=told.as_json)
+        output.warn(f"{entry.id}: has not expired; --now deletes it anyway")
+    if not (how.dry and how.as_json):
+        print_kept(choice, as_json=how.as_json)
     refused = Incomplete.exit_code if early or lost else 0
-    if told.dry:
-        tell_would_go(due[:1] if told.one else due, as_json=told.as_json)
+    if how.dry:
+        print_due(due[:1] if how.one else due, as_json=how.as_json)
         return refused
-    if told.force and not told.yes:
+    if how.force and not how.yes:
         ask_about_force(due)
-    if told.now and len(waiting) > 1 and not (told.yes or told.one or told.as_json) and can_be_asked():
+    if how.now and len(waiting) > 1 and not (how.yes or how.one or how.as_json) and can_be_asked():
         ask_about(waiting)
-    is_meant = is_due_as_chosen if told.now or told.force or soon else partial(has_expired, clocks=clocks)
-    return reap_all(kernel, due, told._replace(is_meant=is_meant)) or refused
+    is_meant = is_due_as_chosen if how.now or how.force or soon else partial(has_expired, clocks=clocks)
+    return reap_all(kernel, due, how._replace(is_meant=is_meant)) or refused
 
 
-def _tell_kept_by_clock(entries: Sequence[ListedContainer], now_ns: int) -> None:
-    """Say which are not reaped though the wall clock calls them expired."""
+def _warn_of_clock(entries: Sequence[ListedContainer], now_ns: int) -> None:
+    """Warn of orphans that are not reaped, although they have expired by the wall clock."""
     kept = [one for one in entries if one.expires_ns is not None and one.expires_ns - one.clock_set_ns <= now_ns]
     if kept:
         ahead = format_duration(round(max(one.clock_set_ns for one in kept) / 1e9))
-        what = output.counted(len(kept), "orphan")
-        output.warn(f"the wall clock was set forward by {ahead}; for {what} that it calls expired it is too early")
+        have = "orphan that has" if len(kept) == 1 else "orphans that have"
+        output.warn(f"the wall clock was set forward by {ahead}: keeping {len(kept):,} {have} not really expired")
 
 
-def _tell_what_could_go(restorable: Sequence[ListedContainer]) -> None:
-    """Print how space can be had of orphans whose retention has not ended: a full disk may not wait for that."""
+def _print_restorable(restorable: Sequence[ListedContainer]) -> None:
+    """Print how to free space before orphans expire: a full disk can't wait for that."""
     n_bytes = sum(one.size.n_bytes for one in restorable if one.size is not None)
-    size = f"{format_size(n_bytes)} or more, " if n_bytes else ""
+    size = f", at least {format_size(n_bytes)}" if n_bytes else ""
     count = output.counted(len(restorable), "orphan")
-    print(
-        f"  hint: {count}, {size}can still be restored; trashd reap --free SIZE deletes the first to expire",
-        file=sys.stderr,
-    )
+    print(f"  hint: trashd reap --free SIZE deletes those that expire next, too ({count}{size})", file=sys.stderr)
 
 
 class Choice(NamedTuple):
-    """Orphans that a reap may take, and those that it leaves.
+    """Orphans that a reap may delete, and those that it keeps.
 
-    chosen     of those, the ones whose retention has ended go; with --now all
-    left       pinned
-    unvouched  in stores that may be copies
-    unproven   in folders that others may have filled
+    chosen     those of them that have expired are deleted; with --now all are
+    pinned     kept because they are pinned
+    unvouched  kept because their store may be a copy
+    unproven   kept because other users may have put them into their folder
     """
 
     chosen: list[ListedContainer]
-    left: Sequence[ListedContainer] = ()
+    pinned: Sequence[ListedContainer] = ()
     unvouched: Sequence[ListedContainer] = ()
     unproven: Sequence[ListedContainer] = ()
 
 
-def choose(found: Sequence[ListedContainer], *, everything: bool, pinned: bool, now: bool) -> Choice:
-    """Choose among all that there are, none being named."""
+def choose(reapable: Sequence[ListedContainer], *, everything: bool, pinned: bool, now: bool) -> Choice:
+    """Choose among all orphans, none being named."""
     uid = os.geteuid()
-    mine = [entry for entry in found if entry.is_served_by(uid)]
-    # Of an unproven folder its user alone says by --all that all in it is meant.
-    theirs = [] if everything else [entry for entry in found if not entry.is_served_by(uid)]
+    mine = [entry for entry in reapable if entry.is_served_by(uid)]
+    # Only its user may select everything in an unproven folder, by --all.
+    theirs = [] if everything else [entry for entry in reapable if not entry.is_served_by(uid)]
     unproven = [entry for entry in theirs if not _waits(entry)]
     unvouched = [entry for entry in mine if not entry.is_vouched and (now or not _waits(entry))]
     chosen = [entry for entry in mine if entry.is_vouched]
     if not (everything or pinned):
         return Choice(chosen, (), unvouched, unproven)
     own = [entry for entry in chosen if entry.uid == uid]
-    left = [] if pinned else [entry for entry in own if _is_pinned(entry)]
-    return Choice([entry for entry in own if (pinned if _is_pinned(entry) else everything)], left, unvouched, unproven)
+    kept = [] if pinned else [entry for entry in own if _is_pinned(entry)]
+    return Choice([entry for entry in own if (pinned if _is_pinned(entry) else everything)], kept, unvouched, unproven)
 
 
 def by_retention(chosen: Sequence[ListedContainer]) -> tuple[list[ListedContainer], list[ListedContainer]]:
-    """Those whose retention has not ended, and those whose has."""
+    """Divide into those that have not expired, and those that have."""
     waiting: list[ListedContainer] = []
     ended: list[ListedContainer] = []
     for entry in chosen:
@@ -588,44 +573,43 @@ def by_retention(chosen: Sequence[ListedContainer]) -> tuple[list[ListedContaine
     return waiting, ended
 
 
-def tell_choice(choice: Choice, *, as_json: bool) -> None:
-    """Say what is left, and how it would go."""
+def print_kept(choice: Choice, *, as_json: bool) -> None:
+    """Print which orphans are kept, and how to delete them."""
     if as_json:
-        staying = {"pinned": choice.left, "unregistered": choice.unvouched, "unproven": choice.unproven}
+        staying = {"pinned": choice.pinned, "unregistered": choice.unvouched, "unproven": choice.unproven}
         for lost, entries in staying.items():
             for entry in entries:
                 output.as_json(Reaped(entry.id, lost, Report(0, (), 0)))
         return
-    if choice.left:
-        stay = "1 pinned orphan stays" if len(choice.left) == 1 else f"{len(choice.left)} pinned orphans stay"
-        output.warn(f"{stay} (trashd keep): --now with the ID reaps one, with --pinned all of them")
-    copy = "which may be a copy: nobody has registered that store. Its owner does by: trashd init {}"
-    _warn_of(choice.unvouched, f"{copy}; an ID reaps one of them")
-    _warn_of(choice.unproven, "of which nobody can tell who put them there; trashd doctor {} says what helps")
+    if choice.pinned:
+        count = output.counted(len(choice.pinned), "pinned orphan")
+        output.warn(f"{count} not deleted: --now --pinned deletes all of them, --now ID a single one")
+    copy = "the store is not registered and may be a copy. Its owner registers it with: trashd init {}"
+    _warn_of(choice.unvouched, f"{copy}; naming its ID deletes an orphan anyway")
+    _warn_of(choice.unproven, "other users may have put them there. For details: trashd doctor {}")
 
 
-def _warn_of(staying: Sequence[ListedContainer], why: str) -> None:
-    """Say what stays, store by store. why: with a place for the volume"""
-    for store, several in groupby(sorted(staying, key=ListedContainer.store_path), key=ListedContainer.store_path):
-        n_left = len(list(several))
-        stay = "1 orphan stays" if n_left == 1 else f"{n_left} orphans stay"
-        output.warn(f"{stay} in {printable(store)}, {why.format(shell_word(os.path.dirname(store)))}")
+def _warn_of(kept: Sequence[ListedContainer], why: str) -> None:
+    """Warn of orphans that are kept, one line for each store. why: with a place for the volume"""
+    for store, several in groupby(sorted(kept, key=ListedContainer.store_path), key=ListedContainer.store_path):
+        count = output.counted(len(list(several)), "orphan")
+        output.warn(f"{printable(store)}: {count} not deleted: {why.format(shell_word(os.path.dirname(store)))}")
 
 
 def _is_pinned(entry: ListedContainer) -> bool:
-    """Whether it has no term; one that a reaper has begun was named when it began."""
+    """Whether it never expires. A reaper that has begun on one was given its ID."""
     return entry.state is State.ORPHANS and entry.expires_ns is None and not entry.problem
 
 
 def _waits(entry: ListedContainer) -> bool:
-    """Whether its retention forbids to reap it; one that a reaper has begun is past that."""
+    """Whether it has not expired; false once a reaper has begun on it."""
     if entry.state in (State.REAPING, State.QUARANTINE):
         return False
     return entry.expires_ns is None or entry.expires_ns > time.time_ns()
 
 
-def tell_would_go(due: Sequence[ListedContainer], *, as_json: bool) -> None:
-    """Print what a reap would take, as `trashd list` has it."""
+def print_due(due: Sequence[ListedContainer], *, as_json: bool) -> None:
+    """Print what a reap would delete; as JSON, with the keys of `trashd list`."""
     from fusefs.cli.json_objects import RestorableFor
 
     now_ns = time.time_ns()
@@ -633,14 +617,15 @@ def tell_would_go(due: Sequence[ListedContainer], *, as_json: bool) -> None:
         if as_json:
             output.as_json(entry, RestorableFor(entry.left_s(now_ns)))
         else:
-            print(f"would be reaped: {line_of(entry, now_ns)}")
+            print(f"would be deleted: {line_of(entry, now_ns)}")
 
 
 def ask_about(early: Sequence[ListedContainer]) -> None:
-    """Ask that person. Raises  Refused if the answer is no"""
-    tell_early(early)
-    which = "this" if len(early) == 1 else f"these {len(early):,}"
-    if not is_confirmed(f"Delete {which} for good, before {'its' if len(early) == 1 else 'their'} time?"):
+    """Ask whether to delete orphans before they expire. Raises  Refused if the answer is no"""
+    print_early(early)
+    is_one = len(early) == 1
+    which = "this orphan before it expires" if is_one else f"these {len(early):,} orphans before they expire"
+    if not is_confirmed(f"Permanently delete {which}?"):
         raise Refused("nothing was deleted")
 
 
@@ -652,32 +637,32 @@ def check_quarantined(entries: Sequence[ListedContainer]) -> None:
         if entry.state is not State.QUARANTINE:
             is_reaped = entry.state in (State.ORPHANS, State.REAPING)
             hint = "trashd reap without --force deletes it" if is_reaped else WAY_OUT
-            raise Refused(f"{entry.id} is not in quarantine", hint)
+            raise Refused(f"{entry.id}: not in quarantine", hint)
 
 
 def ask_about_force(entries: Sequence[ListedContainer]) -> None:
-    """Ask whether they may be deleted with the caller's right. Raises  Refused if the answer is no"""
+    """Ask whether to delete them with the caller's rights. Raises  Refused if the answer is no"""
     for entry in entries:
         print(f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}", file=sys.stderr)
-    extent = "whoever owns the files in it" if os.geteuid() == 0 else "with what came in after the swap"
-    if not is_confirmed(f"Delete this for good, {extent}?"):
+    extent = "files of other users" if os.geteuid() == 0 else "directories that were added or changed after the swap"
+    if not is_confirmed(f"Permanently delete this, including {extent}?"):
         raise Refused("nothing was deleted")
 
 
-def tell_early(early: Sequence[ListedContainer]) -> None:
-    """Tell on stderr which it is about."""
+def print_early(early: Sequence[ListedContainer]) -> None:
+    """Print on stderr the orphans that a question is about."""
     now_ns = time.time_ns()
     for entry in early[:_SHOWN_MAX]:
         print(line_of(entry, now_ns), file=sys.stderr)
     if len(early) > _SHOWN_MAX:
-        print(f"and {len(early) - _SHOWN_MAX:,} more (--dry-run shows all)", file=sys.stderr)
+        print(f"and {len(early) - _SHOWN_MAX:,} more (--dry-run lists all)", file=sys.stderr)
 
 
 def line_of(entry: ListedContainer, now_ns: int) -> str:
-    """An orphan, whose it is, where it came from, and how long it can be restored."""
-    left = entry.left_s(now_ns)
-    term = "kept" if left is None else f"{format_duration(left)} left" if left > 0 else "expired"
-    return f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}  ({term})"
+    """Format an orphan: ID, owner, origin and when it expires."""
+    seconds = entry.left_s(now_ns)
+    expiry = "pinned" if seconds is None else f"expires in {format_duration(seconds)}" if seconds > 0 else "expired"
+    return f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}  ({expiry})"
 
 
 def enough_to_free(
@@ -689,35 +674,33 @@ def enough_to_free(
     *,
     yes: bool,
 ) -> tuple[list[ListedContainer], list[ListedContainer]]:
-    """As many orphans as take so much: of those that have expired, the oldest first, and then of those that can still
-    be restored, those that would go first; the two told apart. What is pinned is left.
+    """Choose orphans that take so much: of the expired ones the oldest first, then of the others those that expire
+    first. Return the two groups. Pinned orphans are never chosen.
 
-    What they take is counted where it isn't known. What other names keep, or may be shared, does not count.
-    yes     the answer to the question whether the latter may go
-    Raises  Refused: they may not, or nobody can be asked; Incomplete: all together it is not as much
+    Unknown sizes are counted. Space that other names keep, or that may be shared, does not count.
+    yes     delete unexpired ones without asking
+    Raises  Refused: the answer is no, or there is no terminal; Incomplete: all together take less
     """
     with StopSignals() as stop:
-        chosen, came_bytes = _until(kernel, volumes, ended, wanted_bytes, stop)
+        chosen, freed_bytes = _until(kernel, volumes, ended, wanted_bytes, stop)
         early: list[ListedContainer] = []
-        if came_bytes < wanted_bytes:
+        if freed_bytes < wanted_bytes:
             soonest = sorted(
                 (entry for entry in waiting if entry.expires_ns is not None), key=lambda entry: entry.expires_ns or 0
             )
-            early, more_bytes = _until(kernel, volumes, soonest, wanted_bytes - came_bytes, stop)
-            came_bytes += more_bytes
+            early, more_bytes = _until(kernel, volumes, soonest, wanted_bytes - freed_bytes, stop)
+            freed_bytes += more_bytes
         if stop():
-            raise Refused("stopped while it was counted: nothing was deleted")
-    if came_bytes < wanted_bytes:
-        have = f"all that may go takes {format_size(came_bytes)}"
-        raise Incomplete(
-            f"{have}, not {format_size(wanted_bytes)}: nothing was deleted", "trashd du shows what there is"
-        )
+            raise Refused("stopped while counting; nothing was deleted")
+    if freed_bytes < wanted_bytes:
+        only = f"can free only {format_size(freed_bytes)} of the {format_size(wanted_bytes)} requested"
+        raise Incomplete(f"{only}; nothing was deleted", "trashd du shows the size of each orphan")
     if early and not yes:
         if not can_be_asked():
-            tell_early(early)
+            print_early(early)
             count = output.counted(len(early), "orphan")
-            told = f"for {format_size(wanted_bytes)} also {count} would go that can still be restored"
-            raise Refused(told, "--yes says that they may")
+            needs = f"freeing {format_size(wanted_bytes)} needs {count} that can still be restored"
+            raise Refused(needs, "confirm with --yes")
         ask_about(early)
     return chosen, early
 
@@ -725,20 +708,20 @@ def enough_to_free(
 def _until(
     kernel: Kernel, volumes: Sequence[bytes], entries: Sequence[ListedContainer], wanted_bytes: int, stop: StopSignals
 ) -> tuple[list[ListedContainer], int]:
-    """The first of some that take so much together, or all of them; what they take."""
-    from fusefs.cli.count_orphan import CountOptions, count_orphan  # only --free counts
+    """Return the first entries that together take so much, or all of them; and what they take."""
+    from fusefs.cli.count_orphan import CountOptions, count_orphan  # imported late: only --free counts
 
-    chosen, came_bytes = [], 0
+    chosen, freed_bytes = [], 0
     for entry in entries:
-        if came_bytes >= wanted_bytes or stop():
+        if freed_bytes >= wanted_bytes or stop():
             break
         try:
-            # What another user's record says is that user's word.
+            # Another user's record may be wrong.
             how = CountOptions(anew=entry.uid != os.geteuid(), far=True, paced=True)
             size = count_orphan(kernel, volumes, entry, stop, how).size
         except TrashdError as error:
             output.warn(f"{entry.id}: {error.message()}")
             continue
         chosen.append(entry)
-        came_bytes += 0 if size is None else size.surely_freed()
-    return chosen, came_bytes
+        freed_bytes += 0 if size is None else size.surely_freed()
+    return chosen, freed_bytes

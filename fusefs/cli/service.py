@@ -1,6 +1,6 @@
-"""trashd service: run it, and install, remove or show its systemd units and what they need.
+"""trashd service: run the reaper service; install, remove or show its systemd units and the files that they need.
 
-Installing puts nothing over what others put there; removing takes away what is still as it was written.
+Installing overwrites no unit or setting that differs; uninstalling removes only files that are as they were written.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from fusefs.linux.uring_offer import enable, read_facts
 
 _PACKAGE = Path(__file__).parents[1]
 _HOMES = (_PACKAGE / "share", _PACKAGE.parent, _PACKAGE.parent / "build")
-"""Of the files: in a wheel, and in a checkout, where `make man` makes the man pages."""
+"""Where the files to install are: in a wheel, or in a checkout, where `make man` creates the manual pages."""
 _IN_UNITS = "/usr/bin/trashd"
-"""Where the units have the command as they come, so that they are good for a distribution's package."""
+"""The path of the command in the units as they are distributed, which a distribution's package needs."""
 _SYSTEM_UNITS = (
     "trashd-reaper.service", "trashd-mount@.service", "trashd-sweep.service", "trashd-sweep.timer", "trashd.slice",
 )  # fmt: skip
@@ -47,20 +47,20 @@ _EXAMPLES = ("grafana-dashboard.json", "alert-rules.yml")
 _SECTION_8 = b".so man1/trashd-mount.1\n"
 _URING = ("tmpfiles.d/trashd-uring.conf", "modprobe.d/trashd-uring.conf")
 PACKAGES = "/usr"
-"""Where packages have their files. Their modules and scripts are in its lib/trashd, where nothing else imports them."""
+"""The prefix of packages. Their modules and scripts are in lib/trashd, where no other program imports them."""
 _PACKAGED = tuple(f"{place}/systemd/system/trashd-reaper.service" for place in ("/usr/lib", "/lib"))
 _FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
 _NEW = ".new"
 
 
 class InstalledFile(NamedTuple):
-    """A file, or a symbolic link.
+    """A file or symbolic link to install.
 
     path         absolute, as the installed system sees it
-    content      of a file; None: it is a link
-    link         where that points
-    is_example   for its administrator to change: never touched once it is there
-    is_document  nobody edits it: one of another version is replaced
+    content      the content of a file; None for a link
+    link         the target of a link
+    is_example   administrators change it: it is never touched once it exists
+    is_document  nobody edits it: a file of another version is replaced
     """
 
     path: str
@@ -71,7 +71,7 @@ class InstalledFile(NamedTuple):
 
 
 class FileOutcome(Enum):
-    """What became of a file, or would."""
+    """The outcome of installing or removing a file."""
 
     WRITTEN = "written"
     UNCHANGED = "unchanged"
@@ -81,14 +81,14 @@ class FileOutcome(Enum):
 
 
 class FileReport(NamedTuple):
-    """One file's outcome. path: that it has now, below --root"""
+    """The outcome of one file. path: where it is now, below --root"""
 
     path: str
     outcome: FileOutcome
 
 
 class ServiceInstalled(NamedTuple):
-    """An installation: its files, and what systemd says of its units (None where it isn't running)."""
+    """An installation: its files, and the properties of its units in systemd; None if systemd isn't running."""
 
     version: str
     command: str
@@ -97,12 +97,12 @@ class ServiceInstalled(NamedTuple):
 
 
 class InstallPlace:
-    """Where an installation belongs, the machine's or a user's, and its files there."""
+    """The place of an installation, for the machine or for a user, and its files there."""
 
     def __init__(self, for_user: bool, root: str, prefix: str, *, is_dry: bool = False) -> None:
-        """root: "/", or where a package is being put together; is_dry: nothing is changed."""
+        """root: "/", or the directory in which a package is built; is_dry: change nothing."""
         if not prefix.startswith("/"):
-            raise UsageError(f"--prefix {prefix}", "it is an absolute path")
+            raise UsageError(f"--prefix {prefix}: not an absolute path")
         self._for_user = for_user
         self._root = os.path.abspath(root)
         self._prefix = prefix.rstrip("/")
@@ -116,42 +116,44 @@ class InstallPlace:
         return self._root == "/" and systemd.is_running(for_user=self._for_user)
 
     def is_this_machine(self) -> bool:
-        """Whether it is the machine's own, and not a package's."""
+        """Whether it is this machine's installation: neither a user's nor one for a package."""
         return self._root == "/" and not self._for_user
 
     def check_permitted(self) -> None:
-        """Raises  NotPermitted, before anything is half done"""
+        """Raise NotPermitted if only root can do this, before anything is changed."""
         if not self._for_user and self._root == "/" and os.geteuid():
-            raise NotPermitted("the machine's services are root's", "sudo trashd service …, or --user for your own")
+            raise NotPermitted("the service of this machine", "use sudo, or --user for your own service")
 
     def check_sensible(self) -> None:
-        """Raises  Refused: users could not run what would be installed for them, or a package has it in place"""
+        """Raise Refused if users could not run this trashd, or if a package has installed the service."""
         if self._prefix == PACKAGES:
-            raise Refused(f"{PACKAGES} is for packages", "leave --prefix out; with --root DIR it makes a package")
+            raise Refused(f"--prefix {PACKAGES}: only for packages, with --root DIR", "trashd service install")
         packaged = brought_by_package()
         if packaged is not None:
-            hint = "it needs nothing but: systemctl enable --now trashd-reaper"
-            raise Refused(f"a package brought {printable(os.fsencode(packaged))}", hint)
+            hint = "systemctl enable --now trashd-reaper"
+            raise Refused(f"{printable(os.fsencode(packaged))}: already installed by a package", hint)
         closed = out_of_reach(find_command())
         if closed is not None:
-            hint = "install it by pipx with PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin, and run that one"
-            raise Refused(f"{printable(os.fsencode(closed))} is closed to users, who could not run this trashd", hint)
+            hint = "PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin pipx install trashd"
+            raise Refused(
+                f"{printable(os.fsencode(closed))}: users can't access it, so they can't run this trashd", hint
+            )
 
     def is_installed(self) -> bool:
-        """Whether the reaper's unit is there."""
+        """Whether the reaper's unit exists."""
         above = f"{self._data}/systemd/user" if self._for_user else f"{self._prefix}/lib/systemd/system"
         return os.path.lexists(self._at(f"{above}/{REAPER}"))
 
     def has_uring(self) -> bool:
-        """Whether what sets the switch for FUSE over io_uring was installed."""
+        """Whether the files that switch on FUSE over io_uring are installed."""
         return not self._for_user and any(os.path.lexists(self._at(piece.path)) for piece in self.uring_pieces())
 
     def uring_pieces(self) -> list[InstalledFile]:
-        """What sets the machine's switch for FUSE over io_uring at each boot."""
+        """The files that switch on FUSE over io_uring at each boot."""
         return [InstalledFile(f"{self._prefix}/lib/{name}", _read(f"systemd/{name}")) for name in _URING]
 
     def pieces(self, *, has_uring: bool) -> list[InstalledFile]:
-        """What belongs there."""
+        """The files to install."""
         if self._for_user:
             unit = _unit("systemd/user/trashd-reaper.service", find_command())
             unit_path = f"{self._data}/systemd/user/trashd-reaper.service"
@@ -159,29 +161,29 @@ class InstallPlace:
         return pieces_for_all(self._prefix) + (self.uring_pieces() if has_uring else [])
 
     def install(self, pieces: Iterable[InstalledFile]) -> list[FileReport]:
-        """Put all in place; beside a file that differs, as FILE.new."""
+        """Install files; if one exists with other content, write FILE.new beside it."""
         return [FileReport(self._at(piece.path), self._install(piece)) for piece in pieces]
 
     def uninstall(self, pieces: Sequence[InstalledFile]) -> list[FileReport]:
-        """Remove what is as `install` writes it."""
+        """Remove the files that are as `install` writes them."""
         reports = [FileReport(self._at(piece.path), self._remove(piece)) for piece in pieces]
         for piece in pieces:
             self._remove(piece._replace(path=piece.path + _NEW))
         return reports
 
     def remove_directories(self) -> None:
-        """Remove those that only trashd has files in, if they are empty."""
+        """Remove the directories of trashd that are empty."""
         own = (f"{self._share}/doc/trashd/examples", f"{self._share}/doc/trashd", "/etc/trashd")
         for directory in () if self._for_user or self._is_dry else own:
-            with suppress(OSError):  # others have something in it
+            with suppress(OSError):  # it has other files
                 os.rmdir(self._at(directory))
 
     def compare(self, pieces: Iterable[InstalledFile]) -> list[FileReport]:
-        """What the files are like now: UNCHANGED, KEPT (they differ) or GONE."""
+        """Compare the files with their content in this version: UNCHANGED, KEPT (different) or GONE."""
         return [FileReport(self._at(piece.path), self._compare(piece)) for piece in pieces]
 
     def remove_earlier(self) -> list[FileReport]:
-        """Remove what 0.3.0 wrote and this version does not: its list of files, and the page of a removed command."""
+        """Remove files of 0.3.0 that this version does not have: its list of files, the page of a removed command."""
         wrote = (f"{self._share}/trashd/installed.json", f"{self._share}/man/man1/trashd-stats.1")
         present = [path for path in map(self._at, wrote) if os.path.lexists(path)]
         for path in () if self._is_dry else present:
@@ -219,7 +221,7 @@ class InstallPlace:
             else:
                 with open(path, "rb") as file:
                     is_same = not os.path.islink(path) and file.read() == piece.content
-        except OSError:  # no link, a directory, or a link that leads nowhere
+        except OSError:  # not a link, a directory, or a dangling link
             is_same = False
         return FileOutcome.UNCHANGED if is_same else FileOutcome.KEPT
 
@@ -228,7 +230,7 @@ class InstallPlace:
             return
         path = self._at(piece.path)
         self._make_directory(os.path.dirname(path))
-        # Beside it and renamed: a reader finds the old text or the new one.
+        # Written beside it and renamed, so that a reader finds the old content or the new one.
         with tempfile.TemporaryDirectory(prefix=".trashd-", dir=os.path.dirname(path)) as scratch:
             made = os.path.join(scratch, "made")
             if piece.content is None:
@@ -255,18 +257,18 @@ def find_command(name: str = "trashd") -> str:
     beside = (str(place / name) for place in places if os.access(place / name, os.X_OK))
     found = next(beside, None) or shutil.which(name)
     if found is None:
-        raise NotFound(name, "install trashd as a command first (docs/install.md)")
+        raise NotFound(name, "install trashd as a command first: see docs/install.md")
     return os.path.abspath(found)
 
 
 def pieces_for_all(prefix: str) -> list[InstalledFile]:
-    """What root's service and mounts need, and all users. prefix: /usr/local, or PACKAGES for one"""
+    """The files for root's service and mounts, and for all users. prefix: /usr/local, or PACKAGES for a package"""
     units, share = f"{prefix}/lib/systemd", f"{prefix}/share"
     examples = f"{share}/doc/trashd/examples"
     is_package = prefix == PACKAGES
     trashd = _IN_UNITS if is_package else find_command()
     if is_package:
-        commands = [  # by these links Python finds the modules, which are beside what it was called for
+        commands = [  # Python follows these links and finds the modules beside their targets
             InstalledFile(_IN_UNITS, link=f"{PACKAGES}/lib/trashd/trashd"),
             InstalledFile(f"{PACKAGES}/sbin/mount.fuse.trashd", link=f"{PACKAGES}/lib/trashd/mount.fuse.trashd"),
         ]
@@ -287,7 +289,7 @@ def pieces_for_all(prefix: str) -> list[InstalledFile]:
 
 
 def _completion(shell: str) -> bytes:
-    """What has a shell ask trashd what could follow: click's own."""
+    """The completion script of a shell, as click generates it."""
     import click
     from click.shell_completion import get_completion_class
 
@@ -297,11 +299,14 @@ def _completion(shell: str) -> bytes:
 
 
 def _man_pages(share: str) -> list[InstalledFile]:
-    """Those that the build made of the commands (build_docs/man_pages.py). Raises  NotFound"""
-    pages = sorted(path for home in _HOMES for path in home.glob("man/man1/*.1"))
+    """The manual pages that the build generated (build_docs/man_pages.py). Raises  NotFound"""
+    pages = sorted(path for home in _HOMES for path in home.glob("man/man[15]/*.[15]"))
     if not pages:
         raise _missing("man/man1")
-    return [InstalledFile(f"{share}/man/man1/{page.name}", page.read_bytes(), is_document=True) for page in pages]
+    return [
+        InstalledFile(f"{share}/man/{page.parent.name}/{page.name}", page.read_bytes(), is_document=True)
+        for page in pages
+    ]
 
 
 def _read(name: str) -> bytes:
@@ -312,7 +317,7 @@ def _read(name: str) -> bytes:
 
 
 def _missing(name: str) -> NotFound:
-    return NotFound(name, "this installation of trashd lacks it: install the wheel, or make man in a checkout")
+    return NotFound(name, "this installation of trashd is incomplete: install the wheel, or run make man in a checkout")
 
 
 def _unit(name: str, command: str) -> bytes:
@@ -326,17 +331,17 @@ def unit_word(path: str) -> str:
 
 
 def who_else_may_change(command: str) -> str | None:
-    """The first path that not root alone can change, of what root will run with a command; None: all is well.
+    """The first path that users other than root can change, of those that root runs with a command; None: no such path.
 
-    That is the command, its modules, each directory that modules are searched for in, and each directory above these.
-    Links are followed: a virtual environment's command is its interpreter's too.
+    It checks the command, its modules, each directory in which Python searches for modules, and all directories above.
+    Links are followed: the command of a virtual environment runs the interpreter of the system.
     """
     is_fine = set[str]()
     for path in (*_run_by(command), *_imported_from()):
         for part in (path, *map(str, Path(path).parents)):
             if part in is_fine:
                 continue
-            with suppress(FileNotFoundError, NotADirectoryError):  # what is missing belongs to who can make it
+            with suppress(FileNotFoundError, NotADirectoryError):  # a missing path is as safe as its parents
                 st = os.stat(part)
                 is_sticky_dir = stat.S_ISDIR(st.st_mode) and bool(st.st_mode & stat.S_ISVTX)
                 if st.st_uid != 0 or (st.st_mode & OTHERS_WRITE and not is_sticky_dir):
@@ -346,7 +351,7 @@ def who_else_may_change(command: str) -> str | None:
 
 
 def _imported_from() -> Iterator[str]:
-    """All of this package, the files of other modules that are loaded, and the directories that Python looks in."""
+    """The files of this package, those of other loaded modules, and the directories of Python's search path."""
     loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     for path in (*filter(os.path.isabs, sys.path), *filter(None, loaded)):
         yield from (path, os.path.realpath(path))
@@ -356,9 +361,7 @@ def _imported_from() -> Iterator[str]:
 
 
 def out_of_reach(command: str) -> str | None:
-    """The first part of a command's path that not everybody may pass or read, so that users can't run it; None: all is
-    well.
-    """
+    """The first part of a command's path that users can't search or read, so that they can't run it; None: all can."""
     for path in (*_run_by(command), str(_PACKAGE)):
         for part in (*map(str, reversed(Path(path).parents)), path):
             needed = stat.S_IXOTH if os.path.isdir(part) else stat.S_IROTH
@@ -368,36 +371,37 @@ def out_of_reach(command: str) -> str | None:
 
 
 def _run_by(command: str) -> list[str]:
-    """The files that are run when a command is: links are followed."""
+    """The files that are executed when a command is run; links are followed."""
     return list(dict.fromkeys((command, os.path.realpath(command), os.path.realpath(sys.executable))))
 
 
 def brought_by_package() -> str | None:
-    """The reaper's unit where a distribution's package puts it, if there is one."""
+    """The reaper's unit where a distribution's package installs it, if it exists."""
     return next((unit for unit in _PACKAGED if os.path.lexists(unit)), None)
 
 
 PREFIX = "/usr/local"
-"""Where install puts what it brings, if nothing else is said."""
+"""The default of --prefix."""
 REAPER, MOUNTS = "trashd-reaper.service", "trashd-mount@*.service"
 SWEEP, TIMER = "trashd-sweep.service", "trashd-sweep.timer"
 _PROPERTIES = (
     "Id", "LoadState", "UnitFileState", "ActiveState", "SubState", "MainPID", "NRestarts", "StatusText", "FragmentPath",
 )  # fmt: skip
-for_user_option = click.option("--user", "for_user", is_flag=True, help="Your own service, not the machine's.")
+for_user_option = click.option(
+    "--user", "for_user", is_flag=True, help="Act on your own service, not on the machine's."
+)
 root_option = click.option(
-    "--root", default="/", metavar="DIR", help="Below DIR, as if that were /: to make a package (DESTDIR)."
+    "--root", default="/", metavar="DIR", help="Work below DIR, to build a package (DESTDIR). [default: /]"
 )
 prefix_option = click.option(
-    "--prefix", default=PREFIX, show_default=True, metavar="DIR", help="Where units and man pages belong."
+    "--prefix", default=PREFIX, metavar="DIR", help=f"The directory for units and manual pages. [default: {PREFIX}]"
 )
-dry_run_option = click.option("-n", "--dry-run", is_flag=True, help="Only say what would be done.")
+dry_run_option = click.option("-n", "--dry-run", is_flag=True, help="Only print what would be done.")
 
 
-@click.group("service", cls=OrderedGroup, short_help="Run the service that reaps; install it for systemd.")
+@click.group("service", cls=OrderedGroup, short_help="Run the reaper service, or install it for systemd.")
 def command() -> None:
-    """Run the service that reaps in the background; install it and the mounts for systemd, look at them, and take
-    them away.
+    """Run the reaper service, or install, show and remove its systemd units and those of mounts.
 
     \b
     Examples:
@@ -409,13 +413,13 @@ def command() -> None:
     """
 
 
-@command.command("run", short_help="Be the service that reaps in the background.")
+@command.command("run", short_help="Run the reaper service in the foreground.")
 @click.option(
     "--config",
     "directory",
     type=PathBytes(),
     metavar="DIR",
-    help="Read DIR/config.toml and DIR/config.d/; default: /etc/trashd, or ~/.config/trashd for a user.",
+    help="Read DIR/config.toml and DIR/config.d/. [default: /etc/trashd; for users ~/.config/trashd]",
 )
 @click.option(
     "--volume",
@@ -423,14 +427,14 @@ def command() -> None:
     type=PathBytes(),
     multiple=True,
     metavar="DIR",
-    help="Serve the store in DIR only (may be repeated); default: every one, mounted now or later.",
+    help="Serve only the store in DIR; may be repeated. [default: all stores, mounted now or later]",
 )
 def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
-    """Reap what is due on all volumes, in the background, and make way for whoever uses the disk.
+    """Run the reaper service: delete expired orphans on all volumes, yielding to other users of the disk.
 
-    Run by systemd (trashd service install); in a terminal it logs there, and Ctrl-C ends it. As root it serves all
-    users, each with his own rights; as anybody else what is his own. SIGHUP reads the configuration again, SIGTERM
-    ends it within a second. What it was doing then, or when it was killed, the next one goes on with.
+    Normally systemd runs it (trashd service install). In a terminal it logs there, and Ctrl-C stops it. As root it
+    serves all users, each with that user's rights; otherwise only the caller. SIGHUP reloads the configuration. SIGTERM
+    stops it within a second. The next run continues its work, also after a crash.
 
     \b
     Examples:
@@ -442,36 +446,30 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
     from fusefs.service.service import serve
 
     if directory is not None and os.path.isfile(directory):
-        raise NotADirectory(directory, "--config takes the directory in which config.toml is")
+        raise NotADirectory(directory, "--config takes the directory that contains config.toml")
     send_to(make_handler("trashd"))
-    # By the path that policies and pauses know it by.
+    # Policies and pauses have the real path.
     serve(lambda: load_config(directory), tuple(map(os.path.realpath, volumes)))
     return 0
 
 
-@command.command("install", short_help="Put units, configuration and man pages in place.")
+@command.command("install", short_help="Install units, an example configuration and manual pages.")
 @for_user_option
 @root_option
 @prefix_option
 @click.option(
     "--uring/--no-uring",
     default=None,
-    help="Switch on FUSE over io_uring at each boot, for every user's FUSE mount of the machine; default: as it was.",
+    help="Switch FUSE over io_uring on at each boot, for all FUSE mounts of the machine. [default: unchanged]",
 )
 @dry_run_option
 @json_option
 def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, dry_run: bool, as_json: bool) -> int:
-    """Put in place what the services need, with the path of this very trashd in it; nothing is started.
+    """Install the units and other files of the services, with the path of this trashd; start nothing.
 
-    Units, sysusers.d, tmpfiles.d, man pages, the helper of mount(8), and an example of the configuration. Doing it
-    again changes nothing. A unit or setting that is there and differs stays as it is, whether you edited it or an
-    earlier version wrote it: the new text is put beside it as FILE.new. Man pages, completions and examples are
-    replaced. Where users could not run this trashd, or a package has put the
-    units in place, nothing is done.
-
-    With --uring mounts use FUSE over io_uring (Linux 6.14) where the kernel has no known faults in it. A mount with
-    uring=on by root sets that switch itself. It is a switch of the whole machine. It stays with each later install,
-    until --no-uring or uninstall.
+    A unit or setting that exists and differs is kept, and the new text is written beside it as FILE.new. Manual pages,
+    completions and examples are replaced. Running the command again changes nothing. The command is refused if users
+    could not run this trashd, or if a package has installed the units.
 
     \b
     Examples:
@@ -482,7 +480,7 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     home = InstallPlace(for_user, root, prefix, is_dry=dry_run)
     home.check_permitted()
     if for_user and uring is not None:
-        raise UsageError("--uring with --user", "the switch is the machine's: sudo trashd service install --uring")
+        raise UsageError("--uring can't be combined with --user", "sudo trashd service install --uring")
     if home.is_this_machine():
         home.check_sensible()
     if uring and home.is_this_machine() and not dry_run:
@@ -491,30 +489,28 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     reports = home.install(home.pieces(has_uring=has_uring)) + home.remove_earlier()
     if uring is False and home.has_uring():
         reports += home.uninstall(home.uring_pieces())
-    _tell(reports, as_json=as_json)
+    _tell(reports, as_json=as_json, is_dry=dry_run)
     kept = [printable(os.fsencode(one.path)) for one in reports if one.outcome is FileOutcome.KEPT]
     for path in kept:
-        output.warn(f"{path} differs from what this trashd writes, which is in {path}.new")
+        output.warn(f"{path}: kept, since it differs from this version; the new text is in {path}.new")
     if home.is_live() and not dry_run:
         _apply(for_user=for_user, prefix=prefix, has_uring=has_uring)
     if home.is_this_machine() and not dry_run:
         tell_what_stays(reports)
     if not for_user and prefix != PACKAGES and (risk := who_else_may_change(find_command())) is not None:
-        output.warn(
-            f"{printable(os.fsencode(risk))}: others than root can write there, and root will run what is in it"
-        )
+        output.warn(f"{printable(os.fsencode(risk))}: users other than root can change it, and root's service runs it")
     if not as_json and not dry_run and home.is_live():
         what = "--user " if for_user else ""
-        click.echo(f"start it: systemctl {what}enable --now trashd-reaper", err=True)
+        click.echo(f"to start the service: systemctl {what}enable --now trashd-reaper", err=True)
     return Incomplete.exit_code if kept else 0
 
 
-@command.command("status", short_help="Say what is installed, and how it is.")
+@command.command("status", short_help="Show the installed files and the state of the units.")
 @for_user_option
 @prefix_option
 @json_option
 def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
-    """Say which files are installed, whether they are as this trashd writes them, and how the services are.
+    """Show the installed files, whether they are those of this version, and the state of the units.
 
     \b
     Examples:
@@ -523,7 +519,7 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
     """
     home = InstallPlace(for_user, "/", prefix)
     if not home.is_installed():
-        raise NotFound("the service", f"nothing is installed: trashd service install{' --user' if for_user else ''}")
+        raise NotFound(REAPER, f"trashd service install{' --user' if for_user else ''}")
     files = home.compare(home.pieces(has_uring=home.has_uring()))
     names = (REAPER,) if for_user else (REAPER, TIMER, SWEEP, MOUNTS)
     units = tuple(unit for name in names for unit in _shown(name, for_user=for_user)) if home.is_live() else None
@@ -535,7 +531,7 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
     rows = [(printable(os.fsencode(one.path)), likeness[one.outcome]) for one in files]
     click.echo("\n".join(output.aligned(rows)))
     if units is None:
-        click.echo("systemd isn't running here")
+        click.echo("systemd is not running here")
     for unit in units or ():
         state = f"{unit['ActiveState']} ({unit['SubState']}), {unit['UnitFileState'] or unit['LoadState']}"
         said = f": {printable(os.fsencode(unit['StatusText']))}" if unit["StatusText"] else ""
@@ -543,17 +539,17 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
     return 0
 
 
-@command.command("uninstall", short_help="Stop the reaper, and take away what install put there.")
+@command.command("uninstall", short_help="Stop the services and remove the installed files.")
 @for_user_option
 @root_option
 @prefix_option
 @dry_run_option
 @json_option
 def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_json: bool) -> int:
-    """Stop reaper and timer and take away the files that install put there; one that differs from what this trashd
-    writes stays, and is named.
+    """Stop the reaper service and the timer, and remove the installed files.
 
-    Stores and what is in them are not touched. Refused while a trashd-mount@ service is active: stop those first.
+    A unit or setting that differs from this version is kept and reported. Trash stores are not touched. The command is
+    refused while a trashd-mount@ service is active.
 
     \b
     Example:
@@ -562,12 +558,12 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
     home = InstallPlace(for_user, root, prefix, is_dry=dry_run)
     home.check_permitted()
     if not home.is_installed():
-        raise NotFound("the service", "nothing is installed")
+        raise NotFound(REAPER, "the service is not installed, so there is nothing to remove")
     if home.is_live() and not dry_run:
         _stop(for_user=for_user)
     reports = home.remove_earlier() + home.uninstall(home.pieces(has_uring=home.has_uring()))
     home.remove_directories()
-    _tell(reports, as_json=as_json)
+    _tell(reports, as_json=as_json, is_dry=dry_run)
     if home.is_live() and not dry_run:
         _run("systemctl", "daemon-reload", for_user=for_user)
     if home.is_this_machine() and not dry_run:
@@ -575,16 +571,17 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
     return 0
 
 
-def _tell(told: list[FileReport], *, as_json: bool) -> None:
+def _tell(told: list[FileReport], *, as_json: bool, is_dry: bool) -> None:
     for one in told:
         if as_json:
             output.as_json(one)
         elif one.outcome is not FileOutcome.UNCHANGED:
-            click.echo(f"{printable(os.fsencode(one.path))}: {one.outcome.value}")
+            would = "would be " if is_dry and one.outcome in (FileOutcome.WRITTEN, FileOutcome.REMOVED) else ""
+            click.echo(f"{printable(os.fsencode(one.path))}: {would}{one.outcome.value}")
 
 
 def _apply(*, for_user: bool, prefix: str, has_uring: bool) -> None:
-    """Make what the files say true: the group, the directories, the switch, the units."""
+    """Apply the installed files: create the group and directories, set the switch, reload the units."""
     if not for_user:
         _run("systemd-sysusers", f"{prefix}/lib/sysusers.d/trashd.conf")
         settings = ("trashd.conf", "trashd-uring.conf") if has_uring else ("trashd.conf",)
@@ -593,11 +590,11 @@ def _apply(*, for_user: bool, prefix: str, has_uring: bool) -> None:
 
 
 def _stop(*, for_user: bool) -> None:
-    """Raises  Busy: a mount service is active, so that what uses it would lose it"""
+    """Stop and disable the units. Raises  Busy if a mount service is active, since programs may use the mount"""
     mounts = [] if for_user else [unit for unit in _shown(MOUNTS) if unit["ActiveState"] != "inactive"]
     if mounts:
         names = " ".join(f"'{unit['Id']}'" for unit in mounts)
-        raise Busy(f"{len(mounts)} mounts are served", f"systemctl disable --now {names}")
+        raise Busy(" ".join(unit["Id"] for unit in mounts), f"systemctl disable --now {names}")
     for name in (REAPER,) if for_user else (REAPER, TIMER, SWEEP):
         if any(unit["LoadState"] == "loaded" for unit in _shown(name, for_user=for_user)):
             _run("systemctl", "disable", "--now", name, for_user=for_user)
@@ -614,11 +611,11 @@ def _run(program: str, *words: str, for_user: bool = False) -> None:
     try:
         systemd.run(program, *words, for_user=for_user)
     except systemd.SystemdFailed as error:
-        raise TrashdError(f"{program}: {error}", "the files are in place; run that by hand") from error
+        raise TrashdError(f"{program}: {error}", "the files are installed; run the failed command by hand") from error
 
 
 def set_switch() -> None:
-    """Set it, and warn where no mount can use it, or where this kernel may have faults in it."""
+    """Set the switch; warn if no mount can use io_uring, or if this kernel may have faults in it."""
     try:
         enable()
         facts = read_facts()
@@ -626,13 +623,13 @@ def set_switch() -> None:
     except OSError as error:
         why, faults = f"{SWITCH}: {error.strerror}", None
     if why is not None:
-        output.warn(f"no mount of this machine can use io_uring: {why}")
+        output.warn(f"mounts of this machine can't use io_uring: {why}")
     elif faults is not None:
         output.warn(faults)
 
 
 def tell_what_stays(told: Iterable[FileReport]) -> None:
-    """Say that the switch outlives what sets it at boot, if that has gone."""
+    """Print how to clear the switch, if the file that sets it at boot was removed."""
     gone = any(one.outcome is FileOutcome.REMOVED and one.path.endswith("/trashd-uring.conf") for one in told)
     if gone and read_facts().is_enabled:
-        click.echo(f"FUSE over io_uring stays on until the machine restarts; now: echo N >{SWITCH}", err=True)
+        click.echo(f"FUSE over io_uring stays on until the next boot; to switch it off now: echo N >{SWITCH}", err=True)

@@ -1,4 +1,4 @@
-"""trashd status: what the reaper does, and the mounts."""
+"""trashd status: show the reaper service and the mounts."""
 
 from __future__ import annotations
 
@@ -25,18 +25,16 @@ _HEADS = ("mount", "requests", "errors", "mean", "p99", "max", "nodes", "cache",
 _UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3))
 
 
-@click.command("status", cls=Command, short_help="Show what the reaper and the mounts do.")
-@click.option("--watch", is_flag=True, help="Show the reaper live, until Ctrl-C.")
-@click.option("--prometheus", is_flag=True, help="Print the numbers of the mounts in Prometheus' text format.")
+@click.command("status", cls=Command, short_help="Show what the reaper service and the mounts are doing.")
+@click.option("--watch", is_flag=True, help="Show the reaper service live, until Ctrl-C.")
+@click.option("--prometheus", is_flag=True, help="Print the metrics of the mounts in Prometheus' text format.")
 @json_option
 def command(watch: bool, prometheus: bool, as_json: bool) -> int:
-    """Show what the reaper service does: backlog, rate, pressure, what it waits for, free space, last errors. Show the
-    mounts of trashd: how many requests, how fast the answers, what their daemons hold.
+    """Show what the reaper service and the mounts are doing.
 
-    It reads files that the service and the daemons of mounts keep, so it is quick even if a mount hangs, and everybody
-    may. What orphans take is shown of your own, and root sees everybody's, as far as it is known (trashd du counts).
-    Root's service and mounts are shown, and your own. Exit code 5: no service runs, or the daemon of a mount is gone;
-    14: a volume had too many errors and rests, its store is there and can't be used, or the service hangs.
+    For each volume, status shows the backlog, rate, pressure, free space and last errors; for each mount, requests,
+    latencies and the daemon. It reads only status files, so it is fast even if a mount hangs. Any user sees root's
+    service and mounts, and their own. Sizes are those of your own orphans; root sees all of them.
 
     \b
     Examples:
@@ -47,12 +45,12 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
       trashd status --prometheus
     """
     if watch and as_json:
-        raise UsageError("--watch with --json", "a program reads `trashd status --json` as often as it likes")
+        raise UsageError("--watch can't be combined with --json")
     if watch and not sys.stdout.isatty():
-        raise UsageError("--watch needs a terminal", "leave it out, or use --json")
+        raise UsageError("--watch needs a terminal")
     if prometheus:
         if watch or as_json:
-            raise UsageError("--prometheus with --watch or --json", "it is one or the other")
+            raise UsageError(f"--prometheus can't be combined with {'--watch' if watch else '--json'}")
         from fusefs.mount.places.mount_metrics import prometheus_text
 
         mounts, errors = _find_mounts()
@@ -61,26 +59,26 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
     if watch:
         from fusefs.cli.status_watch import watch_live
 
-        watch_live(look)
+        watch_live(find_services)
         return 0
     mounts, errors = _find_mounts()
     try:
-        services = look()
+        services = find_services()
     except TrashdError as error:
         services, errors = [], [error, *errors]
     now_ns = time.time_ns()
-    for index, (directory, seen) in enumerate(services):
+    for index, (directory, service) in enumerate(services):
         if as_json:
-            life = ServiceLife(directory, seen.is_running, seen.is_stale(), round(seen.age_s, 3))
-            # Paths as all of trashd's JSON has them, not quoted as in the file.
-            volumes = tuple(replace(one, path=os.fsdecode(one.root())) for one in seen.status.volumes)
-            output.as_json(life, replace(seen.status, volumes=volumes))
+            life = ServiceLife(directory, service.is_running, service.is_stale(), round(service.age_s, 3))
+            # Unlike the file, JSON has paths unquoted.
+            volumes = tuple(replace(one, path=os.fsdecode(one.root())) for one in service.status.volumes)
+            output.as_json(life, replace(service.status, volumes=volumes))
         else:
-            print("\n".join([*[""] * bool(index), *status_text.lines(seen, now_ns)]))
-        if seen.is_running:
-            errors += unwell(seen)
+            print("\n".join([*[""] * bool(index), *status_text.lines(service, now_ns)]))
+        if service.is_running:
+            errors += unwell(service)
         else:
-            errors.append(NotRunning(f"the last one of {printable(directory)} had pid {seen.status.pid}"))
+            errors.append(NotRunning(f"{printable(directory)} (last pid {service.status.pid})"))
     if mounts and as_json:
         output.as_json(MountsSeen(tuple(map(_numbers, mounts))))
     elif mounts:
@@ -88,53 +86,53 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
     return max((output.failed(error, as_json=as_json) for error in errors), default=0)
 
 
-def look() -> list[tuple[bytes, SeenStatus]]:
-    """Each service that lives and its directory, root's first; if none does, what the dead left.
+def find_services() -> list[tuple[bytes, SeenStatus]]:
+    """Find running services and their directories, root's first; if none runs, the last status of dead ones.
 
     Raises  NotRunning if none ever ran
     """
     from fusefs.service.state_files import read_held, read_status
 
-    found = []
+    services = []
     for directory in dict.fromkeys((SYSTEM_RUNTIME, runtime_dir())):
         with errors_about(directory):
-            seen = read_status(directory)
-        if seen is not None:
-            held = read_held(directory)  # the caller's own, for root everybody's
-            volumes = tuple(replace(volume, held=held.get(volume.path, ())) for volume in seen.status.volumes)
-            found.append((directory, seen._replace(status=replace(seen.status, volumes=volumes))))
-    if not found:
+            service = read_status(directory)
+        if service is not None:
+            held = read_held(directory)  # sizes of the caller's own orphans, for root all
+            volumes = tuple(replace(volume, held=held.get(volume.path, ())) for volume in service.status.volumes)
+            services.append((directory, service._replace(status=replace(service.status, volumes=volumes))))
+    if not services:
         raise NotRunning
-    return [(directory, seen) for directory, seen in found if seen.is_running] or found
+    return [(directory, service) for directory, service in services if service.is_running] or services
 
 
-def unwell(seen: SeenStatus) -> list[TrashdError]:
-    """What is wrong with a service that lives, and with its volumes."""
-    found: list[TrashdError] = []
-    if seen.is_stale():
-        found.append(Unwell(f"pid {seen.status.pid} hangs", "its log says more: journalctl -u trashd-reaper"))
-    # A user's own store that user can break at any time.
-    broken = [one for one in seen.status.volumes if one.phase is VolumePhase.BROKEN and one.owner is None]
-    return found + [Unwell(volume.root()) for volume in broken]
+def unwell(service: SeenStatus) -> list[TrashdError]:
+    """Find problems of a running service and its volumes."""
+    errors: list[TrashdError] = []
+    if service.is_stale():
+        errors.append(Unwell(f"pid {service.status.pid}: the reaper service hangs", "journalctl -u trashd-reaper"))
+    # Not of users' own stores, which their users can break at any time.
+    broken = [one for one in service.status.volumes if one.phase is VolumePhase.BROKEN and one.owner is None]
+    return errors + [Unwell(f"{printable(one.root())}: the reaper can't work on this volume") for one in broken]
 
 
 def _find_mounts() -> tuple[list[SeenMount], list[TrashdError]]:
-    """All mounts whose numbers the caller may read, and an error for each that is unknown or without a daemon."""
+    """Find mounts whose counters the caller may read, and an error for each that is unreadable or has no daemon."""
     from fusefs.mount.places.find_mounts import all_mounts, read_counters
 
-    seen: list[SeenMount] = []
+    mounts: list[SeenMount] = []
     errors: list[TrashdError] = []
     for mount in all_mounts():
         try:
-            seen.append(read_counters(mount))
+            mounts.append(read_counters(mount))
         except (TrashdError, OSError) as error:
             errors.append(from_os(error, mount.point))
-    return seen, errors + [DaemonGone(one.point) for one in seen if not one.is_running]
+    return mounts, errors + [DaemonGone(one.point) for one in mounts if not one.is_running]
 
 
-def _numbers(seen: SeenMount) -> MountNumbers:
-    """What the file of a mount has, and what follows from it."""
-    point, source, stats, is_running, fast_paths = seen
+def _numbers(mount: SeenMount) -> MountNumbers:
+    """The counters of a mount, with rates and percentiles."""
+    point, source, stats, is_running, fast_paths = mount
     remembered = {name: MemoryUse(one.n_hits, one.n_misses, one.rate()) for name, one in stats.remembered.items()}
     operations = {
         name: RequestTimes(
@@ -153,7 +151,7 @@ def _numbers(seen: SeenMount) -> MountNumbers:
 
 
 def mount_lines(mounts: Sequence[SeenMount], now_ns: int) -> list[str]:
-    """A table of all mounts."""
+    """Format a table of all mounts."""
     rows = [_HEADS, *(_row(one, now_ns) for one in mounts)]
     first, *numbers, last = zip(*rows, strict=True)
     widths = [max(map(len, column)) for column in (first, *numbers)]
@@ -163,12 +161,12 @@ def mount_lines(mounts: Sequence[SeenMount], now_ns: int) -> list[str]:
     ]
 
 
-def _row(seen: SeenMount, now_ns: int) -> tuple[str, ...]:
-    total, gauges = _all_requests(seen.stats), seen.stats.gauges
+def _row(mount: SeenMount, now_ns: int) -> tuple[str, ...]:
+    total, gauges = _all_requests(mount.stats), mount.stats.gauges
     return (
-        printable(seen.point), f"{total.n():,}", f"{total.n_failed:,}", _time_text(total.mean_ns()),
+        printable(mount.point), f"{total.n():,}", f"{total.n_failed:,}", _time_text(total.mean_ns()),
         _time_text(total.percentile_ns(0.99)), _time_text(total.max_ns), f"{gauges.get('n_nodes', 0):,}",
-        format_size(gauges.get("cache_bytes", 0)), _daemon(seen, now_ns),
+        format_size(gauges.get("cache_bytes", 0)), _daemon(mount, now_ns),
     )  # fmt: skip
 
 
@@ -183,14 +181,15 @@ def _all_requests(stats: MountStats) -> Operation:
     )
 
 
-def _daemon(seen: SeenMount, now_ns: int) -> str:
-    """Version and age of the daemon, or its end; its transport; and what it lacks."""
-    stats = seen.stats
-    if not seen.is_running:
-        return f"gone; last asked: {status_text.moment(stats.updated_ns, now_ns) if stats.updated_ns else 'never'}"
+def _daemon(mount: SeenMount, now_ns: int) -> str:
+    """Format version, age and transport of the daemon, and fast paths that it lacks; or that it is not running."""
+    stats = mount.stats
+    if not mount.is_running:
+        last = status_text.moment(stats.updated_ns, now_ns) if stats.updated_ns else "never"
+        return f"not running; last request: {last}"
     age_s = max(0, (now_ns - stats.table.started_ns) // 1_000_000_000)
     up = f"{show(stats.table.version)}, up {format_duration(age_s)}"
-    is_on = {one.name: one.is_on for one in seen.fast_paths}
+    is_on = {one.name: one.is_on for one in mount.fast_paths}
     if not is_on:
         return up
     if not is_on.get(FastPath.ENGINE.value):
@@ -200,7 +199,7 @@ def _daemon(seen: SeenMount, now_ns: int) -> str:
 
 
 def _time_text(ns: float | None) -> str:
-    """A short time with three digits: `12.3 µs`; a dash if there is none."""
+    """Format a short time with three digits: `12.3 µs`; a dash for none."""
     if not ns:
         return "-"
     unit, size = next(((unit, size) for unit, size in _UNITS if ns >= 0.9995 * size), _UNITS[-1])

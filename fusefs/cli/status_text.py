@@ -1,4 +1,4 @@
-"""The service's status in words, for the plain text and for the live view alike."""
+"""The service's status as text, for the plain output and the live view."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from fusefs.core.service_status import SeenNode, SeenStatus, Status, VolumePhase
 
 _DAY_S = 86_400
 _HOUR_S = 3600
-_TOLD_FAULTS = 3
-_TOLD_NODES = 8
+_SHOWN_FAULTS = 3
+_SHOWN_NODES = 8
 
 
 def title(status: Status, now_ns: int) -> str:
-    """The service in a few words."""
+    """Version, PID and uptime of the service."""
     since = format_duration(max(0, (now_ns - status.started_ns) // 1_000_000_000))
     return f"trashd reaper {show(status.version)}, pid {status.pid}, up {since}"
 
 
-def trouble(seen: SeenStatus) -> str | None:
-    """What is wrong with the service itself; None if it works."""
-    age = format_duration(round(seen.age_s))
-    if not seen.is_running:
-        return f"the service is dead; what follows was true {age} ago"
-    if seen.is_stale():
-        return f"the service has said nothing for {age}: it may hang"
+def trouble(service: SeenStatus) -> str | None:
+    """A problem of the service itself; None if it works."""
+    age = format_duration(round(service.age_s))
+    if not service.is_running:
+        return f"the service is not running; its last status is {age} old"
+    if service.is_stale():
+        return f"no status from the service for {age}: it may hang"
     return None
 
 
 def heading(volume: VolumeStatus) -> str:
-    """Which volume."""
+    """The volume's path, filesystem and owner."""
     about = [show(volume.filesystem)] if volume.filesystem else []
     if volume.owner is not None:
-        about.append(f"uid {volume.owner}'s own")
+        about.append(f"own store of uid {volume.owner}")
     return printable(volume.root()) + (f" ({', '.join(about)})" if about else "")
 
 
 def doing(volume: VolumeStatus) -> str:
-    """The phase, and what it waits for."""
+    """The phase and its reason."""
     phase, why = volume.phase.value, show(volume.why)
     if not why or why.startswith(phase):
         return why or phase
@@ -48,78 +48,78 @@ def doing(volume: VolumeStatus) -> str:
 
 
 def backlog(volume: VolumeStatus, now_ns: int) -> str:
-    """What there is to do."""
+    """How many orphans there are, and how many have expired."""
     if not volume.is_known:
-        return "not known: the service has not looked yet (trashd list)"
-    parts = [f"{counted(volume.n_orphans, 'orphan')} of {counted(volume.n_users, 'user')}", f"{volume.n_due:,} due"]
+        return "unknown: the service has not read the store yet (trashd list shows it)"
+    parts = [counted(volume.n_orphans, "orphan"), counted(volume.n_users, "user"), f"{volume.n_due:,} expired"]
     if volume.oldest_overdue_s:
-        parts[-1] += f" (the oldest for {format_duration(round(volume.oldest_overdue_s))})"
+        parts[-1] += f" (oldest {format_duration(round(volume.oldest_overdue_s))} ago)"
     elif not volume.n_due and volume.next_due_ns is not None:
-        parts[-1] += f" (the next in {format_duration(max(0, (volume.next_due_ns - now_ns) // 1_000_000_000))})"
+        parts[-1] += f" (next in {format_duration(max(0, (volume.next_due_ns - now_ns) // 1_000_000_000))})"
     if volume.n_unread:
-        parts.append(f"{volume.n_unread:,} not looked at yet")
+        parts.append(f"{volume.n_unread:,} not read yet")
     if volume.n_quarantined:
         parts.append(f"{volume.n_quarantined:,} in quarantine")
     return ", ".join(parts)
 
 
 def held(volume: VolumeStatus) -> str | None:
-    """What orphans take, as far as the caller may know; None if there is nothing to tell."""
+    """The size of the orphans that the caller may know; None if there are none."""
     if not volume.held:
         return None
     n_unknown = sum(one.n_unknown for one in volume.held)
     size = format_size(sum(one.n_bytes for one in volume.held))
-    return f"at least {size} ({n_unknown:,} of unknown size: trashd du)" if n_unknown else size
+    return f"at least {size} ({n_unknown:,} of unknown size; trashd du counts them)" if n_unknown else size
 
 
 def is_busy(volume: VolumeStatus) -> bool:
-    """Whether something is being removed."""
+    """Whether the reaper is removing something."""
     return bool(volume.current or volume.entries_per_s)
 
 
 def rate(volume: VolumeStatus) -> str:
-    """How fast it goes, and how fast it may."""
+    """The current rate and its limit."""
     parts = [f"{volume.entries_per_s:,.0f} entries/s"]
     if volume.bytes_per_s:
         parts.append(f"{format_size(int(volume.bytes_per_s))}/s")
-    may = volume.tempo_entries_per_s
-    if may is not None:
-        parts.append("held" if may == 0 else f"may {may:,}/s")
-    elif volume.phase is not VolumePhase.YIELDING:  # which has a share of the time, and no number
+    limit = volume.tempo_entries_per_s
+    if limit is not None:
+        parts.append("on hold" if limit == 0 else f"max {limit:,}/s")
+    elif volume.phase is not VolumePhase.YIELDING:  # which limits the share of the time instead
         parts.append("at full speed")
     return ", ".join(parts)
 
 
 def now(volume: VolumeStatus) -> str:
-    """The users whose orphans are being reaped."""
-    each = (f"{one.n_removed:,} gone of uid {one.uid}'s {show(one.id_end)}" for one in volume.current)
+    """The orphans that are being reaped."""
+    each = (f"{show(one.id_end)} of uid {one.uid} ({one.n_removed:,} removed)" for one in volume.current)
     return ", ".join(each)
 
 
-def time_left(volume: VolumeStatus) -> str | None:
-    """How long until all that is due is gone; None if unknown."""
-    return None if volume.eta_s is None else f"about {format_duration(round(volume.eta_s))} for all that is due"
+def eta(volume: VolumeStatus) -> str | None:
+    """The time until all expired orphans are deleted; None if unknown."""
+    return None if volume.eta_s is None else f"about {format_duration(round(volume.eta_s))} for all expired orphans"
 
 
 def stalls(volume: VolumeStatus) -> list[tuple[str, float]]:
-    """For how much of the time others waited, and for what."""
+    """The shares of the time in which other processes waited, by what they waited for."""
     shares = (("io", volume.io), ("memory", volume.memory), ("cpu", volume.cpu))
     return [(name, share) for name, share in shares if share is not None]
 
 
 def latencies(volume: VolumeStatus) -> list[str]:
-    """How quick the disk was lately."""
-    told = [] if volume.probe_ms is None else [f"write {volume.probe_ms:.3g} ms"]
-    return told + ([] if volume.unlink_us is None else [f"unlink {volume.unlink_us:.3g} µs"])
+    """Recent latencies of the disk."""
+    parts = [] if volume.probe_ms is None else [f"write {volume.probe_ms:.3g} ms"]
+    return parts + ([] if volume.unlink_us is None else [f"unlink {volume.unlink_us:.3g} µs"])
 
 
 def share(part: int | None, of: int | None) -> float | None:
-    """A part of a whole; None if one of them is not known, or nothing (btrfs has no number of inodes)."""
+    """A fraction; None if a number is unknown, or the whole is 0 (btrfs has no number of inodes)."""
     return None if part is None or not of else part / of
 
 
 def space(volume: VolumeStatus) -> str | None:
-    """Free space, and how it goes."""
+    """Free space and its trend per hour."""
     if volume.free_bytes is None or not volume.total_bytes:
         return None
     text = f"{format_size(volume.free_bytes)} of {format_size(volume.total_bytes)}"
@@ -131,7 +131,7 @@ def space(volume: VolumeStatus) -> str | None:
 
 
 def done(volume: VolumeStatus) -> str | None:
-    """What it did since the service started; None if nothing."""
+    """What the reaper has deleted since the service started; None if nothing."""
     if not volume.removed_entries and not volume.n_reaped:
         return None
     parts = [counted(volume.n_reaped, "orphan"), counted(volume.removed_entries, "entry", "entries")]
@@ -141,11 +141,11 @@ def done(volume: VolumeStatus) -> str | None:
 
 
 def nodes(volume: VolumeStatus) -> str | None:
-    """The machines that serve it, as far as their beats tell; None where there can be but this one."""
-    told = [f"{show(one.host)} ({_node(one)})" for one in volume.nodes[:_TOLD_NODES]]
-    if len(volume.nodes) > _TOLD_NODES:
-        told.append(f"and {len(volume.nodes) - _TOLD_NODES:,} more (--json)")
-    return ", ".join(told) or None
+    """The machines that serve the volume, by their heartbeats; None if there can be only this one."""
+    parts = [f"{show(one.host)} ({_node(one)})" for one in volume.nodes[:_SHOWN_NODES]]
+    if len(volume.nodes) > _SHOWN_NODES:
+        parts.append(f"and {len(volume.nodes) - _SHOWN_NODES:,} more (--json)")
+    return ", ".join(parts) or None
 
 
 def _node(one: SeenNode) -> str:
@@ -153,45 +153,46 @@ def _node(one: SeenNode) -> str:
     if one.is_here:
         return "here"
     if one.is_alive is None:
-        return "not seen to live yet"
-    return f"{show(one.phase)}, seen {unchanged} ago" if one.is_alive else f"silent for {unchanged}"
+        return "no heartbeat yet"
+    return f"{show(one.phase)}, heartbeat {unchanged} ago" if one.is_alive else f"no heartbeat for {unchanged}"
 
 
-def faults(volume: VolumeStatus, now_ns: int, most: int = _TOLD_FAULTS) -> list[str]:
+def faults(volume: VolumeStatus, now_ns: int, most: int = _SHOWN_FAULTS) -> list[str]:
     """The last errors, the newest first."""
     return [f"{moment(one.at_ns, now_ns)} {show(one.text)}" for one in volume.faults[: -most - 1 : -1]]
 
 
 def moment(at_ns: int, now_ns: int) -> str:
-    """A time of the last day as a clock shows it, an earlier one with its date."""
+    """Format a time: within a day as the time of day, otherwise with its date."""
     is_near = abs(now_ns - at_ns) < _DAY_S * 1_000_000_000
     return time.strftime("%H:%M:%S" if is_near else "%Y-%m-%d %H:%M", time.localtime(at_ns // 1_000_000_000))
 
 
-def lines(seen: SeenStatus, now_ns: int) -> list[str]:
-    """The whole status for a person who does not watch."""
-    told = [title(seen.status, now_ns)]
-    if wrong := trouble(seen):
-        told.append(f"  {wrong}")
-    if not seen.status.volumes:
-        told.append("  it serves no volume: none has a store, or none of its configuration is mounted")
-    for volume in seen.status.volumes:
-        told += ["", heading(volume), f"  {doing(volume)}"]
-        told += [f"  {name:<9} {text}" for name, text in _rows(volume, now_ns) if text]
-    if seen.status.passed_over:
-        told.append("")
-    told += [f"not served: {show(one.where)}: {show(one.what)} ({show(one.hint)})" for one in seen.status.passed_over]
-    return told
+def lines(service: SeenStatus, now_ns: int) -> list[str]:
+    """Format the complete status."""
+    text_lines = [title(service.status, now_ns)]
+    if problem := trouble(service):
+        text_lines.append(f"  {problem}")
+    if not service.status.volumes:
+        text_lines.append("  no volume is served: no mounted volume has a store, or no configured one is mounted")
+    for volume in service.status.volumes:
+        text_lines += ["", heading(volume), f"  {doing(volume)}"]
+        text_lines += [f"  {name:<9} {text}" for name, text in _rows(volume, now_ns) if text]
+    if service.status.passed_over:
+        text_lines.append("")
+    for one in service.status.passed_over:
+        text_lines.append(f"not served: {show(one.where)}: {show(one.what)} ({show(one.hint)})")
+    return text_lines
 
 
 def _rows(volume: VolumeStatus, now_ns: int) -> list[tuple[str, str | None]]:
     pressure = [f"{name} {share:.0%}" for name, share in stalls(volume)] + latencies(volume)
     return [
         ("backlog", backlog(volume, now_ns)),
-        ("held", held(volume)),
+        ("size", held(volume)),
         ("rate", rate(volume) if is_busy(volume) else None),
         ("now", now(volume)),
-        ("left", time_left(volume)),
+        ("eta", eta(volume)),
         ("pressure", ", ".join(pressure)),
         ("space", space(volume)),
         ("done", done(volume)),

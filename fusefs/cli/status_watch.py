@@ -1,4 +1,4 @@
-"""`trashd status --watch`: the service's status as a live picture that fits the terminal."""
+"""`trashd status --watch`: a live view of the service's status that fits the terminal."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fusefs.cli import status_text
 from fusefs.core.errors import NotRunning
 from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
 
-Look = Callable[[], list[tuple[bytes, SeenStatus]]]
+FindServices = Callable[[], list[tuple[bytes, SeenStatus]]]
 _REFRESH_S = 1.0
 _N_SAMPLES = 24
 _BAR_CELLS = 4
 _PANEL_LINES = 10
-"""Of a volume: its frame and eight rows."""
+"""Lines of a volume's panel: a frame and eight rows."""
 _STYLES = {
     VolumePhase.IDLE: "dim", VolumePhase.REAPING: "green", VolumePhase.YIELDING: "yellow",
     VolumePhase.HURRYING: "bold magenta",
@@ -32,20 +32,20 @@ _RANKS = {
     VolumePhase.LOOKING: 3, VolumePhase.IDLE: 5, VolumePhase.ELSEWHERE: 6, VolumePhase.GONE: 6,
 }  # fmt: skip
 _OTHER_RANK = 4
-"""What somebody who watches wants to see first."""
+"""Ranks order volumes by what the user needs to see first."""
 _BAD_STALL, _BAD_FREE = 0.2, 0.1
 
 
-def watch_live(look: Look) -> None:
-    """Show what `look` finds, every second, until Ctrl-C."""
+def watch_live(find_services: FindServices) -> None:
+    """Show the services, every second, until Ctrl-C."""
     console = Console()
     view = StatusView(is_ascii=not console.encoding.startswith("utf"))
     with Live(console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:
                 try:
-                    services = look()
-                except NotRunning:  # it appears when it comes
+                    services = find_services()
+                except NotRunning:  # one may start later
                     services = []
                 live.update(view.draw(services, time.time_ns(), console.height), refresh=True)
                 time.sleep(_REFRESH_S)
@@ -54,10 +54,10 @@ def watch_live(look: Look) -> None:
 
 
 class StatusView:
-    """What is drawn, and the rates of the last seconds."""
+    """Draws the view; remembers the rates of the last seconds."""
 
     def __init__(self, *, is_ascii: bool = False) -> None:
-        """is_ascii: the terminal knows no other characters."""
+        """is_ascii: the terminal has no other characters."""
         self._rates: dict[tuple[bytes, str], deque[float]] = defaultdict(lambda: deque(maxlen=_N_SAMPLES))
         self._full, self._empty = "#." if is_ascii else "█░"
         self._levels = " .:-=+*#" if is_ascii else " ▁▂▃▄▅▆▇█"
@@ -65,22 +65,22 @@ class StatusView:
         self._overflow: OverflowMethod = "crop" if is_ascii else "ellipsis"
 
     def draw(self, services: Sequence[tuple[bytes, SeenStatus]], now_ns: int, n_lines: int) -> RenderableType:
-        """The picture of a moment, no higher than so many lines."""
-        head: list[RenderableType] = [_head(seen, now_ns) for _directory, seen in services]
-        head += [Text(text, "bold red") for _, seen in services if (text := status_text.trouble(seen))]
+        """Draw the view, at most `n_lines` high."""
+        head: list[RenderableType] = [_head(service, now_ns) for _directory, service in services]
+        head += [Text(text, "bold red") for _, service in services if (text := status_text.trouble(service))]
         if not services:
-            head.append(Text.assemble(("No reaper service runs. ", "bold red"), NotRunning.hint))
-        volumes = [(directory, volume) for directory, seen in services for volume in seen.status.volumes]
+            head.append(Text.assemble(("No reaper service is running. ", "bold red"), NotRunning.hint))
+        volumes = [(directory, volume) for directory, service in services for volume in service.status.volumes]
         for directory, volume in volumes:
             self._rates[directory, volume.path].append(volume.entries_per_s)
-        volumes.sort(key=lambda found: _RANKS.get(found[1].phase, _OTHER_RANK))  # stable: the service's order within
-        left = n_lines - len(head)
-        # As many in full as leave the others a line each; one at least, if it has room.
-        n_panels = (left - len(volumes)) // (_PANEL_LINES - 1)
-        n_panels = min(len(volumes), max(n_panels, int(left >= _PANEL_LINES + (len(volumes) > 1))))
-        left -= n_panels * _PANEL_LINES
+        volumes.sort(key=lambda pair: _RANKS.get(pair[1].phase, _OTHER_RANK))  # stable: otherwise the service's order
+        n_free = n_lines - len(head)
+        # As many panels as leave a line for each other volume; at least one, if it fits.
+        n_panels = (n_free - len(volumes)) // (_PANEL_LINES - 1)
+        n_panels = min(len(volumes), max(n_panels, int(n_free >= _PANEL_LINES + (len(volumes) > 1))))
+        n_free -= n_panels * _PANEL_LINES
         briefs = volumes[n_panels:]
-        n_briefs = len(briefs) if len(briefs) <= left else max(left - 1, 0)
+        n_briefs = len(briefs) if len(briefs) <= n_free else max(n_free - 1, 0)
         body: list[RenderableType] = [self._panel(directory, one, now_ns) for directory, one in volumes[:n_panels]]
         body += [self._brief(one, now_ns) for _directory, one in briefs[:n_briefs]]
         if n_briefs < len(briefs):
@@ -89,19 +89,19 @@ class StatusView:
 
     def _panel(self, directory: bytes, volume: VolumeStatus, now_ns: int) -> Panel:
         rate = status_text.rate(volume) if status_text.is_busy(volume) else "-"
-        held = status_text.held(volume)
-        backlog = status_text.backlog(volume, now_ns) + (f", {held}" if held else "")
+        size = status_text.held(volume)
+        backlog = status_text.backlog(volume, now_ns) + (f", {size}" if size else "")
         rows = Table.grid(padding=(0, 1), expand=True)
         rows.add_column(width=8, style="dim")
         rows.add_column(ratio=1, no_wrap=True, overflow=self._overflow)
         for name, text in (
-            ("doing", self._with_dot(volume, status_text.doing(volume))),
+            ("state", self._with_dot(volume, status_text.doing(volume))),
             ("backlog", Text(backlog)),
             ("rate", Text.assemble((self._spark(self._rates[directory, volume.path]), "green"), " ", rate)),
             ("pressure", self._pressure(volume)),
             ("free", self._free(volume)),
             ("now", Text(status_text.now(volume) or "-")),
-            ("left", Text(status_text.time_left(volume) or "-")),
+            ("eta", Text(status_text.eta(volume) or "-")),
             ("errors", _errors(volume, now_ns)),
         ):
             text.no_wrap, text.overflow = True, self._overflow
@@ -142,20 +142,20 @@ class StatusView:
     def _spark(self, values: Sequence[float]) -> str:
         most = max(values, default=0.0) or 1.0
         top = len(self._levels) - 1
-        # Anything but nothing is seen, however small beside the peak.
+        # Any rate above 0 is visible, however small beside the peak.
         drawn = "".join(self._levels[max(round(value / most * top), int(value > 0))] for value in values)
         return drawn.rjust(_N_SAMPLES)
 
 
-def _head(seen: SeenStatus, now_ns: int) -> Table:
+def _head(service: SeenStatus, now_ns: int) -> Table:
     head = Table.grid(expand=True)
     head.add_column(no_wrap=True)
     head.add_column(justify="right", style="dim", no_wrap=True)
-    head.add_row(Text(status_text.title(seen.status, now_ns), "bold"), status_text.moment(now_ns, now_ns))
+    head.add_row(Text(status_text.title(service.status, now_ns), "bold"), status_text.moment(now_ns, now_ns))
     return head
 
 
 def _errors(volume: VolumeStatus, now_ns: int) -> Text:
-    told = status_text.faults(volume, now_ns, most=1)
-    more = f" (and {len(volume.faults) - 1} before)" if len(volume.faults) > 1 else ""
-    return Text(told[0] + more, "red") if told else Text("none", "dim")
+    faults = status_text.faults(volume, now_ns, most=1)
+    more = f" (and {len(volume.faults) - 1} earlier)" if len(volume.faults) > 1 else ""
+    return Text(faults[0] + more, "red") if faults else Text("none", "dim")

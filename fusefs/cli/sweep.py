@@ -1,4 +1,4 @@
-"""trashd sweep: the selection, a question, a progress bar, and the result."""
+"""trashd sweep: read the selection, ask, act with a progress bar, and print the result."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ from fusefs.linux.machine_identity import invocation
 from fusefs.linux.user_ids import gid_of, uid_of
 from fusefs.store.stage import SwapOptions
 
-_TOLD = 10
+_SHOWN_MAX = 10
 _LAST_DAY = "after 9999"
 _OF_PATHS = (
     results.OUTSIDE, results.DOTS, results.UNCLEAR, results.KEPT_BY_OTHERS, results.LOCKED_BY_OTHERS,
     results.LOCKED_BY_UNKNOWN,
 )  # fmt: skip
-"""What failures name as their call that is said of a path."""
+"""Values of `Failure.call` that are not calls: problems of a path."""
 
 
 def as_json(action: SweepAction, swept: Swept, *first: PlannedRule) -> None:
-    """Print a sweep's result for programs. first: whose sweep it was"""
+    """Print a sweep's result as JSON. first: the rule that it belongs to"""
     sums = ToldSums(*(getattr(swept.sums, name) for name in ToldSums._fields))
     if not swept.looks:
         sums = sums._replace(n_bytes=None)
@@ -69,63 +69,63 @@ def as_json(action: SweepAction, swept: Swept, *first: PlannedRule) -> None:
     output.as_json(*first, action, swept, SweepOutcome(sums, undo), without="looks")
 
 
-def told(swept: Swept, did: str) -> Iterator[str]:
-    """What became of the matches. did: `deleted`, `would be deleted`"""
+def result_lines(swept: Swept, did: str) -> Iterator[str]:
+    """Format a sweep's result. did: `deleted`, `would be deleted`"""
     yield f"{printable(swept.directory)}: {_sum(swept, did)}"
     if swept.orphan is not None:
         yield f"  id    {swept.orphan}"
         yield f"  undo  {output.restore_command(swept.orphan, swept.volume)}"
         yield f"  until {output.until(swept.expires_ns)}"
-    for line in (*_matches("largest", swept.largest), *_matches("oldest", swept.oldest), *beside(swept)):
+    for line in (*_matches("largest", swept.largest), *_matches("oldest", swept.oldest), *problem_lines(swept)):
         yield f"  {line}"
 
 
 def _sum(swept: Swept, did: str) -> str:
     sums = swept.sums
     if not (sums.n_matched or sums.n_vanished or swept.is_limited or swept.is_stopped):
-        return "nothing matches"
+        return "no matches"
     size = f" ({format_size(sums.n_bytes)})" if swept.looks else ""
-    inside = f", with {output.counted(sums.n_inside, 'entry', 'entries')} in them" if sums.n_inside else ""
+    inside = f", with {output.counted(sums.n_inside, 'entry', 'entries')} inside" if sums.n_inside else ""
     vanished = f"; {output.counted(sums.n_vanished, 'match', 'matches')} vanished meanwhile" if sums.n_vanished else ""
     return f"{output.counted(sums.n_done, 'match', 'matches')}{size} {did}{inside}{vanished}"
 
 
-def beside(swept: Swept) -> Iterator[str]:
-    """What is to be known beside the count."""
-    yield from _first([_failed(one) for one in swept.failures], swept.sums.n_failed)
-    spared = [f"left: {printable(one.name) or '.'} ({one.why})" for one in swept.spared]
-    yield from _first(spared, swept.sums.n_spared)
+def problem_lines(swept: Swept) -> Iterator[str]:
+    """Format what failed or was skipped, and why the sweep stopped."""
+    yield from _first([_format_failure(one) for one in swept.failures], swept.sums.n_failed)
+    skipped = [f"skipped: {printable(one.name) or '.'} ({one.why})" for one in swept.spared]
+    yield from _first(skipped, swept.sums.n_spared)
     if swept.sums.n_missing:
-        is_one = swept.sums.n_missing == 1
-        yield f"{output.counted(swept.sums.n_missing, 'path')} of the list {'is' if is_one else 'are'} not there"
+        yield f"{output.counted(swept.sums.n_missing, 'listed path')} not found"
     if swept.sums.n_unmatched:
         does = "does" if swept.sums.n_unmatched == 1 else "do"
-        yield f"{output.counted(swept.sums.n_unmatched, 'path')} of the list {does} not match the selection"
+        yield f"{output.counted(swept.sums.n_unmatched, 'listed path')} {does} not match the selection"
         yield "  (directories match only with --type d)"
     if not swept.sums.n_seen and (swept.sums.n_missing or any(one.call == results.OUTSIDE for one in swept.failures)):
-        yield "hint: none of the list was found; its paths are relative to where you are, as find tells them from there"
+        yield "hint: run the sweep in the directory where find made the list: its relative paths start there"
     if swept.sums.n_mounts:
-        yield f"not entered: {output.counted(swept.sums.n_mounts, 'mount')}"
+        yield f"not entered: {output.counted(swept.sums.n_mounts, 'mount point')}"
     if swept.is_limited:
-        yield "there are more matches: the rest is left"
+        yield "limit reached: there are more matches"
     if swept.why:
         yield f"stopped: {swept.why}"
     elif swept.is_stopped:
-        yield "stopped; the same command does the rest"
+        yield "stopped; run the same command again to do the rest"
 
 
-def _failed(one: Failure) -> str:
+def _format_failure(one: Failure) -> str:
+    path = printable(one.name) or "."
     if one.call in _OF_PATHS:
-        return f"{one.call}: {printable(one.name) or '.'}"
+        return f"{path}: {one.call}"
     if one.call in (results.NOT_TAKEN, results.NOT_GIVEN):
-        return f"left: {printable(one.name) or '.'} ({one.call})"
-    return f"{one.call} {printable(one.name) or '.'}: {os.strerror(one.errno)}"
+        return f"skipped: {path} ({one.call})"
+    return f"{path}: {os.strerror(one.errno)} ({one.call})"
 
 
 def _first(lines: Sequence[str], count: int) -> Iterator[str]:
-    """The first lines of so many."""
-    yield from lines[:_TOLD]
-    n_more = count - min(len(lines), _TOLD)
+    """The first lines, and how many more there are. count: of all lines"""
+    yield from lines[:_SHOWN_MAX]
+    n_more = count - min(len(lines), _SHOWN_MAX)
     if n_more > 0:
         yield f"and {n_more:,} more"
 
@@ -137,58 +137,67 @@ def _matches(head: str, matches: Sequence[Match]) -> Iterator[str]:
         head = ""
 
 
-def _many(name: str, field: str, read: ParamType[Any], metavar: str, told: str) -> Decorator:
-    return click.option(name, field, type=read, multiple=True, metavar=metavar, help=told)
+def _many(name: str, field: str, read: ParamType[Any], metavar: str, text: str) -> Decorator:
+    return click.option(name, field, type=read, multiple=True, metavar=metavar, help=text)
 
 
 selection_options = together((
-    _many("--name", "names", ParsedValue("glob", selection.check_name), "GLOB", "The name matches, as find has it."),
+    _many(
+        "--name", "names", ParsedValue("glob", selection.check_name), "GLOB",
+        "The name matches GLOB, as with find -name.",
+    ),
     _many(
         "--iname", "inames", ParsedValue("glob", partial(selection.check_name, ignores_case=True)), "GLOB",
-        "The same, ignoring case.",
+        "The name matches GLOB, ignoring case.",
     ),
     _many(
         "--path", "paths", ParsedValue("glob", selection.check_path), "GLOB",
-        "The path below DIR matches; * takes slashes too.",
+        "The path below DIR matches GLOB; * matches slashes, too.",
     ),
     _many(
         "--regex", "regexes", ParsedValue("regex", selection.check_regex), "REGEX",
-        "That whole path matches (Python's re).",
+        "The whole path below DIR matches REGEX (Python syntax).",
     ),
     _many(
         "--type", "types", ParsedValue("types", selection.parse_types), "f,d,l,p,s,b,c",
-        "Of one of these types; default: all but d.",
+        "The type is one of these, as with find -type. [default: all but d]",
     ),
     _many(
         "--size", "sizes", ParsedValue("size", selection.parse_size_bound), "[+-]N[KMGT]",
-        "Larger, smaller, exactly so many bytes.",
+        "The size is more than (+), less than (-) or exactly N bytes.",
     ),
-    click.option("--older", multiple=True, metavar="WHEN", help="Before WHEN: 7d, 2026-11-01, @SECONDS, ./FILE."),
-    click.option("--newer", multiple=True, metavar="WHEN", help="After WHEN."),
-    _many("--by", "by", click.Choice(TIMES), "|".join(TIMES), "The time that is meant (mtime)."),
-    _many("--user", "uids", ParsedValue("user", uid_of), "USER", "Owned by that user, a name or number."),
-    _many("--group", "gids", ParsedValue("group", gid_of), "GROUP", "Of that group."),
-    click.option("--empty", is_flag=True, help="Empty files and directories."),
+    click.option(
+        "--older", multiple=True, metavar="WHEN", help="Last modified before WHEN: 7d, 2026-11-01, @SECONDS or ./FILE."
+    ),
+    click.option(
+        "--newer", multiple=True, metavar="WHEN", help="Last modified after WHEN: 7d, 2026-11-01, @SECONDS or ./FILE."
+    ),
+    _many(
+        "--by", "by", click.Choice(TIMES), "|".join(TIMES),
+        "The time that --older and --newer compare. [default: mtime]",
+    ),
+    _many("--user", "uids", ParsedValue("user", uid_of), "USER", "The owner is USER, a name or number."),
+    _many("--group", "gids", ParsedValue("group", gid_of), "GROUP", "The group is GROUP, a name or number."),
+    click.option("--empty", is_flag=True, help="The file or directory is empty."),
     _many(
         "--depth", "depths", ParsedValue("depth", selection.parse_depths), "N|A..B",
-        "At most N levels below DIR, or from A to B; its own entries are at 1.",
+        "At most N levels below DIR, or from A to B; entries of DIR itself are at 1.",
     ),
     _many(
         "--exclude", "excludes", ParsedValue("glob", selection.check_exclude), "GLOB",
-        "Neither take nor enter what matches; by path if it has a slash.",
+        "Skip entries that match GLOB, and do not enter them; with a slash it is for paths.",
     ),
 ))  # fmt: skip
-"""For a command that takes them as keywords; `read_selection` makes one value of them."""
+"""For a command that has them as keyword arguments; `read_selection` makes a Selection of them."""
 
 
 def read_selection(kernel: Kernel, options: dict[str, Any]) -> Selection:
-    """The selection of a command's options, out of which it takes them.
+    """Make a selection of a command's options, and remove them from the dictionary.
 
-    Times are read when it is known which of a file's is meant.
-    Raises  UsageError; NotFound for a file whose time was meant
+    Raises  UsageError; NotFound for a file named by `--older` or `--newer`
     """
     older, newer = options.pop("older"), options.pop("newer")
-    by = _time_of(options.pop("by"), is_asked=bool(older or newer))
+    by = _time_of(options.pop("by"), is_compared=bool(older or newer))
     times = list[TimeBound]()
     try:
         if older or newer:
@@ -205,18 +214,18 @@ def read_selection(kernel: Kernel, options: dict[str, Any]) -> Selection:
     return Selection(types=types, times=tuple(times), min_depth=least, max_depth=most, **others)
 
 
-def _time_of(by: tuple[Field, ...], *, is_asked: bool) -> Field:
-    """The time that is meant. Raises  UsageError if nothing is asked of it, or if several are meant"""
-    if by and not is_asked:
-        raise UsageError("--by without --older or --newer", "it says which time of a file they mean")
+def _time_of(by: tuple[Field, ...], *, is_compared: bool) -> Field:
+    """The time that `--by` names. Raises  UsageError if it names several, or if none is compared"""
+    if by and not is_compared:
+        raise UsageError("--by needs --older or --newer")
     match tuple(dict.fromkeys(by)):
         case ():
             return "mtime"
         case (field,):
             return field
         case fields:
-            hint = "all times of one sweep are the same; of what one prints, the next may choose: --print0, -0"
-            raise UsageError(" with ".join(f"--by {field}" for field in fields), hint)
+            hint = "select by one time with --print0, and pass the list to a second sweep with -0"
+            raise UsageError(f"{' and '.join(f'--by {field}' for field in fields)} can't be combined", hint)
 
 
 def _when(kernel: Kernel, text: str, field: Field, now_ns: int, cutoff_ns: Callable[[int], int] | None = None) -> int:
@@ -228,10 +237,10 @@ def _when(kernel: Kernel, text: str, field: Field, now_ns: int, cutoff_ns: Calla
         if field == "btime":
             born_ns = kernel.statx(fd, asks=True).btime_ns
             if not born_ns:
-                raise ValueError(f"{text} has no birth time: its filesystem keeps none")
+                raise ValueError(f"{text}: no birth time: the filesystem records none")
             return born_ns
-        found: int = getattr(kernel.fstat(fd), f"st_{field}_ns")
-        return found
+        time_ns: int = getattr(kernel.fstat(fd), f"st_{field}_ns")
+        return time_ns
 
 
 _STDIN = b"-"
@@ -239,7 +248,7 @@ _CHUNK = 1 << 20
 
 
 class SweepOptions(NamedTuple):
-    """What a command line asks for, named as the parameters of `command`."""
+    """The options of a command line, named as the parameters of `command`."""
 
     directory: bytes
     selection: Selection
@@ -267,15 +276,15 @@ class SweepOptions(NamedTuple):
     job: Any = None
 
     def has_list(self) -> bool:
-        """Whether names are read, instead of a walk."""
+        """Whether paths are read from a list, instead of a walk."""
         return self.source is not None or self.null
 
-    def asks(self) -> bool:
-        """Whether the matches are counted first, for a question."""
+    def confirms(self) -> bool:
+        """Whether the matches are counted first, to ask for confirmation."""
         return self.limit is not None and not self.yes and not self.dry
 
     def prints_any(self) -> bool:
-        """Whether nothing is done but that."""
+        """Whether the matches are only printed."""
         return self.prints or self.prints_null
 
     def trashes(self) -> bool:
@@ -283,55 +292,70 @@ class SweepOptions(NamedTuple):
         return not (self.delete or self.target is not None or self.prints_any())
 
     def check(self) -> None:
-        """Raises  UsageError for options that don't go together"""
+        """Raises  UsageError for options that can't be combined"""
         actions = [
             name
-            for name, is_asked in (
+            for name, is_given in (
                 ("--delete", self.delete), ("--move-to", self.target is not None), ("--print", self.prints),
                 ("--print0", self.prints_null),
             )
-            if is_asked
+            if is_given
         ]  # fmt: skip
         if len(actions) > 1:
-            raise UsageError(" with ".join(actions), "one action at a time")
+            raise UsageError(f"{' and '.join(actions)} can't be combined")
         if self.prints_any() and sys.__stdout__ is None:
-            raise UsageError("standard output is closed", "that is where paths are printed")
+            raise UsageError("standard output is closed: paths can't be printed")
         if self.null and self.list_format not in (None, "nul"):
-            raise UsageError(f"-0 with --from-format {self.list_format}", "they say two things of one list")
-        needs = (
-            ("--from-format", self.list_format is not None, self.has_list(), "--from"),
-            ("--recursive", self.recursive, self.delete, "--delete"),
-            ("--if-exists", self.if_exists != "skip", self.target is not None, "--move-to"),
-            ("--keep-for", self.keep_for is not None, self.trashes(), "trashing"),
-            ("--note", bool(self.note), self.trashes(), "trashing"),
-            ("--dry-run", self.dry, not self.prints_any(), "an action that changes something"),
-            ("--confirm-above", self.limit is not None, not self.prints_any(), "an action that changes something"),
-        )
+            raise UsageError(f"-0 can't be combined with --from-format {self.list_format}")
         if self.job is not None and not self.delete:
-            hint = "trashing and moving are renames, for which a filesystem has one lock: ranks share a --delete"
-            raise UsageError("--mpi without --delete", hint)
+            hint = "MPI ranks share only deletion: a filesystem has a single lock for renames"
+            raise UsageError("--mpi needs --delete", hint)
         if self.job is not None and (self.paced or self.most is not None):
-            raise UsageError(
-                f"--mpi with {'--paced' if self.paced else '--max-delete'}", "one machine alone can do that"
-            )
-        for name, is_asked, is_there, other in needs:
-            if is_asked and not is_there:
-                raise UsageError(f"{name} is for {other} only", "leave it out")
+            raise UsageError(f"--mpi can't be combined with {'--paced' if self.paced else '--max-delete'}")
+        only_trashing = "can't be combined with --delete, --move-to or --print"
+        needs = (
+            ("--from-format", self.list_format is not None, self.has_list(), "needs --from"),
+            ("--recursive", self.recursive, self.delete, "needs --delete"),
+            ("--if-exists", self.if_exists != "skip", self.target is not None, "needs --move-to"),
+            ("--keep-for", self.keep_for is not None, self.trashes(), only_trashing),
+            ("--note", bool(self.note), self.trashes(), only_trashing),
+            ("--dry-run", self.dry, not self.prints_any(), "can't be combined with --print"),
+            ("--confirm-above", self.limit is not None, not self.prints_any(), "can't be combined with --print"),
+        )
+        for name, is_given, is_allowed, problem in needs:
+            if is_given and not is_allowed:
+                raise UsageError(f"{name} {problem}")
 
     def did(self) -> str:
-        """What became of the matches, as a participle."""
+        """The action as a participle."""
         if self.target is not None:
             return f"moved to {printable(self.target)}"
         return "deleted" if self.delete else "trashed"
 
 
 def _by_ranks(job: Any) -> Any:
-    from fusefs.sweep.sweep_by_ranks import SweepByRanks  # with one machine nobody needs it
+    from fusefs.sweep.sweep_by_ranks import SweepByRanks  # imported late: needed only with --mpi
 
     return SweepByRanks(job)
 
 
-@click.command("sweep", cls=Command, short_help="Trash, delete or move what a selection chooses.", no_args_is_help=True)
+@click.command(
+    "sweep",
+    cls=Command,
+    short_help="Find files by name, size or age and trash, delete or move them.",
+    headings={
+        "Select": (
+            "--name --iname --path --regex --type --size --older --newer --by --trust-atime --user --group --empty "
+            "--depth --exclude --from --null --from-format"
+        ),
+        "Act": (
+            "--keep-for --note --delete --recursive --move-to --if-exists --print --print0 --max-delete --dry-run "
+            "--confirm-above --yes"
+        ),
+        "Pace": "--threads --max-rate --max-bytes --paced --mpi",
+        "Output": "--json",
+    },
+)
 @click.argument("directory", type=PathBytes(), metavar="DIR")
 @selection_options
 @click.option(
@@ -339,44 +363,47 @@ def _by_ranks(job: Any) -> Any:
     "source",
     type=PathBytes(),
     metavar="FILE",
-    help="Only the paths in a list (-: standard input), as find tells them from here.",
+    help="Only paths listed in FILE (- for standard input), as find prints them here.",
 )
-@click.option("-0", "--null", is_flag=True, help="Its names end with NUL (find -print0), not with a newline.")
+@click.option("-0", "--null", is_flag=True, help="Read a NUL-separated list (find -print0) from --from or stdin.")
 @click.option(
     "--from-format",
     "list_format",
     type=click.Choice([one.value for one in ListFormat]),
-    help="Or it is as one of these writes it (lines).",
+    help="The format of the list that --from reads. [default: lines]",
 )
-@click.option("--delete", is_flag=True, help="Delete the matches for good; directories only if they are empty.")
-@click.option("--recursive", is_flag=True, help="With --delete: matching directories with all that they hold.")
-@click.option("--move-to", "target", type=PathBytes(), metavar="DEST", help="Move them below DEST, keeping their tree.")
+@click.option("--delete", is_flag=True, help="Delete the matches permanently; directories only if they are empty.")
+@click.option("--recursive", is_flag=True, help="With --delete, delete matching directories with their contents.")
+@click.option(
+    "--move-to", "target", type=PathBytes(), metavar="DEST", help="Move the matches below DEST, keeping their tree."
+)
 @click.option(
     "--if-exists",
     type=click.Choice(["skip", "number", "replace"]),
     default="skip",
-    help="What to do where a name is taken in DEST: leave the match and say so, add a number, replace (skip).",
+    help="If DEST has the name: skip the match, add a number, or replace it. [default: skip]",
 )
-@click.option("--print", "prints", is_flag=True, help="Only print their paths; with --json one object for each.")
-@click.option("--print0", "prints_null", is_flag=True, help="The same, each ended by NUL.")
-@click.option("--keep-for", type=DURATION, help="Trashed, they can be restored that long (24h).")
-@click.option("--note", type=NOTE, default="", help="A sentence kept with the orphan.")
-@click.option("--max-delete", "most", type=click.IntRange(0), metavar="N", help="Act on so many matches at most.")
-@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only count them, and show the largest and the oldest.")
-@click.option("--confirm-above", "limit", type=click.IntRange(0), metavar="N", help="Ask first if more than N match.")
-@click.option("--yes", is_flag=True, help="The answer to that question.")
-@click.option("--trust-atime", "trusts_atime", is_flag=True, help="Go --by atime where reads are not recorded, too.")
+@click.option("--print", "prints", is_flag=True, help="Only print the paths; with --json one object for each.")
+@click.option("--print0", "prints_null", is_flag=True, help="Only print the paths, each followed by NUL.")
+@click.option("--keep-for", type=DURATION, help="Keep trashed files restorable for DURATION. [default: 24h]")
+@click.option("--note", type=NOTE, default="", help="A note to store with the orphan.")
+@click.option("--max-delete", "most", type=click.IntRange(0), metavar="N", help="Act on at most N matches.")
+@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only count matches, and print the largest and oldest.")
+@click.option(
+    "--confirm-above", "limit", type=click.IntRange(0), metavar="N", help="Ask first if there are more than N matches."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--trust-atime", "trusts_atime", is_flag=True, help="Use atime even where reads are not recorded.")
 @threads_option
 @tempo_options
 @json_option
 @mpi_option(_by_ranks)
-def command(**told: Any) -> int:
-    """Trash what a selection chooses below DIR: one orphan, restorable whole or in part. Or delete, move, print it.
+def command(**arguments: Any) -> int:
+    """Find files below DIR by name, size or age, and trash, delete, move or print them.
 
-    All that is told must hold, as with find. DIR itself is never chosen, a link is never followed, and what is mounted
-    below DIR is neither entered nor taken. After Ctrl-C, or however it ended, the same command does the rest.
-
-    With --mpi, started as `mpiexec -n N trashd sweep --mpi DIR … --delete`, N ranks on as many machines share it.
+    By default the matches become one orphan in the trash store, restorable whole or in part. A match must meet all
+    conditions, as with find. DIR itself is never taken, symbolic links are never followed, and mount points below DIR
+    are neither entered nor taken. After an interruption, the same command does the rest.
 
     \b
     Examples:
@@ -389,57 +416,57 @@ def command(**told: Any) -> int:
       trashd sweep /gpfs/fs1 --older 90d --from purge.list.old --from-format mmapplypolicy
     """
     kernel = Kernel()
-    selection = read_selection(kernel, told)
-    asked = SweepOptions(selection=selection, **told)
-    asked.check()
-    if selection.is_everything() and not asked.has_list() and not asked.prints_any():
-        raise UsageError("nothing says what to take", "all of it is --name '*'; an empty DIR is trashd swap DIR")
-    if not asked.trusts_atime and any(bound.field == "atime" for bound in selection.times):
-        _refuse_stale(kernel, asked)
+    selection = read_selection(kernel, arguments)
+    options = SweepOptions(selection=selection, **arguments)
+    options.check()
+    if selection.is_everything() and not options.has_list() and not options.prints_any():
+        raise UsageError("no condition is given", "--name '*' selects everything; trashd swap DIR empties DIR")
+    if not options.trusts_atime and any(bound.field == "atime" for bound in selection.times):
+        _refuse_stale(kernel, options)
     try:
-        return _act_on(kernel, asked)
+        return _act_on(kernel, options)
     except OtherFilesystem as error:
-        raise OtherFilesystem(error.detail, _rsync_line(asked)) from error
+        raise OtherFilesystem(error.detail, _rsync_line(options)) from error
 
 
-def _refuse_stale(kernel: Kernel, asked: SweepOptions) -> None:
-    """Refuse a choice by access times that are not kept there. Raises  Refused; what `find_scope` does"""
+def _refuse_stale(kernel: Kernel, options: SweepOptions) -> None:
+    """Refuse to select by access times that are not recorded there. Raises  Refused; TrashdError as `find_scope`"""
     from fusefs.store.victim import find_scope
     from fusefs.sweep.request import refuse_stale
 
-    selection = asked.selection
+    selection = options.selection
     takes_dirs = selection.empty or bool(selection.types & DIRECTORY)
-    with find_scope(kernel, asked.directory) as scope:
+    with find_scope(kernel, options.directory) as scope:
         refuse_stale(scope, selection.times, time.time_ns(), takes_dirs=takes_dirs, key="--trust-atime")
 
 
-def _rsync_line(asked: SweepOptions) -> str:
+def _rsync_line(options: SweepOptions) -> str:
     from fusefs.sweep.actions import rsync_line
     from fusefs.sweep.request import IfExists
 
-    more = [b"--null"] if asked.null else []
-    if asked.list_format is not None:
-        more += [b"--from-format", asked.list_format.encode()]
-    if asked.source is not None:
-        more += [b"--from", asked.source]
-    if asked.most is not None:
-        more += [b"--max-delete", b"%d" % asked.most]
-    directory, target = (os.path.abspath(path) for path in (asked.directory, asked.target or b""))
-    return rsync_line(directory, asked.selection, target, IfExists(asked.if_exists), more)
+    more = [b"--null"] if options.null else []
+    if options.list_format is not None:
+        more += [b"--from-format", options.list_format.encode()]
+    if options.source is not None:
+        more += [b"--from", options.source]
+    if options.most is not None:
+        more += [b"--max-delete", b"%d" % options.most]
+    directory, target = (os.path.abspath(path) for path in (options.directory, options.target or b""))
+    return rsync_line(directory, options.selection, target, IfExists(options.if_exists), more)
 
 
-def _act_on(kernel: Kernel, asked: SweepOptions) -> int:
+def _act_on(kernel: Kernel, options: SweepOptions) -> int:
     with ExitStack() as owned:
-        read = owned.enter_context(_open_list(kernel, asked)) if asked.has_list() else lambda: None
-        if asked.asks():
-            _confirm(kernel, asked, read())
+        read = owned.enter_context(_open_list(kernel, options)) if options.has_list() else lambda: None
+        if options.confirms():
+            _confirm(kernel, options, read())
         with StopSignals() as stop:
-            swept = _run(kernel, asked, read(), stop, counts=asked.dry)
-            if asked.prints_any():  # standard output has the matches, and nothing else
-                for line in beside(swept):
+            swept = _run(kernel, options, read(), stop, counts=options.dry)
+            if options.prints_any():  # standard output is for the matches only
+                for line in problem_lines(swept):
                     print(f"trashd: {line}", file=sys.stderr)
             else:
-                _tell(asked, swept)
+                _print_result(options, swept)
             if stop():
                 return stop.exit_code()
     if swept.warnings:
@@ -448,43 +475,45 @@ def _act_on(kernel: Kernel, asked: SweepOptions) -> int:
     return Incomplete.exit_code if is_short else 0
 
 
-def _confirm(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None) -> None:
-    """Ask whether so many are meant.
+def _confirm(kernel: Kernel, options: SweepOptions, names: Iterable[Listed] | None) -> None:
+    """Ask whether to act on so many matches.
 
-    Ctrl-C ends it at once, as nothing was begun: a question that waits for its answer can't come to a clean end.
-    Raises  Refused if they aren't, or if there is no terminal to ask at; UsageError for a list that breaks off
+    Ctrl-C ends the command at once: nothing has begun, and a question that waits for its answer can't end cleanly.
+    Raises  Refused if the answer is no, or if there is no terminal; UsageError for a list that can't be read to its end
     """
-    limit = asked.limit or 0
-    found = _run(kernel, asked, names, lambda: False, counts=True)
-    if found.why:
-        raise UsageError(found.why, "nothing was touched")
-    if found.sums.n_done <= limit:
+    limit = options.limit or 0
+    swept = _run(kernel, options, names, lambda: False, counts=True)
+    if swept.why:
+        raise UsageError(swept.why, "nothing was touched")
+    if swept.sums.n_done <= limit:
         return
-    size = format_size(found.sums.n_bytes)
-    what = f"{output.counted(found.sums.n_done, 'match', 'matches')} ({size}) would be {asked.did()}"
-    if not can_be_asked() or asked.as_json:
-        raise Refused(f"{what}, more than {limit:,}", "--yes does it all the same; --dry-run shows more of them")
-    if not is_confirmed(f"{printable(found.directory)}: {what}. Go on?"):
+    size = format_size(swept.sums.n_bytes)
+    what = f"{output.counted(swept.sums.n_done, 'match', 'matches')} ({size}) would be {options.did()}"
+    path = printable(swept.directory)
+    if not can_be_asked() or options.as_json:
+        hint = "confirm with --yes, or see the largest and the oldest with --dry-run"
+        raise Refused(f"{path}: {what}, more than {limit:,}", hint)
+    if not is_confirmed(f"{path}: {what}. Continue?"):
         raise Refused("nothing was touched")
 
 
-def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None, stops: Stops, *, counts: bool) -> Swept:
+def _run(kernel: Kernel, options: SweepOptions, names: Iterable[Listed] | None, stops: Stops, *, counts: bool) -> Swept:
     from fusefs.engine.pace import pacer_in
     from fusefs.sweep.request import Request, SweepWishes, ToCount
     from fusefs.sweep.run import run as sweep
 
-    act: Any = ToCount(_act(asked)) if counts else _act(asked)
-    request = Request(asked.directory, asked.selection, act, asked.most, names, asked.n_workers)
-    if counts or asked.prints_any():
+    act: Any = ToCount(_act(options)) if counts else _act(options)
+    request = Request(options.directory, options.selection, act, options.most, names, options.n_workers)
+    if counts or options.prints_any():
         return sweep(kernel, request, SweepWishes(stops=stops))
-    tempo = Speed(asked.max_rate, asked.max_bytes)
-    # Where the disk is listened to; the sweep opens it again, and says what is wrong with it if anything is.
-    with errors_about(asked.directory):
-        directory = kernel.open_path(asked.directory)
+    tempo = Speed(options.max_rate, options.max_bytes)
+    # For the pacer only; the sweep opens it again, and reports what is wrong with it.
+    with errors_about(options.directory):
+        directory = kernel.open_path(options.directory)
     with (
         directory as fd,
-        pacer_in(kernel, fd, tempo, output.tell_why if asked.paced else None) as pacer,
-        ProgressBar(printable(asked.directory), shown=not asked.as_json) as shows,
+        pacer_in(kernel, fd, tempo, output.tell_why if options.paced else None) as pacer,
+        ProgressBar(printable(options.directory), shown=not options.as_json) as shows,
     ):
         before = SweepSums()
 
@@ -493,52 +522,52 @@ def _run(kernel: Kernel, asked: SweepOptions, names: Iterable[Listed] | None, st
             shows.advance(sums.n_done + sums.n_inside - before.n_done - before.n_inside, sums.n_bytes - before.n_bytes)
             before = sums
 
-        return sweep(kernel, request, SweepWishes(pacer, progress, stops, asked.job))
+        return sweep(kernel, request, SweepWishes(pacer, progress, stops, options.job))
 
 
-def _act(asked: SweepOptions) -> Any:
-    """What is to be done, as sweep.request has it."""
+def _act(options: SweepOptions) -> Any:
+    """The action, as a type of sweep.request."""
     from fusefs.sweep.request import IfExists, ToDelete, ToMove, ToPrint, ToTrash
 
-    if asked.prints_any():
-        return ToPrint(partial(_print_objects if asked.as_json else _print_paths, asked))
-    if asked.delete:
-        return ToDelete(asked.recursive)
-    if asked.target is not None:
-        return ToMove(asked.target, IfExists(asked.if_exists))
+    if options.prints_any():
+        return ToPrint(partial(_print_objects if options.as_json else _print_paths, options))
+    if options.delete:
+        return ToDelete(options.recursive)
+    if options.target is not None:
+        return ToMove(options.target, IfExists(options.if_exists))
 
-    keep_for = DEFAULT_RETENTION_S if asked.keep_for is None else asked.keep_for
-    return ToTrash(SwapOptions(keep_for, asked.note, invocation=invocation()))
+    keep_for = DEFAULT_RETENTION_S if options.keep_for is None else options.keep_for
+    return ToTrash(SwapOptions(keep_for, options.note, invocation=invocation()))
 
 
-def _tell(asked: SweepOptions, swept: Swept) -> None:
-    did = f"would be {asked.did()}" if asked.dry else asked.did()
-    if asked.as_json:
-        action = "move" if asked.target is not None else "delete" if asked.delete else "trash"
-        as_json(SweepAction(action, asked.dry), swept)
+def _print_result(options: SweepOptions, swept: Swept) -> None:
+    did = f"would be {options.did()}" if options.dry else options.did()
+    if options.as_json:
+        action = "move" if options.target is not None else "delete" if options.delete else "trash"
+        as_json(SweepAction(action, options.dry), swept)
     else:
-        for line in told(swept, did):
+        for line in result_lines(swept, did):
             print(line)
     for warning in swept.warnings:
         output.warn(warning)
 
 
-def _print_paths(asked: SweepOptions, here: Any, names: Sequence[str]) -> list[tuple[str, int]]:
-    """Print paths as find does, beginning with the directory as it was typed. here: sweep.request.ActionPlace"""
-    end = b"\0" if asked.prints_null else b"\n"
-    above = join(asked.directory.rstrip(b"/"), here.upper) + b"/"
+def _print_paths(options: SweepOptions, here: Any, names: Sequence[str]) -> list[tuple[str, int]]:
+    """Print paths as find does, beginning with the directory as it was typed. here: a sweep.request.ActionPlace"""
+    end = b"\0" if options.prints_null else b"\n"
+    above = join(options.directory.rstrip(b"/"), here.upper) + b"/"
     paths = (above + os.fsencode(name) for name in names)
-    is_seen = not asked.prints_null and sys.stdout.isatty()
-    lines = (printable(path).encode() for path in paths) if is_seen else paths
+    is_escaped = not options.prints_null and sys.stdout.isatty()
+    lines = (printable(path).encode() for path in paths) if is_escaped else paths
     sys.stdout.buffer.write(b"".join(line + end for line in lines))
     return []
 
 
-def _print_objects(asked: SweepOptions, here: Any, names: Sequence[str]) -> list[tuple[str, int]]:
-    """Print an object for each that can be looked at; the names of the others, each with its errno."""
-    above = join(asked.directory.rstrip(b"/"), here.upper)
-    looked, refused = look_at_all(here.kernel, here.sides.fd, names)
-    for st in looked:
+def _print_objects(options: SweepOptions, here: Any, names: Sequence[str]) -> list[tuple[str, int]]:
+    """Print an object for each entry that statx succeeds for; return the others, each with its errno."""
+    above = join(options.directory.rstrip(b"/"), here.upper)
+    entries, refused = look_at_all(here.kernel, here.sides.fd, names)
+    for st in entries:
         path = os.fsdecode(above + b"/" + os.fsencode(st.name))
         match = SweepMatch(path, selection.letter_of(st.st_mode), st.st_size, st.st_mtime_ns, st.st_uid, st.st_gid)
         sys.stdout.write(json.dumps(match._asdict()) + "\n")
@@ -546,15 +575,15 @@ def _print_objects(asked: SweepOptions, here: Any, names: Sequence[str]) -> list
 
 
 @contextmanager
-def _open_list(kernel: Kernel, asked: SweepOptions) -> Iterator[Callable[[], Iterator[Listed]]]:
-    """What reads a list from its beginning, as its names are needed.
+def _open_list(kernel: Kernel, options: SweepOptions) -> Iterator[Callable[[], Iterator[Listed]]]:
+    """Open the list; yield a function that reads it from its beginning, name by name.
 
-    If it is read twice, what can't be read again is copied to a file without a name, not to memory.
+    If it is read twice and can't seek, it is copied to an unnamed file first, not to memory.
     """
     from fusefs.sweep.names_from_list import read_list
 
-    how = ListFormat.NUL if asked.null else ListFormat(asked.list_format or "lines")
-    source = _STDIN if asked.source is None else asked.source
+    format_ = ListFormat.NUL if options.null else ListFormat(options.list_format or "lines")
+    source = _STDIN if options.source is None else options.source
     with ExitStack() as owned:
         if source == _STDIN:
             fd = standard_input()
@@ -562,7 +591,7 @@ def _open_list(kernel: Kernel, asked: SweepOptions) -> Iterator[Callable[[], Ite
             with errors_about(source):
                 fd = owned.enter_context(kernel.open_path(source, os.O_RDONLY))
         begins_at = None
-        if asked.asks():
+        if options.confirms():
             try:
                 os.lseek(fd, 0, os.SEEK_CUR)
             except OSError:
@@ -572,14 +601,14 @@ def _open_list(kernel: Kernel, asked: SweepOptions) -> Iterator[Callable[[], Ite
         def read() -> Iterator[Listed]:
             if begins_at is not None:
                 os.lseek(fd, begins_at, os.SEEK_SET)
-            return _begun(read_list(fd, how), source)
+            return _begun(read_list(fd, format_), source)
 
         yield read
 
 
 def _copied(owned: ExitStack, fd: int, source: bytes) -> int:
-    """A file with what can be read from an fd. Raises  TrashdError"""
-    import tempfile  # most lists are read once
+    """Copy what an fd has to an unnamed file. Raises  TrashdError"""
+    import tempfile  # imported late: most lists are read once
 
     with errors_about(os.fsencode(tempfile.gettempdir())):
         file = owned.enter_context(tempfile.TemporaryFile(buffering=0))  # noqa: SIM115  the stack closes it
@@ -597,7 +626,7 @@ def _read(fd: int, source: bytes) -> bytes:
 
 
 def _begun(names: Iterator[Listed], source: bytes) -> Iterator[Listed]:
-    """The names of a list as absolute paths, the first one read: what is no list is refused before anything is done."""
+    """The names of a list as absolute paths. The first is read now, so that a bad list is refused before any action."""
     try:
         first = next(names, None)
     except UsageError as error:
@@ -610,9 +639,9 @@ def _begun(names: Iterator[Listed], source: bytes) -> Iterator[Listed]:
 
 
 def _absolute(here: bytes, names: Iterable[Listed]) -> Iterator[Listed]:
-    """A name of a format that has more than names is so already, or it is none.
+    """Make names absolute; a format with more than names has absolute ones already.
 
-    Where we are is told without links, so that `..` in front of a name means what it says; not elsewhere.
+    `here` has no symbolic links, so leading `..` can be resolved in the text; `..` further on can't.
     """
     for name in names:
         if isinstance(name, ListedName):

@@ -1,1 +1,1 @@
-"""Floor 0: values and decisions; no I/O, no clock."""
+"""Layer 0: values and decisions; no I/O, no clock."""

@@ -1,4 +1,4 @@
-"""The configuration: TOML texts in, one Config out, or every problem with its file, key and fix; and as TOML again."""
+"""The configuration: reads TOML into one Config or reports every problem with file, key and fix; writes it as TOML."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from fusefs.core import toml_reader
 from fusefs.core.errors import BadConfig, ConfigProblem
-from fusefs.core.policy import Authority, Quota, RetentionRules, VolumePolicy, Watermark, is_at_or_below
+from fusefs.core.policy import DeleteAs, Quota, RetentionRules, VolumePolicy, Watermark, is_at_or_below
 from fusefs.core.toml_reader import (
     Key,
     RemovedKey,
+    RenamedKey,
     Schema,
     Settings,
     SettingsBuilder,
@@ -22,20 +23,20 @@ from fusefs.core.toml_reader import (
 )
 
 POLL_S = 600
-"""Ten minutes: how long what inotify can't tell (network filesystems) may stay unseen; a look costs next to nothing."""
+"""Changes that inotify can't see (network filesystems) are noticed within ten minutes; a check costs almost nothing."""
 HOOK_TIMEOUT_S = 30
-"""To reload a log writer takes a second; what takes longer hangs, and holds a place that other hooks want."""
+"""Reloading a log writer takes a second; a hook that takes longer hangs, and blocks the slot that other hooks need."""
 GRACE_S = 3600
-"""An hour: to see that what was mounted is a copy, or that a service which was away for long is back."""
+"""One hour: enough to notice that a mounted volume is a copy, or that a service is back after a long absence."""
 WARN_BEFORE_S = 21_600
-"""Six hours: of the 24 that orphans are kept by themselves there is an evening left to look what they are."""
+"""Six hours: with the default retention of 24 h it leaves an evening to inspect the orphans."""
 AUDIT_FILE = "/var/log/trashd/audit.log"
 _LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _OFF = Watermark(0.0, 0.0)
 
 
 class HooksConfig(NamedTuple):
-    """Commands to be run after something happened, or warn_before_s before an orphan's term ends; None: none."""
+    """Commands to run after an event, or warn_before_s before an orphan expires; None: no command."""
 
     on_reaped: tuple[str, ...] | None = None
     on_quarantine: tuple[str, ...] | None = None
@@ -48,20 +49,20 @@ class HooksConfig(NamedTuple):
 
 
 class MetricsConfig(NamedTuple):
-    """Where figures for Prometheus are told: a file for the node exporter, a host and port; None: nowhere."""
+    """Where metrics for Prometheus are published: a file for the node exporter, a host and port; None: nowhere."""
 
     textfile: str | None = None
     http: tuple[str, int] | None = None
 
 
 class Config(NamedTuple):
-    """What is in force.
+    """The configuration in force.
 
     defaults  for every volume that is not in `volumes`; its path is empty
     volumes   those that the configuration names
     audit     the audit log; None: the journal only
-    poll_s    how often to look where the kernel doesn't tell
-    grace_s   how long what expired while its volume was not served is kept once that is
+    poll_s    how often to check volumes for which the kernel reports no changes
+    grace_s   how long orphans are kept that expired while their volume was not served, once it is served again
     """
 
     defaults: VolumePolicy = VolumePolicy(b"")
@@ -73,26 +74,26 @@ class Config(NamedTuple):
     grace_s: int = GRACE_S
 
     def named(self, path: bytes, identifier: str = "") -> VolumePolicy | None:
-        """What is said of the volume that is mounted there; None if nothing is.
+        """The section for the volume that is mounted there; None if there is none.
 
-        identifier  the volume's id; empty if that is not known yet. A volume that is named by its id is known by that
-                    alone, wherever it is mounted
+        identifier  the volume's id; empty if not known yet. A section that has an id matches by that id only, wherever
+                    the volume is mounted
         """
         by_id = (volume for volume in self.volumes if identifier and volume.id == identifier)
         by_path = (volume for volume in self.volumes if volume.path == path and not (volume.id and identifier))
         return next(by_id, None) or next(by_path, None)
 
     def rules_of(self, path: bytes, identifier: str) -> bytes:
-        """The path of the rules that a volume has which is mounted there; empty if it has none but the defaults.
+        """The path of the section whose rules apply to the volume mounted there; empty if only the defaults apply.
 
-        Patterns of paths in it that the defaults keep are rules of its own, too.
+        A path pattern in the defaults' `keep` that lies inside the volume counts as a rule of the volume, too.
         """
         named = self.named(path, identifier)
         kept = (re.split(r"[*?[]", pattern)[0].encode() for pattern in self.defaults.rules.keep)
         return named.path if named is not None else path if any(is_at_or_below(one, path) for one in kept) else b""
 
     def volume(self, path: bytes, identifier: str = "") -> VolumePolicy:
-        """What holds for the volume that is mounted there; see `named`."""
+        """The policy of the volume that is mounted there; see `named`."""
         path = path.rstrip(b"/") or b"/"
         named = self.named(path, identifier)
         return self.defaults._replace(path=path) if named is None else named._replace(mounted_at=path)
@@ -102,7 +103,7 @@ class Config(NamedTuple):
         return self.volume(path).is_served or any(volume.id and volume.is_served for volume in self.volumes)
 
     def inside(self, path: bytes, point: bytes) -> VolumePolicy:
-        """What holds for a store somewhere in a volume: what is said of that, or of the part of it that it is in.
+        """The policy of a store inside a volume: that of the nearest configured path at or above it.
 
         point  where the filesystem of that path is mounted
         """
@@ -113,12 +114,12 @@ class Config(NamedTuple):
         return named.get(above, self.defaults)._replace(path=path)
 
 
-# Keys in the order of the fields of Rules, and of Hooks.
+# Keys in the order of the fields of RetentionRules and HooksConfig.
 RULES: Schema = {
     "retention": toml_reader.or_none(toml_reader.DURATION, "never"),
     "minimum_age": toml_reader.DURATION,
     "keep": toml_reader.PATTERNS,
-    "authority": toml_reader.AUTHORITY,
+    "delete_as": toml_reader.DELETE_AS,
     "users": toml_reader.USERS,
     "clears_flags": toml_reader.FLAG,
 }
@@ -147,7 +148,7 @@ _FIELDS = {
     "serve": "is_served", "paced": "paced", "max_rate": "max_entries_per_s", "max_bytes": "max_bytes_per_s",
     "nodes": "n_nodes", "takeover_s": "takeover_s", "windows": "windows", "horizon": "horizon_s",
 }  # fmt: skip
-"""The field of VolumePolicy for each key whose value it has as it is."""
+"""The field of VolumePolicy for each key whose value is taken over unchanged."""
 HOOKS: Schema = {
     "on_reaped": toml_reader.COMMAND,
     "on_quarantine": toml_reader.COMMAND,
@@ -169,21 +170,22 @@ _TOP: Schema = {
     "audit": toml_reader.or_none(toml_reader.FILE),
     "notices": RemovedKey("remove the key; trashd list --within 1d shows the orphans that expire soon"),
 }
+_RENAMED: Schema = {"authority": RenamedKey("delete_as", toml_reader.DELETE_AS, {"asker": DeleteAs.OWNER.value})}
 CONFIG: Schema = {
     **_TOP,
-    "defaults": VOLUME,
-    "volume": Tables({"id": toml_reader.VOLUME_ID, **VOLUME, "rules": Tables(RULES)}),
+    "defaults": {**VOLUME, **_RENAMED},
+    "volume": Tables({"id": toml_reader.VOLUME_ID, **VOLUME, **_RENAMED, "rules": Tables({**RULES, **_RENAMED})}),
     "hooks": HOOKS,
     "metrics": METRICS,
 }
 
 
 def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Config, Settings, tuple[ConfigProblem, ...]]:
-    """The configuration that sources give together, where each setting in force stands, and warnings.
+    """Read all sources into one configuration, the place of each setting in force, and warnings.
 
-    Of two that set the same key the later counts.
-    defaults  what holds where they say nothing
-    Raises    BadConfig with every problem that can be seen at once
+    If two sources set the same key, the later one counts.
+    defaults  the values of keys that no source sets
+    Raises    BadConfig with all problems that were found
     """
     problems: list[ConfigProblem] = []
     settings: Settings = {}
@@ -196,10 +198,10 @@ def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Confi
 
 
 class _ConfigBuilder(SettingsBuilder):
-    """Settings turned into values."""
+    """Builds a Config from settings."""
 
     def config(self, base: Config) -> Config:
-        """All of it."""
+        """Build the whole configuration."""
         defaults = self._volume(("defaults",), base.defaults)
         volumes = tuple(self._volume(("volume", path), defaults._replace(path=path)) for path in self._paths("volume"))
         return Config(
@@ -213,11 +215,11 @@ class _ConfigBuilder(SettingsBuilder):
         )
 
     def _each(self, at: Key, keys: Iterable[str], base: Iterable[Any]) -> Iterator[Any]:
-        """What is set by some keys of a table, in their order; where nothing is, what `base` has there."""
+        """The values of some keys of a table, in their order; a key that is not set has its value of `base`."""
         return (self.get(*at, key, otherwise=value) for key, value in zip(keys, base, strict=True))
 
     def _paths(self, *above: str | bytes) -> list[bytes]:
-        """The paths of an array of tables, in the order in which they were first named."""
+        """The paths of an array of tables, in the order of their first mention."""
         return [path for key in self.settings if key[:-1] == above and isinstance(path := key[-1], bytes)]
 
     def _volume(self, at: Key, base: VolumePolicy) -> VolumePolicy:
@@ -244,15 +246,15 @@ class _ConfigBuilder(SettingsBuilder):
         if rules.retention_s is not None and rules.retention_s < rules.minimum_age_s:
             fix = "lower minimum_age or raise retention: orphans younger than minimum_age are never reaped"
             self.wrong("retention is shorter than minimum_age", fix, (*at, "retention"), (*at, "minimum_age"))
-        is_root = rules.authority is Authority.ROOT
+        is_root = rules.delete_as is DeleteAs.ROOT
         if is_root and not rules.users:
             fix = 'add users = ["ci"]: a path proves nothing, since users write the records'
-            self.wrong('authority = "root" without users', fix, (*at, "authority"), (*at, "users"))
+            self.wrong('delete_as = "root" without users', fix, (*at, "delete_as"), (*at, "users"))
         if not is_root and (*at, "users") in self.settings and rules.users:
-            self.wrong('users without authority = "root"', 'add authority = "root", or remove users', (*at, "users"))
+            self.wrong('users without delete_as = "root"', 'add delete_as = "root", or remove users', (*at, "users"))
         if rules.clears_flags and not is_root:
-            fix = 'add authority = "root", or remove clears_flags: only root can clear these flags'
-            self.wrong('clears_flags without authority = "root"', fix, (*at, "clears_flags"), (*at, "authority"))
+            fix = 'add delete_as = "root", or remove clears_flags: only root can clear these flags'
+            self.wrong('clears_flags without delete_as = "root"', fix, (*at, "clears_flags"), (*at, "delete_as"))
         return rules
 
     def _watermark(self, at: Key, base: Watermark | None) -> Watermark | None:
@@ -278,7 +280,7 @@ class _ConfigBuilder(SettingsBuilder):
 
 
 def tell_config(config: Config, settings: Settings) -> str:
-    """All of it; read again it is the same configuration."""
+    """The whole configuration as TOML; reading it gives the same configuration."""
     hooks = {**config.hooks._asdict(), "warn_before": config.hooks.warn_before_s, "timeout": config.hooks.timeout_s}
     lines = [
         *_table({**config._asdict(), "poll": config.poll_s, "grace": config.grace_s}, _TOP, [()], settings),
@@ -299,9 +301,9 @@ def tell_config(config: Config, settings: Settings) -> str:
 
 
 def tell_volume(volume: VolumePolicy, settings: Settings, origin: bytes | None = None) -> str:
-    """What holds for one volume, as a [[volume]].
+    """The policy of one volume as a [[volume]] table.
 
-    origin  with the rules for what came from there, and no others
+    origin  include only the rules for orphans from there
     """
     at: Key = ("volume", volume.path)
     above: Key = ("defaults",)
@@ -332,9 +334,9 @@ def _volume_values(volume: VolumePolicy) -> dict[str, Any]:
 
 
 def _table(values: Mapping[str, Any], schema: Schema, origins: list[Key], settings: Settings) -> Iterator[str]:
-    """The lines of a table, keys in the schema's order; those of a table within it are dotted.
+    """The lines of a table, keys in the schema's order; keys of a nested table are dotted.
 
-    origins  where a value may have been set, the nearest first
+    origins  the places where a value may have been set, the nearest first
     """
     for key, kind in schema.items():
         if isinstance(kind, toml_reader.ValueKind) and key in values:
@@ -346,6 +348,6 @@ def _table(values: Mapping[str, Any], schema: Schema, origins: list[Key], settin
 
 
 def _place(key: Key, settings: Settings) -> str:
-    """A comment that tells where a setting stands; none for a default."""
+    """A comment with the file of a setting; empty for a default."""
     setting = settings.get(key)
     return "" if setting is None else f"  # {setting.place.file}"

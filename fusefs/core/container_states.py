@@ -1,4 +1,4 @@
-"""The states of a container, the moves between them, its default retention, and what recovery does in each state.
+"""The states of a container, the moves between them, the default retention, and how recovery acts in each state.
 
 Every crash window of docs/crash.md is a row of a table here.
 """
@@ -11,7 +11,7 @@ from fusefs.core.identity import Identity, Likelihood, compare, is_marked
 from fusefs.core.record import Method, Record
 
 DEFAULT_RETENTION_S = 24 * 3600
-"""How long an orphan can be restored unless told otherwise: a night to notice a mistake."""
+"""How long an orphan can be restored by default: a night to notice a mistake."""
 
 
 class State(Enum):
@@ -29,19 +29,19 @@ LEGAL_MOVES = frozenset(
         (State.STAGE, State.ORPHANS),  # adopt
         (State.ORPHANS, State.REAPING),  # claim by the reaper
         (State.ORPHANS, State.RESTORING),  # claim by a restore
-        (State.REAPING, State.ORPHANS),  # given back: who keeps it was faster
-        (State.REAPING, State.RESTORING),  # the same, of what an ended reaper left
+        (State.REAPING, State.ORPHANS),  # given back: its record changed (it was pinned, say) before the claim
+        (State.REAPING, State.RESTORING),  # claim by a restore, after an interrupted reap
         (State.REAPING, State.QUARANTINE),  # set aside
         (State.QUARANTINE, State.REAPING),  # tried again
-        (State.QUARANTINE, State.RESTORING),  # taken back after all
+        (State.QUARANTINE, State.RESTORING),  # claim by a restore
         (State.RESTORING, State.ORPHANS),  # given back
-        (State.RESTORING, State.QUARANTINE),  # the same, of what was taken from there
+        (State.RESTORING, State.QUARANTINE),  # given back to where it was
     }
 )
 
 
 class StageAction(Enum):
-    """What to do with a container found in stage/ that no process holds."""
+    """What to do with a container in stage/ that no process holds."""
 
     UNMADE = "rmdir what is empty: no record, so it never held a victim"
     BACK = "the victim never came: drop what was prepared"
@@ -52,7 +52,7 @@ class StageAction(Enum):
 
 
 class RestoringAction(Enum):
-    """What to do with a container found in restoring/ that no process holds."""
+    """What to do with a container in restoring/ that no process holds."""
 
     RETIRE = "the tree is back at its name: drop what is left"
     GIVE_BACK = "the tree is still here: it is an orphan again"
@@ -64,12 +64,12 @@ class RestoringAction(Enum):
 def decide_stage(
     record: Record | None, tree: Identity | None, fresh: Identity | None, name: Identity | None
 ) -> StageAction:
-    """Say what to do with a container found in stage/.
+    """Decide what to do with a container in stage/.
 
     record  as read; None if absent (it is durable before anything moves, I3)
-    tree    what is found under `tree`; None if nothing is
-    fresh   what is found under `fresh` (two renames only); None if nothing is
-    name    what is found at the victim's name; None if nothing is
+    tree    the inode at `tree`; None if there is none
+    fresh   the inode at `fresh` (two renames only); None if there is none
+    name    the inode at the victim's name; None if there is none
     Source  docs/crash.md
     """
     if record is None:
@@ -83,8 +83,8 @@ def decide_stage(
         if compare(tree, record.fresh) is Likelihood.SAME:
             return StageAction.BACK
         return StageAction.FORWARD if _lacks_the_mark(tree, record, is_victim) else StageAction.KEEP
-    # The other methods put nothing under `tree` but what they moved there, so that an identity which
-    # proves nothing (network filesystems) is enough; one that contradicts is not.
+    # The other methods put nothing at `tree` but the tree itself, so that an identity that proves nothing
+    # (network filesystems) is enough. A contradicting identity is not.
     if is_victim is Likelihood.OTHER:
         return StageAction.KEEP
     if record.method is Method.SWEEP:
@@ -97,15 +97,15 @@ def decide_stage(
 def decide_restoring(
     record: Record | None, tree: Identity | None, fresh: Identity | None, name: Identity | None
 ) -> RestoringAction:
-    """Say what to do with a container found in restoring/; arguments as for `decide_stage`."""
+    """Decide what to do with a container in restoring/; arguments as for `decide_stage`."""
     if record is None:
         return RestoringAction.RETIRE if tree is None else RestoringAction.KEEP
     if tree is None:
         return RestoringAction.RETIRE
     if record.fresh is not None and compare(tree, record.fresh) is Likelihood.SAME:
-        return RestoringAction.RETIRE  # exchanged back: `tree` is the fresh directory now
+        return RestoringAction.RETIRE  # exchanged back: `tree` is the replacement now
     is_victim = compare(tree, record.victim)
-    # Dropped things may have no recorded identity; nothing but the tree was ever under `tree` there.
+    # A dropped tree may have no recorded identity; but nothing else was ever at `tree`.
     exchanged = record.method is Method.EXCHANGE and is_victim is not Likelihood.SAME
     exchanged = exchanged and not _lacks_the_mark(tree, record, is_victim)
     if is_victim is Likelihood.OTHER or exchanged:
@@ -118,8 +118,8 @@ def decide_restoring(
 
 
 def _lacks_the_mark(tree: Identity, record: Record, is_victim: Likelihood) -> bool:
-    """Whether it may well be the victim, and is not the fresh directory, which was marked.
+    """Whether it may be the victim, and is not the replacement, because that was marked.
 
-    If that has lost its mark it is adopted as an orphan, empty: nothing is lost by it.
+    If the replacement has lost its mark, it is adopted as an empty orphan, which loses nothing.
     """
     return is_victim is Likelihood.UNKNOWN and is_marked(record.fresh) and not is_marked(tree)

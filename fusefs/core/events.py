@@ -1,4 +1,4 @@
-"""What happens to orphans and volumes, as the log, the audit log, hooks and metrics are told of it."""
+"""Events of orphans and volumes, as reported to the log, the audit log, hooks and metrics."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fusefs.core.printable_names import printable, show
 
 
 class EventKind(Enum):
-    """What happened.
+    """The kind of an event.
 
-    SWAPPED, REMOVED, DROPPED, SWEPT  a tree came into the store: how
-    FOUND        it was there when the service started, and no service had seen it before
-    QUARANTINED  some of it could not be removed
-    EXPIRES_SOON its term ends in a while: its owner may want to know
-    LOW_SPACE    a volume went below its low watermark: it hurries
-    BROKEN       too many errors: the volume rests for a while, and is then tried again
-    MENDED       it works again
+    SWAPPED, REMOVED, DROPPED, SWEPT  how a tree was moved into the store
+    FOUND        it was in the store when the service started, and no service had seen it before
+    QUARANTINED  part of it could not be removed
+    EXPIRES_SOON it will expire soon: its owner may want to know
+    LOW_SPACE    free space fell below the low watermark: the reaper hurries
+    BROKEN       too many errors: the reaper pauses for a while, then tries again
+    MENDED       the volume works again
     CONFIGURED   the configuration was read again
     CHILD_LOST   the process that acts for a user ended, hung or was stopped
     """
@@ -46,23 +46,23 @@ class EventKind(Enum):
 
 
 TAKEN = frozenset({EventKind.SWAPPED, EventKind.REMOVED, EventKind.DROPPED, EventKind.SWEPT})
-"""A tree went from its place into the store while we watched."""
+"""A tree was moved into the store while the service watched."""
 WARNINGS = frozenset({EventKind.QUARANTINED, EventKind.LOW_SPACE, EventKind.CHILD_LOST})
 ERRORS = frozenset({EventKind.BROKEN})
 
 
 class Event(NamedTuple):
-    """One thing that happened.
+    """One event.
 
     at_ns      wall time
-    volume     the directory that holds the store; None if it was about no single volume
-    uid        whose orphan it was
-    id         the container's
-    origin     where the tree came from, in full; None for what was dropped
-    n_entries  removed, or known to be in it
-    n_bytes    freed, or known to be taken by it
-    seconds    how long the work took; of EXPIRES_SOON, until its term ends
-    detail     what else a person should know
+    volume     the directory that holds the store; None if it concerns no single volume
+    uid        owner of the orphan
+    id         of the container
+    origin     full path of the tree's origin; None for a dropped tree
+    n_entries  number of entries removed, or known to be in it
+    n_bytes    bytes freed, or known to be used by it
+    seconds    duration of the work; for EXPIRES_SOON, the time until it expires
+    detail     anything else that a person should know
     """
 
     kind: EventKind
@@ -78,9 +78,9 @@ class Event(NamedTuple):
 
 
 def encode(event: Event) -> bytes:
-    r"""An event as one JSON object on one line of ASCII, without its end; all keys are always there.
+    r"""Encode an event as one JSON object in one line of ASCII, without a line end; every key is always present.
 
-    Names that are not UTF-8 have lone surrogates (`\udcXX`), as all of trashd's JSON has.
+    Names that are not UTF-8 have lone surrogates (`\udcXX`), as in all JSON of trashd.
     """
     fields = {
         "at": datetime.fromtimestamp(event.at_ns // 1_000_000_000, UTC).isoformat().replace("+00:00", "Z"),
@@ -94,9 +94,9 @@ def encode(event: Event) -> bytes:
 
 
 def variables(event: Event) -> dict[str, bytes]:
-    """An event as TRASHD_* variables, for a hook's environment and a journal's fields; empty for what is unknown.
+    """An event as TRASHD_* variables, for a hook's environment or a journal's fields; empty if unknown.
 
-    Paths are the kernel's own bytes: to be made printable where they are shown.
+    Paths are the kernel's bytes: make them printable before showing them.
     """
     return {
         "TRASHD_EVENT": event.kind.value.encode(),

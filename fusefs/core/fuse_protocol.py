@@ -1,4 +1,4 @@
-"""The FUSE wire format: requests as they are read from /dev/fuse, and the answers to them.
+"""The FUSE wire format: requests as read from /dev/fuse, and replies.
 
 Source  linux/fuse.h, version 7.31 and later: fuse_in_header, fuse_out_header, fuse_attr, and the structs named below
 """
@@ -15,20 +15,20 @@ from typing import Final, NamedTuple
 from fusefs.core.metadata_cache import Attributes
 
 Request = bytes | memoryview
-"""As it was read, with its head."""
+"""As it was read, with its header."""
 Answer = bytes | int
-"""Its body; an errno."""
+"""The body of a reply, or an errno."""
 
 NANO = 1_000_000_000
 _ANSWER_HEAD = Struct("=IiQ")
 REQUEST_HEAD_SIZE: Final = 40
 _REQUEST_HEAD = Struct("=IIQQIII4x")
 read_head: Final[Callable[[Request], tuple[int, ...]]] = _REQUEST_HEAD.unpack_from
-"""Of a request: its size, opcode and number, the nodeid that it is about, the caller's uid, gid and pid."""
+"""The header of a request: its size, opcode, unique number, nodeid, and the caller's uid, gid and pid."""
 _BODY_BYTES_MAX = 1 << 20
-"""Of a reply: the kernel asks for no more than it may write at a time."""
+"""Limit of a reply's body: the kernel requests no more than it may write at a time."""
 REQUEST_BYTES_MAX: Final = (1 << 20) + (1 << 12)
-"""A write of as much as libfuse agrees to, and its header: the kernel refuses a read with less room."""
+"""The largest write that libfuse negotiates, and its header: the kernel refuses a read into a smaller buffer."""
 FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR, FOPEN_PASSTHROUGH = 1 << 1, 1 << 3, 1 << 7
 
 _ATTRIBUTES = "QQQqqqIIIIIIIII4x"
@@ -36,11 +36,11 @@ _ATTR = Struct("=QI4x" + _ATTRIBUTES)
 _ENTRY = Struct("=QQQQII" + _ATTRIBUTES)
 _TIME = "qI4x"
 _STATX = Struct("=QI20x" + "II8xIIIHxxQQQ8x" + 4 * _TIME + "II120x")
-"""fuse_statx_out without what we don't tell: attributes, and a device, which is the kernel's."""
+"""fuse_statx_out without the fields that we leave 0: attributes, and a device, which the kernel sets."""
 _STATX_BASIC, _STATX_BTIME = 0x7FF, 0x800
 _DIRENT = Struct("=QQII")
 _DIRENT_PLUS = "=QQQQII" + _ATTRIBUTES + "QQII{}s"
-"""With a name's bytes, padded to a multiple of eight."""
+"""Including the bytes of a name, padded to a multiple of eight."""
 _NUMBER, _ATTRIBUTES_AT = Struct("=Q"), 40
 _NO_ATTRIBUTES = (0,) * 21
 _OPEN = Struct("=QIi")
@@ -50,7 +50,7 @@ _FORGET_ONE = Struct("=QQ")
 
 
 class Opcode(IntEnum):
-    """What is asked, of what we answer ourselves."""
+    """The requests that we answer ourselves."""
 
     LOOKUP = 1
     FORGET = 2
@@ -97,11 +97,11 @@ NAMES: Final = frozenset({
     Opcode.LOOKUP, Opcode.READLINK, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR,
     Opcode.RENAME, Opcode.RENAME2, Opcode.LINK, Opcode.CREATE, Opcode.TMPFILE,
 })  # fmt: skip
-"""Requests about names, and about what is named."""
+"""Requests that contain or return names."""
 XATTRS: Final = frozenset({Opcode.SETXATTR, Opcode.GETXATTR, Opcode.LISTXATTR, Opcode.REMOVEXATTR})
 
 
-# What follows the head of a request: numbers first, then names, each with a NUL byte at its end.
+# The body of a request: numbers first, then names, each followed by a NUL byte.
 
 NO_NUMBERS: Final = Struct("=")
 FORGET_IN: Final = Struct("=Q")
@@ -110,7 +110,7 @@ MKNOD_IN: Final = Struct("=III4x")
 LINK_IN: Final = Struct("=Q")
 GETATTR_IN: Final = Struct("=16x")
 SETATTR_IN: Final = Struct("=I4xQQ8xqq8xII4xI4xII4x")
-"""What is to be changed (FATTR_*), the handle, and the values: size; atime and mtime; their ns; mode, uid, gid."""
+"""The fields to change (FATTR_*), the handle, and the values: size; atime and mtime; their ns; mode, uid, gid."""
 FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE, FATTR_ATIME, FATTR_MTIME, FATTR_FH = (1 << n for n in range(7))
 FATTR_ATIME_NOW, FATTR_MTIME_NOW = 1 << 7, 1 << 8
 RENAME_IN: Final = Struct("=Q")
@@ -128,7 +128,7 @@ SETXATTR_IN: Final = Struct("=II")
 ACCESS_IN: Final = Struct("=I4x")
 INTERRUPT_IN: Final = Struct("=Q")
 STATFS_OUT: Final = Struct("=QQQQQIII28x")
-"""Blocks, free, free for all; inodes, free ones; sizes of a block and of a name, and the unit of the blocks."""
+"""Blocks, free, free for all users; inodes, free ones; block size, longest name, and the unit of the block counts."""
 FALLOCATE_IN: Final = Struct("=QqqI4x")
 LSEEK_IN: Final = Struct("=QqI4x")
 LSEEK_OUT: Final = Struct("=q")
@@ -166,18 +166,18 @@ _SIZES: Final[dict[int, int]] = {
     )
     for opcode in opcodes
 }
-"""Of a request's head and its numbers."""
+"""Size of a request's header and numbers."""
 
 
 def is_cut_off(request: Request) -> bool:
-    """Whether a request lacks a part of its head or of its numbers. The kernel sends none."""
+    """Whether a request is shorter than its header and numbers. The kernel sends none."""
     return len(request) < REQUEST_HEAD_SIZE or len(request) < _SIZES.get(read_head(request)[1], 0)
 
 
 def strings(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list[bytes]:
-    """The strings of a request, which follow its numbers.
+    """The strings of a request, after its numbers.
 
-    Raises  OSError EINVAL: there are not so many, or the last one does not end
+    Raises  OSError EINVAL: there are not `n` strings, or the last one is not terminated
     """
     found = bytes(request[REQUEST_HEAD_SIZE + after.size :]).split(b"\0")
     if found.pop() or len(found) != n:
@@ -186,9 +186,9 @@ def strings(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list[by
 
 
 def names(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list[bytes]:
-    """The names of a request, each of an entry of a directory.
+    """The names of directory entries in a request.
 
-    Raises  OSError EINVAL: there are not so many, or one leads elsewhere
+    Raises  OSError EINVAL: there are not `n` names, or one is not a plain name
     """
     found = strings(request, after, n)
     for name in found:
@@ -197,13 +197,13 @@ def names(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list[byte
 
 
 def check_name(name: bytes) -> None:
-    """Raises  OSError EINVAL: it is no name of an entry of a directory. The kernel sends none such"""
+    """Raises  OSError EINVAL: not a plain name of a directory entry. The kernel sends none"""
     if name in {b"", b".", b".."} or b"/" in name:
         raise OSError(errno.EINVAL, "not a name of an entry")
 
 
 class CallerIds(NamedTuple):
-    """The process that makes a request. pid: of its thread"""
+    """The process that makes a request. pid: that of its thread"""
 
     uid: int
     gid: int
@@ -212,33 +212,33 @@ class CallerIds(NamedTuple):
 
 
 def request(opcode: Opcode, nodeid: int, caller: tuple[int, int, int], body: bytes) -> bytes:
-    """A whole request. caller: uid, gid, pid"""
+    """Make a whole request. caller: uid, gid, pid"""
     return _REQUEST_HEAD.pack(REQUEST_HEAD_SIZE + len(body), opcode, 0, nodeid, *caller) + body
 
 
 def like(other: Request, opcode: Opcode, body: bytes) -> bytes:
-    """A request of the same caller about the same node."""
+    """Make a request of the same caller about the same node."""
     _size, _opcode, _unique, nodeid, *caller = read_head(other)
     return request(opcode, nodeid, (caller[0], caller[1], caller[2]), body)
 
 
 def name_of_entry(request: Request) -> bytes:
-    """The name in a request that is replied to with what it means."""
+    """The name in a request whose reply is the entry of that name."""
     at = REQUEST_HEAD_SIZE + _BEFORE_NAME[read_head(request)[1]].size
     return bytes(request[at:]).partition(b"\0")[0]
 
 
 def with_number(body: bytes, nodeid: int) -> bytes:
-    """A reply that begins with fuse_entry_out, of another nodeid, which is the number that people see, too."""
+    """A reply that begins with fuse_entry_out, with another nodeid, which users also see as the inode number."""
     number = _NUMBER.pack(nodeid)
     return number + body[8:_ATTRIBUTES_AT] + number + body[_ATTRIBUTES_AT + 8 :]
 
 
 class Entry(NamedTuple):
-    """What fuse_entry_out says, or fuse_attr_out.
+    """The content of fuse_entry_out or fuse_attr_out.
 
-    nodeid          0: nothing has the name
-    name_s, attr_s  for how long it may be believed what the name means, and its attributes
+    nodeid          0: there is no such name
+    name_s, attr_s  how long the name and the attributes stay valid
     numbers         of struct fuse_attr
     """
 
@@ -248,7 +248,7 @@ class Entry(NamedTuple):
     numbers: tuple[int, ...]
 
     def attributes_of(self, dev: int, ino: int, btime_ns: int) -> Attributes:
-        """The attributes, with what the kernel is not sent."""
+        """The attributes, with the fields that are not sent to the kernel."""
         (
             _ino, size, blocks, atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns, mode, nlink, uid, gid, rdev,
             blksize,
@@ -258,13 +258,13 @@ class Entry(NamedTuple):
 
 
 def read_entry(body: bytes, at: int = 0) -> Entry:
-    """What a reply says of a name."""
+    """Read fuse_entry_out."""
     nodeid, _generation, name_s, attr_s, name_ns, attr_ns, *numbers = _ENTRY.unpack_from(body, at)
     return Entry(nodeid, name_s + name_ns / NANO, attr_s + attr_ns / NANO, tuple(numbers))
 
 
 class Listed(NamedTuple):
-    """An entry of a listing's reply: fuse_dirent, and fuse_entry_out, whose nodeid is 0 if there is but the name."""
+    """An entry in the reply to a listing: fuse_dirent and fuse_entry_out; its nodeid is 0 if only the name is sent."""
 
     name: bytes
     ino: int
@@ -274,42 +274,42 @@ class Listed(NamedTuple):
 
 
 def batch_forget(forgotten: Sequence[tuple[int, int]]) -> bytes:
-    """A whole BATCH_FORGET: of each node its nodeid, and how many references are forgotten."""
+    """Make a whole BATCH_FORGET. forgotten: nodeids, each with the number of references to forget"""
     pairs = b"".join(_FORGET_ONE.pack(*one) for one in forgotten)
     return request(Opcode.BATCH_FORGET, 0, (0, 0, 0), _BATCH_FORGET_IN.pack(len(forgotten)) + pairs)
 
 
 def read_attr(body: bytes) -> Entry:
-    """What a reply says of a node."""
+    """Read fuse_attr_out."""
     attr_s, attr_ns, *numbers = _ATTR.unpack_from(body)
     return Entry(numbers[0], 0, attr_s + attr_ns / NANO, tuple(numbers))
 
 
 def read_opened(body: bytes) -> tuple[int, int, int]:
-    """The handle in a reply to OPEN, FOPEN_* flags, and the id by which the file is passed through, or 0."""
+    """The handle in a reply to OPEN, FOPEN_* flags, and the backing id for passthrough, or 0."""
     fh, flags, backing_id = _OPEN.unpack(body)
     return fh, flags, backing_id
 
 
 def written_in(body: bytes) -> int:
-    """How many bytes were written, by the reply to WRITE or COPY_FILE_RANGE."""
+    """The number of written bytes in a reply to WRITE or COPY_FILE_RANGE."""
     (n,) = _WRITTEN.unpack(body)
     return int(n)
 
 
 def caller_of(request: Request) -> CallerIds:
-    """The process that has made a request."""
+    """The process that made a request."""
     return CallerIds(*read_head(request)[4:])
 
 
 def attr(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
-    """The body of a reply with what a node is: fuse_attr_out."""
+    """Make fuse_attr_out, with a node's attributes."""
     seconds, ns = _timeout(attr_s)
     return _ATTR.pack(seconds, ns, *_attributes(ino, attributes))
 
 
 def statx(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
-    """The body of a reply with what a node is and when it was made: fuse_statx_out."""
+    """Make fuse_statx_out, with a node's attributes and birth time."""
     (
         _dev, _ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, btime_ns,
     ) = attributes  # fmt: skip
@@ -322,29 +322,29 @@ def statx(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
 
 
 def read_in(request: Request) -> tuple[int, int, int]:
-    """Of READ and READDIRPLUS: the handle, the offset, and how many bytes a reply's body may have."""
+    """The handle, offset and largest reply body of READ or READDIRPLUS."""
     fh, offset, size = READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
     return fh, offset, min(size, _BODY_BYTES_MAX)
 
 
 def with_handle(request: Request, fh: int) -> bytes:
-    """A request whose numbers begin with a handle, with another one."""
+    """A request whose numbers begin with a handle, with another handle."""
     at = REQUEST_HEAD_SIZE + HANDLE_IN.size
     return bytes(request[:REQUEST_HEAD_SIZE]) + HANDLE_IN.pack(fh) + bytes(request[at:])
 
 
 def refusal(unique: int, error: int) -> bytes:
-    """The answer to a request that has failed. error: an errno"""
+    """Make the reply to a failed request. error: an errno"""
     return _ANSWER_HEAD.pack(_ANSWER_HEAD.size, -error, unique)
 
 
 def head(unique: int, body_size: int) -> bytes:
-    """What comes before the body of an answer."""
+    """Make the header of a reply."""
     return _ANSWER_HEAD.pack(_ANSWER_HEAD.size + body_size, 0, unique)
 
 
 def _attributes(ino: int, attributes: Attributes) -> tuple[int, ...]:
-    """The numbers of struct fuse_attr. ino: that people see"""
+    """The numbers of struct fuse_attr. ino: the one that users see"""
     (
         _dev, _ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, _btime,
     ) = attributes  # fmt: skip
@@ -355,16 +355,16 @@ def _attributes(ino: int, attributes: Attributes) -> tuple[int, ...]:
 
 
 def missing(entry_s: float) -> bytes:
-    """The body of a reply that nothing has a name: fuse_entry_out without a node."""
+    """Make fuse_entry_out for a name that does not exist."""
     seconds, ns = _timeout(entry_s)
     return _ENTRY.pack(0, 0, seconds, 0, ns, 0, *[0] * 15)
 
 
 def entry(nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float) -> bytes:
-    """What a name means: the body of fuse_entry_out.
+    """Make fuse_entry_out.
 
-    ino              the number that people see
-    entry_s, attr_s  for how long it may be believed what the name means, and its attributes
+    ino              the inode number that users see
+    entry_s, attr_s  how long the name and the attributes stay valid
     """
     seconds, ns = _timeout(entry_s)
     attr_seconds, attr_ns = _timeout(attr_s)
@@ -372,13 +372,13 @@ def entry(nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s:
 
 
 def handle_in(message: bytes) -> int:
-    """The handle at the end of a reply."""
+    """The handle in fuse_open_out at the end of a reply."""
     fh: int = _OPEN.unpack_from(message, len(message) - _OPEN.size)[0]
     return fh
 
 
 def opened(fh: int, flags: int) -> bytes:
-    """A handle: the body of fuse_open_out. flags: FOPEN_*"""
+    """Make fuse_open_out. flags: FOPEN_*"""
     return _OPEN.pack(fh, flags, 0)
 
 
@@ -390,14 +390,14 @@ def flags_in(body: bytes) -> int:
 
 @lru_cache(maxsize=32)
 def _direntplus(n_words: int) -> Callable[..., bytes]:
-    """What packs struct fuse_direntplus with a name that takes so many words of eight bytes."""
+    """The function that packs struct fuse_direntplus with a name of so many eight-byte words."""
     return Struct(_DIRENT_PLUS.format(8 * n_words)).pack
 
 
 def direntplus(
     name: bytes, offset: int, nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float
 ) -> bytes:
-    """An entry of a listing, with what the kernel is told of its node; offset: of the next one."""
+    """Make an entry of a listing with its node's attributes. offset: of the next entry"""
     seconds, ns = _timeout(entry_s)
     attr_seconds, attr_ns = _timeout(attr_s)
     return _direntplus((len(name) + 7) >> 3)(
@@ -407,12 +407,12 @@ def direntplus(
 
 
 def direntplus_size(name: bytes) -> int:
-    """Bytes of a reply that an entry of a listing takes."""
+    """The size of a listing's entry in a reply."""
     return _ENTRY.size + _DIRENT.size + (len(name) + 7 & ~7)
 
 
 def direntplus_in(reply: bytes) -> Iterator[Listed]:
-    """The entries of a listing's reply."""
+    """The entries in the reply to a listing."""
     at = 0
     while at < len(reply):
         ino, offset, n_name, kind = _DIRENT.unpack_from(reply, at + _ENTRY.size)
@@ -423,11 +423,11 @@ def direntplus_in(reply: bytes) -> Iterator[Listed]:
 
 
 def dirent_alone(name: bytes, offset: int, ino: int, kind: int) -> bytes:
-    """An entry of a listing without its node: the kernel asks for that when it wants it. kind: DT_DIR and so on"""
+    """Make an entry of a listing without a node: the kernel looks it up when needed. kind: DT_DIR and so on"""
     return _direntplus((len(name) + 7) >> 3)(*_NO_ATTRIBUTES, ino, offset, len(name), kind, name)
 
 
 @lru_cache(maxsize=64)
 def _timeout(left_s: float) -> tuple[int, int]:
-    """In seconds and ns."""
+    """Seconds and nanoseconds."""
     return divmod(int(left_s * NANO), NANO)

@@ -1,4 +1,4 @@
-"""Globs as fnmatch(3) reads them for find: `*` matches a leading dot too, and a slash in a path."""
+"""Globs as find reads them with fnmatch(3): `*` also matches a leading dot, and a slash in a path."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from itertools import groupby, takewhile
 from typing import NamedTuple
 
 Matches = Callable[[str], bool]
-"""Whether a name, or a path, is one of those that are meant; invalid UTF-8 in it as os.fsdecode has it."""
+"""A test of a name or path; bytes that are not UTF-8 are decoded as by os.fsdecode."""
 
 
 class NameEnds(NamedTuple):
-    """How each name begins and ends that a glob matches; there may be others that do."""
+    """Bytes with which every name that a glob matches begins and ends; other names may do so, too."""
 
     first: bytes
     last: bytes
@@ -25,7 +25,7 @@ ANY_ENDS = NameEnds(b"", b"")
 
 
 class _Set(NamedTuple):
-    """`[…]`: one character of several, or one of all others."""
+    """`[…]`: one of several characters, or none of them."""
 
     is_negated: bool
     ranges: tuple[tuple[str, str], ...]
@@ -33,7 +33,7 @@ class _Set(NamedTuple):
 
 
 _Token = str | _Set
-"""A character, `*` or `?`, each as fnmatch has it: a character that means more there is in brackets."""
+"""A character, `*` or `?`, in fnmatch's notation: a character with a special meaning is in brackets."""
 _LITERAL = {character: f"[{character}]" for character in "*?["}
 _CHARACTER = {pattern: character for character, pattern in _LITERAL.items()}
 _Fold = Callable[[str], str]
@@ -41,16 +41,16 @@ _Fold = Callable[[str], str]
 _CLASS = r"\[:([a-z]*):\]"
 _MEMBER = r"(?:\\.|[^\\])"
 _MEMBERS = rf"(?s:({_MEMBER})(?:-(?!\])({_MEMBER}))?)"
-"""One, or a range of them; a dash before the end is itself."""
+"""One character or a range; a dash before the end stands for itself."""
 
 
 def compile_glob(pattern: str, *, ignores_case: bool = False) -> Matches:
-    r"""What says whether a name matches: `*`, `?`, `[a-z]`, `[!a]`, `[^a]`, `[[:digit:]]`, `\` before any of them.
+    r"""Compile a glob into a test: `*`, `?`, `[a-z]`, `[!a]`, `[^a]`, `[[:digit:]]`, and `\` before any of them.
 
-    A `?` is a character of UTF-8. A name that is no UTF-8 is taken byte by byte, and so are all names by a pattern
-    that is none. Ranges go by code points. What the C library reads in a way that can't be meant is refused.
-    Raises  ValueError with a message for the person who typed it
-    Source  fnmatch(3), glob(7). glibc 2.36 takes a name byte by byte too if it didn't match as UTF-8: we don't
+    A `?` is a character of UTF-8. A name that is not UTF-8 is matched byte by byte; so are all names if the pattern is
+    not UTF-8. Ranges compare code points. Patterns that the C library reads in a way nobody would intend are refused.
+    Raises  ValueError with a message for the user
+    Source  fnmatch(3), glob(7). glibc 2.36 also tries byte by byte if a name didn't match as UTF-8: we don't
     """
     if not pattern:
         raise ValueError("an empty pattern matches nothing")
@@ -63,7 +63,7 @@ def compile_glob(pattern: str, *, ignores_case: bool = False) -> Matches:
 
 
 def name_ends(pattern: str) -> NameEnds:
-    """What a glob that heeds case says of its names' ends; what is no UTF-8 stands for itself, as in names."""
+    """The literal beginning and end of a case-sensitive glob; bytes that are not UTF-8 stand for themselves."""
     tokens = _read(pattern, None)
     first, last = (_text(takewhile(_is_literal, some)) for some in (tokens, tokens[::-1]))
     return NameEnds(*(text.encode("utf-8", "surrogateescape") for text in (first, last[::-1])))
@@ -74,12 +74,12 @@ def _is_literal(token: _Token) -> bool:
 
 
 def _text(tokens: Iterable[_Token]) -> str:
-    """Tokens that are characters, as these."""
+    """The text of tokens that are characters."""
     return "".join(_CHARACTER.get(token, token) for token in tokens if isinstance(token, str))
 
 
 def _read(pattern: str, folds: _Fold | None) -> list[_Token]:
-    """The parts of a pattern, without their case if `folds` says so. Raises  ValueError"""
+    """Split a pattern into tokens; `folds` removes case. Raises  ValueError"""
     tokens: list[_Token] = []
     at = 0
     while at < len(pattern):
@@ -102,7 +102,7 @@ def _read(pattern: str, folds: _Fold | None) -> list[_Token]:
 
 
 def _read_set(pattern: str, begin: int, folds: _Fold | None) -> tuple[_Token, int]:
-    """What begins with the `[` before an index, and where it ends; a `[` that is never closed means itself."""
+    """Read the set after the `[` that precedes `begin`: its token and end; an unclosed `[` is a character."""
     is_negated = pattern.startswith(("!", "^"), begin)
     at = first = begin + is_negated
     ranges: list[tuple[str, str]] = []
@@ -142,9 +142,10 @@ def _checked_range(pattern: str, found: re.Match[str], folds: _Fold | None) -> t
 
 
 def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matches | None:
-    """What most patterns come to: a name itself, its beginning, its end. None for others.
+    """A test by string methods for the most frequent patterns (exact, prefix, suffix, both, infix); None for others.
 
-    UTF-8 is found by characters wherever it is found by bytes; but case is another thing in names that are none.
+    In UTF-8, comparing characters and comparing bytes give the same result. With ignored case they don't, if names are
+    not UTF-8.
     """
     if not _is_utf8(pattern) or (ignores_case and not pattern.isascii()):
         return None
@@ -173,7 +174,7 @@ def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matc
 
 def _by_regex(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matches:
     in_bytes = _compile(_read(_bytewise(pattern), _fold_ascii if ignores_case else None), ASCII.__getitem__)
-    in_characters = cache(lambda: _compile(tokens, in_class))  # most names are ASCII, and its classes take a while
+    in_characters = cache(lambda: _compile(tokens, in_class))  # on demand: most names are ASCII, and classes are slow
     is_ascii, has_characters = pattern.isascii(), _is_utf8(pattern)
 
     def matches(name: str) -> bool:
@@ -187,7 +188,7 @@ def _by_regex(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Mat
 
 
 def _compile(tokens: Sequence[_Token], in_class: Callable[[str], str]) -> Callable[[str], re.Match[str] | None]:
-    """A regular expression for tokens. fnmatch looks for what stands between two `*` once: no exponential time."""
+    """Compile tokens to a regular expression. fnmatch's translation never backtracks over `*`: no exponential time."""
     sets = (_format_set(token, in_class) for token in tokens if isinstance(token, _Set))
     text = translate("".join(token if isinstance(token, str) else "\0" for token in tokens))
     return re.compile(re.sub("\0", lambda _found: next(sets), text)).fullmatch
@@ -199,7 +200,7 @@ def _format_set(one: _Set, in_class: Callable[[str], str]) -> str:
 
 
 def _is_utf8(name: str) -> bool:
-    """Whether a name, as os.fsdecode has it, was UTF-8."""
+    """Whether a name, decoded by os.fsdecode, was UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -208,16 +209,16 @@ def _is_utf8(name: str) -> bool:
 
 
 def _bytewise(name: str) -> str:
-    """The bytes of a name as os.fsdecode has it, a character each."""
+    """A name decoded by os.fsdecode, with one character for each of its bytes."""
     return name.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
 def _fold(name: str) -> str:
-    """A name without its case, a character for a character; one that is no UTF-8 has case in its ASCII alone."""
+    """A name without case, of the same length; in a name that is not UTF-8 only ASCII letters have case."""
     if not name.isascii() and not _is_utf8(name):
         return _fold_ascii(name)
     low = name.lower()
-    if len(low) == len(name) and "\u03a3" not in name:  # a Sigma at the end of a word has a low form of its own
+    if len(low) == len(name) and "\u03a3" not in name:  # lower() has a special form for a Sigma at the end of a word
         return low
     return "".join(character.lower()[0] for character in name)
 
@@ -227,7 +228,7 @@ def _fold_ascii(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").lower().decode("utf-8", "surrogateescape")
 
 
-# Classes of characters, such as [:alpha:], as a regular expression has them.
+# Classes of characters, such as [:alpha:], as regular expressions.
 
 ASCII = {
     "alnum": "0-9A-Za-z",
@@ -243,19 +244,19 @@ ASCII = {
     "upper": "A-Z",
     "xdigit": "0-9A-Fa-f",
 }
-"""The classes as the inside of a regular expression's set, for characters that are a byte each."""
+"""The content of a regular expression's set for each class, for characters of one byte."""
 _FIXED_SPACES = "\xa0\u2007\u202f"
-"""Spaces at which no line may break: the C library counts them among what is seen."""
+"""No-break spaces: the C library counts them as visible characters."""
 _IDEOGRAPHS = range(0x20000, 0x40000)
-"""Two planes that hold nothing else; looking each of them up would take longer than a whole sweep."""
+"""Two planes of ideographs only: testing each would take longer than a whole sweep."""
 _OF_IDEOGRAPHS = frozenset({"alnum", "alpha", "graph", "print"})
 
 
 @cache
 def in_class(name: str) -> str:
-    """A class as the inside of a regular expression's set, beyond ASCII too, near to what the C library has.
+    """The content of a regular expression's set for a class, including non-ASCII; close to the C library's classes.
 
-    It takes a while for each class once. Signs that only combine (as vowels do in Hindi) are no letters here.
+    It takes a while the first time for each class. Combining marks (such as vowel signs in Hindi) are no letters here.
     """
     belongs = _BEYOND_ASCII.get(name)
     if belongs is None:

@@ -1,4 +1,4 @@
-"""Sizes, rates, durations and points in time as people type and read them."""
+"""Sizes, rates, durations and times as users write and read them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MOST = 1 << 60
 _WHOLE_DIGITS_MAX, _FRACTION_DIGITS_MAX = 19, 6
-"""Before a point and after it."""
+"""Before and after the decimal point."""
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `4096`, `64K`, `1.5G`, `2TiB`: powers of 1024, as du and systemd have them.
+    """Bytes from `4096`, `64K`, `1.5G`, `2TiB`: powers of 1024, as in du and systemd.
 
-    Raises  ValueError with a message for the person who typed it
+    Raises  ValueError with a message for the user
     """
     amount = text.strip().lower()
     if amount.endswith("b"):
@@ -40,9 +40,9 @@ def _is_number(digits: str, most: int) -> bool:
 
 
 def parse_rate(text: str) -> int:
-    """An amount a second, above 0: as a size, with or without `/s`.
+    """A rate per second, above 0: written as a size, with or without `/s`.
 
-    Raises  ValueError with a message for the person who typed it
+    Raises  ValueError with a message for the user
     """
     amount = text.strip()
     try:
@@ -55,7 +55,7 @@ def parse_rate(text: str) -> int:
 
 
 def format_size(n_bytes: int) -> str:
-    """Three digits and a unit: `512 B`, `1.50 GiB`."""
+    """Format with three digits and a unit: `512 B`, `1.50 GiB`."""
     size, unit = float(n_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if abs(size) < 1024:
@@ -66,25 +66,25 @@ def format_size(n_bytes: int) -> str:
 
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-"""The units that are shown."""
+"""The units used for output."""
 _YEAR_S = 31_557_600
 _WORDS = {
     "sec": 1, "second": 1, "min": 60, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800,
     "month": _YEAR_S // 12, "year": _YEAR_S,
 }  # fmt: skip
-"""Those that people type as well, and with an s at their end. A year has 365.25 days, as systemd.time(7) has it."""
+"""More units that users write, also with an s at the end. A year has 365.25 days, as in systemd.time(7)."""
 _DURATION_UNITS = {**SECONDS, "y": _YEAR_S, **_WORDS, **{f"{word}s": seconds for word, seconds in _WORDS.items()}}
 _SUM = r"(?:[0-9]+ ?[a-z]+ ?)*[0-9]+ ?[a-z]+"
 DURATION_MAX_S = 1000 * 366 * 86_400
-"""A thousand years: what a record holds, and its end in nanoseconds too, whatever the clock says."""
+"""A thousand years: records can hold it, and the expiry in nanoseconds still fits, whatever the clock shows."""
 _DURATION_DIGITS_MAX = 15
 
 
 def parse_duration(text: str) -> int:
-    """Seconds from `90s`, `15m`, `24h`, `3d`, `2 weeks`, `1y` or sums such as `1d12h`; `0` is none.
+    """Seconds from `90s`, `15m`, `24h`, `3d`, `2 weeks`, `1y` or sums such as `1d12h`; `0` needs no unit.
 
-    Another number alone is refused: 3 as a retention may mean days.
-    Raises  ValueError with a message for the person who typed it
+    Any other number without a unit is refused: a user who writes 3 as a retention may mean days.
+    Raises  ValueError with a message for the user
     """
     if re.fullmatch(r"0*[1-9][0-9]*", text, re.ASCII):
         short = text[:_DURATION_DIGITS_MAX]
@@ -99,12 +99,12 @@ def parse_duration(text: str) -> int:
 
 
 def is_duration(text: str) -> bool:
-    """Whether a text is numbers with units, however large."""
+    """Whether a text consists of numbers with units, however large."""
     return bool(re.fullmatch(_SUM, text)) and all(unit in _DURATION_UNITS for unit in re.findall(r"[a-z]+", text))
 
 
 def format_duration(seconds: int) -> str:
-    """The two largest units, such as `2d3h`; `0s` for none; a minus sign for the past."""
+    """Format with the two largest units, such as `2d3h`; `0s` for 0; a minus sign for the past."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
     parts = []
@@ -117,8 +117,8 @@ def format_duration(seconds: int) -> str:
 
 SECOND_NS = 10**9
 CivilTime = tuple[int, int, int, int, int, int, int, int, int]
-"""Year to second, then -1 three times: as time.mktime takes it."""
-_HOW = "write 7d or 12h (ago), 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for the time of a file"
+"""Year to second, then -1 three times, as time.mktime expects it."""
+_HOW = "write 7d or 12h for so long ago, 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for a file's own time"
 _SECONDS = r"@(-?)([0-9]{1,15})(?:\.([0-9]{1,9}))?"
 _WHEN = r"""
     (?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})
@@ -130,20 +130,20 @@ _LAST = {"hour": 23, "minute": 59, "second": 59, "ahead_h": 23, "ahead_m": 59}
 
 
 def is_path(text: str) -> bool:
-    """Whether a moment is told by a file, whose own time it is: by a slash."""
+    """Whether a time is given as a file with a slash in its path; the file's own time is used."""
     return "/" in text
 
 
 def parse_when(
     text: str, now_ns: int, local_s: Callable[[CivilTime], float], cutoff_ns: Callable[[int], int] | None = None
 ) -> int:
-    """Nanoseconds since the epoch from `7d` (before now), `2026-11-01`, `2026-11-01T12:00:00+01:00`, `@1793491200`.
+    """Nanoseconds since the epoch from `7d` (ago), `2026-11-01`, `2026-11-01T12:00:00+01:00`, `@1793491200`.
 
-    A date is its first moment. Without a zone it is local time. A number alone is refused: find means days by it, a
-    duration seconds.
-    local_s    seconds since the epoch of a local time: time.mktime
-    cutoff_ns  the moment so many nanoseconds ago; None: by `now_ns` alone
-    Raises     ValueError with a message for the person who typed it
+    A date means its first moment. A time without a zone is local. A number without a unit is refused: find would take
+    it as days, trashd as seconds.
+    local_s    converts local time to seconds since the epoch: time.mktime
+    cutoff_ns  the time so many nanoseconds ago; None: computed from `now_ns` only
+    Raises     ValueError with a message for the user
     """
     if found := re.fullmatch(_SECONDS, text, re.ASCII):
         sign, whole, part = found.groups(default="")
@@ -161,7 +161,7 @@ def parse_when(
 
 
 def _civil_ns(text: str, found: re.Match[str], local_s: Callable[[CivilTime], float]) -> int:
-    """The moment of a date, perhaps with a time and a zone."""
+    """Nanoseconds since the epoch of a date, which may have a time and a zone."""
     from calendar import monthrange
     from datetime import MAXYEAR, UTC, datetime, timedelta
 
@@ -187,7 +187,7 @@ def _civil_ns(text: str, found: re.Match[str], local_s: Callable[[CivilTime], fl
 
 
 def in_calendar(time_ns: int, pattern: str, beyond: str) -> str:
-    """A time in UTC, as strftime has it. beyond: what is told of one that no calendar has"""
+    """Format a time in UTC by strftime. beyond: the text for a time outside of the calendar"""
     from datetime import UTC, datetime
 
     try:

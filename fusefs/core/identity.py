@@ -1,4 +1,4 @@
-"""Which inode a thing is, told so that it survives reboots, device renumbering and reuse of numbers."""
+"""The identity of an inode, in a form that survives reboots, renumbered devices and reuse of inode numbers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _BTRFS_DIGITS = 40
 _N_NUMBERS, _MOST_DIGITS = 2, 20
 _MOST_KIND_DIGITS, _LEAST_HANDLE_DIGITS, _MOST_HANDLE_DIGITS, _MARK_DIGITS = 10, 2, 256, 32
 _SUBVOLUME_INO = 256
-"""The number of each btrfs subvolume's own directory."""
+"""The inode number of every btrfs subvolume's top directory."""
 MARK = "mark:"
-"""How a handle begins that is no file handle, but what was written on a directory of ours that nothing else tells."""
+"""Prefix of a handle that is no file handle but a mark, which trashd wrote on a directory without other identity."""
 
 
 class Likelihood(Enum):
-    """What comparing two identities can tell."""
+    """The result of comparing two identities."""
 
     SAME = "same"
     OTHER = "other"
@@ -28,13 +28,13 @@ class Likelihood(Enum):
 class Identity(NamedTuple):
     """One incarnation of one inode on one volume.
 
-    handle    `type:hex` from name_to_handle_at (inode and generation); empty where the filesystem has none
-              that lasts (FUSE handles hold the nodeid, which changes with every forget). Where there is no birth
-              time either, `mark:` and the random digits in an xattr that a swap gives its fresh directory
-    ino       inode number; 0 where it does not last (FUSE without birth times: libfuse numbers as it goes)
-    btime_ns  birth time in nanoseconds; 0 where the filesystem keeps none
+    handle    `type:hex` from name_to_handle_at (inode and generation); empty if the filesystem has no persistent
+              handles (FUSE handles contain the nodeid, which changes with every forget). If there is no birth time
+              either, `mark:` and the random digits in an xattr that a swap sets on its replacement
+    ino       inode number; 0 if it is not persistent (FUSE without birth times: libfuse assigns numbers on demand)
+    btime_ns  birth time in nanoseconds; 0 if the filesystem keeps none
 
-    There is no st_dev in it: that changes with loop and device numbers, and on btrfs with each mount.
+    It contains no st_dev, which changes with loop and device numbers, and on btrfs with each mount.
     Source    name_to_handle_at(2), statx(2), docs/store-format.md
     """
 
@@ -44,12 +44,12 @@ class Identity(NamedTuple):
 
 
 def compare(a: Identity | None, b: Identity | None) -> Likelihood:
-    """Say whether two identities mean one incarnation of one inode; total.
+    """Decide whether two identities are one incarnation of one inode; total.
 
-    Handles decide where both have one; else number and birth time; a number alone proves nothing when
-    it agrees, since numbers are reused, and proves the contrary when it does not. A mark that is missing proves
-    nothing: attributes get lost. What a btrfs snapshot has of an inode is taken for it: after a rollback there is
-    nothing else (`is_in_snapshot` tells the two apart).
+    Handles decide if both identities have one. Otherwise inode number and birth time decide. An equal inode number
+    by itself proves nothing, because numbers are reused; a different one proves a difference. A missing mark proves
+    nothing, because attributes get lost. An inode in a btrfs snapshot counts as the same as its source: after a
+    rollback only the snapshot exists (`is_in_snapshot` distinguishes the two).
     """
     if a is None or b is None:
         return Likelihood.UNKNOWN
@@ -59,7 +59,7 @@ def compare(a: Identity | None, b: Identity | None) -> Likelihood:
         if not is_in_snapshot(a, b):
             return Likelihood.OTHER
         if a.ino == b.ino == _SUBVOLUME_INO:
-            return Likelihood.UNKNOWN  # subvolumes and all their snapshots can lie in one directory
+            return Likelihood.UNKNOWN  # a directory can contain several subvolumes and all their snapshots
     if not a.ino or not b.ino:
         return Likelihood.UNKNOWN
     if a.ino != b.ino:
@@ -75,23 +75,23 @@ def is_marked(identity: Identity | None) -> bool:
 
 
 def is_in_snapshot(a: Identity, b: Identity) -> bool:
-    """Whether two handles differ by their btrfs subvolume alone: one inode, as a snapshot has it and as its source.
+    """Whether two handles differ only by their btrfs subvolume: one inode, in a snapshot and in its source.
 
-    Both may be there at the same time, and then they are two.
+    If both exist at the same time, they are two inodes.
     """
     here, there = _split_btrfs(a.handle), _split_btrfs(b.handle)
     return here is not None and there is not None and here.inode == there.inode and here.subvolume != there.subvolume
 
 
 class _Btrfs(NamedTuple):
-    """A btrfs handle's hex digits: of the subvolume, and of inode number and generation."""
+    """The hex digits of a btrfs handle: the subvolume; inode number and generation."""
 
     subvolume: str
     inode: tuple[str, str]
 
 
 def _split_btrfs(handle: str) -> _Btrfs | None:
-    """The parts of a handle; None for one of another filesystem.
+    """The parts of a handle; None if it is another filesystem's.
 
     Source  fs/btrfs/export.h, struct btrfs_fid: objectid u64, root_objectid u64, gen u32; FILEID_BTRFS_WITHOUT_PARENT
     """
@@ -102,12 +102,12 @@ def _split_btrfs(handle: str) -> _Btrfs | None:
 
 
 def in_words(identity: Identity) -> str:
-    """An identity as the notes that are no JSON have it: `HANDLE INO BTIME_NS`, `-` for no handle."""
+    """An identity in the notation of notes that are not JSON: `HANDLE INO BTIME_NS`, `-` for no handle."""
     return f"{identity.handle or '-'} {identity.ino} {identity.btime_ns}"
 
 
 def from_words(words: bytes) -> Identity | None:
-    """What `in_words` said; None for anything else."""
+    """Parse what `in_words` wrote; None for anything else."""
     handle, *numbers = words.decode("ascii", "replace").split(" ")
     if len(numbers) != _N_NUMBERS or not all(one.isdigit() and len(one) <= _MOST_DIGITS for one in numbers):
         return None

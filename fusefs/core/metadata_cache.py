@@ -1,14 +1,14 @@
 """The cache of a backing filesystem's metadata: attributes, extended attributes, names, link targets, listings.
 
-Pure: the caller passes in what it saw, and the time. The cache may forget anything at any time, and never returns what
-has expired, what has changed since it was seen, or half a listing.
+Pure: the caller passes in what it read, and the time. The cache may forget anything at any time. It never returns an
+expired fact, one that has changed since it was read, or half a listing.
 
-A lookup on a slow filesystem takes time, and its result is as old as its beginning. Changes are numbered; a lookup
-begins with the number of the newest (its epoch), and its result is refused if something has changed since. The number
-of each change is kept while any lookup is under way.
+A lookup on a slow filesystem takes time, and its result is as old as its beginning. Changes are numbered. A lookup
+begins with the number of the newest change (its epoch), and its result is refused if something has changed since. The
+number of each change is kept while any lookup is in progress.
 
-`ls -l`, `cp -p` and `rsync -A` ask for ACLs, `ls --color` for capabilities, `rsync -X` for all names; and the kernel
-asks by itself before it lets a process in, runs a program or writes.
+Why extended attributes are cached: `ls -l`, `cp -p` and `rsync -A` ask for ACLs, `ls --color` for capabilities,
+`rsync -X` for all names. The kernel itself asks before it grants a process access, runs a program or writes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _S_IFMT = 0o170000
 
 
 class Attributes(NamedTuple):
-    """The fields of statx(2) that a filesystem answers with; btime_ns is 0 where no birth time is kept."""
+    """The fields of statx(2); btime_ns is 0 where the filesystem keeps no birth time."""
 
     dev: int
     ino: int
@@ -46,7 +46,7 @@ class Attributes(NamedTuple):
     btime_ns: int
 
     def gives_rights(self) -> bool:
-        """Whether it is a program that runs as its owner, or in its group, for every user."""
+        """Whether it is a setuid or setgid program."""
         is_set = self.mode & stat.S_ISUID or (self.mode & stat.S_ISGID and self.mode & stat.S_IXGRP)
         return bool(is_set) and self.mode & _S_IFMT == stat.S_IFREG
 
@@ -59,33 +59,33 @@ ACCESS_ACL, DEFAULT_ACL = b"system.posix_acl_access", b"system.posix_acl_default
 ACLS: Final = frozenset({ACCESS_ACL, DEFAULT_ACL})
 CAPABILITY, LABEL = b"security.capability", b"security.selinux"
 NAMES: Final = b""
-"""Stands for the list of all names; its value is these, each ended by a zero byte, as listxattr(2) tells them."""
+"""Stands for the list of all names; its value is those names, each ended by a zero byte, as from listxattr(2)."""
 Answers = Mapping[bytes, bytes | int]
-"""By name what it was answered: the value, or an errno."""
+"""The answer for each name: the value, or an errno."""
 UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
-"""After one of these answers there is no need to ask about the next file."""
+"""After one of these errors other files need not be asked."""
 _ABSENT: Final = UNSUPPORTED | {errno.ENODATA}
-"""There is none; any other error may be over the next time."""
+"""The attribute does not exist; any other error may be temporary."""
 ASKED_OF_ALL: Final = (NAMES, ACCESS_ACL, DEFAULT_ACL, CAPABILITY, LABEL)
-"""Numbered as in mount/native/prefetch.c."""
+"""The attributes that are cached; numbered as in mount/native/prefetch.c."""
 _NUMBERS: Final = {name: number for number, name in enumerate(ASKED_OF_ALL)}
 _LONGEST_BYTES = 4096
 _ONE = Struct("=IBi")
-"""The uid that was told; the number of the name; and the bytes of the value that follows, or a negative errno."""
+"""The uid that got the answer; the number of the name; and the size of the value that follows, or a negative errno."""
 Known = dict[tuple[int, bytes], bytes | int]
-"""Answers by the uid that was told, and the name; uid 0: every user would be told the same, or it is root's."""
+"""Answers by uid and name; uid 0: every user would get the same answer, or it is root's."""
 
 
 def is_asked_of_all(name: bytes) -> bool:
-    """Whether it is one of these: of others, some of which change by themselves, nothing is remembered."""
+    """Whether it is one of the cached names. No others are cached: some of them change by themselves."""
     return name in _NUMBERS
 
 
 def pack(known: Known) -> bytes:
-    """A few bytes for what may be remembered of some answers: no errors, nothing long, no other names.
+    """Encode the answers that may be cached: no temporary errors, no long values, no other names.
 
-    And no file's capabilities: what a program may is asked each time that it is run.
-    ENOSYS is told as EOPNOTSUPP: to the kernel's FUSE it would mean all that there are.
+    A file's capabilities are not cached: they are read each time that the program is run.
+    ENOSYS becomes EOPNOTSUPP, because the kernel's FUSE would take it as valid for all files.
     """
     parts = []
     for (uid, name), answer in known.items():
@@ -101,7 +101,7 @@ def pack(known: Known) -> bytes:
 
 
 def unpack(packed: bytes, at: int = 0) -> Known:
-    """What was packed, from an offset on."""
+    """Decode what `pack` encoded, from an offset on."""
     known: Known = {}
     while at < len(packed):
         uid, number, size = _ONE.unpack_from(packed, at)
@@ -115,22 +115,22 @@ def unpack(packed: bytes, at: int = 0) -> Known:
 
 
 NodeId = NewType("NodeId", int)
-"""The number that the kernel knows a node by: the backing inode's own, unless another live node has it."""
+"""The kernel's number for a node: the backing inode's own, unless another live node has that."""
 SourceKey = tuple[int, bytes] | tuple[int, int, int]
 """One incarnation of one backing inode: (device, file handle), or (device, ino, birth time) without handles."""
 ROOT = NodeId(1)
 TOP = NodeId(1 << 62)
-"""The root too, where the kernel knows it by another inode than the filesystem's own: see mount/life/root_inode.py."""
+"""A second id of the root, used if the kernel knows it by another inode number: see mount/life/root_inode.py."""
 ROOTS = (ROOT, TOP)
 
 
 def source_key(seen: Attributes, handle: bytes) -> SourceKey:
-    """Which incarnation it is: by its handle, or where there are none by the time of its birth."""
+    """Identify an incarnation of an inode: by its handle, or by its birth time if there are no handles."""
     return (seen.dev, handle) if handle else (seen.dev, seen.ino, seen.btime_ns)
 
 
 class NodeZone(enum.IntEnum):
-    """Where a node lies: outside of all stores; in one, or it is one; in what a reaper takes from, or it is that."""
+    """Where a node lies: outside of trash stores; in a store, or the store itself; in a tree that a reaper deletes."""
 
     OUTSIDE = 0
     STORE = 1
@@ -138,16 +138,16 @@ class NodeZone(enum.IntEnum):
 
 
 Dirent = tuple[bytes, int, int, int]
-"""Name, inode number, offset of the next entry, type (DT_DIR and so on; DT_UNKNOWN where the filesystem won't say)."""
+"""Name, inode number, offset of the next entry, type (DT_DIR and so on; DT_UNKNOWN if the filesystem has none)."""
 
 
 class PackedEntries:
-    """Entries in the order of their directory; grows at its end only, and no more once a cache has it."""
+    """Entries in the order of their directory; append only, and unchanged once a cache holds them."""
 
     __slots__ = ("_following", "_inos", "_kinds", "_names", "_starts")
 
     def __init__(self, entries: Iterable[Dirent] = ()) -> None:
-        """Begin with some."""
+        """Begin with some entries."""
         self._names = bytearray()
         self._starts = array("Q", (0,))
         self._inos = array("Q")
@@ -156,7 +156,7 @@ class PackedEntries:
         self.extend(entries)
 
     def extend(self, entries: Iterable[Dirent]) -> None:
-        """Add what comes next."""
+        """Append entries."""
         columns = tuple(zip(*entries, strict=True))
         if not columns:
             return
@@ -168,52 +168,52 @@ class PackedEntries:
         self._kinds += bytes(kinds)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of entries."""
         return len(self._inos)
 
     def __getitem__(self, index: int) -> Dirent:
-        """The entry at an index from 0 on."""
+        """The entry at an index."""
         name = bytes(self._names[self._starts[index] : self._starts[index + 1]])
         return name, self._inos[index], self._following[index], self._kinds[index]
 
     def after(self, offset: int) -> int | None:
-        """The index of what an offset leads to, which the entry before it has told; None: none has."""
+        """The index of the entry to which an offset leads; None if no entry before it returned that offset."""
         try:
             return self._following.index(offset) + 1
         except ValueError:
             return None
 
     def __iter__(self) -> Iterator[Dirent]:
-        """All, in order."""
+        """All entries, in order."""
         return map(self.__getitem__, range(len(self)))
 
     @property
     def n_bytes(self) -> int:
-        """The memory that they take."""
+        """The memory that they use."""
         columns = (self._names, self._starts, self._inos, self._following, self._kinds)
         return getsizeof(self) + sum(map(getsizeof, columns))
 
 
 Epoch = NewType("Epoch", int)
-"""The number of the newest change when a look began."""
+"""The number of the newest change when a lookup began."""
 _PACKED = Struct("=QQIIIIQQQIqqqqd")
-"""Attributes, and the time until which they may be believed: a fifth of what the tuple and its numbers take."""
+"""Attributes and the time at which they expire: a fifth of the size of the tuple and its numbers."""
 _N_FIELDS = len(Attributes._fields)
 _UNTIL = Struct("=d")
-"""The time until which it is valid, before packed extended attributes."""
+"""The time at which they expire, before packed extended attributes."""
 _Changed = SourceKey | tuple[SourceKey, bytes | None]
-"""An inode's attributes; one name in a directory, or its listing; all its names (None)."""
+"""What changed: an inode's attributes; one name in a directory, or its listing; all its names (None)."""
 _MOST_NOTES = 4096
 _MOST_XATTRS = 32
-"""Of one inode: where each user is told something else there may be many."""
+"""The most answers kept for one inode: if each user gets a different answer, there may be many."""
 _LISTING = b""
-"""For a name: what a change of any name changes."""
+"""Used as a name: it changes when any name changes."""
 _LARGEST_SHARE = 4
-"""A directory that takes more than this part of the cache would push out all else, and itself before it is complete."""
+"""A directory that needs more than this part of the cache would evict all else, and itself before it is complete."""
 
 
 def _allocated(size_bytes: int) -> int:
-    """What an object of a size takes: memory is handed out in steps of 16 bytes."""
+    """The memory that an object of a size uses: the allocator works in steps of 16 bytes."""
     return -(-size_bytes // 16) * 16
 
 
@@ -236,7 +236,7 @@ def _name_bytes(name: bytes, source: SourceKey | None) -> int:
 
 
 class _NamesOfDirectory:
-    """What names of one directory mean, each with the time until which that may be believed; None: no such name."""
+    """The names of one directory: the inode of each and the time at which the fact expires; None: no such name."""
 
     __slots__ = ("known", "n_bytes")
 
@@ -258,7 +258,7 @@ class _NamesOfDirectory:
 
     def drop(self, name: bytes) -> None:
         before = self.known.pop(name, None)
-        if not self.known:  # a dict that loses its entries one by one keeps the room of all
+        if not self.known:  # a dict keeps its capacity when its entries are removed one by one
             self.known = {}
             self.n_bytes = _NAMES_BYTES
         elif before is not None:
@@ -269,7 +269,7 @@ _NAMES_BYTES = _allocated(getsizeof(object.__new__(_NamesOfDirectory))) + _NUMBE
 
 
 class _CachedInode:
-    """What is known of one inode."""
+    """What is cached for one inode."""
 
     __slots__ = ("listing", "names", "packed", "target", "xattrs")
 
@@ -278,10 +278,10 @@ class _CachedInode:
         self.target: tuple[bytes, float] | None = None
         self.xattrs: bytes | None = None
         self.names: _NamesOfDirectory | None = None
-        self.listing: tuple[PackedEntries, float, int] | None = None  # with the bytes that it is counted with
+        self.listing: tuple[PackedEntries, float, int] | None = None  # entries, expiry, and their counted bytes
 
     def extra_bytes(self) -> int:
-        """The memory of what not every inode has."""
+        """The memory of the parts that not every inode has."""
         return (
             (0 if self.target is None else _UNTIL_BYTES + _BYTES_BYTES + len(self.target[0]))
             + (0 if self.xattrs is None else _BYTES_BYTES + len(self.xattrs))
@@ -294,7 +294,7 @@ _ITEM_BYTES = _allocated(getsizeof(_CachedInode())) + _allocated(getsizeof(bytes
 
 
 class MetadataCache:
-    """Bounded in bytes; what was not asked for longest goes first, a directory with all its names."""
+    """A cache bounded in bytes; it evicts the least recently used inode first, a directory with all its names."""
 
     __slots__ = (
         "_changed_at", "_floor", "_items", "_lifetime_s", "_limit_bytes", "_n_bytes", "_n_looks", "epoch",
@@ -302,58 +302,58 @@ class MetadataCache:
     )  # fmt: skip
 
     def __init__(self, limit_bytes: int, lifetime_s: float) -> None:
-        """Begin with nothing known.
+        """Begin empty.
 
-        limit_bytes  of memory; 0: nothing is remembered, but changes are noted
-        lifetime_s   for how long after it was seen anything may be believed
+        limit_bytes  of memory; 0: nothing is cached, but changes are recorded
+        lifetime_s   how long after it was read a fact stays valid
         """
         self.epoch = Epoch(0)
-        """The number of the newest change: for callers that learn at once what they see, without begin and end."""
+        """The number of the newest change: for callers that store at once what they read, without begin and end."""
         self._limit_bytes = limit_bytes
         self.largest_bytes = limit_bytes // _LARGEST_SHARE
-        """The largest listing that is remembered: gathering one may be given up beyond it."""
+        """The largest listing that is cached: a caller may stop collecting a larger one."""
         self._lifetime_s = lifetime_s
         self._items: OrderedDict[SourceKey, _CachedInode] = OrderedDict()
         self._n_bytes = 0
         self._n_looks = 0
         self._changed_at: dict[_Changed, Epoch] = {}
-        self._floor = self.epoch  # nothing is known of changes before: a look that began earlier learns nothing
+        self._floor = self.epoch  # no earlier changes are recorded: results of lookups that began before are refused
 
     def __len__(self) -> int:
-        """How many inodes something is known of."""
+        """The number of cached inodes."""
         return len(self._items)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is known and no look is under way: changes make no difference."""
+        """Whether the cache is empty and no lookup is in progress: changes make no difference."""
         return not self._items and not self._n_looks
 
     @property
     def size_bytes(self) -> int:
-        """The memory that it takes."""
+        """The memory that the cache uses."""
         return self._n_bytes + getsizeof(self._items)
 
     def begin(self) -> Epoch:
-        """A look begins; its `end` must follow, whatever happens."""
+        """Begin a lookup; `end` must follow, whatever happens."""
         self._n_looks += 1
         return self.epoch
 
     def end(self) -> None:
-        """A look has learnt what it will."""
+        """End a lookup: it stores nothing more."""
         self._n_looks -= 1
         if not self._n_looks:
             self._forget_changes()
 
     def is_unchanged(self, epoch: Epoch, source: SourceKey) -> bool:
-        """Whether an inode's attributes are still what a look that began with an epoch saw."""
+        """Whether an inode's attributes are unchanged since a lookup with this epoch began."""
         return epoch == self.epoch or not self._has_changed(epoch, source)
 
     def is_named_so(self, epoch: Epoch, directory: SourceKey, name: bytes) -> bool:
-        """Whether a name means still what a look that began with an epoch saw."""
+        """Whether a name still has the meaning that it had when a lookup with this epoch began."""
         return epoch == self.epoch or not self._was_renamed(epoch, directory, name)
 
     def attributes(self, source: SourceKey, now_s: float) -> tuple[Attributes, float] | None:
-        """What an inode is, and for how many seconds, more than 0, that may be believed; None: not known."""
+        """An inode's attributes, and for how many seconds (more than 0) they stay valid; None: not cached."""
         item = self._items.get(source)
         if item is None or item.packed is None:
             return None
@@ -365,7 +365,7 @@ class MetadataCache:
         return tuple.__new__(Attributes, fields[:_N_FIELDS]), left_s
 
     def name(self, directory: SourceKey, name: bytes, now_s: float) -> tuple[SourceKey | None, float] | None:
-        """What a name means (None: nothing has it), and for how many seconds that may be believed; None: not known."""
+        """The inode of a name (None: no such name), and for how many seconds that stays valid; None: not cached."""
         item = self._items.get(directory)
         if item is None or item.names is None:
             return None
@@ -379,12 +379,12 @@ class MetadataCache:
         return source, until_s - now_s
 
     def has_names(self, directory: SourceKey) -> bool:
-        """Whether anything is known of the names in a directory."""
+        """Whether any names of a directory are cached."""
         item = self._items.get(directory)
         return item is not None and item.names is not None
 
     def target(self, source: SourceKey, now_s: float) -> bytes | None:
-        """Where a symbolic link leads; None: not known."""
+        """The target of a symbolic link; None: not cached."""
         item = self._items.get(source)
         if item is None or item.target is None or item.target[1] <= now_s:
             return None
@@ -392,11 +392,11 @@ class MetadataCache:
         return item.target[0]
 
     def xattr(self, source: SourceKey, name: bytes, now_s: float, uid: int = 0) -> bytes | int | None:
-        """An extended attribute, or an errno if there is none, as that user was told; None: not known."""
+        """An extended attribute, or the errno that user got for it; None: not cached."""
         return self._xattrs(source, now_s)[0].get((uid, name))
 
     def _xattrs(self, source: SourceKey, now_s: float) -> tuple[Known, float]:
-        """What is known of them, and until when."""
+        """The cached answers, and when they expire."""
         item = self._items.get(source)
         if item is not None and item.xattrs is not None:
             until_s: float = _UNTIL.unpack_from(item.xattrs)[0]
@@ -406,11 +406,11 @@ class MetadataCache:
         return {}, 0
 
     def has_xattrs(self, source: SourceKey, names: Iterable[bytes], now_s: float) -> bool:
-        """Whether all of these are known."""
+        """Whether all of these names are cached."""
         return self._xattrs(source, now_s)[0].keys() >= {(0, name) for name in names}
 
     def listing(self, directory: SourceKey, now_s: float) -> PackedEntries | None:
-        """All entries of a directory, in order; None: not known."""
+        """All entries of a directory, in order; None: not cached."""
         item = self._items.get(directory)
         if item is None or item.listing is None or item.listing[1] <= now_s:
             return None
@@ -418,10 +418,10 @@ class MetadataCache:
         return item.listing[0]
 
     def learn_attributes(self, source: SourceKey, seen: Attributes, epoch: Epoch, now_s: float) -> None:
-        """Remember what an inode is.
+        """Store an inode's attributes.
 
-        epoch  of the look that saw it
-        now_s  when that look began; what was seen earlier does not replace what was seen later
+        epoch  of the lookup that read them
+        now_s  when that lookup began; an older result never replaces a newer one
         """
         if epoch != self.epoch and self._has_changed(epoch, source):
             return
@@ -436,7 +436,7 @@ class MetadataCache:
     def learn_name(
         self, directory: SourceKey, name: bytes, source: SourceKey | None, epoch: Epoch, now_s: float
     ) -> None:
-        """Remember what a name means; None: nothing has it."""
+        """Store the inode of a name; None: no such name."""
         if epoch != self.epoch and self._was_renamed(epoch, directory, name):
             return
         item = self._item(directory)
@@ -453,7 +453,7 @@ class MetadataCache:
         self._make_room()
 
     def learn_target(self, source: SourceKey, target: bytes, epoch: Epoch, now_s: float) -> None:
-        """Remember where a symbolic link leads."""
+        """Store the target of a symbolic link."""
         if epoch != self.epoch and self._has_changed(epoch, source):
             return
         item = self._item(source)
@@ -464,16 +464,16 @@ class MetadataCache:
         self._make_room()
 
     def learn_xattrs(self, source: SourceKey, answers: Answers, epoch: Epoch, now_s: float, uid: int = 0) -> None:
-        """Remember some of its extended attributes, and what is known of the others for no longer than before.
+        """Store some extended attributes. The other ones of this inode keep at most the lifetime that they had.
 
-        uid  that was told; 0: every uid would be
+        uid  the user that got the answers; 0: every user would get the same
         """
         if epoch != self.epoch and self._has_changed(epoch, source):
             return
         until_s = now_s + self._lifetime_s
         known, known_until_s = self._xattrs(source, now_s)
         for name, answer in answers.items():
-            if until_s >= known_until_s or (uid, name) not in known:  # else it was seen later already
+            if until_s >= known_until_s or (uid, name) not in known:  # else the cached answer is newer
                 known.pop((uid, name), None)
                 known[uid, name] = answer
         known = dict(list(known.items())[-_MOST_XATTRS:])
@@ -487,7 +487,7 @@ class MetadataCache:
         self._make_room()
 
     def learn_listing(self, directory: SourceKey, entries: PackedEntries, epoch: Epoch, now_s: float) -> None:
-        """Remember all entries of a directory, to which none is added from now on; if they are too many, none."""
+        """Store all entries of a directory, unless it is too large. The caller must not extend `entries` any more."""
         if epoch != self.epoch and self._was_renamed(epoch, directory, _LISTING):
             return
         n_bytes = _LISTING_BYTES + entries.n_bytes
@@ -517,14 +517,14 @@ class MetadataCache:
         self._n_bytes -= _ITEM_BYTES + _source_bytes(source) + item.extra_bytes()
 
     def accessed(self, source: SourceKey) -> None:
-        """An inode was read: of its attributes the time of access is not what it was."""
+        """An inode was read, so its cached access time is out of date."""
         self._note(source)
         item = self._items.get(source)
         if item is not None:
             item.packed = None
 
     def attributes_changed(self, source: SourceKey) -> None:
-        """An inode's attributes are not what they were; the extended ones neither."""
+        """An inode's attributes changed, including the extended ones."""
         self.accessed(source)
         item = self._items.get(source)
         if item is not None:
@@ -533,7 +533,7 @@ class MetadataCache:
             self._n_bytes += item.extra_bytes()
 
     def name_changed(self, directory: SourceKey, name: bytes) -> None:
-        """A name means something else, or nothing, or something at last: so listing and attributes changed too."""
+        """A name was created, removed or replaced: the listing and the directory's attributes changed, too."""
         self._note(directory, (directory, name), (directory, _LISTING))
         item = self._items.get(directory)
         if item is None:
@@ -545,14 +545,14 @@ class MetadataCache:
         self._n_bytes += item.extra_bytes()
 
     def directory_changed(self, directory: SourceKey) -> None:
-        """All that is known of a directory may be wrong, or of another inode: its last link went, say."""
+        """What is cached for a directory may be wrong or of another inode, e.g. after its last link was removed."""
         self._note(directory, (directory, None))
         item = self._items.pop(directory, None)
         if item is not None:
             self._count_out(directory, item)
 
     def clear(self) -> None:
-        """All that is known may be wrong, and what a look sees that has begun."""
+        """Everything cached may be wrong, and so may results of lookups in progress."""
         self.epoch = Epoch(self.epoch + 1)
         self._forget_changes()
         self._items.clear()

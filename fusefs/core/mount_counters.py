@@ -1,7 +1,7 @@
-"""The counters of a mount's daemon, the file in which others read them, and whether its backing answers slowly.
+"""Counters of a mount's daemon, the file in which others read them, and detection of a slow backing filesystem.
 
-The file is a head, a table of names in JSON, and 64-bit counters of the machine's own byte order, which the daemon
-changes in place. Readers take the names from the file: numbers of another version's daemon keep their meaning.
+The file is a header, a table of names in JSON, and 64-bit counters in the machine's byte order, which the daemon
+updates in place. Readers take the names from the file, so that they understand the file of another version's daemon.
 """
 
 from __future__ import annotations
@@ -17,35 +17,38 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.uring_choice import FastPathState
 
 _SLOW_NS = 300_000
-"""A look at an inode from memory takes 2 µs, from a local SSD some 100, over a network or from a turning disk more."""
+"""A stat takes 2 µs from memory, about 100 µs from a local SSD, and more over a network or from a rotating disk."""
 QUICK_NS = 60_000
 _MOST = 16.0
 _ENOUGH = 8.0
 _QUICK_LOCAL, _QUICK_REMOTE = 1 / 4, 1 / 64
-"""What a quick answer weighs: a busy machine makes some late; a network's filesystem answers most from memory."""
+"""The weight of a quick answer: a busy machine delays some answers; a network filesystem answers mostly from memory."""
 
 
 class Latency:
-    """Slow answers weighed against quick ones; one late answer is no sign, since a busy machine gives such too.
+    """Weighs slow answers against quick ones; one late answer proves nothing: a busy machine gives such answers, too.
 
-    is_slow  the verdict
+    is_slow  the verdict: whether the backing filesystem is slow
     """
 
     __slots__ = ("_quick", "_score", "is_slow")
 
     def __init__(self, *, is_slow: bool) -> None:
-        """is_slow: what is believed until the answers tell."""
+        """is_slow: the verdict until there are enough answers"""
         self._quick = _QUICK_REMOTE if is_slow else _QUICK_LOCAL
         self._score = _MOST if is_slow else 0.0
         self.is_slow = is_slow
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether an answer quicker than QUICK_NS would tell anything new; of a local filesystem it seldom does."""
+        """Whether an answer quicker than QUICK_NS could change the verdict; on a local filesystem it seldom could."""
         return self._score > 0
 
     def took(self, answer_ns: float, n: int = 1) -> None:
-        """Some answers in a row; what made them late may have been one thing. answer_ns: how long each took"""
+        """Count n consecutive answers. One cause may have delayed all of them, so slow ones count as one.
+
+        answer_ns  how long each took
+        """
         if answer_ns > _SLOW_NS:
             self._score = min(self._score + 1, _MOST)
             self.is_slow |= self._score >= _ENOUGH
@@ -60,20 +63,20 @@ OPERATIONS: Final = (
     "create", "tmpfile", "open", "read", "write", "lseek", "fallocate", "copy_file_range", "flush", "fsync", "release",
     "mkdir", "mknod", "symlink", "link", "unlink", "rmdir", "rename", "statfs", "forget",
 )  # fmt: skip
-"""The kernel's requests, in the order in which people read them."""
+"""The kernel's requests, in the order in which they are printed."""
 _FIRST_BITS, _LAST_BITS = 12, 34
 BOUNDS_NS: Final = tuple(1 << bits for bits in range(_FIRST_BITS, _LAST_BITS + 1))
-"""Ends of the histogram's buckets, 4 µs to 17 s; one more holds what took longer."""
+"""Upper bounds of the histogram's buckets, 4 µs to 17 s; one more bucket holds everything longer."""
 N_BUCKETS: Final = len(BOUNDS_NS) + 1
 _MAGIC, _FORMAT = b"\x89trashd\n", 1
 _HEAD = struct.Struct("=8sQQ")
-"""Magic, format, and the bytes of the table with what fills it up to whole counters."""
+"""Magic, format, and the size of the table in bytes, with the padding to whole counters."""
 _CELL_BYTES = 8
 _N_MAX = 1 << 14
 
 
 class Remembering(IntEnum):
-    """What the daemon remembers; MISSING_NAME, MISSING_XATTR: that there is no such name, or extended attribute."""
+    """Kinds of cached facts; MISSING_NAME and MISSING_XATTR: that there is no such name or extended attribute."""
 
     NAME = 0
     MISSING_NAME = 1
@@ -84,21 +87,21 @@ class Remembering(IntEnum):
     MISSING_XATTR = 6
 
     def label(self) -> str:
-        """Its name in the file."""
+        """The name of this kind in the file."""
         return self.name.lower()
 
 
 class Gauges(NamedTuple):
-    """How much there is at a moment.
+    """The state of the daemon at one moment.
 
     n_nodes           nodes that the kernel knows, or that are open
-    n_handles         files and listings that are open
-    n_directory_fds   directories that the daemon holds open
-    n_cached          what it remembers: so many things, of
-    cache_bytes       so many bytes, of at most
-    cache_size_bytes  so many
-    n_threads         threads that work at this moment
-    n_prefetches      attributes that are being fetched ahead
+    n_handles         open files and listings
+    n_directory_fds   directories that the daemon keeps open
+    n_cached          number of inodes in the metadata cache
+    cache_bytes       memory that the cache uses
+    cache_size_bytes  memory that the cache may use
+    n_threads         threads that are working
+    n_prefetches      attributes that are being prefetched
     is_slow           whether the backing filesystem is treated as slow
     """
 
@@ -114,9 +117,9 @@ class Gauges(NamedTuple):
 
 
 class CounterTable(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file says of itself: whose numbers these are, and what they are called.
+    """The header of a counter file: which daemon writes it, and the names of its counters.
 
-    version     of the daemon's trashd
+    version     the daemon's version of trashd
     started_ns  wall time
     """
 
@@ -130,22 +133,22 @@ class CounterTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remembered(NamedTuple):
-    """How often something was remembered when it was needed, and how often not."""
+    """Cache hits and misses for one kind of fact."""
 
     n_hits: int
     n_misses: int
 
     def rate(self) -> float | None:
-        """The share of hits; None if nothing was asked."""
+        """The share of hits; None if there was no lookup."""
         n = self.n_hits + self.n_misses
         return self.n_hits / n if n else None
 
 
 class Operation(NamedTuple):
-    """How often a request came, and how long its answers took.
+    """How often a request arrived, and how long its answers took.
 
-    n_failed   those answered with an errno, whatever it meant to the client
-    counts     how many took less than each of the bounds and no less than the one before; the last: longer than all
+    n_failed   requests answered with an errno, even if the client expected it
+    counts     requests per bucket of bounds_ns; the last bucket holds those longer than every bound
     """
 
     n_failed: int
@@ -155,16 +158,18 @@ class Operation(NamedTuple):
     bounds_ns: tuple[int, ...]
 
     def n(self) -> int:
-        """All of them: the sum of the buckets, so that they agree however many come meanwhile."""
+        """The number of requests: the sum of the buckets, so that both agree while the daemon goes on counting."""
         return sum(self.counts)
 
     def mean_ns(self) -> float | None:
-        """The mean; None if there was none."""
+        """The mean time; None if there was no request."""
         n = self.n()
         return self.total_ns / n if n else None
 
     def percentile_ns(self, share: float) -> float | None:
-        """About what a share of them took at most, as if those of a bucket were spread evenly; None if none came.
+        """The approximate time within which this share of requests was answered; None if there was no request.
+
+        It assumes that the requests of a bucket are evenly distributed over it.
 
         share  above 0, at most 1
         """
@@ -180,10 +185,10 @@ class Operation(NamedTuple):
 
 
 class MountStats(NamedTuple):
-    """The numbers of a mount at a moment.
+    """The counters of a mount at one moment.
 
-    device      st_dev of the mount; 0 before it was mounted
-    updated_ns  wall time of the gauges, a moment after the last operation; 0: none came
+    device      st_dev of the mount; 0 until it is mounted
+    updated_ns  wall time of the gauges, shortly after the last operation; 0: there was none yet
     """
 
     table: CounterTable
@@ -197,8 +202,8 @@ class MountStats(NamedTuple):
 class SeenMount(NamedTuple):
     """A mount as another process sees it.
 
-    is_running  its daemon lives
-    fast_paths  empty: nothing tells
+    is_running  whether its daemon is alive
+    fast_paths  empty: not known
     """
 
     point: bytes
@@ -209,12 +214,12 @@ class SeenMount(NamedTuple):
 
 
 class CounterLayout:
-    """Where each counter of a file is, by its index."""
+    """The index of each counter in the file."""
 
     device, updated_ns, gauges = 0, 1, 2
-    """What comes first: the mount's device number, the wall time of the gauges, and these."""
+    """The first counters: the mount's device number, the wall time of the gauges, and the gauges."""
     failed, total_ns, max_ns, buckets = 0, 1, 2, 3
-    """What an operation has, in this order, from its own beginning on."""
+    """The counters of one operation, relative to its first."""
 
     def __init__(self, table: CounterTable) -> None:
         self.sorts = self.gauges + len(table.gauges)
@@ -225,14 +230,14 @@ class CounterLayout:
 
 
 def encode(table: CounterTable) -> bytes:
-    """A file in which nothing has been counted yet; the counters are its end."""
+    """Encode a file with all counters at 0; the counters are its end."""
     text = msgspec.json.encode(table)
     text += b"\n" * (-len(text) % _CELL_BYTES)
     return _HEAD.pack(_MAGIC, _FORMAT, len(text)) + text + bytes(_CELL_BYTES * CounterLayout(table).n_cells)
 
 
 def decode(data: bytes | bytearray) -> MountStats:
-    """The numbers of a file that a daemon may be changing. Raises  TrashdError for anything else"""
+    """Read the counters from a file that a daemon may be changing. Raises  TrashdError for anything else"""
     try:
         magic, format_, n_table_bytes = _HEAD.unpack_from(data)
         if magic != _MAGIC or format_ != _FORMAT:

@@ -1,4 +1,4 @@
-"""The options of a mount: one table, from which the command line's options and the words of `-o` come."""
+"""The options of a mount: one table that defines the command line's options and the words of `-o`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fusefs.core.uring_choice import FastPath
 class Coherence(Enum):
     """Whether the backing tree is changed behind the mount.
 
-    EXCLUSIVE  never: all use of it goes through the mount
-    SHARED     at any time: what the kernel remembers soon grows old
+    EXCLUSIVE  never: all access goes through the mount
+    SHARED     at any time: the kernel's caches expire soon
     """
 
     EXCLUSIVE = "exclusive"
@@ -27,11 +27,11 @@ class Coherence(Enum):
 
 
 class BackingSpeed(Enum):
-    """How the backing filesystem answers.
+    """How quickly the backing filesystem answers.
 
-    AUTO   as its type says, and how long it takes
-    LOCAL  at once: no operation waits for another
-    SLOW   some time later (a network): operations wait side by side, and listings fetch attributes ahead
+    AUTO   decided by its type and its measured latency
+    LOCAL  at once: operations need not wait for each other
+    SLOW   after some time (a network): operations wait in parallel, and listings prefetch attributes
     """
 
     AUTO = "auto"
@@ -40,10 +40,10 @@ class BackingSpeed(Enum):
 
 
 class PassthroughMode(Enum):
-    """Whether reads and writes go past the daemon.
+    """Whether reads and writes bypass the daemon.
 
-    AUTO  where that can be
-    ON    or the mount fails
+    AUTO  where possible
+    ON    always; otherwise the mount fails
     OFF   never
     """
 
@@ -55,8 +55,8 @@ class PassthroughMode(Enum):
 class EngineMode(Enum):
     """What answers requests.
 
-    AUTO   the engine, or pyfuse3 where there is none
-    PLAIN  pyfuse3's handlers: slower, and less of them
+    AUTO   the engine, or pyfuse3 if there is no engine
+    PLAIN  pyfuse3's handlers: slower, with fewer features
     """
 
     AUTO = "auto"
@@ -64,10 +64,10 @@ class EngineMode(Enum):
 
 
 class UringMode(Enum):
-    """Whether requests come by io_uring, a queue for each core.
+    """Whether requests arrive by io_uring, with a queue for each core.
 
-    AUTO  where the machine's switch is set and the kernel is trusted
-    ON    or the mount fails; on any kernel, and by root it sets the switch
+    AUTO  if the machine's switch is on and the kernel is trusted
+    ON    always, on any kernel; otherwise the mount fails. A mount by root turns the switch on
     OFF   never
     """
 
@@ -79,20 +79,20 @@ class UringMode(Enum):
 _OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, EngineMode, PassthroughMode, UringMode)
 
 _TIMEOUTS_S = {Coherence.EXCLUSIVE: 3600.0, Coherence.SHARED: 1.0}
-"""Long enough that time plays no part; as long as people take to look again."""
+"""Exclusive: so long that it never matters. Shared: about the time after which people check again."""
 _TIMEOUT_MAX_S = 1e9
 _CACHE_BYTES = 64 << 20
-"""Names and attributes of some 90,000 files, at 700 bytes each (measured)."""
+"""Names and attributes of about 90,000 files, at 700 bytes each (measured)."""
 _CACHE_BYTES_MAX = 64 << 30
 _N_IN_FLIGHT = 64
-"""Of 10,000 entries at 1 ms each: 11.5 s one by one, 0.55 s with 64 (measured); a thread each."""
+"""Each needs a thread. 10,000 entries at 1 ms each take 11.5 s one by one, and 0.55 s with 64 (measured)."""
 _N_IN_FLIGHT_MAX = 1024
 
 _FLAGS = {
     "ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "sync": "async", "dirsync": "",
     "nosymfollow": "symfollow",
 }  # fmt: skip
-"""The kernel's flags for a mount, and what takes each back."""
+"""The kernel's mount flags, each with the word that turns it off."""
 _OPPOSITES = {opposite: flag for flag, opposite in _FLAGS.items() if opposite}
 
 _NOT_OURS = frozenset({
@@ -100,7 +100,7 @@ _NOT_OURS = frozenset({
     "nofail", "noiversion", "nolazytime", "nomand", "nonempty", "norelatime", "nostrictatime", "nouser", "nousers",
     "owner", "relatime", "silent", "strictatime", "user", "users",
 })  # fmt: skip
-"""Words for mount(8), systemd and libfuse, which may stand in the same line of fstab."""
+"""Words for mount(8), systemd and libfuse that may be in the same line of fstab; ignored here."""
 _NOT_OURS_PREFIXES = ("x-", "X-", "comment=", "fsname=", "helper=", "subtype=", "uhelper=", "user=")
 
 _OF_THE_KERNELS_FUSE = ("user_id=", "group_id=", "rootmode=", "max_read=", "blksize=")
@@ -130,16 +130,16 @@ _WITHOUT_EFFECT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """How to mount.
+    """Settings of a mount.
 
-    timeout_s            how long the kernel and the daemon together may believe names and attributes
-    cache_bytes          what the daemon may take to remember a slow backing filesystem; 0: it remembers nothing
-    has_xattrs           extended attributes, and ACLs with them, are there
-    n_in_flight          requests at a time for a slow backing filesystem
-    show_trash           `.trashd` is in the listing of the root
-    allow_other          users other than the mounting one may use it
-    default_permissions  the kernel checks permissions, not the filesystem below with the daemon's own
-    flags                the kernel's flags that are on, by mount(8)'s names
+    timeout_s            how long the kernel and the daemon together may cache names and attributes
+    cache_bytes          memory for the daemon's metadata cache of a slow backing filesystem; 0: no cache
+    has_xattrs           extended attributes are available, and with them ACLs
+    n_in_flight          concurrent requests to a slow backing filesystem
+    show_trash           the listing of the root contains `.trashd`
+    allow_other          users other than the one who mounts may use it
+    default_permissions  the kernel checks permissions, instead of the backing filesystem with those of the daemon
+    flags                the kernel's flags that are set, by mount(8)'s names
     """
 
     coherence: Coherence
@@ -157,7 +157,7 @@ class MountOptions:
     flags: frozenset[str]
 
     def off(self) -> dict[FastPath, str]:
-        """The fast paths that are switched off, and how."""
+        """The fast paths that are switched off, and the option that did it."""
         off = {}
         if self.engine is EngineMode.PLAIN:
             off[FastPath.ENGINE] = "engine=plain"
@@ -209,13 +209,13 @@ def _number(word: str) -> int:
 class MountOption(NamedTuple):
     """A word of `-o`, and the command line's option for it: `cache_size=64M` is `--cache-size 64M`.
 
-    field    of MountOptions, which it sets; a switch turns the default around
-    default  None: it follows from something else
-    read     the value of a whole word, `cache_size=64M`; it raises UsageError. None: a switch
-    value    what may stand behind the `=`, as hints tell it
-    metavar  the same in the help, where that is another
+    field    the field of MountOptions that it sets; a switch inverts the default
+    default  None: depends on other options
+    read     converts a whole word, such as `cache_size=64M`; raises UsageError. None: a switch
+    value    the possible values after the `=`, for hints
+    metavar  the same for the help, if different
     help     empty: the command line has no option for it
-    is_told  it is among the words of `-o` that help and man page tell
+    is_told  whether help and man page list it among the words of `-o`
     """
 
     name: str
@@ -243,59 +243,58 @@ def _values(kind: type[_OneOf]) -> str:
 _OF_ANSWERS: Final = (
     MountOption(
         "coherence", "coherence", None, partial(_one_of, Coherence), _values(Coherence),
-        "Whether others change SRC behind the mount (-o coherence=); default: shared, but exclusive over itself.",
+        "Whether SRC changes only through the mount. [default: shared; exclusive over itself]",
     ),
     MountOption(
         "timeout", "timeout_s", None, _seconds, "SECONDS",
-        "Let the kernel believe names and attributes for S seconds (-o timeout=); "
-        f"default: {_TIMEOUTS_S[Coherence.SHARED]:g} if shared, {_TIMEOUTS_S[Coherence.EXCLUSIVE]:g} if not.",
+        "Cache names and attributes for S seconds. "
+        f"[default: {_TIMEOUTS_S[Coherence.SHARED]:g}; {_TIMEOUTS_S[Coherence.EXCLUSIVE]:g} if exclusive]",
         metavar="S",
     ),
     MountOption(
         "cache_size", "cache_bytes", _CACHE_BYTES, _size, "SIZE",
-        "Memory for what is known of a slow SRC when the kernel forgot it (-o cache_size=); "
-        f"default: {_CACHE_BYTES >> 20}M, 0: none.",
+        f"Memory for the daemon's cache of a slow SRC; 0 for none. [default: {_CACHE_BYTES >> 20}M]",
     ),
     MountOption(
         "no_xattr", "has_xattrs", True,
-        help="Show no extended attributes, nor ACLs (-o no_xattr): for a volume without any, where asking costs time.",
+        help="Serve no extended attributes and no ACLs, to save requests.",
     ),
     MountOption(
         "backing", "backing", BackingSpeed.AUTO, partial(_one_of, BackingSpeed), _values(BackingSpeed),
-        "How SRC answers (-o backing=): at once, or some time later, as over a network; default: auto, find out.",
+        "Whether SRC answers at once, or slowly as over a network. [default: auto]",
     ),
     MountOption(
         "in_flight", "n_in_flight", _N_IN_FLIGHT, _number, "N",
-        f"Ask a slow SRC for N things at a time, 1 to {_N_IN_FLIGHT_MAX} (-o in_flight=); default: {_N_IN_FLIGHT}.",
+        f"Send at most N parallel requests to a slow SRC, 1 to {_N_IN_FLIGHT_MAX}. [default: {_N_IN_FLIGHT}]",
     ),
     MountOption("engine", "engine", EngineMode.AUTO, partial(_one_of, EngineMode), _values(EngineMode)),
     MountOption(
         "passthrough", "passthrough", PassthroughMode.AUTO, partial(_one_of, PassthroughMode), _values(PassthroughMode),
-        "Reads and writes go past the daemon (-o passthrough=); default: auto, where that can be; on: or fail.",
+        "Let reads and writes bypass the daemon; with on, fail if impossible. [default: auto]",
     ),
     MountOption(
         "uring", "uring", UringMode.AUTO, partial(_one_of, UringMode), _values(UringMode),
-        "Requests come by io_uring (-o uring=); default: auto, where it is switched on; on: or fail.",
+        "Transport requests by io_uring; with on, fail if impossible. [default: auto]",
     ),
 )  # fmt: skip
 _OF_ACCESS: Final = (
-    MountOption("show_trash", "show_trash", False, help="List .trashd in the root too (-o show_trash)."),
+    MountOption("show_trash", "show_trash", False, help="List .trashd in the root directory, too."),
     MountOption("allow_other", "allow_other", None),
     MountOption("default_permissions", "default_permissions", False, is_told=False),
 )
 OPTIONS: Final = _OF_ANSWERS + _OF_ACCESS
-"""As the words of `-o` are told: of `trashd mount` and of mount(8)'s helper; `-o remount` passes over them."""
+"""In the order of the words of `-o`, for `trashd mount` and mount(8)'s helper; `-o remount` ignores them."""
 LISTED: Final = _OF_ACCESS + _OF_ANSWERS
-"""As the help lists them."""
+"""In the order of the help."""
 _BY_NAME: Final = {option.name: option for option in OPTIONS}
 
 
 def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = False, usual: Coherence) -> MountOptions:
-    """Read the texts of all `-o`; the last word wins.
+    """Parse the texts of all `-o` options; the last word wins.
 
-    as_root    root mounts for all users, others for themselves
-    is_sloppy  pass over unknown words
-    usual      the coherence if nothing is said of it
+    as_root    root mounts for all users, other users for themselves
+    is_sloppy  ignore unknown words
+    usual      the coherence if no word sets it
     Raises     UsageError
     """
     values = {option.field: option.default for option in OPTIONS} | {"coherence": usual, "allow_other": as_root}
@@ -333,14 +332,14 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
 
 
 def find_without_effect(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The words of all `-o` that are accepted and have no effect, each with the reason or with what has that effect."""
+    """The words of all `-o` that are accepted and ignored, each with the reason or with a replacement."""
     return ((word, _WITHOUT_EFFECT[word]) for word in _words(texts) if word in _WITHOUT_EFFECT)
 
 
 def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool = False) -> frozenset[str] | None:
-    """The kernel's flags that are on after `-o remount,…`, of those that are; None if it is no remount.
+    """The kernel's flags after `-o remount,…`, starting from the present ones; None if it is no remount.
 
-    Whatever else mount(8) has put there, from fstab or from what the kernel tells of the mount, stays as it is.
+    Other words that mount(8) adds, from fstab or from the kernel's list of mounts, change nothing.
     Raises  UsageError
     """
     words = list(_words(texts))

@@ -1,30 +1,30 @@
-"""Names and ids: what a container is called, and the types that keep bytes, ids and paths apart."""
+"""Names and ids: the names of containers and stores, and the types that keep bytes, ids and paths apart."""
 
 from __future__ import annotations
 
 from typing import NewType
 
 Name = NewType("Name", bytes)
-"""One path component; never empty, `.`, `..`, and without `/` or NUL."""
+"""One path component; never empty, `.` or `..`; without `/` or NUL."""
 
 RelPath = NewType("RelPath", bytes)
 """Names joined by `/`, relative to the directory that holds the store; no leading slash, no `.` or `..`."""
 
 ContainerId = NewType("ContainerId", str)
-"""UTC time to the millisecond, a slug of the victim's name, random; sorts by time, at most 200 bytes."""
+"""UTC time to the millisecond, a slug of the victim's name, random digits; sorts by time, at most 200 bytes."""
 
 VolumeId = NewType("VolumeId", str)
-"""32 hexadecimal digits, random, one for each store."""
+"""32 random hexadecimal digits, one id for each store."""
 
 STORE = Name(b".trashd")
 """The store that root makes for all users of a volume."""
 _OF_USER = STORE + b"-"
 _MOST_UID = (1 << 32) - 2
 N_HEX = 12
-"""Hexadecimal digits at the end of a name whose plain form something else has."""
+"""Hexadecimal digits appended to a name whose plain form is taken."""
 ID_MAX_BYTES = 200
 ID_RANDOM_CHARS = 12
-"""At the end of an id, by which alone people may name it."""
+"""At the end of an id; users may name it by these only."""
 _SLUG_MAX = 120
 _SLUG = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _HEX = frozenset("0123456789abcdef")
@@ -34,10 +34,10 @@ _VOLUME_ID_CHARS = 32
 
 
 def make_id(utc: str, milliseconds: int, victim: bytes, random: bytes) -> ContainerId:
-    """A container's id from the clock, the victim's name and chance, all handed in.
+    """Make a container's id.
 
     utc      as `%Y%m%dT%H%M%S`
-    victim   any bytes; each character that is not a plain letter, digit, dot, dash or underscore becomes `_`
+    victim   any bytes; each character other than a letter, digit, dot, dash or underscore of ASCII becomes `_`
     random   6 bytes
     """
     slug = "".join(c if c in _SLUG else "_" for c in victim.decode("utf-8", "replace")[:_SLUG_MAX])
@@ -45,7 +45,7 @@ def make_id(utc: str, milliseconds: int, victim: bytes, random: bytes) -> Contai
 
 
 def is_container_id(text: str) -> bool:
-    """Whether the text has the form of an id: a directory of any other name in the store is not ours."""
+    """Whether the text has the form of an id: a directory with any other name in the store is not trashd's."""
     slug, random = text[_TIME_CHARS : -ID_RANDOM_CHARS - 1], text[-ID_RANDOM_CHARS - 1 :]
     if not text.isascii() or not len(slug) + _TIME_CHARS + 1 + ID_RANDOM_CHARS == len(text) <= ID_MAX_BYTES:
         return False
@@ -54,7 +54,7 @@ def is_container_id(text: str) -> bool:
 
 
 def successor(container: ContainerId, random: bytes) -> ContainerId:
-    """What a container is called in the directory of its state that takes this one's place.
+    """The name in the directory of its state for the container that takes this one's place.
 
     random  6 bytes
     """
@@ -62,7 +62,7 @@ def successor(container: ContainerId, random: bytes) -> ContainerId:
 
 
 def is_of(called: ContainerId, container: ContainerId) -> bool:
-    """Whether a container that is called so may be the one with that id, or have taken its place."""
+    """Whether a container with the name `called` may be the one with that id, or have taken its place."""
     return called[:-ID_RANDOM_CHARS] == container[:-ID_RANDOM_CHARS]
 
 
@@ -72,12 +72,12 @@ def is_volume_id(text: str) -> bool:
 
 
 def is_hex(text: str) -> bool:
-    """Whether a text has hexadecimal digits alone, small ones."""
+    """Whether a text has only hexadecimal digits, in lower case."""
     return _HEX.issuperset(text)
 
 
 def whose(name: bytes) -> int | None:
-    """The user in a name of the form `<uid>` or `<uid>.<12 hex digits>`; None for any other name."""
+    """The uid in a name of the form `<uid>` or `<uid>.<12 hex digits>`; None for any other name."""
     digits, dot, suffix = name.partition(b".")
     if not digits.isdigit() or len(digits) > len(str(_MOST_UID)) or digits != b"%d" % int(digits):
         return None
@@ -87,12 +87,12 @@ def whose(name: bytes) -> int | None:
 
 
 def user_store(uid: int) -> Name:
-    """The name of the store that a user makes; where something else has it, a dot and 12 hex digits follow."""
+    """The name of a user's own store; if it is taken, a dot and 12 hex digits are appended."""
     return Name(_OF_USER + b"%d" % uid)
 
 
 def whose_store(name: bytes) -> int | None:
-    """The user whose own store has such a name; None for any other name, that of root's store among them."""
+    """The owner of a user's own store by its name; None for any other name, including root's store."""
     return whose(name[len(_OF_USER) :]) if name.startswith(_OF_USER) else None
 
 
@@ -100,7 +100,7 @@ def split(path: bytes) -> list[Name]:
     """The components of a relative path.
 
     Raises  ValueError for an absolute path, an empty one, `.`, `..`, an empty component or a NUL:
-            records and pointers are written by users
+            users can write records and pointers
     """
     names = path.split(b"/")
     if any(name in (b"", b".", b"..") or b"\0" in name for name in names):
@@ -109,10 +109,10 @@ def split(path: bytes) -> list[Name]:
 
 
 def ends_in_dots(path: bytes) -> bool:
-    """Whether a path's last component is `.` or `..`, which name a directory but not its entry in its parent."""
+    """Whether a path's last component is `.` or `..`: these name a directory but not its entry in its parent."""
     return path.rstrip(b"/").rpartition(b"/")[2] in (b".", b"..")
 
 
 def join(*parts: bytes) -> RelPath:
-    """Relative parts put together; empty ones vanish."""
+    """Join relative parts by `/`; empty ones are dropped."""
     return RelPath(b"/".join(part for part in parts if part))

@@ -1,7 +1,7 @@
-"""Beats of the nodes that serve a volume: what one says, and which of them live by the watcher's own clock; pure.
+"""Heartbeats of the nodes that serve a volume: their format, and which nodes are alive by the watcher's clock; pure.
 
-A beat only says who may be alive. Nothing is decided by it but how often to look for what others did, and what people
-are told: who removes a tree is who claimed it.
+A heartbeat only shows which nodes may be alive. It decides how often to check for other nodes' changes, and what is
+shown to people. It never decides which node removes a tree: the claim (the lock of the record) does.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from fusefs.core.service_status import SeenNode
 
 BEAT_S = 30.0
 SILENT_S = 3 * BEAT_S
-"""A beat that was not seen to change for so long is no sign of life any more."""
+"""A node counts as silent once its heartbeat has not changed for so long."""
 FORGOTTEN_S = 3 * 86_400.0
-"""So long after its node was seen last, a beat is removed: over a weekend people see who is missing."""
+"""A heartbeat is removed so long after its last change: after a weekend people can still see which node is missing."""
 BEAT_BYTES = 512
-"""Each has this size, whatever it says: it is written in place by one call, and needs no new block."""
+"""Every heartbeat has this size: a single call overwrites it in place, without a new block."""
 LEAST_POLL_S = 10.0
-"""Between two looks for what other nodes did."""
+"""Shortest time between two checks for other nodes' changes."""
 _N_RESTS = 20
-"""Such a look is followed by so many times as long without one."""
+"""After a check the watcher waits at least so many times the duration of that check."""
 _MOST_AT_ONCE_S = 2 * BEAT_S
-"""Between two looks no more time than that is counted: whoever was frozen has seen nobody silent meanwhile."""
+"""A check adds at most so much to a silence: a watcher that was frozen must not count its own pause as silence."""
 _HOST_CHARS = 64
 _NAME = re.compile(rb"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 _Word = Annotated[str, msgspec.Meta(max_length=_HOST_CHARS)]
 
 
 class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
-    """What a service says of itself.
+    """The content of a heartbeat, which a service writes.
 
-    started_ns  wall time when it began; with `n` it tells one beat from the next
-    n           beats since then
-    phase       what it does on this volume
-    probe_ms    how long small durable writes take there, as seen from this node; None: not known
+    started_ns  wall time at which the service started; together with `n` it identifies a heartbeat
+    n           number of heartbeats since then
+    phase       what the service does on this volume
+    probe_ms    how long small durable writes take there, measured on this node; None: not known
     """
 
     started_ns: int
@@ -49,23 +49,23 @@ class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def beat_name(host: str, boot_id: str) -> bytes:
-    """The name of a node's beat: its host name, as far as it is plain, and its boot."""
+    """The file name of a node's heartbeat: the plain characters of its host name, then its boot id."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", host)[:_HOST_CHARS].lstrip(".") or "_"
     return f"{plain}.{boot_id}".encode("ascii")
 
 
 def is_beat_name(name: bytes) -> bool:
-    """Whether `beat_name` makes such names."""
+    """Whether `beat_name` could have made this name."""
     return _NAME.fullmatch(name) is not None
 
 
 def encode_beat(beat: NodeBeat) -> bytes:
-    """A beat's bytes: JSON and blanks."""
+    """Encode as JSON, padded with blanks to BEAT_BYTES."""
     return msgspec.json.encode(beat).ljust(BEAT_BYTES - 1) + b"\n"
 
 
 def decode_beat(text: bytes) -> NodeBeat | None:
-    """What `encode_beat` wrote; None for anything else, as for what is being written."""
+    """Decode what `encode_beat` wrote; None for anything else, such as a half-written heartbeat."""
     try:
         return msgspec.json.decode(text, type=NodeBeat)
     except (msgspec.MsgspecError, ValueError):
@@ -73,10 +73,10 @@ def decode_beat(text: bytes) -> NodeBeat | None:
 
 
 class _Watched(NamedTuple):
-    """A beat as it was seen last.
+    """A heartbeat at the last check.
 
-    unchanged_s  how long it was watched since it changed, or since it was seen first
-    has_changed  whether it was seen to change
+    unchanged_s  how long it has been watched since it last changed, or since the first check that read it
+    has_changed  whether it changed while it was watched
     """
 
     beat: NodeBeat | None
@@ -85,14 +85,14 @@ class _Watched(NamedTuple):
 
 
 class BeatWatch:
-    """What one watcher saw of all beats of a volume. Its time is its own, in seconds that never go back."""
+    """The heartbeats of a volume as one watcher saw them, by its own monotonic clock in seconds."""
 
     def __init__(self) -> None:
         self._watched: dict[bytes, _Watched] = {}
         self._looked_s: float | None = None
 
     def look(self, beats: Mapping[bytes, NodeBeat | None], now_s: float) -> set[bytes]:
-        """Take in what all beats say now (None: not understood); the nodes that lived until now, and don't any more."""
+        """Record the present heartbeats (None: unreadable). Returns  the nodes that were alive and no longer are"""
         before = self.alive()
         passed_s = 0.0 if self._looked_s is None else min(max(now_s - self._looked_s, 0.0), _MOST_AT_ONCE_S)
         self._looked_s = now_s
@@ -108,15 +108,15 @@ class BeatWatch:
         return _Watched(last.beat, last.unchanged_s + passed_s, last.has_changed)
 
     def alive(self) -> set[bytes]:
-        """The nodes whose beats were seen to change, lately."""
+        """The nodes whose heartbeats changed within the last SILENT_S."""
         return {name for name, one in self._watched.items() if _lives(one)}
 
     def forgotten(self) -> list[bytes]:
-        """Those that have not changed for so long that they only stand in the way."""
+        """The names of heartbeats that have not changed for FORGOTTEN_S."""
         return [name for name, one in self._watched.items() if one.unchanged_s >= FORGOTTEN_S]
 
     def told(self, own: bytes | None) -> tuple[SeenNode, ...]:
-        """All nodes, for people. own: our own name, if we have a beat"""
+        """All nodes, for people. own: the name of our own heartbeat, if we have one"""
         return tuple(_told(name, one, is_here=name == own) for name, one in sorted(self._watched.items()))
 
 
@@ -142,18 +142,18 @@ def _told(name: bytes, seen: _Watched, *, is_here: bool) -> SeenNode:
 
 
 class PollInterval:
-    """How long until the next look for what other nodes did: soon while something happens, ever later while nothing."""
+    """The time until the next check for other nodes' changes: short while something happens, then ever longer."""
 
     def __init__(self, least_s: float = LEAST_POLL_S) -> None:
-        """least_s: between two looks, at least."""
+        """least_s: the shortest time between two checks"""
         self._least_s = least_s
         self._wait_s = least_s / 2
 
     def after(self, took_s: float, most_s: float, *, is_lively: bool) -> float:
-        """Seconds until the next look.
+        """Seconds until the next check.
 
-        took_s     how long this one took
-        most_s     the longest that is allowed, whatever it took
+        took_s     how long this check took
+        most_s     the longest wait allowed, whatever took_s is
         is_lively  whether something has changed, or other nodes serve the volume
         """
         self._wait_s = self._least_s if is_lively else min(2 * self._wait_s, most_s)

@@ -1,8 +1,7 @@
-"""How old an orphan is, by clocks of which one may be set: a clock that is set makes nothing due early.
+"""The age of an orphan, although the wall clock may be set: setting a clock never makes an orphan expire early.
 
-A record tells its time by the wall clock of the process that made it; the service watches that clock against one that
-can't be set (CLOCK_BOOTTIME). An age is never told too high, so that it may be told too low for as long as a clock is
-wrong.
+A record's time is the wall clock of the process that wrote it. The service watches the wall clock against one that
+can't be set (CLOCK_BOOTTIME). A computed age is never too high. While a clock is wrong, it may be too low.
 """
 
 from __future__ import annotations
@@ -11,20 +10,21 @@ import json
 from typing import Any, NamedTuple
 
 STEP_NS = 1_000_000_000
-"""A difference below a second is no jump: the two clocks are not read at the same moment, and NTP corrects a little."""
+"""A smaller difference is no jump: the two clocks are not read at the same moment, and NTP makes small corrections."""
 ERAS_MAX = 3
-"""Before a jump, until the clock was set right, and since. Of more the oldest two become one."""
+"""One era before a jump, one until the clock was corrected, one since. If there are more, the oldest two are merged."""
 _ERAS_READ = 32
-"""0.2.0 and 0.3.0 saved up to so many, of three numbers each."""
+"""Versions 0.2.0 and 0.3.0 saved up to so many eras, of three numbers each."""
 
 
 class Era(NamedTuple):
-    """A time in which the wall clock ran undisturbed.
+    """A period in which nobody set the wall clock.
 
-    since_ns  the true time at which it may have begun, that of the last look before; the first began before all records
-    ahead_ns  how far the wall clock was ahead of the true time in it, at least; negative if it was behind
-    seen_ns   the true time at which it was noticed: the era before may have lasted until then
-    spread_ns  by how much more it was ahead at most, where several eras became this one
+    since_ns  earliest true time at which it may have begun: that of the check before; the first era began before all
+              records
+    ahead_ns  how far the wall clock was ahead of true time, at least; negative if it was behind
+    seen_ns   the true time at which the era was noticed: the era before may have lasted until then
+    spread_ns  how much further ahead the wall clock may have been, if several eras were merged into this one
     """
 
     since_ns: int
@@ -34,15 +34,15 @@ class Era(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """Both clocks at the last look, and how the wall clock was set while a service watched.
+    """Both clocks at the last check, and how the wall clock was set while a service watched.
 
-    True time here means: as the wall clock would tell it if it had never been set since the first look.
+    True time here means the wall clock as it would be if it had never been set since the first check.
 
     wall_ns    CLOCK_REALTIME
-    boot_ns    CLOCK_BOOTTIME: runs through suspend, starts at 0 with each boot
+    boot_ns    CLOCK_BOOTTIME: includes suspend, starts at 0 with each boot
     origin_ns  the true time at which boot_ns was 0
-    eras       oldest first, never none
-    boot       the boot's id: boot_ns of another boot says nothing
+    eras       oldest first, never empty
+    boot       the boot id: boot_ns values of different boots can't be compared
     """
 
     wall_ns: int
@@ -52,7 +52,7 @@ class Clock(NamedTuple):
     boot: str = ""
 
     def true_ns(self) -> int:
-        """The true time at the last look."""
+        """The true time at the last check."""
         return self.origin_ns + self.boot_ns
 
     def ahead_ns(self) -> int:
@@ -61,12 +61,12 @@ class Clock(NamedTuple):
 
 
 class Now(NamedTuple):
-    """Now, by both clocks, and what is remembered of the one that may be set.
+    """The present moment by both clocks, and the saved history of the wall clock.
 
     wall_ns  CLOCK_REALTIME
     boot_ns  CLOCK_BOOTTIME
-    boot     the boot's id: boot_ns of another boot says nothing
-    clocks   what services and commands before remember, brought up to now; the one that makes younger counts
+    boot     the boot id: boot_ns values of different boots can't be compared
+    clocks   histories saved by earlier services and commands, brought up to now; the one with the lowest age counts
     """
 
     wall_ns: int
@@ -75,28 +75,30 @@ class Now(NamedTuple):
     clocks: tuple[Clock, ...] = ()
 
     def since(self, wall_ns: int, boot_ns: int | None, boot: str) -> int:
-        """The time since something, negative for what is from the future: by the clock that can't be set, if that was
-        noted in this boot; by the wall clock otherwise, as far as it is not known to have been set.
+        """Nanoseconds since an event; negative for one in the future.
+
+        Uses the clock that can't be set if the event's boot_ns is of this boot. Otherwise it uses the wall clock,
+        corrected by the known times at which that was set.
         """
         if boot_ns is not None and boot == self.boot and boot_ns <= self.boot_ns:
             return self.boot_ns - boot_ns
         return min([self.wall_ns - wall_ns, *(told_age_ns(clock, wall_ns) for clock in self.clocks)])
 
     def set_ns(self, wall_ns: int, boot_ns: int | None, boot: str) -> int:
-        """By how much the wall clock was set forward since then, negative for back; 0 for less than a second."""
+        """How far the wall clock was set forward since then, negative if back; 0 for less than a second."""
         set_ns = self.wall_ns - wall_ns - self.since(wall_ns, boot_ns, boot)
         return set_ns if abs(set_ns) >= STEP_NS else 0
 
     def cutoff_ns(self, span_ns: int) -> int:
-        """The wall time before which all that has a time is so old at least, as far as is known."""
+        """The wall time before which every timestamp is at least span_ns old, as far as is known."""
         return min([self.wall_ns - span_ns, *(cutoff_ns(clock, span_ns) for clock in self.clocks)])
 
 
 class FirstSight(NamedTuple):
-    """When the service first saw an orphan, and how old it held it to be then.
+    """When the service first saw an orphan, and the age that it computed then.
 
     boot_ns  CLOCK_BOOTTIME of this boot
-    age_ns   at that moment
+    age_ns   the age at that moment
     """
 
     boot_ns: int
@@ -106,8 +108,8 @@ class FirstSight(NamedTuple):
 def started(wall_ns: int, boot_ns: int, boot: str = "", saved: Clock | None = None) -> Clock:
     """The clock at the start of a service.
 
-    saved  what its predecessor saved, if it did. No service watches during a reboot: the wall clock is believed as
-           it is, unless it went back: true time never does.
+    saved  what an earlier service saved, if it did. No service watches during a reboot, so the wall clock is trusted
+           unless it went back: true time never does.
     """
     if saved is None:
         return Clock(wall_ns, boot_ns, wall_ns - boot_ns, (Era(0, 0),), boot)
@@ -118,7 +120,7 @@ def started(wall_ns: int, boot_ns: int, boot: str = "", saved: Clock | None = No
 
 
 def jumped(clock: Clock, wall_ns: int, boot_ns: int) -> Clock:
-    """The clock at a later look of the same boot: in a new era if the wall clock was set meanwhile."""
+    """The clock at a later check in the same boot; a new era begins if the wall clock was set since the last check."""
     looked_ns = clock.true_ns()
     clock = clock._replace(wall_ns=wall_ns, boot_ns=boot_ns)
     ahead_ns = wall_ns - clock.true_ns()
@@ -128,7 +130,7 @@ def jumped(clock: Clock, wall_ns: int, boot_ns: int) -> Clock:
 
 
 def _bounded(eras: tuple[Era, ...]) -> tuple[Era, ...]:
-    """The eras that are remembered. The oldest two become one that makes their orphans as young as either would."""
+    """At most ERAS_MAX eras. Merging the oldest two keeps the lower of the ages that they allow."""
     while len(eras) > ERAS_MAX:
         first, second, *others = eras
         least_ns = min(first.ahead_ns, second.ahead_ns)
@@ -138,49 +140,49 @@ def _bounded(eras: tuple[Era, ...]) -> tuple[Era, ...]:
 
 
 def see(clock: Clock, created_ns: int) -> FirstSight:
-    """The first sight of an orphan; keep it as long as the orphan is known."""
+    """The first sight of an orphan; keep it as long as the orphan exists."""
     return FirstSight(clock.boot_ns, told_age_ns(clock, created_ns))
 
 
 class FirstSights:
-    """The first sights that have to be remembered: of orphans whose records tell no age, those from the future.
+    """First sights that must be remembered: those of orphans whose records are from the future and so give no age.
 
-    All others get older by what their records say, and may be looked at anew each time.
+    The age of all other orphans follows from their records, and can be computed anew each time.
     """
 
     def __init__(self, most: int) -> None:
-        """most: so many are remembered; of what is beyond, the wall clock has to come up to it."""
+        """most: how many are remembered; others stay at age 0 until the wall clock reaches the time in their record"""
         self._most = most
         self._seen: dict[str, FirstSight] = {}
 
     def of(self, clock: Clock, identifier: str, created_ns: int) -> FirstSight:
-        """The first sight of an orphan, or one that is as good."""
+        """The first sight of an orphan, or an equivalent one."""
         sight = self._seen.get(identifier) or see(clock, created_ns)
         if sight.age_ns == 0 and len(self._seen) < self._most:
             self._seen[identifier] = sight
         return sight
 
     def forget(self, identifier: str) -> None:
-        """It is gone; one that was not remembered is none."""
+        """Forget an orphan that is gone; does nothing if it was not remembered."""
         self._seen.pop(identifier, None)
 
 
 def age_ns(clock: Clock, created_ns: int, sight: FirstSight) -> int:
-    """How old an orphan is at least; never negative.
+    """The least age that an orphan can have; never negative.
 
-    sight    as `see` gave it in this boot
-    Returns  no more than its age at first sight and the time since. No more than its record tells now either, should
-             the wall clock have been wrong at first sight and set back; but at least the time since the first sight,
-             so that one from the future gets old too.
+    sight    as `see` returned it in this boot
+    Returns  at most its age at first sight plus the time since. Also at most the age by its record now, in case the
+             wall clock was wrong at first sight and has been set back. But at least the time since first sight, so
+             that an orphan from the future ages, too.
     """
     since_ns = max(0, clock.boot_ns - sight.boot_ns)
     return min(sight.age_ns + since_ns, max(told_age_ns(clock, created_ns), since_ns))
 
 
 def told_age_ns(clock: Clock, created_ns: int) -> int:
-    """The age by the record's wall time alone: the least of those that the eras allow, 0 if none does.
+    """The age by the record's wall time: the least that any era allows, 0 if no era allows one.
 
-    None does for a record from the future, or from a time that the wall clock jumped over: another host's clock.
+    No era does if the record is from the future, or from a time that the wall clock jumped over (another host's clock).
     """
     now_ns = clock.true_ns()
     ends = [*(era.seen_ns for era in clock.eras[1:]), now_ns]
@@ -194,10 +196,10 @@ def told_age_ns(clock: Clock, created_ns: int) -> int:
 
 
 def cutoff_ns(clock: Clock, span_ns: int) -> int:
-    """The wall time before which all that has a time is so old at least, whenever the wall clock was set.
+    """The wall time before which every timestamp is at least span_ns old, however often the wall clock was set.
 
-    Of an era that lasted into that span its files may be: where the wall clock was behind in it, they look older than
-    they are. Of the eras before nothing is too young, whatever it says.
+    An era that reached into that span may have files of it. If the wall clock was behind in that era, they look older
+    than they are. Files of earlier eras are old enough, whatever their timestamps are.
     """
     now_ns = clock.true_ns()
     ends = [*(era.seen_ns for era in clock.eras[1:]), now_ns]
@@ -206,12 +208,12 @@ def cutoff_ns(clock: Clock, span_ns: int) -> int:
 
 
 def encode(clock: Clock) -> bytes:
-    """The clock as a service saves it for the next one: a small JSON object."""
+    """Encode the clock as a small JSON object, which a service saves for the next one."""
     return json.dumps(clock._asdict()).encode("ascii") + b"\n"
 
 
 def decode(text: bytes) -> Clock | None:
-    """The clock that `encode` wrote, or that of 0.2.0 or 0.3.0; None for anything else: the wall clock is believed."""
+    """Decode what `encode` of this version, 0.2.0 or 0.3.0 wrote; None for anything else: the wall clock is trusted."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -233,5 +235,5 @@ def decode(text: bytes) -> Clock | None:
 
 
 def _are_times(found: Any, n: int) -> bool:
-    """Whether it is a list of that many numbers as a clock has them."""
+    """Whether it is a list of n integers that a clock can have."""
     return isinstance(found, list) and len(found) == n and all(type(x) is int and abs(x) < 1 << 63 for x in found)

@@ -9,23 +9,23 @@ from typing import NamedTuple
 from fusefs.core.record import TreeSize
 
 STAT_BLOCK_BYTES = 512
-"""What st_blocks counts in, whatever the filesystem's own blocks are."""
+"""The unit of st_blocks, whatever the filesystem's own block size is."""
 INLINE_MAX_BYTES = 2048
-"""btrfs keeps a file up to this size (max_inline) in its metadata, and says of it that it has a block."""
+"""btrfs keeps a file up to this size (max_inline) in its metadata, but reports a block for it."""
 
 
 class Survey(NamedTuple):
-    """What a walk found in a container.
+    """The result of a walk over a container.
 
     n_entries     as a reaper counts them
-    n_bytes       the blocks of all inodes, each inode once
-    linked_bytes  of these: they stay, as hard links outside keep them
-    shared_bytes  of these: at most as many stay, as snapshots or reflinks share them; 0 if not asked for. Those
-                  that only the tree's own files share with each other are counted too: they can't be told apart.
-    n_failed      what could not be looked at: entries, or directories with all that is in them
-    is_at_least   there are more hard links than can be remembered: of those beyond, each name counts as its part of
-                  the inode, and none as one that stays
-    n_spare_names  of the entries: names that take no inode with them, as there are others, here or outside
+    n_bytes       blocks of all inodes, each counted once
+    linked_bytes  the part of n_bytes that a delete does not free, because of hard links outside
+    shared_bytes  the most that a delete may not free because snapshots or reflinks share it; 0 if not requested. It
+                  includes blocks that only files of this tree share with each other: the two can't be distinguished
+    n_failed      entries that could not be read, and directories, each with everything in it
+    is_at_least   there were too many hard links to remember: each further name counts as its share of the inode, and
+                  none as linked from outside
+    n_spare_names  entries whose removal frees no inode, because it has other names inside or outside of the tree
     """
 
     n_entries: int
@@ -37,16 +37,16 @@ class Survey(NamedTuple):
     n_spare_names: int = 0
 
     def goes(self) -> tuple[int, int]:
-        """The inodes and the bytes that go with it."""
+        """The inodes and the bytes that a delete frees."""
         return self.n_entries - self.n_spare_names, max(self.n_bytes - self.linked_bytes - self.shared_bytes, 0)
 
 
 class AskedSize(NamedTuple):
-    """What a tree takes, as far as that could be found out.
+    """The size of a tree, as far as it could be determined.
 
-    size        None: nothing
-    n_failed    what could not be looked at
-    is_stopped  it was not counted to the end
+    size        None: nothing is known
+    n_failed    number of entries that could not be read
+    is_stopped  counting was stopped before the end
     """
 
     size: TreeSize | None
@@ -55,11 +55,11 @@ class AskedSize(NamedTuple):
 
 
 def taken_bytes(size: int, n_blocks: int, block_bytes: int, inline_max_bytes: int) -> int:
-    """The space that a file takes, by its stat.
+    """The disk space of a file, from its stat.
 
-    n_blocks          of `STAT_BLOCK_BYTES`
-    block_bytes       the filesystem's own
-    inline_max_bytes  files up to this size may lie in the metadata; 0 where all have blocks of their own
+    n_blocks          in units of `STAT_BLOCK_BYTES`
+    block_bytes       the filesystem's block size
+    inline_max_bytes  files up to this size may be stored in the metadata; 0 if all files have blocks of their own
     """
     taken = n_blocks * STAT_BLOCK_BYTES
     is_inline = 0 < size <= inline_max_bytes and taken <= block_bytes
@@ -68,11 +68,11 @@ def taken_bytes(size: int, n_blocks: int, block_bytes: int, inline_max_bytes: in
 
 _HOUR_S, _DAY_S = 3600, 86_400
 _AGES_S = (0, _HOUR_S, _DAY_S, 7 * _DAY_S, 30 * _DAY_S, 90 * _DAY_S)
-"""Where each bracket of ages begins."""
+"""Lower bounds of the age brackets."""
 
 
 class SumBy(Enum):
-    """What orphans are put together by."""
+    """How orphans are grouped."""
 
     USER = "user"
     PROJECT = "project"
@@ -80,10 +80,10 @@ class SumBy(Enum):
 
 
 class SumKey(NamedTuple):
-    """What orphans of one sum have in common; of the others, and where a record does not tell it: None.
+    """What the orphans of one sum have in common; None for the other groupings, and if no record states it.
 
-    project  the first directories of where they came from, below the one that holds the store
-    from_s, under_s  their age; under_s: None for the last bracket
+    project  the first directories of their origins, below the directory that holds the store
+    from_s, under_s  their age bracket; under_s: None for the last one
     """
 
     uid: int | None = None
@@ -93,12 +93,12 @@ class SumKey(NamedTuple):
 
 
 class OrphanSum(NamedTuple):
-    """So many orphans together.
+    """The sum of a group of orphans.
 
-    n_bytes    that are known; what is known of `n_unknown` others is nothing
-    is_at_least  there may be more
-    n_due      whose term has ended
-    oldest_s   the age of the oldest; None: no record tells one
+    n_bytes    of those whose size is known; for `n_unknown` others it is not
+    is_at_least  the real sum may be larger
+    n_due      number of expired ones
+    oldest_s   age of the oldest; None: no record states an age
     """
 
     n_orphans: int = 0
@@ -109,7 +109,7 @@ class OrphanSum(NamedTuple):
     oldest_s: int | None = None
 
     def plus(self, other: OrphanSum) -> OrphanSum:
-        """Both together."""
+        """The sum of both."""
         ages = [one for one in (self.oldest_s, other.oldest_s) if one is not None]
         return OrphanSum(
             self.n_orphans + other.n_orphans,
@@ -125,7 +125,7 @@ KeyedSum = tuple[SumKey, OrphanSum]
 
 
 class OrphanToSum(NamedTuple):
-    """What is summed of one: `base` holds its store; age_s, left_s: None if no record tells it, or it is kept."""
+    """One orphan to be summed. `base` holds its store; age_s, left_s: None if no record states it, or it is pinned."""
 
     uid: int
     base: bytes
@@ -136,16 +136,16 @@ class OrphanToSum(NamedTuple):
 
 
 class OrphanSums:
-    """Sums by their keys."""
+    """Collects sums by key."""
 
     def __init__(self, by: SumBy, depth: int = 1) -> None:
-        """depth: so many directories of a path are a project's name."""
+        """depth: how many directories of a path form a project's name"""
         self._by = by
         self._depth = depth
         self._sums: dict[SumKey, OrphanSum] = {}
 
     def add(self, one: OrphanToSum) -> None:
-        """One orphan more."""
+        """Add one orphan."""
         size = one.size
         is_at_least = size is None or size.is_at_least
         is_due = one.left_s is not None and one.left_s <= 0
@@ -153,7 +153,7 @@ class OrphanSums:
         self.take_in([(self._key(one), OrphanSum(1, known, int(size is None), is_at_least, int(is_due), one.age_s))])
 
     def take_in(self, sums: Iterable[KeyedSum]) -> None:
-        """Those of others, as well."""
+        """Add sums made elsewhere."""
         for key, one in sums:
             self._sums[key] = self._sums.get(key, OrphanSum()).plus(one)
 
@@ -167,14 +167,14 @@ class OrphanSums:
                 return age_key(one.age_s)
 
     def __iter__(self) -> Iterator[KeyedSum]:
-        """By age the youngest first, else what holds most."""
+        """By age the youngest first, otherwise the largest first."""
         if self._by is SumBy.AGE:
             return iter(sorted(self._sums.items(), key=lambda one: (one[0].from_s is None, one[0].from_s or 0)))
         return iter(sorted(self._sums.items(), key=lambda one: (-one[1].n_bytes, -one[1].n_orphans, repr(one[0]))))
 
 
 def age_key(age_s: int | None) -> SumKey:
-    """The bracket that an age is in; what seems to come from the future is new."""
+    """The bracket of an age; a negative age counts as new."""
     if age_s is None:
         return SumKey()
     at = max(index for index, from_s in enumerate(_AGES_S) if index == 0 or age_s >= from_s)
@@ -182,7 +182,7 @@ def age_key(age_s: int | None) -> SumKey:
 
 
 def project_of(base: bytes, origin: bytes, depth: int) -> bytes:
-    """The first directories of an origin below the one that holds the store; that one, if the origin is no deeper."""
+    """The first directories of an origin below `base`; `base` itself, if the origin is no deeper."""
     top = base.rstrip(b"/")
     inside = origin[len(top) :].strip(b"/").split(b"/")[:depth]
     return top + b"/" + b"/".join(inside) if inside != [b""] else base

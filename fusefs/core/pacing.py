@@ -1,12 +1,12 @@
-"""The pace of a removal: how much a slice may do, and how fast slices follow each other beside others.
+"""The pace of a removal: how much a slice may do, and how fast slices follow each other beside other users of the disk.
 
-All reapers on a machine rest by the same clock. What stalls or reads or flushes in a rest are others; what they wait
-longer for outside the rests than in them is our doing. So nothing has to be known about the disk, and all is a share:
-of the time in which the kernel works for us, whether an unlink takes ten microseconds or ten milliseconds.
+All reapers on a machine rest at the same moments of one clock. Stalls, reads and flushes during a rest are caused by
+others. If others wait longer outside the rests than in them, we are the cause. So nothing needs to be known about the
+disk. The pace is a share of the time in which the kernel may work for us, whether an unlink takes 10 µs or 10 ms.
 
-    alone          everything, with a short rest now and then to hear whether that is still so
-    beside others  a share of the time, in small slices with pauses, each begun when the device has nothing to do
-                   (engine.pace). Less if others wait longer while we work, a little more if they don't
+    only user of the disk  full speed, with a short rest now and then to check that this is still so
+    with other users       a share of the time, in small slices with pauses, each begun when the device is idle
+                           (engine.pace). The share drops if others wait longer while we work, else it grows slowly
 
 Pure: engine/pace.py measures.
 """
@@ -20,28 +20,28 @@ from operator import add, sub
 from typing import NamedTuple
 
 SLICE_S = 0.05
-"""Of work in one slice: short enough to stop and step back at once, long enough that handing it out costs nothing."""
+"""Work in one slice: short enough to stop or back off at once, long enough that handing it out costs almost nothing."""
 SMALL_SLICE_S = 0.00015
-"""A slice where others work on the disk: what they wait for is never behind more than a few of our calls (twice as
-long is felt by one in a hundred of theirs on xfs, measured; half as long is mostly overhead).
+"""A slice beside other users of the disk: their requests never queue behind more than a few of our calls. (Slices twice
+as long slow one in a hundred of their requests on xfs, measured; in slices half as long, overhead prevails.)
 """
 NAMES_AT_ONCE = 512
-"""Between two looks at the clock, at most: two or three milliseconds' work on a local disk."""
+"""Most entries between two readings of the clock: two or three milliseconds' work on a local disk."""
 _FEW_AT_ONCE = 128
 _LOOK_S = SLICE_S / 10
-"""By so much a slice may be longer than it is to be, if its entries cost what they did so far."""
+"""How far a slice may overrun its time, if its entries take as long as those before."""
 _GROWS = 4
 _STEP_BACK = 8
-"""A slice begins with that part of what the last one came to: its entries may take longer."""
+"""A slice begins with one eighth of the entry count at which the last one ended: its entries may take longer."""
 CUT_BYTES = 64 << 20
-"""A large file is cut by as much at a time when paced (RocksDB and Pebble found the same step)."""
+"""A large file is truncated in steps of this size when paced (RocksDB and Pebble use the same step)."""
 
 
 class SliceBudget(NamedTuple):
     """The limits of one slice; whichever is reached first ends it.
 
-    n_entries, n_bytes  None: no limit of that kind. With a limit of either kind the work is paced: files are looked
-                        at before they go, and large ones are cut in steps.
+    n_entries, n_bytes  None: no such limit. With either limit the work is paced: the size of files is read before they
+                        are deleted, and large ones are truncated in steps
     """
 
     seconds: float = SLICE_S
@@ -49,39 +49,39 @@ class SliceBudget(NamedTuple):
     n_bytes: int | None = None
 
     def is_paced(self) -> bool:
-        """Whether files are looked at."""
+        """Whether the size of files is read before they are deleted."""
         return self.n_entries is not None or self.n_bytes is not None
 
 
 class NamesPerLook:
-    """How many entries a worker takes between two looks at the clock: few where each is a server's answer.
+    """How many entries a worker handles between two readings of the clock; few where each waits for a server.
 
-    It lasts from slice to slice: each begun with one entry would go several times around before it has found its size.
+    It is kept from slice to slice: a slice that begins with one entry would need several rounds to find the number.
     """
 
     def __init__(self) -> None:
         self.n, self._most = 1, NAMES_AT_ONCE
 
     def begin(self, slice_s: float) -> None:
-        """A slice of that length begins; in a small one the number of its entries is what ends it."""
+        """Begin a slice of that length; a small slice ends after a number of entries instead."""
         if slice_s > SMALL_SLICE_S:
             self.n, self._most = max(1, self.n // _STEP_BACK), NAMES_AT_ONCE
         else:
             self.n = self._most = _FEW_AT_ONCE
 
     def took(self, n: int, seconds: float) -> None:
-        """So many took so long."""
+        """Record that n entries took so long."""
         fits = int(n * _LOOK_S / max(seconds, 1e-6))
         self.n = max(1, min(fits, _GROWS * self.n, self._most))
 
 
 class Speed(NamedTuple):
-    """How fast a removal may be at the moment.
+    """The speed at which a removal may work at the moment.
 
-    entries_per_s, bytes_per_s  None: as fast as the kernel; 0: wait
-    is_alone  no other process uses the disk: several workers beside each other, and slices as long as they like to be
-    rests     slices end before the common rests (core.pacing), in which that is looked for
-    share     of the time in which the kernel may work for us, whatever a call takes
+    entries_per_s, bytes_per_s  None: unlimited; 0: wait
+    is_alone  no other process uses the disk: several workers may run at once, with slices of full length
+    rests     slices end before the common rests, in which other users of the disk are detected
+    share     of the time in which the kernel may work for us, however long a call takes
     """
 
     entries_per_s: int | None = None
@@ -91,11 +91,11 @@ class Speed(NamedTuple):
     share: float = 1.0
 
     def is_limited(self) -> bool:
-        """Whether entries or bytes are counted."""
+        """Whether entries or bytes are limited."""
         return self.entries_per_s is not None or self.bytes_per_s is not None
 
     def holds(self) -> bool:
-        """Whether nothing may be done."""
+        """Whether nothing may be done now."""
         return self.entries_per_s == 0 or self.bytes_per_s == 0
 
 
@@ -104,9 +104,9 @@ HOLD = Speed(entries_per_s=0, is_alone=False)
 
 
 class TokenBucket:
-    """A rate as a bucket: it fills as time goes by, gives out a slice's worth or more, and may be overdrawn.
+    """A token bucket: it fills over time, gives out at least one slice's worth, and may be overdrawn.
 
-    Overdrawn, because a file's size is known only when it goes: the debt is waited for before the next slice.
+    It may be overdrawn because the size of a file is known only when it is deleted: the next slice waits for the debt.
     """
 
     def __init__(self, per_s: int, now_s: float, slice_s: float = SLICE_S) -> None:
@@ -120,7 +120,7 @@ class TokenBucket:
         self._most = 2 * self._least
 
     def change(self, per_s: int, now_s: float, slice_s: float = SLICE_S) -> None:
-        """Fill at another rate from now on; what was saved up at the old one, or is owed, stays."""
+        """Use another rate from now on; the present balance, which may be negative, stays."""
         self._fill(now_s)
         self._set(per_s, slice_s)
 
@@ -129,7 +129,7 @@ class TokenBucket:
         self._at_s = now_s
 
     def take(self, now_s: float) -> int:
-        """All that may be spent now; 0 if it is not worth a slice yet. What is not spent comes back by `give_back`."""
+        """Take everything available; 0 if that is less than a slice's worth. Return the unused part by `give_back`."""
         self._fill(now_s)
         if self._left < self._least:
             return 0
@@ -138,11 +138,11 @@ class TokenBucket:
         return taken
 
     def give_back(self, n: int) -> None:
-        """Return what was taken and not spent; negative if more was spent."""
+        """Return what was taken and not used; negative if more was used."""
         self._left += n
 
     def wait_s(self) -> float:
-        """Seconds until something can be taken; 0 if it can now; infinite at a rate of 0."""
+        """Seconds until something can be taken; 0 if it can be now; infinite at a rate of 0."""
         missing = max(0.0, self._least - self._left)
         if not self._per_s:
             return math.inf if missing else 0.0
@@ -150,48 +150,49 @@ class TokenBucket:
 
 
 TICK_S = 0.1
-"""The load is looked at at least so often."""
+"""The load is measured at least this often."""
 PERIOD_S, REST_S = 0.25, 0.02
-"""Alone on the disk: a rest in each period. A neighbour is noticed after the second, or the third."""
+"""When no other process uses the disk: one rest in each period. Others are noticed after the second or third rest."""
 LONG_PERIOD_S, LONG_REST_S = 0.5, 0.06
-"""Beside others: their pace without us is to be known too."""
+"""With other users of the disk: long enough to measure their pace without us, too."""
 SETTLE_S = 0.004
-"""What the kernel still does for us when a rest begins is not listened to."""
+"""Ignored at the start of a rest: the kernel may still be working for us."""
 FIRST_LOOK_S = 0.05
-"""Nothing is done before the load was measured that long."""
+"""No work begins before the load was measured for so long."""
 LEAST_SHARE, FIRST_SHARE, MOST_SHARE = 0.005, 0.3, 0.4
-"""Of the time, beside others: never nothing; what we begin with; and never so much that it would be felt before it
-could be measured."""
+"""Shares of the time beside other users of the disk: the least, the first, and the most, which is low enough that harm
+is measured before others would notice it."""
 _MOST_DEAF = 0.9
-"""Where nothing tells whether there are others."""
+"""The most where other users can't be detected."""
 _FAR_BACK, _BACK, _FORTH = 0.5, 0.8, 1.05
 _DECIDE_S = 2.0
 _MEMORY_S = 12.0
 _HARM, _MUCH_HARM = 1.3, 2.0
-"""The mean of others' requests is so many times as long while we work: too much. Below it is what chance makes of a few
-seconds; and the mean of reads moves a third before their 99th percentile moves by 15 % (measured).
+"""Ratio of the mean time of others' requests while we work to that in rests; from 1.3 on we back off. A lower one may
+be chance in a few seconds' data. The mean of reads grows by a third before their 99th percentile grows by 15 %
+(measured).
 """
 _ENOUGH_REQUESTS, _ENOUGH_PROBES = 150, 4
 _NOTHING_S = 1e-6
-"""So many requests can't have taken less."""
+"""Requests that took less time than this in all were not measured."""
 _KEPT_PROBES = 8
 _STALL_IO, _STALL_MEMORY, _STALL_CPU = 0.02, 0.05, 0.5
-"""Shares of a rest in which others stalled: then there are others. Processors are shared by the scheduler already,
-so that only a crowd on them counts."""
+"""Shares of a rest in which tasks stalled: from these on, other users are assumed. The scheduler already shares
+processors, so that only heavy use counts for them."""
 _REQUESTS = 2
-"""Reads and flushes of others in a rest; one alone may be the journal's own."""
+"""Reads and flushes of others in a rest; a single one may be the journal's."""
 _COME, _OF_RESTS = 2, 3
-"""One rest of three may be the journal's own."""
+"""Others are assumed if they were detected in two of three rests; in one, it may have been the journal."""
 _GONE_RESTS = 4
-"""So many long rests, at most one of them with others in it: they are gone."""
+"""After so many long rests, at most one of them with others detected, there are no other users."""
 _PLANNED, _LAST_PART = 0.9, 0.01
-"""Parts of the horizon: when all is to be done, as what comes in between needs time too; and over which that is spread
-which is late already.
+"""Parts of the horizon: the part after which everything is planned to be done, as new orphans need time, too; and the
+part over which overdue work is spread.
 """
 
 
 class RateCaps(NamedTuple):
-    """What an administrator allows: never more than so many a second; all done in so long, if that can be."""
+    """Limits set by an administrator: rates per second, and the time in which all work should be done if possible."""
 
     entries_per_s: int | None = None
     bytes_per_s: int | None = None
@@ -199,11 +200,11 @@ class RateCaps(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """What there is to do.
+    """The work to do.
 
-    n_entries         about
+    n_entries         approximate
     oldest_overdue_s  how long the oldest has been due
-    hurries           space is short: others come second
+    hurries           space is low: others get no priority
     """
 
     n_entries: int = 0
@@ -212,7 +213,7 @@ class Backlog(NamedTuple):
 
 
 class WorkDone(NamedTuple):
-    """What all workers did since the beginning, and how long that took them together."""
+    """What all workers have done since the start, and the sum of their working times."""
 
     n_entries: int = 0
     n_bytes: int = 0
@@ -220,8 +221,8 @@ class WorkDone(NamedTuple):
 
 
 class Pressure(NamedTuple):
-    """How the machine is, for people: shares of the last rest in which a task stalled (None: this kernel does not
-    tell), what a small durable write took, and an unlink of ours.
+    """The state of the machine, for people: shares of the last rest in which a task stalled (None: the kernel does not
+    report it), and how long a small durable write and one of our unlinks took.
     """
 
     io: float | None = None
@@ -232,7 +233,7 @@ class Pressure(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Of a device: reads and flushes, and the seconds that they took together."""
+    """Requests of a device: reads and flushes, and the sum of their times."""
 
     n_reads: float = 0
     reads_s: float = 0.0
@@ -240,24 +241,24 @@ class Requests(NamedTuple):
     flushes_s: float = 0.0
 
     def since(self, before: Requests) -> Requests:
-        """What came after `before`."""
+        """The requests since `before`."""
         return Requests(*map(sub, self, before))
 
     def faded(self, seconds: float) -> Requests:
-        """What they count after so long: the older the less."""
+        """The requests weighted by age, after so many seconds more."""
         by = exp(-seconds / _MEMORY_S)
         return Requests(*(one * by for one in self))
 
     def plus(self, sample: Sample) -> Requests:
-        """With those of one sample more."""
+        """The requests including those of one more sample."""
         return Requests(*map(add, self, sample.requests or Requests()))
 
 
 class Sample(NamedTuple):
-    """What happened in a span of time that was all rest, or all work.
+    """Measurements over a span of time that was all rest or all work.
 
-    io, memory, cpu  shares of it in which a task stalled; None where the kernel does not tell
-    requests         None where the volume is on no block device
+    io, memory, cpu  shares of it in which a task stalled; None: the kernel does not report them
+    requests         None if the volume is on no block device
     """
 
     is_rest: bool
@@ -269,7 +270,7 @@ class Sample(NamedTuple):
 
 
 class OtherUsers(Enum):
-    """Who else works on the disk."""
+    """Whether other processes use the disk."""
 
     UNKNOWN = "measuring how much others use the disk"
     NONE = "nobody else uses the disk"
@@ -277,16 +278,16 @@ class OtherUsers(Enum):
 
 
 class PacingState(NamedTuple):
-    """What is remembered from one sample to the next; only the functions of this file make one.
+    """What is kept from one sample to the next; only the functions of this file make one.
 
-    share        of the time, beside others; kept for the next time that others come
-    heard        of the last rests: whether others were there
+    share        of the time, beside other users of the disk; kept for the next time that there are any
+    heard        for each of the last rests, whether others were detected
     last         the last rest
-    resting, working  what others asked of the device in rests and outside, since they came
+    resting, working  others' requests to the device in rests and outside them, since others were detected
     rest_probes, work_probes  seconds of the last small durable writes
-    undecided_s  since the share was last thought about
-    busy_s_each  seconds of the kernel's work for an entry; None before the first
-    is_deaf      neither stalls nor requests are told here
+    undecided_s  time since the share was last decided
+    busy_s_each  seconds of the kernel's work for one entry; None before the first
+    is_deaf      neither stalls nor requests are reported here, so that other users can't be detected
     """
 
     others: OtherUsers = OtherUsers.UNKNOWN
@@ -303,7 +304,7 @@ class PacingState(NamedTuple):
 
 
 def rest_at(now_s: float, *, is_alone: bool) -> tuple[float, float]:
-    """When the rest begins and ends that is now, or comes next; seconds of CLOCK_MONOTONIC."""
+    """Begin and end of the present or next rest, in seconds of CLOCK_MONOTONIC."""
     period_s, rest_s = (PERIOD_S, REST_S) if is_alone else (LONG_PERIOD_S, LONG_REST_S)
     begins_s = floor(now_s / period_s) * period_s
     if now_s >= begins_s + rest_s:
@@ -312,7 +313,7 @@ def rest_at(now_s: float, *, is_alone: bool) -> tuple[float, float]:
 
 
 def is_somebody(sample: Sample) -> bool:
-    """Whether others worked in a rest."""
+    """Whether others used the disk in a rest."""
     requests = sample.requests
     return (
         (sample.io or 0.0) >= _STALL_IO
@@ -340,7 +341,7 @@ def hear(state: PacingState, sample: Sample) -> PacingState:
 
 
 def _with(state: PacingState, others: OtherUsers) -> PacingState:
-    """Somebody came, or went: what was measured before is about another situation."""
+    """Others appeared or disappeared: earlier measurements are about another situation."""
     return _forgetful(state)._replace(others=others, heard=())
 
 
@@ -358,12 +359,12 @@ def _added(state: PacingState, sample: Sample) -> PacingState:
 
 
 def harm(state: PacingState) -> float | None:
-    """How many times as long others wait while we work; None if it can't be said.
+    """How many times as long others wait while we work; None if not known.
 
-    By what the device tells of their requests; where it tells nothing, by probes. Stalls would not do: ours are
-    among them while we work.
+    From the device's request times; if it reports none, from probes. Stalls would not do: while we work, they include
+    our own.
     """
-    from statistics import geometric_mean, median  # as long to load as a short sweep takes
+    from statistics import geometric_mean, median  # imported late: loading it takes as long as a short sweep
 
     resting, working = state.resting, state.working
     ratios = []
@@ -374,21 +375,21 @@ def harm(state: PacingState) -> float | None:
         ratios.append(working.flushes_s / working.n_flushes / (resting.flushes_s / resting.n_flushes))
     if not ratios and min(len(state.rest_probes), len(state.work_probes)) >= _ENOUGH_PROBES:
         ratios.append(median(state.work_probes) / median(state.rest_probes))
-    # Each is blurred by chance, the one not as the other.
+    # Each ratio has its own random error.
     return geometric_mean(ratios) if ratios else None
 
 
 def needs_probes(state: PacingState) -> bool:
-    """Whether only small writes of our own can tell what others feel."""
+    """Whether the effect on others can be measured only by small writes of our own."""
     few = min(state.resting.n_reads + state.resting.n_flushes, state.working.n_reads + state.working.n_flushes)
     return state.others is OtherUsers.SOME and few < _ENOUGH_REQUESTS
 
 
 def felt(state: PacingState) -> PacingState:
-    """The state after a probe of a server, whose other clients nothing here tells.
+    """The state after a probe on a network filesystem, whose other clients can't be detected here.
 
-    Alone on this machine it goes at full speed until our own small writes take longer while we work than while we rest.
-    From then on these are what it goes by.
+    If no other process of this machine uses it, the removal runs at full speed until our small writes take longer while
+    we work than in rests. From then on these writes decide the share.
     """
     found = harm(state)
     if state.others is not OtherUsers.NONE or found is None or found < _HARM:
@@ -397,12 +398,12 @@ def felt(state: PacingState) -> PacingState:
 
 
 def _decide(state: PacingState) -> PacingState:
-    """Step back, or a little forth, now and then."""
+    """Lower the share, or raise it a little, if enough time has passed and the harm is known."""
     found = harm(state)
     if state.undecided_s < _DECIDE_S or found is None:
         return state
     if found >= _HARM:
-        # The same evidence must not count twice: what comes now is about the smaller share.
+        # The same evidence must not count twice: new measurements are about the smaller share.
         by = _FAR_BACK if found >= _MUCH_HARM else _BACK
         return _forgetful(state)._replace(share=max(state.share * by, LEAST_SHARE))
     most = MOST_SHARE if not state.is_deaf else _MOST_DEAF
@@ -417,7 +418,7 @@ def probed(state: PacingState, seconds: float, *, in_rest: bool) -> PacingState:
 
 
 def progressed(state: PacingState, n_entries: int, busy_s: float) -> PacingState:
-    """The state after so many entries, which took the workers together so long."""
+    """The state after so many entries, which took all workers together so long."""
     if n_entries <= 0 or busy_s <= 0:
         return state
     before = state.busy_s_each
@@ -426,7 +427,7 @@ def progressed(state: PacingState, n_entries: int, busy_s: float) -> PacingState
 
 
 def tempo(state: PacingState, caps: RateCaps, backlog: Backlog) -> Speed:
-    """How fast it may be now."""
+    """The speed allowed now."""
     entries, n_bytes = caps.entries_per_s, caps.bytes_per_s
     if backlog.hurries:
         return Speed(entries, n_bytes)
@@ -438,7 +439,7 @@ def tempo(state: PacingState, caps: RateCaps, backlog: Backlog) -> Speed:
 
 
 def _share_needed(state: PacingState, caps: RateCaps, backlog: Backlog) -> float:
-    """What it takes to be done within the horizon, spread evenly over what is left of it."""
+    """The share needed to finish within the horizon, spread evenly over the time that remains."""
     if caps.horizon_s is None or state.busy_s_each is None:
         return 0.0
     left_s = max(caps.horizon_s * _PLANNED - backlog.oldest_overdue_s, caps.horizon_s * _LAST_PART, 1.0)
@@ -446,7 +447,7 @@ def _share_needed(state: PacingState, caps: RateCaps, backlog: Backlog) -> float
 
 
 def describe(state: PacingState, caps: RateCaps, backlog: Backlog) -> str:
-    """Why it is so fast as it is, in a short sentence."""
+    """The reason for the present speed, in a short sentence."""
     if backlog.hurries:
         return "hurrying: free space is low"
     if state.others is not OtherUsers.SOME:
@@ -460,7 +461,7 @@ def describe(state: PacingState, caps: RateCaps, backlog: Backlog) -> str:
 
 
 def _whom(sample: Sample | None) -> str:
-    """What others do, as far as a rest has shown it."""
+    """What other users of the disk wait for, as far as the last rest showed it."""
     if sample is None:
         return "others use the disk"
     shares = (("io", "the disk", _STALL_IO), ("memory", "memory", _STALL_MEMORY), ("cpu", "a processor", _STALL_CPU))

@@ -1,4 +1,4 @@
-"""A plan: TOML texts in, rules out, or every problem with its file, key and fix; and what the rules did."""
+"""Plans: reads TOML into rules, or reports every problem with file, key and fix; and the results of the rules."""
 
 from __future__ import annotations
 
@@ -31,47 +31,47 @@ _SPAN = re.compile(r"(?:[0-9]+[smhdw])+", re.ASCII)
 
 
 class TrashAction(NamedTuple):
-    """What matches can be restored for so long."""
+    """Trash matches, which can be restored for so long."""
 
     keep_for_s: int = DEFAULT_RETENTION_S
 
 
 class DeleteAction(NamedTuple):
-    """What matches is gone at once."""
+    """Delete matches at once."""
 
 
 class MoveAction(NamedTuple):
-    """What matches is moved into a directory; see sweep.request.ToMove."""
+    """Move matches into a directory; see sweep.request.ToMove."""
 
     target: bytes
     if_exists: str = "skip"
 
 
 class PurgeNotice(NamedTuple):
-    """Lists of what will be taken within a time, a file for each user, in a directory for them alone."""
+    """Lists of files that will be taken within a period, one for each user, in a directory that only they can read."""
 
     directory: bytes
     ahead_s: int
 
 
 class RuleAge(NamedTuple):
-    """What is old: whatever has no time of these fields that is `before_ns` or later."""
+    """Old entries are those without a time of these fields at `before_ns` or later."""
 
     fields: tuple[Field, ...]
     before_ns: int
 
 
 class Rule(NamedTuple):
-    """What is to be done where.
+    """What to do with which entries.
 
-    place      where it stands
-    directory  absolute; with wildcards, as a shell's
-    selection  what is meant in there
-    age        what is old, if it has to be
-    is_unit    the directory's own entries are units: each is taken whole, if all in it is old; otherwise entries at any
-               depth are looked at by themselves, and `selection` says what is old
-    most       of its matches; None: all
-    trusts_atime  access times count where the mounts don't keep them, too
+    place      of the rule in its file
+    directory  absolute; may contain wildcards, as in a shell
+    selection  of entries in it
+    age        the age condition, if any
+    is_unit    the directory's own entries are units: each is taken as a whole if everything in it is old. Otherwise
+               entries at any depth are selected one by one, and `selection` contains the age condition
+    most       limit of matches; None: unlimited
+    trusts_atime  use access times even if the mount doesn't update them
     """
 
     place: ConfigKey
@@ -85,16 +85,16 @@ class Rule(NamedTuple):
     trusts_atime: bool = False
 
     def times(self) -> tuple[TimeBound, ...]:
-        """All that it asks of times, of units too."""
+        """All conditions on times, including those of units."""
         age = RuleAge((), 0) if self.age is None else self.age
         return (*self.selection.times, *(TimeBound(field, before_ns=age.before_ns) for field in age.fields))
 
     def takes_dirs(self) -> bool:
-        """Whether directories' own times count, be it only those of empty ones."""
+        """Whether directories' own times matter, if only those of empty ones."""
         return self.is_unit or self.selection.empty
 
     def soon(self) -> Selection:
-        """What `selection` will mean when the time of its purge list is over, if nothing changes."""
+        """`selection` as it will be at the end of the purge list's period, if nothing changes."""
         ahead_ns = 0 if self.purge is None else self.purge.ahead_s * SECOND_NS
         times = self.selection.times
         later = [b if b.before_ns is None else b._replace(before_ns=b.before_ns + ahead_ns) for b in times]
@@ -102,7 +102,7 @@ class Rule(NamedTuple):
 
 
 class RuleDone(NamedTuple):
-    """What a rule did in one directory."""
+    """The result of a rule in one directory."""
 
     rule: Rule
     swept: Swept
@@ -118,9 +118,9 @@ class RuleNotDone(NamedTuple):
 
 
 class PurgeListed(NamedTuple):
-    """The purge lists in one directory, as they are now; with an error as they were.
+    """The purge lists in one directory as they are now; with an error, as they were before.
 
-    is_whole  otherwise they lack what could not be looked at, and say so
+    is_whole  otherwise entries that could not be read are missing, and the lists state that
     """
 
     directory: bytes
@@ -134,13 +134,13 @@ RuleOutcome = RuleDone | RuleNotDone | PurgeListed
 
 
 class PlanContext(NamedTuple):
-    """What a plan is read by.
+    """What reading a plan depends on.
 
     now_ns            wall time, from which ages are counted
     local_s           see human_units.parse_when
-    cutoff_ns         the same, for what has to be older
-    uid_of, gid_of    numbers for names; ValueError with a message for a name that no user or group has
-    warn              called with each key that has no effect any more
+    cutoff_ns         see human_units.parse_when; for `older`
+    uid_of, gid_of    convert names to numbers; ValueError with a message for an unknown user or group
+    warn              called for each key that has no effect any more
     """
 
     now_ns: int
@@ -206,9 +206,9 @@ _NARROWS = ("name", "iname", "path", "regex", "size", "older", "newer", "user", 
 
 
 def read_plan(sources: Sequence[Source], world: PlanContext) -> tuple[Rule, ...]:
-    """The rules of all sources, in their order.
+    """Read the rules of all sources, in order.
 
-    Raises  BadConfig with every problem that can be seen at once
+    Raises  BadConfig with all problems that were found
     """
     problems: list[ConfigProblem] = []
     rules: list[Rule] = []
@@ -230,7 +230,7 @@ def read_plan(sources: Sequence[Source], world: PlanContext) -> tuple[Rule, ...]
 
 
 def _unknown_keys(document: Document) -> Iterator[ConfigProblem]:
-    """What stands above all rules."""
+    """Problems for keys outside of rules."""
     for key in document.tree:
         if key != "rule":
             fix = (
@@ -242,7 +242,7 @@ def _unknown_keys(document: Document) -> Iterator[ConfigProblem]:
 
 
 def _swept_lists(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
-    """Purge lists that lie where a rule goes, which would take them."""
+    """Problems for purge lists in a directory that a rule sweeps, which would take them."""
     for rule in rules:
         for other in rules:
             if rule.purge is not None and _holds(other.directory, rule.purge.directory):
@@ -251,7 +251,7 @@ def _swept_lists(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
 
 
 def _holds(pattern: bytes, path: bytes) -> bool:
-    """Whether a path is a directory that a pattern means, or lies in one."""
+    """Whether a path is a directory that a pattern matches, or is below one."""
     wanted, names = pattern.decode().split("/"), path.decode().split("/")
     return len(wanted) <= len(names) and all(map(_is_meant, wanted[1:], names[1:]))
 
@@ -261,7 +261,7 @@ def _is_meant(wanted: str, name: str) -> bool:
 
 
 class _RuleBuilder(SettingsBuilder):
-    """One rule's settings turned into values, as far as they can be read."""
+    """Builds one rule from its settings, as far as they can be read."""
 
     def __init__(self, table: SettingsReader, world: PlanContext, problems: list[ConfigProblem]) -> None:
         super().__init__(table.settings, problems)
@@ -291,19 +291,19 @@ class _RuleBuilder(SettingsBuilder):
         return key in self.settings
 
     def _is_wrong(self, *key: str) -> bool:
-        """Whether it is set to what can't be read: nothing is said of it beside that."""
+        """Whether its value is invalid: that is already reported, so nothing else should be."""
         return key in self._table.wrong
 
     def _is_absent(self, *key: str) -> bool:
-        """Whether it is not written, nor what may have been meant as that."""
+        """Whether it is not set, nor any unknown key that may be a misspelling of it."""
         return not (self._has(*key) or self._is_wrong(*key) or self._table.has_unknown)
 
     def _lacks(self, what: str, fix: str) -> None:
-        """Note a problem of the rule as a whole."""
+        """Add a problem of the rule as a whole."""
         self.problems.append(self._table.place.problem(what, fix))
 
     def _read(self, key: str, read: Callable[[Any], Any], otherwise: Any = None) -> Any:
-        """What a text means; the message of `read` that it can't is the problem."""
+        """Convert a text by `read`; if that fails, its message is added as a problem."""
         if not self._has(key):
             return otherwise
         try:

@@ -1,4 +1,4 @@
-"""The administrator's policy for the reaper, and the decisions that follow from it: values in, values out."""
+"""The administrator's policy for the reaper, and the decisions that follow from it; pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ DAY_MIN = 24 * 60
 
 
 class TimeWindow(NamedTuple):
-    """From one minute of the local day to another, which is not part of it; over midnight if it ends no later."""
+    """A part of the local day in minutes, without its last minute; over midnight if it ends no later than it begins."""
 
     begins_min: int
     ends_min: int
 
     def __str__(self) -> str:
-        """As it is typed: `22:00-06:00`."""
+        """As users write it: `22:00-06:00`."""
         return "-".join(f"{minute // 60:02d}:{minute % 60:02d}" for minute in self)
 
 
 def parse_window(text: str) -> TimeWindow:
-    """The window in `22:00-06:00`; a day ends at 24:00.
+    """Parse a window such as `22:00-06:00`; a day ends at 24:00.
 
     Raises  ValueError
     """
@@ -42,9 +42,9 @@ def parse_window(text: str) -> TimeWindow:
 
 
 def opens_in_s(windows: Iterable[TimeWindow], second: int) -> int:
-    """Seconds until work may be done; 0 if it may now, or if there are no windows.
+    """Seconds until a window opens; 0 if one is open, or if there are none.
 
-    second  of the local day; on a day on which the clocks change look again at least every hour
+    second  of the local day; because of daylight saving time, ask again at least every hour
     """
     return min((_opens_in_s(window, second) for window in windows), default=0)
 
@@ -56,81 +56,81 @@ def _opens_in_s(window: TimeWindow, second: int) -> int:
 
 
 MINIMUM_AGE_S = 600
-"""Ten minutes, whatever the volume lacks: to notice that it was the wrong directory, and to type the restore."""
+"""Ten minutes, however low the volume's space: enough to notice that it was the wrong directory, and to restore it."""
 HORIZON_S = 86_400
-"""A day: what fell due is gone before as much again falls due, in an even flow."""
+"""A day: with an even flow, expired orphans are deleted before the same amount expires again."""
 LOW, HIGH = 0.05, 0.10
-"""Of a volume. Below 5 % free filesystems get slow, and people call; at 10 % there is room for the next hour's work."""
+"""Shares of a volume. Below 5 % free filesystems get slow; 10 % free is enough for the next hour's work."""
 
 
-class Authority(Enum):
-    """Which user deletes: the one who asked, or root instead."""
+class DeleteAs(Enum):
+    """The user as whom the reaper deletes: the owner of the orphan, or root."""
 
-    ASKER = "asker"
+    OWNER = "owner"
     ROOT = "root"
 
 
 class RetentionRules(NamedTuple):
-    """What holds for orphans from one place.
+    """The rules for orphans from one place.
 
-    retention_s    where none but the usual was asked for; None: kept until space is wanted
-    minimum_age_s  no rule lets an orphan go younger than that, unless its owner asked for less
-    keep           patterns (fnmatch, `*` matches `/` too) of origins: never reaped by itself
-    users          names or uids for which `authority` holds if it is ROOT: users write records, so that a path in one
+    retention_s    for orphans without a retention of their own; None: kept until space is low
+    minimum_age_s  no rule deletes a younger orphan, unless its owner requested less
+    keep           patterns (fnmatch, `*` also matches `/`) of origins that are never reaped automatically
+    users          names or uids to which `delete_as` applies if it is ROOT: users write records, so that a path in one
                    proves nothing
-    clears_flags   immutable and append-only ones too, where root deletes
+    clears_flags   delete immutable and append-only files, too, if root deletes
     """
 
     retention_s: int | None = DEFAULT_RETENTION_S
     minimum_age_s: int = MINIMUM_AGE_S
     keep: tuple[str, ...] = ()
-    authority: Authority = Authority.ASKER
+    delete_as: DeleteAs = DeleteAs.OWNER
     users: tuple[str, ...] = ()
     clears_flags: bool = False
 
     def gives_root(self, uid: int, name: str) -> bool:
         """Whether root deletes what this user swapped."""
-        return self.authority is Authority.ROOT and (name in self.users or str(uid) in self.users)
+        return self.delete_as is DeleteAs.ROOT and (name in self.users or str(uid) in self.users)
 
     def keeps(self, origin: bytes | None) -> bool:
-        """Whether a pattern keeps what came from there."""
+        """Whether a pattern protects orphans from there."""
         return origin is not None and any(fnmatchcase(origin, pattern.encode()) for pattern in self.keep)
 
 
 class Quota(NamedTuple):
-    """How much the trash of one volume may take, of each kind; None: any amount. A full trash blocks no delete."""
+    """The most that one volume's trash may use, of each kind; None: unlimited. A full trash never blocks a delete."""
 
     bytes: int | None = None
     inodes: int | None = None
     share: float | None = None
 
     def limit_bytes(self, total_bytes: int) -> int | None:
-        """Bytes that the trash may take on a volume of that size."""
+        """The bytes that the trash may use on a volume of that size."""
         of_volume = None if self.share is None else int(self.share * total_bytes)
         return min((limit for limit in (self.bytes, of_volume) if limit is not None), default=None)
 
 
 class Watermark(NamedTuple):
-    """Shares of a volume that should be free: below `low` the reaper hurries, until there is `high`."""
+    """Shares of a volume that should be free: below `low` the reaper hurries, until `high` is free."""
 
     low: float = LOW
     high: float = HIGH
 
 
 class VolumePolicy(NamedTuple):
-    """What holds for one volume.
+    """The policy for one volume.
 
     path               where it is mounted
-    id                 of the volume that it is about, wherever that is mounted; empty: of whichever is at `path`
-    mounted_at         where that volume is now; empty: at `path`
-    paths              rules for what came from a directory or from below it; of several the deepest
-    max_entries_per_s  and bytes; None: as fast as the kernel, as far as neighbours allow
-    windows            none: always
-    horizon_s          the backlog shall be gone within; None: at whatever pace neighbours allow
-    blocks, inodes     watermarks; None: nothing hurries
-    paced              whether it makes way for others that use the disk
-    n_nodes            that serve it: each has its part of those rates, and of the backlog
-    takeover_s         of silence until another node's command is taken over; None: by the type of the filesystem
+    id                 of the volume, wherever it is mounted; empty: whichever volume is mounted at `path`
+    mounted_at         where that volume is mounted now; empty: at `path`
+    paths              rules for orphans from a directory or below it; the deepest matching one counts
+    max_entries_per_s, max_bytes_per_s  None: unlimited, as far as other users of the disk allow
+    windows            empty: always
+    horizon_s          time in which the backlog should be deleted; None: whatever other users of the disk allow
+    blocks, inodes     watermarks; None: the reaper never hurries
+    paced              whether the reaper yields to other users of the disk
+    n_nodes            number of nodes that serve it: each has its share of the rates and of the backlog
+    takeover_s         seconds of silence after which another node's command is taken over; None: by filesystem type
     """
 
     path: bytes
@@ -151,50 +151,50 @@ class VolumePolicy(NamedTuple):
     mounted_at: bytes = b""
 
     def usual(self, origin: bytes | None) -> bytes | None:
-        """The origin that something would have if its volume were mounted where its rules know it."""
+        """The origin as it would be if the volume were mounted at `path`, for which the rules are written."""
         if origin is None or self.mounted_at in (b"", self.path) or not is_at_or_below(origin, self.mounted_at):
             return origin
         way = origin[len(self.mounted_at.rstrip(b"/")) :]
         return self.path.rstrip(b"/") + way or b"/"
 
     def part_of(self, rate: int | None) -> int | None:
-        """What one node may have of a volume's rate."""
+        """One node's share of a rate of the volume."""
         return None if rate is None else max(rate // self.n_nodes, 1)
 
     def closed_s(self, second: int, *, hurries: bool) -> int:
-        """Seconds until a window opens; 0 if one is open, if there are none, or if the volume runs full: that is first.
+        """Seconds until a window opens; 0 if one is open, if there are none, or if space is low, which has priority.
 
         second  of the local day
         """
         return 0 if hurries else opens_in_s(self.windows, second)
 
     def rules_for(self, origin: bytes | None) -> RetentionRules:
-        """The rules for what came from there; those of the volume for what was dropped."""
+        """The rules for orphans from there; for a dropped tree, those of the volume."""
         deepest = self.deepest(origin)
         return self.rules if deepest is None else dict(self.paths)[deepest]
 
     def deepest(self, origin: bytes | None) -> bytes | None:
-        """The path among `paths` whose rules those are; None if they are the volume's."""
+        """The path in `paths` whose rules apply; None: those of the volume."""
         found = (path for path, _rules in self.paths if origin is not None and is_at_or_below(origin, path))
         return max(found, key=len, default=None)
 
 
 class OrphanSize(NamedTuple):
-    """What goes with a container, as it was counted: not what other names, snapshots or reflinks keep."""
+    """What deleting a container frees, as counted: without what other names, snapshots or reflinks keep."""
 
     n_inodes: int
     n_bytes: int
 
 
 class KnownOrphan(NamedTuple):
-    """What the service knows of one container.
+    """The service's knowledge of one container.
 
-    created_ns   wall time, by the word of its maker
-    retention_s  as its owner asked; None: pinned
-    origin       full path; None for what was dropped
-    is_claimed   in reaping/: it is given up already
+    created_ns   wall time, as its maker recorded it
+    retention_s  as its owner requested; None: pinned
+    origin       full path; None for a dropped tree
+    is_claimed   it is in reaping/: its deletion has begun
     size         None if it was not counted
-    sight        None: it is seen for the first time now
+    sight        None: this is the first time that it is seen
     """
 
     id: ContainerId
@@ -207,14 +207,14 @@ class KnownOrphan(NamedTuple):
 
 
 def is_at_or_below(path: bytes, top: bytes) -> bool:
-    """Whether an absolute path is `top`, or lies in it."""
+    """Whether an absolute path is `top` or below it."""
     return path == top or path.startswith(top.rstrip(b"/") + b"/")
 
 
 def due_at_s(known: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: bool = False) -> float | None:
-    """Seconds until an orphan may be reaped, 0 or less if it may now; None: not by itself.
+    """Seconds until an orphan may be reaped, 0 or less if it may be now; None: never automatically.
 
-    early  space is wanted: its retention is given up, but not its first minutes
+    early  space is low: its retention is ignored, but not its minimum age
     """
     if known.is_claimed:
         return 0.0
@@ -233,10 +233,10 @@ def due_at_s(known: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: 
 
 
 def warning_in_s(known: KnownOrphan, rules: RetentionRules, clock: Clock, before_s: float) -> float | None:
-    """Seconds until it is to be told that an orphan's term ends, 0 or less if it is to be now; None: nothing is.
+    """Seconds until the warning that an orphan expires soon, 0 or less if it is due now; None: no warning.
 
-    before_s  so long before that end. Of one that is kept no longer than that nothing is told: who took it away just
-              now knows it; nor of one whose term is over, or that goes early
+    before_s  how long before the expiry. An orphan that is kept no longer than that needs no warning: its owner has
+              only just trashed it. Nor does one that has expired, or is deleted early
     """
     due_s = None if known.is_claimed else due_at_s(known, rules, clock)
     if due_s is None or due_s <= 0 or due_s + age_s(known, clock) <= before_s:
@@ -245,15 +245,15 @@ def warning_in_s(known: KnownOrphan, rules: RetentionRules, clock: Clock, before
 
 
 def age_s(known: KnownOrphan, clock: Clock) -> float:
-    """How old an orphan is."""
+    """The age of an orphan in seconds."""
     return age_ns(clock, known.created_ns, known.sight or see(clock, known.created_ns)) / 1e9
 
 
 def hurries(watermark: Watermark | None, free: float | None, hurried: bool) -> bool:
-    """Whether a volume wants space.
+    """Whether a volume is low on space.
 
-    free     share that ordinary users can have; None where the filesystem doesn't count it (inodes on btrfs)
-    hurried  whether it did at the last look: it goes on until `high`
+    free     share available to ordinary users; None if the filesystem doesn't count it (inodes on btrfs)
+    hurried  whether it was at the last check: it stays so until `high` is free
     """
     if watermark is None or free is None:
         return False
@@ -261,30 +261,30 @@ def hurries(watermark: Watermark | None, free: float | None, hurried: bool) -> b
 
 
 class SpaceWanted(NamedTuple):
-    """So much is to be given up before its time; 0: nothing of it."""
+    """The amount to be deleted early; 0: nothing of that kind."""
 
     n_inodes: int = 0
     n_bytes: int = 0
 
     def is_met(self) -> bool:
-        """Whether that is nothing."""
+        """Whether nothing more is needed."""
         return self.n_inodes <= 0 and self.n_bytes <= 0
 
     def less(self, size: OrphanSize) -> SpaceWanted:
-        """What is still wanted when an orphan goes."""
+        """The amount still needed after an orphan is deleted."""
         return SpaceWanted(self.n_inodes - size.n_inodes, self.n_bytes - size.n_bytes)
 
 
 Held = Mapping[int, Iterable[KnownOrphan]]
-"""The orphans of each user; those of a user's subordinate uids are that user's."""
+"""The orphans of each user; those of a user's subordinate uids belong to that user."""
 _MATTERS = 100
-"""What is less than a hundredth of what is wanted helps nobody who waits for space."""
+"""Less than a hundredth of the amount needed doesn't help."""
 
 
 def beyond_quota(trash: Held, volume: VolumePolicy, total_bytes: int) -> SpaceWanted:
-    """How much the trash is larger than it may be.
+    """How far the trash exceeds its quota.
 
-    What was not counted takes no room as yet, and what is claimed goes anyway.
+    Orphans that were not counted are ignored, and so are claimed ones, which are being deleted.
     """
     sizes = [size for known in trash.values() for _known, size in _counted(known)]
     return SpaceWanted(
@@ -296,11 +296,11 @@ def beyond_quota(trash: Held, volume: VolumePolicy, total_bytes: int) -> SpaceWa
 def go_early(
     trash: Held, wanted: SpaceWanted, volume: VolumePolicy, clock: Clock, *, all_of_it: bool = True
 ) -> list[ContainerId]:
-    """The orphans that go before their time so that so much is given up: of the largest holders the oldest.
+    """The orphans to delete early, to free the amount needed: the oldest of the users with the most trash.
 
-    Nobody gives up more than down to the level at which all others would give up as much: whoever holds less than that
-    loses nothing, whatever the others have pinned. Pinned and kept ones stay, and so does what is too young.
-    all_of_it  whether the last bit matters; else nothing goes that could not help
+    There is a level at which cutting every user down to it frees enough. No user loses more than what is above it: a
+    user with less trash loses nothing, whatever others have pinned. Orphans that are pinned, kept or too young stay.
+    all_of_it  whether the exact amount matters; otherwise orphans too small to help are left out
     """
     held = {uid: list(_counted(known)) for uid, known in trash.items()}
     n_inodes = {uid: sum(size.n_inodes for _known, size in ones) for uid, ones in held.items()}
@@ -332,7 +332,7 @@ def go_early(
 
 
 def _drop_what_cannot_help(going: list[tuple[ContainerId, OrphanSize]], wanted: SpaceWanted) -> None:
-    """Let the last ones stay, as long as all that stays is a trifle of what is wanted."""
+    """Drop the last orphans, as long as those dropped are together less than a hundredth of the amount needed."""
     stays = SpaceWanted(wanted.n_inodes // _MATTERS, wanted.n_bytes // _MATTERS)
     while going:
         stays = stays.less(going[-1][1])
@@ -346,12 +346,12 @@ def _counted(trash: Iterable[KnownOrphan]) -> Iterator[tuple[KnownOrphan, Orphan
 
 
 def _excess(sizes: Iterable[int], limit: int | None) -> int:
-    """By how much they are above a limit; 0 or less if they are not."""
+    """How far the sum exceeds a limit; 0 or less if it does not."""
     return 0 if limit is None else sum(sizes) - limit
 
 
 def _level(held: Iterable[int], allowed: int) -> int:
-    """The level down to which each has to give up what is above it, so that all of it is so much."""
+    """The level to which each amount must be cut so that the sum is `allowed`."""
     amounts = sorted(held)
     for index, amount in enumerate(amounts):
         n_left = len(amounts) - index

@@ -6,10 +6,10 @@ _DIGITS = {8: b"01234567", 16: b"0123456789ABCDEF"}
 
 
 def unescape(text: bytes, mark: bytes, n_digits: int, base: int) -> bytes:
-    """What was meant; a mark without its digits is itself.
+    """Decode escapes; a mark that is not followed by the right digits stands for itself.
 
-    By hand: one mount or store with an odd path would have each start of a command load `re`, which takes longer than
-    a swap.
+    Without `re`, on purpose: a single mount or store with an unusual path would make every command load it, which takes
+    longer than a swap.
     """
     if mark not in text:
         return text
@@ -26,23 +26,23 @@ _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 
 
 def printable(path: bytes) -> str:
-    r"""The path as a terminal may see it: control characters and invalid UTF-8 as `\xNN`, no escape sequence.
+    r"""The path made safe for a terminal: control characters and invalid UTF-8 become `\xNN`, so no escape sequences.
 
-    Any user chooses names; shown raw one could move an administrator's cursor or recolour a log.
+    Any user can choose names: printed as it is, one could move an administrator's cursor or recolour a log.
     """
     text = path.decode("utf-8", "surrogateescape")
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
 def show(text: str) -> str:
-    """A text as a terminal may see it, lone surrogates too."""
+    """A text made safe for a terminal, including lone surrogates."""
     return text if text.isprintable() else printable(text.encode("utf-8", "backslashreplace"))
 
 
 def shell_word(path: bytes) -> str:
-    r"""The path as a word to be pasted into a shell, which gets exactly its bytes; printable like `printable`.
+    r"""The path as a word to paste into a shell, which then reads exactly its bytes; safe for a terminal.
 
-    What a terminal must not see is in `$'...'` with octal escapes, which no shell reads further than three digits.
+    Unprintable characters are written as `$'...'` with octal escapes, of which no shell reads more than three digits.
     """
     text = path.decode("utf-8", "surrogateescape")
     if text and _PLAIN.issuperset(text):

@@ -1,6 +1,6 @@
-"""The record of a container: what a person or recovery must know about the tree beside it.
+"""The record of a container: what people and recovery must know about the tree beside it.
 
-It is read back, and distrusted, in `core.record_decoding`.
+`core.record_decoding` reads it back and checks it, because users can write records.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FORMAT = 1
 RECORD_MAX_BYTES = 64 * 1024
 NOTE_MAX_CHARS = 2000
 MAX_ENTERED = 100
-"""Directories of others that a reap notes: it has few more open at a time."""
+"""Directories of other users that a reap records: it keeps few more open at a time."""
 MAX_FAILURES = 50
-"""Failures kept by name: a record must stay below 64 KiB, and the millionth is never read."""
+"""Failures recorded by name: a record must stay below 64 KiB, and nobody reads the millionth."""
 
 
 class Method(Enum):
-    """How the tree came into the store."""
+    """How the tree was moved into the store."""
 
     EXCHANGE = "exchange"
     TWO_RENAME = "two-rename"
@@ -34,11 +34,11 @@ class Method(Enum):
 
 
 class Failure(NamedTuple):
-    """One thing that could not be done.
+    """One entry that could not be handled.
 
     name   path of the entry inside the tree
-    errno  what the kernel said
-    call   the call that it said it to
+    errno  the kernel's error
+    call   the system call that failed
     """
 
     name: bytes
@@ -47,10 +47,10 @@ class Failure(NamedTuple):
 
 
 class Entered(NamedTuple):
-    """A directory of another's in which a reap stopped or failed; its own changes are no reason for doubt.
+    """A directory of another user in which a reap stopped or failed. The reap's own changes there cause no doubt later.
 
     handle    of its identity
-    ctime_ns  when it was last changed: by that reap, and not since, as long as it is the same
+    ctime_ns  after the last change by that reap; as long as it is the same, nothing has changed since
     """
 
     handle: str
@@ -58,9 +58,9 @@ class Entered(NamedTuple):
 
 
 class KeptDirectory(NamedTuple):
-    """A directory in the top of the victim's that stays in view: after the exchange it goes into the fresh one.
+    """A top-level directory of the victim that stays in view: after the exchange it is moved into the replacement.
 
-    ino  its inode number; 0 where numbers don't last. It never proves more than that something else has the name.
+    ino  its inode number; 0 where numbers don't last. A different number proves only that the name was reused
     """
 
     name: Name
@@ -68,10 +68,10 @@ class KeptDirectory(NamedTuple):
 
 
 class KeptEntries(NamedTuple):
-    """What of a victim's top entries stays in view (`swap --keep`).
+    """The top-level entries of a victim that stay in view (`swap --keep`).
 
-    globs        what was asked for
-    files        all but directories
+    globs  the patterns of the command
+    files  all but directories
     """
 
     globs: tuple[str, ...]
@@ -79,22 +79,22 @@ class KeptEntries(NamedTuple):
     directories: tuple[KeptDirectory, ...]
 
     def names(self) -> tuple[bytes, ...]:
-        """All of it, sorted."""
+        """The names of all of them, sorted."""
         return tuple(sorted([*self.files, *(one.name for one in self.directories)]))
 
 
 class NewOwner(NamedTuple):
-    """Whom root swapped something for (`swap --for-owner`): he gets the orphan, with that retention."""
+    """The user for whom root swapped a directory (`swap --for-owner`): they get the orphan, with that retention."""
 
     uid: int
     retention_s: int | None
 
 
 class Invocation(NamedTuple):
-    """The command that a person gave.
+    """One command of a user.
 
-    id       random, the same in all that it took away
-    session  of the terminal that it was given in; empty where that is not known
+    id       random, the same in all records that the command made
+    session  the terminal session of the command; empty if not known
     """
 
     id: str
@@ -102,15 +102,15 @@ class Invocation(NamedTuple):
 
 
 class TreeSize(NamedTuple):
-    """What a tree takes, as far as it is known.
+    """The space that a tree takes, as far as it is known.
 
-    n_entries     with the tree itself; None: not told
-    n_bytes       of all its inodes, each once
-    linked_bytes  of these: they stay, as hard links outside keep them
-    shared_bytes  of these: at most as many stay, as snapshots or reflinks share them; None: nothing tells how many
-    is_at_least   not all was counted
-    source        who said so: `count` (a walk), `sweep` (which saw what it took), or a filesystem: `cephfs`, `juicefs`,
-                  `qgroup`
+    n_entries     including the tree itself; None: not known
+    n_bytes       of all its inodes, each counted once
+    linked_bytes  the part of n_bytes that a delete does not free, because of hard links outside
+    shared_bytes  the most that a delete may not free because snapshots or reflinks share it; None: not known
+    is_at_least   not everything was counted
+    source        how it was measured: `count` (a walk), `sweep` (while it took the files), or by the filesystem:
+                  `cephfs`, `juicefs`, `qgroup`
     at_ns         when, wall time
     """
 
@@ -123,47 +123,49 @@ class TreeSize(NamedTuple):
     at_ns: int
 
     def most_freed(self) -> int:
-        """Bytes that come back when it goes, if nothing shares them; of what was not counted none."""
+        """Bytes that a delete frees if nothing shares them; uncounted entries are ignored."""
         return max(self.n_bytes - self.linked_bytes, 0)
 
     def surely_freed(self) -> int:
-        """Bytes that come back whatever is shared, as far as that is told."""
+        """Bytes that a delete frees even if everything in shared_bytes is shared."""
         return max(self.most_freed() - (self.shared_bytes or 0), 0)
 
     def may_share(self) -> bool:
-        """Whether less may come back, as others have some of it too."""
+        """Whether a delete may free less, because the tree may share blocks with others."""
         return self.shared_bytes != 0
 
 
 class Record(NamedTuple):
-    """What record.json says.
+    """The content of record.json.
 
-    origin       path of the victim relative to the directory that holds the store; None for what was dropped. Of a
-                 sweep it is the directory that was swept, empty if that holds the store
-    parent       the victim's parent directory; the one that was swept
-    fresh        the directory that took the victim's place; None where none did
-    victim       the tree; a sweep makes it, and puts into it what it takes
+    origin       path of the victim relative to the directory that holds the store; None for a dropped tree. For a
+                 sweep it is the directory that was swept, empty if that directory holds the store
+    parent       the victim's parent directory; the directory that was swept
+    fresh        the replacement, which took the victim's place; None if there is none
+    victim       the tree; a sweep creates it, and moves what it takes into it
     host, boot   machine id (or host name) and boot id of the host that made it, or was the last to restore it
     created_ns   wall time
-    boot_ns      the same by CLOCK_BOOTTIME of that boot, which can't be set; None: not told
-    retention_s  seconds until it may be reaped; None means never unless asked
-    superblock   as what the kernel had the filesystem mounted: major:minor, one mount of it at a time; empty: not told
-    lent_mode    permission bits that the victim had before its owner lent himself more for the rename; None
-                 if nothing was lent. Set before the loan, so that recovery can take it back.
-    lent_fresh   the same for the fresh directory when a restore moves it: its mode may be another one by then
-    target       where a restore takes a tree that has a loan, if not to its origin: relative like that
-    heir         the user who is to get the tree, as long as root has it; None: the user whose folder it is in
-    kept         directories that stay in view (`swap --keep`), while files do so by a link; None if nothing was kept
-    moved_ns     the filesystem's own clock just before the tree came: what was moved later was not given (security.md);
-                 of a sweep, when all had come; None in records made before, where the container's birth tells
-    taken_from   uid of the user whose container the tree is (store/as_owner.py): what only they can move is no doubt
-    entered      directories of others in which a reap stopped or failed
-    partial      the reaper had begun: the tree is not whole any more
+    boot_ns      the same by CLOCK_BOOTTIME of that boot, which can't be set; None: not recorded
+    retention_s  seconds until it may be reaped; None: only on request
+    superblock   major:minor of the mounted filesystem, which may change with each mount; empty: not recorded
+    lent_mode    permission bits that the victim had before its owner got a temporary permission for the rename; None
+                 if there was no need. Recorded before the change, so that recovery can undo it
+    lent_fresh   the same for the replacement when a restore moves it: its mode may have changed by then
+    target       where a restore puts a tree with a temporary permission, if not at its origin: relative like that
+    heir         the user who is to get the tree, as long as root has it; None: the owner of the folder that holds it
+    kept         directories that stay in view (`swap --keep`), while files do so by a link; None if there are none
+    moved_ns     the filesystem's own clock just before the tree was moved in: entries moved into it later are late
+                 arrivals (security.md). For a sweep, the time after its last move. None in older records, where the
+                 container's birth time is used
+    taken_from   uid of the user whose container holds the tree (store/as_owner.py): entries that only this user can
+                 have moved are trusted
+    entered      directories of other users in which a reap stopped or failed
+    partial      a reap has begun: the tree is no longer complete
     failures     why it is in quarantine
-    invocation   the command that took it away, for `restore --last`; None if nobody gave one, or an older one did
-    size         what the tree took when that was last asked; None: not known, or something went out of it since
-    parts        paths in the tree of what a restore moved to the fresh directory: a restore of the whole takes it back
-    unknown      keys of a later minor version: kept, never understood
+    invocation   the command that took it, for `restore --last`; None if no user's command did, or an older version
+    size         the size of the tree when it was last measured; None: not known, or part of it was moved out since
+    parts        paths in the tree that a restore moved to the replacement: a restore of the whole tree takes them back
+    unknown      keys of a later minor version: kept, never interpreted
     """
 
     id: ContainerId
@@ -196,24 +198,24 @@ class Record(NamedTuple):
     unknown: tuple[tuple[str, Any], ...] = ()
 
     def adopted_expires_ns(self) -> int | None:
-        """When it may be reaped once its heir, if it has one, has it; by the wall clock."""
+        """When it may be reaped, once its heir (if any) has it; wall time."""
         return (self if self.heir is None else self._replace(retention_s=self.heir.retention_s)).expires_ns()
 
     def expires_ns(self, now: Now | None = None) -> int | None:
         """Wall time after which it may be reaped; None for never.
 
-        now  tells it as the wall clock runs now, should that have been set since the record was made
+        now  corrects the time for changes of the wall clock since the record was made
         """
         if self.retention_s is None:
             return None
         return self.created_ns + self.retention_s * 1_000_000_000 + (0 if now is None else self.clock_set_ns(now))
 
     def clock_set_ns(self, now: Now) -> int:
-        """By how much the wall clock was set forward since it was made; negative for back."""
+        """How far the wall clock was set forward since the record was made; negative if back."""
         return now.set_ns(self.created_ns, self.boot_ns, self.boot)
 
     def age_ns(self, now: Now) -> int:
-        """The time since it was made, negative if its maker's clock was ahead of ours."""
+        """The time since the record was made; negative if its maker's clock was ahead of ours."""
         return now.since(self.created_ns, self.boot_ns, self.boot)
 
 
@@ -229,11 +231,11 @@ _LEFT_OUT = (
     "size",
     "parts",
 )
-"""Keys that are not written for a record that says nothing by them."""
+"""Keys that are left out of a record if their value is empty."""
 
 
 def encode(record: Record) -> bytes:
-    """record.json's bytes: one JSON object, indented, for eyes at three in the morning.
+    """Encode as one indented JSON object that people can read.
 
     Raises  ValueError if it would not fit into `RECORD_MAX_BYTES`
     """
@@ -260,7 +262,7 @@ def encode(record: Record) -> bytes:
 
 
 def quote(path: bytes) -> str:
-    """Bytes as ASCII text, all but printable ASCII as %XX, as the FreeDesktop trash writes its paths."""
+    """Bytes as ASCII text: all but printable ASCII becomes %XX, as in FreeDesktop trash files."""
     text = path.decode("latin-1")
     if text.isascii() and text.isprintable() and "%" not in text:
         return text
@@ -268,7 +270,7 @@ def quote(path: bytes) -> str:
 
 
 def unquote(text: str) -> bytes:
-    """The bytes that `quote` wrote.
+    """Decode what `quote` wrote.
 
     Raises  ValueError for anything that `quote` never writes
     """

@@ -1,4 +1,4 @@
-"""Records read back: bytes that a user may have written, turned into a Record or an error."""
+"""Decoding of records: bytes that a user may have written, turned into a Record or an error."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Size(msgspec.Struct):
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of a Record as JSON has them."""
+    """The fields of a Record in JSON."""
 
     format: int
     id: _Word
@@ -105,9 +105,9 @@ _DECODER = msgspec.json.Decoder(_Record)
 
 
 def decode(text: bytes) -> Record:
-    """The Record in the bytes of a record.json.
+    """Decode the bytes of a record.json.
 
-    Raises  BadRecord for anything else: another format, a wrong type, a path that climbs, too many bytes
+    Raises  BadRecord for anything else: another format, a wrong type, a path that leads out, too many bytes
     """
     if len(text) > RECORD_MAX_BYTES:
         raise BadRecord("larger than 64 KiB")
@@ -123,7 +123,7 @@ def decode(text: bytes) -> Record:
 
 
 def _decode_with_unknown(text: bytes) -> Record:
-    """Decode a record that may have keys of a later version: as `decode`, in twice the time.
+    """Decode a record that may have keys of a later version; twice as slow as `decode`.
 
     Raises  BadRecord, msgspec.MsgspecError, ValueError
     """
@@ -140,10 +140,10 @@ def _check_format(found: int) -> None:
 
 
 def _to_record(wire: _Record, unknown: tuple[tuple[str, Any], ...]) -> Record:
-    """Raises  ValueError: an id has not its form, a path is not plain"""
+    """Raises  ValueError: an id has a wrong form, or a path is not plain"""
     if not (is_container_id(wire.id) and is_volume_id(wire.volume)):
-        raise ValueError("invalid ID")
-    # Only a sweep may have been of the directory itself that holds the store.
+        raise ValueError("an id has not the form of an id")
+    # Only the origin of a sweep may be the directory that holds the store.
     is_of_store = wire.origin == "" and wire.method is Method.SWEEP
     return Record(
         id=ContainerId(wire.id),

@@ -1,6 +1,6 @@
-"""Results of commands over many items: what was done, and what failed or was spared and why.
+"""Results of commands over many items: what was done, what failed, and what was spared and why.
 
-A loop over many items goes on after a failure and returns one of these.
+A loop over many items continues after a failure and returns one of these.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from fusefs.core.orphan_sums import Survey
 from fusefs.core.record import MAX_FAILURES, Failure
 
 Progress = Callable[[int, int], None]
-"""Called with the entries removed and the bytes freed since the last call (bytes: as far as they were looked at)."""
+"""Called with the entries removed and the bytes freed since the last call (bytes: as far as sizes were read)."""
 
 
 Stops = Callable[[], bool]
-"""Asked now and then: after a yes what is under way comes to its end."""
+"""Called now and then: once it returns True, work in progress ends and no more begins."""
 
 
 class Report(NamedTuple):
-    """What a removal did.
+    """The result of a removal.
 
-    removed   entries that are gone
-    failures  the first that could not be removed, see `core.record.MAX_FAILURES`
-    n_failed  how many there are in all
-    n_bytes   freed by what was removed; None if that was not looked at (it costs a stat a file), nor was known before
-    stopped   it was asked to stop before it was done
+    removed   number of deleted entries
+    failures  the first entries that could not be removed, see `core.record.MAX_FAILURES`
+    n_failed  number of all of them
+    n_bytes   freed by the removal; None if not known (it would cost a stat for each file)
+    stopped   it was stopped before the end
     """
 
     removed: int
@@ -40,11 +40,11 @@ class Report(NamedTuple):
 
 
 class Reaped(NamedTuple):
-    """What became of one orphan.
+    """The result for one orphan.
 
-    lost        why it was not ours to reap; None if it was
-    report      what was removed and what failed; with failures it is in quarantine now
-    survey      what was in it before, if that was asked for
+    lost        why another process had it; None if this one reaped it
+    report      what was removed and what failed; if something failed, it is in quarantine now
+    survey      what was in it before, if requested
     """
 
     id: ContainerId
@@ -54,7 +54,7 @@ class Reaped(NamedTuple):
 
 
 class WaitReasonKind(Enum):
-    """Why a goal is not reached."""
+    """Why the goal of a wait is not reached."""
 
     OPEN = "open"  # a process has deleted files open
     LEFT = "left"  # not everything could be removed: the orphan is in quarantine
@@ -67,7 +67,7 @@ class WaitReasonKind(Enum):
 
 
 class WaitReason(NamedTuple):
-    """One reason. n_bytes: what a process has open; 0 for all other kinds"""
+    """One reason. n_bytes: in files that a process has open; 0 for all other kinds"""
 
     kind: WaitReasonKind
     detail: str
@@ -75,13 +75,13 @@ class WaitReason(NamedTuple):
 
 
 class Waited(NamedTuple):
-    """How the waiting for one volume ended.
+    """The result of waiting for one volume.
 
     volume      the directory that holds the store
-    goal_bytes  what was to come back; 0: all trees are gone
-    came_bytes  the most that was free at any time, above what was free before
+    goal_bytes  bytes to be freed; 0: all trees are to be deleted
+    came_bytes  the largest increase of free space since the start
     reasons     why the goal is not reached
-    hint        the next step; empty for none
+    hint        the next step; may be empty
     """
 
     volume: bytes
@@ -95,7 +95,7 @@ class Waited(NamedTuple):
 STORE = "store"
 PINNED = "pinned"
 CAME_IN = "came-in"
-"""Of a directory that is not known to have been there when the tree came."""
+"""For a directory that may have been moved into the tree after the swap."""
 WORDS = {
     STORE: "a trash store that is not empty; restore its orphans (trashd list --volume DIR, where DIR is the "
     "directory above it), or delete it too with trashd reap --with-stores ID",
@@ -104,19 +104,18 @@ WORDS = {
     CAME_IN: "it was moved in or changed after the swap, perhaps by a user who may not delete it; "
     "trashd restore ID restores it, trashd reap --force ID deletes it",
 }
-
-"""What a person is told of each."""
+"""Explanations of these reasons for people."""
 
 
 def keeps_for_its_owner(failures: Iterable[Failure]) -> bool:
-    """Whether something was left that is not root's to take over or to decide on: its owner may want it back."""
+    """Whether entries remain that root may not take over or decide about: their owner may want them back."""
     return any(failure.call in WORDS for failure in failures)
 
 
 def add_failures(noted: list[Failure], more: Iterable[Failure]) -> None:
-    """Remember so many failures as a record has room for; one of our own reasons is among them, if there is any.
+    """Add failures, as many as a record has room for; one with a reason in WORDS is kept if there is any.
 
-    A decision by it must not miss it among thousands.
+    A decision that depends on such a reason must not miss it among thousands of failures.
     """
     for one in more:
         if len(noted) < MAX_FAILURES:
@@ -126,16 +125,16 @@ def add_failures(noted: list[Failure], more: Iterable[Failure]) -> None:
 
 
 def ours_first(failures: Iterable[Failure]) -> list[Failure]:
-    """Failures with our own reasons before all others: where not all have room, these do."""
+    """Failures with a reason in WORDS before all others, so that these are kept if there is no room for all."""
     return sorted(failures, key=lambda failure: failure.call not in WORDS)
 
 
 class ListedDirectory(NamedTuple):
     """A directory, and names in it that are to be removed.
 
-    given   what was told before each name: empty, or a path with a slash at its end
-    path    its path, absolute, without links
-    packed  the names, a NUL behind each: as objects they take ten times the memory
+    given   the text before each name as the user gave it: empty, or a path with a slash at its end
+    path    its path, absolute, without symbolic links
+    packed  the names, each followed by a NUL: as objects they need ten times the memory
     """
 
     given: bytes
@@ -144,69 +143,69 @@ class ListedDirectory(NamedTuple):
 
     def names(self) -> Iterator[bytes]:
         """The names, one by one."""
-        import re  # where there are any
+        import re  # imported late: needed only if there are names
 
         return (found[0] for found in re.finditer(rb"[^\0]+", self.packed))
 
     def all_given(self) -> Iterator[bytes]:
-        """Their paths, as they were given."""
+        """Their paths, as the user gave them."""
         return (self.given + name for name in self.names())
 
     def paths(self) -> Iterator[bytes]:
-        """Their paths, absolute."""
+        """Their absolute paths."""
         above = self.path.rstrip(b"/") + b"/"
         return (above + name for name in self.names())
 
 
 class RemovalGroup(NamedTuple):
-    """Names on one mount. directory: above all of them"""
+    """Names on one mount. directory: an ancestor of all of them"""
 
     directory: bytes
     directories: tuple[ListedDirectory, ...]
 
     def n(self) -> int:
-        """How many there are."""
+        """The number of names."""
         return sum(listed.packed.count(b"\0") for listed in self.directories)
 
     def all_given(self) -> Iterator[bytes]:
-        """Their paths, as they were given."""
+        """Their paths, as the user gave them."""
         return chain.from_iterable(listed.all_given() for listed in self.directories)
 
     def paths_without(self, left: Container[bytes]) -> Iterator[bytes]:
-        """The paths of all but these. left: as they were given"""
+        """The absolute paths of all names but those in `left`, which are as the user gave them."""
         paths = chain.from_iterable(listed.paths() for listed in self.directories)
         return (path for given, path in zip(self.all_given(), paths, strict=True) if given not in left)
 
 
-OUTSIDE = "outside the directory"
-"""What failures name as their call for a listed path that leads elsewhere."""
-DOTS = "ends in . or .."
+OUTSIDE = "outside of the directory"
+"""The `call` of a failure for a listed path outside of the directory."""
+DOTS = "ends in a dot"
 """The same for a listed path that ends in `.` or `..`."""
-UNCLEAR = "not in the format of the list"
-"""The same for a line of a list that can't be understood, or could mean two things."""
+UNCLEAR = "not as the format has it"
+"""The same for a line of a list that can't be understood, or is ambiguous."""
 LOCKED_BY_OTHERS = "locked by a user who is neither its owner nor root"
-LOCKED_BY_UNKNOWN = "locked by a process that is not visible here"
-KEPT_BY_OTHERS = "contains a .trashd-keep of a user who is neither its owner nor root"
-"""The same for a directory with a mark that is reported."""
-ANOTHER = "its inode number differs from the one in the list"
+LOCKED_BY_UNKNOWN = "locked by a process that is not seen here"
+KEPT_BY_OTHERS = "holds .trashd-keep of a user who is neither its owner nor root"
+"""The same for a directory with a keep mark that is reported."""
+ANOTHER = "it is another one than the list tells: its inode number differs"
 """Why a listed name is spared."""
-NOT_TAKEN = "another user's directory, which no earlier run found there"
-NOT_GIVEN = "the destination is another user's directory, or one that others can write to"
-"""What failures name as their call for what root does not carry across the boundary between users."""
+NOT_TAKEN = "another user's directory, which no earlier run saw there"
+NOT_GIVEN = "another user's directory, or one that others can write in, is in its place"
+"""The `call` of a failure for entries that root does not move across the boundary between users."""
 
 
 class SweepSums(NamedTuple):
-    """How far a sweep is.
+    """The progress of a sweep.
 
-    n_seen      entries that were looked at, at least by name
-    n_vanished  matches that another process took meanwhile: no failure
-    n_missing   listed names that nothing had when they were looked for: no matches
-    n_unmatched  listed names that the selection does not choose
-    n_mounts    directories with something mounted on them, which were skipped
-    n_spared    what a guard, or an action, left alone on purpose
-    n_inside    entries that went with a matched directory; no matches themselves
-    n_bytes     in the files that it was done to, as far as they were looked at
-    taken_bytes  that these take, but for those with other names, of which it is not known whether they are counted yet
+    n_seen      entries that were examined, at least by name
+    n_vanished  matches that another process took meanwhile; not a failure
+    n_missing   listed names that did not exist; not matches
+    n_unmatched  listed names that the selection does not match
+    n_mounts    directories that are mount points, which were skipped
+    n_spared    entries that a guard or an action left in place on purpose
+    n_inside    entries inside of a matched directory; not matches themselves
+    n_bytes     size of the files that were handled, as far as sizes were read
+    taken_bytes  their disk space, without files that have several names, which may have been counted already
     """
 
     n_seen: int = 0
@@ -223,20 +222,20 @@ class SweepSums(NamedTuple):
     taken_bytes: int = 0
 
     def n_not_chosen(self) -> int:
-        """How many names were counted before they could be chosen."""
+        """The number of names that were counted in another way before the selection could match them."""
         return self.n_missing + self.n_vanished + self.n_failed + self.n_mounts + self.n_spared
 
     def plus(self, other: SweepSums) -> SweepSums:
-        """Both together."""
+        """The sum of both."""
         return SweepSums(*map(sum, zip(self, other, strict=True)))
 
 
 MATCHES_MAX = 5
-"""The largest, and the oldest, that a dry run tells."""
+"""The number of largest and of oldest entries that a dry run prints."""
 
 
 class Match(NamedTuple):
-    """One entry of a dry run: the path relative to the directory, its bytes, its time (the one of the selection)."""
+    """One entry of a dry run: path relative to the directory, size in bytes, and the time used by the selection."""
 
     path: bytes
     n_bytes: int
@@ -244,17 +243,17 @@ class Match(NamedTuple):
 
 
 class Spared(NamedTuple):
-    """What was left alone on purpose: its path relative to the directory, and why."""
+    """An entry that was left in place on purpose: its path relative to the directory, and why."""
 
     name: bytes
     why: str
 
 
 class ReportedMark(NamedTuple):
-    """A mark on a directory, to leave it, that is reported as a failure.
+    """A keep mark on a directory that is reported as a failure.
 
-    why      one of those above
-    is_left  the directory is left all the same; otherwise only its own name is, and what is in it is swept
+    why      one of the reasons above
+    is_left  the whole directory is left in place; otherwise only the directory itself is, and its content is swept
     """
 
     why: str
@@ -262,20 +261,20 @@ class ReportedMark(NamedTuple):
 
 
 class Swept(NamedTuple):
-    """What a sweep did.
+    """The result of a sweep.
 
     failures    the first by name, see `core.record.MAX_FAILURES`
-    spared      the first
-    is_stopped  it was asked for, or `why` says what made it useless to go on
-    is_limited  there are more matches than `Request.most`; the rest is untouched
-    orphan      the container that has what was trashed; None if nothing came
-    expires_ns  when that may be reaped, by the wall clock; None: never by itself
-    store       the user's folder that has it
-    volume      the directory that holds its store, if that is not the root of the mount: commands need to be told
-    where       the directory that has what was moved
-    looks       whether `sums.n_bytes` says anything
-    largest, oldest  of a dry run, the first five
-    warnings    what could not be finished; the next command completes it
+    spared      the first entries that were spared
+    is_stopped  on request, or because of `why`
+    is_limited  there are more matches than `Request.most`; the others are untouched
+    orphan      the container of the trashed entries; None if there are none
+    expires_ns  when it expires, wall time; None: never by itself
+    store       the user's folder that holds it
+    volume      the directory that holds its store, if that is not the root of the mount: commands need --volume then
+    where       the directory to which entries were moved
+    looks       whether sizes were read, so that `sums.n_bytes` is meaningful
+    largest, oldest  the first five entries of a dry run
+    warnings    unfinished steps; the next command completes them
     """
 
     directory: bytes
@@ -297,7 +296,7 @@ class Swept(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Something that was found and kept: where, what, and what a person can do about it."""
+    """A problem that was found, and was not touched: where, what, and what a person can do about it."""
 
     where: str
     what: str

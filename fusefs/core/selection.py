@@ -1,4 +1,4 @@
-"""A selection of entries by name, kind, size, times and owner: as people type it, as a value, and packed for C."""
+"""A selection of entries by name, kind, size, times and owner: as users write it, as a value, and packed for C."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _LEAST: Final = -_MOST
 _ANY: Final = (_LEAST, _MOST)
 _ANY_SIZE: Final = (0, _MOST)
 _WORD: Final = (1 << 63) - 1
-"""Packed, it is without end."""
+"""Values beyond this are packed as unlimited."""
 TIMES: Final[tuple[Field, ...]] = ("mtime", "atime", "ctime", "btime")
 _PACKED: Final = struct.Struct("=12qI2B")
-"""struct bounds of linux/native/look.c"""
+"""struct bounds of linux/native/look.c."""
 _WHOEVER: Final = -1
 
 
 class SizeBound(NamedTuple):
-    """Sizes in bytes, from and to, both included; most None: without end."""
+    """Sizes in bytes, both ends included; most None: unlimited."""
 
     least: int = 0
     most: int | None = None
 
 
 class TimeBound(NamedTuple):
-    """Times in nanoseconds since the epoch, later than one and earlier than another; None: whenever."""
+    """Times in nanoseconds since the epoch, both ends excluded; None: unlimited."""
 
     field: Field
     after_ns: int | None = None
@@ -41,7 +41,7 @@ class TimeBound(NamedTuple):
 
 
 class SelectionStat(Protocol):
-    """What os.stat tells, as far as it matters."""
+    """The fields of an os.stat result that are used."""
 
     @property
     def st_mode(self) -> int: ...
@@ -65,13 +65,13 @@ Bound = tuple[int, int]
 
 
 class StatBounds(NamedTuple):
-    """All that must hold; as wide as can be where nothing is asked.
+    """Conditions on an entry's stat, all of which must hold; without a condition a range is as wide as possible.
 
     size         in bytes
-    times        in nanoseconds since the epoch, by TIMES
-    asks_birth   the last of them: an entry whose birth is not known is not taken
-    uids, gids   all of them: two that differ are nobody's
-    must_be_empty  a file without a byte; or a directory, whose reader looks
+    times        in nanoseconds since the epoch, in the order of TIMES
+    asks_birth   the birth time is limited: an entry whose birth time is not known is not chosen
+    uids, gids   the entry must have all of them, so that two different ones match nothing
+    must_be_empty  a file of 0 bytes, or a directory, whose emptiness its reader checks
     """
 
     size: Bound = _ANY_SIZE
@@ -82,7 +82,7 @@ class StatBounds(NamedTuple):
     must_be_empty: bool = False
 
     def checks(self) -> list[Check]:
-        """What asks one thing each."""
+        """One test for each condition."""
         checks: list[Check] = []
         if self.size != _ANY_SIZE:
             least, most = self.size
@@ -104,7 +104,7 @@ class StatBounds(NamedTuple):
         return checks
 
     def takes(self) -> Check:
-        """What asks for all of it."""
+        """One test for all conditions."""
         checks = self.checks()
         if len(checks) == 1:
             return checks[0]
@@ -118,9 +118,9 @@ class StatBounds(NamedTuple):
         return hold
 
     def packed(self, formats: Iterable[int]) -> bytes | None:
-        """For one call that looks at many; None: 64 bits have no room for a time that is asked for.
+        """Pack for a C call that checks many entries; None: a time that is set does not fit into 64 bits.
 
-        formats  the types that are meant, as listings tell them (d_type)
+        formats  the selected types as listings report them (d_type)
         """
         size = self.size if len(self.uids) < 2 and len(self.gids) < 2 else (1, 0)
         bounds = [value for bound in (size, *self.times) for value in bound]
@@ -133,7 +133,7 @@ class StatBounds(NamedTuple):
 
 
 def stat_bounds(selection: Selection) -> StatBounds:
-    """What must hold of an entry's stat."""
+    """The conditions that a selection sets on an entry's stat."""
     sizes, times = selection.sizes, selection.times
     least, most = [bound.least for bound in sizes], [bound.most for bound in sizes]
     mtime, atime, ctime, btime = [
@@ -154,7 +154,7 @@ def stat_bounds(selection: Selection) -> StatBounds:
 
 
 def _within(closest: Callable[[Iterable[int]], int], bounds: Sequence[int | None], widest: int, step: int = 0) -> int:
-    """The closest of some bounds. step: from one that is not included to one that is"""
+    """The closest of some bounds. step: from an excluded bound to the nearest included one"""
     told = [bound + step for bound in bounds if bound is not None]
     return closest([widest, *told])
 
@@ -172,8 +172,8 @@ FORMATS: Final = {
     "f": stat.S_IFREG, "d": stat.S_IFDIR, "l": stat.S_IFLNK, "p": stat.S_IFIFO, "s": stat.S_IFSOCK, "b": stat.S_IFBLK,
     "c": stat.S_IFCHR,
 }  # fmt: skip
-"""Kinds of entries as find writes them (file, directory, link, pipe, socket, block and character device), and as modes
-do.
+"""Kinds of entries as find writes them (file, directory, link, pipe, socket, block and character device), and their
+file type in st_mode.
 """
 KINDS: Final = "".join(FORMATS)
 _LETTERS = {format_: letter for letter, format_ in FORMATS.items()}
@@ -183,20 +183,20 @@ _ALL = frozenset(KINDS)
 
 
 def letter_of(mode: int) -> str:
-    """What a mode says of the kind, as in KINDS; `?` for one that find has no letter for."""
+    """The letter in KINDS for a mode; `?` if find has none."""
     return _LETTERS.get(stat.S_IFMT(mode), "?")
 
 
 class Selection(NamedTuple):
-    """What must all hold for an entry; nothing told: for everything but directories.
+    """Conditions that must all hold for an entry; without any it selects everything but directories.
 
-    names, inames  globs against the name, inames ignoring case
-    paths          globs against the path relative to the directory
-    regexes        against the whole of that path; a `.` is any character
-    excludes       globs: what one of them matches is neither taken nor entered; against the path if it has a slash
-    types          of KINDS; empty: all but directories, and with `empty` files and directories
-    uids, gids     all of them, as with everything: two that differ match nothing
-    empty          files without a byte, and directories without an entry
+    names, inames  globs for the name; inames ignore case
+    paths          globs for the path relative to the directory
+    regexes        for the whole of that path; a `.` is any character
+    excludes       globs: a matching entry is neither taken nor entered; for the path if the glob has a slash
+    types          of KINDS; empty: all but directories, or with `empty` files and directories
+    uids, gids     the entry must have all of them, so that two different ones match nothing
+    empty          files of 0 bytes, and directories without entries
     max_depth      None: any; the directory's own entries are at depth 1
     """
 
@@ -215,26 +215,25 @@ class Selection(NamedTuple):
     max_depth: int | None = None
 
     def is_everything(self) -> bool:
-        """Whether nothing narrows it."""
+        """Whether it has no condition."""
         return self == Selection()
 
 
 class Matcher:
-    """A selection, ready to be asked often; one for each process. Names and paths are as os.fsdecode has them.
+    """A compiled selection; one for each process. Names and paths are decoded as by os.fsdecode.
 
-    needs_stat       names and kinds don't tell all: ask `takes`
-    needs_birth      `takes` asks for birth times
-    needs_emptiness  a directory that is chosen must have no entry: its reader looks
-    types            the kinds that are meant, all of them named
-    bounds           what `takes` asks for
-    ends             those of each name that is chosen, as far as globs that heed case tell them
-    takes            whether an entry is chosen, as far as its stat tells: size, times, owner; not: of a directory if
-                     empty. With its birth time; None or 0: the filesystem has none, and nothing that asks for it
-                     takes the entry
+    needs_stat       names and kinds are not enough to decide: call `takes`
+    needs_birth      `takes` needs birth times
+    needs_emptiness  a selected directory must have no entry: its reader checks that
+    types            the selected kinds, all of them listed
+    bounds           the conditions of `takes`
+    ends             beginning and end of every selected name, as far as case-sensitive globs fix them
+    takes            whether an entry is selected by its stat (size, times, owner; not by whether a directory is empty)
+                     and birth time; None or 0: the filesystem has no birth times, and a condition on them fails
     """
 
     def __init__(self, selection: Selection) -> None:
-        """Raises  ValueError for a glob or a regular expression that is none."""
+        """Raises  ValueError for an invalid glob or regular expression"""
         names = [compile_glob(text) for text in selection.names]
         names += [compile_glob(text, ignores_case=True) for text in selection.inames]
         paths = [compile_glob(text) for text in selection.paths]
@@ -257,22 +256,22 @@ class Matcher:
         self.needs_stat = bool(asked.checks())
 
     def names_in(self, upper: str) -> Matches | None:
-        """What says which names in a directory are chosen, as far as names tell; None: all.
+        """The test that selects names in a directory; None: all names are selected.
 
-        upper  the directory's relative path; empty for the one that the sweep is of
+        upper  the directory's relative path; empty for the directory that is swept
         """
         return _all(_here(upper, self._by_name, self._by_path))
 
     def pruned_in(self, upper: str) -> Matches | None:
-        """What says which names in a directory are neither taken nor entered; None: none. upper: as for `names_in`"""
+        """The test for names in a directory that are neither taken nor entered; None: no such names. upper: as above"""
         return _any(_here(upper, self._pruned_name, self._pruned_path))
 
     def has_depth(self, depth: int) -> bool:
-        """Whether entries of a depth are meant."""
+        """Whether entries of a depth can be selected."""
         return self._min_depth <= depth and (self._max_depth is None or depth <= self._max_depth)
 
     def goes_below(self, depth: int) -> bool:
-        """Whether any entries are meant that are deeper than a depth."""
+        """Whether entries below a depth can be selected."""
         return self._max_depth is None or depth < self._max_depth
 
 
@@ -282,7 +281,7 @@ def _whole(text: str) -> Matches:
 
 
 def _all(several: Sequence[Matches]) -> Matches | None:
-    """What holds if each of several does; None if there are none."""
+    """A test that holds if all of several do; None if there are none."""
     match several:
         case []:
             return None
@@ -294,7 +293,7 @@ def _all(several: Sequence[Matches]) -> Matches | None:
 
 
 def _any(several: Sequence[Matches]) -> Matches | None:
-    """What holds if one of several does; None if there are none."""
+    """A test that holds if one of several does; None if there are none."""
     match several:
         case []:
             return None
@@ -306,7 +305,7 @@ def _any(several: Sequence[Matches]) -> Matches | None:
 
 
 def _here(upper: str, by_name: Matches | None, by_path: Matches | None) -> list[Matches]:
-    """What there is of two, both for names in a directory."""
+    """The tests that exist, both made to test names in the directory `upper`."""
     if by_path is not None and upper:
         by_path = _below(upper + "/", by_path)
     return [one for one in (by_name, by_path) if one is not None]
@@ -320,7 +319,7 @@ _DEPTH_DIGITS_MAX = 9
 
 
 def check_name(text: str, *, ignores_case: bool = False) -> str:
-    """A glob for names, as it is. Raises  ValueError with a message for the person who typed it"""
+    """Check a glob for names and return it. Raises  ValueError with a message for the user"""
     compile_glob(text, ignores_case=ignores_case)
     if "/" in text:
         raise ValueError(f"{text!r} contains a slash, which no name contains: match the path (--path) instead")
@@ -328,10 +327,10 @@ def check_name(text: str, *, ignores_case: bool = False) -> str:
 
 
 def check_path(text: str) -> str:
-    """A glob for paths relative to the directory, as it is.
+    """Check a glob for paths relative to the directory and return it.
 
-    What no such path can match is refused: as something to be left out it would leave out nothing.
-    Raises  ValueError with a message for the person who typed it
+    A glob that no such path can match is refused: as an exclusion it would protect nothing.
+    Raises  ValueError with a message for the user
     """
     compile_glob(text)
     if text.startswith(("/", "./", "../")):
@@ -344,15 +343,15 @@ def check_path(text: str) -> str:
 
 
 def check_exclude(text: str) -> str:
-    """A glob for what is left out: for paths if it has a slash, otherwise for names.
+    """Check a glob of entries to exclude: for paths if it has a slash, otherwise for names.
 
-    Raises  ValueError with a message for the person who typed it
+    Raises  ValueError with a message for the user
     """
     return check_path(text) if "/" in text else check_name(text)
 
 
 def check_regex(text: str) -> str:
-    """A regular expression (Python's), as it is. Raises  ValueError with a message for the person who typed it"""
+    """Check a regular expression (Python's) and return it. Raises  ValueError with a message for the user"""
     if not text:
         raise ValueError("an empty regular expression matches nothing")
     import warnings
@@ -372,7 +371,7 @@ def check_regex(text: str) -> str:
 
 
 def parse_types(text: str) -> frozenset[str]:
-    """Kinds from a list such as `f,l`. Raises  ValueError with a message for the person who typed it"""
+    """Kinds from a list such as `f,l`. Raises  ValueError with a message for the user"""
     kinds = [kind.strip() for kind in text.split(",")]
     for kind in kinds:
         if len(kind) != 1 or kind not in KINDS:
@@ -384,9 +383,9 @@ def parse_types(text: str) -> frozenset[str]:
 
 
 def common_types(several: Iterable[frozenset[str]]) -> frozenset[str]:
-    """The kinds that all of several lists have; without any list none, which means the usual ones.
+    """The kinds that are in each of several lists; empty without any list, which means the default kinds.
 
-    Raises  ValueError if the lists have none in common: nothing would be chosen, and no kinds mean the usual ones
+    Raises  ValueError if no kind is in all lists: the empty result would mean the default kinds
     """
     lists = list(several)
     common = frozenset.intersection(*lists) if lists else frozenset()
@@ -398,7 +397,7 @@ def common_types(several: Iterable[frozenset[str]]) -> frozenset[str]:
 def parse_size_bound(text: str) -> SizeBound:
     """Sizes from `+1M` (larger), `-1M` (smaller) or `1M` (exactly), to the byte.
 
-    Raises  ValueError with a message for the person who typed it
+    Raises  ValueError with a message for the user
     """
     sign, amount = (text[0], text[1:]) if text[:1] in ("+", "-") else ("", text)
     if len(amount) > 1 and amount.endswith("b") and set(amount[:-1]) <= set("0123456789."):
@@ -416,9 +415,9 @@ def parse_size_bound(text: str) -> SizeBound:
 
 
 def common_depths(several: Iterable[tuple[int, int | None]]) -> tuple[int, int | None]:
-    """The levels that all of several ranges have; without any, all levels.
+    """The depths that are in each of several ranges; all depths without any range.
 
-    Raises  ValueError if they have none in common: nothing would be chosen
+    Raises  ValueError if there are none: nothing would be selected
     """
     ranges = list(several)
     least = max((one for one, _most in ranges), default=1)
@@ -431,9 +430,9 @@ def common_depths(several: Iterable[tuple[int, int | None]]) -> tuple[int, int |
 
 
 def parse_depths(text: str) -> tuple[int, int | None]:
-    """The least and the most levels below the directory, from `3` (at most), `2..3`, `2..` or `..3`.
+    """The least and the greatest depth below the directory, from `3` (at most), `2..3`, `2..` or `..3`.
 
-    Raises  ValueError with a message for the person who typed it
+    Raises  ValueError with a message for the user
     """
     found = re.fullmatch(r"(?:([0-9]*)\.\.)?([0-9]*)", text, re.ASCII)
     if not found or not text.strip("."):
@@ -451,7 +450,7 @@ def parse_depths(text: str) -> tuple[int, int | None]:
 
 
 def format_options(selection: Selection) -> list[str] | None:
-    """Write a selection as options of `trashd sweep`; None if it asks for several times of a file: options cannot."""
+    """Write a selection as options of `trashd sweep`; None for several time fields, which options can't express."""
     fields = {bound.field for bound in selection.times}
     if len(fields) > 1:
         return None
@@ -482,11 +481,11 @@ def _format_moment(time_ns: int) -> str:
 
 
 class ListedName(NamedTuple):
-    """What a list says that has more than names.
+    """An entry of a list that contains more than names.
 
-    path           as it is listed; what can't be understood, if it is that
-    ino            its inode number when the list was made; 0: not told
-    is_understood  whether it is a path
+    path           as it is listed; the whole line if it is not understood
+    ino            its inode number when the list was made; 0: not listed
+    is_understood  whether `path` is a path
     """
 
     path: bytes
@@ -495,22 +494,22 @@ class ListedName(NamedTuple):
 
 
 NO_NAMES = frozenset((b"", b".", b".."))
-"""What may stand behind a path's last slash, and names nothing in the directory before it."""
+"""Texts after a path's last slash that name no entry of the directory before it."""
 
 
 class ListedTogether(NamedTuple):
-    """Several names of one directory, none of them `.`, `..` or with a slash. directory: as of a path"""
+    """Several names in one directory, none of them `.`, `..` or with a slash. directory: as part of a path"""
 
     directory: bytes
     names: list[str]
 
 
 Listed = bytes | ListedName
-"""A path alone, or with what else is known of it."""
+"""A path, with or without more data about it."""
 
 
 class ListFormat(Enum):
-    """How a list is written; docs/hpc.md says by which program."""
+    """The format of a list; docs/hpc.md names the programs that write each."""
 
     LINES = "lines"
     NUL = "nul"

@@ -1,6 +1,6 @@
-"""The service's status: a small file that every user may read, and that costs nothing to read.
+"""The service's status: a small file that every user may read, at almost no cost.
 
-Every user may read it, so there is no name of any user's file in it, and of an orphan's id only its end.
+Because every user may read it, it contains no names of users' files, and only the end of an orphan's id.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fusefs.core.record import unquote
 Count = Annotated[int, msgspec.Meta(ge=0)]
 MOST_FAULTS = 10
 UNSEEN = "….".encode()
-"""Stands, with some of the store's id, for the names in a path that other users may not see."""
+"""Replaces, together with the end of the store's id, those names of a path that other users may not see."""
 
 
 class HookCounts(NamedTuple):
-    """Hooks since the service started: all that ran, of these those that failed or were killed, and those dropped."""
+    """Hooks since the service started: all that ran, those that failed or were killed, and those dropped."""
 
     n_run: int = 0
     n_failed: int = 0
@@ -28,18 +28,18 @@ class HookCounts(NamedTuple):
 
 
 class VolumePhase(Enum):
-    """What a volume's reaper does.
+    """The activity of a volume's reaper.
 
-    LOOKING    recovers, adopts, and finds out what is due
+    LOOKING    recovers, adopts, and checks what is due
     REAPING    at full speed
-    YIELDING   paced: others work on the disk
+    YIELDING   paced: other processes use the disk
     HURRYING   space is low
-    WINDOW     waits for the hours in which it may
-    BROKEN     too many errors, or its store is there and can't be used: rests before it tries again
-    ELSEWHERE  another reaper has the volume
-    UNPROVEN   a user's own store not in that user's registry, or of root's that root did not make, or a copy of a
-               mounted volume, or one that had rules elsewhere: nothing is reaped
-    GONE       no store there: not mounted any more, or another filesystem at its place
+    WINDOW     waits for its working hours
+    BROKEN     too many errors, or its store exists and can't be used: waits before it tries again
+    ELSEWHERE  another reaper serves the volume
+    UNPROVEN   not trusted: a user's store that is not in that user's registry, or a store of root that root did not
+               make, or a copy of a mounted volume, or one that had rules elsewhere; nothing is reaped
+    GONE       there is no store: not mounted any more, or another filesystem is mounted there
     """
 
     IDLE = "idle"
@@ -56,7 +56,7 @@ class VolumePhase(Enum):
 
 
 class CurrentReap(msgspec.Struct, frozen=True):
-    """An orphan that is being reaped: `id_end` is enough of its id for all commands."""
+    """An orphan that is being reaped: `id_end` is the end of its id, which all commands accept."""
 
     uid: int
     id_end: str
@@ -64,21 +64,21 @@ class CurrentReap(msgspec.Struct, frozen=True):
 
 
 class StatusFault(msgspec.Struct, frozen=True):
-    """An error, at a wall time; without a name of anybody's file."""
+    """An error and its wall time; without names of users' files."""
 
     at_ns: int
     text: str
 
 
 class HeldBytes(NamedTuple):
-    """What orphans take: of those whose size is known, and how many others there are."""
+    """Space of orphans: the sum of the known sizes, and the number of orphans whose size is not known."""
 
     n_bytes: Count
     n_unknown: Count
 
 
 class HeldByUser(msgspec.Struct, frozen=True):
-    """What one user's orphans take, as HeldBytes has it."""
+    """Space of one user's orphans, as in HeldBytes."""
 
     uid: Count
     n_bytes: Count
@@ -86,7 +86,7 @@ class HeldByUser(msgspec.Struct, frozen=True):
 
 
 class PassedOver(msgspec.Struct, frozen=True):
-    """What is called like a user's folder and is not one, and what a person can do; `where` is printable."""
+    """A name that looks like a user's folder and is not one, and what a person can do; `where` is printable."""
 
     where: str
     what: str
@@ -94,12 +94,12 @@ class PassedOver(msgspec.Struct, frozen=True):
 
 
 class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that serves a volume of several machines, by its beat in the store.
+    """A node that serves a volume shared by several machines, by its heartbeat in the store.
 
-    is_here      it is the one that tells
-    is_alive     whether its beat was seen to change lately; None: it is not watched for long enough
-    unchanged_s  how long the service that tells has seen it unchanged, by its own clock
-    version, phase, probe_ms  what the node says of itself
+    is_here      it is the node that reports
+    is_alive     whether its heartbeat changed lately; None: not watched for long enough
+    unchanged_s  how long the reporting service has seen it unchanged, by its own clock
+    version, phase, probe_ms  from the node's heartbeat
     """
 
     host: str
@@ -113,28 +113,28 @@ class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One volume.
+    """The status of one volume.
 
-    path       the directory that holds the store, quoted as records have it; of a user's own store that root's service
-               serves only so much as every user can see, and some of its id
+    path       the directory that holds the store, quoted as in records; for a user's own store served by root only the
+               part that every user can see, and part of its id
     owner      uid of the user whose own store it is, if root's service serves it
-    why        a sentence that says more than the phase: what it waits for
-    is_known   whether what is in the store was looked at since the service started; else n_users and n_orphans are 0
-    n_unread   orphans that came and were not looked at yet, outside its window say: they are not in the next ones
-    n_orphans  all that are in the store, those being reaped among them; n_due of them may go now
-    entries_per_s, bytes_per_s  of the last seconds
-    tempo_entries_per_s         what it may; None: as fast as the kernel
-    io, memory, cpu             share of the time in which a task waited, 0 to 1; None without PSI
-    probe_ms, unlink_us         how long a small durable write and an unlink took lately
-    eta_s      until all that is due is gone
-    oldest_overdue_s            how long the oldest could have been gone
-    next_due_ns                 wall time when the next one may go; None: none will
-    free_trend_bytes_per_s      how free space went lately, whatever the cause
+    why        a sentence that explains the phase, such as what it waits for
+    is_known   whether the store has been read since the service started; otherwise n_users and n_orphans are 0
+    n_unread   new orphans that were not read yet, e.g. outside of its windows; the other counts don't include them
+    n_orphans  all orphans in the store, including those being reaped; n_due of them may be deleted now
+    entries_per_s, bytes_per_s  over the last seconds
+    tempo_entries_per_s         the present limit; None: unlimited
+    io, memory, cpu             share of the time in which a task stalled, 0 to 1; None without PSI
+    probe_ms, unlink_us         recent times of a small durable write and of an unlink
+    eta_s      seconds until everything due is deleted
+    oldest_overdue_s            how long the oldest has been due
+    next_due_ns                 wall time at which the next one expires; None: none will
+    free_trend_bytes_per_s      recent change of the free space, whatever the cause
     removed_entries, freed_bytes, n_reaped  since the service started
-    held       what each user's orphans take: nobody's in the status file, which everybody may read
+    held       space of each user's orphans; empty in the status file, which every user may read
     faults     the last ones, the newest last
-    refused    names in the store that are like users' folders and are not used as such, a few of each owner
-    nodes      all that were seen to serve it, of a volume that several machines may have mounted
+    refused    names in the store that look like users' folders and are not used as such, a few for each owner
+    nodes      the nodes seen to serve it, if several machines may have mounted it
     """
 
     path: str
@@ -179,22 +179,22 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
         return unquote(self.path)
 
     def shown(self) -> bytes:
-        """So much of that as is told."""
+        """The part of that path that is shown."""
         path = self.root()
         return path if self.owner is None else path.partition(b"/" + UNSEEN)[0] or b"/"
 
 
 IDLE_TELL_S = 300.0
-"""Between two status files when nothing happens."""
+"""Seconds between two status files while nothing happens."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The service.
+    """The status of the service.
 
     updated_ns    wall time of this file: an idle service writes it seldom, a working one every second;
-                  updated_boot_ns is CLOCK_BOOTTIME then
+                  updated_boot_ns is CLOCK_BOOTTIME at the same time
     passed_over   stores that users registered and that are not served, a line for each user
-    refreshes_s   after so many seconds without a newer file something is wrong with the service
+    refreshes_s   if the file is older than this, something is wrong with the service
     config_files  those that were read
     host          the machine's name
     """
@@ -215,7 +215,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 class SeenStatus(NamedTuple):
     """A status as another process reads it.
 
-    is_running  the service that wrote it lives
+    is_running  whether the service that wrote it is alive
     age_s       how long ago it was written
     """
 
@@ -224,14 +224,14 @@ class SeenStatus(NamedTuple):
     age_s: float = 0.0
 
     def is_stale(self) -> bool:
-        """Whether a service that works would have written it anew by now."""
+        """Whether a working service would have written a newer one by now."""
         return self.age_s > self.status.refreshes_s
 
 
 def age_s(status: Status, boot_id: str, boot_ns: int, wall_ns: int) -> float:
-    """How old a status is: by a clock that can't be set, as long as the machine has not been booted anew.
+    """The age of a status, by a clock that can't be set if the machine has not been rebooted since.
 
-    boot_id, boot_ns  of now; boot_ns is CLOCK_BOOTTIME
+    boot_id, boot_ns  at present; boot_ns is CLOCK_BOOTTIME
     """
     is_of_this_boot = status.boot_id == boot_id and status.updated_boot_ns is not None
     since_ns = boot_ns - (status.updated_boot_ns or 0) if is_of_this_boot else wall_ns - status.updated_ns
@@ -239,12 +239,12 @@ def age_s(status: Status, boot_id: str, boot_ns: int, wall_ns: int) -> float:
 
 
 def encode(status: Status) -> bytes:
-    """The file's bytes: JSON, indented for eyes at three in the morning."""
+    """Encode as indented JSON that people can read."""
     return msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n"
 
 
 def decode(text: bytes) -> Status:
-    """What `encode` wrote. Raises  TrashdError for anything else"""
+    """Decode what `encode` wrote. Raises  TrashdError for anything else"""
     try:
         status = msgspec.json.decode(text, type=Status)
         for volume in status.volumes:

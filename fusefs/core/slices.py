@@ -1,8 +1,8 @@
-"""The plan of a removal: which slice of work comes next, and what a finished slice leaves to do.
+"""The plan of a removal: which slice of work is next, and what remains after a slice.
 
 Pure: directories are fds that the remover opens, reads and closes (reaper/remove_slice.py). The plan holds a node for
-each directory that was begun and not finished in one slice; the last begun is worked on first, so that few are
-open at a time whatever the tree's shape.
+each directory that was begun and not finished in one slice. It continues with the last one begun, so that few
+directories are open at a time, whatever the tree's shape.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.results import Report, add_failures
 
 MAX_FDS = 100
-"""Directories that a plan and its running slices hold open together, about; each worker has as many at most."""
+"""Approximate limit of directories that a plan and its running slices keep open; also the limit for each worker."""
 MIN_DEPTH = 4
 MAX_PASSES = 16
 MAX_FAILED_NAMES = 10_000
 _MAX_NAMES, _MAX_SUBDIRS = 4096, 1024
 _MOST_SHARING = 8
-"""Workers in one directory: its lock lets one of them unlink, and more only wait longer for each call (measured)."""
+"""Most workers in one directory: its lock lets only one unlink at a time, so that more only wait longer (measured)."""
 _SHARING_ELSEWHERE = 4
-"""The same on each of several machines, which have a lock each: one unlinks, the others look for their names meanwhile
-(measured by 8 ranks: 1.5 times the rate of one at a mount; in C four are twice one, and sixteen less than four).
+"""The same for each of several machines, which have a lock each: one worker unlinks while the others look up names
+(measured with 8 ranks: 1.5 times the rate of one per mount; in C, four are twice as fast as one, sixteen are slower
+than four).
 """
 _BEGUN_BY_EACH = 8
-"""Directories that a plan for workers elsewhere has begun, a worker: what a slice leaves open is as deep as that."""
+"""Directories that a plan for workers on other machines keeps begun for each worker: a slice may leave as many open."""
 _FEW_NAMES = 8
-"""No share is smaller, unless no more are left: to hand it out costs more than to remove as many from a local disk."""
+"""The smallest share, unless fewer names remain: handing out less takes longer than removing it from a local disk."""
 
 
 def raw(name: str) -> bytes:
-    """A name as the kernel has it; the remover keeps names as os.scandir gives them, which is faster."""
+    """A name as the kernel has it; the remover uses names as from os.scandir, which is faster."""
     return name.encode("utf-8", "surrogateescape")
 
 
 def pack(names: list[str]) -> list[bytes]:
-    """Names in bundles of a slice's size, in the same order."""
+    """Join names into bundles for one slice each, in the same order."""
     parts = (names[at : at + _MAX_NAMES] for at in range(0, len(names), _MAX_NAMES))
     return [raw("/".join(part)) for part in parts]
 
@@ -52,18 +53,18 @@ def unpack(bundle: bytes) -> list[str]:
 
 
 class SliceWork(msgspec.Struct, eq=False):
-    """What is to be done in one directory, or with one large file.
+    """The work in one directory, or on one large file.
 
-    names          entries to unlink; one that turns out to be a directory becomes a subdirectory
-    bundles        more names, packed: as a list those of a large directory take ten times the memory
-    subdirs        directories to remove with all that they hold
-    emptied        directories in which nothing was left, and how often each was listed: to be removed
-    is_listed      nothing but these is known to be left; otherwise the directory is to be listed (again)
-    failed         entries that can't be removed: the next listing passes over them
-    n_failed       how many there are; over MAX_FAILED_NAMES not all are in `failed`
+    names          entries to unlink; a directory among them becomes a subdirectory
+    bundles        more names, packed: as a list, those of a large directory need ten times the memory
+    subdirs        directories to remove with their content
+    emptied        directories that were emptied and are to be removed, and how often each was listed
+    is_listed      nothing else is known to remain; otherwise the directory must be listed (again)
+    failed         entries that can't be removed: the next listing skips them
+    n_failed       their number; above MAX_FAILED_NAMES not all are in `failed`
     n_passes       complete listings so far
     is_productive  something was removed since the last listing began
-    cut_bytes      a file that is unlinked already: what is left to cut off; None for a directory
+    cut_bytes      for a file that has no name any more: its size that is not truncated yet; None for a directory
     """
 
     names: list[str] = []
@@ -78,25 +79,25 @@ class SliceWork(msgspec.Struct, eq=False):
     cut_bytes: int | None = None
 
     def fail(self, name: str) -> None:
-        """Pass over an entry from now on."""
+        """Skip an entry from now on."""
         self.n_failed += 1
         if len(self.failed) < MAX_FAILED_NAMES:
             self.failed.add(name)
 
     def has_rest(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether any work remains."""
         return bool(self.names or self.bundles or self.subdirs or self.emptied or self.cut_bytes) or not self.is_listed
 
     def look_again(self) -> None:
-        """When all is done: list once more where something failed and something was removed.
+        """At the end, have the directory listed once more if some entries failed and others were removed.
 
-        readdir may have skipped entries meanwhile, as some servers do, and here no rmdir will tell.
+        readdir may have skipped entries meanwhile, as with some servers. No rmdir would show that here.
         """
         if self.failed and self.is_productive and self.n_failed <= MAX_FAILED_NAMES and self.n_passes < MAX_PASSES:
             self.is_listed = False
 
     def put_back(self, rest: SliceWork) -> None:
-        """Take over what a slice has left of its part of this work."""
+        """Take back what a slice left undone of its share."""
         self.names += rest.names
         self.bundles += rest.bundles
         self.subdirs += rest.subdirs
@@ -111,14 +112,14 @@ class SliceWork(msgspec.Struct, eq=False):
 
 
 class Slice(NamedTuple):
-    """One bounded piece of work in one directory.
+    """A bounded piece of work in one directory.
 
     key         the plan's number for the directory
-    fd          negative: it is to be opened by its path
+    fd          negative: open the directory by its path
     path        of the directory, below the container, for failures
-    max_depth   directories that may be open below this one; 0: what is in it is too deep
-    is_hoisted  it is the directory that takes what is too deep
-    is_below    it is for what is below directories in this one, and unlinks nothing beside them
+    max_depth   number of directories that may be open below this one; 0: everything in it is too deep
+    is_hoisted  it is the directory to which too deep ones are moved
+    is_below    it only works below directories in this one, and unlinks nothing in it
     is_shared   others unlink in the same directory
     """
 
@@ -132,11 +133,11 @@ class Slice(NamedTuple):
     is_shared: bool = False
 
     def fds(self) -> Sequence[int]:
-        """What goes with it to another process."""
+        """The fds to send to another process together with it."""
         return (self.fd,)
 
     def with_fds(self, fds: Sequence[int]) -> Slice:
-        """The value in the process that its fds came to, where they have these numbers."""
+        """The value in the process that received its fds, with the numbers that they have there."""
         (fd,) = fds
         return self._replace(fd=fd)
 
@@ -144,7 +145,7 @@ class Slice(NamedTuple):
 class UnfinishedDirectory(NamedTuple):
     """A directory (or large file) that a slice began and did not finish.
 
-    fd  negative: another process has it open, if any
+    fd  negative: if it is open at all, another process has it open
     """
 
     name: str
@@ -153,17 +154,17 @@ class UnfinishedDirectory(NamedTuple):
 
 
 class RemovalSliceResult(NamedTuple):
-    """What a slice did.
+    """The result of a slice.
 
-    n_bytes   freed, as far as it was looked at (paced)
-    rest      of the slice's own directory
-    left      what it had entered, each inside the one before
-    hoisted   names of what was too deep, in the directory for it
+    n_bytes   freed, as far as sizes were read (paced)
+    rest      remaining work in the slice's own directory
+    left      unfinished directories that it had entered, each inside of the one before
+    hoisted   names of directories that were too deep, now in the directory for these
     made_hoisted  that directory was made: the first one that was too deep became it
-    entered  directories of others in which something failed: the next reap comes to them again
+    entered  directories of other users in which something failed: the next reap will return to them
     busy_s    how long it took
-    away      the errno of a server that does not answer: the slice ended there, and what it met is no failure
-    doubts    errnos of failures of which it is not known that they are not the server's
+    away      the errno of a server that does not answer: the slice ended, without a failure for the entry
+    doubts    errnos of failures that the server may have caused
     """
 
     removed: int
@@ -180,26 +181,26 @@ class RemovalSliceResult(NamedTuple):
     doubts: frozenset[int] = frozenset()
 
     def fds(self) -> Sequence[int]:
-        """What goes with it to another process."""
+        """The fds to send to another process together with it."""
         return [left.fd for left in self.left]
 
     def with_fds(self, fds: Sequence[int]) -> RemovalSliceResult:
-        """The value in the process that its fds came to, where they have these numbers."""
+        """The value in the process that received its fds, with the numbers that they have there."""
         return self._replace(left=tuple(one._replace(fd=fd) for one, fd in zip(self.left, fds, strict=True)))
 
 
 class FinishedDirectory(NamedTuple):
-    """A directory that no slice works in any more: its fd, if it has one here, may be closed."""
+    """A directory in which no slice works any more: its fd, if it has one here, may be closed."""
 
     fd: int
     has_failed: bool
 
 
 class _Node(msgspec.Struct, eq=False):
-    """A directory that is begun: its work that no slice has, and how much of it is under way.
+    """A directory that was begun: the work that no slice has, and the number of running slices.
 
-    is_whole     all that is in it is this plan's to remove, what is not known of yet too
-    n_unlinking  of the slices that run, how many unlink in it
+    is_whole     everything in it is to be removed by this plan, including entries not known yet
+    n_unlinking  the number of running slices that unlink in it
     """
 
     parent: int | None
@@ -214,27 +215,27 @@ class _Node(msgspec.Struct, eq=False):
     n_children: int = 0
 
     def begins(self, share: SliceWork) -> bool:
-        """A slice has a share of it; whether it is for what is below directories alone."""
+        """Register a slice that takes a share. Returns  whether it only works below directories in this one"""
         is_below = bool(share.subdirs or share.emptied)
         self.n_running += 1
         self.n_unlinking += not is_below
         return is_below
 
     def ends(self, ended: Slice, rest: SliceWork) -> None:
-        """A slice ended, and left that of its share."""
+        """A slice ended, with `rest` undone."""
         self.n_running -= 1
         self.n_unlinking -= not ended.is_below
         self.work.put_back(rest)
 
 
 def _can_clear(node: _Node) -> bool:
-    """Whether a slice may remove what is known by name there, and nobody is at it."""
+    """Whether a slice may remove entries known by name there, without another one at them."""
     return bool(node.work.emptied) or (_has_names(node.work) and not node.n_unlinking)
 
 
 def _can_descend(node: _Node) -> bool:
-    """Whether a slice may look there for more that is to go."""
-    # A listing would find again what others are at.
+    """Whether a slice may list there, or descend into subdirectories."""
+    # A listing would find the entries at which other slices work.
     return bool(node.work.subdirs) or (not node.n_running and not node.n_children and node.work.has_rest())
 
 
@@ -243,22 +244,22 @@ def _has_names(work: SliceWork) -> bool:
 
 
 class _LastBegun:
-    """Of the directories for which something may hold, the last begun for which it does: with very many begun, too."""
+    """Finds the last begun directory for which a condition holds; quickly even if very many were begun."""
 
     def __init__(self, holds: Callable[[_Node], bool], nodes: dict[int, _Node]) -> None:
         self._holds = holds
         self._nodes = nodes
-        self._keys: list[int] = []  # a heap of the keys' negatives: without those for which it can't hold
+        self._keys: list[int] = []  # a heap of negated keys, without those for which the condition can't hold
         self._known: set[int] = set()
 
     def changed(self, key: int) -> None:
-        """It may hold now."""
+        """The condition may hold for this directory now."""
         if key not in self._known:
             self._known.add(key)
             heappush(self._keys, -key)
 
     def find(self) -> int | None:
-        """That directory; for those begun later it does not hold until they change."""
+        """The last begun directory for which it holds; later ones are skipped until they change."""
         while self._keys:
             key = -self._keys[0]
             node = self._nodes.get(key)
@@ -270,16 +271,16 @@ class _LastBegun:
 
 
 class SlicePlan:
-    """The slices of one removal, the sum of what they did, and the fds that they no longer need."""
+    """The slices of one removal, the sum of their results, and the fds that are no longer needed."""
 
     def __init__(
         self, n_workers: int, *, splits_names: bool, least_share: int = _FEW_NAMES, n_machines: int = 0
     ) -> None:
-        """Begin with nothing to do.
+        """Begin without work.
 
         splits_names  whether two workers are faster than one in one flat directory, here
-        least_share   of such a directory's names, unless no more are left
-        n_machines    that the workers are on; 0: they are processes and threads of ours, and share its fds
+        least_share   of such a directory's names, unless fewer remain
+        n_machines    on which the workers run; 0: they are processes and threads of this one, and share its fds
         """
         self._n_workers = n_workers
         most_sharing = max(_MOST_SHARING, _SHARING_ELSEWHERE * n_machines)
@@ -288,26 +289,26 @@ class SlicePlan:
         self._least_share = least_share
         self._nodes: dict[int, _Node] = {}
         n_sharing = self._n_sharing
-        # Names first, wherever they are: they take memory, and each directory that is listed has more of them.
+        # Known names come first, wherever they are: they use memory, and each listed directory adds more.
         self._choices = (
             _LastBegun(_can_clear, self._nodes),
             _LastBegun(_can_descend, self._nodes),
             _LastBegun(lambda node: _has_names(node.work) and node.n_unlinking < n_sharing, self._nodes),
         )
-        """The last is where others unlink."""
+        """The last choice is where others unlink."""
         self._n_added = 0
         self._removed = 0
         self._n_bytes = 0
         self._failures: list[Failure] = []
         self._n_failed = 0
         self.doubts: frozenset[int] = frozenset()
-        """The errnos of failures that may have been the server's, and not the entries'."""
+        """Errnos of failures that the server may have caused, and not the entries."""
         self._entered: dict[str, Entered] = {}
 
     def add(self, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool = False, is_whole: bool = False) -> int:
-        """A directory to begin with, whose fd stays its owner's; its key.
+        """Add a directory, whose fd still belongs to its owner. Returns  its key
 
-        is_whole  it may be listed again; otherwise something in it is not to go, or another plan's
+        is_whole  it may be listed again; otherwise some of its entries are kept, or belong to another plan
         """
         return self._add(_Node(None, "", fd, path, work, is_hoisted=is_hoisted, is_whole=is_whole))
 
@@ -319,25 +320,25 @@ class SlicePlan:
         return key
 
     def _changed(self, key: int) -> None:
-        """There may be more to do in a directory, or fewer who do it."""
+        """There may be more work in a directory, or fewer workers."""
         for choice in self._choices:
             choice.changed(key)
 
     def push(self, key: int, subdirs: tuple[str, ...]) -> None:
-        """More directories to remove in one that was added; it is kept for that until the end."""
+        """Add directories to remove in one that was added; that one is kept for it until the end."""
         self._nodes[key].work.subdirs += subdirs
         self._changed(key)
 
     def is_dry(self) -> bool:
-        """Whether there is no work that `next` could give."""
+        """Whether `next` would return None."""
         return self._find() is None
 
     def is_cutting(self) -> bool:
-        """Whether a large file has lost its name and is not gone yet."""
+        """Whether a large file has no name any more and is not truncated completely yet."""
         return any(node.work.cut_bytes for node in self._nodes.values())
 
     def next(self) -> Slice | None:
-        """A slice that may run beside those that do; None if there is none at the moment."""
+        """A slice that may run beside those that already do; None if there is none at the moment."""
         key = self._find()
         if key is None:
             return None
@@ -345,18 +346,18 @@ class SlicePlan:
         n_free = self._most_begun - len(self._nodes)
         depth = max(n_free // self._n_workers, MIN_DEPTH)
         if (n_free <= 0 or node.path.count(b"/") > MAX_FDS) and node.parent is not None:
-            depth = 0  # a slice that ends early leaves open what it has entered: others of them went as deep
+            depth = 0  # slices that end early leave their entered directories open, and others went as deep
         share = self._cut(node)
         is_below = node.begins(share)
         is_shared = self._n_sharing > 1 and not is_below and (node.n_unlinking > 1 or _has_names(node.work))
         return Slice(key, node.fd, node.path, share, depth, node.is_hoisted, is_below, is_shared)
 
     def _find(self) -> int | None:
-        """The last begun directory where a slice can run; if others unlink in it, only where there is nothing else."""
+        """The last begun directory where a slice can run; one where others unlink only if there is no other."""
         return next((key for choice in self._choices if (key := choice.find()) is not None), None)
 
     def _cut(self, node: _Node) -> SliceWork:
-        """A share of a directory's work, taken from it; names that others are at only if there is nothing else."""
+        """Take a share of a directory's work; names at which others work only if there is nothing else."""
         work = node.work
         if work.emptied:
             share = SliceWork(emptied=work.emptied)
@@ -370,7 +371,7 @@ class SlicePlan:
         if not work.names and 0 < len(work.bundles) < self._n_sharing:
             work.names = unpack(work.bundles.pop())
         if work.names:
-            # Enough is left for each of the others; what is too much for its time comes back.
+            # Enough remains for each of the others; what a slice can't finish in its time is returned.
             n_names = len(work.names) + len(work.bundles) * _MAX_NAMES
             n = min(max(-(-n_names // self._n_sharing), self._least_share), _MAX_NAMES)
             share = SliceWork(work.names[-n:])
@@ -391,7 +392,7 @@ class SlicePlan:
         return share
 
     def done(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
-        """Take in what a slice did; the directories that are done with now."""
+        """Record the result of a slice. Returns  the directories that are finished now"""
         self.note(outcome.entered)
         self._removed += outcome.removed
         self._n_bytes += outcome.n_bytes
@@ -408,12 +409,12 @@ class SlicePlan:
         return self._finish(key)
 
     def lost(self, lost: Slice) -> None:
-        """A slice ended with its worker, it is not known how far: all of it is to be done again."""
+        """A slice's worker ended, and it is not known how far it got: repeat all of it."""
         self._nodes[lost.key].ends(lost, lost.work)
         self._changed(lost.key)
 
     def _finish(self, key: int) -> list[FinishedDirectory]:
-        """Let go of a directory in which nothing is left, and of those above it for which it was the last."""
+        """Drop a directory without remaining work, and its ancestors if it was their last. Returns  those dropped"""
         finished: list[FinishedDirectory] = []
         while True:
             node = self._nodes[key]
@@ -435,21 +436,21 @@ class SlicePlan:
             key = node.parent
 
     def note(self, entered: Iterable[Entered]) -> None:
-        """Remember directories of others for the next reap, as many as a record has room for."""
+        """Record directories of other users for the next reap, as many as a record has room for."""
         for one in entered:
             if len(self._entered) < MAX_ENTERED:
                 self._entered[one.handle] = one
 
     def entered(self) -> tuple[Entered, ...]:
-        """What was noted."""
+        """The recorded directories."""
         return tuple(self._entered.values())
 
     def count(self, removed: int) -> None:
-        """Entries were removed beside the slices."""
+        """Count entries that were removed outside of slices."""
         self._removed += removed
 
     def fds(self) -> list[int]:
-        """The fds of what is unfinished: to be closed if it is left so."""
+        """The fds of unfinished directories: close them if the removal is abandoned."""
         return [node.fd for node in self._nodes.values() if node.parent is not None and node.fd >= 0]
 
     def report(self, *, paced: bool, stopped: bool) -> Report:

@@ -1,4 +1,4 @@
-"""Reading TOML files: the kinds of values, and problems that name the key and what to write."""
+"""Reading TOML files: kinds of values, and problems that name the key and what to write instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec import Meta, convert
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.human_units import SECONDS, parse_duration, parse_rate, parse_size
 from fusefs.core.names import is_volume_id
-from fusefs.core.policy import Authority, TimeWindow, parse_window
+from fusefs.core.policy import DeleteAs, TimeWindow, parse_window
 
 NONE = "none"
 _SHOWN_MAX = 60
@@ -28,10 +28,10 @@ _Positive = Annotated[int, Meta(ge=1, lt=1 << 60)]
 class ValueKind(NamedTuple):
     """One kind of value.
 
-    name   after `expected`: what it should be
-    fix    how to type it
-    read   what TOML has → the value; ValueError for anything else
-    write  the value → TOML, which reads as the same value
+    name   the text after `expected` in a message
+    fix    how to write it
+    read   converts a value of TOML; ValueError if it is of another kind
+    write  converts back to TOML, which reads as the same value
     """
 
     name: str
@@ -41,7 +41,7 @@ class ValueKind(NamedTuple):
 
 
 def shown(found: object) -> str:
-    """A found value for a message: as TOML has it, cut, without control characters."""
+    """A value for a message: in TOML notation, shortened, without control characters."""
     match found:
         case dict():
             text = "a table"
@@ -54,26 +54,26 @@ def shown(found: object) -> str:
         case str():
             text = quoted(found)
         case int():
-            text = hex(found) if abs(found) >= 1 << 64 else str(found)  # a number of 5000 digits is no decimal text
+            text = hex(found) if abs(found) >= 1 << 64 else str(found)  # str() refuses a number of 5000 digits
         case _:
             text = str(found)
     return text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "…"
 
 
 def quoted(text: str) -> str:
-    """A text as TOML's basic string, without anything that a terminal would obey."""
+    """A text as TOML's basic string, without control characters that a terminal would obey."""
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(text, ensure_ascii=False))
 
 
 def bare(text: str) -> str:
-    """A key or path for a message, cut; in quotes unless it is plain."""
+    """A key or path for a message, shortened; in quotes unless it is plain."""
     if re.fullmatch(r"[A-Za-z0-9_./-]+", text) and len(text) <= _SHOWN_MAX:
         return text
     return shown(text)
 
 
 def listed(items: tuple[str, ...]) -> str:
-    """Texts as TOML's array."""
+    """Texts as an array in TOML."""
     return f"[{', '.join(map(quoted, items))}]"
 
 
@@ -86,7 +86,7 @@ def _text(found: Any) -> str:
 
 
 def read_texts(found: Any) -> tuple[str, ...]:
-    """A text, or each of a list of them; ValueError for anything else."""
+    """Read one text or a list of texts; ValueError for anything else."""
     return tuple(map(_any_text, found)) if isinstance(found, list) else (_any_text(found),)
 
 
@@ -99,7 +99,7 @@ def _items(found: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
 
 
 def or_none(kind: ValueKind, none: str = NONE) -> ValueKind:
-    """Values of a kind, or a word for none at all."""
+    """Values of a kind, or a word that stands for none."""
     return ValueKind(
         f"{kind.name} or {quoted(none)}",
         f"{kind.fix}, or {quoted(none)}",
@@ -109,7 +109,7 @@ def or_none(kind: ValueKind, none: str = NONE) -> ValueKind:
 
 
 def _only(is_meant: Callable[[Any], bool], read: Callable[[Any], Any] = lambda found: found) -> Callable[[Any], Any]:
-    """What reads a value for which something holds once it is read; ValueError for all others."""
+    """A reader that accepts only values for which `is_meant` holds; ValueError for all others."""
 
     def read_checked(found: Any) -> Any:
         value = read(found)
@@ -121,7 +121,7 @@ def _only(is_meant: Callable[[Any], bool], read: Callable[[Any], Any] = lambda f
 
 
 def one_of(*words: str) -> ValueKind:
-    """One word of a few."""
+    """One of a few words."""
     known = ", ".join(map(quoted, words))
     fix = f"write one of {known}" if len(words) > 1 else f"write {known}"
     return ValueKind(f"one of {known}", fix, _only(words.__contains__), str)
@@ -152,7 +152,7 @@ def _read_count(found: Any) -> int:
 
 
 def read_path(found: Any) -> bytes:
-    """An absolute path without a slash at its end."""
+    """Read an absolute path; a slash at its end is dropped."""
     text = _text(found)
     parts = text.split("/")
     if parts[0] or ".." in parts or "." in parts:
@@ -223,9 +223,10 @@ PATTERNS: Final = ValueKind(
     "a list of path patterns", 'write ["/scratch/keep/*", "*.precious"]; each begins with / or *',
     lambda found: _items(found, _only(lambda text: text[0] in "/*?[", _text)), listed,
 )  # fmt: skip
-AUTHORITY: Final = ValueKind(
-    "an authority", 'write "asker" or "root"', lambda found: Authority(_text(found)), lambda who: quoted(who.value)
-)
+DELETE_AS: Final = ValueKind(
+    "an identity to delete as", 'write "owner" or "root"', lambda found: DeleteAs(_text(found)),
+    lambda user: quoted(user.value),
+)  # fmt: skip
 USERS: Final = ValueKind(
     "a list of users", 'write ["ci", "12001"]: names or uids, no groups and no patterns',
     lambda found: _items(found, _only(_is_user, _text)), listed,
@@ -242,9 +243,9 @@ COMMAND: Final = ValueKind(
 ADDRESS: Final = ValueKind("an address", 'write "127.0.0.1:9817"', _read_address, _write_address)
 TEXT_MAX_BYTES = 1 << 20
 LINE_MAX_CHARS = 4096
-"""tomllib needs time in the square of a dotted key's length: 40 ms for the longest that fits here."""
+"""tomllib needs time quadratic in the length of a dotted key: 40 ms for the longest that fits here."""
 PROBLEMS_MAX = 100
-"""Reported at once: nobody reads more, and a file that has nothing to do with us has as many as lines."""
+"""Problems reported at once: nobody reads more, and an unrelated file has as many problems as lines."""
 
 
 class Source(NamedTuple):
@@ -255,22 +256,22 @@ class Source(NamedTuple):
 
 
 class ConfigKey(NamedTuple):
-    """Where something stands: a file, and the path of a key in it, such as `volume[2].quota`; empty: the whole file."""
+    """The place of a value: a file, and the path of a key in it, such as `volume[2].quota`; empty: the whole file."""
 
     file: str
     key: str = ""
 
     def __str__(self) -> str:
-        """For a person."""
+        """The place as a person reads it."""
         return f"{self.file}: {self.key}" if self.key else self.file
 
     def problem(self, what: str, fix: str, *, is_warning: bool = False) -> ConfigProblem:
-        """A problem there."""
+        """Make a problem of this place."""
         return ConfigProblem(self.file, self.key, what, fix, is_warning)
 
 
 class Document(NamedTuple):
-    """A file, or a table in it, understood as TOML but not yet as a configuration.
+    """A file, or a table in it, parsed as TOML but not yet read as a configuration.
 
     at  the path of the table
     """
@@ -280,7 +281,7 @@ class Document(NamedTuple):
     at: str = ""
 
     def place(self, *path: str | int) -> ConfigKey:
-        """Where a key in it stands; a number is the index in an array of tables, counted from 0."""
+        """The place of a key in this document; a number is the index in an array of tables, counted from 0."""
         key = self.at
         for part in path:
             key += f"[{part + 1}]" if isinstance(part, int) else f".{bare(part)}"
@@ -288,10 +289,7 @@ class Document(NamedTuple):
 
 
 def decode_source(name: str, raw: bytes) -> Source:
-    """The text in a file's bytes.
-
-    Raises  BadConfig
-    """
+    """Decode a file's bytes. Raises  BadConfig if it is too large or not UTF-8"""
     if len(raw) > TEXT_MAX_BYTES:
         raise _too_large(name)
     try:
@@ -302,9 +300,9 @@ def decode_source(name: str, raw: bytes) -> Source:
 
 
 def read_document(source: Source, problems: list[ConfigProblem], manual: str = "docs/config.md") -> Document:
-    """A file's tree; an empty one, and a problem more, for what is no TOML, or larger than anybody's.
+    """Parse a file. If it is not TOML or too large, add a problem and return an empty document.
 
-    manual  what tells how such a file is written
+    manual  the page that describes the format
     """
     name, text = source
     lines = text.split("\n")
@@ -338,7 +336,7 @@ def _too_large(name: str) -> BadConfig:
 
 
 def _advice(line: str) -> str:
-    """What is wrong with a line more often than anything else; empty for what is none of that."""
+    """Advice for the most frequent mistakes in a line; empty if it has none of them."""
     value = line.partition("=")[2].strip()
     if re.match(r"[0-9]+[A-Za-z%/]", value) or re.match(r"[A-Za-z/*]", value):
         return 'write texts in quotes: key = "24h"'
@@ -348,24 +346,37 @@ def _advice(line: str) -> str:
 
 
 Key = tuple[str | bytes, ...]
-"""The way to a setting; in an array of tables it goes by a table's own `path`, not by its index."""
-Schema = Mapping[str, "ValueKind | Schema | Tables | RemovedKey"]
+"""The path of a setting; in an array of tables it contains the table's `path` instead of its index."""
+Schema = Mapping[str, "ValueKind | Schema | Tables | RemovedKey | RenamedKey"]
 
 
 class Tables(NamedTuple):
-    """An array of tables, each with a `path` of its own."""
+    """An array of tables; each has a `path` of its own."""
 
     schema: Schema
 
 
 class RemovedKey(NamedTuple):
-    """A key that an earlier release had: a warning, and no effect. instead: what to write"""
+    """A key of an earlier release: it gives a warning and has no effect. instead: what to write"""
 
     instead: str
 
 
+class RenamedKey(NamedTuple):
+    """A key that an earlier release had under another name: it is still read, with a warning.
+
+    name    its name now
+    kind    its values now
+    values  how earlier releases wrote values that are written in another way now
+    """
+
+    name: str
+    kind: ValueKind
+    values: Mapping[str, str]
+
+
 class Setting(NamedTuple):
-    """A value, and where it stands."""
+    """A value and its place."""
 
     value: Any
     place: ConfigKey
@@ -375,15 +386,15 @@ Settings = dict[Key, Setting]
 
 
 class SettingsReader:
-    """What a document, or a table in it, sets; its values are read one by one, and the rest goes on after a problem.
+    """The settings of a document or table. Values are read one by one, and reading continues after a problem.
 
     place        the document or table
-    wrong        keys with values that can't be read, which is told
-    has_unknown  there are unknown keys, any of which may have been meant as one that is missing
+    wrong        keys whose values are invalid; each has been reported as a problem
+    has_unknown  whether there are unknown keys, any of which may be a misspelt one that is missing
     """
 
     def __init__(self, document: Document, schema: Schema, problems: list[ConfigProblem]) -> None:
-        """problems: what is wrong is added to them"""
+        """problems: every problem found is appended to it"""
         self.place = document.place()
         self.settings: Settings = {}
         self.wrong: set[Key] = set()
@@ -394,7 +405,7 @@ class SettingsReader:
         self._read(document.tree, schema, (), ())
 
     def _read(self, table: dict[str, Any], schema: Schema, at: tuple[str | int, ...], to: Key) -> None:
-        """Read a table: `at` is where it stands in the document, `to` where its settings go."""
+        """Read a table. `at` is its place in the document, `to` the key prefix of its settings."""
         for key, found in table.items():
             if len(self._problems) >= PROBLEMS_MAX:
                 return
@@ -408,6 +419,8 @@ class SettingsReader:
                 case RemovedKey(instead):
                     what = "this key was removed and has no effect"
                     self._problems.append(place.problem(what, instead, is_warning=True))
+                case RenamedKey():
+                    self._renamed(found, kind, place, table, to)
                 case Tables(inner):
                     self._tables(found, inner, (*at, key), (*to, key))
                 case inner if isinstance(found, dict):
@@ -418,16 +431,17 @@ class SettingsReader:
                     self._problems.append(place.problem(what, f"write [{place.key}]"))
 
     def _other_key(self, key: str, schema: Schema) -> str:
-        """What may be meant by an unknown key, or where it belongs."""
+        """A hint for an unknown key: a similar key, or where the key belongs."""
         from difflib import get_close_matches  # imported for typing errors only
 
-        near = get_close_matches(key[:100], schema, 1)
+        known = [name for name, kind in schema.items() if not isinstance(kind, RemovedKey | RenamedKey)]
+        near = get_close_matches(key[:100], known, 1)
         if near:
             return f"did you mean {near[0]}?"
         if key in self._schema:
             return "write it above all tables, or as a table of its own"
         inside = [f"[{name}]" for name, inner in self._schema.items() if key in _schema_in(inner)]
-        return f"write it below {' or '.join(inside)}" if inside else f"known keys: {', '.join(schema)}"
+        return f"it stands below {' or '.join(inside)}" if inside else f"known here: {', '.join(known)}"
 
     def _value(self, found: Any, kind: ValueKind, place: ConfigKey, to: Key) -> None:
         try:
@@ -436,6 +450,18 @@ class SettingsReader:
             self.wrong.add(to)
             what = f"expected {kind.name}, got {shown(found)}"
             self._problems.append(place.problem(what, kind.fix))
+
+    def _renamed(self, found: Any, kind: RenamedKey, place: ConfigKey, table: Mapping[str, Any], to: Key) -> None:
+        """Read a key by its old name, unless the same table has the new name, too; and warn."""
+        value = kind.values.get(found, found) if isinstance(found, str) else found
+        if kind.name in table:
+            what = f"this key has no effect beside {kind.name}, which is its name now"
+            self._problems.append(place.problem(what, "remove it", is_warning=True))
+            return
+        self._value(value, kind.kind, place, (*to, kind.name))
+        if (*to, kind.name) in self.settings:
+            fix = f"write {kind.name} = {shown(value)}"
+            self._problems.append(place.problem(f"this key is now called {kind.name}", fix, is_warning=True))
 
     def _tables(self, found: Any, schema: Schema, at: tuple[str | int, ...], to: Key) -> None:
         for index, table in enumerate(_listed(found, self._document.place(*at), self._problems)):
@@ -461,13 +487,13 @@ class SettingsReader:
 def read_tables(
     document: Document, name: str, schema: Schema, problems: list[ConfigProblem]
 ) -> Iterator[SettingsReader]:
-    """Read each table of an array; its keys are without the array's name."""
+    """Read each table of an array; keys don't include the array's name."""
     for index, table in enumerate(_listed(document.tree.get(name, []), document.place(name), problems)):
         yield SettingsReader(Document(document.name, table, document.place(name, index).key), schema, problems)
 
 
 def _listed(found: Any, place: ConfigKey, problems: list[ConfigProblem]) -> list[dict[str, Any]]:
-    """The tables of an array; none, and a problem more, if it is no such thing."""
+    """The tables of an array; if it is not a list of tables, add a problem and return none."""
     if isinstance(found, list) and all(isinstance(one, dict) for one in found):
         return found
     name = re.sub(r"\[\d+\]", "", place.key)
@@ -476,27 +502,27 @@ def _listed(found: Any, place: ConfigKey, problems: list[ConfigProblem]) -> list
 
 
 class SettingsBuilder:
-    """Turns settings into values: each is asked for by its key, and checked against those beside it."""
+    """Turns settings into values: each is looked up by its key and checked against related ones."""
 
     def __init__(self, settings: Settings, problems: list[ConfigProblem]) -> None:
-        """problems: those that come up are added."""
+        """problems: every problem found is appended to it"""
         self.settings = settings
         self.problems = problems
 
     def get(self, *key: str | bytes, otherwise: Any = None) -> Any:
-        """What is set."""
+        """The value that is set, or `otherwise`."""
         setting = self.settings.get(key)
         return otherwise if setting is None else setting.value
 
     def wrong(self, what: str, fix: str, *keys: Key) -> None:
-        """Note a problem at the first of these keys that is set; what is not set can't be wrong."""
+        """Add a problem at the first of these keys that is set; if none is, there is nothing to report."""
         place = next((self.settings[key].place for key in keys if key in self.settings), None)
         if place is not None:
             self.problems.append(place.problem(what, fix))
 
 
-def _schema_in(kind: ValueKind | Schema | Tables | RemovedKey) -> Schema:
+def _schema_in(kind: ValueKind | Schema | Tables | RemovedKey | RenamedKey) -> Schema:
     """The keys of a table, or of each table in an array."""
-    if isinstance(kind, ValueKind | RemovedKey):
+    if isinstance(kind, ValueKind | RemovedKey | RenamedKey):
         return {}
     return kind.schema if isinstance(kind, Tables) else kind

@@ -1,4 +1,4 @@
-"""Why a mount's requests do not come over io_uring, and which fast paths a mount has, for people."""
+"""Why a mount's requests do not use io_uring, and a mount's fast paths, both for people."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import msgspec
 from fusefs.core.errors import TrashdError
 
 SWITCH: Final = "/sys/module/fuse/parameters/enable_uring"
-"""The machine's, for every user's FUSE mount."""
+"""The switch of this machine, for the FUSE mounts of all users."""
 _SINCE = (6, 14)
 _TRUSTED = {(6, 18): 42, (7, 1): 6}
-"""The first release of each series that has the mends of what ends a mount, and of what waits for ever."""
+"""The first release of each series with the fixes for the faults that end a mount, or block it for ever."""
 _TRUSTED_SINCE = (7, 2)
 _RELEASE = re.compile(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?", re.ASCII)
 _NOBODY, _GROUP_ONLY = 2, 1
 
 
 class UringFacts(NamedTuple):
-    """What a machine allows this process.
+    """What the machine allows this process to do.
 
-    release     uname(2)'s
+    release     of uname(2)
     is_enabled  the machine's switch; None: its kernel has none
-    refusal     the errno of io_uring_setup(2); 0: it makes a ring
-    disabled    kernel.io_uring_disabled: 0 nobody is refused, 1 all but root and a group, 2 all
-    barred      cores that are online, on which this process may not run
+    refusal     the errno of io_uring_setup(2); 0: it succeeds
+    disabled    kernel.io_uring_disabled: 0 allowed for all, 1 only for root and a group, 2 for nobody
+    barred      online cores on which this process may not run
     """
 
     release: str
@@ -39,9 +39,9 @@ class UringFacts(NamedTuple):
 
 
 def why_not(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
-    """What keeps requests from coming by io_uring before the kernel is asked for it; None: nothing does.
+    """Why requests can't use io_uring, as known before the kernel is asked; None: no reason.
 
-    trusts_all  also kernels that may have known faults
+    trusts_all  also accept kernels that may have known faults
     """
     if facts.is_enabled is None:
         if _version(facts.release)[0] < _SINCE:
@@ -64,9 +64,9 @@ def why_not(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
 
 
 def why_not_trusted(release: str) -> str | None:
-    """The faults that a kernel, by its release, may have in it; None: it is known to be without them.
+    """The faults that a kernel may have, by its release; None: it is known to have none of them.
 
-    A distribution may have mended an older one; that can't be told by its release.
+    A distribution may have fixed an older kernel; the release doesn't show that.
     Source  docs/decisions/0060
     """
     major_minor, patch = _version(release)
@@ -96,7 +96,7 @@ def _why_no_ring(facts: UringFacts) -> str:
 
 
 class FastPath(Enum):
-    """By the names that people read. Without the engine (plain mode) there is none of the others."""
+    """The fast paths by their public names. Without the engine (plain mode) the others are off, too."""
 
     ENGINE = "engine"
     URING = "uring"
@@ -110,13 +110,13 @@ ON: Final = {
     FastPath.PASSTHROUGH: "reads, writes and mmap use the backing file directly, without the daemon",
     FastPath.LISTINGS: "the kernel lists an unchanged directory without a request",
 }
-"""What each does where nothing limits it."""
-SLOW: Final = "SRC is slow: Python code answers from its cache, and threads fetch the rest"
-"""What limits the engine for now."""
+"""The effect of each fast path if nothing limits it."""
+SLOW: Final = "SRC answers slowly: Python answers from memory, and has threads ask for the rest"
+"""What limits the engine at present."""
 
 
 class FastPathState(msgspec.Struct, frozen=True):
-    """Whether a mount has a fast path. why: what it does, what limits it, or what keeps it off"""
+    """Whether a mount has a fast path. why: what it does, what limits it, or why it is off"""
 
     name: str
     is_on: bool
@@ -124,7 +124,7 @@ class FastPathState(msgspec.Struct, frozen=True):
 
 
 class FastPathReport(msgspec.Struct, frozen=True):
-    """What a mount's daemon reports. device: st_dev of the mount"""
+    """The report of a mount's daemon. device: st_dev of the mount"""
 
     device: int
     pid: int
@@ -132,12 +132,12 @@ class FastPathReport(msgspec.Struct, frozen=True):
 
 
 def encode(report: FastPathReport) -> bytes:
-    """As a text."""
+    """Encode as JSON."""
     return msgspec.json.format(msgspec.json.encode(report)) + b"\n"
 
 
 def decode(text: bytes) -> FastPathReport:
-    """From a text. Raises  TrashdError: it is something else"""
+    """Decode what `encode` wrote. Raises  TrashdError for anything else"""
     try:
         return msgspec.json.decode(text, type=FastPathReport)
     except (msgspec.MsgspecError, ValueError) as error:

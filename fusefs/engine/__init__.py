@@ -1,1 +1,1 @@
-"""Floor 3: slices of work, handed to workers at a pace: what removals and sweeps share."""
+"""Slices of work, run by workers at a pace; shared by removals and sweeps."""

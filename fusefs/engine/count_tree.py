@@ -1,11 +1,11 @@
-"""What a container's tree takes: by its filesystem's word, else counted, by a walk that changes nothing (I6).
+"""Measure the space that a container's tree occupies: ask the filesystem, else walk the tree without changing it (I6).
 
-Whatever the shape, memory and fds are bounded. A directory's files are looked at as the listing tells them; of its
-subdirectories only so many are remembered as have room, in the order of their keys, and the listing is read again
-for those beyond. The order is also the one in which inodes lie on the disk.
+Memory and fds are bounded for every shape of tree. The walk counts a directory's files in listing order. It remembers
+only a limited number of its subdirectories, ordered by key, and reads the listing again for the remaining ones. That
+order is also the order of the inodes on disk.
 
-Every entry is opened (O_PATH, never across a mount) before it is asked: a stat by name would ask a filesystem that
-the owner has mounted on it, also on a file, and wait for its answer beyond SIGKILL.
+The walk opens every entry (O_PATH, never across a mount) before it stats it. A stat by name would query a filesystem
+that the owner has mounted on the entry, even on a file, and could wait for its answer without reacting to SIGKILL.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fusefs.store.layout import HOISTED, TREE
 from fusefs.store.walk import Descent
 
 WINDOW = 32_768
-"""Subdirectories of one directory that are remembered at a time; twice as many in all."""
+"""Most subdirectories of one directory that are remembered at a time; twice as many in all."""
 _LEVELS_MAX = 100_000
 _PATH_MAX_BYTES = 16 << 20
 _LINKS_MAX = 100_000
 _PROGRESS_EVERY = 1000
 
 Key = tuple[int, bytes]
-"""d_ino and name of a subdirectory: an order that lasts from one listing to the next."""
+"""d_ino and name of a subdirectory: an order that is the same in every listing."""
 
 
 def survey(
@@ -47,14 +47,14 @@ def survey(
     stops: Stops = lambda: False,
     pauses: Callable[[], None] = lambda: None,
 ) -> Survey:
-    """Count what `tree` and `hoisted` of a container hold; to be run as its owner.
+    """Count what `tree` and `hoisted` of a container hold. Runs as the container's owner.
 
-    progress     told the entries and bytes found, about every thousand
-    with_shared  ask each file which of its blocks snapshots or reflinks share: an open and an ioctl a file, only on
-                 filesystems that can share
-    stops        asked as often: after a yes it returns what was counted by then
-    pauses       called before each entry is looked at: it may wait
-    Raises       nothing for an entry: what can't be looked at is counted
+    progress     called with the numbers of further entries and bytes, about every thousand entries
+    with_shared  query which blocks of each file are shared with snapshots or reflinks: costs an open and an ioctl per
+                 file, and is done only on filesystems that can share blocks
+    stops        called as often; once it returns True the walk ends and returns the counts so far
+    pauses       called before each entry is opened; may block
+    Raises       nothing for an entry: an entry that can't be read is counted as failed
     """
     with Descent(kernel, container) as way:
         return _CountingWalk(kernel, way, progress, stops, pauses, _TreeCount(kernel, container, with_shared)).run()
@@ -62,12 +62,12 @@ def survey(
 
 @dataclass(slots=True)
 class _WalkLevel:
-    """A directory that we must come back to.
+    """A directory to which the walk must return.
 
-    mark, dev, ino  where it is, and what it was
-    keys            subdirectories to go into, the first one last
-    last            the one that we went into last
-    is_cut          there are, or may be, more than `keys`
+    mark, dev, ino  its position, and its identity when it was read
+    keys            subdirectories still to be entered, the first one last
+    last            the subdirectory that was entered last
+    is_cut          there are, or may be, more subdirectories than `keys`
     """
 
     mark: int
@@ -79,7 +79,7 @@ class _WalkLevel:
 
 
 class _CountingWalk:
-    """One walk: the directories on our way that we are not done with."""
+    """One walk: the directories on the current path that are not finished."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class _CountingWalk:
                 self._read(after=level.last)
 
     def _is_back(self, level: _WalkLevel) -> bool:
-        """Go back to a directory, if it still is where it was."""
+        """Go back to a directory; False if it is no longer there."""
         if self._way.mark == level.mark:
             return True
         try:
@@ -139,7 +139,7 @@ class _CountingWalk:
         return False
 
     def _enter(self, level: _WalkLevel) -> None:
-        """Go into the next subdirectory; a directory whose last one this is needs no coming back to."""
+        """Enter the next subdirectory; forget a level whose last subdirectory this is."""
         level.last = level.keys.pop()
         self._n_keys -= 1
         if not level.keys and not level.is_cut:
@@ -157,14 +157,14 @@ class _CountingWalk:
         self._read(after=None)
 
     def _read(self, after: Key | None) -> None:
-        """Look at all entries of the directory where we are, or only for the subdirectories after one."""
+        """Read the current directory: count all entries, or find only the subdirectories after a key."""
         keys = nsmallest(WINDOW + 1, self._subdirectories(after))
         if keys:
             is_cut = len(keys) > WINDOW
             self._remember(keys[WINDOW - 1 :: -1], after, is_cut=is_cut)
 
     def _subdirectories(self, after: Key | None) -> Iterator[Key]:
-        """The subdirectories after one, in any order; the first time (after none) everything is counted."""
+        """The subdirectories after a key, in any order; with `after=None` all entries are counted as well."""
         try:
             with self._kernel.scan(self._way.fd) as entries:
                 for entry in entries:
@@ -183,7 +183,7 @@ class _CountingWalk:
             self._tally.n_failed += 1
 
     def _look(self, name: Name, *, counts: bool) -> bool:
-        """Look at an entry; whether it is a directory."""
+        """Stat an entry and count it if requested; returns whether it is a directory."""
         self._pauses()
         is_directory = self._tally.look(self._way.fd, name, counts=counts)
         if counts and self._tally.n_entries - self._told[0] >= _PROGRESS_EVERY:
@@ -205,7 +205,7 @@ class _CountingWalk:
             self._forget()
 
     def _forget(self) -> None:
-        """Make room: drop the keys of directories far up; they will be read again."""
+        """Free memory: drop the keys of directories far up, whose listings will be read again."""
         for level in self._levels[:-1]:
             if self._n_keys <= WINDOW:
                 return
@@ -222,14 +222,14 @@ class _CountingWalk:
 
 
 class _TreeCount:
-    """What was found so far."""
+    """Sums of the entries counted so far."""
 
     def __init__(self, kernel: Kernel, container: Fd, with_shared: bool) -> None:
         magic = kernel.filesystem(container)
         self._kernel = kernel
         self._with_shared = with_shared and may_share(magic)
         self._inline_max = INLINE_MAX_BYTES if magic == BTRFS_MAGIC else 0
-        self._links: dict[int, tuple[int, int]] = {}  # inode → names not seen yet, bytes
+        self._links: dict[int, tuple[int, int]] = {}  # inode → names not met yet, bytes
         self._shared = 0
         self._n_spare_names = 0
         self._is_at_least = False
@@ -245,7 +245,7 @@ class _TreeCount:
         )
 
     def look(self, parent: Fd, name: Name, *, counts: bool) -> bool:
-        """Look at an entry, and count it or not; whether it is a directory."""
+        """Stat an entry and count it if requested; returns whether it is a directory."""
         try:
             st = self._kernel.stat(parent, name)
         except FileNotFoundError:
@@ -261,18 +261,18 @@ class _TreeCount:
     def _look_for_shared(self, parent: Fd, name: Name, st: os.stat_result) -> None:
         try:
             with self._kernel.open_beneath(parent, name) as fd:
-                # Only a regular file may be opened for reading: a tape would rewind.
+                # Open only regular files for reading: opening a tape device would rewind it.
                 if os.path.samestat(self._kernel.fstat(fd), st):
                     self._shared += min(shared_bytes(self._kernel, fd), self._bytes_of(st))
         except OSError:
-            self._shared += self._bytes_of(st)  # it can't be asked: at most all of it
+            self._shared += self._bytes_of(st)  # unknown: assume that all of it is shared
 
     def _bytes_of(self, st: os.stat_result) -> int:
         inline_max = self._inline_max if stat.S_ISREG(st.st_mode) else 0
         return taken_bytes(st.st_size, st.st_blocks, st.st_blksize, inline_max)
 
     def _count(self, st: os.stat_result) -> bool:
-        """Count an entry; whether its inode is new."""
+        """Count an entry; returns whether its inode is new."""
         self.n_entries += 1
         n_bytes = self._bytes_of(st)
         if st.st_nlink <= 1 or stat.S_ISDIR(st.st_mode):
@@ -306,11 +306,11 @@ def ask_size(
     pauses: Callable[[], None] = lambda: None,
     stops: Stops = lambda: False,
 ) -> AskedSize:
-    """Ask for it; to be run as the container's owner.
+    """Measure the tree of a container: ask the filesystem, else walk the tree. Runs as the container's owner.
 
     container  open for reading
-    walks   whether it is counted where the filesystem doesn't know it
-    pauses, stops  of that, as for `survey`
+    walks   whether to walk the tree if the filesystem does not keep its size
+    pauses, stops  of the walk, as for `survey`
     Raises  OSError of the container itself
     """
     with suppress(OSError), kernel.open_beneath(container, TREE, _READABLE) as tree:
@@ -327,7 +327,7 @@ def ask_size(
 def size_of(
     kernel: Kernel, container: Fd, seen: Survey, *, with_shared: bool = True, is_stopped: bool = False
 ) -> TreeSize:
-    """What was counted, as a record has it. with_shared: as `survey` was asked"""
+    """Convert counts to the size stored in a record. with_shared: the argument that `survey` had"""
     magic = kernel.filesystem(container)
     knows = tells_sharing(magic) if with_shared else never_shares(magic)
     shared = seen.shared_bytes if knows else None

@@ -1,8 +1,8 @@
-"""Slices run by the ranks of an MPI job: threads within a rank, ranks on as many machines as mpiexec was given.
+"""Run slices on the ranks of an MPI job: threads within a rank, ranks on all machines that mpiexec was given.
 
-The first rank has the plan, and runs slices too; the others run what they are sent, each on its own mount. A slice
-travels by its path, without fds. One thread of a rank calls MPI, and never waits in MPI: any MPI will do, and a waiting
-rank costs no processor. A lost rank ends the job (docs/decisions/0051-mpi.md).
+The first rank has the plan and runs slices too. The other ranks run the slices that they receive, each on its own
+mount. A slice is sent with its path, without fds. One thread of a rank calls MPI and never blocks in MPI: any MPI
+library works, and a waiting rank uses no CPU. A lost rank ends the job (docs/decisions/0051-mpi.md).
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from fusefs.linux.fd import Fd, closed_on_error
 from fusefs.linux.kernel import Kernel
 
 _SLICE_S = 0.25
-"""A slice's time, at least: messages, and opening its directory, cost little beside it (measured: bench/nodes.py)."""
+"""Shortest slice: messages, and opening its directory, cost little compared with this (measured: bench/nodes.py)."""
 _SLICE_S_EACH = 0.002
-"""For each slice under way: one takes the first rank 0.15 ms, so that it keeps up with any number of them."""
+"""Shortest slice, for each slice under way: one slice costs the first rank 0.15 ms, so it keeps up with any number."""
 _POLL_S, _LONGEST_POLL_S = 0.0005, 0.004
-"""Between two polls of MPI: just after a message or the end of a slice, and when there was neither for a while."""
-_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")  # by mpiexec or srun
+"""Pause between two polls of MPI: right after a message or the end of a slice; and when idle for a while."""
+_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")  # set by mpiexec or srun
 
 
 class DirectoriesByPath:
-    """The open directories below one; for any thread."""
+    """Cache of open directories below a top directory. Thread-safe."""
 
     def __init__(self, kernel: Kernel, top: Fd, takes: Callable[[Fd, bytes], bool], most: int = 256) -> None:
-        """Begin with none.
+        """Start with an empty cache.
 
-        top    stays its owner's
-        takes  asked of each directory when it is opened, with its path below the top: whether it may be entered
+        top    the fd stays its owner's
+        takes  called for each directory that is opened, with its path below the top: whether it may be entered
         """
         self._kernel = kernel
         self._top = top
         self._takes = takes
         self._most = most
-        self._open: dict[bytes, Fd] = {}  # the last used at the end
+        self._open: dict[bytes, Fd] = {}  # the most recently used one last
         self._lock = threading.Lock()
 
     def open(self, path: bytes) -> Fd:
-        """Open a directory for reading, one component at a time, never through a link or a mount; the caller closes it.
+        """Open a directory for reading, component by component, never through a link or a mount; the caller closes it.
 
         Raises  OSError: ENOENT or ESTALE if this machine does not see it; EPERM if it may not be entered
         """
@@ -61,7 +61,7 @@ class DirectoriesByPath:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
-        self.close()  # what is open on the way may be another directory by now
+        self.close()  # the path of a cached directory may name another one by now
         return self._open_below(path)
 
     def _open_below(self, path: bytes) -> Fd:
@@ -81,7 +81,7 @@ class DirectoriesByPath:
         return fd
 
     def keep(self, path: bytes, fd: Fd) -> None:
-        """Own a directory that was opened and may be entered, as long as there is room."""
+        """Add an open directory that may be entered, and own its fd; if the cache is full, close the oldest one."""
         with self._lock:
             if path in self._open:
                 self._open.pop(path).close()
@@ -90,14 +90,14 @@ class DirectoriesByPath:
                 self._open.pop(next(iter(self._open))).close()
 
     def close(self) -> None:
-        """Close all that is open."""
+        """Close all cached directories."""
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()
 
 
 class SentSlice(NamedTuple, Generic[Work]):
-    """A slice for a rank. number: no other one that is under way has it"""
+    """A slice sent to a rank. number: unique among the slices under way"""
 
     number: int
     work: Work
@@ -108,39 +108,39 @@ _Threads = WorkerThreads[SentSlice[Any], Any]
 
 
 class RankRunner(NamedTuple, Generic[Work, Result]):
-    """What runs slices in a rank. run: returns None if this rank does not see the directory; strategy: the rank's"""
+    """Runs slices in a rank. run: returns None if this rank does not see the directory; strategy: the rank's"""
 
     run: Callable[[Work, SliceBudget], Result]
     strategy: Strategy
 
     def run_sent(self, sent: SentSlice[Work], budget: SliceBudget) -> Result:
-        """Run a slice, in a thread of the rank."""
+        """Run a slice in a thread of the rank."""
         return self.run(sent.work, budget)
 
 
 OpensRunner = Callable[[Kernel, int], AbstractContextManager[object]]
-"""Makes a RankRunner for one of so many ranks, or anything else, if the rank has only to check something; it pickles.
-Raises  TrashdError, OSError: the rank does not see what is to be worked on
+"""Makes a RankRunner for one of so many ranks, or another object if the rank only has to check something. It pickles.
+Raises  TrashdError, OSError: the rank can't find the volume
 """
 
 
 def least_slice_s(n_running: int) -> float:
-    """Seconds that a slice takes at least, so that the first rank keeps up with so many under way."""
+    """Shortest useful slice in seconds, so that the first rank keeps up with this number of slices under way."""
     return max(_SLICE_S, _SLICE_S_EACH * n_running)
 
 
 class SlicesOfRanks(Generic[Work]):
-    """Which rank has which slices; of the first rank."""
+    """Records which rank has which slices; used by the first rank."""
 
     def __init__(self, n_slices: Sequence[int]) -> None:
-        """n_slices: that each rank runs beside each other"""
+        """n_slices: the number of slices that each rank runs at a time"""
         places = sorted((place, rank) for rank, n in enumerate(n_slices) for place in range(n))
-        self._ranks = [rank for _place, rank in places]  # the first place of each comes before the second of any
-        self._free = deque(range(len(places)))  # the next at the left: ranks take turns, however little there is to do
+        self._ranks = [rank for _place, rank in places]  # each rank's first place precedes any second place
+        self._free = deque(range(len(places)))  # next one at the left: ranks alternate, however little work there is
         self.sent: dict[int, SentSlice[Work]] = {}
 
     def send(self, work: Work, budget: SliceBudget) -> tuple[int, SentSlice[Work]]:
-        """A slice, and the rank that it is for: the one whose turn it is."""
+        """Assign a slice to the next rank in order; returns the rank and the message for it."""
         number = self._free.popleft()
         if not budget.is_paced():
             budget = budget._replace(seconds=max(budget.seconds, least_slice_s(len(self.sent) + 1)))
@@ -148,7 +148,7 @@ class SlicesOfRanks(Generic[Work]):
         return self._ranks[number], sent
 
     def end(self, number: int, outcome: Done | None) -> EndedSlice[Work, Done]:
-        """A slice that has ended; its rank has room for another one."""
+        """Take an ended slice off the list; its rank can run another one."""
         self._free.append(number)
         sent = self.sent.pop(number)
         return EndedSlice(sent.work, sent.budget, outcome)
@@ -165,12 +165,11 @@ class MpiJob:
         self.n_ranks: int = comm.Get_size()
 
     def __enter__(self) -> Self:
-        """Be a rank for the block."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        """End: the first rank ends the others, whatever happened, and unless it is root's receives what they send."""
-        if kind is not None and not self.is_first:  # a mistake of ours ends the job, as a lost rank does
+        """End the job: the first rank ends the others, and unless it is root, receives what they still send."""
+        if kind is not None and not self.is_first:  # a bug in trashd ends the job, as a lost rank does
             traceback.print_exc()
             self._comm.Abort(Exit.FAILED)
         for rank in range(1, self.n_ranks) if self.is_first else (0,):
@@ -184,17 +183,17 @@ class MpiJob:
         self._mpi.Finalize()
 
     def uids(self) -> list[int]:
-        """Of each rank, at the first; nothing at the others. As plain numbers: what is pickled can do anything."""
+        """Each rank's uid, at the first rank; empty elsewhere. Sent as plain numbers: unpickling can run any code."""
         uids = array("q", [0] * self.n_ranks) if self.is_first else None
         self._comm.Gather(array("q", [os.geteuid()]), uids)
         return [*uids] if uids is not None else []
 
     def send(self, message: object, rank: int) -> None:
-        """Begin to send a message; it is under way as long as messages are received."""
+        """Begin to send a message; MPI goes on with it while messages are received."""
         self._sending.append(self._comm.isend(message, rank))
 
     def receive(self) -> tuple[int, Any] | None:
-        """A message that has arrived, with the rank that sent it."""
+        """A message that has arrived, with the rank that sent it; None if there is none."""
         self._settle()
         status = self._mpi.Status()
         message = self._comm.improbe(status=status)
@@ -227,7 +226,7 @@ class MpiJob:
         return [answers[rank] for rank in sorted(answers)]
 
     def serve(self, kernel: Kernel) -> int:
-        """Run slices until the first rank ends it; the exit code. Ctrl-C is the first rank's."""
+        """Run slices until the first rank ends the job; returns the exit code. Only the first rank handles Ctrl-C."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         threading.excepthook = _end_rank
@@ -253,7 +252,7 @@ class MpiJob:
         return 0
 
     def _open(self, kernel: Kernel, opens: OpensRunner, owned: ExitStack) -> _Threads | None:
-        """The rank's threads, if it is to run slices; the first rank gets their number, or why there are none."""
+        """Start the rank's threads if it runs slices; sends the first rank their number, or an error text."""
         threads = None
         try:
             runner = owned.enter_context(opens(kernel, self.n_ranks))
@@ -267,13 +266,13 @@ class MpiJob:
 
 
 def _end_rank(raised: threading.ExceptHookArgs) -> None:
-    """End the rank, and so the job: a mistake of ours was met in one of its threads."""
+    """End the rank, and so the job, after a bug in trashd raised in one of its threads."""
     threading.__excepthook__(raised)
     os._exit(Exit.FAILED)
 
 
 class RankCrew(Generic[Work, Done]):
-    """All ranks, ready for slices. See SlicePool."""
+    """All ranks of a job, ready for slices. See SlicePool."""
 
     def __init__(self, job: MpiJob, ours: RankRunner[Work, Done], here: _Threads, n_slices: Sequence[int]) -> None:
         self.ours = ours
@@ -292,7 +291,7 @@ class RankCrew(Generic[Work, Done]):
             self._here.submit(sent, sent.budget)
 
     def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
-        """See SlicePool. What another rank does not see is run here; what is lost here is lost."""
+        """See SlicePool. Slices that another rank does not see run here; slices lost here are reported as lost."""
         until_s, ended = time.monotonic() + most_s, list[EndedSlice[Work, Done]]()
         while True:
             while (received := self._job.receive()) is not None:
@@ -309,9 +308,9 @@ class RankCrew(Generic[Work, Done]):
 
 
 def joined() -> MpiJob:
-    """The job that this process is a rank of; alone it is a job of one.
+    """Join the job that this process is a rank of; a process started without mpiexec is a job of one rank.
 
-    Raises  Refused: there is no mpi4py, or it is another MPI's
+    Raises  Refused: mpi4py is missing, or it belongs to another MPI than the one that started this process
     """
     try:
         import mpi4py

@@ -1,7 +1,8 @@
-"""The pace of a removal, asked before each slice: measured from the machine's load in the workers' common rests.
+"""The pace of a removal: budgets for slices, derived from the machine's load in rests that all workers share.
 
-In the foreground a removal, or a walk, goes at the user's limits alone, or by what others on the disk feel. The latter
-needs no privilege: every user can read the pressure, and the probe is written to the user's own folder.
+In the foreground a removal or a walk runs at the limits that the user set, or at a pace adapted to other users of the
+disk. The latter needs no privilege: every user can read the pressure files, and the probe is written to the user's own
+folder.
 """
 
 from __future__ import annotations
@@ -42,42 +43,42 @@ from fusefs.linux.metadata_writeback import MetadataWriteback
 from fusefs.linux.pressure import DeviceCounters, Psi, StallTimes
 
 GLANCE_S = 0.2
-"""How long a change of mind may go unseen."""
+"""Longest time until a change of speed or a request to stop is noticed."""
 _NAP_S = 0.002
-"""Shorter waits than that are slept through: no stop is looked for in them."""
+"""Shorter waits than this are slept through, without a check whether to stop."""
 _GAP_S = 0.0002
-"""Between two looks whether the device has a gap for us."""
+"""Pause between two checks whether the device is idle."""
 _MAKES_UP = 5.0
-"""A slice that waited for a gap takes up to so many times as much, for those that it would have taken meanwhile."""
+"""A slice that waited for an idle device may be up to so many times as large, to make up for the slices it missed."""
 _PATIENCE_S = 0.1
-"""On a device that never has one we take our small slice all the same: it must not starve."""
+"""Longest wait of a small slice for an idle device: after it the slice starts all the same, so it can't starve."""
 
 
 class KeepsTime(Protocol):
-    """What tells seconds, and lets them pass: the module `time`, but where time is simulated."""
+    """A clock: the module `time`, or a simulated one."""
 
     def monotonic(self) -> float:
-        """As time.monotonic."""
+        """See time.monotonic."""
 
     def sleep(self, seconds: float, /) -> None:
-        """As time.sleep."""
+        """See time.sleep."""
 
 
 class SetsSpeed(Protocol):
-    """Who says how fast it goes: a person once and for all, or what watches the disk."""
+    """Sets the speed: a constant one from the command line, or one adapted to the load of the disk."""
 
     def tempo(self) -> Speed:
-        """How fast it may be now; asked at least before each slice."""
+        """The speed allowed now; called at least before each slice."""
 
     def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
-        """A slice did so much, and took a worker that long."""
+        """Record a finished slice; busy_s: the time it took a worker."""
 
     def wait(self, seconds: float) -> None:
-        """Wait that long, or until the tempo changes."""
+        """Wait for this time, or until the speed changes."""
 
 
 class ConstantSpeed(NamedTuple):
-    """One tempo all the time."""
+    """A constant speed."""
 
     always: Speed
 
@@ -97,7 +98,7 @@ FULL_SPEED = ConstantSpeed(AT_ONCE)
 
 
 class SlicePace:
-    """A tempo as budgets for slices."""
+    """Divides a speed into budgets for slices."""
 
     def __init__(
         self,
@@ -106,9 +107,9 @@ class SlicePace:
         afterwork: float = 0.0,
         clock: KeepsTime = time,
     ) -> None:
-        """Be asked.
+        """Start at full speed, then follow the pacer.
 
-        is_busy    whether the device has anything to do right now; asked beside others alone
+        is_busy    whether the device has anything to do right now; called only while others use the disk
         afterwork  see Strategy
         """
         self._pacer = pacer
@@ -122,18 +123,18 @@ class SlicePace:
         self.follow()
 
     def follow(self) -> Speed:
-        """The tempo as it is now."""
+        """Read the current speed from the pacer, and adapt the limits to it."""
         tempo = self._pacer.tempo()
         if tempo != self._tempo and not tempo.holds():
             now = self._clock.monotonic()
             slice_s = SLICE_S if tempo.is_alone else SMALL_SLICE_S
             self._entries = _changed(self._entries, tempo.entries_per_s, now, slice_s)
             self._bytes = _changed(self._bytes, tempo.bytes_per_s, now, slice_s)
-        self._tempo = tempo  # what is owed when a hold begins is still owed when it ends
+        self._tempo = tempo  # a debt from before a hold is still owed when the hold ends
         return tempo
 
     def budget(self) -> SliceBudget | None:
-        """What a slice may do now; None if it has to wait."""
+        """The budget for a slice that begins now; None if it has to wait."""
         tempo = self.follow()
         if tempo.holds() or (not tempo.is_alone and not self._small.may_begin()):
             return None
@@ -156,7 +157,7 @@ class SlicePace:
         return budget
 
     def _seconds(self, tempo: Speed, now_s: float) -> float:
-        """How long a slice may be that begins now; 0 in a rest."""
+        """The longest time for a slice that begins now; 0 in a rest."""
         seconds = SLICE_S if tempo.is_alone else SMALL_SLICE_S
         if not tempo.rests:
             return seconds
@@ -165,21 +166,21 @@ class SlicePace:
         return min(seconds, begins_s - now_s)
 
     def done(self, budget: SliceBudget, done: WorkDone) -> None:
-        """Take in what a slice did with its budget."""
+        """Account for a finished slice and its budget."""
         self.give_back(budget, done.n_entries, done.n_bytes)
         if not self._tempo.is_alone:
             self._small.done(done, self._tempo.share, self._clock.monotonic())
         self._pacer.done(*done)
 
     def give_back(self, budget: SliceBudget, n_entries: int = 0, n_bytes: int = 0) -> None:
-        """Return what a slice did not spend; what it overspent is waited for."""
+        """Return the unused part of a budget; overspending makes the next slices wait."""
         if self._entries is not None and budget.n_entries is not None:
             self._entries.give_back(budget.n_entries - n_entries)
         if self._bytes is not None and budget.n_bytes is not None:
             self._bytes.give_back(budget.n_bytes - n_bytes)
 
     def sleep(self) -> None:
-        """Wait until there is a budget again, or long enough to look whether to stop."""
+        """Wait until there is a budget again, or until the caller should check whether to stop (GLANCE_S)."""
         now = self._clock.monotonic()
         waits = [allowance.wait_s() for allowance in (self._entries, self._bytes) if allowance is not None]
         waits += [self._rest_ends_s - now, self._small.wait_s(now)]
@@ -191,7 +192,7 @@ class SlicePace:
 
 
 class _SmallSlices:
-    """Small slices beside others: a share of the time, each begun in a gap of the device."""
+    """Small slices while others use the disk: a share of the time, each begun when the device is idle."""
 
     def __init__(self, is_busy: Callable[[], bool], afterwork: float, clock: KeepsTime) -> None:
         self._is_busy = is_busy
@@ -204,9 +205,10 @@ class _SmallSlices:
         self.n_entries = 1
 
     def may_begin(self) -> bool:
-        """Whether a slice may begin. A gap is waited for here: the long way through the engine would be felt by others.
+        """Whether a slice may begin. Waits here for an idle device: others would notice the delay of a return to the
+        engine.
 
-        False is for a moment only: there may be other things to do.
+        False is temporary: the caller may have other things to do.
         """
         now_s = self._clock.monotonic()
         if now_s < self._due_s:
@@ -224,9 +226,9 @@ class _SmallSlices:
         return True
 
     def done(self, done: WorkDone, share: float, now_s: float) -> None:
-        """A slice was done, and we have that share of the time."""
+        """Account for a finished slice; share: our share of the time."""
         period_s = done.busy_s * (1.0 + self._afterwork) / share
-        # What was not taken when it was due is made up for by shorter pauses, not by none.
+        # Missed time is made up for by shorter pauses, never by none at all.
         self._due_s = max(self._due_s + period_s, now_s + period_s / 2)
         self._asked_s = None
         self._share = share
@@ -235,12 +237,12 @@ class _SmallSlices:
             self._fit = max(1, min(round((3 * self._fit + fits) / 4), 2 * self._fit))
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until one may begin, as far as is known."""
+        """Seconds until a slice may begin, by what is known now."""
         return self._due_s - now_s
 
 
 class DeviceQueue:
-    """Whether the device of a volume has anything to do; opened when that is first asked."""
+    """Checks whether the device of a volume has anything to do; opens its counters at the first check."""
 
     def __init__(self, volume_fd: int) -> None:
         self._volume_fd = volume_fd
@@ -248,14 +250,13 @@ class DeviceQueue:
         self._device: DeviceCounters | None = None
 
     def is_busy(self) -> bool:
-        """Right now; False where no device is seen."""
+        """Whether the device has requests right now; False if no device can be found."""
         if not self._is_open:
             self._device = DeviceCounters.of(self._volume_fd)
             self._is_open = True
         return self._device is not None and self._device.is_busy()
 
     def close(self) -> None:
-        """Let go of it."""
         if self._device is not None:
             self._device.close()
 
@@ -270,19 +271,19 @@ def _changed(allowance: TokenBucket | None, per_s: int | None, now_s: float, sli
 
 
 _BEFORE_LOOK_S = 0.02
-"""Small orphans are gone before a look is due."""
+"""Time before the first look: small orphans are deleted before it begins."""
 _EARLY_S = 0.002
-"""A look that should be in a rest is not left to its last moment."""
+"""A sample for a rest ends this much before the rest does."""
 _LATE_S = 0.01
 _PROBE_EVERY_S, _OFTEN_S = 10.0, 1.1
 _WRITE_BACK_EVERY_S, _WRITTEN_BACK_S = 0.09, 0.02
-"""As often as a tick; and so long before a rest, where it would be taken for another's load."""
+"""Interval of write-backs, about one per tick; and how long before a rest they stop, so as not to disturb it."""
 _PROBE = bytes(4096)
 _KEPT_PROBES = 5
 
 
 class _CounterSample(NamedTuple):
-    """All counters at a moment."""
+    """All counters at one moment."""
 
     at_s: float
     stalls: StallTimes
@@ -290,7 +291,7 @@ class _CounterSample(NamedTuple):
 
 
 class PressurePacer:
-    """The tempo of one volume's reaper."""
+    """Adapts the speed of the reaper of one volume to the load by others."""
 
     def __init__(
         self,
@@ -303,13 +304,13 @@ class PressurePacer:
         may_write: bool = True,
         write: Callable[[], None] | None = None,
     ) -> None:
-        """Begin to listen.
+        """Begin to watch the load.
 
-        store_fd  a directory on the volume in which we may make a file; it stays its owner's
+        store_fd  a directory on the volume in which we may create a file; it stays its owner's
         psi       this machine's by default
-        may_write  whether the directory is ours to write to; else nothing is learnt of how long that takes
-        write     how a little is written on a server's filesystem, durably: few have files without a name, and what its
-                  other clients feel nothing else tells
+        may_write  whether we may write to the directory; if not, the duration of durable writes is not measured
+        write     writes a little durably to a server's filesystem: few of these have unnamed files, and this duration
+                  is the only sign of what their other clients experience
         """
         self._kernel = kernel
         self._store_fd = store_fd
@@ -334,9 +335,9 @@ class PressurePacer:
         self._new_probes: deque[tuple[float, bool]] = deque()
 
     def tick(self, done: WorkDone, backlog: Backlog) -> Speed:
-        """How fast it may be from now on; to be asked when `next_tick_s` has passed, or sooner.
+        """The speed from now on; to be called after `next_tick_s`, or sooner.
 
-        done  of all workers, since the beginning
+        done  by all workers, since the beginning
         """
         self._backlog = backlog
         n_entries, busy_s = done.n_entries - self._done.n_entries, done.busy_s - self._done.busy_s
@@ -352,18 +353,18 @@ class PressurePacer:
         if self._state.others is OtherUsers.UNKNOWN and self._clock() < self._began_s + _BEFORE_LOOK_S:
             tempo = pacing.tempo(self._state._replace(others=OtherUsers.SOME), self._caps, backlog)
         if tempo.is_alone != self._tempo.is_alone or tempo.rests != self._tempo.rests:
-            self._last = self._look()  # there are other rests from now on
+            self._last = self._look()  # the rests differ from now on
         self._tempo = tempo
         return tempo
 
     def next_tick_s(self) -> float:
-        """Seconds until the next tick tells something: where a rest begins or ends, or soon anyhow."""
+        """Seconds until the next useful tick: the beginning or end of a rest, or at most TICK_S."""
         now_s = self._clock()
         _, until_s = self._span(now_s)
         return min(max(until_s - now_s, 0.0), TICK_S)
 
     def _listen(self) -> None:
-        """Take a sample if a rest, or the work between two, is over."""
+        """Evaluate a sample if a rest, or the work between two rests, is over."""
         now_s = self._clock()
         is_rest, until_s = self._span(self._last.at_s)
         if now_s < until_s:
@@ -375,11 +376,11 @@ class PressurePacer:
         if has_rests and is_whole and not is_ours:
             self._state = pacing.hear(self._state, _sample(self._last, look, is_rest=bool(is_rest)))
         elif self._state.others is OtherUsers.UNKNOWN and look.at_s >= self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S:
-            self._began_s = look.at_s  # nobody asked when the first look was to end: it begins again
+            self._began_s = look.at_s  # no tick came when the first look should have ended: begin it again
         self._last = look
 
     def _span(self, at_s: float) -> tuple[bool | None, float]:
-        """Whether a moment is in a rest (True), between two (False), or at the edge of one; and how long that stays."""
+        """Whether a moment is in a rest (True), between two (False) or at the edge of one (None); and until when."""
         if self._state.others is OtherUsers.UNKNOWN:
             begins_s, ends_s = self._began_s + _BEFORE_LOOK_S, self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S
         else:
@@ -397,16 +398,16 @@ class PressurePacer:
         return _CounterSample(self._clock(), self._psi.read(), requests)
 
     def wants_probe(self) -> bool:
-        """Whether it is time for a small durable write, which is to be done soon, where nothing waits for it."""
+        """Whether it is time for a small durable write; it should be done soon, in a thread that nothing waits for."""
         if not self._may_write:
             return False
         now_s = self._clock()
         is_rest, until_s = self._span(now_s)
         listens_by_probes = self._is_remote and self._state.others is OtherUsers.NONE
         if not (listens_by_probes or pacing.needs_probes(self._state)):
-            # For those who look at it alone; never in a rest, where it would be taken for another's load.
+            # Measured for the status display only; never in a rest, where it would look like load by others.
             return is_rest is False and now_s - self._probed_s >= _PROBE_EVERY_S
-        if self._is_remote and is_rest:  # that may be less than at work, and is to be found out
+        if self._is_remote and is_rest:  # it may take less time than during work, and that is to be measured
             expected_s = min(self._state.rest_probes, default=0.0)
         else:
             expected_s = self._probes[-1] if self._probes else 0.0
@@ -416,10 +417,10 @@ class PressurePacer:
         return is_rest is not None and has_time and now_s - self._probed_s >= _OFTEN_S
 
     def probe(self) -> None:
-        """Write a little, and wait until it is durable. Blocks; nothing is learnt where that is impossible."""
+        """Write a little and wait until it is durable. Blocks; measures nothing where writing is impossible."""
         self._probed_s = began_s = self._clock()
         is_rest, until_s = self._span(began_s)
-        self._is_probing = True  # what the counters tell meanwhile is about ourselves
+        self._is_probing = True  # the counters now measure our own write
         with suppress(OSError):
             self._write()
             seconds = self._clock() - began_s
@@ -430,7 +431,7 @@ class PressurePacer:
         self._is_probing = False
 
     def wants_write_back(self) -> bool:
-        """Whether it is time to have the disk do some of what the kernel would ask it for all at once."""
+        """Whether it is time to write back some metadata, which the kernel would else write all at once."""
         if self._writeback is None or self._state.others is not OtherUsers.SOME:
             return False
         now_s = self._clock()
@@ -439,7 +440,7 @@ class PressurePacer:
         return is_due and is_rest is False and until_s - now_s >= _WRITTEN_BACK_S
 
     def write_back(self) -> None:
-        """Begin it. May block while the disk has much to do."""
+        """Begin the write-back. May block while the disk has much to do."""
         self._wrote_back_s = self._clock()
         if self._writeback is not None:
             self._writeback.begin()
@@ -450,12 +451,12 @@ class PressurePacer:
             self._kernel.fsync(fd)
 
     def is_yielding(self) -> bool:
-        """Whether others are why it does not go at full speed."""
+        """Whether the speed is reduced because of other users of the disk."""
         return self._state.others is OtherUsers.SOME and not self._backlog.hurries
 
     def pressure(self) -> Pressure:
-        """What was felt last."""
-        from statistics import median  # as long to load as a short sweep takes
+        """The values measured last."""
+        from statistics import median  # its import takes as long as a short sweep
 
         rest = self._state.last or Sample(True, 0.0)
         probe_ms = median(self._probes) * 1e3 if self._probes else None
@@ -463,11 +464,10 @@ class PressurePacer:
         return Pressure(rest.io, rest.memory, rest.cpu, probe_ms, None if each_s is None else each_s * 1e6)
 
     def why(self) -> str:
-        """Why it is so fast as it is: a short sentence for people."""
+        """The reason for the current speed: a short sentence for users."""
         return pacing.describe(self._state, self._caps, self._backlog)
 
     def close(self) -> None:
-        """Let go of what was opened."""
         self._psi.close()
         if self._writeback is not None:
             self._writeback.close()
@@ -476,7 +476,7 @@ class PressurePacer:
 
 
 def _sample(before: _CounterSample, after: _CounterSample, *, is_rest: bool) -> Sample:
-    """What happened between two looks."""
+    """The load between two samples of the counters."""
     seconds = max(after.at_s - before.at_s, 1e-6)
     io, memory, cpu = (
         None if a is None or b is None else min(max(a - b, 0.0) / seconds, 1.0)
@@ -492,11 +492,11 @@ def _sample(before: _CounterSample, after: _CounterSample, *, is_rest: bool) -> 
 def pacer_in(
     kernel: Kernel, directory: Fd, most: Speed, tell: Callable[[str], None] | None, *, may_write: bool = True
 ) -> Iterator[SetsSpeed]:
-    """Who leads a removal on a filesystem.
+    """The pacer for a removal on a filesystem.
 
-    directory  on it, of any kind; files without a name are made there, if that is permitted and may_write
-    most       that it may be
-    tell       called with a sentence when it begins to yield to others, and when it ends; None: it does not yield
+    directory  any directory on it; unnamed files are created in it, if may_write is set and the kernel permits that
+    most       the highest speed
+    tell       called with a sentence when the removal begins to yield to others, and when that ends; None: never yield
     """
     if tell is None:
         yield ConstantSpeed(most)
@@ -512,10 +512,10 @@ def pacer_in(
 
 
 class ForegroundPacer:
-    """Looks by itself, whenever the engine asks or waits (engine.pace.SetsSpeed)."""
+    """A pacer without its own timer: measures when the engine calls it or waits."""
 
     def __init__(self, pacer: PressurePacer, tell: Callable[[str], None]) -> None:
-        """tell: called with a sentence when we begin to yield, and when we end."""
+        """tell: called with a sentence when we begin to yield, and when that ends."""
         self._pacer = pacer
         self._tell = tell
         self._done = WorkDone()
@@ -524,16 +524,15 @@ class ForegroundPacer:
         self._tempo = self._tick()
 
     def tempo(self) -> Speed:
-        """How fast it may be now."""
         return self._tick() if time.monotonic() >= self._next_s else self._tempo
 
     def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
-        """A slice did so much."""
+        """Account for a finished slice."""
         done = self._done
         self._done = WorkDone(done.n_entries + n_entries, done.n_bytes + n_bytes, done.busy_s + busy_s)
 
     def wait(self, seconds: float) -> None:
-        """Wait that long, or until the tempo changes."""
+        """Wait for this time, or until the speed changes."""
         before, until_s = self._tempo, time.monotonic() + seconds
         while (now := time.monotonic()) < until_s and self.tempo() == before:
             time.sleep(max(min(until_s, self._next_s) - now, 0.0))
@@ -552,10 +551,10 @@ class ForegroundPacer:
 
 
 class PacedLooks:
-    """Called before each entry; returns when that may be looked at."""
+    """Paces a walk: called before each entry, returns when the entry may be read."""
 
     def __init__(self, pacer: SetsSpeed, stops: Stops) -> None:
-        """stops: asked while it waits; after a yes it waits no more"""
+        """stops: called while it waits; once it returns True there is no more waiting"""
         self._pace = SlicePace(pacer)
         self._stops = stops
         self._budget: SliceBudget | None = None
@@ -564,7 +563,7 @@ class PacedLooks:
         self._began_s = self._ends_s = 0.0
 
     def __call__(self) -> None:
-        """Wait, if a slice is over, for the next one."""
+        """Wait for the next slice if the current one is over."""
         now_s = time.monotonic()
         if self._n >= self._most or now_s >= self._ends_s:
             if self._budget is not None:

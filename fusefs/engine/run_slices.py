@@ -1,8 +1,9 @@
-"""Running slices of work at a pace, alone or by worker processes or threads, until none is left or it is stopped.
+"""Run slices of work at a pace, in this process or by worker processes or threads, until there is no more work or a
+stop.
 
-On a local filesystem an unlink takes microseconds, and with threads Python's lock would be the bottleneck: workers are
-processes forked from this one, which get slices over a socket, their directories as fds. Where a server is waited for,
-threads do.
+On a local filesystem an unlink takes microseconds, and Python's lock would be the bottleneck of threads: workers are
+processes forked from this one, which receive slices over a socket, with the directories as fds. Workers that wait for a
+server are threads.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from fusefs.linux.children import Child, ChildLost, is_stopped, receive, send
 
 
 class HasFds(Protocol):
-    """A value that pickles, but for the fds in it."""
+    """A value that pickles, except for the fds in it."""
 
     def fds(self) -> Sequence[int]:
-        """They."""
+        """The fds in the value."""
 
     def with_fds(self, fds: Sequence[int]) -> Self:
-        """The value in the process that they came to, where they have these numbers."""
+        """The value as used by the receiving process, in which the fds have these numbers."""
 
 
 class SliceOutcome(HasFds, Protocol):
-    """What comes back of a slice: entries removed, bytes freed, and how long it took."""
+    """The result of a slice: entries removed, bytes freed, and the time it took."""
 
     @property
     def removed(self) -> int: ...
@@ -57,7 +58,7 @@ Done = TypeVar("Done", bound=SliceOutcome)
 
 
 class EndedSlice(NamedTuple, Generic[Task, Result]):
-    """A slice that no worker has any more. outcome: None: it was lost with its worker, not known how far it came"""
+    """A slice that is no longer running. outcome: None if it was lost with its worker; its progress is unknown"""
 
     work: Task
     budget: SliceBudget
@@ -65,29 +66,29 @@ class EndedSlice(NamedTuple, Generic[Task, Result]):
 
 
 class SlicePool(Protocol[Work, Done]):
-    """What runs slices beside each other: threads, processes, or the ranks of an MPI job.
+    """Runs slices in parallel: threads, processes, or the ranks of an MPI job.
 
-    n_workers  how many slices may run at a time; fewer than were asked for where the system refuses more
+    n_workers  how many slices may run at a time; fewer than requested if the system refuses more
     """
 
     n_workers: int
 
     def submit(self, work: Work, budget: SliceBudget) -> None:
-        """Have a slice done; no more of them at a time than there are workers."""
+        """Start a slice; there must be a free worker."""
 
     def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
-        """Those that have ended since; waits for the first, but no longer than that. Raises  mistakes of ours"""
+        """The slices that have ended; waits up to most_s for the first one. Raises  errors of trashd's own code"""
 
 
 @contextmanager
 def worker_threads(n_workers: int, run: Callable[[Task, SliceBudget], Result]) -> Iterator[WorkerThreads[Task, Result]]:
-    """So many for the block, or fewer where a limit on threads is reached; what they have begun is ended first."""
+    """Threads for the block, or fewer where a limit on threads is reached; running slices end first."""
     workers = WorkerThreads(run)
     try:
         try:
             for _ in range(n_workers):
                 workers.start()
-        except RuntimeError:  # what Python makes of pthread_create's EAGAIN
+        except RuntimeError:  # raised by Python for EAGAIN of pthread_create
             pass
         yield workers
     finally:
@@ -105,7 +106,7 @@ class WorkerThreads(Generic[Task, Result]):
         self._ended = Queue[EndedSlice[Task, Result]]()
 
     def start(self) -> None:
-        """One more. Raises  RuntimeError"""
+        """Start one more thread. Raises  RuntimeError"""
         thread = Thread(target=self._work)
         thread.start()
         self._threads.append(thread)
@@ -127,7 +128,7 @@ class WorkerThreads(Generic[Task, Result]):
             return slices
 
     def end(self) -> None:
-        """End the threads, each after its slice."""
+        """End the threads, each after its current slice."""
         for _thread in self._threads:
             self._submitted.put(None)
         for thread in self._threads:
@@ -138,16 +139,16 @@ class WorkerThreads(Generic[Task, Result]):
             outcome = None
             try:
                 outcome = self._run(*submitted)
-            finally:  # after a mistake of ours the slice is lost with this thread; run alone it raises again
+            finally:  # after a bug the slice is lost with this thread; the main thread runs it again and raises
                 self._ended.put(EndedSlice(*submitted, outcome))
 
 
 @contextmanager
 def worker_processes(n_workers: int, run: Callable[[Work, SliceBudget], Done]) -> Iterator[WorkerProcesses[Work, Done]]:
-    """So many for the block, or fewer where a limit on processes is reached; all are gone in the end."""
+    """Processes for the block, or fewer where a limit on processes is reached; all have ended afterwards."""
     workers = WorkerProcesses(run)
     try:
-        gc.freeze()  # what is here already is not copied by the children's collectors
+        gc.freeze()  # keeps the children's garbage collectors from copying existing objects
         try:
             for _ in range(n_workers):
                 workers.fork()
@@ -161,18 +162,18 @@ def worker_processes(n_workers: int, run: Callable[[Work, SliceBudget], Done]) -
 
 
 class WorkerProcesses(Generic[Work, Done]):
-    """See SlicePool: a slice is run by whichever worker is free."""
+    """See SlicePool. Any free worker runs a slice."""
 
     def __init__(self, run: Callable[[Work, SliceBudget], Done]) -> None:
         self.n_workers = 0
         self._run = run
         self._children: list[Child] = []
         self._free: list[Child] = []
-        self._running: dict[int, tuple[Child, Work, SliceBudget]] = {}  # by their channels' fds
+        self._running: dict[int, tuple[Child, Work, SliceBudget]] = {}  # by the fd of the child's channel
         self._heard = select.poll()
 
     def fork(self) -> None:
-        """One more. Raises  OSError"""
+        """Fork one more worker. Raises  OSError"""
         child = Child(partial(_work, self._run))
         self.n_workers += 1
         self._children.append(child)
@@ -186,7 +187,7 @@ class WorkerProcesses(Generic[Work, Done]):
         try:
             child.send(dumps((work, budget)), work.fds())
         except ChildLost:
-            child.kill()  # which is heard
+            child.kill()  # poll() reports that
 
     def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
         """See SlicePool."""
@@ -201,20 +202,20 @@ class WorkerProcesses(Generic[Work, Done]):
         try:
             message, fds = child.receive()
         except ChildLost:
-            # Its user may have stopped it, which must not hold up an administrator; and it must not go on later.
+            # Its user may have stopped it, which must not delay an administrator; and it must not continue later.
             child.kill()
             return EndedSlice(work, budget, None)
         done: Done = loads(message)
         return EndedSlice(work, budget, done.with_fds(fds))
 
     def end(self) -> None:
-        """End all workers; they have nothing to do any more."""
+        """End all workers, which must be idle."""
         for child in self._children:
             child.end()
 
 
 def _work(run: Callable[[Work, SliceBudget], Done], channel: socket) -> None:
-    """A worker's life: it leaves Ctrl-C to its parent."""
+    """The main loop of a worker; its parent handles Ctrl-C."""
     signal(SIGINT, SIG_IGN)
     while True:
         try:
@@ -229,25 +230,25 @@ def _work(run: Callable[[Work, SliceBudget], Done], channel: socket) -> None:
 
 
 class SliceSource(Protocol[Work]):
-    """What is to be done, and what a finished slice leaves to do."""
+    """A plan of slices: supplies work and takes back unfinished work."""
 
     def is_dry(self) -> bool:
-        """Whether there is no work that `next` could give."""
+        """Whether there is no work for `next` to return."""
 
     def next(self) -> Work | None:
-        """A slice that may run beside those that do; None if there is none at the moment."""
+        """A slice that may run beside the running ones; None if there is none at the moment."""
 
     def lost(self, lost: Work) -> None:
-        """A slice ended with its worker, it is not known how far."""
+        """Account for a slice that was lost with its worker; how much of it was done is unknown."""
 
 
 class SliceRunner(NamedTuple, Generic[Work, Done]):
-    """A plan, who does its slices, and how fast.
+    """Runs the slices of a plan at a pace.
 
-    run_slice  runs one; a worker process has its own copy by fork. Its fds stay their owner's; those that come back
-               with it may be the same
-    done  takes in what a slice did, beside its pace
-    pool  what runs them beside each other; None: workers of this machine, as the strategy has them
+    run_slice  runs one slice; a forked worker has its own copy. Fds in the work stay their owner's; the result may
+               contain the same fds
+    done  called with the result of each slice, in addition to the pace
+    pool  runs slices in parallel; None: workers of this machine, as the strategy chooses
     """
 
     plan: SliceSource[Work]
@@ -259,9 +260,9 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
     pool: SlicePool[Work, Done] | None = None
 
     def run(self, first_s: float | None = None) -> None:
-        """Do all of it. No worker is forked for what one slice does.
+        """Run the whole plan. A plan of one slice starts no workers.
 
-        first_s  the longest that this one may be, if it is to be shorter than others
+        first_s  the longest time for the first slice, if it is to be shorter than others
         """
         self._run_alone(once=True, most_s=first_s)
         is_whole = True
@@ -280,11 +281,11 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
         return worker_processes(self.strategy.n_workers, self.run_slice)
 
     def _uses_workers(self) -> bool:
-        """Whether several slices may run beside each other: not where others use the disk."""
+        """Whether several slices may run in parallel: not while others use the disk."""
         return self.strategy.n_workers > 1 and self.pace.follow().is_alone
 
     def _begin(self) -> tuple[Work, SliceBudget] | None:
-        """A slice that may begin now, and what it may do; None if the pace or the other slices forbid it."""
+        """A slice that may begin now, and its budget; None if the pace or the running slices do not allow one."""
         budget = self.pace.budget()
         if budget is None:
             return None
@@ -295,7 +296,7 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
         return work, budget
 
     def _run_alone(self, *, once: bool, most_s: float | None = None) -> None:
-        """Run slices ourselves, all or the next that may begin."""
+        """Run slices in this process: all, or only the next one that may begin."""
         while not self.plan.is_dry() and not self.is_stopped():
             begun = self._begin()
             if begun is None:
@@ -309,8 +310,8 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
                 return
 
     def _run_with(self, pool: SlicePool[Work, Done]) -> bool:
-        """Keep all workers busy as long as several may be; False if one of them was lost, or there is none: then this
-        process goes on alone.
+        """Keep all workers busy while several may run. Returns False if a worker was lost or there is none: this
+        process then continues by itself.
         """
         n_running, is_whole = 0, pool.n_workers > 0
         while True:
@@ -333,6 +334,6 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
                 self.pace.sleep()
 
     def _take(self, work: Work, budget: SliceBudget, outcome: Done) -> None:
-        """Take in what a slice did."""
+        """Account for the result of a slice."""
         self.pace.done(budget, WorkDone(outcome.removed, outcome.n_bytes, outcome.busy_s))
         self.done(work, outcome)

@@ -1,8 +1,8 @@
-"""How many workers, of which kind, delete fastest on which filesystem; measured, see docs/performance.md.
+"""Choose how many workers, and of which kind, delete fastest on a filesystem; measured, see docs/performance.md.
 
-On xfs a worker has an allocation group for itself while it unlinks there. Each unlink and each freeing of an inode
-takes its group's lock for a moment, and sleeps if another has it: two workers in one group take more than twice the
-time of one, in different ones half of it.
+On xfs each worker has an allocation group to itself while it unlinks there. Each unlink, and each freeing of an inode,
+takes the lock of its group for a moment and sleeps if another worker has it. Two workers in one group take more than
+twice the time of one; in different groups they take half.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ _SERVERS_SHARE, LEAST_RANKS_SHARE, _LOCAL_SHARE = 8, 32, 1024
 _MOST_PROCESSES = 8
 _WINDOW, _SORTED_WINDOW = 16_384, 262_144
 _ROOM, _ROOM_CHARS = 1 << 20, 1 << 22
-"""What two workers may list at a time, times four: more of them need memory themselves, and have smaller windows."""
+"""A window is this divided by the square of the number of workers: more workers need more memory themselves."""
 
 _RANKS_ROOM, _RANKS_LEAST_WINDOW = 1 << 20, 256
-"""What all ranks of a job list at a time, about: what their slices leave of it is the first rank's to keep."""
+"""Approximate sum of the windows of all ranks of a job: the first rank stores what their slices did not finish."""
 
 
 class Workers(Enum):
-    """What runs the slices beside each other."""
+    """The kind of workers that run slices in parallel."""
 
     PROCESSES = "forked: the kernel's work is short, and Python's lock would make threads wait for each other"
     THREADS = "they wait for a server most of the time"
 
 
 class Strategy(NamedTuple):
-    """What is best here.
+    """The best way to delete on a filesystem.
 
     n_workers    slices at a time
-    window       entries of a directory that are looked at together: memory is bounded by it
-    window_chars  the same for the sum of their names' lengths
+    window       entries of a directory that are read together: memory is bounded by it
+    window_chars  the bound for the sum of their names' lengths
     by_inode     unlink in the order of inode numbers: ext4 lists in the order of hashes, and finds inodes by number
-    splits       two workers in one flat directory are faster than one: what the directory's lock does not cover
-                 is a large part of the work
-    least_share  names that such a worker takes, unless no more are left: on a local disk fewer are gone before they
-                 are handed out
-    looks_ahead  names are looked up before they are unlinked: the kernel lets one process at a time unlink in a
-                 directory and find the name there, but as many as like look for names
-    tells_types  listings tell types; where not, what unlink calls a directory is one
-    is_at_once   what an inode is needs no server to tell
-    group_shift  two workers in one allocation group stand in each other's way; how many low bits of an inode's
-                 number are its place in its group
-    afterwork    what the kernel does when unlink has returned already, as a part of what it did before: xfs takes
-                 inodes out of its trees in the background, which others feel as much (measured)
+    splits       two workers in one flat directory are faster than one: a large part of the work is not covered by the
+                 directory's lock
+    least_share  names that such a worker takes, unless fewer remain: on a local disk fewer are deleted before they
+                 could be distributed
+    looks_ahead  look names up before unlinking them: the kernel lets one process at a time unlink in a directory and
+                 look the name up there, but any number of processes only look names up
+    tells_types  listings contain file types; if not, an entry for which unlink reports EISDIR is a directory
+    is_at_once   a stat needs no request to a server
+    group_shift  two workers in one allocation group slow each other down; number of low bits of an inode number that
+                 give its place in its group
+    afterwork    work of the kernel after unlink has returned, as a fraction of the work before: xfs removes inodes from
+                 its trees in the background, which slows others down just as much (measured)
     """
 
     n_workers: int
@@ -76,9 +76,9 @@ class Strategy(NamedTuple):
 
 
 def in_order(names: list[str], inos: list[int], *, by_inode: bool) -> list[str]:
-    """Names of a listing as they are to be taken from the end: as it has them, or by their inode numbers.
+    """Order the names of a listing for being taken from the end: as listed, or by inode number.
 
-    inos  theirs; not looked at otherwise
+    inos  the inode numbers of the names; unused if by_inode is not set
     """
     if by_inode:
         return [names[at] for at in sorted(range(len(inos)), key=inos.__getitem__, reverse=True)]
@@ -86,9 +86,9 @@ def in_order(names: list[str], inos: list[int], *, by_inode: bool) -> list[str]:
 
 
 def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strategy:
-    """The strategy for the filesystem that a container is on.
+    """The strategy for the filesystem of a container.
 
-    n_workers  asked for by a person
+    n_workers  as requested by the user
     """
     magic = kernel.filesystem(container)
     tells_types = kernel.tells_types(container)
@@ -96,7 +96,7 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
     if magic in _NETWORK:
         most, workers = _MANY_THREADS, Workers.THREADS
     else:
-        # btrfs serialises on its trees: two workers gain a fifth, a third one loses it again.
+        # btrfs serialises on its trees: a second worker gains a fifth, a third one loses it again.
         useful = 2 if magic == BTRFS_MAGIC else _MOST_PROCESSES
         most = min(len(os.sched_getaffinity(0)), useful)
         workers = Workers.PROCESSES
@@ -118,7 +118,7 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
 
 
 def choose_for_rank(kernel: Kernel, directory: Fd, n_workers: int | None, n_ranks: int) -> Strategy:
-    """That of one of so many ranks: threads where there is a server, else the rank is a process by itself."""
+    """The strategy for each rank of a job: threads on a server's filesystem, else one process per rank."""
     own = choose(kernel, directory, n_workers)
     if own.workers is Workers.PROCESSES and n_workers is None:
         own = own._replace(n_workers=1)
@@ -128,7 +128,7 @@ def choose_for_rank(kernel: Kernel, directory: Fd, n_workers: int | None, n_rank
 
 
 def ranks_window(n_workers: int) -> int:
-    """The window of each of so many workers of a job."""
+    """The window of each worker of a job with this number of workers."""
     return max(_RANKS_LEAST_WINDOW, _RANKS_ROOM // n_workers)
 
 
@@ -140,7 +140,8 @@ _MOST_PASSED_OVER = 8
 
 
 def group_shift(kernel: Kernel, fd: Fd) -> int | None:
-    """How many low bits of an inode's number are its place in its group; None if there are no groups, or no telling.
+    """Number of low bits of an inode number that give its place in its group; None if there are no groups or they are
+    unknown.
 
     fd  opened for reading
     """
@@ -148,7 +149,7 @@ def group_shift(kernel: Kernel, fd: Fd) -> int | None:
     try:
         kernel.ioctl(fd, _XFS_IOC_FSGEOMETRY_V1, buffer)
     except OSError:
-        return None  # without it the work is slower, not wrong
+        return None  # only slower without it
     block_bytes, _, group_blocks, n_groups, _, _, inode_bytes = map(int, _GEOMETRY.unpack_from(buffer))
     if n_groups < 2:
         return None
@@ -156,27 +157,26 @@ def group_shift(kernel: Kernel, fd: Fd) -> int | None:
 
 
 class AllocationGroups:
-    """A lock for each group, shared with the processes that are forked after it was made."""
+    """A lock for each allocation group, shared with processes forked later."""
 
     def __init__(self, kernel: Kernel, shift: int | None) -> None:
-        """shift: as group_shift says; None: there are no groups, and no worker is in another's way."""
+        """shift: as returned by group_shift; None: there are no groups, and nothing is locked"""
         self._kernel = kernel
         self._shift = shift
         self._locks = None if shift is None else Fd(os.memfd_create("groups"))
         self._n_passed_over = 0
 
     def __enter__(self) -> Self:
-        """Own the locks for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Let go of them."""
+        """Close the lock file."""
         if self._locks is not None:
             self._locks.close()
 
     @contextmanager
     def alone_in(self, fd: Fd) -> Iterator[None]:
-        """Have the group of a directory for the block. A lock ends with its process: one that is killed blocks none."""
+        """Lock the group of a directory for the block. The kernel releases the lock of a killed process."""
         if self._locks is None:
             yield
             return
@@ -188,9 +188,9 @@ class AllocationGroups:
             fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, group)
 
     def is_crowded(self, fd: Fd) -> bool:
-        """Whether another directory had better be taken first: another worker is in the group of this one.
+        """Whether another directory should be taken first, as another worker is in the group of this one.
 
-        Only some are passed over in a row: all that are left may be in one group.
+        Only some directories are passed over in a row: all remaining ones may be in one group.
         """
         if self._locks is None or self._n_passed_over == _MOST_PASSED_OVER:
             self._n_passed_over = 0
@@ -206,6 +206,6 @@ class AllocationGroups:
         return False
 
     def _of(self, fd: Fd) -> int:
-        """The group of a directory, and of its files as long as there is room in it."""
+        """The group of a directory, and of its files while the group has free inodes."""
         assert self._shift is not None
         return self._kernel.fstat(fd).st_ino >> self._shift

@@ -1,1 +1,1 @@
-"""Floor 1: one thin function per system call; knows nothing of trash."""
+"""Layer 1: one thin function per system call; knows nothing of trash."""

@@ -1,6 +1,6 @@
-"""A Unix socket where a process shows a directory, as an O_PATH fd, and gets the backing directory of it as another.
+"""A Unix socket to which a process sends a directory as an O_PATH fd, and receives an fd of its backing directory.
 
-Each conversation is one byte with the fd, and an errno, with an fd if that is 0.
+Each conversation is one byte with the fd, then an errno, with an fd if that is 0.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _PATIENCE_S, _GLANCE_S = 10.0, 0.02
 
 
 class FdRequest(NamedTuple):
-    """The process that sent an fd, as the kernel says, and what that is of.
+    """The process that sent an fd, from the kernel, and the inode of the fd.
 
-    uid, pid     as our namespaces have them; 0 for a pid that they have not
-    ino, mnt_id  of what the fd holds: its filesystem was not asked
+    uid, pid     in our namespaces; 0 for a pid that does not exist there
+    ino, mnt_id  of the fd, read without access to its filesystem
     """
 
     uid: int
@@ -40,15 +40,15 @@ class FdRequest(NamedTuple):
 
 
 def door_of(tree: bytes) -> bytes | None:
-    """The path of the socket for a backing tree; None if the path is of anything else."""
+    """The path of the socket for a backing tree; None if the path is anything else."""
     above = tree.removesuffix(b"/" + TREE)
     return above + b"/" + DOOR if above != tree and is_inside(tree, HOME) else None
 
 
 def knock(path: bytes, shown: int) -> Fd:
-    """The fd that the socket at a path gives for a directory (O_PATH); it is the caller's.
+    """Send a directory (O_PATH) to the socket at a path. Returns  the fd received, which the caller must close
 
-    Raises  OSError: as is answered there; EAGAIN: the server is busy; of connect(2): there is no server
+    Raises  OSError: the server's answer; EAGAIN: the server is busy; those of connect(2): there is no server
     """
     deadline_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline_s:
@@ -78,15 +78,16 @@ def open_door(path: bytes) -> socket.socket:
 
 
 def uid_of(conversation: socket.socket) -> int:
-    """The uid of the client."""
+    """The client's uid."""
     credentials = conversation.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def visitor(conversation: socket.socket) -> tuple[FdRequest, Fd]:
-    """The client and the fd that it sends, which is ours now, and keeps its inode number from meaning anything else.
+    """The client and the fd that it sent, which the caller must close.
 
-    It may be of anything: to get it, and to close it, may take as long as its filesystem's server likes.
+    While the fd is open, its inode number is not reused. It may be of anything: receiving and closing it may take as
+    long as its filesystem's server likes.
     Raises  OSError: it is no message with one O_PATH fd
     """
     message, ancillary, flags, _address = conversation.recvmsg(2, _ROOM, socket.MSG_CMSG_CLOEXEC)
@@ -111,13 +112,13 @@ def visitor(conversation: socket.socket) -> tuple[FdRequest, Fd]:
 
 
 def answer(conversation: socket.socket, given: Fd | int) -> None:
-    """Give an fd, or say with an errno why not. Raises  OSError: the client is gone"""
+    """Send an fd, or the errno of a refusal. Raises  OSError: the client is gone"""
     fds = [given] if isinstance(given, Fd) else []
     socket.send_fds(conversation, [_ANSWER.pack(0 if fds else given)], fds)
 
 
 def received(conversation: socket.socket) -> Fd:
-    """What the other side answers. Raises  OSError: as it says; ConnectionResetError: it has ended"""
+    """The fd in the server's answer. Raises  OSError: the server's errno; ConnectionResetError: the server has ended"""
     message, fds, _flags, _address = socket.recv_fds(conversation, _ANSWER.size, 1, socket.MSG_CMSG_CLOEXEC)
     if len(message) == _ANSWER.size and not (number := _ANSWER.unpack(message)[0]) and fds:
         return Fd(fds[0])

@@ -1,6 +1,6 @@
-"""System calls for many entries of one directory at a time; an error of one leaves the others alone.
+"""System calls for many entries of one directory at a time; an error for one does not affect the others.
 
-By one call of native/ where that was built; one by one where each is to be seen (Kernel.hook).
+By one call of native/ if that was built; one by one if each must be announced (Kernel.hook).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import NO_NOREPLACE, Kernel, RefusedNames
 
 _statx = syscalls.statx_held
-"""With Python's lock: a local filesystem answers sooner than that is had back."""
-# Python's own numbers would be made into these at each call.
+"""Called with Python's lock held: a local filesystem answers sooner than the lock could be taken again."""
+# Constants as ctypes objects: Python's ints would be converted at each call.
 _AS_IT_IS = ctypes.c_int(syscalls.AT_SYMLINK_NOFOLLOW | syscalls.AT_NO_AUTOMOUNT | syscalls.AT_STATX_DONT_SYNC)
 _BY_FD = ctypes.c_int(syscalls.AT_SYMLINK_NOFOLLOW | syscalls.AT_EMPTY_PATH)
 _BASIC, _BTIME, _MOUNT_ROOT = syscalls.STATX_BASIC_STATS, syscalls.STATX_BTIME, syscalls.STATX_ATTR_MOUNT_ROOT
@@ -31,11 +31,11 @@ _STATX = syscalls.statx_fields(
 _CODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 _NANO = 1_000_000_000
 _HELPED = (*NO_NOREPLACE, errno.ESTALE)
-"""What `Kernel.rename_free` knows a way around."""
+"""Errors for which `Kernel.rename_free` has a fallback."""
 
 
 def _load_bulk() -> ModuleType | None:
-    """The calls of native/; None where they were not built (hatch_build.py), are off, or names are no UTF-8."""
+    """The calls of native/; None if they were not built (hatch_build.py), are disabled, or names are not UTF-8."""
     if os.environ.get("TRASHD_NATIVE") == "0" or sys.getfilesystemencoding() != "utf-8":
         return None
     try:
@@ -49,9 +49,9 @@ _bulk = _load_bulk()
 
 
 class StatxResult(NamedTuple):
-    """What a name was a moment ago, as statx(2) tells it; what os.stat tells of that has the names that it has there.
+    """The result of statx(2) for a name, with os.stat's names for the fields of os.stat.
 
-    Nothing is worked out before it is read: of most entries one field is.
+    Fields are converted only when they are read: for most entries only one is.
     """
 
     name: str
@@ -82,29 +82,29 @@ class StatxResult(NamedTuple):
 
     @property
     def st_atime_ns(self) -> int:
-        """When it was read last."""
+        """The access time."""
         return self.atime_s * _NANO + self.atime_rest_ns
 
     @property
     def st_mtime_ns(self) -> int:
-        """When its content changed last."""
+        """The modification time of the content."""
         return self.mtime_s * _NANO + self.mtime_rest_ns
 
     @property
     def st_ctime_ns(self) -> int:
-        """When it changed last."""
+        """The change time of the inode."""
         return self.ctime_s * _NANO + self.ctime_rest_ns
 
     @property
     def btime_ns(self) -> int:
-        """When it was made; 0 where that is not known."""
+        """The birth time; 0 if not known."""
         return self.btime_s * _NANO + self.btime_rest_ns if self.has & _BTIME else 0
 
 
 def read_on(kernel: Kernel, fd: int, first: bytes = b"", last: bytes = b"") -> getdents.DirentBlock | None:
-    """Some entries of a directory from where its fd is; None at the end.
+    """Some entries of a directory from the fd's position on; None at the end.
 
-    first, last  of others than directories no more is wanted than names that begin and end so; but those may come too
+    first, last  except for directories, only names with this beginning and end are needed; others may be included
     """
     kernel.reach("getdents")
     if _bulk is None:
@@ -119,9 +119,9 @@ def read_on(kernel: Kernel, fd: int, first: bytes = b"", last: bytes = b"") -> g
 class DirectoryWindow(NamedTuple):
     """Entries of a directory, to be taken from the end.
 
-    bundles  names to unlink, packed (core.slices.unpack); directories too where listings don't tell types
+    bundles  names to unlink, packed (core.slices.unpack); including directories if listings have no types
     subdirs  directories
-    is_all   nothing else is in there
+    is_all   there are no other entries
     """
 
     bundles: list[bytes]
@@ -130,10 +130,10 @@ class DirectoryWindow(NamedTuple):
 
 
 def read_window(kernel: Kernel, fd: int, most: int, most_bytes: int, *, by_inode: bool) -> DirectoryWindow | None:
-    """The first entries of a directory, listed at once; None where Python is to do it.
+    """The first entries of a directory, listed at once; None if the caller must list it in Python.
 
-    most, most_bytes  how many, and how long all their names may be together
-    by_inode  in the order of their inode numbers, else as they are listed; either way from the end
+    most, most_bytes  limits of the number of entries, and of the sum of their names' lengths
+    by_inode  in the order of their inode numbers, otherwise in that of the listing; in both cases from the end
     Raises  OSError
     """
     if _bulk is None or kernel.is_watched:
@@ -142,7 +142,7 @@ def read_window(kernel: Kernel, fd: int, most: int, most_bytes: int, *, by_inode
 
 
 def remove_all(kernel: Kernel, dir_fd: int, names: Sequence[str], *, are_dirs: bool = False) -> RefusedNames:
-    """unlinkat of each name (of directories rmdir), one call a name; those that it refused, with the errno."""
+    """unlinkat of each name (rmdir for directories), with one call a name. Returns  those refused, with the errno"""
     if _bulk is not None and not kernel.is_watched:
         refused: RefusedNames = _bulk.unlink(dir_fd, list(names), syscalls.AT_REMOVEDIR if are_dirs else 0)
         return refused
@@ -159,7 +159,7 @@ def remove_all(kernel: Kernel, dir_fd: int, names: Sequence[str], *, are_dirs: b
 
 
 def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[str]) -> RefusedNames:
-    """`Kernel.rename_free` of each name to the same name in another directory; those refused, with the errno."""
+    """`Kernel.rename_free` of each name to the same name elsewhere. Returns  those refused, with the errno"""
     refused: RefusedNames = []
     again: Iterable[str] = names
     if _bulk is not None and not kernel.is_watched:
@@ -178,11 +178,11 @@ def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[
 def read_small_files(
     kernel: Kernel, dir_fd: int, names: list[str], tail: bytes, uid: int, most_bytes: int
 ) -> list[bytes | None]:
-    """Read the file that each of these directories has under one name.
+    """Read the file of one name in each of these directories.
 
     Returns:
-        The bytes of each; None where the caller has to do it: of what is not a plain file of that uid and size that no
-        other user can write to, of what could not be read, and of all where there is no native code.
+        The bytes of each; None if the caller must read it. That is the case if it is not a plain file of that uid, at
+        most that size and not writable by other users, if it could not be read, and always without native code.
     """
     if _bulk is None or kernel.is_watched:
         return [None] * len(names)
@@ -191,25 +191,25 @@ def read_small_files(
 
 
 def may_lack(kernel: Kernel, dir_fd: int, names: list[str], tail: bytes) -> list[str]:
-    """Those of these directories that may have nothing of that name: all where there is no native code."""
+    """Those of these directories that may not contain that name: all of them without native code."""
     if _bulk is None or kernel.is_watched:
         return names
     return [name for name, _errno in _bulk.lacking(dir_fd, names, tail)]
 
 
 class FileSizes(NamedTuple):
-    """Of files in a row: their lengths, and what they take on the disk; empty where they were not looked at."""
+    """Sizes of consecutive files: their lengths and their disk space; empty if they were not read."""
 
     lengths: list[int]
     spaces: list[int]
 
     def first(self, n: int | None) -> FileSizes:
-        """Of so many of them; None: of all."""
+        """The sizes of the first n; None: all."""
         return FileSizes(self.lengths[:n], self.spaces[:n])
 
 
 class ChosenByStat(NamedTuple):
-    """Names that bounds choose, with their files' sizes, and names to be looked at closely."""
+    """Names that match the bounds, with their files' sizes, and names that must be checked one by one."""
 
     names: list[str]
     sizes: FileSizes
@@ -217,10 +217,10 @@ class ChosenByStat(NamedTuple):
 
 
 def choose_all(kernel: Kernel, dir_fd: int, names: list[str], bounds: bytes | None, *, at_once: bool) -> ChosenByStat:
-    """statx of each name.
+    """Check each name by statx.
 
-    bounds   StatBounds.packed; None: all are to be looked at closely
-    at_once  whether the filesystem needs no server; else all are
+    bounds   StatBounds.packed; None: all must be checked one by one
+    at_once  whether the filesystem needs no server; otherwise all must be checked one by one
     """
     if _bulk is None or bounds is None or kernel.is_watched or not at_once:
         return ChosenByStat([], FileSizes([], []), names)
@@ -229,11 +229,11 @@ def choose_all(kernel: Kernel, dir_fd: int, names: list[str], bounds: bytes | No
 
 
 class UnlinkedByStat(NamedTuple):
-    """What came of names of which those were to go that bounds choose.
+    """The result of unlinking the names that match the bounds.
 
-    n_gone, n_bytes, taken_bytes  how many went, with what lengths and space
-    refused  chosen, and still there
-    unsure   to be looked at closely; the others are not chosen
+    n_gone, n_bytes, taken_bytes  how many were removed, their length and disk space
+    refused  names that match but could not be removed
+    unsure   names that must be checked one by one; all others don't match
     """
 
     n_gone: int
@@ -244,10 +244,10 @@ class UnlinkedByStat(NamedTuple):
 
 
 def unlink_chosen(kernel: Kernel, look_fd: int, unlink_fd: int, names: list[str], bounds: bytes) -> UnlinkedByStat:
-    """statx of each name, and unlinkat at once of each that bounds choose: no later than that it was looked at.
+    """statx of each name, and at once unlinkat of each that matches the bounds, so that no time passes in between.
 
-    look_fd    the directory as its filesystem has it, which must need no server
-    unlink_fd  the same as names are changed in it
+    look_fd    the directory on its own filesystem, which must need no server
+    unlink_fd  the same directory, by which names are changed in it
     """
     if _bulk is None or kernel.is_watched:
         return UnlinkedByStat(0, 0, 0, [], names)
@@ -257,11 +257,11 @@ def unlink_chosen(kernel: Kernel, look_fd: int, unlink_fd: int, names: list[str]
 def look_at_all(
     kernel: Kernel, dir_fd: int, names: Iterable[str], *, asks_birth: bool = False, at_once: bool | None = None
 ) -> tuple[list[StatxResult], RefusedNames]:
-    """lstat of each name, but never of what is mounted there (EXDEV): see `Kernel.stat`.
+    """lstat of each name, but never of something mounted there (EXDEV): see `Kernel.stat`.
 
-    asks_birth  for birth times too, where each costs a request to the filesystem's server
-    at_once     whether the filesystem needs no server, where that is known: of a few names, to ask takes as long as the
-                names do, and lets xfs do at once what it has put off
+    asks_birth  also get birth times, if each costs a request to the filesystem's server
+    at_once     whether the filesystem needs no server, if known: asking takes as long as a few names, and makes xfs
+                do work that it has deferred
     """
     looked: list[StatxResult] = []
     refused: RefusedNames = []
@@ -279,14 +279,14 @@ def look_at_all(
 
 
 def _nothing(_name: str) -> None:
-    """What a glance tells where none is allowed."""
+    """Stands for `_glancing` if that may not be used: every name is checked closely."""
 
 
 def _glancing(dir_fd: int) -> Callable[[str], StatxResult | None]:
-    """Looks at names by one call each, a third of the time of what `_look_closely` takes; None: it takes that.
+    """A function that checks a name by one call, in a third of the time of `_look_closely`; None: use that.
 
-    The name of a mount leads to what is mounted, but its server is not asked, so nothing waits for it; and the kernel
-    says that it is one.
+    The name of a mount point leads to the mount, but its server is not contacted, so that nothing waits for it; and the
+    kernel reports that it is one.
     Source  statx(2): AT_STATX_DONT_SYNC, STATX_ATTR_MOUNT_ROOT (Linux 5.8)
     """
     fd, told = ctypes.c_int(dir_fd), ctypes.create_string_buffer(syscalls.STATX_SIZE)
@@ -295,7 +295,7 @@ def _glancing(dir_fd: int) -> Callable[[str], StatxResult | None]:
     def glance(name: str) -> StatxResult | None:
         if _statx(fd, name.encode(*_CODING), _AS_IT_IS, _WANTED, into):
             return None
-        looked = tuple.__new__(StatxResult, (name, *unpack(told)))  # its own constructor takes twice as long
+        looked = tuple.__new__(StatxResult, (name, *unpack(told)))  # the class's constructor takes twice as long
         is_told = not looked.attributes & _MOUNT_ROOT and looked.has_attributes & _MOUNT_ROOT
         return looked if is_told else None
 

@@ -1,4 +1,4 @@
-"""Child processes, as another user or with a time limit: fork, messages and fds, and their end."""
+"""Child processes, as another user or with a time limit: fork, messages with fds, and killing."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from fusefs.linux.fd import Fd, closed_on_error
 _MESSAGE_MAX = 256 * 1024 * 1024
 _HEAD = struct.Struct("=QI")
 _MAX_FDS = 253
-"""SCM_MAX_FD, unix(7)"""
+"""SCM_MAX_FD, unix(7)."""
 _GLANCE_S = 0.2
 _FIRST, _FD_MAX = 3, 2**31 - 1
 """The fds of a detached child begin after the standard ones."""
 _FAULT = 255
-"""The exit code of a child after what is no OSError, which no errno is."""
+"""A child's exit code after any exception but an OSError; no errno has this value."""
 _STOPPED = b"T", b"t"
-"""Of the states in proc_pid_stat(5)."""
+"""States in proc_pid_stat(5)."""
 
 
 class ChildLost(Exception):
@@ -45,7 +45,7 @@ class ChildSilent(ChildLost):
 def fork(life: Callable[[], object], fds: Sequence[int] | None = None) -> int:
     """Fork a child that the kernel kills when this thread ends. It exits with 0, or with the errno of an OSError.
 
-    fds      the child has these as 3 and so on, and no other fd, signal or terminal of ours; None: it has all
+    fds      the child's only fds, numbered from 3 on, without our signal mask and terminal; None: it inherits all
     Returns  its pid
     Raises   OSError
     """
@@ -67,7 +67,7 @@ def fork(life: Callable[[], object], fds: Sequence[int] | None = None) -> int:
 
 
 def _detach(fds: Sequence[int]) -> None:
-    """Keep nothing that others may wait for: a pipe, a lock, a terminal."""
+    """Keep nothing for which others may wait: a pipe, a lock, a terminal."""
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     os.setsid()
     for before, after in pairwise([-1, *sorted(fds), _FD_MAX]):
@@ -79,19 +79,19 @@ def _detach(fds: Sequence[int]) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; end it now if the parent has ended."""
+    """Have the kernel kill this process when its parent ends; exit now if the parent has already ended."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, SIGKILL)
     if os.getppid() != parent:
         os._exit(_FAULT)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped: it will not answer."""
+    """Whether a process is stopped, so that it won't answer."""
     return _state_of(pid) in _STOPPED
 
 
 def _state_of(pid: int) -> bytes:
-    """The letter of its state; nothing if it has ended. Source  proc_pid_stat(5)"""
+    """The state letter of a process; empty if it has ended. Source  proc_pid_stat(5)"""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1]
@@ -100,16 +100,16 @@ def _state_of(pid: int) -> bytes:
 
 
 def send(channel: socket, message: bytes, fds: Sequence[int] = ()) -> None:
-    """Send one message; the other side gets fds of its own."""
+    """Send one message; the other side gets its own copies of the fds."""
     send_fds(channel, [_HEAD.pack(len(message), len(fds))], [*fds])
     channel.sendall(message)
 
 
 def receive(channel: socket, wait: Callable[[], None] = lambda: None) -> tuple[bytes, list[Fd]]:
-    """The next message and its fds, which are the caller's now.
+    """The next message and its fds, which the caller must close.
 
     wait    called before each read; may raise
-    Raises  EOFError if the other side is gone, or sends what is no message
+    Raises  EOFError if the other side is gone, or sends something else
     """
     wait()
     head, numbers, _flags, _address = recv_fds(channel, _HEAD.size, _MAX_FDS)
@@ -144,8 +144,8 @@ class Child:
     def __init__(self, life: Callable[[socket], object], *, is_detached: bool = False) -> None:
         """Fork it.
 
-        life         gets its end of the channel
-        is_detached  it has nothing else of ours, see `fork`
+        life         called with its end of the channel
+        is_detached  it inherits nothing else of ours, see `fork`
         Raises       OSError
         """
         self.channel, theirs = socketpair()
@@ -169,10 +169,10 @@ class Child:
             raise ChildLost from error
 
     def receive(self, limit_s: float = inf, *, is_strict: bool = False) -> tuple[bytes, list[Fd]]:
-        """Its next message, and the fds with it.
+        """Its next message, with fds.
 
         limit_s    how long it may wait for anything but a processor
-        is_strict  for a processor, too
+        is_strict  count the time in which it waits for a processor, too
         Raises     ChildLost
         """
         deadline_s = time.monotonic() + limit_s
@@ -192,21 +192,21 @@ class Child:
             raise ChildLost from error
 
     def receive_text(self, limit_s: float = inf, *, is_strict: bool = False) -> bytes:
-        """See `receive`; fds are not asked for."""
+        """As `receive`, but fds are closed."""
         message, fds = self.receive(limit_s, is_strict=is_strict)
         for fd in fds:
             fd.close()
         return message
 
     def kill(self) -> None:
-        """Kill it, or one that another user stopped could go on later."""
+        """Kill it: a child stopped by another user could otherwise continue later."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, SIGKILL)
 
     def end(self, most_s: float | None = None) -> None:
         """Kill it, and wait for its end.
 
-        most_s  at most so long: one that hangs ends when its filesystem lets it, and init reaps it
+        most_s  the longest wait: a child that hangs ends when its filesystem lets it, and init reaps it
         """
         self.channel.close()
         with suppress(ChildProcessError, ProcessLookupError):
@@ -222,15 +222,15 @@ class Child:
 
 
 Ask = Callable[[bytes], bytes]
-"""Puts a question to the process that we act for, and returns its answer."""
+"""Sends a question to the process for which we act, and returns its answer."""
 _NOBODY_GID = 65534
 _QUESTION, _RESULT = b"q", b"r"
 _PLACES = (b"RUNTIME_DIRECTORY", b"STATE_DIRECTORY", b"XDG_RUNTIME_DIR", b"XDG_STATE_HOME")
-"""Variables that say where a user's files are: those that we were started with say it of us."""
+"""Variables with the places of a user's files: ours must not be inherited by another user's child."""
 
 
 def user_name(uid: int) -> str:
-    """A user's name, or the number."""
+    """A user's name, or the uid if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -238,7 +238,7 @@ def user_name(uid: int) -> str:
 
 
 class UserCredentials(NamedTuple):
-    """The user for whom a process acts: user, primary group, all groups, home directory (empty for none)."""
+    """The user for whom a process acts: user, primary group, all groups, home directory (empty if none)."""
 
     uid: int
     gid: int
@@ -247,7 +247,7 @@ class UserCredentials(NamedTuple):
 
 
 def person(uid: int) -> UserCredentials:
-    """A user as the system knows him; of an unknown one nothing but the uid, and nogroup."""
+    """A user's credentials from the system's database; for an unknown user only the uid, and nogroup."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
@@ -256,9 +256,9 @@ def person(uid: int) -> UserCredentials:
 
 
 def become(wanted: UserCredentials) -> None:
-    """Have a child be that user, with that home, no capability and no way back, and die with its parent; needs root.
+    """Turn a child into that user, with that home, no capability and no way back, dying with its parent; needs root.
 
-    Source   capabilities(7): a change from uid 0 to others clears all sets; prctl(2): the process is not dumpable,
+    Source   capabilities(7): a change from uid 0 to others clears all sets; prctl(2): the process becomes not dumpable,
              so that its user can't trace it, and no longer dies with its parent
     """
     parent = os.getppid()
@@ -268,7 +268,7 @@ def become(wanted: UserCredentials) -> None:
     for variable in _PLACES:
         os.environb.pop(variable, None)
     os.environb[b"HOME"] = wanted.home or b"/nonexistent"
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # fs.suid_dumpable may say otherwise
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # the change of uid may not do it, depending on fs.suid_dumpable
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     _die_with(parent)
 
@@ -276,10 +276,10 @@ def become(wanted: UserCredentials) -> None:
 def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask = lambda _question: b"") -> bytes:
     """The result of `body`, run in a child with that uid and no capability; needs root.
 
-    body    gets a function that asks us something while it runs
-    answer  our reply to such a question, made with our own authority
-    Raises  ChildLost if the child ended without a result or was stopped; a stopped child is killed, or one user
-            could hold up an administrator's command for all. What `body` raises must be in its result.
+    body    gets a function to ask us something while it runs
+    answer  our reply to such a question, made with our own rights
+    Raises  ChildLost if the child ended without a result or was stopped. A stopped child is killed: otherwise one user
+            could block an administrator's command for all users. Errors of `body` must be part of its result.
     """
     child = Child(partial(_call, person(uid), body))
     try:
@@ -303,9 +303,9 @@ def _call(wanted: UserCredentials, body: Callable[[Ask], bytes], channel: socket
 
 T = TypeVar("T")
 LIMIT_S = 3.0
-"""How long one answer may take."""
+"""The time limit of one answer."""
 _END_S = 0.2
-"""How long one that was killed may take to end, unless it hangs."""
+"""How long to wait for the end of a killed child, which may hang."""
 
 
 def ask_each(
@@ -316,12 +316,13 @@ def ask_each(
     person: UserCredentials | None = None,
     limit_s: float | None = None,
 ) -> Iterator[tuple[T, bytes | None]]:
-    """Each question with its answer; None for what is not answered in time, and for all else that is asked there.
+    """Each question with its answer; None if it is not answered in time, as for all other questions about that place.
 
-    ask      runs in a child that has none of our fds; what it can't say is its answer, not an error
-    silent   those that have not answered, as `where` tells them; it is added to
+    ask      runs in a child that has none of our fds; errors must be part of its answer
+    silent   the places (from `where`) that have not answered; new ones are added
     person   the user for whom the child acts (needs root); None for ourselves
-    limit_s  how long one answer may take, whatever keeps it; None: LIMIT_S, and as long as it lacks but a processor
+    limit_s  the time limit of one answer, whatever delays it; None: LIMIT_S, without the time spent waiting for a
+             processor
     """
     child = None
     try:
@@ -338,7 +339,7 @@ def ask_each(
             except ChildLost as lost:
                 child.end(_END_S)
                 child = None
-                answer = b""  # the child fell over it; the next one goes on
+                answer = b""  # the question ended the child; the next child continues
                 if isinstance(lost, ChildSilent):
                     silent.add(where(question))
                     answer = None

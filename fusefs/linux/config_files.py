@@ -1,4 +1,4 @@
-"""The files of the configuration and of plans: found, checked for owners and modes that cannot be trusted, and read."""
+"""Configuration and plan files: finding them, checking that their owners and modes can be trusted, reading them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLANS, _ENDING = b"plan.d", b".toml"
 
 
 def config_dir() -> bytes | None:
-    """Where this user's configuration is: the system's for root; None for a user without a home."""
+    """The directory of this user's configuration: /etc/trashd for root; None for a user without a home."""
     if os.geteuid() == 0:
         return SYSTEM_DIR
     given = os.environb.get(b"XDG_CONFIG_HOME", b"")
@@ -32,18 +32,18 @@ def config_dir() -> bytes | None:
 
 
 def is_drop_in(name: bytes) -> bool:
-    """Whether a file of that name in a directory of drop-ins is one."""
+    """Whether a file of that name in a drop-in directory is read."""
     return name.endswith(_ENDING) and not name.startswith(b".")
 
 
 def plan_dir() -> bytes | None:
-    """Where this user's rules are: /etc/trashd/plan.d for root; None for a user without a home."""
+    """The directory of this user's rules: /etc/trashd/plan.d for root; None for a user without a home."""
     above = config_dir()
     return None if above is None else os.path.join(above, _PLANS)
 
 
 def are_rules_in_force() -> bool:
-    """Whether root has rules, or the caller."""
+    """Whether root or the caller has any rules."""
     for place in {os.path.join(SYSTEM_DIR, _PLANS), plan_dir() or b""}:
         with suppress(OSError):
             if any(map(is_drop_in, os.listdir(place))):
@@ -55,7 +55,7 @@ _FILE, _DROP_INS = b"config.toml", b"config.d"
 
 
 class Loaded(NamedTuple):
-    """A configuration, the files that it came from, in the order in which they were read, and what each of them set.
+    """A configuration, the files that it was read from, in order, and the place of each setting.
 
     warnings  keys that have no effect any more
     """
@@ -67,28 +67,28 @@ class Loaded(NamedTuple):
 
 
 def base_config(*, of_root: bool) -> Config:
-    """What holds where no file says anything: only root's service has an audit log by itself."""
+    """The configuration without any files: only root's service has an audit log by default."""
     return Config() if of_root else Config(audit=None)
 
 
 def load_config(directory: bytes | None = None) -> Loaded:
-    """The configuration in force for this user; without any file the defaults.
+    """The configuration of this user; without any file the defaults.
 
     directory  instead of `config_dir`
-    Raises     BadConfig with all that is wrong in any of the files
+    Raises     BadConfig with all problems in the files
     """
     found, problems = _find(directory or config_dir())
     return _load(found, problems, base_config(of_root=os.geteuid() == 0), is_trusting=False)
 
 
 def load_system_config() -> Loaded:
-    """The configuration in force for root's service, as far as this process may read it; errors as `load_config`."""
+    """The configuration of root's service, as far as this process may read it. Raises  as `load_config`"""
     found, problems = _find(SYSTEM_DIR)
     return _load(found, problems, base_config(of_root=True), is_trusting=False)
 
 
 def check_files(files: Sequence[bytes]) -> Loaded:
-    """The configuration in these files alone, whoever owns them: a draft is checked before it is installed.
+    """The configuration in these files only, whoever owns them, so that a draft can be checked before it is installed.
 
     Raises  BadConfig
     """
@@ -107,7 +107,7 @@ def _load(files: Sequence[bytes], problems: list[ConfigProblem], base: Config, *
 
 
 def _find(directory: bytes | None) -> tuple[list[bytes], list[ConfigProblem]]:
-    """The files that there are, and what is wrong with their directories."""
+    """The existing configuration files, and problems with their directories."""
     if directory is None:
         return [], []
     found: list[bytes] = []
@@ -130,9 +130,9 @@ def _find(directory: bytes | None) -> tuple[list[bytes], list[ConfigProblem]]:
 
 
 def read_sources(files: Iterable[bytes], problems: list[ConfigProblem], *, is_trusting: bool) -> list[Source]:
-    """The texts of files; of one that can't be read or believed a problem more.
+    """Read files; for each one that can't be read or trusted add a problem.
 
-    is_trusting  whatever owns them
+    is_trusting  accept any owner and mode
     """
     sources = []
     for file in files:
@@ -144,13 +144,13 @@ def read_sources(files: Iterable[bytes], problems: list[ConfigProblem], *, is_tr
 
 
 def _read_source(file: bytes, *, is_trusting: bool) -> Source:
-    """A file's text.
+    """Read a file.
 
-    Raises  BadConfig: it can't be read, is no file, or belongs to a user who may not configure this one
+    Raises  BadConfig: it can't be read, is no regular file, or belongs to a user who may not configure this one
     """
     name = printable(file)
     try:
-        # Not to wait for a writer of a FIFO of that name.
+        # O_NONBLOCK, so as not to wait for a writer if it is a FIFO.
         with Fd(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
             st = os.fstat(fd)
             if not stat.S_ISREG(st.st_mode):
@@ -165,7 +165,7 @@ def _read_source(file: bytes, *, is_trusting: bool) -> Source:
 
 
 def distrust(path: bytes, st: os.stat_result) -> Iterable[ConfigProblem]:
-    """Why we do not believe it: another user than ourselves or root can change it."""
+    """Why a file is not trusted: a user other than ourselves or root can change it."""
     name = printable(path)
     owner = "root" if os.geteuid() == 0 else "you or root"
     if st.st_uid not in (0, os.geteuid()):
@@ -179,11 +179,8 @@ def distrust(path: bytes, st: os.stat_result) -> Iterable[ConfigProblem]:
 
 
 def unreadable(path: bytes, error: OSError) -> ConfigProblem:
-    """What the kernel said, as a problem of that file."""
-    fix = {
-        PermissionError: "run the command as root, or change its mode with chmod",
-        FileNotFoundError: "name a file that exists",
-    }
+    """A problem of that file, from the kernel's error."""
+    fix = {PermissionError: "run it as root, or chmod it", FileNotFoundError: "name a file that exists"}
     return ConfigProblem(printable(path), "", f"can't be read: {error.strerror}", fix.get(type(error), ""))
 
 
@@ -197,11 +194,11 @@ def load_plan(
 ) -> tuple[Rule, ...]:
     """The rules in files, and in the drop-ins in directories, sorted by name.
 
-    now_ns       from when ages are counted
-    cutoff_ns    the moment before which all is so many nanoseconds old
-    warn         called with each key that has no effect any more
-    is_trusting  whatever owns the files: a draft is looked at before it is installed
-    Raises       BadConfig with all that is wrong in any of them
+    now_ns       the time from which ages are counted
+    cutoff_ns    the time before which everything is so many nanoseconds old
+    warn         called for each key that has no effect any more
+    is_trusting  accept any owner and mode, so that a draft can be checked before it is installed
+    Raises       BadConfig with all problems in the files
     """
     sources: list[Source] = []
     problems: list[ConfigProblem] = []

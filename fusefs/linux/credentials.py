@@ -1,8 +1,8 @@
-"""Credentials: the capabilities that root's daemon keeps, and one call made as another user.
+"""Credentials: the capabilities that root's daemon keeps, and single calls as another user.
 
-The C library's calls for ids take all threads along, and are not for this: what is used here is one thread's alone. The
-kernel counts each of these changes as one of privileges: the process is not dumpable and has no parent-death signal
-from then on, and nothing of ours rests on either.
+The C library's functions for ids act on all threads, and can't be used for this. The calls used here act on one thread.
+The kernel treats each such change as one of privileges: from then on the process is not dumpable and has no
+parent-death signal. Nothing in trashd depends on either.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PR_GET_SECUREBITS = 27
 _PR_SET_SECUREBITS = 28
 _SECBIT_NO_SETUID_FIXUP = 1 << 2
 _VERSION_3 = 0x20080522
-_SETS = struct.Struct("=6I")  # effective, permitted, inheritable; then the same of capabilities 32 and above
+_SETS = struct.Struct("=6I")  # effective, permitted, inheritable; then the same for capabilities from 32 on
 _N_KEPT = 64
 _HEADER = struct.pack("=Ii", _VERSION_3, 0)
 
@@ -42,9 +42,9 @@ class Capability(IntEnum):
 
 
 def drop_capabilities(*dropped: Capability) -> None:
-    """Take capabilities from this thread and those that it starts: from all its sets, so that no exec brings any back.
+    """Drop capabilities of this thread and those that it starts, from all sets, so that no exec restores any.
 
-    Source  capabilities(7): CAP_FSETID lets a write keep set-user-ID bits, CAP_SYS_RESOURCE lets it pass quotas
+    Source  capabilities(7): with CAP_FSETID a write keeps set-user-ID bits, CAP_SYS_RESOURCE overrides quotas
     """
     for capability in dropped:
         prctl(_PR_CAPBSET_DROP, capability)
@@ -56,10 +56,10 @@ def drop_capabilities(*dropped: Capability) -> None:
 
 
 def act_as_others_can() -> None:
-    """Have this thread, and those that it starts, act as others by linux/credentials.py and be judged as them.
+    """Prepare this thread, and those that it starts, for calls as other users, with those users' rights.
 
-    The kernel takes the capabilities over files away with another fsuid, if it is not told to leave that; and what is
-    done as another user is not to be allowed for a group of ours.
+    With SECBIT_NO_SETUID_FIXUP the kernel would not drop the capabilities over files when the fsuid changes. And a call
+    as another user must not succeed because of one of our groups.
     Source  SECBIT_NO_SETUID_FIXUP in capabilities(7)
     """
     with suppress(PermissionError):  # in a user namespace that forbids setgroups
@@ -71,27 +71,27 @@ def act_as_others_can() -> None:
 
 @lru_cache(_N_KEPT)
 def with_effective(capabilities: int) -> bytes:
-    """What all threads have, with none effective but those of some bits, as far as they have them."""
+    """The capability sets of all threads, with only these bits effective, as far as the threads have them."""
     _effective, permitted, inheritable, _more, more_permitted, more_inheritable = _SETS.unpack(at_rest())
     low, high = capabilities & 0xFFFFFFFF & permitted, capabilities >> 32 & more_permitted
     return _SETS.pack(low, permitted, inheritable, high, more_permitted, more_inheritable)
 
 
 def are_ours(capabilities: int) -> bool:
-    """Whether these bits are all that this process has, and perhaps more."""
+    """Whether these bits include all capabilities of this process."""
     return not _ours() & ~capabilities
 
 
 def may_use(capability: Capability) -> bool:
-    """Whether this thread has it now."""
-    return bool(_SETS.unpack(_sets())[0] >> capability & 1)  # all of ours are below 32
+    """Whether this thread has a capability now."""
+    return bool(_SETS.unpack(_sets())[0] >> capability & 1)  # all members of Capability are below 32
 
 
 @cache
 def at_rest() -> bytes:
-    """What all threads have, for `take_up`: none of them gets any more, or loses any for good, from now on.
+    """The capability sets of all threads, for `take_up`: from now on they are never extended, nor reduced for good.
 
-    To be asked first by a thread that acts as no other user.
+    The first call must come from a thread that acts as no other user.
     """
     return _sets()
 
@@ -103,7 +103,7 @@ def _ours() -> int:
 
 
 def take_up(sets: bytes) -> None:
-    """Give this thread the capabilities that it had, or fewer."""
+    """Give this thread back the capabilities that it had, or fewer."""
     capset(_HEADER, sets)
 
 
@@ -114,18 +114,18 @@ def _sets() -> bytes:
 P = ParamSpec("P")
 R = TypeVar("R")
 NO_GROUP = 0xFFFF_FFFE
-"""The last one there can be, which nothing belongs to."""
+"""The last possible group id, to which nothing belongs."""
 NO_ID = 0xFFFF_FFFF
-"""No id: setfsuid(2) and its like then change nothing, and return the present one."""
+"""No id: setfsuid(2) and setfsgid(2) then change nothing, and return the present id."""
 
 
 class ThreadCredentials(NamedTuple):
-    """The credentials that a call is made with.
+    """The credentials of a call.
 
-    uid, gid      of the filesystem; 0: the thread's own. With another uid the kernel takes the thread's capabilities
-                  over files away, and gives them back
-    groups        supplementary; a thread that acts as others is in none but its own
-    capabilities  that are effective, as bits, of those that the thread has; None: what the uid leaves
+    uid, gid      for file access; 0: the thread's own. While the uid is another one, the kernel suspends the thread's
+                  capabilities over files
+    groups        supplementary; a thread that acts as other users has none of its own
+    capabilities  the effective ones, as bits, out of those that the thread has; None: those that remain with this uid
     umask         None: the thread's own
     Source        setfsuid(2); cap_task_fix_setuid in the kernel's security/commoncap.c
     """
@@ -141,15 +141,15 @@ ITSELF = ThreadCredentials()
 
 
 def in_group(gid: int) -> ThreadCredentials:
-    """Root itself, in another group: a set-group-ID bit is only given by its members. Users are members already."""
+    """Root in another group, to set a set-group-ID bit, which only its members can. Users are members already."""
     return ITSELF if os.geteuid() else ThreadCredentials(gid=gid)
 
 
 @cache
 def in_no_group() -> ThreadCredentials:
-    """Root itself, which keeps no set-group-ID bit for being in the file's group: its own is 0.
+    """Root in no file's group, so that no set-group-ID bit is kept for membership: root's own group is 0.
 
-    In a user namespace no id is known that nothing belongs to.
+    In a user namespace no id is known to which nothing belongs.
     """
     with open("/proc/self/gid_map", "rb") as mapped:
         knows_all = mapped.read().split() == [b"0", b"0", b"4294967295"]
@@ -157,14 +157,14 @@ def in_no_group() -> ThreadCredentials:
 
 
 def call_as(who: ThreadCredentials, act: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """What one call returns that is made with these credentials. It must neither suspend nor start a thread.
+    """Call a function with these credentials. It must neither suspend nor start a thread.
 
-    A thread that doesn't get its own identity back ends the process: nothing may be done as the wrong one.
-    Raises  OSError EPERM: these ids can't be had here (another user namespace)
+    If the thread doesn't get its own identity back, the process ends, so that nothing is done as the wrong user.
+    Raises  OSError EPERM: these ids are not available here (another user namespace)
     """
     uid, gid, groups, capabilities, umask = who
     effective = b"" if capabilities is None else with_effective(capabilities)
-    if groups and not _may_have_groups():  # there would be no way back, either
+    if groups and not _may_have_groups():  # they could not be taken back, either
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
     own_uid = own_gid = own_umask = -1
     is_itself = False
@@ -180,7 +180,7 @@ def call_as(who: ThreadCredentials, act: Callable[P, R], /, *args: P.args, **kwa
                 own_uid = setfsuid(uid)
             if effective:
                 take_up(effective)
-            # Neither says whether it has worked.
+            # Neither setfsgid nor setfsuid reports whether it succeeded.
             if (gid and setfsgid(NO_ID) != gid) or (uid and setfsuid(NO_ID) != uid):
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
             return act(*args, **kwargs)
@@ -203,7 +203,7 @@ def call_as(who: ThreadCredentials, act: Callable[P, R], /, *args: P.args, **kwa
 
 @cache
 def _may_have_groups() -> bool:
-    """Whether our user namespace allows groups."""
+    """Whether our user namespace allows supplementary groups."""
     with open("/proc/self/setgroups", "rb") as said:
         return said.read() != b"deny\n"
 

@@ -1,6 +1,6 @@
-"""What makes one directory like another: owner, mode, ACLs, xattrs, inode flags, project id, encryption policy.
+"""A directory's metadata that a swap copies: owner, mode, ACLs, xattrs, inode flags, project id, encryption policy.
 
-docs/likeness.md lists what each filesystem attaches to a directory, and which of that can be neither read nor given.
+docs/likeness.md lists what each filesystem attaches to a directory, and which of it can be neither read nor set.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _NOT_COPIED = (
     "security.evm", "security.ima", IDENTITY_XATTR, *RESTORED_XATTRS,
     "trusted.lma", "trusted.link", "trusted.fid", "trusted.version", "trusted.som", "trusted.hsm",
 )  # fmt: skip
-"""What belongs to one inode; the second line is Lustre's."""
+"""Attributes that belong to one inode; those in the second line are Lustre's."""
 _NOT_COPIED_PREFIXES = ("trusted.overlay.", "trusted.SGI_ACL_", "ceph.")
-"""The second is an ACL once more, as xfs has it: on another filesystem it would be some attribute. Old kernels list
+"""The second is xfs's copy of an ACL, which would be an arbitrary attribute on another filesystem. Old kernels list
 CephFS's computed attributes.
 """
 
@@ -40,9 +40,9 @@ _UNLISTED_XATTRS = {
     0xFE534D42: ("system.cifs_acl",),
     0x7366746E: ("system.ntfs_attrib", "system.ntfs_security"),  # ntfs3
 }
-"""Attributes that a filesystem gives by name and does not list, by its magic number."""
+"""Attributes, by the filesystem's magic number, that can be read by name but are not listed."""
 _UNREADABLE = {_BEEGFS: "stripe pattern and storage pool (BeeGFS)", _SCALE: "NFSv4 ACL (Storage Scale)"}
-"""What only a filesystem's own tools read."""
+"""Metadata that only a filesystem's own tools can read."""
 _UNREADABLE_BY_USERS = {_LUSTRE: "default directory striping (Lustre)"}
 
 _GETFLAGS, _SETFLAGS = 0x80086601, 0x40086602
@@ -54,17 +54,17 @@ _INTERNAL = (
     | 0x40000 | 0x80000 | 0x100000 | 0x200000 | 0x400000  # huge_file extent verity ea_inode eofblocks
     | 0x10000000 | 0x80000000  # inline_data reserved
 )  # fmt: skip
-"""Flags that a filesystem sets as it likes, and those that a swap treats otherwise. All others are wanted, and one that
-this version does not know is refused.
+"""Flags that a filesystem sets by itself, and flags that a swap treats otherwise. All others are copied, and a flag
+that this version does not know is refused.
 """
 _STATX_ONLY = 0x04 | 0x40  # compr nodump
-"""Flags that statx also shows, where a filesystem has no ioctl for flags."""
+"""Flags that statx also shows, if a filesystem has no ioctl for flags."""
 _GET_POLICY, _SET_POLICY = 0xC0096616, 0x800C6613
 _POLICY_SIZE, _POLICY_ROOM = struct.Struct("=Q"), 64
 _SUBVOLUME_INO = 256
 _PROJECT_INHERITED = 0x200
 _XFLAGS_FIXED = 0x80000000 | 0x01 | 0x02 | 0x08 | 0x10  # hasattr, realtime, preallocated, immutable, append
-_FLAGS = struct.Struct("=I4x")  # the kernel takes an int where its number says long
+_FLAGS = struct.Struct("=I4x")  # the kernel uses an int, though the ioctl number encodes a long
 _FSXATTR = struct.Struct("=IIIII8x")
 _ABSENT = frozenset({errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODATA})
 _NOT_TO_BE_HAD = _ABSENT | {errno.EPERM, errno.EACCES, errno.E2BIG, errno.ERANGE}
@@ -80,10 +80,10 @@ class Fsxattr(NamedTuple):
 
 
 class DirectoryMetadata(NamedTuple):
-    """All that a fresh directory takes over from the old one; None where there is no such thing.
+    """Everything that a replacement copies from the old directory; None if the filesystem has no such thing.
 
-    encryption  the policy of fscrypt as the kernel gives it; empty if there is one that can't be read
-    unreadable  what the directory may have, and this process can't read
+    encryption  the policy of fscrypt as the kernel returns it; empty if there is one that can't be read
+    unreadable  metadata that the directory may have, but this process can't read
     """
 
     uid: int
@@ -98,7 +98,7 @@ class DirectoryMetadata(NamedTuple):
 
 
 class MetadataDifference(NamedTuple):
-    """One thing that could not be had."""
+    """One attribute that could not be set."""
 
     what: str
     wanted: str
@@ -106,7 +106,7 @@ class MetadataDifference(NamedTuple):
 
 
 def read_likeness(kernel: Kernel, fd: int) -> DirectoryMetadata:
-    """The likeness of the directory behind an fd that is open for reading."""
+    """Read the metadata of the directory behind an fd that is open for reading."""
     st, magic = kernel.fstat(fd), kernel.filesystem(fd)
     unreadable = [_UNREADABLE[magic]] if magic in _UNREADABLE else []
     if os.geteuid() and magic in _UNREADABLE_BY_USERS:
@@ -133,12 +133,11 @@ def read_likeness(kernel: Kernel, fd: int) -> DirectoryMetadata:
 
 
 def apply_likeness(kernel: Kernel, fd: int, wanted: DirectoryMetadata) -> None:
-    """Give an empty directory of ours a likeness as far as the kernel lets us; `differences` tells how far.
+    """Set an empty directory's metadata as far as the kernel allows; `differences` then shows what is missing.
 
-    The order matters: chown clears set-id bits, xattrs carry the ACL that chmod would change, on btrfs the flag for
-    compression alone means zlib, whatever the xattr said before, and an encrypted directory gets no flag for
-    casefolding while its key is away.
-    Raises  OSError: ENOKEY if it can't be encrypted in the same way, EXDEV if it is encrypted in another one already
+    The order matters. chown clears set-id bits. xattrs include the ACL, which chmod would change. On btrfs the flag for
+    compression resets the xattr to zlib. An encrypted directory can't get the casefold flag while its key is absent.
+    Raises  OSError: ENOKEY if it can't be encrypted in the same way, EXDEV if it already has another encryption
     """
     here = read_likeness(kernel, fd)
     uid, gid = -1 if wanted.uid == here.uid else wanted.uid, -1 if wanted.gid == here.gid else wanted.gid
@@ -166,18 +165,18 @@ def apply_likeness(kernel: Kernel, fd: int, wanted: DirectoryMetadata) -> None:
 def make_like(
     kernel: Kernel, place: Fd, new: bytes, wanted: DirectoryMetadata | None, appear: Callable[[], None]
 ) -> None:
-    """Make a directory with a likeness (None: 0700) and let `appear` give it its name, unless that is taken by then.
+    """Make a directory with this metadata (None: mode 0700) and call `appear` to rename it, unless its name is taken.
 
-    It is made where no other user can enter: one who may rename in the directory that it goes to could put another one
-    in its place, which would get its owner and mode.
+    It is made where no other user can enter. Otherwise a user who may rename in the target directory could put another
+    directory in its place, which would get its owner and mode.
     place, new  where it is made, and a free name there
-    Raises      OSError; nothing is left there then
+    Raises      OSError; nothing remains there then
     """
     kernel.mkdir(place, new)
     try:
         with kernel.open_dir(place, new) as made:
             if wanted is not None:
-                # To move a directory its owner must be able to write to it.
+                # An owner must be able to write to a directory to move it.
                 apply_likeness(kernel, made, wanted._replace(mode=wanted.mode | stat.S_IRWXU))
             appear()
             if wanted is not None and wanted.mode & stat.S_IRWXU != stat.S_IRWXU:
@@ -186,13 +185,13 @@ def make_like(
         with suppress(OSError):
             kernel.rmdir(place, new)
         if not isinstance(error, FileExistsError):
-            raise  # else another process was faster
+            raise  # FileExistsError: another process was faster
 
 
 def differences(wanted: DirectoryMetadata, got: DirectoryMetadata) -> list[MetadataDifference]:
-    """What of the wanted likeness is missing; the lent write permission of an owner does not count.
+    """The attributes that differ from the wanted ones; an owner's temporary write permission does not count.
 
-    Encryption is not among it: without that there is no directory (`apply_likeness`).
+    Encryption is not compared: without it there is no directory (`apply_likeness`).
     """
     found = [MetadataDifference(what, UNREADABLE, "unknown") for what in wanted.unreadable]
     found += [
@@ -216,7 +215,7 @@ def differences(wanted: DirectoryMetadata, got: DirectoryMetadata) -> list[Metad
 
 
 UNREADABLE = "unreadable"
-"""What is wanted where that can't be known."""
+"""Stands for a wanted value that can't be known."""
 
 
 def _told(likeness: DirectoryMetadata, name: str) -> str:
@@ -230,11 +229,11 @@ _EXTENDED = {
     "extent size hint": "extent_size",
     "copy-on-write extent size hint": "cow_extent_size",
 }
-"""The fields of Fsxattr, by what they are called where one differs."""
+"""The fields of Fsxattr by their names in messages."""
 
 
 def _xattrs(kernel: Kernel, fd: int, unlisted: tuple[str, ...], unreadable: list[str]) -> dict[str, bytes]:
-    """The attributes that are copied; names of those that may not be read are added to `unreadable`."""
+    """The attributes to copy; the names of those that may not be read are added to `unreadable`."""
     found = {}
     listed = (one for one in kernel.xattr_names(fd) if one not in _NOT_COPIED)
     for name in (*(one for one in listed if not one.startswith(_NOT_COPIED_PREFIXES)), *unlisted):
@@ -249,7 +248,7 @@ def _xattrs(kernel: Kernel, fd: int, unlisted: tuple[str, ...], unreadable: list
 
 
 def _policy(kernel: Kernel, fd: int) -> bytes:
-    """The policy of an encrypted directory; empty if it can't be read, as through overlayfs. Source  fscrypt.rst"""
+    """The policy of an encrypted directory; empty if it can't be read, e.g. through overlayfs. Source  fscrypt.rst"""
     buffer = bytearray(_POLICY_SIZE.pack(_POLICY_ROOM) + bytes(_POLICY_ROOM))
     try:
         kernel.ioctl(fd, _GET_POLICY, buffer)
@@ -294,13 +293,13 @@ def _extended(kernel: Kernel, fd: int) -> Fsxattr | None:
 
 
 def project_of(kernel: Kernel, fd: Fd) -> int | None:
-    """The project id of a directory that is open for reading; None where there is no such thing."""
+    """The project id of a directory that is open for reading; None if the filesystem has none."""
     extended = _extended(kernel, fd)
     return None if extended is None else extended.project
 
 
 def inherited_project(kernel: Kernel, fd: Fd) -> int | None:
-    """The project id that a directory gives to all made in it, without which nothing is renamed into it; or None."""
+    """The project id that new entries of a directory inherit, and that entries renamed into it must have; or None."""
     extended = _extended(kernel, fd)
     return extended.project if extended is not None and extended.flags & _PROJECT_INHERITED else None
 
@@ -314,7 +313,7 @@ def _set_extended(kernel: Kernel, fd: int, wanted: Fsxattr) -> None:
 
 
 def _asked(kernel: Kernel, fd: int, request: int, layout: struct.Struct) -> tuple[int, ...]:
-    """The kernel's answer to an ioctl; empty where the filesystem has no such thing. Raises  OSError"""
+    """The result of an ioctl; empty if the filesystem doesn't have it. Raises  OSError"""
     buffer = bytearray(layout.size)
     try:
         kernel.ioctl(fd, request, buffer)
@@ -326,7 +325,7 @@ def _asked(kernel: Kernel, fd: int, request: int, layout: struct.Struct) -> tupl
 
 
 def is_frozen(fd: int) -> bool:
-    """Whether what an fd of any kind holds is immutable or append-only, as far as that can be seen."""
+    """Whether the file behind an fd of any kind is immutable or append-only, as far as that can be seen."""
     buffer = bytearray(_FLAGS.size)
     try:
         with Fd(os.open(f"/proc/self/fd/{int(fd)}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as readable:
@@ -337,7 +336,7 @@ def is_frozen(fd: int) -> bool:
 
 
 def thaw(kernel: Kernel, fd: int) -> bool:
-    """Take immutable and append-only off a file or directory that is open for reading; whether it had either.
+    """Clear the immutable and append-only flags of a file or directory open for reading. Returns  whether any was set
 
     Raises  OSError: EPERM without CAP_LINUX_IMMUTABLE
     """

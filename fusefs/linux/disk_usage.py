@@ -1,12 +1,12 @@
 """Disk usage as filesystems report it: sums without a walk, shared extents, and archived (HSM) files.
 
-CephFS keeps sums of each directory; JuiceFS's Enterprise Edition tells them as a directory's size, the community's as
-nothing (`juicefs summary` is a walk, by its daemon); btrfs has them of a subvolume whose quota groups are on. A project
-quota is no answer: it counts all that has the project's id, as the fresh directory of a swap has, and what was in the
-tree before it got the id may not have it.
+CephFS keeps sums for each directory. JuiceFS's Enterprise Edition reports them as a directory's size, the community
+edition does not (`juicefs summary` is a walk by its daemon). btrfs has them for a subvolume if quota groups are on. A
+project quota can't be used. It counts everything with the project's id, including the replacement of a swap; and files
+that were in the tree before it got the id may not have it.
 
-Whether a file is archived is judged by its stat, on filesystems that have archives only. A file that is one hole, or
-that a ZFS below has compressed to nothing, looks the same.
+Whether a file is archived is judged by its stat, only on filesystems that have archives. A file that is one hole, or
+that an underlying ZFS has compressed to nothing, looks the same.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from fusefs.linux.mountinfo import read_mounts
 _RBYTES, _RENTRIES = "ceph.dir.rbytes", "ceph.dir.rentries"
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 _JUICEFS, _JUICEFS_PLAIN_BYTES = b"fuse.juicefs", 4096
-"""All directories of JuiceFS's community edition have that size."""
+"""The size of every directory in JuiceFS's community edition."""
 _SUBVOLUME_INO = 256
 _INO_LOOKUP, _FS_INFO, _ROOTREF = 0xD0009412, 0x8400941F, 0xD000943D
-_TREE = struct.Struct("=QQ")  # subvolume (0: the fd's), inode
+_TREE = struct.Struct("=QQ")  # subvolume (0: that of the fd), inode
 _FSID = slice(16, 32)
 _N_INNER = 4088
 _SYSFS = "/sys/fs/btrfs"
 
 
 def known_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
-    """What a directory holds by its filesystem's own word; None where that has none, or not of this one alone.
+    """The size of a directory's content as its filesystem reports it; None if it has no sum for exactly this one.
 
     tree  open for reading
-    Only what is asked of a server takes time, and no more than a stat.
+    Only a request to a server takes time, and no more than a stat.
     """
     with suppress(OSError):
         magic = kernel.filesystem(tree)
@@ -53,11 +53,11 @@ def known_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
 
 
 def ceph_size(xattr: Callable[[str], bytes | None], at_ns: int) -> TreeSize | None:
-    """What CephFS tells of a directory by two of its attributes; None if it tells nothing that is understood.
+    """The size that CephFS reports for a directory in two attributes; None if they are missing or not understood.
 
-    xattr   the value of an attribute by its name
-    The bytes are those of files as long as they say they are, each once; the sums lag some seconds behind. Snapshots
-    keep what they have of them.
+    xattr   returns the value of an attribute
+    The bytes are the lengths of the files, each counted once. The sums lag some seconds behind. Snapshots keep their
+    part of the files.
     Source  docs.ceph.com, "CephFS Recursive Accounting" (dirstat); fs/ceph/xattr.c
     """
     n_bytes = _number(xattr(_RBYTES))
@@ -79,9 +79,9 @@ def _of_juicefs(kernel: Kernel, tree: Fd) -> TreeSize | None:
 
 
 def _of_subvolume(kernel: Kernel, tree: Fd) -> TreeSize | None:
-    """What a subvolume's own quota group counts; sysfs tells everybody. Subvolumes in it are counted as their own.
+    """The size from a subvolume's own quota group, which every user can read in sysfs; nested subvolumes are separate.
 
-    What it shares with others is known exactly. What was written in the last seconds is not counted yet.
+    The part shared with others is exact. What was written in the last seconds is not counted yet.
     Source  fs/btrfs/sysfs.c, qgroups (Linux 5.9; `inconsistent` and `mode`: 6.1 and 6.7); ioctl-btrfs
     """
     if kernel.fstat(tree).st_ino != _SUBVOLUME_INO:
@@ -94,7 +94,7 @@ def _of_subvolume(kernel: Kernel, tree: Fd) -> TreeSize | None:
     kernel.ioctl(tree, _FS_INFO, told)
     groups = f"{_SYSFS}/{UUID(bytes=bytes(told[_FSID]))}/qgroups"
     if _line(f"{groups}/inconsistent") != b"0" or _line(f"{groups}/mode") not in (None, b"qgroup"):
-        return None  # with simple quotas a group counts what was written there first, not what it has
+        return None  # with simple quotas a group counts what was first written there, not what it holds
     n_bytes, own_bytes = (_number(_line(f"{groups}/0_{subvolume}/{name}")) for name in ("referenced", "exclusive"))
     if n_bytes is None or own_bytes is None:
         return None
@@ -113,11 +113,11 @@ def _line(path: str) -> bytes | None:
 
 
 _SHARING = frozenset({BTRFS_MAGIC, XFS_MAGIC, 0xCA451A4E})
-"""btrfs, xfs, bcachefs"""
+"""btrfs, xfs, bcachefs."""
 _NOT_SHARING = frozenset({EXT_MAGIC, TMPFS_MAGIC, 0xF2F52010})
-"""ext4, tmpfs, f2fs"""
+"""ext4, tmpfs, f2fs."""
 _FS_IOC_FIEMAP = 0xC020660B
-_HEADER = struct.Struct("=QQIIII")  # start, length, flags, extents told, extents wanted
+_HEADER = struct.Struct("=QQIIII")  # start, length, flags, extents returned, room for extents
 _EXTENT = struct.Struct("=QQQ16xI12x")  # logical, physical, length, flags
 _LAST, _SHARED = 0x0001, 0x2000
 _AT_ONCE = 256
@@ -125,25 +125,25 @@ _WHOLE = (1 << 64) - 1
 
 
 def may_share(magic: int) -> bool:
-    """Whether files of that filesystem can share blocks, and FIEMAP says so."""
+    """Whether files of that filesystem can share blocks, and FIEMAP shows it."""
     return magic in _SHARING
 
 
 def never_shares(magic: int) -> bool:
-    """Whether files of that filesystem have their blocks for themselves."""
+    """Whether files of that filesystem never share blocks."""
     return magic in _NOT_SHARING
 
 
 def tells_sharing(magic: int) -> bool:
-    """Whether it is known which blocks files of that filesystem share; not of a server's, nor of ZFS with snapshots."""
+    """Whether it is known which blocks files of that filesystem share; not with a server, nor on ZFS with snapshots."""
     return may_share(magic) or never_shares(magic)
 
 
 def shared_bytes(kernel: Kernel, file: Fd) -> int:
-    """The bytes of a regular file that lie in shared extents, holes left out; compressed ones in their full size.
+    """The bytes of a regular file in shared extents, without holes; compressed ones count with their full size.
 
-    file    may be O_PATH: it is opened again by its magic link, so that it can't be another one
-    Raises  OSError: not ours to read; EOPNOTSUPP
+    file    may be O_PATH: it is reopened by its magic link, so that it can't be another file
+    Raises  OSError: we may not read it; EOPNOTSUPP
     """
     with kernel.reopen(file, os.O_RDONLY | os.O_NONBLOCK) as fd:
         return sum(extent.length for extent in _extents(kernel, fd) if extent.flags & _SHARED)
@@ -172,13 +172,13 @@ def _extents(kernel: Kernel, fd: Fd) -> Iterator[_Extent]:
 
 
 _BLOCKS_OF_RELEASED = {0x0BD00BD0: 1, 0x47504653: 0}
-"""Lustre tells one block of a released file, lest tar takes it for a hole (LU-3864); Storage Scale none."""
+"""Lustre reports one block for a released file, lest tar take it for a hole (LU-3864); Storage Scale none."""
 _SMALL_BYTES = 4096
-"""Scale keeps what is small in the inode, and Lustre may tell one block of a page that is not yet written."""
+"""Scale keeps smaller files in the inode, and Lustre may report one block for a page that is not written yet."""
 
 
 def may_be_archived(kernel: Kernel, fd: int) -> bool:
-    """Whether to read a regular file (O_PATH will do) may have its data brought back from an archive."""
+    """Whether reading a regular file (O_PATH is enough) may make an archive restore its data."""
     blocks = _BLOCKS_OF_RELEASED.get(kernel.filesystem(fd))
     if blocks is None:
         return False

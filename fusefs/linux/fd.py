@@ -16,7 +16,7 @@ class Fd(int):
     _is_closed = False
 
     def __enter__(self) -> Self:
-        """Own it for the block."""
+        """Close it at the end of the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -24,13 +24,13 @@ class Fd(int):
         self.close()
 
     def path(self) -> bytes:
-        """What it holds, whatever it is called: for calls that take no fd, or not one that is O_PATH."""
+        """A path to the open file, whatever its name is: for calls that take no fd, or none that is O_PATH."""
         return b"/proc/self/fd/%d" % self
 
     def close(self) -> None:
-        """Close it, unless that was done before: by then the number may be another file's.
+        """Close it, unless it is closed already: the number may be another file's by now.
 
-        Linux frees the number even where close(2) fails.
+        Linux frees the number even if close(2) fails.
         """
         if not self._is_closed:
             self._is_closed = True
@@ -43,20 +43,20 @@ class CountedFd(Fd):
     _use: object
 
     def __new__(cls, number: int, use: object) -> Self:
-        """use: an object with whose end it ends"""
+        """use: an object that closes the fd at the end of its life"""
         self = super().__new__(cls, number)
         self._use = use
         return self
 
     def close(self) -> None:
-        """Use it no more."""
+        """Stop using it."""
         self._is_closed = True
         self._use = None
 
 
 @contextmanager
 def closed_on_error(opened: T) -> Iterator[T]:
-    """Own something for the block if that raises; otherwise it stays open, and its caller's."""
+    """Close an object if the block raises; otherwise it stays open and belongs to the caller."""
     try:
         yield opened
     except BaseException as error:
@@ -65,7 +65,7 @@ def closed_on_error(opened: T) -> Iterator[T]:
 
 
 def told_of(fd: int) -> dict[str, str]:
-    """What the kernel knows of an open fd without asking its filesystem.
+    """The kernel's data about an open fd, read without access to its filesystem.
 
     Source  proc_pid_fdinfo(5): pos, flags and mnt_id; ino since Linux 5.14
     """

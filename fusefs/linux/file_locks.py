@@ -1,6 +1,6 @@
-"""Locks of files: taking one, and whether or by which process one is held, without touching it.
+"""Locks of files: taking one, and finding out whether a process holds one, and which, without touching it.
 
-Open file description locks; flocks; and the service's, of which there is one at a time.
+Covers open file description locks, flocks, and the lock of the service, of which only one runs at a time.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _NAME = b"lock"
 
 
 def lock_open_file(fd: int) -> None:
-    """Lock a file as long as this fd, or a copy of it, is open. Raises  BlockingIOError: another process has it"""
+    """Lock a file as long as this fd, or a copy of it, is open. Raises  BlockingIOError: another process holds it"""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def is_locked(fd: int) -> bool:
-    """Whether that lock is held, in whatever pid namespace; an fd that can read is enough."""
+    """Whether that lock is held, in whatever pid namespace; an fd open for reading is enough."""
     found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
     return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
 
 def flock_holders(st: os.stat_result) -> list[int]:
-    """The processes that took a flock on a file: those of this pid namespace.
+    """The processes of this pid namespace that hold a flock on a file.
 
-    The device in the list is the filesystem's, which stat does not report in every one (btrfs). Only of a file whose
-    device is no mount's, the locks of files with the same inode number on any filesystem are returned.
+    /proc/locks has the filesystem's device, which stat does not report on every filesystem (btrfs). If the file's
+    device is none of a mount, the locks of files with the same inode number on any filesystem are returned.
     Source  proc_locks(5)
     """
     with open("/proc/locks", "rb") as lines:
@@ -60,10 +60,10 @@ def uids_of(pid: int) -> frozenset[int]:
 
 
 def take(directory: bytes, name: bytes = _NAME) -> Fd | None:
-    """The lock of a directory, a service's by its usual name, for as long as the fd is open; None while another has it.
+    """Take a directory's lock (by default the service's) for as long as the fd is open; None if another process has it.
 
-    Only its owner may open the file: who can open it can hold it, and so keep us out. Processes forked
-    later must close it, or they keep it after the service's end.
+    Only its owner may open the file: a user who can open it can lock it, and so keep us out. Processes forked later
+    must close it, or they keep the lock after the service's end.
     """
     fd = Fd(os.open(directory + b"/" + name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
@@ -75,16 +75,16 @@ def take(directory: bytes, name: bytes = _NAME) -> Fd | None:
 
 
 def is_service_running(directory: bytes) -> bool:
-    """Whether a service holds the lock of its runtime directory. Not seen from another pid namespace."""
+    """Whether a service holds the lock of its runtime directory. False if it is in another pid namespace."""
     with suppress(OSError):
         return bool(flock_holders(os.stat(directory + b"/" + _NAME)))
     return False
 
 
 def holds_service_lock(directory: bytes, pid: int) -> bool:
-    """Whether the process that says it is the service holds the lock: needs no permission, and disturbs no taker.
+    """Whether the process that claims to be the service holds the lock. Needs no permission, and disturbs nothing.
 
-    Not seen from another pid namespace.
+    False if it is in another pid namespace.
     """
     try:
         st = os.stat(directory + b"/" + _NAME)

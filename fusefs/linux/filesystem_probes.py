@@ -1,9 +1,7 @@
-"""Probes of a filesystem: what a store relies on, renames, case-insensitive directories, and mergerfs's branches.
+"""Probes of a filesystem: features that a store relies on, renames, case-insensitive directories, mergerfs branches.
 
-Whatever a killed trial left in the directory where it was tried has one beginning of a name. A user who may write above
-it could give that name to any directory of ours: nothing else in it is removed, and it stays then.
-
-Source  mergerfs 2.33, src/fuse_rename.cpp and the chapter on extended attributes of its README
+All that a killed probe leaves behind has names with the same prefix. A user who may write in the parent directory could
+give such a name to any directory of ours. So nothing with other names in it is removed, and then it stays.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ _MAX_DEPTH = 4
 
 
 def keeps_unnamed(kernel: Kernel, dir_fd: Fd, name: bytes) -> bool:
-    """Whether a file made without a name is still there, whole, when it got one and was closed: tried to the end.
+    """Whether a file created without a name still exists, complete, after it was given a name and closed.
 
-    JuiceFS says that it linked one, shows it for as long as it is open, and then has none.
-    name    for the trial; what a killed one left there is removed
-    Raises  OSError: what says nothing about such files, as ENOSPC
+    JuiceFS reports success, shows the file as long as it is open, and then loses it.
+    name    for the probe; what a killed one left there is removed
+    Raises  OSError: an error that proves nothing about such files, e.g. ENOSPC
     """
     _drop(kernel, dir_fd, name)
     try:
@@ -65,12 +63,12 @@ def _drop(kernel: Kernel, dir_fd: Fd, name: bytes) -> None:
 
 
 def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
-    """Whether another user may neither move an unwritable directory to another parent, nor open a 0700 one.
+    """Whether another user may neither move an unwritable directory to another parent, nor open one with mode 0700.
 
-    That holds on Linux's local filesystems; not for every client of a network's, FUSE without default_permissions,
-    or vfat, where all has one owner. Root tries it as the user nobody; another user, or root without a second uid in
-    its user namespace, goes by the kind of filesystem.
-    name    of a directory that is made for it, and goes again
+    True on Linux's local filesystems; not for every client of a network filesystem, on FUSE without
+    default_permissions, or on vfat, where one user owns everything. Root tries it as the user nobody. Another user, or
+    root without a second uid in its user namespace, decides by the type of filesystem.
+    name    of a temporary directory for the probe
     Raises  OSError
     """
     discard_trial(kernel, dir_fd, name)
@@ -87,14 +85,14 @@ def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
             try:
                 return call_as(ThreadCredentials(_NOBODY, _NOBODY), _is_refused, top, one, other)
             except PermissionError:
-                return kernel.is_local(dir_fd)  # there is no other user in this namespace
+                return kernel.is_local(dir_fd)  # this namespace has no other user
         return False
     finally:
         discard_trial(kernel, dir_fd, name)
 
 
 class _WrongMode(Exception):
-    """A directory has not the mode that it was given."""
+    """A directory does not have the mode that was set."""
 
 
 def _made(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
@@ -108,7 +106,7 @@ def _made(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
 
 
 def _is_refused(top: Fd, one: Fd, other: Fd) -> bool:
-    """As another user, with root's fds: permissions are checked with each name. Only EPERM and EACCES will do."""
+    """As another user, with root's fds: permissions are checked for each name. Only EPERM and EACCES count."""
     try:
         os.rename(_MOVED, _MOVED, src_dir_fd=one, dst_dir_fd=other)
     except PermissionError:
@@ -127,7 +125,7 @@ def _is_refused(top: Fd, one: Fd, other: Fd) -> bool:
 
 
 def discard_trial(kernel: Kernel, dir_fd: Fd, name: Name) -> None:
-    """Remove what a trial, or a killed one, left. Raises  OSError"""
+    """Remove what this probe, or a killed one, left. Raises  OSError"""
     try:
         top = kernel.open_dir(dir_fd, name)
     except FileNotFoundError:
@@ -143,13 +141,13 @@ def discard_trial(kernel: Kernel, dir_fd: Fd, name: Name) -> None:
 
 
 def trial(name: str) -> Name:
-    """A name for something that is tried."""
+    """A name for a probe's file or directory."""
     return Name(TRIAL + name.encode())
 
 
 @contextmanager
 def trial_directory(kernel: Kernel, dir_fd: int, name: Name) -> Iterator[Fd]:
-    """A new directory of ours alone, gone again at the end. What a killed one left there is removed first.
+    """A new private directory, removed at the end. What a killed probe left there is removed first.
 
     Raises  OSError
     """
@@ -163,7 +161,7 @@ def trial_directory(kernel: Kernel, dir_fd: int, name: Name) -> Iterator[Fd]:
 
 
 def discard_trial_directory(kernel: Kernel, dir_fd: int, name: Name) -> None:
-    """Remove one, if it is there. Raises  OSError; ENOTEMPTY if there is something else in it"""
+    """Remove such a directory, if it exists. Raises  OSError; ENOTEMPTY if it has anything else in it"""
     with suppress(FileNotFoundError):
         _discard(kernel, dir_fd, name, _MAX_DEPTH)
 
@@ -191,26 +189,26 @@ _FOLDING = frozenset(
     {_FAT, _EXFAT, _NTFS, _NTFS3, _HFS, _HFS_PLUS, _SMB, _CIFS, _SMB2, _NCP, _VBOX, _AFFS, _ADFS, _HPFS}
 )
 _FLAGGED = frozenset({_EXT, _F2FS, _TMPFS, _OVERLAY})
-"""A directory of these has a flag for it. All others are tried."""
+"""Filesystems whose directories have a flag for case folding. All other filesystems are probed."""
 _INCOMPATIBLE, _INCOMPATIBLE_AT, _EXT4_CASEFOLD = struct.Struct("<I"), 1024 + 0x60, 0x20000
 """s_feature_incompat of an ext4 superblock."""
 _TMPFS_FEATURE: Final = "/sys/fs/tmpfs/features/casefold"
-"""Of a kernel since Linux 6.13 that has it."""
+"""Exists on kernels with this feature, since Linux 6.13."""
 _FS_IOC_GETFLAGS = 0x80086601
 _FLAGS = struct.Struct("=I4x")
 _FS_CASEFOLD_FL = 0x40000000
 _XFS_IOC_FSGEOMETRY_V1 = 0x80705864
 _XFS_GEOMETRY = struct.Struct("=92xI16x")
-"""struct xfs_fsop_geom_v1: its flags alone."""
+"""struct xfs_fsop_geom_v1, only its flags."""
 _XFS_FSOP_GEOM_FLAGS_DIRV2CI = 1 << 12
 _N_TRIED = 256
 
 
 class CaseFolding(NamedTuple):
-    """Whether names in a directory have other spellings.
+    """Whether a directory ignores the case of names.
 
-    folds      None: the directory can't tell
-    is_common  all directories of its filesystem are alike
+    folds      None: not known
+    is_common  all directories of its filesystem behave alike
     """
 
     folds: bool | None
@@ -218,10 +216,10 @@ class CaseFolding(NamedTuple):
 
 
 def case_folding(dir_fd: int) -> CaseFolding:
-    """Find out whether a directory, and others of its filesystem, find a name by other spellings too.
+    """Determine whether a directory, and others of its filesystem, find a name in another case, too.
 
-    dir_fd  of a directory; O_PATH will do
-    Cost    a few calls that don't wait; where nothing tells, a part of the directory is read, and two names looked up
+    dir_fd  of a directory; O_PATH is enough
+    Cost    a few calls that don't wait; if they don't decide it, part of the directory is read, and two names looked up
     """
     is_flagged = False
     try:
@@ -240,12 +238,12 @@ def case_folding(dir_fd: int) -> CaseFolding:
                 return CaseFolding(bool(flags & _XFS_FSOP_GEOM_FLAGS_DIRV2CI), is_common=True)
             return CaseFolding(_finds_another_spelling(fd), is_common=True)
     except OSError as error:
-        # A kernel without flags here (tmpfs until 6.6) has no folding here either; else it may only be searched.
+        # A kernel without this ioctl here (tmpfs until 6.6) doesn't fold; otherwise we may not read the directory.
         return CaseFolding(False if is_flagged and error.errno == errno.ENOTTY else None, is_common=False)
 
 
 def _may_have_flag(kind: int, dir_fd: int) -> bool:
-    """Whether a directory of a filesystem can have the flag. The superblock of an ext4 filesystem is root's to read."""
+    """Whether directories of a filesystem can have the flag. Only root can read an ext4 filesystem's superblock."""
     if kind == _TMPFS:
         return os.path.exists(_TMPFS_FEATURE)
     if kind == _EXT:
@@ -261,7 +259,7 @@ def _device_of(dir_fd: int) -> str:
 
 
 def has_feature(path: str) -> bool:
-    """Whether directories of an ext4 filesystem may fold. path: of its block device, or of an image"""
+    """Whether directories of an ext4 filesystem may fold case. path: of its block device, or of an image"""
     with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         (features,) = _INCOMPATIBLE.unpack(os.pread(fd, _INCOMPATIBLE.size, _INCOMPATIBLE_AT))
         return bool(features & _EXT4_CASEFOLD)
@@ -275,7 +273,7 @@ def _asked(fd: Fd, request: int, answer: struct.Struct) -> int:
 
 
 def _finds_another_spelling(fd: Fd) -> bool | None:
-    """Whether the first name that has letters is there in the other case too, as the same inode; None: no such name."""
+    """Whether the first name with letters is also found in the other case, as the same inode; None: no such name."""
     for name, *_ in itertools.islice(Dirents(fd).read_from(0), _N_TRIED):
         other = name.swapcase()
         if other != name:
@@ -292,16 +290,18 @@ _KEEPS_PATHS = (b"ep", b"msp")
 
 
 def branches_with(fd: Fd) -> frozenset[bytes]:
-    """The branches that have what an fd holds; none where that is not told."""
+    """The branches that hold the file behind an fd; empty if not known."""
     paths, below = _told(fd, b"allpaths"), _told(fd, b"relpath")
     return frozenset(path.removesuffix(below) for path in paths.split(b"\0") if path)
 
 
 def check_rename(root: Fd, source: Fd, directory: Fd) -> None:
-    """Ask whether the policies have a rename of one directory into another one, which is on other branches, perhaps.
+    """Check whether mergerfs's policies allow renaming one directory into another one, which may be on other branches.
 
-    root    of the mount, for what holds for all of it; without it nothing is known
+    root    of the mount, for its settings; if they can't be read, nothing is checked
     Raises  OSError: EXDEV, EROFS
+
+    Source  mergerfs 2.33, src/fuse_rename.cpp and the chapter on extended attributes of its README
     """
     here, there = branches_with(source), branches_with(directory)
     try:
@@ -318,11 +318,11 @@ def check_rename(root: Fd, source: Fd, directory: Fd) -> None:
 
 
 def check_lower_layer(kernel: Kernel, parent: Fd, name: Name, filled: Name) -> None:
-    """Ask overlayfs to rename a directory to one beside it that is not empty, which it can't do.
+    """Check that overlayfs can rename a directory, by a rename onto a directory that is not empty, which must fail.
 
-    What a lower layer has it does not move at all, and says so before it looks at the new name; nothing else tells
+    It can't rename a directory of a lower layer, and refuses that before it checks the new name. Nothing else shows
     which directories those are.
-    filled  the name of the other one
+    filled  the name of the other directory, in the same parent
     Raises  OSError EXDEV
     Source  fs/overlayfs/dir.c, ovl_rename
     """
@@ -331,12 +331,12 @@ def check_lower_layer(kernel: Kernel, parent: Fd, name: Name, filled: Name) -> N
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-    else:  # another process put an empty one there at that moment
+    else:  # another process put an empty directory there at that moment
         kernel.rename_free(parent, filled, parent, name)
 
 
 def _told(fd: Fd, name: bytes) -> bytes:
-    from fusefs.linux.xattrs import get_of  # late: pathlib
+    from fusefs.linux.xattrs import get_of  # imported late: it loads pathlib
 
     value = get_of(fd, b"user.mergerfs." + name)
     return b"" if isinstance(value, int) else value
@@ -361,14 +361,14 @@ _CONTENTS = b"one", b"the other"
 
 
 class RenameFlags(NamedTuple):
-    """What renameat2 was seen to do: to exchange; to refuse a name that is taken, and take one that is free."""
+    """What renameat2 does: whether it exchanges; whether it refuses a taken name and accepts a free one."""
 
     exchange: bool
     noreplace: bool
 
 
 class FlagAnswer(Enum):
-    """What a filesystem makes of a flag."""
+    """How a filesystem treats a flag."""
 
     KEPT = "it does what the flag says"
     REFUSED = "it says that it has no such flag"
@@ -378,8 +378,8 @@ class FlagAnswer(Enum):
 def probe_renames(kernel: Kernel, dir_fd: Fd) -> RenameFlags:
     """Try both flags in a directory of ours.
 
-    A taken name that this kernel knows it refuses by itself, before the filesystem sees the flag: one that ignores a
-    flag is not believed to read the other.
+    The kernel refuses a name that it knows to be taken, before the filesystem sees the flag. So a filesystem that
+    ignores RENAME_EXCHANGE is not trusted to honour RENAME_NOREPLACE.
     Raises  OSError
     Source  fs/namei.c, do_renameat2
     """
@@ -389,18 +389,18 @@ def probe_renames(kernel: Kernel, dir_fd: Fd) -> RenameFlags:
 
 
 def probe_exchange(kernel: Kernel, dir_fd: Fd) -> FlagAnswer:
-    """What RENAME_EXCHANGE does here, tried on a throw-away pair.
+    """How RENAME_EXCHANGE behaves here, tried with two temporary directories.
 
-    Each of the two holds a directory of its own name: a filesystem that ignores the flag can't replace them
-    (ENOTEMPTY), and one that does nothing, or something else, and says 0, shows by where the marks are. After a
-    0 the kernel has exchanged its own dentries, so that looking by name may show what the liar did not do: the
-    directory's listing, which comes from the filesystem, decides too.
-    Source  s3fs-fuse PR 2933 and cryfs PR 568: a plain rename, and 0; measured with a FUSE filesystem that says 0
+    Each of the two contains a directory with its own name. So a filesystem that ignores the flag can't replace one by
+    the other (ENOTEMPTY). One that does nothing, or something else, and returns 0 is found out by the position of the
+    inner directories. After a 0 the kernel has exchanged its own dentries, so that a lookup by name may show an
+    exchange that never happened: the listing, which comes from the filesystem, is checked, too.
+    Source  s3fs-fuse PR 2933 and cryfs PR 568: a plain rename, and 0; measured with a FUSE filesystem that returns 0
             and does nothing
     """
     a, b = _PAIR
     for name in _PAIR:
-        _discard_marked(kernel, dir_fd, name)  # a killed one's
+        _discard_marked(kernel, dir_fd, name)  # from a killed probe
     try:
         for name in _PAIR:
             kernel.mkdir(dir_fd, name)
@@ -431,7 +431,7 @@ def _marks(kernel: Kernel, dir_fd: Fd, name: Name) -> list[bytes]:
 
 
 def _probe_noreplace(kernel: Kernel, dir_fd: Fd) -> bool:
-    """Whether RENAME_NOREPLACE refuses and takes as it should, with directories and files, looked at afterwards."""
+    """Whether RENAME_NOREPLACE refuses and accepts correctly, with directories and files; the result is checked."""
     with trial_directory(kernel, dir_fd, _NOREPLACE) as fd:
         for name in (_FULL, _EMPTY):
             kernel.mkdir(fd, name)
@@ -452,7 +452,7 @@ def _probe_noreplace(kernel: Kernel, dir_fd: Fd) -> bool:
 
 
 def rename_noreplace(kernel: Kernel, dir_fd: int, old: Name, new: Name) -> None:
-    """renameat2 with RENAME_NOREPLACE and nothing in its place. Raises  OSError"""
+    """renameat2 with RENAME_NOREPLACE, without a fallback. Raises  OSError"""
     kernel.reach("renameat2")
     syscalls.renameat2(dir_fd, old, dir_fd, new, syscalls.RENAME_NOREPLACE)
 
@@ -492,7 +492,7 @@ def discard_rename_trials(kernel: Kernel, dir_fd: Fd) -> None:
 
 
 def _discard_marked(kernel: Kernel, parent: Fd, name: Name) -> None:
-    """Remove a directory of ours with at most the probe's marks in it."""
+    """Remove a directory of ours that contains at most the probe's marks."""
     try:
         fd = kernel.open_dir(parent, name)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The caller of a FUSE request: what the kernel says of the process, and what /proc tells of it at that moment."""
+"""The caller of a FUSE request: the kernel's data about the process in the request, and in /proc at that moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusefs.linux.credentials import Capability
 _CLONE_FS = 0x200
 _STATUS_BYTES = 1 << 12
 _ALL = -1
-"""Capabilities: whatever there is."""
+"""All capabilities."""
 
 
 class Caller(Protocol):
@@ -29,11 +29,11 @@ class Caller(Protocol):
 
 
 class Rights(NamedTuple):
-    """What a process has beside its ids.
+    """The rights of a process beside its ids.
 
     groups        supplementary
     capabilities  effective, as bits, in its own user namespace
-    is_ours       that is ours, too; else a capability counts for ids that its namespace maps alone
+    is_ours       its user namespace is ours, too; otherwise a capability counts only for ids that its namespace maps
     """
 
     groups: tuple[int, ...] = ()
@@ -42,10 +42,10 @@ class Rights(NamedTuple):
 
 
 def rights_of(caller: Caller) -> Rights:
-    """What a caller has now; nothing if it can't be seen.
+    """The present rights of a caller; none if it can't be seen.
 
-    A thread whose ids are not those of the request acts for another (overlayfs above, nfsd, io_uring), and what it
-    has itself does not count. But nothing acts as root that root has not let do so.
+    A thread whose ids differ from those of the request acts for another process (overlayfs above, nfsd, io_uring), so
+    that its own rights don't count. But a request as root always has root's rights: only root can have allowed it.
     """
     if caller.pid <= 0:
         return Rights()
@@ -67,7 +67,7 @@ def is_capable(caller: Caller, capability: Capability) -> bool:
 
 
 def keeps_group(caller: Caller, uid: int, gid: int) -> bool:
-    """Whether a caller may give or leave a set-group-ID bit of an inode with that owner and group.
+    """Whether a caller may set or keep the set-group-ID bit of an inode with that owner and group.
 
     Source  in_group_or_capable in the kernel's fs/inode.c
     """
@@ -80,7 +80,7 @@ def keeps_group(caller: Caller, uid: int, gid: int) -> bool:
 
 
 def knows(caller: Caller, uid: int, gid: int | None) -> bool:
-    """Whether a caller's user namespace knows an owner and a group, by which a capability of the caller's counts there.
+    """Whether a caller's user namespace maps an owner and a group, so that the caller's capabilities count for them.
 
     gid     None: any
     Source  capable_wrt_inode_uidgid in the kernel's kernel/capability.c, inode_owner_or_capable in its fs/inode.c
@@ -89,7 +89,7 @@ def knows(caller: Caller, uid: int, gid: int | None) -> bool:
 
 
 def is_killed(pid: int) -> bool:
-    """Whether a thread ends as soon as the kernel lets it: SIGKILL, or what does the same, waits for it."""
+    """Whether SIGKILL, or an equivalent, is pending for a thread, so that it ends as soon as the kernel lets it."""
     try:
         told = _status(pid)
     except OSError:
@@ -114,7 +114,7 @@ def _is_mapped(caller: Caller, name: str, number: int) -> bool:
 
 
 def _status(pid: int) -> bytes:
-    """What the kernel tells of a thread."""
+    """The content of a thread's status file."""
     fd = os.open(b"/proc/%d/status" % pid, os.O_RDONLY | os.O_CLOEXEC)
     try:
         told = b""
@@ -133,8 +133,8 @@ def _words(told: bytes, name: bytes) -> list[bytes]:
 
 
 def have_own_umask() -> None:
-    """From now on this thread's umask (root and working directory too) are its own, not the whole process's.
+    """Give this thread its own umask, root and working directory, independent of the process.
 
-    Source  unshare(2), CLONE_FS; the C library's function takes a thread, and needs no privilege
+    Source  unshare(2), CLONE_FS; the C library's function acts on a thread, and needs no privilege
     """
     syscalls.unshare(_CLONE_FS)

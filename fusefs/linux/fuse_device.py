@@ -1,4 +1,4 @@
-"""The FUSE device beside requests: mounting as root or with fusermount3, notifications, and the connection's end."""
+"""The FUSE device beside requests: mounting as root or with fusermount3, notifications, and ending a connection."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _ID = struct.Struct("=I")
 _NOTIFY_INVAL_INODE, _NOTIFY_INVAL_ENTRY, _NOTIFY_PRUNE = 2, 3, 9
 _INVAL_INODE = struct.Struct("=IiQQqq")
 """fuse_out_header (length, code, 0: no answer to a request) and fuse_notify_inval_inode_out (nodeid, first byte, number
-of bytes; 0: all): a first byte below 0 means the attributes alone."""
+of bytes; 0: all): a first byte below 0 means only the attributes."""
 _INVAL_ENTRY, _EXPIRE_ONLY = struct.Struct("=IiQQII"), 1
 """fuse_out_header and fuse_notify_inval_entry_out (nodeid of the directory, length of the name that follows, flags)."""
 _PRUNE = struct.Struct("=IiQIIQ")
-"""fuse_out_header and fuse_notify_prune_out (how many nodeids follow)."""
+"""fuse_out_header and fuse_notify_prune_out (number of nodeids that follow)."""
 
 
 def open_backing(device: int, fd: int) -> int:
-    """An id by which replies on a /dev/fuse may name a file, more than 0; the kernel keeps the file until it is closed.
+    """An id above 0 by which replies on /dev/fuse may refer to a file; the kernel keeps the file until it is closed.
 
     device  /dev/fuse, after the answer to INIT
-    fd      of a regular file, O_PATH will do: only its path counts. An open by the id has the credentials
-            that this thread has now, and the client's own flags
-    Raises  OSError: EPERM without CAP_SYS_ADMIN, or if INIT has not agreed on it; ELOOP: its filesystem lies on others,
-            more than agreed on; EINVAL, EISDIR: it is no regular file; ENOTTY: the kernel is too old
+    fd      of a regular file; O_PATH is enough, as only its path counts. An open by the id uses the credentials that
+            this thread has now, and the client's own flags
+    Raises  OSError: EPERM without CAP_SYS_ADMIN, or if INIT has not enabled it; ELOOP: its filesystem is stacked on
+            more others than agreed; EINVAL, EISDIR: not a regular file; ENOTTY: the kernel is too old
     Source  linux/fuse.h: FUSE_DEV_IOC_BACKING_OPEN; it does no I/O, and never waits for a slow filesystem
     """
     backing_id: int = fcntl.ioctl(device, _BACKING_OPEN, bytearray(_MAP.pack(fd, 0, 0)))
@@ -45,7 +45,7 @@ def open_backing(device: int, fd: int) -> int:
 
 
 def close_backing(device: int, backing_id: int) -> None:
-    """Let an id go; files that are open by it stay so.
+    """Release an id; files that were opened by it stay open.
 
     Raises  OSError: ENOENT: there is no such id
     Source  linux/fuse.h: FUSE_DEV_IOC_BACKING_CLOSE; it may close a file, which may write it back
@@ -54,22 +54,22 @@ def close_backing(device: int, backing_id: int) -> None:
 
 
 def forget_attributes(device: int, nodeid: int) -> None:
-    """Have the kernel ask for the attributes of an inode when they are wanted next; it keeps its content.
+    """Make the kernel drop its cached attributes of an inode; it keeps the content.
 
-    It takes no lock that a process waiting for a daemon can hold: a handler may do that before its answer.
+    It takes no lock that a process waiting for the daemon can hold, so a handler may call it before its reply.
 
     device  /dev/fuse
     Source  fs/fuse/inode.c: fuse_reverse_inval_inode, with a first byte below 0
     """
-    with suppress(FileNotFoundError):  # the kernel doesn't know it, or not any more
+    with suppress(FileNotFoundError):  # the kernel doesn't know it, or no longer
         os.write(device, _INVAL_INODE.pack(_INVAL_INODE.size, _NOTIFY_INVAL_INODE, 0, nodeid, -1, 0))
 
 
 def expire_name(device: int, directory: int, name: bytes) -> None:
-    """Have the kernel ask what a name means when it is used next; who uses what it meant goes on.
+    """Make the kernel look up a name again at its next use; processes that use its inode are not affected.
 
-    It waits for the directory's lock, which a process has that waits for an answer: not for a thread that answers.
-    Before Linux 6.2 the kernel forgets the name: who is in there has no path any more.
+    It waits for the directory's lock, which a process waiting for a reply may hold: never call it in a thread that
+    replies. Before Linux 6.2 the kernel forgets the name: a process whose working directory is below has no path then.
 
     device     /dev/fuse
     directory  its nodeid
@@ -79,7 +79,7 @@ def expire_name(device: int, directory: int, name: bytes) -> None:
 
 
 def forget_name(device: int, directory: int, name: bytes) -> None:
-    """Have the kernel forget a name, and all that it knows below it; who is in there has no path any more.
+    """Make the kernel forget a name and everything below; a process whose working directory is below has no path then.
 
     device, directory, Source  as for `expire_name`, which waits for the same lock
     """
@@ -89,12 +89,12 @@ def forget_name(device: int, directory: int, name: bytes) -> None:
 def _invalidate(device: int, directory: int, name: bytes, flags: int) -> None:
     size = _INVAL_ENTRY.size + len(name) + 1
     head = _INVAL_ENTRY.pack(size, _NOTIFY_INVAL_ENTRY, 0, directory, len(name), flags)
-    with suppress(FileNotFoundError, NotADirectoryError):  # the kernel doesn't know it, or not any more
+    with suppress(FileNotFoundError, NotADirectoryError):  # the kernel doesn't know it, or no longer
         os.write(device, head + name + b"\0")
 
 
 def forget_unused(device: int, nodeids: Collection[int]) -> None:
-    """Have the kernel forget inodes, and all of their names; those that are in use it passes over.
+    """Make the kernel forget inodes and all of their names, except those in use.
 
     device  /dev/fuse
     Raises  OSError: EINVAL: the kernel is older than Linux 6.18
@@ -106,34 +106,36 @@ def forget_unused(device: int, nodeids: Collection[int]) -> None:
 
 
 def open_abort(connection: int) -> Fd:
-    """An fd to `abort` with; afterwards, and when the connection is gone, that does nothing.
+    """An fd for `abort`, which does nothing once the connection has been aborted or is gone.
 
     connection  its number: the mount's minor device number
     Raises      OSError: EPERM without CAP_SYS_ADMIN, ENOENT if there is none of that number
-    Source      Documentation/filesystems/fuse.rst; mounted for ourselves, as /sys/fs/fuse/connections may be empty
+    Source      Documentation/filesystems/fuse.rst; mounted privately, as /sys/fs/fuse/connections may be empty
     """
     with new_mount(b"fusectl", b"fusectl", {}, 0) as mount:
         return Fd(os.open(b"%d/abort" % connection, os.O_WRONLY | os.O_CLOEXEC, dir_fd=mount))
 
 
 def abort(fd: int) -> None:
-    """Answer every request, waiting or to come, with an error."""
+    """Fail every request of a connection, pending or future, with an error."""
     os.write(fd, b"1")
 
 
 @contextmanager
 def servers(connection: int, uid: int) -> Iterator[list[Fd]]:
-    """A pidfd of each process of a user's that has a connection open, if we may look at it; none before Linux 6.16.
+    """A pidfd of each process of a user that has a connection open, as far as we may see it; none before Linux 6.16.
 
-    connection  its number: the mount's minor device number. That is another's soon after the mount's end: ask before
-    uid         who mounted it. Anyone can be sent an fd of it, as D-Bus is while it passes one on, and serves nothing
+    connection  its number: the mount's minor device number. It may be reused soon after the mount's end: call this
+                before
+    uid         of the user who mounted it. Holding the fd doesn't prove that a process serves the mount: fds are passed
+                around (e.g. by D-Bus)
     Source      fs/fuse/dev.c: fuse_dev_show_fdinfo
     """
     found: list[Fd] = []
     try:
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-            with suppress(OSError):  # it has ended, or is not ours to look at
-                pid_fd = Fd(os.pidfd_open(pid))  # first: it is of the process that is looked at, or of one that is gone
+            with suppress(OSError):  # it has ended, or we may not see it
+                pid_fd = Fd(os.pidfd_open(pid))  # first, so that it can't be of a later process than the one checked
                 if pid != os.getpid() and os.stat(f"/proc/{pid}").st_uid == uid and _serves(pid, connection):
                     found.append(pid_fd)
                 else:
@@ -156,7 +158,7 @@ def _serves(pid: int, connection: int) -> bool:
 
 
 def kill_late(pid_fds: Iterable[int], patience_s: float) -> bool:
-    """Wait for the end of processes, and kill those that have not come to it in time; whether there were any."""
+    """Wait for the end of processes, and kill those that have not ended in time. Returns  whether any were killed"""
     deadline_s = time.monotonic() + patience_s
     late = [fd for fd in pid_fds if not _has_ended(fd, max(0.0, deadline_s - time.monotonic()))]
     for fd in late:
@@ -176,11 +178,11 @@ _CHANNEL = "_FUSE_COMMFD"
 
 
 class FusermountFailed(Exception):
-    """It said no; the text is its own."""
+    """fusermount3 failed; the text is its own."""
 
 
 def mount(target: bytes, options: bytes) -> Fd:
-    """The /dev/fuse fd of a new mount.
+    """Mount with fusermount3. Returns  the fd of /dev/fuse
 
     options  as in `-o`; see `escaped` for a value with commas
     Raises   FusermountFailed, FileNotFoundError without the program
@@ -205,7 +207,7 @@ def unmount(target: bytes, *, lazily: bool) -> None:
 
 
 def escaped(value: bytes) -> bytes:
-    """The value of fsname or subtype, as `mount` wants it."""
+    """Escape the value of fsname or subtype for `mount`."""
     return value.replace(b"\\", b"\\\\").replace(b",", b"\\,")
 
 

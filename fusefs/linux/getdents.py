@@ -1,9 +1,9 @@
-"""A directory's entries from getdents64(2), with what os.scandir leaves out: types, inode numbers, offsets.
+"""Directory entries from getdents64(2), with fields that os.scandir omits: types, inode numbers, offsets.
 
-To read a whole directory at once take `Kernel.scan`: it is os.scandir, and C. `read_on` is for code that passes the
-fd on to another process, as scandir reads ahead and takes the fd to the end; `Dirents` is for code that needs the
-filesystem's own offsets, which stay valid whatever changes meanwhile. The two share no loop over the buffer: that
-would take a sixth more of the time for each entry (measured).
+To read a whole directory at once use `Kernel.scan`: it is os.scandir, written in C. `read_on` is for code that passes
+the fd to another process, because scandir reads ahead and takes the fd to the end. `Dirents` is for code that needs
+the filesystem's own offsets, which stay valid whatever changes meanwhile. The two don't share a loop over the buffer,
+because that would cost a sixth more time for each entry (measured).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _NAME_AT = 19
 
 _DOTS = (b".", b"..")
 _DOT_LENGTH = 24
-"""Of an entry whose name has up to four bytes."""
+"""The length of an entry whose name has up to four bytes."""
 
 
 class DirentBlock(NamedTuple):
-    """Some entries of a directory, without `.` and `..`: names as os.fsdecode has them, inode numbers, types.
+    """Some entries of a directory, without `.` and `..`: names decoded as by os.fsdecode, inode numbers, types.
 
-    text    the names again, joined by slashes: quick to look through
-    n_seen  how many entries there were, with those that were left out
+    text    the names joined by slashes, which is quick to search
+    n_seen  number of entries, including those that were left out
     """
 
     text: str
@@ -47,9 +47,9 @@ class DirentBlock(NamedTuple):
 
 
 def read_on(fd: int) -> DirentBlock | None:
-    """The entries that one system call tells, from where an fd is; None at the end.
+    """The entries of the next system call, from the fd's position on; None at the end.
 
-    Nothing is read ahead: another process that gets the fd goes on exactly there.
+    Nothing is read ahead: another process that gets the fd continues exactly there.
     """
     raw = getdents64(fd, _SIZE)
     if not raw:
@@ -79,20 +79,20 @@ def _call(act: Callable[[int, int], list[Dirent]], offset: int, size: int) -> li
 
 
 class Dirents:
-    """An open directory, read from any offset; to read on from the last offset takes what was read ahead."""
+    """An open directory, read from any offset; continuing at the last offset uses entries that were read ahead."""
 
     def __init__(self, fd: Fd) -> None:
-        """fd: readable; stays its owner's"""
+        """fd: readable; still belongs to the caller"""
         self.fd = fd
         self._ahead: list[Dirent] = []
         self._at = 0
         self._position = -1
 
     def read_from(self, offset: int, size: int = _SIZE, call: Call = _call) -> Iterator[Dirent]:
-        """The entries from an offset on, to the end. To go on later, pass the offset of the last one taken.
+        """The entries from an offset to the end. To continue later, pass the offset of the last one taken.
 
-        size  bytes of entries that are read at a time; with too few for one, a few more are
-        call  makes each call to the kernel
+        size  bytes of entries to read at a time; if that is too small for one entry, a little more
+        call  makes each system call
         """
         if offset == 0 or offset != self._at:
             self._ahead = []
@@ -109,7 +109,7 @@ class Dirents:
                 return
 
     def block(self, offset: int, size: int = _SIZE) -> list[Dirent]:
-        """The entries from an offset on that one system call tells; none at the end. size: as for `read_from`"""
+        """The entries of one system call, from an offset on; empty at the end. size: as for `read_from`"""
         if offset == 0 or offset != self._position:
             self._seek(offset)
         found = self._read(max(size, _LEAST_SIZE))
@@ -120,7 +120,7 @@ class Dirents:
         try:
             os.lseek(self.fd, offset, os.SEEK_SET)
         except OSError as error:
-            # Where ext4 has removed the directory meanwhile, no offset is one of its own any more; reading on says
+            # If ext4 has removed the directory meanwhile, no offset is valid any more. Reading would then fail with
             # ENOENT everywhere, which libc takes for the end.
             if error.errno != errno.EINVAL or os.fstat(self.fd).st_nlink:
                 raise

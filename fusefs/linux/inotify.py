@@ -1,4 +1,4 @@
-"""What happens to the names in a directory, as inotify(7) tells it."""
+"""Changes of the names in a directory, from inotify(7)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ONLYDIR = 0x0100_0000
 
 
 class InotifyMask(IntFlag):
-    """What an event says; several may come together."""
+    """Kinds of an event; one event may have several."""
 
     ATTRIB = 0x4
     MOVED_FROM = 0x40
@@ -30,14 +30,14 @@ class InotifyMask(IntFlag):
     UNMOUNT = 0x2000
     OVERFLOW = 0x4000
     IGNORED = 0x8000
-    """The watch is gone: its directory or filesystem is, or it was taken off."""
+    """The watch has ended: its directory or filesystem is gone, or it was removed."""
 
 
 class InotifyEvent(NamedTuple):
     """One event.
 
     watch  -1 for OVERFLOW: some events of any watch are lost
-    name   in the watched directory; empty for what happened to that itself
+    name   in the watched directory; empty for events of the directory itself
     """
 
     watch: int
@@ -51,23 +51,23 @@ def open_inotify() -> Fd:
 
 
 def watch(inotify: Fd, dir_fd: int, wanted: InotifyMask) -> int:
-    """The number of a watch on a directory (O_PATH will do); the same for the same directory.
+    """Watch a directory (O_PATH is enough). Returns  the watch's number, always the same for the same directory
 
-    A watch does not keep a filesystem busy: its end comes as UNMOUNT and IGNORED.
+    A watch does not keep a filesystem busy: unmounting it ends the watch, with UNMOUNT and IGNORED.
     Raises  OSError: ENOSPC when fs.inotify.max_user_watches are in use
     """
-    # The way through /proc leads to the directory that was opened, whatever its name leads to now.
+    # The path through /proc leads to the directory that was opened, whatever its name leads to now.
     mask = int(wanted | InotifyMask.DELETE_SELF | InotifyMask.MOVE_SELF) | _ONLYDIR
     return syscalls.inotify_add_watch(inotify, b"/proc/self/fd/%d" % dir_fd, mask)
 
 
 def unwatch(inotify: Fd, number: int) -> None:
-    """Take a watch off. Raises  OSError: EINVAL if it is gone already"""
+    """Remove a watch. Raises  OSError: EINVAL if it has ended already"""
     syscalls.inotify_rm_watch(inotify, number)
 
 
 def read_events(inotify: Fd) -> list[InotifyEvent]:
-    """The events that have come; none if there are none."""
+    """The pending events; empty if there are none."""
     try:
         buffer = os.read(inotify, _BUFFER_SIZE)
     except BlockingIOError:

@@ -1,7 +1,7 @@
-"""The system calls that the store makes, each by one method and announced to one callback before it is made.
+"""The system calls of the store, each made by one method and announced to a callback before.
 
-That callback, `hook`, is why this is a class: a test counts the calls, fails the n-th with an errno, or dies at it and
-reaches every window of every verb (tests/crash). In production the hook does nothing.
+That callback, `hook`, is why this is a class. A test counts the calls, makes the n-th fail with an errno, or dies at
+it, and so reaches every crash window of every verb (tests/crash). In production the hook does nothing.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fusefs.linux.fd import Fd
 
 CallHook = Callable[[str], None]
 RefusedNames = list[tuple[str, int]]
-"""Names, and why not."""
+"""Names, each with the errno of its refusal."""
 
 EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, FUSE_MAGIC = 0xEF53, 0x58465342, 0x9123683E, syscalls.FUSE_MAGIC
 OVERLAY_MAGIC, TMPFS_MAGIC = 0x794C7630, 0x01021994
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-"""With an access ACL the group's bits are its mask, so that these are all that those named in it may have."""
+"""With an access ACL the group bits are its mask, so that they bound the rights of all users named in it."""
 _LOCAL = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC, 0xF2F52010, 0x2FC12FC1, OVERLAY_MAGIC})
-"""ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs"""
+"""ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs."""
 NO_NOREPLACE = (errno.EINVAL, errno.ENOSYS)
-"""What renameat2 says where a filesystem, or a kernel, has no such flag."""
+"""Errors of renameat2 if a filesystem, or a kernel, doesn't support the flag."""
 RESTORED_XATTRS = ("trusted.trashd.restored", "user.trashd.restored")
-"""See restored_mark.py."""
+"""The marks of restored files: see linux/xattrs.py."""
 IDENTITY_XATTR = "user.trashd.fresh"
-"""A mark on a directory, for filesystems where nothing else tells whether it is the one that was there before."""
+"""A mark on a directory, for filesystems where nothing else shows whether it is the same directory as before."""
 _N_MARK_DIGITS = 32
 _NAMES_BYTES = 32768
 _FEW_BYTES = 4096
@@ -42,21 +42,21 @@ _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _no_hook(_call: str) -> None:
-    """Let every call pass."""
+    """Do nothing."""
 
 
 def is_local_kind(magic: int) -> bool:
-    """Whether filesystems of a kind, by its magic number, are mounted by one kernel at a time."""
+    """Whether filesystems with this magic number are mounted by one kernel at a time."""
     return magic in _LOCAL
 
 
 def is_at_once(magic: int) -> bool:
-    """Whether such a filesystem needs no server to tell what an inode is; what lies below an overlayfs may need one."""
+    """Whether such a filesystem can stat without a server; the layers of an overlayfs may need one."""
     return magic in _LOCAL - {OVERLAY_MAGIC}
 
 
 def _read_mark(fd: int) -> str:
-    """The mark of what an fd of any kind holds, as a handle; empty if there is none, or none that could be ours."""
+    """The mark on the directory behind an fd of any kind, as a handle; empty if there is none that could be ours."""
     try:
         digits = os.getxattr(b"/proc/self/fd/%d" % fd, IDENTITY_XATTR).decode("ascii", "replace")
     except OSError:
@@ -65,36 +65,36 @@ def _read_mark(fd: int) -> str:
 
 
 class Kernel:
-    """One process's way to the kernel. All methods raise OSError only."""
+    """A process's access to the kernel. All methods raise OSError only."""
 
     def __init__(self, hook: CallHook = _no_hook) -> None:
         """hook: called with each call's name before it is made; it may raise OSError, or never return"""
         self._hook = hook
         self.silent: set[Hashable] = set()
-        """The mounts that have not answered (by their id): they are asked nothing again."""
+        """Ids of mounts that did not answer: they are not accessed again."""
         self.discovered: object = None
-        """What store.find_stores found last: it believes that for a moment."""
+        """The last result of store.find_stores, which uses it again for a short time."""
 
     @property
     def is_watched(self) -> bool:
-        """Whether each call is to be announced."""
+        """Whether each call must be announced."""
         return self._hook is not _no_hook
 
     def reach(self, call: str) -> None:
-        """Announce a call that another module here makes to the hook."""
+        """Announce a call that another module makes, to the hook."""
         self._hook(call)
 
     # Opening: the volume's root by path, everything below it by fd.
 
     def open_path(self, path: bytes, flags: int = os.O_PATH | os.O_DIRECTORY) -> Fd:
-        """An fd for a path that a person named, links followed as they expect."""
+        """An fd for a path given by a person; links are followed."""
         self._hook("open")
         return Fd(os.open(path, flags | os.O_CLOEXEC))
 
     def open_long(self, path: bytes) -> Fd:
-        """A directory (O_PATH) by a path of any length; links followed where it fits into PATH_MAX.
+        """A directory (O_PATH) by a path of any length; links are followed if it fits into PATH_MAX.
 
-        A longer one is spelled out: name by name, across mounts but through no link.
+        A longer path is opened name by name, across mounts but through no link.
         """
         if len(path) <= syscalls.WALK_MAX_BYTES:
             return self.open_path(path)
@@ -105,14 +105,14 @@ class Kernel:
         return fd
 
     def open_plain(self, path: bytes) -> Fd:
-        """A directory (O_PATH) by a path that a person named and that leads through no link: else ELOOP."""
+        """A directory (O_PATH) by a path given by a person that contains no link; ELOOP otherwise."""
         self._hook("openat2")
         return Fd(syscalls.openat2(syscalls.AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY, syscalls.RESOLVE_NO_SYMLINKS))
 
     def open_beneath(self, dir_fd: int, path: bytes, flags: int = os.O_PATH | os.O_NOFOLLOW) -> Fd:
-        """An fd for a relative path of any length: no link, no mount, no `..` on the way.
+        """An fd for a relative path of any length, with no link, mount or `..` in it.
 
-        Source  openat2(2); paths over PATH_MAX go in chunks
+        Source  openat2(2); paths longer than PATH_MAX are opened in parts
         """
         if len(path) > syscalls.WALK_MAX_BYTES:
             return self._open_far(dir_fd, path, flags)
@@ -135,27 +135,27 @@ class Kernel:
         return self.open_beneath(dir_fd, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def reopen(self, fd: int, flags: int) -> Fd:
-        """One more fd, with other flags, for exactly what an fd of any kind holds (by its magic link)."""
+        """Another fd, with other flags, for exactly the file behind an fd of any kind (by its magic link)."""
         self._hook("open")
         return Fd(os.open(f"/proc/self/fd/{int(fd)}", flags | os.O_CLOEXEC))
 
     def create(self, dir_fd: int, name: bytes, flags: int = os.O_RDWR) -> Fd:
-        """A new file, 0600; EEXIST if anything has the name."""
+        """A new file with mode 0600; EEXIST if the name is taken."""
         self._hook("create")
         flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return Fd(os.open(name, flags, 0o600, dir_fd=dir_fd))
 
     def create_unnamed(self, dir_fd: int) -> Fd:
-        """A new file without a name, 0600; an errno of syscalls.NO_TMPFILE where that can't be, or may be lost."""
+        """A new file without a name, mode 0600; one of syscalls.NO_TMPFILE if that is not possible or not safe."""
         self._hook("tmpfile")
         return Fd(syscalls.open_unnamed(dir_fd))
 
-    # Looking.
+    # Reading.
 
     def stat(self, dir_fd: int, name: bytes) -> os.stat_result:
         """lstat of a name in a directory; EXDEV if something is mounted there.
 
-        Not by stat(2), which would ask that mount: a user's FUSE filesystem that never answers blocks the caller,
+        Not by stat(2), which would access that mount: a user's FUSE filesystem that never answers blocks the caller,
         beyond SIGKILL.
         """
         self._hook("stat")
@@ -168,7 +168,7 @@ class Kernel:
         return os.fstat(fd)
 
     def statx(self, fd: int, *, asks: bool = False) -> syscalls.Statx:
-        """Birth time and mount id of what an fd holds. asks: the FUSE daemon or server too, for the birth"""
+        """Birth time and mount id of an fd. asks: for the birth time, also ask a FUSE daemon or server"""
         self._hook("statx")
         return syscalls.statx(fd, asks=asks)
 
@@ -178,12 +178,12 @@ class Kernel:
         return syscalls.statfs_type(fd)
 
     def free_bytes(self, fd: int) -> int:
-        """Free space on the filesystem, root's share included."""
+        """Free space on the filesystem, including the space reserved for root."""
         self._hook("statfs")
         return (volume := os.fstatvfs(fd)).f_bfree * volume.f_frsize
 
     def is_read_only(self, fd: int) -> bool:
-        """Whether nothing can be written there, be it the filesystem, the mount or the subvolume that forbids it."""
+        """Whether nothing can be written there, because of the filesystem, the mount or the subvolume."""
         self._hook("statfs")
         return syscalls.is_read_only(fd)
 
@@ -196,8 +196,9 @@ class Kernel:
         return is_at_once(self.filesystem(fd))
 
     def identify(self, fd: int) -> Identity:
-        """The identity of what an fd holds; without a handle where handles don't last (FUSE) or aren't given,
-        but for one that was marked (`mark`).
+        """The identity of the file behind an fd.
+
+        Without a handle if handles don't last (FUSE) or don't exist, unless the directory was marked (`mark`).
         """
         self._hook("identify")
         x = syscalls.statx(fd)
@@ -205,25 +206,25 @@ class Kernel:
         handle = syscalls.format_handle(syscalls.handle_of(fd)) if lasts else ""
         if not handle and not x.btime_ns:
             handle = _read_mark(fd)
-        # libfuse numbers inodes as it goes and forgets: without a birth time beside it such a number proves nothing.
+        # libfuse assigns inode numbers on demand and forgets them: without a birth time such a number proves nothing.
         return Identity(handle, x.ino if lasts or x.btime_ns else 0, x.btime_ns)
 
     def mark(self, fd: int) -> None:
-        """Mark a directory of ours, which is open for reading, if its filesystem has attributes for that.
+        """Mark a directory of ours that is open for reading, if its filesystem has attributes for that.
 
-        So `identify` knows it again where nothing else tells.
+        Then `identify` recognizes it where nothing else does.
         """
         self._hook("setxattr")
         with suppress(OSError):
             os.setxattr(fd, IDENTITY_XATTR, os.urandom(_N_MARK_DIGITS // 2).hex().encode())
 
     def unmark(self, fd: int) -> None:
-        """Take the mark off. Raises  OSError"""
+        """Remove the mark. Raises  OSError"""
         self._hook("removexattr")
         os.removexattr(b"/proc/self/fd/%d" % fd, IDENTITY_XATTR)
 
     def is_named(self, fd: int, dir_fd: int, name: bytes) -> bool:
-        """Whether a name means what an fd holds: certain, since a number is not reused while an fd has it."""
+        """Whether a name refers to the file behind an fd: certain, as its number isn't reused while the fd is open."""
         try:
             there = self.stat(dir_fd, name)
         except OSError as error:
@@ -233,7 +234,7 @@ class Kernel:
         return os.path.samestat(self.fstat(fd), there)
 
     def list_anew(self, dir_fd: int) -> list[bytes]:
-        """Like `list`, of a directory that may have been listed by this fd before: sshfs tells its names only once."""
+        """As `list`, for a directory that this fd may have listed before: sshfs returns its names only once."""
         with self.open_dir(dir_fd) as fd:
             return self.list(fd)
 
@@ -243,27 +244,27 @@ class Kernel:
             return sorted(os.fsencode(entry.name) for entry in entries)
 
     def list_inos(self, dir_fd: int) -> dict[bytes, int]:
-        """The inode numbers that a directory's listing tells (d_ino), by name."""
+        """The inode numbers in a directory's listing (d_ino), by name."""
         with self.scan(dir_fd) as entries:
             return {os.fsencode(entry.name): entry.inode() for entry in entries}
 
     def first_names(self, dir_fd: int) -> bytes:
-        """What one getdents64(2) tells of a directory that was opened just now: its names, each ended by a NUL."""
+        """The result of one getdents64(2) for a directory that was just opened: its names, each ended by a NUL."""
         self._hook("getdents")
         return syscalls.getdents64(dir_fd, _NAMES_BYTES)
 
     def scan(self, dir_fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
         """A directory's entries one by one, for a directory that is too large for `list`.
 
-        Don't ask an entry for what needs a stat, not even for its type where `tells_types` says no.
+        Don't use methods of an entry that need a stat; if `tells_types` is false, that includes its type.
         """
         self._hook("getdents")
-        os.lseek(dir_fd, 0, os.SEEK_SET)  # btrfs lists what was there at the last rewind, and scandir rewinds after
+        os.lseek(dir_fd, 0, os.SEEK_SET)  # btrfs lists the state at the last rewind, and scandir rewinds at its end
         return os.scandir(dir_fd)
 
     def tells_types(self, dir_fd: int) -> bool:
-        """Whether a listing tells the type of each entry (d_type), judged by this directory's first ones."""
-        from fusefs.linux.getdents import Dirents  # late: a swap and an rm list nothing, and it takes 0.5 ms
+        """Whether a listing contains the type of each entry (d_type), judged by this directory's first entries."""
+        from fusefs.linux.getdents import Dirents  # imported late: swap and rm list nothing, and it takes 0.5 ms
 
         self._hook("getdents")
         with self.open_dir(dir_fd) as fd:
@@ -280,11 +281,11 @@ class Kernel:
         return os.pread(fd, size, 0)
 
     def now_ns(self) -> int:
-        """Wall time."""
+        """The wall time."""
         return time.time_ns()
 
     def boot_ns(self) -> int:
-        """Time since the boot, suspended or not; it is never set."""
+        """Time since the boot, including suspend; it can't be set."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     # Changing names.
@@ -295,7 +296,7 @@ class Kernel:
         os.mkdir(name, mode, dir_fd=dir_fd)
 
     def rmdir(self, dir_fd: int, name: bytes) -> None:
-        """Remove an empty directory; refuses where our reasoning was wrong."""
+        """Remove a directory; fails if it is not empty, contrary to our assumption."""
         self._hook("rmdir")
         os.rmdir(name, dir_fd=dir_fd)
 
@@ -305,28 +306,28 @@ class Kernel:
         os.unlink(name, dir_fd=dir_fd)
 
     def look_up_all(self, dir_fd: int, names: Iterable[str]) -> None:
-        """Let the kernel know names, so that what is done by them next need not find them first."""
+        """Make the kernel look up names now, so that following calls need not."""
         for name in names:
             self._hook("openat2")
-            with suppress(OSError):  # what is done next will say what is wrong
+            with suppress(OSError):  # the following call will report the error
                 os.close(syscalls.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, syscalls.BENEATH))
 
     def rename(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
-        """rename(2): only where the new name is ours and free, or a file of ours that it may replace.
+        """rename(2): only if the new name is ours and free, or a file of ours that it may replace.
 
-        ESTALE and EIO are the caller's, as they are: what is renamed so no other node moves.
+        ESTALE and EIO are passed to the caller: no other node moves what is renamed this way.
         """
         self._hook("rename")
         os.rename(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir)
 
     def rename_free(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
-        """Rename onto a free name, EEXIST otherwise.
+        """Rename to a free name; EEXIST if it is taken.
 
-        Where the filesystem has no RENAME_NOREPLACE (EINVAL) a look comes before a plain rename: the window
-        between the two is a file's risk, not a tree's, since a plain rename replaces no directory with content.
-        A directory that another node moved, and this one knows by its old place, has to be looked at first: Linux
-        moves its own idea of it then, under the lock that a rename holds already, which says ESTALE instead, each time
-        (d_splice_alias in fs/dcache.c).
+        If the filesystem has no RENAME_NOREPLACE (EINVAL), a stat precedes a plain rename. In the window between the
+        two a file could be replaced, but not a tree, because a plain rename replaces no directory that has content.
+        If another node has moved a directory, and this node knows it by its old place, it must be looked up first.
+        Linux then moves its dentry, which needs the lock that a rename already holds: a rename would fail with ESTALE
+        each time (d_splice_alias in fs/dcache.c).
         """
         try:
             self._rename_free(old_dir, old, new_dir, new)
@@ -359,9 +360,9 @@ class Kernel:
     def exchange(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         """renameat2(RENAME_EXCHANGE).
 
-        `old` should be the empty one of the two: on a filesystem that ignores the flag a plain rename then
-        meets ENOTEMPTY instead of destroying (s3fs-fuse, cryfs and old ceph-fuse do one, and say 0).
-        ESTALE and EIO are the caller's, as they are: it may have happened, and a second one would take it back.
+        `old` should be the empty one of the two. If a filesystem ignores the flag, a plain rename then fails with
+        ENOTEMPTY instead of destroying data (s3fs-fuse, cryfs and old ceph-fuse ignore it and return 0).
+        The caller must handle ESTALE and EIO: the exchange may have happened, and a second one would undo it.
         """
         self._hook("exchange")
         syscalls.renameat2(old_dir, old, new_dir, new, syscalls.RENAME_EXCHANGE)
@@ -372,16 +373,16 @@ class Kernel:
         os.link(f"/proc/self/fd/{int(fd)}", name, dst_dir_fd=dir_fd, follow_symlinks=True)
 
     def link(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
-        """One more name for anything but a directory; of a symbolic link for itself, not for what it leads to."""
+        """Add a name to anything but a directory; to a symbolic link itself, not to its target."""
         self._hook("link")
         os.link(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir, follow_symlinks=False)
 
     # Changing contents and attributes.
 
     def lock(self, fd: int) -> bool:
-        """Take an exclusive flock if it is free; whether we have it now.
+        """Take an exclusive flock if it is free. Returns  whether we have it now
 
-        Raises  OSError ENOLCK where there are no locks, whatever the filesystem calls that
+        Raises  OSError ENOLCK if there are no locks, whatever errno the filesystem uses for that
         """
         try:
             self._hook("flock")
@@ -395,7 +396,7 @@ class Kernel:
         return True
 
     def write(self, fd: int, content: bytes) -> None:
-        """Make the content the whole of a file."""
+        """Replace the whole content of a file."""
         self._hook("write")
         done = 0
         while done < len(content):
@@ -403,7 +404,7 @@ class Kernel:
         os.ftruncate(fd, len(content))
 
     def reserve_blocks(self, fd: int, size: int) -> None:
-        """Blocks for the first `size` bytes, of whatever length the file is; EOPNOTSUPP where the filesystem can't."""
+        """Allocate blocks for the first `size` bytes, whatever the file's length; EOPNOTSUPP if not supported."""
         self._hook("fallocate")
         syscalls.fallocate(fd, syscalls.FALLOC_FL_KEEP_SIZE, 0, size)
 
@@ -413,17 +414,17 @@ class Kernel:
         os.fsync(fd)
 
     def syncfs(self, fd: int) -> None:
-        """Everything on that filesystem becomes durable: for a directory that may not be opened for reading."""
+        """Make everything on that filesystem durable: for a directory that may not be opened for reading."""
         self._hook("syncfs")
         syscalls.syncfs(fd)
 
     def chmod(self, fd: int, mode: int) -> None:
-        """Set permission bits of what an fd of any kind holds (by its magic link: O_PATH has no fchmod)."""
+        """Set the mode of the file behind an fd of any kind (by its magic link: O_PATH has no fchmod)."""
         self._hook("chmod")
         os.chmod(f"/proc/self/fd/{int(fd)}", stat.S_IMODE(mode))
 
     def refresh(self, mounted_fd: int) -> None:
-        """Have a FUSE daemon asked for the attributes of a directory, however long they may be remembered.
+        """Make the kernel ask a FUSE daemon for a directory's attributes, even if they are cached.
 
         A chown that changes nothing is a SETATTR without fields, which every user may do. A file would lose its
         set-id bits by it.
@@ -433,12 +434,12 @@ class Kernel:
         os.chown(f"/proc/self/fd/{int(mounted_fd)}", -1, -1)
 
     def chown(self, fd: int, uid: int, gid: int) -> None:
-        """fchown; -1 leaves one as it is."""
+        """fchown; -1 leaves an id as it is."""
         self._hook("chown")
         os.chown(fd, uid, gid)
 
     def xattr_names(self, of: int | bytes) -> Iterable[str]:
-        """The names of all extended attributes; empty where the filesystem has none. of: an fd, or a magic link"""
+        """The names of all extended attributes; empty if the filesystem has none. of: an fd, or a magic link"""
         self._hook("listxattr")
         try:
             return os.listxattr(of)
@@ -448,12 +449,12 @@ class Kernel:
             raise
 
     def read_xattr(self, of: int | bytes, name: str) -> bytes:
-        """getxattr of an fd, or a magic link. Raises  OSError ENODATA if it is not there"""
+        """getxattr of an fd, or a magic link. Raises  OSError ENODATA if it does not exist"""
         self._hook("getxattr")
         return os.getxattr(of, name)
 
     def get_xattr(self, fd: int, name: str) -> bytes | None:
-        """fgetxattr; None if it is not there, or the filesystem has none."""
+        """fgetxattr; None if it does not exist, can't be read, or the filesystem has none."""
         self._hook("getxattr")
         try:
             return os.getxattr(fd, name)
@@ -463,7 +464,7 @@ class Kernel:
             raise
 
     def set_xattr(self, fd: int | bytes, name: str, value: bytes) -> None:
-        """fsetxattr; setxattr of a path in /proc/self/fd."""
+        """fsetxattr; setxattr for a path in /proc/self/fd."""
         self._hook("setxattr")
         os.setxattr(fd, name, value)
 
@@ -473,19 +474,19 @@ class Kernel:
         os.removexattr(fd, name)
 
     def lease(self, fd: int) -> None:
-        """A write lease: EAGAIN if the file is open elsewhere; it ends with the fd.
+        """Take a write lease: EAGAIN if the file is open elsewhere; it ends with the fd.
 
-        An open of the file then waits for us; the signal that tells us so is one that does nothing.
+        An open of the file then waits for us. The kernel notifies us by a signal that has no effect.
         Source  fcntl(2), F_SETLEASE, F_SETSIG
         """
-        from signal import SIGURG  # late: a swap takes no lease, and it takes 0.5 ms
+        from signal import SIGURG  # imported late: a swap takes no lease, and it takes 0.5 ms
 
         self._hook("lease")
         fcntl.fcntl(fd, syscalls.F_SETSIG, SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
     def has_lease(self, fd: int) -> bool:
-        """Whether our write lease is whole: no open waits for its end."""
+        """Whether our write lease is intact: no open waits for its end."""
         self._hook("lease")
         return fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_WRLCK
 

@@ -1,4 +1,4 @@
-"""The identity of this machine, boot, command and terminal session, and the present moment by each of its clocks."""
+"""The identity of this machine, boot, command and terminal session, and the present time by each clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusefs.linux.kernel import Kernel
 
 
 def host_id() -> str:
-    """The machine id, or the host name where there is none (containers)."""
+    """The machine id, or the host name if there is none (containers)."""
     try:
         with open("/etc/machine-id", "rb") as file:
             return file.read().decode("ascii").strip() or os.uname().nodename
@@ -22,21 +22,21 @@ def host_id() -> str:
 
 @cache
 def boot_id() -> str:
-    """The running kernel's boot id: the same in all its containers, so that locks are seen among them."""
-    with open("/proc/sys/kernel/random/boot_id", "rb") as file:  # a file of text would load its own ASCII
+    """The running kernel's boot id: the same in all its containers, where locks are shared, too."""
+    with open("/proc/sys/kernel/random/boot_id", "rb") as file:  # text mode would load another ASCII codec
         return file.read().decode("ascii").strip()
 
 
 @cache
 def invocation() -> Invocation:
-    """This process as its records tell of it. The id is random; nothing is derived from what was typed."""
+    """This process as an Invocation for its records. The id is random; nothing is derived from the command line."""
     return Invocation(os.urandom(8).hex(), session())
 
 
 def invocation_of(pid: int) -> Invocation | None:
-    """A process, as the records tell of it that another one writes for it; None: it is not to be seen.
+    """An Invocation for another process, in records written on its behalf; None if it is not visible.
 
-    pid  of it, or of a thread of it; 0: in another pid namespace
+    pid  of the process or a thread of it; 0: in another pid namespace
     """
     if pid <= 0:
         return None
@@ -48,10 +48,10 @@ def invocation_of(pid: int) -> Invocation | None:
 
 
 def session(pid: int = 0) -> str:
-    """The terminal's session that a process belongs to, the same for all commands of one shell; "": not to be told.
+    """The id of a process's terminal session, the same for all commands of one shell; "": not known.
 
-    That of its leader, which is told from a later one of the same number by its start and boot. `sudo` and the like may
-    give what they run a terminal and a session of its own: then that of the user who called them.
+    It identifies the session leader, with its start time and boot in case the pid is reused. `sudo` and similar
+    programs may give their command a terminal and a session of its own: then the calling user's session counts.
     """
     try:
         leader = _Process(os.getsid(pid))
@@ -62,14 +62,14 @@ def session(pid: int = 0) -> str:
             caller = _Process(parent.session)
             if caller.uid == leader.uid:
                 break
-            leader = caller  # its program has made this session, for another user
+            leader = caller  # its program made this session, for another user
         return f"{boot_id()[:8]}.{leader.pid}.{leader.start}"
     except (OSError, ValueError):
         return ""
 
 
 class _Process:
-    """A process. Source  proc_pid_stat(5): what follows its name, which may hold anything"""
+    """A process. Source  proc_pid_stat(5): the fields after its name, which may contain anything"""
 
     def __init__(self, pid: int) -> None:
         directory = f"/proc/{pid}"
@@ -86,12 +86,12 @@ _MOMENT_NS = 100_000_000
 
 
 def moment(kernel: Kernel, clocks: tuple[Clock, ...] = ()) -> Now:
-    """Now. clocks: what is remembered of the wall clock"""
+    """The present moment. clocks: the saved histories of the wall clock"""
     return Now(kernel.now_ns(), kernel.boot_ns(), boot_id(), clocks)
 
 
 def clocks_ns() -> tuple[int, int]:
-    """CLOCK_REALTIME and CLOCK_BOOTTIME, of one moment: a stall between the two would look like a jump of the first."""
+    """CLOCK_REALTIME and CLOCK_BOOTTIME at one moment: a stall between the two reads would look like a clock change."""
     while True:
         began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         wall_ns, boot_ns = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)

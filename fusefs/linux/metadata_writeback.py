@@ -1,8 +1,8 @@
 """Early writeback of a filesystem's metadata, a little at a time.
 
-Unlinks on ext4 leave inode tables, bitmaps and directories to be written. The kernel writes what is older than half a
-minute, all of it at once: hundreds of requests, behind which whoever reads or flushes has to wait. So the writeback is
-begun a little at a time.
+Unlinks on ext4 leave inode tables, bitmaps and directories to be written. The kernel writes everything that is older
+than half a minute at once: hundreds of requests, which delay other processes' reads and flushes. So the writeback is
+begun earlier, in small parts.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from fusefs.linux.pressure import device_directory
 
 
 class MetadataWriteback:
-    """The block device of a volume, whose pages these are. Nothing is read from it, nor written to it, by us."""
+    """The block device that caches a volume's metadata. We neither read from it nor write to it."""
 
     def __init__(self, fd: Fd) -> None:
         self._fd = fd
         self._used = Lock()
-        """Taken while a thread is at it, and for good with the fd's end."""
+        """Held while a thread uses the fd, and for good once the fd is closed."""
         self._is_over = False
 
     @classmethod
     def of(cls, volume_fd: int) -> Self | None:
-        """None where a filesystem does this by itself (xfs, btrfs), or we may not open the device."""
+        """None if the filesystem does this by itself (xfs, btrfs), or if we may not open the device."""
         with suppress(OSError):
             dev = os.fstat(volume_fd).st_dev
             if syscalls.statfs_type(volume_fd) == EXT_MAGIC:
@@ -42,8 +42,9 @@ class MetadataWriteback:
         return None
 
     def begin(self) -> None:
-        """Have written what waits for no commit of the journal any more. It waits for nothing but room in the device's
-        queue; in a thread, which may go on when it is closed.
+        """Start writing what need not wait for a commit of the journal. Waits only for room in the device's queue.
+
+        Runs in a thread, which may still be running when `close` is called.
         """
         if self._used.acquire(blocking=False):
             with suppress(OSError):  # unplugged
@@ -52,7 +53,7 @@ class MetadataWriteback:
             self._let_go()
 
     def close(self) -> None:
-        """Let go of the device, at the latest when no thread is at it any more."""
+        """Close the device, at the latest when no thread uses it any more."""
         self._is_over = True
         self._let_go()
 
@@ -62,7 +63,7 @@ class MetadataWriteback:
 
 
 def _path_of(dev: int) -> bytes:
-    """By the kernel's own name for a block device, which it has in /dev. Raises  OSError; there may be none"""
+    """The path of a block device in /dev, by the kernel's name for it. Raises  OSError; there may be none"""
     with open(f"{device_directory(dev)}/uevent", "rb") as told:
         names = [line.partition(b"=")[2] for line in told.read().splitlines() if line.startswith(b"DEVNAME=")]
     return os.path.join(b"/dev", *names)

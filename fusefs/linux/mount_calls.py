@@ -1,4 +1,4 @@
-"""Making and unmaking mounts: system calls, claims on mount points in /run/trashd, lines for fstab and units."""
+"""Making and removing mounts: system calls, claims on mount points in /run/trashd, lines for fstab and units."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _OF_A_FILESYSTEM = {MS_RDONLY: b"ro", MS_SYNCHRONOUS: b"sync", MS_DIRSYNC: b"dir
 _OF_A_MOUNT = {
     MS_RDONLY: 1, MS_NOSUID: 2, MS_NODEV: 4, MS_NOEXEC: 8, MS_NOSYMFOLLOW: 0x200000,
 }  # fmt: skip
-"""What mount(2) takes as a flag, in fsconfig(2) and as an attribute in fsmount(2)."""
+"""The flags of mount(2): as options for fsconfig(2), and as attributes for fsmount(2)."""
 _FUSE_DEVICE = b"/dev/fuse"
 
 
 def clone_tree(dir_fd: int) -> Fd:
-    """A new mount of the directory that an fd holds, mounted nowhere yet, without what is mounted inside.
+    """A new, detached mount of the directory behind an fd, without the mounts inside of it.
 
     Source  open_tree(2) with OPEN_TREE_CLONE; Linux 5.2
     """
@@ -52,15 +52,15 @@ def clone_tree(dir_fd: int) -> Fd:
 
 
 def make_private(mount_fd: int, flags: int = 0) -> None:
-    """Let no mount or unmount that happens elsewhere happen in this mount too. flags: see set_flags"""
+    """Keep mounts and unmounts elsewhere from propagating to this mount. flags: see set_flags"""
     _set_attributes(mount_fd, flags, 0, _MS_PRIVATE)
 
 
 def set_flags(mount_fd: int, flags: int, unwanted: int = 0) -> None:
-    """Set flags of a mount as mount(2) takes them, and take others back; those that are a filesystem's are left out.
+    """Set some mount flags of mount(2) and clear others; flags of a filesystem are ignored.
 
-    mount_fd  O_PATH will do, of its root
-    Raises    OSError EBUSY: a file is open there for writing, and it is to be read-only
+    mount_fd  of the mount's root; O_PATH is enough
+    Raises    OSError EBUSY: it is to become read-only, but a file on it is open for writing
     """
     _set_attributes(mount_fd, flags, unwanted, 0)
 
@@ -78,11 +78,11 @@ def _attributes(flags: int) -> int:
 
 
 def new_mount(kind: bytes, source: bytes, options: Mapping[bytes, bytes], flags: int) -> Fd:
-    """A new filesystem, mounted nowhere yet: it goes with the fd, if it is not moved before.
+    """A new, detached filesystem: closing the fd destroys it, unless it was mounted before.
 
     source   at most 255 bytes
     options  of the filesystem; those without a value have an empty one
-    flags    as mount(2) takes them
+    flags    of mount(2)
     Source   fsopen(2), fsconfig(2), fsmount(2); Linux 5.2
     """
     switches = {name: b"" for flag, name in _OF_A_FILESYSTEM.items() if flags & flag}
@@ -95,13 +95,13 @@ def new_mount(kind: bytes, source: bytes, options: Mapping[bytes, bytes], flags:
 
 
 def move_mount(mount_fd: int, target_fd: int) -> None:
-    """Mount on the directory that an fd holds what clone_tree or new_mount gave."""
+    """Mount the result of clone_tree or new_mount on the directory behind an fd."""
     flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
     syscalls.move_mount(mount_fd, b"", target_fd, b"", flags)
 
 
 def check_move_mount() -> None:
-    """Raises  OSError: this process may move no mount, as where a container's seccomp filter denies it"""
+    """Raises  OSError: this process may not move mounts, e.g. because a container's seccomp filter denies it"""
     try:
         syscalls.move_mount(_NO_FD, b"x", _NO_FD, b"x", 0)
     except OSError as error:
@@ -115,40 +115,40 @@ def open_fuse() -> Fd:
 
 
 def mount(source: bytes, target_fd: int, kind: bytes, flags: int, data: bytes) -> None:
-    """mount(2) on the directory that an fd holds, whatever its path leads to by now."""
+    """mount(2) on the directory behind an fd, whatever its path leads to by now."""
     target = f"/proc/self/fd/{int(target_fd)}".encode()
     syscalls.mount(source, target, kind, flags, data)
 
 
 def remount(point_fd: int, flags: int) -> None:
-    """Have the mount that an fd's directory is the root of, and its filesystem, have these flags and no others.
+    """Set the flags of a mount and its filesystem, and clear all others. point_fd: the mount's root
 
-    Raises  OSError EBUSY: a file is open there for writing, and it is to be read-only
+    Raises  OSError EBUSY: it is to become read-only, but a file on it is open for writing
     """
     target = f"/proc/self/fd/{int(point_fd)}".encode()
     syscalls.mount(None, target, None, _MS_REMOUNT | _MS_RELATIME | flags, None)
 
 
 def unmount(point: bytes, flags: int = 0) -> None:
-    """umount2(2), not following a link; the topmost mount at that point."""
+    """umount2(2) of the topmost mount at that point, not following a symbolic link."""
     syscalls.umount2(point, flags | UMOUNT_NOFOLLOW)
 
 
 _SLUG_MAX_BYTES = 60
 _NAMESPACES = ("/proc/self/ns/mnt", "/proc/1/ns/mnt")
-"""Ours, and the machine's: systemd gives a service its own, a slave of that."""
+"""Our mount namespace, and the machine's: systemd gives a service its own, as a slave of that."""
 
 
 def directory_of(target: bytes) -> bytes:
-    """The directory of a mount point of this mount namespace: the same at each mount, another for any other."""
+    """The directory for a mount point of this mount namespace: always the same, and different for any other."""
     return HOME + b"/" + name_of(target)
 
 
 def name_of(target: bytes, namespace: str = _NAMESPACES[0]) -> bytes:
     """A name for a mount point.
 
-    With the namespace in its name: /run may be shared with others, and removing a directory that is a mount point in
-    another namespace takes that mount away.
+    It depends on the mount namespace. /run may be shared with other namespaces, and removing a directory that is a
+    mount point in another namespace removes that mount.
     """
     number = os.stat(namespace).st_ino
     digest = hashlib.sha256(b"%d:%s" % (number, target)).hexdigest()[:16]
@@ -157,9 +157,9 @@ def name_of(target: bytes, namespace: str = _NAMESPACES[0]) -> bytes:
 
 
 def is_claimed(target: bytes) -> bool:
-    """Whether a daemon of root's has a mount point for itself: it serves there, or is about to. Its lock is let be."""
+    """Whether a daemon of root has claimed a mount point, and serves it or is about to. Its lock is not touched."""
     for namespace in _NAMESPACES:
-        with suppress(OSError):  # there is no claim, or we may not look
+        with suppress(OSError):  # there is no claim, or this process may not read it
             if flock_holders(os.stat(HOME + b"/" + name_of(target, namespace))):
                 return True
     return False
@@ -177,7 +177,10 @@ class MountLine(NamedTuple):
 
 
 def mount_lines() -> Iterator[MountLine]:
-    """All that may be read. Source  fstab(5), systemd.exec(5) for EnvironmentFile="""
+    """The mounts of trashd in fstab and in the units' files, as far as this process may read those.
+
+    Source  fstab(5), systemd.exec(5) for EnvironmentFile=
+    """
     for number, line in _lines(_FSTAB):
         fields = line.split()
         if len(fields) > 3 and fields[2] == OURS:
@@ -197,7 +200,7 @@ def _line(path: bytes, number: int, options: bytes) -> MountLine:
 
 
 def _lines(path: bytes) -> list[tuple[int, bytes]]:
-    """Those that say something, numbered; none of what can't be read."""
+    """The numbered lines of a file without comments; empty if it can't be read."""
     try:
         with open(path, "rb") as file:
             return [(number, line.strip()) for number, line in enumerate(file, 1) if not line.lstrip().startswith(b"#")]

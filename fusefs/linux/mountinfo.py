@@ -1,4 +1,4 @@
-"""Mounts as /proc/PID/mountinfo lists them: the mount of a file, mounts inside a directory, and changes."""
+"""Mounts as listed in /proc/PID/mountinfo: the mount of a file, mounts inside a directory, and changes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
 
 OURS = b"fuse.trashd"
-"""The type of our own mounts; their source is the path of the backing tree."""
+"""The type of trashd's own mounts; their source is the path of the backing tree."""
 TOP = b".trashd@"
-"""The name of that tree's top in such a filesystem, if its own root is not mounted (mount/life/root_inode.py)."""
+"""The name of that tree's top in such a filesystem, if not its own root is mounted (mount/life/root_inode.py)."""
 MERGERFS = b"fuse.mergerfs"
 DAEMON_GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
-"""What is said in a FUSE mount without its daemon; the last to who asked over io_uring while it ended."""
+"""Errors in a FUSE mount without a daemon; the last one if a process used io_uring while the daemon ended."""
 _USER_ID = b"user_id="
 _FUSE = (b"fuse", b"fuseblk")
 
@@ -31,10 +31,10 @@ class Mount(NamedTuple):
     """One line of mountinfo.
 
     device  `major:minor` of the superblock
-    root    what of the filesystem is mounted, as a path in it; in ours, in the backing tree
+    root    the path in the filesystem that is mounted; for trashd's mounts, the path in the backing tree
     point   where it is mounted, as the process with that mountinfo sees it
     options, super_options  of this mount; of the filesystem, wherever it is mounted
-    owner   uid of the user who mounted it, if it is one of FUSE's
+    owner   uid of the user who mounted it, if it is a FUSE mount
     Source  proc_pid_mountinfo(5); mount.fuse(8) for `user_id`, which fusermount3 sets itself
     """
 
@@ -50,50 +50,50 @@ class Mount(NamedTuple):
     super_options: bytes = b""
 
     def is_ours(self) -> bool:
-        """Whether a trashd serves it."""
+        """Whether it is a trashd mount."""
         return self.fstype == OURS
 
     def is_fuse(self) -> bool:
-        """Whether a program serves it, ours or another's."""
+        """Whether it is a FUSE mount, of trashd or another program."""
         return self.fstype.partition(b".")[0] in _FUSE
 
     def flags(self) -> frozenset[str]:
-        """What is on of this mount or its filesystem, by mount(8)'s names; options that are no flags, too."""
+        """All options of this mount or its filesystem, by mount(8)'s names."""
         return frozenset(os.fsdecode(self.options + b"," + self.super_options).split(","))
 
     def connection(self) -> int:
-        """The number of one of FUSE's in /sys/fs/fuse/connections: its minor device number."""
+        """The number of a FUSE mount in /sys/fs/fuse/connections: its minor device number."""
         return int(self.device.partition(b":")[2])
 
     def st_dev(self) -> int:
-        """The device's number, as stat tells it."""
+        """The device number, as in stat."""
         major, _, minor = self.device.partition(b":")
         return os.makedev(int(major), int(minor))
 
 
 class FilesystemPath(NamedTuple):
-    """A directory told by superblock and path in it: the same for all namespaces and bind mounts."""
+    """A directory as superblock and path in it: the same for all namespaces and bind mounts."""
 
     device: bytes
     path: bytes
 
     def holds(self, other: FilesystemPath) -> bool:
-        """Whether the other place is this one or lies inside it."""
+        """Whether the other directory is this one or inside of it."""
         return self.device == other.device and is_inside(other.path, self.path)
 
 
 def read_mounts(pid: str = "self") -> list[Mount]:
-    """The mounts that a process sees, in mount order."""
+    """The mounts in a process's namespace, in mount order."""
     with open(f"/proc/{pid}/mountinfo", "rb") as table:
         return list(_parse_mounts(table.read()))
 
 
 @lru_cache(maxsize=2)
 def _parse_mounts(table: bytes) -> tuple[Mount, ...]:
-    """Parse a table, which a command reads several times and which seldom changes meanwhile.
+    """Parse a table; cached, because a command reads it several times, and it seldom changes meanwhile.
 
-    The kernel quotes blanks, tabs and newlines in names, and no carriage return or form feed: a user who mounts
-    somewhere called so must not make fields.
+    The kernel escapes blanks, tabs and newlines in names, but no carriage returns or form feeds: a user must not be
+    able to add fields by mounting at a path with such a character.
     """
     mounts = []
     for line in table.split(b"\n")[:-1]:
@@ -107,32 +107,32 @@ def _parse_mounts(table: bytes) -> tuple[Mount, ...]:
         if fstype.partition(b".")[0] in _FUSE:
             uids = (one.removeprefix(_USER_ID) for one in super_options.split(b",") if one.startswith(_USER_ID))
             uid = next(uids, b"")
-            owner = int(uid) if uid.isdigit() else -1  # nobody, who is never trusted
+            owner = int(uid) if uid.isdigit() else -1  # an owner who is never trusted
         ids = int(fields[0]), int(fields[1])
         mounts.append(Mount(*ids, fields[2], root, point, fstype, source, fields[5], owner, super_options))
     return tuple(mounts)
 
 
 def find_mount(kernel: Kernel, fd: int, mounts: Iterable[Mount]) -> Mount | None:
-    """What an fd is on; None if we don't see that mounted (a chroot). Raises  OSError"""
+    """The mount of an fd; None if it is not visible here (a chroot). Raises  OSError"""
     mnt_id = kernel.statx(fd).mnt_id
     return next((mount for mount in mounts if mount.mnt_id == mnt_id), None)
 
 
 def is_inside(path: bytes, directory: bytes) -> bool:
-    """Whether an absolute path is the directory or below it; both normal."""
+    """Whether an absolute path is the directory or below it; both normalized."""
     return directory == b"/" or path == directory or path.startswith(directory + b"/")
 
 
 def below(path: bytes, directory: bytes) -> bytes:
-    """The path relative to a directory that it is inside of; empty for the directory itself."""
+    """The path relative to a directory that contains it; empty for the directory itself."""
     return path[len(directory) :].lstrip(b"/")
 
 
 def mount_of(path: bytes, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount that a path, absolute and without links, leads into: of several at one mount point the uppermost.
+    """The mount that contains a path (absolute, without links); if several have the same mount point, the uppermost.
 
-    To see whether another one is there now, compare all of it: the kernel soon reuses the id of a mount that ended.
+    To check whether it has been replaced, compare the whole value: the kernel soon reuses the id of a mount that ended.
     """
     best: Mount | None = None
     for mount in mounts:
@@ -142,29 +142,29 @@ def mount_of(path: bytes, mounts: Iterable[Mount]) -> Mount | None:
 
 
 def covering(path: bytes, mounts: Iterable[Mount]) -> int:
-    """The id of the mount that a path, absolute and without links, leads into; 0 if none does."""
+    """The id of the mount that contains a path (absolute, without links); 0 if none does."""
     found = mount_of(path, mounts)
     return 0 if found is None else found.mnt_id
 
 
 def place_of(path: bytes, mount: Mount) -> FilesystemPath:
-    """The place of a path that lies on that mount."""
+    """The place of a path on that mount."""
     return place_below(FilesystemPath(mount.device, mount.root), below(path, mount.point))
 
 
 def find_place(path: bytes, mounts: Iterable[Mount]) -> FilesystemPath | None:
-    """The place of a path, absolute and without links; None if no mount holds it."""
+    """The place of a path (absolute, without links); None if no mount contains it."""
     found = mount_of(path, mounts)
     return None if found is None else place_of(path, found)
 
 
 def place_below(directory: FilesystemPath, path: bytes) -> FilesystemPath:
-    """The place of a path relative to a directory; empty for the directory itself."""
+    """The place of a path relative to a directory; an empty path means the directory itself."""
     return FilesystemPath(directory.device, directory.path.rstrip(b"/") + b"/" + path if path else directory.path)
 
 
 class MountView(NamedTuple):
-    """A mount of ours, the place of the backing directory that it shows at its mount point, and its place in itself."""
+    """A trashd mount, the place of the backing directory that it shows, and the place of its root in the mount."""
 
     mount: Mount
     backing: FilesystemPath
@@ -172,9 +172,9 @@ class MountView(NamedTuple):
 
 
 def views(mounts: Iterable[Mount], owners: Container[int]) -> list[MountView]:
-    """Our mounts, the latest first.
+    """The trashd mounts, the latest first.
 
-    By what mountinfo says alone: where a source's path leads elsewhere from here, its backing place is a wrong one.
+    From mountinfo only: if a source's path leads elsewhere from here, its backing place is wrong.
     owners  whose mounts count: a user's daemon may claim any source
     """
     table = list(mounts)
@@ -188,7 +188,7 @@ def views(mounts: Iterable[Mount], owners: Container[int]) -> list[MountView]:
 
 
 def every_place(place: FilesystemPath, seen: Iterable[MountView]) -> list[FilesystemPath]:
-    """All places of one directory: on its backing filesystem, and in the mounts of ours that show it."""
+    """All places of one directory: on its backing filesystem, and in the trashd mounts that show it."""
     ours = list(seen)
     backing = next((_moved(place, view.shown, view.backing) for view in ours if view.shown.holds(place)), place)
     shown = (_moved(backing, view.backing, view.shown) for view in ours if view.backing.holds(backing))
@@ -200,14 +200,14 @@ def _moved(place: FilesystemPath, old: FilesystemPath, new: FilesystemPath) -> F
 
 
 class RulePath(NamedTuple):
-    """By which path rules and pauses know a directory, and where its filesystem is mounted."""
+    """The path by which rules and pauses refer to a directory, and the mount point of its filesystem."""
 
     path: bytes
     point: bytes
 
 
 def find_rule_path(path: bytes, mounts: Iterable[Mount], seen: Iterable[MountView]) -> RulePath:
-    """Within what a mount of ours shows a directory is known by that mount's path."""
+    """The path for rules; a directory that is visible in a trashd mount is known by its path there."""
     place = find_place(path, mounts)
     for view in seen:
         if place is not None and view.backing.holds(place):
@@ -218,18 +218,18 @@ def find_rule_path(path: bytes, mounts: Iterable[Mount], seen: Iterable[MountVie
 
 
 def mounts_inside(directory: FilesystemPath, mounts: Iterable[Mount]) -> Iterator[Mount]:
-    """The mounts whose mount point is the directory or lies in it, under whatever path it is seen."""
+    """The mounts whose mount point is the directory or inside of it, by whatever path it is reached."""
     by_id = {mount.mnt_id: mount for mount in mounts}
     for mount in by_id.values():
         parent = by_id.get(mount.parent_id)
         if parent is None or parent is mount or not is_inside(mount.point, parent.point):
-            continue  # the root of what we see, or a mount point that a chroot hides
+            continue  # the root of the visible tree, or a mount point that a chroot hides
         if directory.holds(place_of(mount.point, parent)):
             yield mount
 
 
 def other_namespaces() -> Iterator[tuple[str, list[Mount]]]:
-    """A pid and the mounts of each mount namespace but ours, as far as we may look (root: all)."""
+    """A pid and the mounts of each mount namespace but ours, as far as we may inspect them (root: all)."""
     seen = {os.readlink("/proc/self/ns/mnt")}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -238,18 +238,18 @@ def other_namespaces() -> Iterator[tuple[str, list[Mount]]]:
                 seen.add(namespace)
                 yield pid, read_mounts(pid)
         except OSError:
-            continue  # it ended meanwhile, or it is not ours to look at: `docs/security.md` says so
+            continue  # it ended meanwhile, or we may not inspect it (see docs/security.md)
 
 
 _MOUNTINFO = "/proc/self/mountinfo"
 
 
 class MountWatch:
-    """Readable when the mounts of our namespace have changed since the last `seen`.
+    """Readable when the mounts of our namespace have changed since the last call of `seen`.
 
-    A thread waits for the kernel's word, which the first poll takes away: an event loop asks once when it begins
-    to wait and again when it wakes, and an epoll in between does the same, so that changes were lost.
-    Source  proc_pid_mounts(5): poll(2) tells a change by POLLPRI
+    A thread waits for the kernel's notification, because the first poll consumes it. An event loop polls once when it
+    begins to wait and again when it wakes; an epoll in between does the same, so that changes would be lost.
+    Source  proc_pid_mounts(5): poll(2) reports a change by POLLPRI
     """
 
     def __init__(self) -> None:
@@ -259,18 +259,18 @@ class MountWatch:
         self._poll = select.poll()
         self._poll.register(self._file, select.POLLPRI)
         self._poll.register(self._end, select.POLLIN)
-        self._poll.poll(0)  # what was mounted until now
-        from threading import Thread  # late: a plain swap reads mounts without it
+        self._poll.poll(0)  # ignore changes until now
+        from threading import Thread  # imported late: a plain swap reads mounts without it
 
         self._thread = Thread(target=self._watch, name="mountwatch", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
-        """What to wait for."""
+        """The fd to wait for."""
         return int(self._changed)
 
     def seen(self) -> None:
-        """Wait for the next change from now on."""
+        """Begin to wait for the next change."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._changed)
 
@@ -292,10 +292,10 @@ _UTAB = "/run/mount/utab"
 
 
 class Disk(NamedTuple):
-    """What a filesystem lies on, as long as the machine is up and nobody puts another medium in.
+    """The disk below a filesystem; valid as long as the machine is up and the medium is not exchanged.
 
-    name      the boot, the device, and which of its media that is (`diskseq`; kernels before 5.15 have none)
-    is_block  whether it is a block device; FUSE mounts never count, since any user makes them
+    name      the boot, the device, and which of its media it is (`diskseq`; kernels before 5.15 have none)
+    is_block  whether it is a block device; FUSE mounts never count, as any user can make them
     is_users  whether a user had it mounted, by udisks or a line of fstab with `user`
     """
 
@@ -305,12 +305,12 @@ class Disk(NamedTuple):
 
 
 def disk_of(mount: Mount | None) -> Disk:
-    """The disk of a mount; without a name where we don't see what is mounted (a chroot), which is never the same."""
+    """The disk of a mount; without a name, which never equals another, if the mount is not visible (a chroot)."""
     if mount is None:
         return Disk("", is_block=False)
     device = mount.device.decode()
     if device.startswith("0:") and mount.source.startswith(b"/dev/"):
-        # btrfs has a number of its own for a superblock, which is another one after the next mount.
+        # btrfs has a device number of its own for a superblock, which changes with the next mount.
         with suppress(OSError):
             st = os.stat(mount.source)
             if stat.S_ISBLK(st.st_mode):
@@ -320,7 +320,7 @@ def disk_of(mount: Mount | None) -> Disk:
 
 
 def _is_users(point: bytes) -> bool:
-    """Whether libmount noted that a mount was not made by root's own wish. Source  mount(8), `uhelper` and `user`"""
+    """Whether libmount recorded that a user asked for the mount. Source  mount(8), `uhelper` and `user`"""
     with suppress(OSError), open(_UTAB, "rb") as lines:
         for line in lines:
             fields = dict(field.partition(b"=")[::2] for field in line.split())
@@ -331,7 +331,7 @@ def _is_users(point: bytes) -> bool:
 
 
 def _medium(device: str) -> str:
-    """The number that the kernel gave to what is in a device now; of a partition that of its disk; empty if unknown."""
+    """The kernel's number for the present medium in a device; for a partition, that of its disk; empty if not known."""
     for place in (f"/sys/dev/block/{device}", f"/sys/dev/block/{device}/.."):
         with suppress(OSError), open(f"{place}/diskseq", encoding="ascii") as file:
             return file.read(32).strip()

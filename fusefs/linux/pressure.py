@@ -1,7 +1,7 @@
 """Pressure stall information, block device counters, and the lowest priority.
 
-The lowest priority changes nothing that a neighbour on the disk would feel (measured: the neighbour waits for the
-journal). It counts where processors are short, and for reads.
+The lowest priority makes no difference to other users of the disk (measured: they wait for the journal). It matters
+when processors are short, and for reads.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _N_READS, _READS_MS, _IN_FLIGHT, _N_FLUSHES, _FLUSHES_MS = 0, 3, 8, 15, 16
 
 
 def device_directory(dev: int) -> str:
-    """What the kernel tells of a block device; there may be none of that number."""
+    """The directory in /sys of a block device; it may not exist."""
     return f"/sys/dev/block/{os.major(dev)}:{os.minor(dev)}"
 
 
 class StallTimes(NamedTuple):
-    """Seconds since the boot in which some task stalled for it; None where this kernel does not count."""
+    """Seconds since boot in which some task stalled for the resource; None if this kernel doesn't count them."""
 
     io_s: float | None
     memory_s: float | None
@@ -37,7 +37,7 @@ class StallTimes(NamedTuple):
 
 
 class Psi:
-    """/proc/pressure, as it is at the moment: each read makes the kernel add up."""
+    """/proc/pressure at the moment of each read: reading makes the kernel update its sums."""
 
     def __init__(self, directory: str = PRESSURE) -> None:
         self._fds = [_open(f"{directory}/{what}") for what in _PSI]
@@ -47,7 +47,7 @@ class Psi:
         return StallTimes(*(None if fd is None else _some_s(fd) for fd in self._fds))
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for fd in self._fds:
             if fd is not None:
                 fd.close()
@@ -58,22 +58,22 @@ def _some_s(fd: Fd) -> float | None:
     try:
         text = os.pread(fd, _PAGE, 0)
     except OSError:
-        return None  # EOPNOTSUPP: psi=0
+        return None  # EOPNOTSUPP: psi=0 on the kernel's command line
     return int(text.partition(b"total=")[2].split(None, 1)[0]) / 1e6
 
 
 class DeviceCounters:
-    """The counters of the whole disk that a volume is on."""
+    """The counters of the whole disk that holds a volume."""
 
     def __init__(self, fd: Fd) -> None:
         self._fd = fd
 
     @classmethod
     def of(cls, volume_fd: int) -> Self | None:
-        """The device below a directory; None where there is none to be seen (network, btrfs, tmpfs)."""
+        """The device below a directory; None if none is visible (network, btrfs, tmpfs)."""
         dev = os.fstat(volume_fd).st_dev
         own = device_directory(dev)
-        # Flushes are counted for the disk alone, and processes in another partition of it are neighbours too.
+        # Flushes are counted for the whole disk only, and users of its other partitions matter, too.
         is_partition = os.path.exists(f"{own}/partition")
         fd = _open(f"{own}/../stat" if is_partition else f"{own}/stat")
         return None if fd is None else cls(fd)
@@ -85,7 +85,7 @@ class DeviceCounters:
             return []  # ENODEV: unplugged
 
     def requests(self) -> Requests | None:
-        """What it has done since it is there; None if it is gone."""
+        """The disk's requests since it appeared; None if it is gone."""
         columns = [int(column) for column in self._columns()]
         if len(columns) <= _IN_FLIGHT:
             return None
@@ -93,11 +93,11 @@ class DeviceCounters:
         return Requests(columns[_N_READS], columns[_READS_MS] / 1e3, n_flushes, flushes_ms / 1e3)
 
     def is_busy(self) -> bool:
-        """Whether it has anything to do right now."""
+        """Whether the disk has any request in progress."""
         return self._columns()[_IN_FLIGHT : _IN_FLIGHT + 1] not in ([], [b"0"])
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._fd.close()
 
 
@@ -113,7 +113,7 @@ _NICEST = 19
 
 
 def be_idle() -> None:
-    """Run only when no other process wants a processor or the disk, with all that is forked from now on."""
+    """Run only when no other process needs a processor or the disk; inherited by processes forked from now on."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICEST)
     with suppress(OSError):

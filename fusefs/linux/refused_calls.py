@@ -1,6 +1,6 @@
-"""System calls that this kernel lacks, or that a container's filter (seccomp) refuses whatever they are asked.
+"""System calls that this kernel lacks, or that a container's filter (seccomp) refuses whatever their arguments are.
 
-Each is called with what no kernel takes, so that it does nothing: whoever has it says so by another errno.
+Each is tried with arguments that no kernel accepts, so that it does nothing; if it exists, it fails with another errno.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fusefs.linux.credentials import Capability, may_use
 _NO_FD = -1
 _NO_FLAGS = 0xFFFFFFFF
 _RING_BYTES = 120
-"""Of struct io_uring_params."""
-_NO_SWAP = "swap, restore and reap do not work"
-_NO_SERVICE = "the service can't run"
-_NOT_OVER_ITSELF = "a directory can't be mounted over itself"
+"""Size of struct io_uring_params."""
+_NO_SWAP = "nothing can be swapped, restored or reaped"
+_NO_SERVICE = "the service does not run"
+_NOT_OVER_ITSELF = "no mount of a directory over itself"
 
 
 class RefusedCall(NamedTuple):
-    """A call that can't be had.
+    """A call that is not available.
 
-    errno      by which it is refused, as ENOSYS
+    errno      with which it is refused, such as ENOSYS
     cost       what does not work without it, or is done instead
     is_needed  nothing can be swapped without it
     """
@@ -39,13 +39,13 @@ class RefusedCall(NamedTuple):
 
 
 class _Trial(NamedTuple):
-    """A call, and how it is tried.
+    """A call, and how to try it.
 
     act       raises OSError
-    cost      of a kernel that has it not
-    denied    of a filter that forbids it, if that costs more
-    is_roots  whoever may not mount is refused anyway
-    is_faked  the C library stands in for a kernel that has it not, and says EINVAL where it can't
+    cost      what a kernel without it costs
+    denied    what a filter that forbids it costs, if that is more
+    is_roots  it needs the right to mount, so that a refusal to other users proves nothing
+    is_faked  the C library emulates it on kernels without it, and fails with EINVAL where it can't
     """
 
     call: str
@@ -108,7 +108,7 @@ _TRIALS = (
 
 
 def refused_calls() -> tuple[RefusedCall, ...]:
-    """Those of the calls that trashd makes which this process has not, what is needed first."""
+    """The calls used by trashd that this process does not have; those that every swap needs come first."""
     return tuple(_told(trial, number) for trial in _TRIALS if (number := _refusal(trial)))
 
 
@@ -118,7 +118,7 @@ def _told(trial: _Trial, number: int) -> RefusedCall:
 
 
 def _refusal(trial: _Trial) -> int:
-    """The errno with which a call is refused; 0: it is not."""
+    """The errno with which a call is refused; 0: it is not refused."""
     try:
         trial.act()
     except OSError as error:

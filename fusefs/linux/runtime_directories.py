@@ -1,4 +1,4 @@
-"""Runtime and state directories, files replaced as a whole, and directories that are made in private first."""
+"""Runtime and state directories, files replaced as a whole, and directories that are private until complete."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 
 NEW = b".new"
-"""What the name of an unfinished one ends with."""
+"""Ending of an unfinished file's name."""
 
 
 def read_file(path: bytes, most_bytes: int, *, dir_fd: int | None = None, owner: int | None = None) -> bytes:
-    """Read a small file whole.
+    """Read a small file as a whole.
 
     dir_fd  the directory that the path is relative to
-    owner   uid of the only user who may have written it; None: others may
-    Raises  FileNotFoundError; OSError EPERM: it is no regular file, or not only the owner's; EFBIG; ELOOP: it is a link
+    owner   uid of the only user who may have written it; None: any
+    Raises  FileNotFoundError; OSError EPERM: it is no regular file, or others may write it; EFBIG; ELOOP: a link
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # not to wait for a writer of a FIFO
     with Fd(os.open(path, flags, dir_fd=dir_fd)) as fd:
@@ -36,7 +36,7 @@ def read_file(path: bytes, most_bytes: int, *, dir_fd: int | None = None, owner:
 
 
 def require_owner(st: os.stat_result, owner: int) -> None:
-    """Raise OSError EPERM unless something is that user's, and no other user can write to it."""
+    """Raise OSError EPERM unless the file belongs to that user and no other user can write to it."""
     if st.st_uid != owner or st.st_mode & OTHERS_WRITE:
         raise OSError(errno.EPERM, f"it belongs to uid {st.st_uid}, or other users can write to it")
 
@@ -51,17 +51,17 @@ def replace_file(
     owner: int | None = None,
     dir_fd: int | None = None,
 ) -> None:
-    """Put a text into a file of that name, at once or not at all.
+    """Write a text to a file of that name, atomically.
 
-    whatever_umask  others are to read it though our umask is strict
-    is_durable      before it has the name, so that a power failure leaves no empty file
-    owner           uid of whom it is to be, by root
+    whatever_umask  set `mode` exactly, even if our umask is stricter
+    is_durable      flush it before it gets its name, so that a power failure leaves no empty file
+    owner           uid of its new owner, set by root
     dir_fd          the directory that the path is relative to
-    Raises          OSError; an unfinished file beside it is replaced by the next one
+    Raises          OSError; an unfinished file beside it is replaced by the next call
     """
     with suppress(FileNotFoundError):
         os.unlink(path + NEW, dir_fd=dir_fd)
-    # Only a new file: what another put there meanwhile may be a pipe, which nobody ever opens for reading.
+    # Only a new file: an existing one may be another user's pipe, which nobody ever opens for reading.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path + NEW, flags, mode, dir_fd=dir_fd)
     with open(fd, "wb") as file:
@@ -80,41 +80,41 @@ _ATTEMPTS = 8
 
 
 def nameless() -> bytes:
-    """What something is called that has no name yet."""
+    """A random name for a file or directory that gets its real name later."""
     return os.urandom(8).hex().encode()
 
 
 def is_nameless(name: bytes) -> bool:
-    """Whether a name is one of these."""
+    """Whether `nameless` could have made this name."""
     return len(name) == 16 and not name.strip(b"0123456789abcdef")
 
 
 class PrivateDirectory:
-    """A directory in another that only we can enter (and root); made when it is first needed, gone in the end.
+    """A directory that only we (and root) can enter; made when it is first needed, removed at the end.
 
-    What a killed one leaves is empty, or holds what was not complete.
+    If the process is killed, it remains empty or with incomplete content.
     """
 
     def __init__(self, kernel: Kernel, parent: Fd, prefix: bytes) -> None:
-        """parent: where it will be; what is made in it is renamed to there. prefix: what its name begins with."""
+        """parent: where it is made, and where its content is moved to. prefix: the beginning of its name"""
         self._kernel = kernel
         self._parent = parent
         self._prefix = prefix
         self._made: tuple[Name, Fd] | None = None
 
     def __enter__(self) -> Self:
-        """Own it for the block."""
+        """Remove the directory at the end of the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Remove it, if nothing was left in it."""
+        """Remove it, if it is empty."""
         if self._made is not None:
             name, fd = self._made
             fd.close()
             self._remove(name)
 
     def open(self) -> Fd:
-        """Itself. Raises  OSError: EPERM if another one has taken its place"""
+        """The directory. Raises  OSError: EPERM if another one has taken its place"""
         for _attempt in range(_ATTEMPTS):
             if self._made is None:
                 self._made = self._make()
@@ -123,7 +123,7 @@ class PrivateDirectory:
         return self._made[1]
 
     def _make(self) -> tuple[Name, Fd] | None:
-        """One, locked, so that it is not abandoned; None if another process took it as such before that."""
+        """Make and lock it; None if another process took it for abandoned and removed it before it was locked."""
         name = Name(self._prefix + nameless())
         self._kernel.mkdir(self._parent, name)
         with ExitStack() as owned:
@@ -135,31 +135,31 @@ class PrivateDirectory:
             st = self._kernel.fstat(fd)
             if st.st_uid != os.geteuid() or stat.S_IMODE(st.st_mode) & 0o077:
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-            with suppress(OSError):  # a network filesystem may lock files alone
+            with suppress(OSError):  # a network filesystem may be able to lock files only
                 if not self._kernel.lock(fd) or not self._kernel.is_named(fd, self._parent, name):
                     return None
             owned.pop_all()
         return name, fd
 
     def _remove(self, name: Name) -> None:
-        with suppress(OSError):  # moved away by the owner of the place
+        with suppress(OSError):  # the owner of the parent directory has moved it
             self._kernel.rmdir(self._parent, name)
 
 
 HOME = b"/run/trashd"
-"""Of root's: the directory of the directories of its mounts and its service."""
+"""The directory with the directories of root's mounts and root's service."""
 SYSTEM_RUNTIME = HOME + b"/reaper"
 _SYSTEM_STATE = b"/var/lib/trashd"
 _STATE_HOME, _OURS = b".local/state", b"trashd"
 STATE_BELOW_HOME = _STATE_HOME + b"/" + _OURS
-"""Where a user's state is without $XDG_STATE_HOME."""
+"""The place of a user's state without $XDG_STATE_HOME."""
 
 
 def runtime_dir() -> bytes:
-    """The directory of this user's running service: its status, its lock; gone after a reboot. systemd's, if that
-    gave one.
+    """The directory of this user's running service (status, lock), from systemd if it gave one; removed by a reboot.
 
-    A user without $XDG_RUNTIME_DIR (cron, su) has it where a login would have made it, or else below the user's state.
+    For a user without $XDG_RUNTIME_DIR (cron, su) it is where a login would have made it, or else below the user's
+    state directory.
     """
     told = _told(b"RUNTIME_DIRECTORY")
     if told is not None:
@@ -174,7 +174,7 @@ def runtime_dir() -> bytes:
 
 
 def state_dir() -> bytes:
-    """The directory of what this user's service remembers from one run to the next; systemd's, if that gave one.
+    """The directory of this user's service for data between runs; from systemd if it gave one.
 
     Raises  FileNotFoundError for a user without a home
     """
@@ -183,7 +183,7 @@ def state_dir() -> bytes:
 
 
 def lasting_dir() -> bytes:
-    """The directory of what this user's commands and service remember together: at one place, whatever systemd gives.
+    """The directory for data that this user's commands and service share: the same whatever systemd gives.
 
     Raises  FileNotFoundError for a user without a home
     """
@@ -197,15 +197,15 @@ def lasting_dir() -> bytes:
 
 
 def _told(variable: bytes) -> bytes | None:
-    """What systemd says. Source  systemd.exec(5): several are separated by colons"""
+    """A directory from systemd. Source  systemd.exec(5): several are separated by colons"""
     first = os.environb.get(variable, b"").partition(b":")[0]
     return first if first.startswith(b"/") else None
 
 
 def make_dir(path: bytes) -> bytes:
-    """Make one of these, and what is missing above it; the same path.
+    """Make one of these directories and its missing parents, and return its path.
 
-    Every user may look into root's: status is for all. /run/trashd itself is the mounts' too, and can't be listed.
+    Every user may read root's, because the status is public. /run/trashd itself also holds mounts, and can't be listed.
     """
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):

@@ -1,6 +1,6 @@
-"""All that statx(2) tells of an inode, birth time included, in one call; and the file handle that names it for good.
+"""All fields of statx(2) for an inode, including birth time, in one call; and the file handle, a lasting name for it.
 
-A listing looks at each of its entries: what is done for each is counted in tens of nanoseconds.
+A listing needs this for each of its entries, so that tens of nanoseconds matter.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ TO_PEEK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StatxReader:
-    """Looks at names one after the other: what the kernel writes to is made once. For one thread alone."""
+    """Calls statx for one name after the other with the same buffers. For one thread only."""
 
     def __init__(self, *, asks: bool = True) -> None:
-        """asks: another machine, or a daemon, if that takes one; else what the kernel knows is told."""
+        """asks: also ask another machine or daemon, if needed; otherwise what the kernel knows is returned"""
         sync = 0 if asks else syscalls.AT_STATX_DONT_SYNC
         self._by_name, self._by_fd = BY_NAME | sync, BY_FD | sync
         self._statx = ctypes.create_string_buffer(syscalls.STATX_SIZE)
@@ -46,28 +46,28 @@ class StatxReader:
         self._mount_id = ctypes.byref(ctypes.c_int())
 
     def look(self, dir_fd: int, name: bytes = b"") -> Attributes:
-        """The attributes of a name in a directory, or of what the fd itself holds; never through a link."""
+        """The attributes of a name in a directory, or of the fd itself; never through a link."""
         if _statx(dir_fd, name, self._by_name if name else self._by_fd, WANTED, self._statx) < 0:
             raise syscalls.failure(name)
         return self.seen()
 
     def identify(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
-        """The attributes of a name in a directory, and its file handle; empty where there are none.
+        """The attributes of a name in a directory, and its file handle; empty if there is none.
 
-        After a rename in between the two are of different inodes; `peek_name` has no such window.
+        After a rename in between the two belong to different inodes; `peek_name` has no such window.
         """
         if _statx(dir_fd, name, self._by_name, WANTED, self._statx) < 0:
             raise syscalls.failure(name)
         return self.seen(), self.handle_of(dir_fd, name)
 
     def ask(self, fd: int) -> Attributes:
-        """The attributes of what an fd holds, as the filesystem's server has them."""
+        """The attributes of an fd, as the filesystem's server has them."""
         if _statx(fd, b"", BY_FD | syscalls.AT_STATX_FORCE_SYNC, WANTED, self._statx) < 0:
             raise syscalls.failure()
         return self.seen()
 
     def find(self, dir_fd: int, name: bytes) -> Attributes | None:
-        """The attributes of a name; None if nothing has it: an exception would cost as much as the look."""
+        """The attributes of a name; None if it does not exist, as an exception would cost as much as the call."""
         if _statx(dir_fd, name, self._by_name, WANTED, self._statx) < 0:
             if ctypes.get_errno() == errno.ENOENT:
                 return None
@@ -75,26 +75,26 @@ class StatxReader:
         return self.seen()
 
     def peek(self, fd: int) -> tuple[Attributes, bytes]:
-        """Attributes and file handle of what an fd holds."""
+        """Attributes and file handle of an fd."""
         if _statx(fd, b"", self._by_fd, WANTED, self._statx) < 0:
             raise syscalls.failure()
         return self.seen(), self.handle_of(fd, b"", syscalls.AT_EMPTY_PATH)
 
     def peek_name(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
-        """Attributes and file handle of a name in a directory: both of one inode, whatever is renamed meanwhile."""
+        """Attributes and file handle of a name in a directory, both of one inode, whatever is renamed meanwhile."""
         fd = os.open(name, TO_PEEK, dir_fd=dir_fd)
         try:
             return self.peek(fd)
         finally:
-            _close(fd)  # opened as a path alone: nothing has to wait
+            _close(fd)  # opened by O_PATH: closing never waits
 
     def seen(self) -> Attributes:
-        """What the kernel has told."""
+        """The attributes in the buffer."""
         (
             mask, blksize, nlink, uid, gid, mode, ino, size, blocks, atime_s, atime_ns, btime_s, btime_ns,
             ctime_s, ctime_ns, mtime_s, mtime_ns, rdev, dev,
         ) = _unpacked(self._statx)  # fmt: skip
-        # Attributes' own constructor takes twice as long.
+        # The constructor of Attributes takes twice as long.
         return tuple.__new__(Attributes, (
             _device_number(dev), ino, mode, nlink, uid, gid, rdev and _device_number(rdev), size, blocks, blksize,
             atime_s * _NANO + atime_ns, mtime_s * _NANO + mtime_ns, ctime_s * _NANO + ctime_ns,
@@ -102,7 +102,7 @@ class StatxReader:
         ))  # fmt: skip
 
     def handle_of(self, dir_fd: int, name: bytes, flags: int = 0) -> bytes:
-        """The file handle of what was looked at just now, which the kernel has cached; empty where there are none."""
+        """The file handle of the inode of the last call, which the kernel has cached; empty if there is none."""
         handle = self._handle
         _HANDLE_HEAD.pack_into(handle, 0, _MAX_HANDLE_SZ, 0)
         if _name_to_handle(dir_fd, name, handle, self._mount_id, flags) < 0:
@@ -111,10 +111,10 @@ class StatxReader:
 
 
 class StatxReaders(threading.local):
-    """One for each thread that asks for it."""
+    """One reader for each thread that uses it."""
 
     def __init__(self, *, asks: bool = True) -> None:
-        """asks: as StatxReader's."""
+        """asks: as for StatxReader"""
         self.asks = asks
         self.looker = StatxReader(asks=asks)
 
@@ -123,26 +123,26 @@ _mine = StatxReaders()
 
 
 def look_at(dir_fd: int, name: bytes = b"") -> Attributes:
-    """The attributes of a name in a directory, or of what the fd itself holds; never through a link."""
+    """The attributes of a name in a directory, or of the fd itself; never through a link."""
     return _mine.looker.look(dir_fd, name)
 
 
 def look_anew(fd: int) -> Attributes:
-    """The attributes of what an fd holds as its server has them now, whatever is remembered of them here."""
+    """The attributes of an fd as its server has them now, whatever is cached here."""
     return _mine.looker.ask(fd)
 
 
 def peek_at(fd: int) -> tuple[Attributes, bytes]:
-    """Attributes and file handle of what an fd holds."""
+    """Attributes and file handle of an fd."""
     return _mine.looker.peek(fd)
 
 
 def open_handle(mount_fd: int, handle: bytes, flags: int) -> Fd:
-    """An fd for what a handle names, wherever it is now.
+    """An fd for the inode of a handle, wherever it is now.
 
     mount_fd  any fd on that mount
     Raises    OSError: ESTALE if it is gone, EPERM without CAP_DAC_READ_SEARCH
-    Source    fs/inode.c: iget_locked gives nothing, which is then ENOMEM, while a new file is getting the inode number
+    Source    fs/inode.c: while a new file is getting that inode number, iget_locked fails, which appears as ENOMEM
     """
     try:
         return Fd(syscalls.open_by_handle_at(mount_fd, handle, flags | os.O_CLOEXEC))

@@ -1,6 +1,6 @@
-"""System calls that Python's os has no function for, by ctypes: thin, typed, OSError only.
+"""System calls without a function in Python's os, through ctypes: thin, typed, OSError only.
 
-All of them are here: one place says which function is called how, and whether Python's lock is held meanwhile.
+All of them are here, so that one place defines how each is called, and whether Python's lock is held meanwhile.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ HANDLE_HEAD = struct.Struct("=Ii")
 """struct file_handle: size, type; then the handle itself."""
 FUSE_MAGIC = 0x65735546
 NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
-"""What a filesystem says that has no files without a name."""
+"""Errors of a filesystem that has no files without a name."""
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
-"""What a filesystem says that can't exchange; the last two where it ignores the flag and tries a plain rename."""
+"""Errors of a filesystem that can't exchange; the last two if it ignores the flag and tries a plain rename."""
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 FALLOC_FL_KEEP_SIZE = 1
@@ -41,9 +41,9 @@ RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 BENEATH = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
-"""No `..` above where it begins, no link, no mount."""
+"""No `..` above the start, no symbolic links, no mounts."""
 WALK_MAX_BYTES = 4000
-"""Of a path that one call walks: the kernel takes 4096, with the byte that ends it."""
+"""The longest path for one call: the kernel's limit is 4096, including the final NUL."""
 F_SETSIG = 10
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -51,7 +51,7 @@ PR_SET_NO_NEW_PRIVS = 38
 
 _HOW = struct.Struct("=QQQ")
 _HOW_SIZE = c_size_t(_HOW.size)
-"""struct open_how: flags, mode, how the path is walked."""
+"""struct open_how: flags, mode, restrictions for the path."""
 _ATTEMPTS = 128
 _STATX = {
     "mask": "I", "blksize": "I", "attributes": "Q", "nlink": "I", "uid": "I", "gid": "I", "mode": "H", "_mode": "2s",
@@ -60,8 +60,8 @@ _STATX = {
     "ctime_s": "q", "ctime_ns": "I", "_ctime": "4s", "mtime_s": "q", "mtime_ns": "I", "_mtime": "4s",
     "rdev": "Q", "dev": "Q", "mnt_id": "Q",
 }  # fmt: skip
-"""struct statx, in its order; what is called like a field with a `_` fills up. A device's two numbers are read as one:
-see `device_number`."""
+"""struct statx, in its order; names with a leading `_` are padding. A device's two numbers are read as one: see
+`device_number`."""
 _WORD, _TWO_NUMBERS = struct.Struct("=Q"), struct.Struct("=II")
 _NANO = 1_000_000_000
 
@@ -69,12 +69,12 @@ _NUMBERS = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "close_range": 436, "openat2": 437, "mount_setattr": 442,
 }  # fmt: skip
-"""Calls that the C library may have no function for: one number on every architecture, as all since Linux 5.0."""
+"""Calls for which the C library may have no function; their numbers are the same on all architectures (Linux 5.0)."""
 _NUMBERS_BY_MACHINE = {
     "ioprio_set": {"x86_64": 251, "aarch64": 30, "riscv64": 30, "ppc64le": 273, "s390x": 282},
     "setgroups": {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206, "loongarch64": 159},
 }
-"""Older ones. The C library's setgroups takes all threads along."""
+"""Older calls. The C library's setgroups would act on all threads."""
 _PROTOTYPES: dict[str, tuple[type, ...]] = {
     "capget": (c_char_p, c_char_p),
     "close_range": (c_uint, c_uint, c_int),
@@ -109,19 +109,19 @@ _OFTEN = frozenset({
     "capset", "close", "fstatfs", "io_uring_enter", "name_to_handle_at", "openat2",
     "renameat2", "statx",
 })  # fmt: skip
-"""What is called for each entry of a tree has no prototype: with one a statx takes 2.7 us instead of 1.3 (measured).
+"""Calls for each entry of a tree have no prototype: with one a statx takes 2.7 µs instead of 1.3 (measured).
 
-Numbers that fit into C's int, bytes and buffers are passed rightly without one; a size is to be a c_size_t.
+Numbers that fit into C's int, bytes and buffers are passed correctly without one; a size must be a c_size_t.
 """
 _RESULTS = {"setfsgid": c_uint, "setfsuid": c_uint}
-"""All others return C's int; by number, a long."""
+"""All other functions return C's int; calls by number return a long."""
 
 
 class _Library(ctypes.CDLL):
-    """The C library. A function is looked up, and gets its prototype, when it is called first."""
+    """The C library. A function is loaded, and gets its prototype, when it is first called."""
 
     def __getitem__(self, name_or_ordinal: Any) -> Any:
-        """A function by its name. Raises  KeyError: it has no prototype here; OSError ENOSYS: nor a number"""
+        """A function by its name. Raises  KeyError: it has no prototype here; OSError ENOSYS: no number either"""
         name = name_or_ordinal
         number = _NUMBERS.get(name)
         if name in _NUMBERS_BY_MACHINE and (number := _NUMBERS_BY_MACHINE[name].get(os.uname().machine)) is None:
@@ -134,42 +134,42 @@ class _Library(ctypes.CDLL):
 
 
 class _LibraryHeld(_Library, ctypes.PyDLL):
-    """The C library, called with Python's lock held: other threads wait meanwhile."""
+    """The C library, called while Python's lock is held, so that other threads wait."""
 
 
 _libc = _Library(None, use_errno=True)
 _held = _LibraryHeld(None, use_errno=True)
-"""For calls that wait for nothing: giving up Python's lock and getting it back takes as long as a tenth of a rename."""
+"""For calls that never block: releasing Python's lock and taking it again takes as long as a tenth of a rename."""
 
 Function = Callable[..., int]
-"""A function itself, for very many calls in a row: negative after a failure, the errno is ctypes' then."""
+"""A function for very many calls in a row: its result is negative after a failure, with the errno in ctypes."""
 statx_call: Function = _libc.statx
 statx_held: Function = _held.statx
 name_to_handle_at_held: Function = _held.name_to_handle_at
 close_held: Function = _held.close
 _quiet = _LibraryHeld(None)
-"""For calls that don't fail, or don't say so."""
+"""For calls that can't fail, or don't report it."""
 setfsuid: Function = _quiet.setfsuid
 setfsgid: Function = _quiet.setfsgid
 
 
 def checked(result: int, name: bytes | None = None) -> int:
-    """What a call of the C library returned. Raises  OSError with errno, and the name that it was about"""
+    """The result of a C library call. Raises  OSError with errno and the name that was passed"""
     if result < 0:
         raise failure(name)
     return result
 
 
 def failure(name: bytes | None = None) -> OSError:
-    """Why the last call of the C library failed."""
+    """The error of the last C library call."""
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number), name)
 
 
 def openat2(dir_fd: int, path: bytes, flags: int, resolve: int, mode: int = 0) -> int:
-    """An fd for a path; `resolve` restricts how it is walked.
+    """openat2(2); `resolve` restricts how the path is resolved.
 
-    EAGAIN (a rename elsewhere raced the walk) is tried again, as openat2(2) asks for.
+    EAGAIN (a rename elsewhere raced with it) is retried, as openat2(2) advises.
     """
     how = _HOW.pack(flags | os.O_CLOEXEC, mode, resolve)
     for _ in range(_ATTEMPTS):
@@ -185,8 +185,8 @@ def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: i
 
 
 class Statx(NamedTuple):
-    """What statx tells that stat does not: birth time (0 if there is none, or none is known), the mount's id, and the
-    attributes, whose bits are those of inode flags.
+    """Fields of statx, including those that stat does not have: birth time (0: not known), mount id, and attributes,
+    whose bits are those of inode flags.
     """
 
     ino: int
@@ -197,14 +197,14 @@ class Statx(NamedTuple):
 
 
 def statx_fields(*wanted: str) -> struct.Struct:
-    """What takes these fields out of a struct statx, and no others; in the struct's order, whatever theirs."""
+    """A parser for these fields of a struct statx, in the struct's order."""
     return struct.Struct(
         "=" + "".join(code if name in wanted else f"{struct.calcsize(code)}x" for name, code in _STATX.items())
     )
 
 
 class _DeviceNumbers(dict[int, int]):
-    """Devices as os.stat tells them, by what a struct statx says: a machine has few."""
+    """Device numbers as in os.stat, by their form in struct statx; cached, as a machine has few."""
 
     def __missing__(self, raw: int) -> int:
         number = self[raw] = os.makedev(*_TWO_NUMBERS.unpack(_WORD.pack(raw)))
@@ -212,14 +212,14 @@ class _DeviceNumbers(dict[int, int]):
 
 
 device_number: Callable[[int], int] = _DeviceNumbers().__getitem__
-"""A device as os.stat tells it, of a struct statx's."""
+"""Convert a struct statx's device number to that of os.stat."""
 _TOLD = statx_fields("mask", "attributes", "ino", "btime_s", "btime_ns", "dev", "mnt_id")
 
 
 def statx(fd: int, path: bytes = b"", *, asks: bool = False) -> Statx:
-    """statx(2) on an fd (any kind), or of a name below it (never following a link).
+    """statx(2) on an fd (of any kind), or on a name below it (never following a link).
 
-    asks  a daemon or a server, too, which may hang: else only what the kernel knows of its birth is told
+    asks  also ask a daemon or server, which may hang; otherwise only birth times that the kernel knows are returned
     """
     buffer = ctypes.create_string_buffer(STATX_SIZE)
     flags = AT_SYMLINK_NOFOLLOW | (0 if asks else AT_STATX_DONT_SYNC) | (0 if path else AT_EMPTY_PATH)
@@ -230,10 +230,10 @@ def statx(fd: int, path: bytes = b"", *, asks: bool = False) -> Statx:
 
 
 def handle_of(dir_fd: int, name: bytes = b"") -> bytes:
-    """The file handle (inode and generation) of a name or of an fd: struct file_handle, as open_by_handle_at takes it.
+    """The file handle (inode and generation) of a name or an fd: struct file_handle, for open_by_handle_at.
 
-    Returns  empty where there is none to be had: EOPNOTSUPP on overlayfs and some network filesystems, EPERM and
-             ENOSYS under a container's seccomp filter
+    Returns  empty if there is none: EOPNOTSUPP on overlayfs and some network filesystems, EPERM and ENOSYS under a
+             container's seccomp filter
     """
     buffer = ctypes.create_string_buffer(HANDLE_HEAD.pack(MAX_HANDLE_SZ, 0), HANDLE_HEAD.size + MAX_HANDLE_SZ)
     mount_id = ctypes.c_int()
@@ -245,7 +245,7 @@ def handle_of(dir_fd: int, name: bytes = b"") -> bytes:
 
 
 def no_handle(name: bytes) -> bytes:
-    """An empty handle, if the last call has failed because there is none to be had. Raises  OSError otherwise"""
+    """An empty handle if the last call failed because there are none. Raises  OSError otherwise"""
     if ctypes.get_errno() not in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EOVERFLOW):
         raise failure(name)
     return b""
@@ -257,7 +257,7 @@ def format_handle(handle: bytes) -> str:
 
 
 def statfs_type(fd: int) -> int:
-    """The magic number of the filesystem that an fd is on."""
+    """The magic number of an fd's filesystem."""
     buffer = ctypes.create_string_buffer(256)
     checked(_libc.fstatfs(fd, buffer))
     kind: int = struct.unpack_from("=l", buffer)[0]
@@ -265,18 +265,18 @@ def statfs_type(fd: int) -> int:
 
 
 def is_read_only(fd: int) -> bool:
-    """Whether a filesystem, its mount or a btrfs subvolume is read-only; statfs(2) tells nothing of the last."""
+    """Whether a filesystem, its mount or a btrfs subvolume is read-only; statfs(2) doesn't show the last."""
     if os.fstatvfs(fd).f_flag & os.ST_RDONLY:
         return True
     return _libc.faccessat(AT_FDCWD, b"/proc/self/fd/%d" % fd, os.W_OK, 0) < 0 and ctypes.get_errno() == errno.EROFS
 
 
 def open_unnamed(dir_fd: int) -> int:
-    """A new file without a name (O_TMPFILE), 0600, open for reading and writing.
+    """A new file without a name (O_TMPFILE), mode 0600, open for reading and writing.
 
-    Never on FUSE: there it may have been linked, and be gone when it is closed (JuiceFS 1.4.2, measured).
-    Raises  OSError ENOENT: the directory was removed, which ext4 calls EPERM (__ext4_new_inode), and others don't
-            mind; of NO_TMPFILE: the filesystem has no such files
+    Never on FUSE: after it is linked, it may be gone when it is closed (JuiceFS 1.4.2, measured).
+    Raises  OSError ENOENT: the directory was removed, for which ext4 returns EPERM (__ext4_new_inode) and others
+            succeed; one of NO_TMPFILE: the filesystem has no such files
     """
     if statfs_type(dir_fd) == FUSE_MAGIC:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -289,7 +289,7 @@ def open_unnamed(dir_fd: int) -> int:
 
 
 def fallocate(fd: int, mode: int, offset: int, size: int) -> None:
-    """fallocate(2); a signal does not end it."""
+    """fallocate(2), repeated if a signal interrupts it."""
     while _libc.fallocate(fd, mode, offset, size) < 0:
         number = ctypes.get_errno()
         if number != errno.EINTR:
@@ -308,17 +308,17 @@ def prctl(option: int, argument: int = 0) -> int:
 
 
 def sync_file_range(fd: int, flags: int) -> None:
-    """sync_file_range(2) of all of a file."""
+    """sync_file_range(2) of a whole file."""
     checked(_libc.sync_file_range(fd, 0, 0, flags))
 
 
 def syncfs(fd: int) -> None:
-    """syncfs(2): everything of that filesystem is durable."""
+    """syncfs(2): makes everything on that filesystem durable."""
     checked(_libc.syncfs(fd))
 
 
 def getdents64(fd: int, size: int) -> bytes:
-    """Entries of a directory as struct linux_dirent64, in so many bytes at most; none at the end."""
+    """getdents64(2) into a buffer of this size: struct linux_dirent64; empty at the end."""
     buffer = ctypes.create_string_buffer(size)
     return ctypes.string_at(buffer, checked(_libc.getdents64(fd, buffer, size)))
 
@@ -369,7 +369,7 @@ def fsopen(kind: bytes, flags: int) -> int:
 
 
 def fsconfig(fd: int, command: int, key: bytes | None, value: bytes | None) -> None:
-    """fsconfig(2), Linux 5.2, of what needs no number beside it."""
+    """fsconfig(2), Linux 5.2, without its number argument."""
     checked(_libc.fsconfig(fd, command, key, value, 0))
 
 
@@ -412,7 +412,7 @@ def unshare(flags: int) -> None:
 
 
 def capget(header: bytes, size: int) -> bytes:
-    """capget(2), of the calling thread: so many bytes of its sets."""
+    """capget(2), of the calling thread. size: of its sets in bytes"""
     sets = ctypes.create_string_buffer(size)
     checked(_held.capget(header, sets))
     return sets.raw
@@ -424,10 +424,10 @@ def capset(header: bytes, sets: bytes) -> None:
 
 
 def setgroups(groups: Sequence[int]) -> None:
-    """setgroups(2), of this thread alone. Raises  OSError ENOSYS: this machine's number of the call is unknown"""
+    """setgroups(2) for this thread only. Raises  OSError ENOSYS: the call's number on this machine is not known"""
     checked(_held.setgroups(len(groups), struct.pack(f"={len(groups)}I", *groups)))
 
 
 def ioprio_set(which: int, who: int, priority: int) -> None:
-    """ioprio_set(2). Raises  OSError ENOSYS: this machine's number of the call is unknown"""
+    """ioprio_set(2). Raises  OSError ENOSYS: the call's number on this machine is not known"""
     checked(_libc.ioprio_set(which, who, priority))

@@ -1,6 +1,6 @@
-"""systemd: what a service tells its manager (sd_notify(3), without its library), and what its tools show of units.
+"""systemd: notifications of a service (sd_notify(3), without its library), and unit properties from its tools.
 
-Log lines for journald, with fields; on a standard error that is not the journal, lines with their priority.
+Also log handlers: for journald, with fields; for any other standard error, lines with a time or priority.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from contextlib import suppress
 from fusefs.core.printable_names import printable, show
 
 _PATIENCE_S = 1.0
-"""A manager or journal that reads nothing for so long is not told: the service has other work."""
+"""A manager or journal that reads nothing for so long is given up: the service has other work."""
 _BOOTED = "/run/systemd/system"
 _JOURNAL = "/run/systemd/journal/socket"
 _DISTRUST_S = 10.0
-"""How long a journal that took no line for a second is not tried again: the logging thread has other work."""
+"""A journal that took no line for a second is not waited for during this time: the logging thread has other work."""
 _MOST_BYTES = 16 << 10
-"""Of one field: all of a message fits into a datagram (net.core.wmem_default)."""
+"""Limit of one field, so that a whole message fits into a datagram (net.core.wmem_default)."""
 _LENGTH = struct.Struct("<Q")
 _FORMATTER = logging.Formatter()
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 
 
 class SystemdNotifier:
-    """The way to the manager that started us; without one nothing is said."""
+    """Sends notifications to the manager that started us, if any."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        """environment: the service manager's variables NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID."""
+        """environment: with the service manager's variables NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID"""
         address = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._socket: socket.socket | None = None
@@ -43,33 +43,33 @@ class SystemdNotifier:
         self._watchdog_pid = environment.get("WATCHDOG_PID", "")
 
     def ready(self, status: str = "") -> None:
-        """The service serves, again after a reload too."""
+        """The service is ready; also after a reload."""
         self._send("READY=1", status)
 
     def status(self, text: str) -> None:
-        """One line for `systemctl status`."""
+        """Set the status line in `systemctl status`."""
         self._send(status=text)
 
     def reloading(self) -> None:
-        """The configuration is being read again; `ready` ends that."""
+        """The configuration is being read again, until `ready` is called."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str = "") -> None:
-        """The service ends."""
+        """The service is about to end."""
         self._send("STOPPING=1", status)
 
     def alive(self) -> None:
-        """The service still works: at least once in `watchdog_s`, better twice."""
+        """Reset the watchdog: needed at least once in `watchdog_s`, better twice."""
         self._send("WATCHDOG=1")
 
     def watchdog_s(self) -> float | None:
-        """After so many seconds of silence the manager kills us; None: it does not watch us."""
+        """Seconds without `alive` after which the manager kills us; None: there is no watchdog."""
         if not self._watchdog_us.isdecimal() or self._watchdog_pid not in ("", str(os.getpid())):
             return None
         return int(self._watchdog_us) / 1e6 or None
 
     def close(self) -> None:
-        """Say nothing any more."""
+        """Send nothing any more."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -78,28 +78,28 @@ class SystemdNotifier:
         if self._socket is None:
             return
         lines = [message, f"STATUS={' '.join(status.splitlines())}" if status else ""]
-        # A manager that is gone or does not listen is no reason to stop.
+        # If the manager is gone or does not read, the service continues.
         with suppress(OSError):
             self._socket.sendto("\n".join(filter(None, lines)).encode("utf-8", "backslashreplace"), self._address)
 
 
 class SystemdFailed(Exception):
-    """A tool of systemd said no; the text is its own."""
+    """A systemd tool failed; the text is its own."""
 
 
 def is_running(*, for_user: bool = False) -> bool:
-    """Whether there is a manager to talk to. Source  sd_booted(3)"""
+    """Whether a systemd manager is running. Source  sd_booted(3)"""
     if for_user:
         return os.path.exists(f"{os.environ.get('XDG_RUNTIME_DIR', '')}/systemd/private")
     return os.path.isdir(_BOOTED)
 
 
 def run(program: str, *words: str, for_user: bool = False) -> str:
-    """What systemctl, systemd-sysusers and their like print.
+    """The output of systemctl, systemd-sysusers or another systemd tool.
 
-    Raises  SystemdFailed, FileNotFoundError without the program
+    Raises  SystemdFailed, FileNotFoundError if the program does not exist
     """
-    import subprocess  # a service starts no tool
+    import subprocess  # imported late: a service starts no tool
 
     done = subprocess.run(
         [program, *(["--user"] if for_user else []), *words],
@@ -116,9 +116,9 @@ def run(program: str, *words: str, for_user: bool = False) -> str:
 
 
 def properties(names: tuple[str, ...], units: tuple[str, ...], *, for_user: bool = False) -> list[dict[str, str]]:
-    """Those properties of each unit, empty where its kind has none; a pattern stands for the units that are loaded.
+    """These properties of each unit, empty if its type has none; a pattern stands for the loaded units.
 
-    Raises  SystemdFailed, FileNotFoundError without systemctl
+    Raises  SystemdFailed, FileNotFoundError if there is no systemctl
     """
     text = run("systemctl", "show", f"--property={','.join(names)}", "--", *units, for_user=for_user)
     blocks = (block.splitlines() for block in text.strip().split("\n\n") if block)
@@ -127,7 +127,7 @@ def properties(names: tuple[str, ...], units: tuple[str, ...], *, for_user: bool
 
 
 def make_handler(identifier: str, environment: Mapping[str, str] = os.environ) -> logging.Handler:
-    """A handler for where standard error goes: the journal itself, or anything else, which gets the time of each line.
+    """A log handler for standard error: to the journal if it is the journal, otherwise lines with their time.
 
     Source  systemd.exec(5), $JOURNAL_STREAM: device and inode of the stream that standard error is if it is unchanged
     """
@@ -141,15 +141,15 @@ def make_handler(identifier: str, environment: Mapping[str, str] = os.environ) -
 
 
 class StderrHandler(logging.Handler):
-    """One line a message; more for a traceback."""
+    """One line for each message; more for a traceback."""
 
     def __init__(self, *, has_priorities: bool) -> None:
-        """has_priorities: `<4>` before each line (sd-daemon(3)), which journald reads; otherwise its time."""
+        """has_priorities: begin each line with its priority as in `<4>`, for journald (sd-daemon(3)); else its time"""
         super().__init__()
         self._has_priorities = has_priorities
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write it at once."""
+        """Write a record at once."""
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         prefix = f"<{priority(record.levelno)}>" if self._has_priorities else f"{moment} "
         text = "".join(f"{prefix}{line}\n" for line in _lines(record))
@@ -160,14 +160,14 @@ class StderrHandler(logging.Handler):
 
 
 class JournalHandler(logging.Handler):
-    """To journald's own socket, since only there a message has fields: those in the record's attribute `fields`.
+    """Sends to journald's own socket, because only there a message has fields, from the record's attribute `fields`.
 
-    Without journald (it is being restarted) messages go to standard error.
+    If journald is not available (being restarted), messages are written to standard error.
     Source  systemd.io/JOURNAL_NATIVE_PROTOCOL
     """
 
     def __init__(self, identifier: str, address: str = _JOURNAL) -> None:
-        """identifier: SYSLOG_IDENTIFIER, what `journalctl -t` takes."""
+        """identifier: SYSLOG_IDENTIFIER, for `journalctl -t`"""
         super().__init__()
         self._identifier = identifier
         self._address = address
@@ -176,7 +176,7 @@ class JournalHandler(logging.Handler):
         self._patient_at_s = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send it."""
+        """Send a record."""
         self._socket.settimeout(_PATIENCE_S if time.monotonic() >= self._patient_at_s else 0.0)
         try:
             self._socket.sendto(self._message(record), self._address)
@@ -187,7 +187,7 @@ class JournalHandler(logging.Handler):
             self._otherwise.emit(record)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._socket.close()
         super().close()
 
@@ -206,7 +206,7 @@ class JournalHandler(logging.Handler):
 
 
 def encode_field(name: str, value: str | bytes) -> bytes:
-    """One field as the journal's socket takes it; a path's bytes are made printable."""
+    """A field in the format of the journal's socket; the bytes of a path are made printable."""
     text = printable(value) if isinstance(value, bytes) else value
     content = text.encode("utf-8", "backslashreplace")[:_MOST_BYTES]
     if b"\n" in content:
@@ -220,7 +220,7 @@ def priority(level: int) -> int:
 
 
 def _lines(record: logging.LogRecord) -> list[str]:
-    """The message on one line, whatever names are in it, and the lines of a traceback; all safe for a terminal."""
+    """The message as one line, whatever names it contains, and the lines of a traceback; all safe for a terminal."""
     lines = [record.getMessage()]
     if record.exc_info:
         lines += _FORMATTER.formatException(record.exc_info).split("\n")

@@ -1,4 +1,4 @@
-"""Whether a thread of ours is held up: it waits in the kernel, or works there for long; asked by another."""
+"""Whether a thread of ours is held up: it waits or works for long in the kernel. Another thread checks this."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import time
 from contextlib import suppress
 
 _LONG_S = 0.003
-"""Of processor time. A virtual processor that its host has taken away counts as one that works."""
+"""Of processor time. A virtual processor that its host has suspended counts as working."""
 
 
 class ThreadProgress:
-    """What the thread that makes this does: it is asked by another one."""
+    """What the thread that creates this does; another thread calls the methods."""
 
     def __init__(self) -> None:
-        """Begin with the calling thread."""
+        """Watch the calling thread."""
         self._path = f"/proc/self/task/{threading.get_native_id()}"
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         self._worked_s = 0.0
 
     def note(self) -> None:
-        """`is_held_up` is about the time from now on."""
-        with suppress(OSError):  # it has ended
+        """Begin the period that `is_held_up` checks."""
+        with suppress(OSError):  # the thread has ended
             self._worked_s = time.clock_gettime(self._clock)
 
     def is_held_up(self) -> bool:
-        """Whether it waits in the kernel, or has worked there for long; not for Python's lock, nor for a processor."""
+        """Whether it waits, or has worked for long, in the kernel; not: waits for Python's lock, or for a processor."""
         try:
             with open(self._path + "/stat", "rb") as file:
                 state = file.read().rpartition(b") ")[2][:1]
@@ -34,11 +34,11 @@ class ThreadProgress:
                 return time.clock_gettime(self._clock) - self._worked_s > _LONG_S
             with open(self._path + "/wchan", "rb") as file:
                 where = file.read()
-            return where != b"0" and b"futex" not in where  # 0: it has gone on since
+            return where != b"0" and b"futex" not in where  # 0: it has continued meanwhile
         except OSError:
             return True
 
 
 def run_on_any_core() -> None:
-    """Let this thread run wherever the process may: one that was begun by a thread with one core has that alone."""
-    os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))  # the pid is the first thread's number
+    """Let this thread run wherever the process may: a thread started by one with a single core inherits that limit."""
+    os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))  # the pid is the first thread's id

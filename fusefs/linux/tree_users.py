@@ -1,9 +1,9 @@
-"""What the processes that we may look at have open: holders of a tree, and deleted files that are kept alive.
+"""Files that other processes have open: users of a tree, and deleted files whose space is not free yet.
 
-Open fds, working and root directories, programs and mappings; and what the kernel itself has open for loop devices and
-swap, which no process's fds show. A link in /proc to what may be deleted is looked at in
-three steps, as a filesystem that never answers blocks the caller, beyond SIGKILL: its text; then the mount, through an
-O_PATH fd of our own, which asks no server; and only if that is a mount of the volume, the file.
+Covers open fds, working and root directories, programs and mappings; and files that the kernel itself has open for
+loop devices and swap, which no process's fds show. A filesystem that never answers blocks the caller, beyond SIGKILL.
+So a link in /proc to a deleted file is checked in three steps: its text; then the mount, through an O_PATH fd of our
+own, which contacts no server; then the file, only if the mount is one of the volume.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from fusefs.linux.fd import Fd, told_of
 from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_place, read_mounts
 
 SECTOR_BYTES = 512
-"""Of what /sys/block says, whatever the device's sectors are."""
+"""The unit in /sys/block, whatever the device's sector size is."""
 _DELETED = b" (deleted)"
 _LINKS = ("cwd", "root", "exe")
 
 
 class TreeHolder(NamedTuple):
-    """One hold of one process, or of the kernel.
+    """One reference of a process, or of the kernel, to a tree.
 
     pid    0: the kernel
     command  of the process, or the kernel's device: loop0; swap
     kind   fd, cwd, root, exe or map; loop or swap
-    path   what it holds, relative to the tree; empty for the tree itself
+    path   of the file, relative to the tree; empty for the tree itself
     """
 
     pid: int
@@ -44,7 +44,7 @@ class TreeHolder(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process that we may look at, and what is mounted for it."""
+    """A process that we may inspect, and the mounts in its namespace."""
 
     pid: str
     uid: int
@@ -53,7 +53,7 @@ class Process(NamedTuple):
 
 
 def processes() -> Iterator[Process]:
-    """All processes that we may look at; those that end meanwhile are left out."""
+    """All processes that we may inspect, except those that end meanwhile."""
     tables: dict[str, list[Mount]] = {}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -69,10 +69,10 @@ def processes() -> Iterator[Process]:
 
 
 def find_holders(trees: list[FilesystemPath]) -> Iterator[tuple[FilesystemPath, TreeHolder]]:
-    """Each hold on something in one of the trees.
+    """Each reference to something in one of the trees.
 
-    Links in /proc are read as text and mapped through the process's own mount table, so that bind mounts and
-    containers are seen through. Processes that end meanwhile, or that we may not look at, are not found; nor are we.
+    Links in /proc are read as text and resolved by the process's own mount table, so that bind mounts and containers
+    are handled. Processes that end meanwhile, that we may not inspect, or that are ourselves, are not reported.
     """
     for pid, uid, command, mounts in processes():
         if int(pid) == os.getpid():
@@ -95,7 +95,7 @@ class KernelHold(NamedTuple):
 
     device  loop0; swap
     kind    loop or swap
-    path    as this mount namespace shows it; where it was, if it is deleted
+    path    in this mount namespace; if it is deleted, where it was
     n_bytes  its length
     """
 
@@ -123,7 +123,7 @@ def kernel_holds() -> Iterator[KernelHold]:
 
 
 def serves_fuse(pid: int) -> bool:
-    """Whether a process serves a FUSE mount: what it has open there is other processes', which are found too."""
+    """Whether a process serves a FUSE mount: its open files there belong to other processes, which are found, too."""
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
@@ -157,11 +157,11 @@ def _link(kind: str, link: str) -> Iterator[tuple[str, bytes]]:
 
 
 class DeletedFile(NamedTuple):
-    """A deleted file, or directory, that one process keeps, or the kernel (pid 0).
+    """A deleted file or directory that a process, or the kernel (pid 0), keeps open.
 
-    inode    st_dev and st_ino; None if only its path is known; st_dev 0 if only its mapping could be seen
-    n_bytes  its blocks; what is mapped of it if only that could be seen
-    path     where it was, as the kernel tells; empty if that is too long to tell
+    inode    st_dev and st_ino; None if only its path is known; st_dev is 0 if only its mapping could be read
+    n_bytes  its blocks; or the length of its mapping, if only that could be read
+    path     where it was, from the kernel; empty if it is too long
     """
 
     pid: int
@@ -173,18 +173,18 @@ class DeletedFile(NamedTuple):
 
 
 def device_of(fd: int) -> bytes | None:
-    """`major:minor` of the superblock that an fd is on, as in mountinfo; None if we don't see it mounted."""
+    """`major:minor` of an fd's superblock, as in mountinfo; None if it is not mounted in this namespace."""
     return _device(fd, read_mounts())
 
 
 def find_deleted(device: bytes, is_wanted: Callable[[bytes], bool]) -> Iterator[DeletedFile]:
-    """The deleted files of one filesystem that the processes that we may look at keep, once for each process.
+    """The deleted files of one filesystem that processes we may inspect keep open, once for each process.
 
-    device     as from `device_of`; of what the kernel has open only the path is known
-    is_wanted  asked for each path; what has none is always wanted
+    device     as from `device_of`; files that the kernel has open are not filtered by it, as only their path is known
+    is_wanted  called with each path; files without a path are always included
     """
     for pid, uid, command, mounts in processes():
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the process ended meanwhile
             for inode, (n_bytes, path) in _kept_by(pid, device, mounts, is_wanted).items():
                 yield DeletedFile(int(pid), uid, command, inode, n_bytes, path)
     for hold in kernel_holds():
@@ -221,7 +221,7 @@ def _kept_links(pid: str) -> Iterator[str]:
 
 
 def _deleted_path(link: str) -> bytes | None:
-    """What the text of a link says of a deleted file: its path, empty if too long; None if it is none."""
+    """The path of a deleted file in the text of a link, empty if too long; None if the file is not deleted."""
     try:
         text = os.readlink(os.fsencode(link))
     except OSError as error:
@@ -232,13 +232,13 @@ def _deleted_path(link: str) -> bytes | None:
 
 
 def _device(fd: int, mounts: list[Mount]) -> bytes | None:
-    """The superblock of an fd by its mount's id, without asking the filesystem."""
+    """The superblock of an fd by its mount id, without access to the filesystem."""
     mnt_id = int(told_of(fd)["mnt_id"])
     return next((mount.device for mount in mounts if mount.mnt_id == mnt_id), None)
 
 
 def _mapped(pid: str, device: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Inode number, length and path of each mapping of a deleted file, where map_files can't be opened (not root)."""
+    """Inode number, length and path of each mapping of a deleted file, if map_files can't be opened (not root)."""
     major, _, minor = device.partition(b":")
     with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as lines:
         for line in lines:

@@ -1,4 +1,4 @@
-"""A directory opened by an untrusted absolute path, name by name: through no link and no mount of other users."""
+"""Opens a directory by an untrusted absolute path, name by name, through no links or mounts of untrusted users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusefs.linux.mountinfo import Mount
 _AUTOFS = b"autofs"
 _LINKS_MAX = 40
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Without O_DIRECTORY, which would wake an automount that rests. Source  follow_automount in the kernel's fs/namei.c"""
+"""Without O_DIRECTORY, which would trigger an idle automount. Source  follow_automount in the kernel's fs/namei.c"""
 
 
 def is_trusted_link(directory: os.stat_result, link: os.stat_result, trusted: Container[int]) -> bool:
@@ -24,9 +24,9 @@ def is_trusted_link(directory: os.stat_result, link: os.stat_result, trusted: Co
 
 
 def link_target(here: bytes, target: bytes) -> tuple[bytes, list[bytes]] | None:
-    """Where a link in a directory leads: an absolute path that was gone already or is the root, and names below it.
+    """Resolve a link: an absolute path that was visited before or is the root, and the names below it.
 
-    None for one that goes down and up again: what that leads through is not known
+    None for a link that contains `..` after a name: what that name leads to is not known
     """
     names = [part for part in target.split(b"/") if part not in (b"", b".")]
     start = b"/" if target.startswith(b"/") else here
@@ -39,17 +39,16 @@ def link_target(here: bytes, target: bytes) -> tuple[bytes, list[bytes]] | None:
 def open_way(kernel: Kernel, path: bytes, mounts: Sequence[Mount], trusted: Container[int]) -> Fd:
     """The directory (O_PATH) at an absolute path, which may be a hostile user's.
 
-    A link is followed only where none but trusted users can have put it. What another has mounted is not
-    asked for anything, and an automount that rests is left to rest: a name in one is looked up only if something is
-    mounted there.
-    mounts  as they were read just now
-    Raises  OSError: ELOOP for a link of others, EXDEV for a mount of others, ENOENT for what rests too
+    A link is followed only if none but trusted users can have made it. A mount of another user is not accessed. An idle
+    automount is not triggered: a name in one is looked up only if something is mounted there.
+    mounts  read just before
+    Raises  OSError: ELOOP for an untrusted link, EXDEV for an untrusted mount, ENOENT, also for an idle automount
     """
     return _PathWalk(kernel, mounts, trusted).go(path)
 
 
 class _PathWalk:
-    """One way from the root."""
+    """One walk from the root."""
 
     def __init__(self, kernel: Kernel, mounts: Sequence[Mount], trusted: Container[int]) -> None:
         self._kernel = kernel
@@ -59,7 +58,7 @@ class _PathWalk:
         self._n_links = _LINKS_MAX
 
     def go(self, path: bytes) -> Fd:
-        """Its end."""
+        """Walk to the end of the path."""
         names = _names(path)
         fd, here, mount = self._kernel.open_path(b"/"), b"/", None
         while names:
@@ -90,14 +89,14 @@ class _PathWalk:
         return fd
 
     def _mount_of(self, fd: Fd, path: bytes) -> Mount:
-        """What a step led to; nothing else is asked of it before."""
+        """The mount that a step led to; it is checked before any other access."""
         mount = self._by_id.get(self._kernel.statx(fd).mnt_id)
         if mount is None or mount.owner not in self._trusted:
             raise _refusal(errno.EXDEV, path)
         return mount
 
     def _followed(self, fd: Fd, here: bytes, name: bytes, link: os.stat_result) -> tuple[bytes, list[bytes]]:
-        """Where a link leads that may be followed. Raises  OSError ELOOP"""
+        """Resolve a link if it may be followed. Raises  OSError ELOOP"""
         there = os.path.join(here, name)
         if not self._n_links or not is_trusted_link(self._kernel.fstat(fd), link, self._trusted):
             raise _refusal(errno.ELOOP, there)

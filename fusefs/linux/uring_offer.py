@@ -1,4 +1,4 @@
-"""FUSE over io_uring: what this machine allows of it, and the machine's switch for it.
+"""FUSE over io_uring: what this machine allows, and the machine's switch for it.
 
 Source  Documentation/filesystems/fuse/fuse-io-uring.rst; Documentation/admin-guide/sysctl/kernel.rst, io_uring_disabled
 """
@@ -16,13 +16,13 @@ from fusefs.linux import syscalls
 _DISABLED = "/proc/sys/kernel/io_uring_disabled"
 _ONLINE, _POSSIBLE = "/sys/devices/system/cpu/online", "/sys/devices/system/cpu/possible"
 _PARAMETERS_BYTES = 120
-"""Of struct io_uring_params."""
+"""Size of struct io_uring_params."""
 
 _log = logging.getLogger(__name__)
 
 
 def read_facts() -> UringFacts:
-    """What holds now, for this process and thread."""
+    """What the machine allows now, for this process and thread."""
     return UringFacts(
         release=os.uname().release,
         is_enabled=_is_enabled(),
@@ -33,15 +33,15 @@ def read_facts() -> UringFacts:
 
 
 def split_cores() -> tuple[list[int], list[int]]:
-    """The cores that there are, and on which this thread may run; and all others that there could ever be."""
+    """The online cores on which this thread may run; and all other cores that could ever exist."""
     own = cores(_text(_ONLINE)) & os.sched_getaffinity(0)
     return sorted(own), sorted(cores(_text(_POSSIBLE)) - own)
 
 
 def enable() -> None:
-    """Set the machine's switch, if there is one that is not set, for mounts that begin from now on, and log it.
+    """Turn on the machine's switch, if it has one that is off, for mounts that begin from now on, and log that.
 
-    Raises  OSError: it takes root, and a /sys that can be written
+    Raises  OSError: it needs root, and a writable /sys
     """
     if _is_enabled() is not False:
         return
@@ -51,7 +51,7 @@ def enable() -> None:
 
 
 def cores(text: str) -> set[int]:
-    """The numbers of a list of cores as /sys has it: `0-2,5`."""
+    """The numbers in a list of cores of /sys: `0-2,5`."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -61,7 +61,7 @@ def cores(text: str) -> set[int]:
 
 
 def _is_enabled() -> bool | None:
-    with suppress(OSError):  # where FUSE is a module, it is there from the first open of its device on
+    with suppress(OSError):  # if FUSE is a module, opening its device loads it
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     return {"Y": True, "N": False}.get(_text(SWITCH))
 
@@ -75,7 +75,7 @@ def _refusal() -> int:
 
 
 def _text(path: str) -> str:
-    """What a file of the kernel's says; empty: there is none."""
+    """The content of a kernel file; empty if there is none."""
     try:
         with open(path, encoding="ascii") as file:
             return file.read().strip()

@@ -1,4 +1,4 @@
-"""User and group names as people type them, and the ranges of subordinate ids of subuid(5)."""
+"""User and group names from users' input, and the ranges of subordinate ids of subuid(5)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_BYTES = 1 << 20
 
 
 class SubuidRange(NamedTuple):
-    """So many uids from one on, and the user who may have them."""
+    """A range of uids, and the user who may use them."""
 
     start: int
     n_uids: int
@@ -24,14 +24,14 @@ class SubuidRange(NamedTuple):
 
 
 class Subordinates:
-    """The ranges of a system."""
+    """All ranges of a system."""
 
     def __init__(self, ranges: Iterable[SubuidRange]) -> None:
         self._ranges = sorted(ranges)
         self._starts = [one.start for one in self._ranges]
 
     def holder_of(self, uid: int) -> int:
-        """The user who may become that uid at any time; that uid itself, if it is not subordinate."""
+        """The user who may become that uid at any time; the uid itself, if it is not subordinate."""
         index = bisect_right(self._starts, uid) - 1
         if index >= 0 and uid < self._ranges[index].start + self._ranges[index].n_uids:
             return self._ranges[index].holder
@@ -39,7 +39,7 @@ class Subordinates:
 
 
 def read_subordinates(path: bytes = _FILE) -> Subordinates:
-    """What the system's file says; without one, or where it is not understood, no uid is subordinate.
+    """Read the system's file; without a file, or if it is not understood, no uid is subordinate.
 
     Source  subuid(5): login name or uid, first uid, how many
     """
@@ -65,23 +65,23 @@ def _holder(name: str, start: int) -> int:
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
-        return -1 - start  # a user whom the system does not know is one person nonetheless
+        return -1 - start  # an unknown user still is one particular user
 
 
 _ID_MAX = (1 << 32) - 2
-"""The largest id; the number after it means "no id" to the kernel."""
+"""The largest id; the kernel uses the next number for "no id"."""
 
 
 def uid_of(text: str) -> int:
-    """A user's number, by name or number; a name that looks like a number is a name, as for find and chown.
+    """A uid from a user name or number; a name that looks like a number is a name, as for find and chown.
 
-    Raises  ValueError with a message: there is none
+    Raises  ValueError with a message if there is no such user
     """
     return _number(text, "user", lambda name: pwd.getpwnam(name).pw_uid)
 
 
 def gid_of(text: str) -> int:
-    """A group's number, by name or number; a name that looks like a number is a name."""
+    """A gid from a group name or number; a name that looks like a number is a name."""
     import grp
 
     return _number(text, "group", lambda name: grp.getgrnam(name).gr_gid)
@@ -90,7 +90,7 @@ def gid_of(text: str) -> int:
 def _number(text: str, what: str, find: Callable[[str], int]) -> int:
     try:
         return find(text)
-    except (KeyError, UnicodeEncodeError):  # a lone surrogate that no name can have
+    except (KeyError, UnicodeEncodeError):  # the latter for a lone surrogate, which no name can contain
         pass
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(_ID_MAX)) and int(text) <= _ID_MAX):
         raise ValueError(f"unknown {what}: {printable(os.fsencode(text))}")

@@ -1,10 +1,9 @@
-"""Extended attributes: of one file, of many in a batch, and the mark of what was restored.
+"""Extended attributes: of one file, and the mark of restored files.
 
-A restored tree comes back with its old times, so that a rule would take it again: the mark has the time of the
-restore. A user who may write to a file can set the mark, and could as well set the file's times. A directory's mark
-spares all that is in it, so that a user's counts only where no other user may write in that directory. Root sets a
-mark of its own, which links, sockets, and files of every mode can have too. A later mark takes the place of an earlier
-one.
+A restored tree has its old times, so that a rule would take it again. To prevent that, the mark holds the time of the
+restore. A user who may write to a file can set the mark; but they could as well set the file's times. A directory's
+mark spares everything in it, so a user's mark counts only if no other user may write in that directory. Root sets a
+mark of its own, which links, sockets, and files of any mode can have, too. A later mark replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _FILESYSTEMS = Path("/proc/filesystems")
 
 
 def get_of(fd: int, xattr: bytes) -> bytes | int:
-    """The value of an xattr of what an fd of any kind holds, or an errno; NAMES: the list of all."""
+    """The value of an xattr of the file behind an fd of any kind, or an errno; NAMES: the list of all names."""
     path = b"/proc/self/fd/%d" % fd
     try:
         if xattr == NAMES:
@@ -36,10 +35,10 @@ def get_of(fd: int, xattr: bytes) -> bytes | int:
 
 
 def are_for_all(root: Fd) -> bool:
-    """Whether a filesystem tells all users the same of extended attributes, if it lets them ask.
+    """Whether a filesystem returns the same extended attributes to every user who may read them.
 
-    A local one does, and one of FUSE's where the kernel checks permissions for it. Of any other one it is not known:
-    NFS asks its server as each user, CIFS may be logged in as each, and a FUSE daemon may look at the caller.
+    A local one does, and a FUSE filesystem for which the kernel checks permissions. For any other it is not known: NFS
+    asks its server as each user, CIFS may have a login for each, and a FUSE daemon may check its caller.
     """
     kernel = Kernel()
     if kernel.is_local(root):
@@ -51,10 +50,10 @@ def are_for_all(root: Fd) -> bool:
 
 
 def is_selinux_enabled() -> bool:
-    """Whether SELinux labels files, enforcing or not: then, and only then, the kernel has its filesystem.
+    """Whether SELinux labels files, enforcing or not: if and only if it does, the kernel has its filesystem.
 
     Source  selinuxfs: registered at boot, unless SELinux is compiled out, off by the command line, or not among the
-            security modules in use; libselinux's is_selinux_enabled asks the same wherever it isn't mounted
+            security modules in use; libselinux's is_selinux_enabled checks the same if selinuxfs isn't mounted
     """
     try:
         return any(line.split()[-1:] == ["selinuxfs"] for line in _FILESYSTEMS.read_text().splitlines())
@@ -66,7 +65,7 @@ _DIGITS = 20
 
 
 def mark_restored(kernel: Kernel, fd: Fd) -> bool:
-    """Mark what an fd of any kind holds; whether that could be done."""
+    """Mark the file behind an fd of any kind. Returns  whether that succeeded"""
     value = b"%d" % time.time_ns()
     with suppress(OSError):
         for name in _names_for(fd):
@@ -77,7 +76,7 @@ def mark_restored(kernel: Kernel, fd: Fd) -> bool:
 
 
 def restored_ns(fd: Fd) -> int:
-    """When what an fd of any kind holds was restored last, in nanoseconds since the epoch; 0 if that is not known."""
+    """When the file behind an fd of any kind was last restored, in nanoseconds since the epoch; 0 if not known."""
     times = [0]
     for name in _names_for(fd):
         try:
@@ -90,7 +89,7 @@ def restored_ns(fd: Fd) -> int:
 
 
 def _names_for(fd: Fd) -> tuple[str, ...]:
-    """The attributes that we can set, and that count, the best first. Raises  OSError"""
+    """The attributes that we can set and that count, the best first. Raises  OSError"""
     st, (roots, users) = os.fstat(fd), RESTORED_XATTRS
     is_shared = stat.S_ISDIR(st.st_mode) and st.st_mode & OTHERS_WRITE
     return (*((roots,) if os.geteuid() == 0 else ()), *(() if is_shared else (users,)))

@@ -1,1 +1,1 @@
-"""Floor 4: the FUSE mount. Its wings: docs/architecture.md."""
+"""Layer 4: the FUSE mount. docs/architecture.md lists its packages."""

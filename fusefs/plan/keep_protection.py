@@ -1,9 +1,9 @@
-"""What a rule leaves alone: directories with a `.trashd-keep`, what is locked by flock(2), live sockets, devices.
+"""What rules never touch: directories with a `.trashd-keep`, files locked by flock(2), live sockets, devices.
 
-In a directory that many write in, anybody can make the file, and lock the directory who can read it. So a mark on a
-directory counts only if its owner or root made it; another user's is reported.
+In a shared directory any user can create that file, and any reader can lock the directory. So a mark on a directory
+counts only if its owner or root made it; marks of other users are reported.
 
-Source  systemd-tmpfiles(8) and tmpreaper(8); docs/plan.md lists their exemptions, and what we do instead of some
+Source  systemd-tmpfiles(8) and tmpreaper(8); docs/plan.md compares their exemptions with ours
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _LIVE, _DEVICE, _STICKY, _SYSTEMS = "a live socket", "a device", "its sticky bit
 _LOST_FOUND = b"lost+found"
 _OF_FILESYSTEM = frozenset({b".journal", b"aquota.user", b"aquota.group", b"quota.user", b"quota.group"})
 _READING = os.O_RDONLY | os.O_NONBLOCK
-"""To wait neither for a FIFO's writer nor for the holder of a lease."""
+"""An open with these flags waits neither for a FIFO's writer nor for the holder of a lease."""
 _NO_EXCLUSIVE = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR})
-"""NFS makes of a flock one that wants an fd open for writing. Source  flock(2), NOTES"""
+"""On NFS an exclusive flock needs an fd that is open for writing. Source  flock(2), NOTES"""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 def why_spared(
     kernel: Kernel, sides: BackingAndMount, *, holds: bool, since_ns: int | None = None
 ) -> str | ReportedMark | None:
-    """Why a directory is left alone (sweep.request.SparesDirectory); None if it isn't.
+    """Return why a rule must not touch a directory (sweep.request.SparesDirectory); None if it may.
 
-    holds  it stays locked while it is listed, so that a program which locks it first has it whole; otherwise it is
-           only looked at
-    since_ns  what was restored then or later is left alone
+    holds     keep the directory locked while it is listed, so that a program that locks it first has all of it;
+              otherwise only check for a lock
+    since_ns  directories that were restored then or later are spared
     """
     kept = why_kept(kernel, sides.fd)
     if isinstance(kept, str):
@@ -55,7 +55,7 @@ def why_spared(
         return restored
     mark = find_lock(kernel, sides.fd, holds=holds)
     if mark is None and sides.mounted is not None:
-        try:  # whether a process has a lock through a mount of ours
+        try:  # a process may hold a lock through a mount of ours
             with kernel.reopen(sides.mounted, _READING) as fd:
                 mark = find_lock(kernel, fd, holds=False)
         except OSError as error:
@@ -64,7 +64,7 @@ def why_spared(
 
 
 def why_kept(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
-    """Why an opened directory is left alone, with all that is in it, by what it is and holds; None if it isn't."""
+    """Return why a directory and everything in it is spared, by its name and by a `.trashd-keep`; None if it isn't."""
     is_lost_found = os.path.basename(os.readlink(directory.path())) == _LOST_FOUND
     if is_lost_found and kernel.fstat(directory).st_uid == 0:
         return _SYSTEMS
@@ -72,7 +72,7 @@ def why_kept(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
 
 
 def find_keep_file(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
-    """Whether there is something of that name in a directory, whatever it is, and whether it counts. Raises  OSError"""
+    """Find a `.trashd-keep` of any file type, and whether its owner's mark counts. Raises  OSError"""
     try:
         st = kernel.stat(directory, KEEP_FILE)
     except FileNotFoundError:
@@ -80,18 +80,18 @@ def find_keep_file(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        return ReportedMark(KEPT_BY_OTHERS, is_left=False)  # users mount on files of their own, nobody else on this
+        return ReportedMark(KEPT_BY_OTHERS, is_left=False)  # only users mount on their own files
     above = kernel.fstat(directory)
-    # Who can write in the directory can link a file of its owner's there.
+    # Users who can write in the directory can create a hard link to a file of its owner there.
     is_link = st.st_nlink > 1 and not stat.S_ISDIR(st.st_mode) and bool(above.st_mode & OTHERS_WRITE)
     is_counted = _has_say(st.st_uid, above) and not is_link
     return KEPT if is_counted else ReportedMark(KEPT_BY_OTHERS, is_left=False)
 
 
 def find_lock(kernel: Kernel, directory: Fd, *, holds: bool) -> str | ReportedMark | None:
-    """Whether another process has a lock on a directory, and whether it has a say there; see `lock`.
+    """Find a lock of another process on a directory, and whether that process's user may protect it; see `lock`.
 
-    The list has the process that took a lock. One that is gone (flock(1) with a shell's fd) may have been anybody's.
+    /proc/locks names the process that took a lock. If it ended (flock(1) with a shell's fd), its user is unknown.
     """
     if lock(kernel, directory, holds=holds):
         return None
@@ -108,9 +108,9 @@ def _has_say(uid: int, directory: os.stat_result) -> bool:
 
 
 def why_exempt(found: Fd, st: os.stat_result, name: bytes) -> str | None:
-    """Why something that is no directory is left alone, by what it is; None if it isn't.
+    """Return why a file is spared, by its type and name; None if it isn't, and for directories.
 
-    found  open, if only for its path (O_PATH)
+    found  open, at least with O_PATH
     """
     if stat.S_ISDIR(st.st_mode):
         return None
@@ -124,18 +124,18 @@ def why_exempt(found: Fd, st: os.stat_result, name: bytes) -> str | None:
 
 
 def why_restored(found: Fd, st: os.stat_result, since_ns: int | None) -> str | None:
-    """Why something is left alone that was restored lately; None if it wasn't. A restore changes the ctime."""
+    """Return why a recently restored file is spared; None if it wasn't restored. A restore changes the ctime."""
     if since_ns is None or st.st_ctime_ns < since_ns or restored_ns(found) < since_ns:
         return None
     return RESTORED
 
 
 def is_live(found: Fd) -> bool:
-    """Whether a process has bound a unix socket's name; yes if that can't be known.
+    """Return whether a process has bound a unix socket; True if that is unknown.
 
-    A datagram socket is connected to it, which its owner does not notice: the kernel refuses that if it is of another
-    kind, and otherwise only remembers the name. /proc/net/unix has names as they were bound, relative ones among them,
-    and of one network namespace; this goes by the inode, which containers have in common.
+    This connects a datagram socket to it, which the owner does not notice: the kernel refuses a socket of another type,
+    and else only records the peer. /proc/net/unix is no substitute: it lists names as they were bound, relative ones
+    included, of one network namespace only. A connect goes by the inode, in every namespace.
     Source  unix_find_bsd() in net/unix/af_unix.c
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as asking:
@@ -147,9 +147,9 @@ def is_live(found: Fd) -> bool:
 
 
 def lock(kernel: Kernel, fd: Fd, *, holds: bool) -> bool:
-    """Whether no other process has a flock, of either kind, on what an fd holds; none has where there are no locks.
+    """Return whether no other process has a flock, of either kind; True where the filesystem has no locks.
 
-    holds   now we have one ourselves, as long as the fd is open
+    holds   keep an exclusive lock of our own as long as the fd is open
     Raises  OSError
     """
     try:
@@ -176,14 +176,14 @@ def _is_locked_exclusively(fd: Fd) -> bool:
 
 
 class Locking(Action):
-    """An action that leaves files that another process has locked, and holds a lock itself on those that it takes."""
+    """An action that spares files that another process has locked, and locks the others while it acts on them."""
 
     def __init__(self, action: Action, *, holds: bool, is_guarded: bool = False, since_ns: int | None = None) -> None:
-        """action: before which it stands, and which ends by itself.
+        """action: what to do with the files that are not spared.
 
-        holds       False where that is only told what it would take
-        is_guarded  directories have been asked for already, and may be held
-        since_ns    what was restored then or later is left alone, too
+        holds       False in a dry run, which only checks for locks
+        is_guarded  directories were checked already, and may be locked by us
+        since_ns    files that were restored then or later are spared, too
         """
         self.takes_dirs, self.is_single, self.avoided = action.takes_dirs, action.is_single, action.avoided
         self._action = action
@@ -205,12 +205,12 @@ class Locking(Action):
             return taken._replace(spared=(*taken.spared, *spared))
 
     def _look(self, here: ActionPlace, name: str, locks: ExitStack) -> str | None:
-        """Why something is left alone; None if it isn't, and then it is locked as long as `locks` are."""
+        """Return why a file is spared; None if it isn't: then it stays locked until `locks` closes."""
         there = Name(os.fsencode(name))
         kept = locks if self._holds else None
         why = why_locked(here.kernel, here.sides.fd, there, kept, self._since_ns)
         if why is None and here.sides.mounted is not None:
-            # What is locked through a mount of ours is locked in the mount alone: the kernel keeps these locks itself.
+            # A lock through a mount of ours exists in the mount only: the kernel keeps such locks itself.
             why = why_locked(here.kernel, here.sides.mounted, there, kept)
         return why
 
@@ -218,9 +218,9 @@ class Locking(Action):
 def why_locked(
     kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | None = None, since_ns: int | None = None
 ) -> str | None:
-    """Why something should be left alone, if only as a process has a lock on it; None if it isn't, or is gone.
+    """Return why a file or directory is spared, locks included; None if it isn't, or is gone.
 
-    locks  takes our own lock on it; None: it is only looked at
+    locks  receives our own lock on it; None: only check
     """
     try:
         with kernel.open_beneath(directory, path) as found:
@@ -229,15 +229,15 @@ def why_locked(
             return exempt or why_held(kernel, found, st, locks)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.EXDEV):
-            return None  # acting on it meets the same
+            return None  # the action gets the same error
         return _unsure(error)
 
 
 def why_held(kernel: Kernel, found: Fd, st: os.stat_result, locks: ExitStack | None = None) -> str | None:
-    """Why a file or directory that is open, if only for its path (O_PATH), should be left alone; as `why_locked`."""
+    """Return why a file or directory that is open, at least with O_PATH, is spared for its lock; see `why_locked`."""
     if not stat.S_ISREG(st.st_mode) and not stat.S_ISDIR(st.st_mode):
-        return None  # to open a tape would rewind it; and a link can't be locked
-    # One with more names is not held: by its other name it would look locked by another.
+        return None  # opening a tape would rewind it; a symbolic link can't be locked
+    # A file with several names is not locked: under its other name it would look locked by another process.
     holds = locks is not None and st.st_nlink == 1
     try:
         with ExitStack() as owned:
@@ -247,9 +247,9 @@ def why_held(kernel: Kernel, found: Fd, st: os.stat_result, locks: ExitStack | N
             if locks is not None and holds:
                 locks.push(owned.pop_all())
     except OSError as error:
-        return LOCKED if error.errno == errno.EWOULDBLOCK else _unsure(error)  # by a lease
+        return LOCKED if error.errno == errno.EWOULDBLOCK else _unsure(error)  # a lease
     return None
 
 
 def _unsure(error: OSError) -> str:
-    return f"its locks can't be checked: {error.strerror}"
+    return f"can't check for locks: {error.strerror}"

@@ -1,7 +1,7 @@
-"""Lists of what a plan will take, one for each user, written some time ahead.
+"""Purge lists: what a plan will take, one list for each user, written some time ahead.
 
-`<user>.list` belongs to that user, who alone may read it besides us. A line is a time, a tab and a path. A user may
-write anything into their own list: what is in it decides nothing, and no error about it ends a plan.
+`<user>.list` belongs to that user; no other user can read it. A line is a time, a tab and a path. Users may write
+anything into their own list: no decision depends on its content, and no error about it ends a plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from fusefs.core.errors import Incomplete, NotFound, Refused, from_os
 from fusefs.core.human_units import in_calendar
 from fusefs.core.names import Name
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.children import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
@@ -29,21 +29,23 @@ _ENDING, _NEW = b".list", b".list.new"
 _MODE = 0o640
 _BUFFER_MAX_BYTES = 1 << 20
 _MOST_BYTES = 1 << 22
-"""In the lists of one user and of their subordinate uids: they are on root's disk."""
+"""Limit for the lists of one user and of their subordinate UIDs together: they use space on root's disk."""
 _BYTES_OF_A_LIST = 1 << 12
-"""A block of a disk, however little is in it."""
-_HEAD = b"# What trashd plan takes then, if nobody uses it before. In paths \\\\ is a backslash, \\xNN a byte.\n"
-"""By this first line a list of ours is known: one that begins otherwise is not ours."""
+"""The least that a list takes on disk: one block."""
+_HEAD = (
+    b"# trashd plan takes these files then, unless they are used before. In paths \\\\ is a backslash, \\xNN a byte.\n"
+)
+"""The first line identifies a purge list; a file that begins otherwise is not one."""
 _LACKING = b"# Incomplete: some directories could not be read this time.\n"
 _HINT = "remove it, or name another directory for the purge lists"
-_MORE = b"# \xe2\x80\xa6 and %d more: this list is full.\n"
+_MORE = b"# \xe2\x80\xa6 and %d more: this list has reached its size limit.\n"
 
 
 class CountedPurges:
-    """Lists that are only counted: what a dry run has.
+    """Counts what would be listed: the purge lists of a dry run.
 
-    way       where they are, and each directory above that
-    is_whole  nothing is lacking that could not be looked at
+    way       the lists' directory and all directories above it
+    is_whole  False if some directory could not be read
     """
 
     def __init__(self, way: frozenset[Identified] = frozenset()) -> None:
@@ -58,7 +60,7 @@ class CountedPurges:
         self.n_entries += 1
 
     def lack(self) -> None:
-        """Note that something could not be looked at: each list says then that it is not complete."""
+        """Note that something could not be read: each list then says that it is incomplete."""
         self.is_whole = False
 
     def publish(self) -> int:
@@ -67,10 +69,10 @@ class CountedPurges:
 
 
 class PurgeLists(CountedPurges):
-    """The lists of one directory, which is for them alone."""
+    """The purge lists of one directory, which holds nothing else."""
 
     def __init__(self, kernel: Kernel, directory: Fd, path: bytes, way: frozenset[Identified] = frozenset()) -> None:
-        """directory: as `open_lists` gives it; path: what it is called when something is told of it"""
+        """directory: from `open_lists`; path: its path in messages"""
         super().__init__(way)
         self._kernel = kernel
         self._directory = directory
@@ -84,9 +86,9 @@ class PurgeLists(CountedPurges):
         self._error: OSError | None = None
 
     def add(self, uid: int, path: bytes, goes_ns: int) -> None:
-        """Note that a user's file, or unit, goes at a time, in nanoseconds since the epoch.
+        """Note that a user's file or unit expires at a time, in nanoseconds since the epoch.
 
-        What stands against writing it is told by `publish`: no sweep ends for it
+        A write error is raised later, by `publish`: no sweep fails for it.
         """
         if self._error is not None:
             return
@@ -108,12 +110,12 @@ class PurgeLists(CountedPurges):
                 self._error = error
 
     def publish(self) -> int:
-        """Put all lists in place, and take away those of users that have none any more; how many there are.
+        """Put all lists in place and remove those of users who have none any more; return their number.
 
-        While something is lacking, it can't be told which user has none any more: an earlier list stays.
+        If some directory could not be read, lists of earlier runs stay: their users may still have files there.
 
-        Raises  OSError: those that were there before are there still, or some are new
-                Refused: there is a file of root's now that would be lost
+        Raises  OSError: the old lists are in place, or a part of the new ones
+                Refused: a file of root's is in the way that would be lost
                 Incomplete: all lists are in place but those that it names
         """
         if self._error is not None:
@@ -130,7 +132,7 @@ class PurgeLists(CountedPurges):
             except OSError as error:
                 if error.errno != errno.EDQUOT:
                     raise
-                left[name] = "the quota of its user is used up"
+                left[name] = "its user's disk quota is used up"
                 continue
             self._kernel.rename(self._directory, new, self._directory, name)
             published.add(name)
@@ -147,14 +149,14 @@ class PurgeLists(CountedPurges):
         return len(published)
 
     def drop(self) -> None:
-        """Take away what is not published."""
+        """Remove the lists that were not published."""
         for new in self._begun.values():
             with suppress(FileNotFoundError):
                 self._kernel.unlink(self._directory, new)
         self._begun = {}
 
     def _give(self, uid: int, new: Name) -> None:
-        """End a list, and make it its user's. Raises  OSError; EDQUOT is about that user alone"""
+        """Complete a list and give it to its user. Raises  OSError; EDQUOT concerns that user only"""
         with self._open(new, os.O_WRONLY | os.O_APPEND) as fd:
             if self._more_of[uid]:
                 os.write(fd, _MORE % self._more_of[uid])
@@ -166,7 +168,7 @@ class PurgeLists(CountedPurges):
             self._kernel.fsync(fd)
 
     def _flush(self) -> None:
-        """Write what is collected: many users have a few lines each, so that none keeps a file open."""
+        """Write the collected lines. Many users have few lines each, so no file stays open."""
         for uid, lines in self._lines.items():
             with self._begin(uid) as fd, open(fd, "ab", closefd=False) as file:
                 file.writelines(lines)
@@ -174,9 +176,9 @@ class PurgeLists(CountedPurges):
         self._n_bytes = 0
 
     def _begin(self, uid: int) -> Fd:
-        """A user's new list, opened to be written on.
+        """Open a user's new list to append to it.
 
-        Its name is no other run's: of two at once, one's lists are published, and the other is told that its are gone.
+        Its name is unique to this run: if two run at once, one publishes its lists and the other fails.
         """
         new = self._begun.get(uid)
         if new is not None:
@@ -195,11 +197,11 @@ class PurgeLists(CountedPurges):
 
 @contextmanager
 def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[CountedPurges]:
-    """The lists of a directory; what is not published is dropped in the end.
+    """Open the purge lists of a directory; lists that are not published are removed at the end.
 
-    writes  it is made if it is missing; otherwise nothing is touched
-    Raises  Refused: others could put links there, or have files there that would be lost
-            NotFound: nor is there the directory that it would be in; or what the kernel said
+    writes  create the directory if it is missing; otherwise nothing is changed
+    Raises  Refused: other users could put links there, or a file there would be lost
+            NotFound: the parent directory is missing; or the kernel's error
     """
     try:
         fd = _open(kernel, path, makes=writes)
@@ -212,7 +214,7 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[Counted
         try:
             _find_others(kernel, fd, path)
         except OSError as error:
-            if writes or error.errno != errno.EACCES:  # a reader may read no list but its own
+            if writes or error.errno != errno.EACCES:  # a user can read only their own list
                 raise from_os(error, path) from error
         way = _way_to(kernel, path)
         if not writes:
@@ -226,7 +228,7 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[Counted
 
 
 def _open(kernel: Kernel, path: bytes, *, makes: bool) -> Fd:
-    """The directory, which no other user can write in, or exchange for another one. Raises  Refused, OSError"""
+    """Open the directory, which no other user can write in or replace. Raises  Refused, OSError"""
     upper, name = os.path.split(path.rstrip(b"/"))
     with _found_above(kernel, upper) as above:
         st = kernel.fstat(above.fd)
@@ -244,13 +246,13 @@ def _open(kernel: Kernel, path: bytes, *, makes: bool) -> Fd:
             if not _is_ours(st) or st.st_mode & OTHERS_WRITE:
                 raise _others_can_change(path)
             if is_made:
-                kernel.chmod(fd, 0o755)  # its users come for their lists, whatever our umask
+                kernel.chmod(fd, 0o755)  # users must be able to read their lists, whatever our umask
             owned.pop_all()
         return fd
 
 
 def _way_to(kernel: Kernel, path: bytes) -> frozenset[Identified]:
-    """A directory, if it is there, and all that are above it, whatever they are called."""
+    """Identify a directory, if it exists, and all directories above it."""
     upper, name = os.path.split(path.rstrip(b"/"))
     way: set[Identified] = set()
     with ExitStack() as owned:
@@ -265,24 +267,24 @@ def _way_to(kernel: Kernel, path: bytes) -> frozenset[Identified]:
 
 @contextmanager
 def _found_above(kernel: Kernel, path: bytes) -> Iterator[MeantDirectory]:
-    """The directory that the lists' own is in, by a way that nobody else can change. Raises  NotFound, Refused"""
+    """Open the parent of the lists' directory by a path that no other user can change. Raises  NotFound, Refused"""
     with ExitStack() as owned:
         try:
             above = owned.enter_context(found_directory(kernel, path))
         except Refused as error:
-            where, _, why = error.detail.rpartition(": ")
-            if why == os.strerror(errno.ENOENT):  # a part of the way is missing: nothing is refused
+            if error.hint == os.strerror(errno.ENOENT):  # a parent directory is missing
                 raise NotFound(
-                    where, "create it: only the last directory of the path is created automatically"
+                    error.detail,
+                    "create it with mkdir -p: only the last directory of the path to the purge lists is created",
                 ) from error
             raise
         yield above
 
 
 def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]:
-    """Files that are called like lists but are none of ours, and why each stays: another user has them.
+    """Find other users' files that are named like lists but are none, each with the reason to keep it.
 
-    Raises  Refused: root has one, or we: it would be replaced, or taken away; OSError
+    Raises  Refused: such a file is root's or ours, and would be replaced or removed; OSError
     """
     others: dict[bytes, str] = {}
     is_roots = kernel.fstat(directory).st_uid == 0
@@ -291,28 +293,27 @@ def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]
             continue
         with suppress(FileNotFoundError), kernel.open_beneath(directory, name) as found:
             st = kernel.fstat(found)
-            # In root's directory only root can have given a file its user and that user's name. What is in it since is
-            # the user's.
+            # In root's directory only root can have given a file this owner and name; its content is the owner's.
             if is_roots and stat.S_ISREG(st.st_mode) and name.startswith(_file_name(st.st_uid) + b"."):
                 continue
             if _is_list(kernel, found, st, name):
                 continue
             if _is_ours(st):
-                hint = "name another directory: all files that end in .list there would be replaced or removed"
+                hint = "name another directory: files that end in .list there are replaced or removed"
                 raise Refused(f"{printable(os.path.join(path, name))}: not a purge list of trashd", hint)
-            others[name] = "it is not a purge list of trashd"
+            others[name] = "not a purge list of trashd"
     return others
 
 
 def _is_list(kernel: Kernel, found: Fd, st: os.stat_result, name: bytes) -> bool:
-    """Whether a file begins as ours do; one that was not published may end before. Raises  OSError"""
+    """Return whether a file begins like a purge list; an unpublished one may be shorter. Raises  OSError"""
     if not stat.S_ISREG(st.st_mode):
-        return False  # and it is not opened: a pipe would never answer
+        return False  # opening a pipe could block for ever
     try:
         with kernel.reopen(found, os.O_RDONLY | os.O_NONBLOCK) as fd:
             begins = kernel.read(fd, len(_HEAD))
     except BlockingIOError:
-        return False  # its user has a lease on it
+        return False  # its user holds a lease on it
     return begins == _HEAD or (name.endswith(_NEW) and _HEAD.startswith(begins))
 
 
@@ -321,16 +322,16 @@ def _is_ours(st: os.stat_result) -> bool:
 
 
 def _others_can_change(path: bytes) -> Refused:
-    hint = "chown it to root and chmod go-w, or name another directory, which is used for these lists only"
+    hint = f"chown root {shell_word(path)}; chmod go-w {shell_word(path)}"
     return Refused(f"{printable(path)}: other users can change this directory of purge lists", hint)
 
 
 def line_path(path: bytes) -> bytes:
-    r"""A path on a line: as it is, but for control characters, bad UTF-8 (`\xNN`) and backslashes (`\\`)."""
+    r"""Encode a path for a line: control characters and bad UTF-8 as `\xNN`, backslashes as `\\`."""
     return printable(path.replace(b"\\", b"\\\\")).encode()
 
 
 def _file_name(uid: int) -> bytes:
     name = os.fsencode(user_name(uid))
     is_plain = name and b"/" not in name and not name.startswith(b".")
-    return name if is_plain and not name.isdigit() else b"%d" % uid  # digits are for users without a name
+    return name if is_plain and not name.isdigit() else b"%d" % uid  # a number means a user without a name

@@ -1,4 +1,4 @@
-"""Running a plan's rules, or showing what they would do: one after the other, directory by directory."""
+"""Applies a plan's rules, or shows what they would do: one rule after the other, directory by directory."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ _ALL = Selection(types=frozenset(KINDS))
 
 _Ways = Mapping[bytes, frozenset[Identified]]
 
-"""To the purge lists of all rules, by their directory."""
+"""The directories above the purge lists of all rules, by the lists' directory."""
 
 
 class PlanOptions(NamedTuple):
-    """How rules are carried out.
+    """Options for applying rules.
 
-    runs    otherwise nothing is touched: it is told what would be done
-    now_ns  the time from which their ages are counted
-    most    that it may be
-    tell    called with a sentence when it begins to yield to others, and when it ends; None: it does not yield
+    runs    apply them; otherwise only report what they would do
+    now_ns  the time to which ages are relative
+    most    the maximum speed
+    tell    called with a sentence when the run starts and stops yielding to other users of the disk; None: never yield
     """
 
     runs: bool
@@ -83,23 +83,23 @@ class PlanOptions(NamedTuple):
 
 
 def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterator[RuleOutcome]:
-    """Do what the rules say, in their order, and tell each directory of each.
+    """Apply rules in order and yield the result for each directory of each rule.
 
-    If it is stopped, the purge lists are as they were. A directory that fails holds up no list: what it might have
-    told is lacking, which the lists say.
-    Raises  TrashdError, before anything is touched: a directory for purge lists is not to be had
+    If the run is stopped, the purge lists stay as they were. If a directory fails, the lists are still published, and
+    say that they are incomplete.
+    Raises  TrashdError, before anything is changed: a directory for purge lists can't be used
     """
     with ExitStack() as owned:
         paths = dict.fromkeys(rule.purge.directory for rule in rules if rule.purge is not None)
         lists = {path: owned.enter_context(open_lists(kernel, path, writes=how.runs)) for path in paths}
         pacers = _Pacers(kernel, how, owned)
         ways = {path: one.way for path, one in lists.items()}
-        with errors_about("the list of directories that earlier runs found"):
+        with errors_about("can't read the directories that earlier runs noted"):
             seen = owned.enter_context(load_seen()) if is_bounded() else None
         for rule in rules:
             listed = CountedPurges() if rule.purge is None else lists[rule.purge.directory]
             for told in _carry_out(kernel, rule, how, pacers, listed, ways, seen):
-                # A directory that is gone has nothing any more; of others there may be something that was not seen.
+                # A directory that is gone is empty; any other failed directory may contain files that are not listed.
                 is_failed = isinstance(told, RuleNotDone) and not isinstance(told.error, NotFound | None)
                 if rule.purge is not None and is_failed:
                     listed.lack()
@@ -109,7 +109,7 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
         for path, one in lists.items():
             yield _publish(path, one)
         if seen is not None and how.runs:
-            with errors_about("the list of directories that this run found"):
+            with errors_about("can't save the directories that this run noted"):
                 seen.save()
 
 
@@ -121,17 +121,17 @@ def _publish(path: bytes, lists: CountedPurges) -> PurgeListed:
 
 
 class _Pacers:
-    """Who leads on each filesystem: what is felt on one is nothing to another."""
+    """One pacer for each filesystem: load on one does not concern another."""
 
     def __init__(self, kernel: Kernel, how: PlanOptions, owned: ExitStack) -> None:
-        """owned: keeps them until all is done"""
+        """owned: closes them at the end"""
         self._kernel = kernel
         self._how = how
         self._owned = owned
         self._pacer: dict[int, SetsSpeed] = {}
 
     def on(self, directory: Fd) -> SetsSpeed:
-        """Who leads where a directory is."""
+        """Return the pacer of a directory's filesystem."""
         device = self._kernel.fstat(directory).st_dev
         if device not in self._pacer:
             fd = self._owned.enter_context(self._kernel.reopen(directory, os.O_PATH | os.O_DIRECTORY))
@@ -149,7 +149,7 @@ def _carry_out(
     ways: _Ways,
     seen: SeenDirectories | None,
 ) -> Iterator[RuleDone | RuleNotDone]:
-    """One rule, in each of its directories."""
+    """Apply one rule in each of its directories."""
     is_any = False
     seen = None if seen is None else seen._replace(rule=rule.directory)
     for found in find_directories(kernel, rule.directory, None, seen):
@@ -160,7 +160,7 @@ def _carry_out(
             yield RuleNotDone(rule, found.path, found.why)
             continue
         if is_bounded() and found.whose is None:
-            hint = "the next run includes it; if it does not belong there, move it back before that"
+            hint = "the next run takes files from it; if it does not belong there, move it back before that"
             error = AcrossUsers(found.path, hint)
             yield RuleNotDone(rule, found.path, NOT_TAKEN, error)
             continue
@@ -186,17 +186,17 @@ def _carry_out(
 
 
 def _check_holds_none(kernel: Kernel, scope: Scope, ways: _Ways) -> None:
-    """No purge lists lie in a directory, by whatever path. Raises  Refused: they would be taken, or told of"""
+    """Refuse a directory that contains purge lists, which the rule would take or list. Raises  Refused"""
     for side in scope.sides:
         here = None if side is None else identify(kernel, side)
         for path, way in ways.items():
             if here in way:
-                hint = "name a directory that no rule sweeps, such as /var/spool/trashd"
-                raise Refused(f"{printable(scope.path())}: it contains the purge lists of {printable(path)}", hint)
+                hint = "put them into a directory that no rule sweeps, such as /var/spool/trashd"
+                raise Refused(f"{printable(scope.path())}: contains the purge lists {printable(path)}", hint)
 
 
 def _why_unlisted(kernel: Kernel, sides: BackingAndMount, since_ns: int | None) -> str | ReportedMark | None:
-    """Why nothing of a directory will go. A mark that doesn't count is reported by the run: no list lacks anything."""
+    """Return why a directory is spared. A mark that doesn't count leaves the list complete: the run reports it."""
     why = why_spared(kernel, sides, holds=False, since_ns=since_ns)
     return why if not isinstance(why, ReportedMark) or why.is_left else None
 
@@ -221,7 +221,7 @@ class _RuleRun:
         self._scope = scope
         self._since_ns = None if rule.age is None else rule.age.before_ns
         self._ahead_ns = 0 if rule.purge is None else rule.purge.ahead_s * SECOND_NS
-        # By this the engine knows that the path has not become another's meanwhile: it goes there once more.
+        # The engine opens the path once more, and by this checks that it is still the same directory.
         here = identify(kernel, scope.sides.names())
         boundary = None if found.whose is None else TakingBoundary(found.whose, seen, is_judged=rule.is_unit)
         self._boundary = boundary if is_bounded() else None
@@ -230,7 +230,7 @@ class _RuleRun:
         )
 
     def entries(self) -> Swept:
-        """Each entry by itself, at any depth."""
+        """Apply the rule to each entry, at any depth."""
         spares = partial(why_spared, holds=self._how.runs, since_ns=self._since_ns)
         request = self._request._replace(spares=spares, wraps=self._locking(is_guarded=True))
         if not self._how.runs:
@@ -238,7 +238,7 @@ class _RuleRun:
         return run(self._kernel, request, self._how.wishes)
 
     def list_soon(self) -> None:
-        """Note what of that goes soon."""
+        """List the entries that expire soon."""
         listing = self._request._replace(selection=self._rule.soon(), act=ToPrint(self._list), most=None)
         since_ns = None if self._since_ns is None else self._since_ns + self._ahead_ns
         listing = listing._replace(spares=partial(_why_unlisted, since_ns=since_ns))
@@ -247,7 +247,7 @@ class _RuleRun:
             self._lists.lack()
 
     def units(self) -> Swept:
-        """Each of the directory's own entries as a whole."""
+        """Apply the rule to each of the directory's own entries as a whole."""
         assert self._rule.age is not None
         sides, age, stops = self._scope.sides, self._rule.age, self._how.wishes.stops
         with open_quietly(self._kernel, sides.fd, b".") as fd:
@@ -264,7 +264,7 @@ class _RuleRun:
             judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops, self._boundary)
             swept = self._take(sieve, judged) if self._how.runs else sieve.would_take(judged, self._rule.most, stops)
             if swept.is_limited or swept.why:
-                self._lists.lack()  # those after it were not judged
+                self._lists.lack()  # the units after this one were not judged
             return swept
 
     def _take(self, sieve: _UnitSorter, judged: Iterator[Judged]) -> Swept:
@@ -275,11 +275,11 @@ class _RuleRun:
         return sieve.told(run(self._kernel, request, self._how.wishes))
 
     def _locking(self, *, is_guarded: bool) -> Callable[[Action], Action]:
-        since_ns = self._since_ns if is_guarded else None  # a unit has been judged by it
+        since_ns = self._since_ns if is_guarded else None  # judge_units has checked this already
         return partial(Locking, holds=self._how.runs, is_guarded=is_guarded, since_ns=since_ns)
 
     def _list(self, here: ActionPlace, names: Sequence[str]) -> list[tuple[str, int]]:
-        """Note what goes soon; in a dry run without what would be gone by now."""
+        """List entries that expire soon; in a dry run without those that the rule would take now."""
         assert self._rule.age is not None
         fields, before_ns = self._rule.age
         refused: list[tuple[str, int]] = []
@@ -297,7 +297,7 @@ class _RuleRun:
         return refused
 
     def _due_ns(self, time_ns: int) -> int:
-        """When something of a time goes: at its age, or now if it is older."""
+        """Return when a file of a given time expires: at the rule's age, or now if it is older."""
         assert self._rule.age is not None
         return max(time_ns + self._how.now_ns - self._rule.age.before_ns, self._how.now_ns)
 
@@ -313,7 +313,7 @@ def _act(rule: Rule) -> ToTrash | ToDelete | ToMove:
 
 
 def _rsync_line(rule: Rule, directory: bytes) -> str:
-    """The command that does what a rule that moves cannot; for a unit, whose age no option names, only its outline."""
+    """Return the rsync command for a move to another filesystem; an outline for units: rsync can't select their age."""
     assert isinstance(rule.act, MoveAction)
     if rule.is_unit:
         source, target = (shell_word(os.path.join(path, b"")) for path in (directory, rule.act.target))
@@ -323,13 +323,13 @@ def _rsync_line(rule: Rule, directory: bytes) -> str:
 
 
 class _UnitSorter:
-    """The units of one directory, as far as they were judged."""
+    """Sorts the judged units of one directory: due, listed or spared."""
 
     def __init__(self, directory: bytes, before_ns: int, due_ns: Callable[[int], int], lists: CountedPurges) -> None:
-        """Be ready.
+        """Take the limits and the lists.
 
-        before_ns  a unit that has nothing of that time or later is due; the others that are given go soon
-        due_ns     when something of a time goes
+        before_ns  a unit whose newest file is older is due; other old units expire soon
+        due_ns     returns when a file of a given time expires
         """
         self._directory = directory
         self._before_ns = before_ns
@@ -338,7 +338,7 @@ class _UnitSorter:
         self.tally = SliceCounts(None)
 
     def due(self, judged: Iterator[Judged]) -> Iterator[Unit]:
-        """Those that are due."""
+        """Yield the units that are due; list those that expire soon."""
         for one in judged:
             match one:
                 case Unit() if one.newest_ns < self._before_ns:
@@ -356,8 +356,8 @@ class _UnitSorter:
                     self.tally.fail(name, number, call)
 
     def told(self, swept: Swept) -> Swept:
-        """What a sweep of the due ones did, with what it was not given."""
-        vanished = swept.sums.n_vanished + swept.sums.n_missing  # each was there when it was judged
+        """Return the result of a sweep of the due units, with the units that it did not get."""
+        vanished = swept.sums.n_vanished + swept.sums.n_missing  # each existed when it was judged
         return swept._replace(
             sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0, n_unmatched=0).plus(self.tally.sums),
             failures=(*self.tally.failures, *swept.failures)[:MAX_FAILURES],
@@ -366,7 +366,7 @@ class _UnitSorter:
         )
 
     def would_take(self, judged: Iterator[Judged], most: int | None, stops: Stops) -> Swept:
-        """What a sweep of the due ones would do. most: of them"""
+        """Return what a sweep of the due units would do. most: of them"""
         largest, oldest = list[Match](), list[Match]()
         n_matched = n_bytes = 0
         is_stopped = is_limited = False

@@ -1,7 +1,7 @@
-"""Units: what lies directly in a directory, judged as a whole. The newest file inside decides.
+"""Units: the entries of a directory, each judged as a whole by the newest file inside it.
 
-A directory's own time says only that a name in it changed, so that it counts for an empty one only. The walk ends at
-the first young file: of a tree that is in use one file is seen, more often than not.
+A directory's own time only shows that a name in it changed, so it counts for empty directories only. The walk ends at
+the first young file: in a tree that is in use this is often the first file.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from fusefs.store.layout import is_stores_own
 from fusefs.store.walk import whose_is
 from fusefs.sweep.request import TakingBoundary
 
-MOUNTED = "it contains a mount point"
+MOUNTED = "contains a mount point"
 _PATH_MAX_BYTES = 1 << 16
-"""Each directory is opened by its path from the unit on: a chain of a million would take hours."""
+"""Limit: each directory is opened by its path from the unit on, and a chain of a million would take hours."""
 _NEVER_NS = 1 << 63
-"""The birth of a file on a filesystem that keeps none: it is never called old."""
+"""The birth time where the filesystem has none: such a file never counts as old."""
 
 
 class Unit(NamedTuple):
-    """What is old enough.
+    """A unit that is old enough.
 
     uid        its owner
-    newest_ns  the time that decides
-    n_entries  in it, itself among them
+    newest_ns  the time of its newest file
+    n_entries  entries in it, itself included
     """
 
     name: Name
@@ -50,7 +50,7 @@ class Unit(NamedTuple):
 
 
 class Young(NamedTuple):
-    """A unit with something in it that is too young."""
+    """A unit with a file that is too young."""
 
     name: Name
 
@@ -59,11 +59,11 @@ Judged = Unit | Young | Spared | Failure
 
 
 def time_of(kernel: Kernel, fields: Sequence[Field], fd: Fd, st: os.stat_result) -> int:
-    """The latest of these times of what an fd holds, in nanoseconds since the epoch; and of when it was restored."""
+    """Return the latest of a file's given times and of its restore, in nanoseconds since the epoch."""
     times: list[int] = [getattr(st, f"st_{field}_ns") for field in fields if field != "btime"]
     if "btime" in fields:
         times.append(kernel.statx(fd, asks=True).btime_ns or _NEVER_NS)
-    if st.st_ctime_ns > max(times):  # a restore changes that
+    if st.st_ctime_ns > max(times):  # a restore changes the ctime
         times.append(restored_ns(fd))
     return max(times)
 
@@ -76,13 +76,13 @@ def judge_units(
     stops: Stops = lambda: False,
     boundary: TakingBoundary | None = None,
 ) -> Iterator[Judged]:
-    """Each unit of a directory in the order of its listing, judged when it is asked for.
+    """Judge each unit of a directory, lazily, in the order of the listing.
 
-    top      the directory (O_PATH)
-    matcher  says which of its entries are units, and what is excluded, inside too
-    stops    asked before each directory; the unit that is looked at is not told then, nor those after it
-    boundary  of root: a unit in which it can't enter all is not taken
-    Raises   OSError: it can't be listed
+    top       the directory (O_PATH)
+    matcher   selects the entries that are units, and excludes files, inside units too
+    stops     called before each directory; if true, the current unit and those after it are not yielded
+    boundary  for root: a unit that contains directories which root must not enter is not taken
+    Raises    OSError: the directory can't be listed
     """
     is_unit, is_pruned = matcher.names_in(""), matcher.pruned_in("")
     with open_quietly(kernel, top.fd, b".") as fd, kernel.scan(fd) as entries:
@@ -98,7 +98,7 @@ def judge_units(
 
 
 def open_quietly(kernel: Kernel, top: Fd, path: bytes) -> Fd:
-    """A directory opened for listing, so that it does not look used by it, if it is ours to say that."""
+    """Open a directory for listing without changing its atime, if we own it."""
     try:
         return kernel.open_beneath(top, path, READABLE | os.O_NOATIME)
     except PermissionError as error:
@@ -108,7 +108,7 @@ def open_quietly(kernel: Kernel, top: Fd, path: bytes) -> Fd:
 
 
 class _Decided(Exception):
-    """What a unit is; no more of it needs to be looked at."""
+    """Ends the walk of a unit: the result is certain."""
 
     def __init__(self, judged: Young | Spared | Failure) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class _Decided(Exception):
 
 
 class _UnitLook:
-    """One look at all that is in a unit."""
+    """A walk through one unit."""
 
     def __init__(
         self,
@@ -140,10 +140,10 @@ class _UnitLook:
         self._n_entries = 0
         self._n_bytes = 0
         self._ahead: list[tuple[bytes, int]] = []
-        """Directories, and whose that is which each is in."""
+        """Directories to list, each with the owner of its parent."""
 
     def judge(self) -> Judged | None:
-        """What it is; None if it is no unit, or gone."""
+        """Return the result; None if the entry is no unit, or gone."""
         try:
             with self._kernel.open_beneath(self._top.fd, self.name) as found:
                 st = self._kernel.fstat(found)
@@ -161,14 +161,14 @@ class _UnitLook:
             return Spared(self.name, MOUNTED) if is_mounted else Failure(self.name, error.errno or errno.EIO, "open")
         if self._is_across:
             return Failure(self.name, errno.EPERM, NOT_TAKEN)
-        if self._newest_ns is None:  # all that was in it went meanwhile
+        if self._newest_ns is None:  # everything in it was removed meanwhile
             return Young(self.name)
         return Unit(self.name, st.st_uid, self._newest_ns, self._n_entries, self._n_bytes)
 
     def _list(self, path: bytes, whose: int) -> None:
-        """Look at all in a directory."""
+        """Judge the entries of a directory."""
         if len(path) > _PATH_MAX_BYTES:
-            raise self._spared("too deep to scan")
+            raise self._spared("too deep to be checked")
         is_pruned = self._matcher.pruned_in(os.fsdecode(path))
         try:
             fd = open_quietly(self._kernel, self._top.fd, path)
@@ -190,7 +190,7 @@ class _UnitLook:
             with self._kernel.scan(fd) as entries:
                 for entry in entries:
                     if is_pruned is not None and is_pruned(entry.name):
-                        raise self._spared("contains excluded files")
+                        raise self._spared("contains an excluded file")
                     name = Name(os.fsencode(entry.name))
                     if is_stores_own(name):
                         raise self._spared("contains a trash store")
@@ -200,11 +200,11 @@ class _UnitLook:
                 self._count(time_ns)
 
     def _whose(self, fd: Fd, whose: int) -> int | None:
-        """Whose it is what is in a directory; None if root must not take it from there."""
+        """Return the owner of a directory's content; None if root must not take files from there."""
         return 0 if self._boundary is None else whose_is(self._kernel, fd, whose, self._boundary.seen)
 
     def _look(self, path: bytes, directory: Fd, name: Name, whose: int) -> None:
-        """Look at one entry; a directory is remembered."""
+        """Judge one entry; note a directory for later."""
         with self._kernel.open_beneath(directory, name) as found:
             st = self._kernel.fstat(found)
             self._n_entries += 1
@@ -219,18 +219,18 @@ class _UnitLook:
         self._ask_mount(path)
 
     def _ask_mount(self, path: bytes) -> None:
-        """Look for a lock that a process has through a mount of ours."""
+        """Check for a lock that a process holds through a mount of ours."""
         if self._top.mounted is not None and (why := why_locked(self._kernel, self._top.mounted, path)) is not None:
             raise self._spared(why)
 
     def _count(self, time_ns: int) -> None:
-        """Take in the time of what is inside."""
+        """Compare the time of a file inside."""
         if time_ns >= self._age.before_ns:
             raise _Decided(Young(self.name))
         self._newest_ns = max(time_ns, self._newest_ns or time_ns)
 
     def _spared(self, why: str | ReportedMark) -> _Decided:
-        """A mark of whoever has no say is reported, but as anybody's new file does it keeps the unit."""
+        """A mark that does not count is reported, but like any user's new file it still spares the unit."""
         if isinstance(why, ReportedMark):
             return _Decided(Failure(self.name, errno.EPERM, why.why))
         return _Decided(Spared(self.name, why))

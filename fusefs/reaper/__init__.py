@@ -1,1 +1,1 @@
-"""Floor 4: deletes what the store holds, with the authority of the user who asked."""
+"""The reaper: deletes the content of orphans, with the rights of the requesting user."""

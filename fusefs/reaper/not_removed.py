@@ -1,23 +1,25 @@
-"""What holds a removal up: an inner store with content, directories that came late, a server's outage.
+"""Reasons to stop a removal or to keep something: inner stores with content, late arrivals, outages of a server.
 
-A store that holds nothing, and what a third user made to look like one, is removed like everything else: no user can
-make another's orphan last for ever.
+The reaper removes an inner store that is empty, or that a third user only made to look like a store. So no user can
+make an orphan of another user last for ever.
 
-A process with an old fd or working directory in a victim can move directories of others into the orphan for as long as
-it waits. Files need no care: a user who may rename one may unlink it. A directory is moved with all that is in it, by a
-user who may write in it, who need not be one who may delete that. A rename changes a directory's ctime, which can't be
-set; so a directory is in doubt if it was changed since the tree came, unless nobody but the asker and root can have
-moved it. What has a ctime from before has the entries that it had then, and so on upwards.
+A process with an old fd or working directory in a victim can move directories of other users into the orphan while it
+waits. Files need no check: a user who may rename a file may unlink it. A directory is moved with its whole content, by
+a user who may write in it but need not be allowed to delete that content. A rename changes the ctime of a directory,
+and no process can set a ctime. So a directory is in doubt if it was changed since the tree came into the container,
+unless only the requesting user and root can have moved it. A directory with an older ctime has the entries that it had
+then, and the same holds for its parents.
 
-The reaper changes directories too. What it enters becomes, first of all, its user's own where no other user writes:
-that is in no doubt the next time, and keeps others out. Directories of others it can't make so (unless it is root's):
-a reap that is asked to stop, or fails in one, notes them. One that is killed leaves them in doubt.
+The reaper changes directories too. It first makes each directory that it enters its user's own, closed to writes by
+others: such a directory is in no doubt the next time, and keeps other users out. It can't do so with directories of
+others (unless it runs as root): a reap that is stopped, or fails in one, notes them in the record. A killed reap leaves
+them in doubt.
 
-Outages are waited for off local filesystems only. Any error of that kind may be about one entry, or about what one of
-many servers keeps: so the container is asked for a name that no cache knows. If that is answered, the failure is one in
-doubt: all else goes, and what is left over in the end is tried again. If its error says that nobody answers, that goes
-on to the limit; after EIO and ESTALE, which an entry may have for good, twice. After each wait nothing is believed that
-was open before: the container is claimed anew by its name, with its lock, and all below it is opened again.
+The reaper waits for outages of network filesystems only. Such an error may concern one entry, or the part that one of
+many servers stores. So the reaper stats a name that no cache knows in the container. If the server answers, the failure
+is in doubt: the reaper removes everything else, and tries the rest again at the end. It retries errors that mean "no
+answer" up to the time limit, and twice after EIO and ESTALE, which an entry may have for good. After each wait it
+trusts no open fd: it claims the container anew by its name, with its lock, and opens everything below it again.
 """
 
 from __future__ import annotations
@@ -50,37 +52,37 @@ from fusefs.store.victim import Thing, things_in
 
 _BEGINS = ".trashd"
 
-"""What the names of stores begin with: cheaper to ask, for each directory, than `is_stores_own`."""
+"""Prefix of all store names: for each directory a cheaper check than `is_stores_own`."""
 
 
 _MAY_BE_PINNED = (State.ORPHANS, State.STAGE, State.RESTORING)
 
 
 class InnerStoreStop(NamedTuple):
-    """Why a directory is not entered: what of it stands against that, below the directory that it is in."""
+    """The reason not to enter a directory: `way` is the path of the obstacle below the parent of that directory."""
 
     way: RelPath
     why: str
 
 
 class InnerStores:
-    """Says of directories whether they are such stores, in one container's removal."""
+    """Checks whether directories of one container are inner stores with content."""
 
     def __init__(self, kernel: Kernel, container: Fd, *, with_stores: bool = False) -> None:
-        """with_stores: a person said that they go too; what is pinned in them stays all the same."""
+        """with_stores: the user asked for their removal; pinned orphans in them stay all the same."""
         self._kernel = kernel
         self._with_stores = with_stores
         self._owners = {0, os.geteuid()}
         if os.geteuid() == 0:
-            # Root, taking over another's tree, takes that user's stores with it.
-            with suppress(OSError):  # gone, or mounted over: the remover says so
+            # Root, which takes over another user's tree, takes that user's stores with it.
+            with suppress(OSError):  # gone, or covered by a mount: the remover reports it
                 self._owners.add(kernel.stat(container, TREE).st_uid)
 
     def stop_at(self, dir_fd: Fd, path: bytes, name: str) -> InnerStoreStop | None:
-        """Why a directory is not entered; None if it is none of that kind.
+        """The reason not to enter a directory; None if it is no inner store with content.
 
-        path    of the directory that it is in, below the container
-        Raises  OSError that says nothing of it
+        path    of its parent directory, below the container
+        Raises  OSError, which is no statement about the content
         """
         if not (name.startswith(_BEGINS) or not path):
             return None
@@ -96,7 +98,7 @@ class InnerStores:
 
 
 def _pinned_in(kernel: Kernel, dir_fd: int, name: bytes, owners: Collection[int]) -> Iterator[Thing]:
-    """What of `things_in` has no term, or may have none, as its record can't be read; its owner's process reads it."""
+    """The orphans in an inner store that are pinned or have unreadable records, which their owner's process reads."""
     by_folder: dict[tuple[int, RelPath], list[Thing]] = {}
     for thing in things_in(kernel, dir_fd, name, owners):
         if not thing.name:
@@ -119,7 +121,7 @@ def _pinned_of(kernel: Kernel, dir_fd: int, name: bytes, uid: int, things: list[
             try:
                 found = call_as(uid, lambda _ask: flags())
             except ChildLost:
-                found = b"\1"  # its user stopped it: unknown
+                found = b"\1"  # its user stopped it: unknown, so all count as pinned
     if len(found) != len(things):
         return things
     return [thing for thing, is_pinned in zip(things, found, strict=True) if is_pinned]
@@ -142,27 +144,28 @@ _SUBVOLUME_INO = 256
 
 _CLOCK_REALTIME_COARSE = 5
 
-"""What the kernel takes a time of change from, <linux/time.h>."""
+"""The clock from which the kernel takes ctimes, <linux/time.h>."""
 
 
 _TICKS, _TICK_S = 50, 0.001
 
 
 class LateArrivals:
-    """Says of each directory that the reaper comes to whether it was given, and makes it the reaper's own."""
+    """Decides for each directory whether it belongs to the swapped tree, and makes it the reaper's own."""
 
     def __init__(self, kernel: Kernel, container: Fd, uid: int, record: Record, *, without_doubt: bool = False) -> None:
-        """Know what the record of a container tells: its user's word, at whose request it is deleted.
+        """Read the record of a container; its user, at whose request the tree is deleted, may have written it.
 
-        uid     the user whose folder the container is in, and as whom the reaper runs
-        without_doubt  all that is there is given: its user says so now, and could delete it now
+        uid     the user whose folder contains the container, and as whom the reaper runs
+        without_doubt  everything there may be deleted: its user asks for that now, and could delete it now
         """
         self._kernel = kernel
         self._without_doubt = without_doubt
         self._uid = uid
-        # What only root can move, root moved. Of a container that root took over, its user's own moves count.
+        # A directory that only root can move was moved by root. In a container that root took over, moves by its former
+        # user count too.
         self._movers = frozenset({0, self._uid if record.taken_from is None else record.taken_from})
-        # A container is its user's alone: no other user put this there.
+        # Only its user can write into a container: no other user can have put the top directories there.
         self._tops = frozenset({bytes(TREE)} if record.taken_from is None else {bytes(TREE), join(TREE, TREE)})
         self._since_ns = _since_ns(kernel, container, record)
         self._entered = dict(record.entered)
@@ -170,7 +173,7 @@ class LateArrivals:
         self._has_subvolumes = kernel.filesystem(container) == BTRFS_MAGIC
 
     def takes(self, fd: Fd, path: bytes) -> bool:
-        """Whether a directory was given; if so it is the reaper's own from now on, as far as it can be made that.
+        """Whether a directory may be removed; if so it becomes the reaper's own, as far as possible.
 
         path    below the container
         Raises  OSError
@@ -181,7 +184,7 @@ class LateArrivals:
             return False
         if st.st_uid != self._uid:
             if self._uid == 0 and not is_top:
-                with suppress(OSError):  # what can't be had stays in doubt the next time
+                with suppress(OSError):  # a directory that can't be changed is in doubt the next time
                     self._kernel.chown(fd, 0, -1)
                     self._kernel.chmod(fd, stat.S_IRWXU)
         elif (st.st_mode & OTHERS_WRITE and not is_top) or st.st_mode & stat.S_IRWXU != stat.S_IRWXU:
@@ -190,16 +193,16 @@ class LateArrivals:
         return True
 
     def is_own(self, fd: Fd) -> bool:
-        """Whether a directory will be in no doubt, however the reaper changes it."""
+        """Whether a directory will never be in doubt, however the reaper changes it."""
         return _is_own(self._kernel.fstat(fd), {self._uid})
 
     def is_lasting(self, fd: Fd, path: bytes) -> bool:
-        """Whether a directory that was given will be found to be so by whoever opens it by its path later."""
+        """Whether another process that opens a directory by its path later will come to the same decision."""
         is_known = self._without_doubt or path in self._tops
         return is_known or _is_own(self._kernel.fstat(fd), self._movers)
 
     def note(self, fds: Iterable[int]) -> tuple[Entered, ...]:
-        """What the next reap has to be told of directories that this one leaves, half done or for good.
+        """Data for the record about directories that this reap does not remove, so that the next reap accepts them.
 
         Raises  OSError
         """
@@ -219,13 +222,13 @@ class LateArrivals:
         if _is_own(st, self._movers):
             return True
         if self._has_subvolumes and st.st_ino == _SUBVOLUME_INO and st.st_dev != self._device:
-            return False  # a snapshot has the ctime of what it is one of, and a renamed subvolume forgets its own
+            return False  # a snapshot has its source's ctime, and a renamed subvolume loses its own
         if st.st_ctime_ns < self._since_ns:
             return True
         return bool(self._entered) and self._entered.get(self._kernel.identify(fd).handle) == st.st_ctime_ns
 
     def _last_change_ns(self, fd: Fd) -> int | None:
-        """The ctime of a directory, if the next change will give it another one: the clock must have moved on."""
+        """The ctime of a directory once the clock is beyond it, so that a later change differs; None if it is not."""
         for _ in range(_TICKS):
             ctime_ns = self._kernel.fstat(fd).st_ctime_ns
             if ctime_ns < time.clock_gettime_ns(_CLOCK_REALTIME_COARSE):
@@ -239,13 +242,13 @@ def _is_own(st: os.stat_result, uids: AbstractSet[int]) -> bool:
 
 
 def _since_ns(kernel: Kernel, container: Fd, record: Record) -> int:
-    """What was changed at this time or later is not as it was when the tree came; by the filesystem's clock.
+    """Start of the period in which a change puts a directory in doubt, by the filesystem's clock.
 
-    A wall clock that was set back since makes it as much earlier: what was moved then looks that much older. Jumps
-    to and fro, and those of a boot that is over, can't be seen.
+    If the wall clock was set back since, the period starts as much earlier: a directory that was moved afterwards has a
+    ctime that much older. Jumps forth and back, and jumps during an earlier boot, can't be detected.
     """
     if record.moved_ns is None:
-        return kernel.statx(container, asks=True).btime_ns  # 0: unknown, and all was changed since
+        return kernel.statx(container, asks=True).btime_ns  # 0: unknown; then every directory counts as changed
     if record.boot_ns is None or record.boot != boot_id():
         return record.moved_ns
     then_ns = record.created_ns - record.boot_ns
@@ -269,34 +272,34 @@ CUT_OFF = frozenset(
     }
 )
 
-"""They say that nobody answers."""
+"""Errors that mean that no server answers."""
 
 
 DOUBTFUL = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE})
 
-"""The server is away, or this entry can't be had."""
+"""Either the server is away, or this entry is unreadable."""
 
 
 COMMAND_LIMIT_S = 120.0
 
-"""Somebody looks at it. NFS's grace (90 s) and the restart of a server, or its replacement, are shorter."""
+"""Limit for commands at a terminal; exceeds the grace period of NFS (90 s) and the failover of a server."""
 
 
 DOUBT_PAUSES_S = (0.5, 2.0)
 
-"""Before what failed in doubt is tried again."""
+"""Pauses before retries of failures in doubt."""
 
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class OutageWishes(NamedTuple):
-    """How long a server is waited for, and who is told.
+    """How long to wait for a server, and the callbacks.
 
-    limit_s         since it did something for us
-    tells           called with the errno when the wait begins, with None when something was removed again
-    waits           for so many seconds, or less
-    doubt_pauses_s  before each further attempt at what failed in doubt
+    limit_s         longest time without progress
+    tells           called with the errno when the wait begins, and with None once something was removed again
+    waits           waits for that many seconds, or less
+    doubt_pauses_s  pauses before each retry of failures in doubt
     """
 
     limit_s: float = COMMAND_LIMIT_S
@@ -306,20 +309,20 @@ class OutageWishes(NamedTuple):
 
 
 class ServerWasAway(Exception):
-    """The server was away, or may have been: the container has to be claimed anew."""
+    """The server was away, or may have been: the container must be claimed anew."""
 
     def __init__(self, report: Report, entered: tuple[Entered, ...]) -> None:
-        """What was done before, and what has to be told the next time."""
+        """report: of the removal so far; entered: what the next attempt needs from `LateArrivals.note`."""
         super().__init__()
         self.report = report
         self.entered = entered
 
 
 class ServerOutage:
-    """The outages in one reap."""
+    """Waits for outages during one reap."""
 
     def __init__(self, kernel: Kernel, wishes: OutageWishes, stops: Stops) -> None:
-        """stops: asked while it waits"""
+        """stops: called during waits"""
         self._kernel = kernel
         self._wishes = wishes
         self._stops = stops
@@ -328,14 +331,14 @@ class ServerOutage:
         self._n_doubts = 0
 
     def has_gone_on(self) -> None:
-        """Something was removed."""
+        """Something was removed: the outage is over."""
         if self._since_s is not None:
             self._since_s = None
             self._pause_s = _FIRST_PAUSE_S
             self._wishes.tells(None)
 
     def wait(self, number: int, fd: int) -> bool:
-        """Wait until what an fd holds can be asked again; False: told to stop.
+        """Wait until the server answers for an fd again; False if asked to stop.
 
         Raises  ServerAway
         """
@@ -351,21 +354,21 @@ class ServerOutage:
             if not self._rest(self._pause_s):
                 return False
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            # What is stale itself has to be found again, by its name.
+            # A stale fd must be opened again, by its name.
             if asked(self._kernel, fd) in (0, errno.ESTALE):
                 return True
 
     def wait_in_doubt(self) -> bool:
-        """Wait a little before what failed is tried again; False: it was, or it is to stop."""
+        """Wait a little before a retry of failures in doubt; False after the last retry, or if asked to stop."""
         if self._n_doubts >= len(self._wishes.doubt_pauses_s):
             return False
         self._n_doubts += 1
         return self._rest(self._wishes.doubt_pauses_s[self._n_doubts - 1])
 
     def wait_after(self, error: OSError, fd: int) -> bool:
-        """Wait after a call that failed beside the slices: whether to go on; False: told to stop.
+        """Wait after a failed call outside of slices; returns whether to go on; False if asked to stop.
 
-        Raises  ServerAway; the error, if it is none of a server or does not pass
+        Raises  ServerAway; the error itself, if it is not caused by a server or does not pass
         """
         number = error.errno or errno.EIO
         if number in CUT_OFF or (number in DOUBTFUL and asked(self._kernel, fd)):
@@ -384,7 +387,7 @@ class ServerOutage:
 
 
 def may_be_away(kernel: Kernel, fd: int) -> bool:
-    """Whether it is a server that keeps what an fd holds. Raises  OSError"""
+    """Whether an fd is on a network filesystem. Raises  OSError"""
     try:
         return not kernel.is_local(fd)
     except OSError as error:
@@ -394,7 +397,7 @@ def may_be_away(kernel: Kernel, fd: int) -> bool:
 
 
 def asked(kernel: Kernel, fd: int) -> int:
-    """Why a directory can't be asked, as an errno; 0 if it can, be it that this is not permitted."""
+    """Check that a server answers: the errno if it does not, 0 if it does, even with "permission denied"."""
     try:
         kernel.free_bytes(fd)
         kernel.stat(fd, os.urandom(8).hex().encode())

@@ -1,4 +1,4 @@
-"""Reaping one orphan: claim, remove its contents, retire; what can't be removed goes to quarantine."""
+"""Reap one orphan: claim it, remove its contents, retire it; if anything remains, it is quarantined."""
 
 from __future__ import annotations
 
@@ -39,40 +39,41 @@ from fusefs.store.reserve import FOR_REAPER, with_room
 from fusefs.store.stage import restock
 
 if TYPE_CHECKING:
-    from fusefs.engine.mpi_ranks import RankCrew  # a reap without --mpi is spared it
+    from fusefs.engine.mpi_ranks import RankCrew  # imported late: only --mpi needs it
 
 Crew = AbstractContextManager["RankCrew[Slice, RemovalSliceResult]"]
 
 
 class SharesRemovals(Protocol):
-    """An MPI job, as its first rank has it (RemovalByRanks)."""
+    """An MPI job, as used by its first rank (RemovalByRanks)."""
 
     def look(self, folder: UserFolder) -> None:
-        """Before anything is claimed. Raises  Refused: a rank does not find the folder"""
+        """Check the folder on all ranks before anything is claimed. Raises  Refused: a rank does not find the folder"""
 
     def crew(self, held: HeldContainer, wishes: RemovalWishes) -> Crew:
-        """Who removes what is in a container, for the block; its record is as on disk.
+        """The ranks that remove the content of a container, for the block; the record must be as on disk.
 
-        Raises  Refused: a rank can't find it; TrashdError, OSError
+        Raises  Refused: a rank can't find the container; TrashdError, OSError
         """
 
 
 class RemovalWishes(NamedTuple):
-    """What the caller wants of a removal beside that it happens.
+    """Options of a removal.
 
-    n_workers  slices at a time; None: what is best on that filesystem
-    pace       how fast, asked before each slice; without one: as fast as the kernel
-    progress   told what was removed, after each slice
-    stops      asked between slices
-    parks      the same, where there is time: not while a large file is being cut, whose rest would go at once
-    by_force   immutable and append-only flags are taken off where they forbid something
-    without_doubt  what came in after the swap goes too (reaper/not_removed.py): a person says so now
-    with_stores  stores in it that hold something go too, but for what is pinned in them
-    counted    told what there is before anything is removed; None: it is not counted, which costs a stat a file
-    counting   told how the counting goes
-    waits      the caller will wait for the space: count, and look for what snapshots share too
-    outage     how long a server that does not answer is waited for
-    job        who shares it
+    n_workers  slices at a time; None: the best number for the filesystem
+    pace       the speed, read before each slice; by default at full speed
+    progress   called after each slice with the numbers of entries and bytes removed
+    stops      checked between slices
+    parks      checked like `stops`, but not while a large file is being cut: the rest of the file would be freed at
+               once
+    by_force   clear immutable and append-only flags where they forbid a removal
+    without_doubt  remove late arrivals too (reaper/not_removed.py): the user asks for that now
+    with_stores  remove inner stores with content too, except pinned orphans in them
+    counted    called with the size before anything is removed; None: do not count, as that costs a stat per file
+    counting   called with the progress of the count
+    waits      the caller will wait for the space: count, and check for blocks shared with snapshots too
+    outage     how long to wait for a server that does not answer
+    job        the MPI job that shares the removal
     """
 
     n_workers: int | None = None
@@ -90,7 +91,7 @@ class RemovalWishes(NamedTuple):
     job: SharesRemovals | None = None
 
     def ends(self) -> bool:
-        """Whether it is to end where there is nothing to be brought to an end first."""
+        """Whether to end where no large file is being cut."""
         return self.stops() or self.parks()
 
 
@@ -108,17 +109,17 @@ def reap(
     wishes: RemovalWishes = NOTHING_SPECIAL,
     is_meant: Callable[[Record], bool] = lambda _record: True,
 ) -> Reaped:
-    """Reap an orphan, or finish one that a killed reaper left; to be run as the folder's owner.
+    """Reap an orphan, or finish one that a killed reaper left behind; runs as the folder's owner.
 
-    is_meant  asked about an orphan's record when it is ours: its owner may have pinned it meanwhile
-    If it is stopped, or the server stays away, the orphan stays in reaping/, where the next reap goes on.
-    Raises  BadRecord; ServerAway; NoBacking if it is seen through a mount of ours; OSError of the container itself
+    is_meant  called with the record once the orphan is claimed: its owner may have pinned it meanwhile
+    If the reap is stopped, or the server stays away, the orphan stays in reaping/, where the next reap continues.
+    Raises   BadRecord; ServerAway; NoBacking if it is reached through a mount of ours; OSError of the container itself
     """
     return _ReapRun(folder, container, wishes, is_meant).run()
 
 
 class _ReapRun:
-    """One reap: as many claims as it takes, one after each time that the server was away."""
+    """One reap: the first claim, and a further one after each outage of the server."""
 
     def __init__(
         self, folder: UserFolder, container: ContainerId, wishes: RemovalWishes, is_meant: Callable[[Record], bool]
@@ -177,7 +178,7 @@ class _ReapRun:
             self._removed_now = report
             if report.stopped:
                 if entered:
-                    with suppress(OSError):  # a full volume has no room: they are in doubt then
+                    with suppress(OSError):  # no space on the volume: then they are in doubt the next time
                         rewrite(held, _with_entered(held.record, entered))
                 return Reaped(self._container, None, report, self._seen)
             if report.n_failed == 0:
@@ -206,7 +207,7 @@ class _ReapRun:
         return held
 
     def _is_ending(self) -> bool:
-        """Whether what has no record any more has no tree either: another reap is just removing the rest of it."""
+        """Whether a container without a record has no tree either: another reap is just removing the rest of it."""
         try:
             with self._folder.open(State.REAPING) as reaping:
                 self._kernel.stat(reaping, join(self._container.encode(), TREE))
@@ -215,7 +216,7 @@ class _ReapRun:
         return False
 
     def _drop_empty(self) -> bool:
-        """Whether what has lost its record was ours, which we had emptied, and is gone now. Raises  OSError"""
+        """Remove a container that we emptied and that lost its record; returns whether it is gone. Raises  OSError"""
         try:
             with self._folder.open(State.REAPING) as reaping:
                 self._kernel.rmdir(reaping, self._container.encode())
@@ -227,16 +228,16 @@ class _ReapRun:
 
 
 def _sum(before: Report, report: Report) -> Report:
-    """A report with what was removed before; its failures are all that count."""
+    """Add the removals of an earlier attempt; only the failures of the last one count."""
     n_bytes = None if report.n_bytes is None or before.n_bytes is None else report.n_bytes + before.n_bytes
     return report._replace(removed=before.removed + report.removed, n_bytes=n_bytes)
 
 
 def _survey(kernel: Kernel, container: Fd, wishes: RemovalWishes) -> Survey | None:
-    """What is in a container, if that is asked for; stopped it is less than that, and nothing is removed then."""
+    """Count the content of a container if requested; after a stop the count is incomplete, and nothing is removed."""
     if wishes.counted is None:
         return None
-    from fusefs.engine.count_tree import survey  # hardly a reap is counted
+    from fusefs.engine.count_tree import survey  # imported late: few reaps count
 
     seen = survey(kernel, container, wishes.counting, stops=wishes.stops)
     wishes.counted(seen)
@@ -244,7 +245,7 @@ def _survey(kernel: Kernel, container: Fd, wishes: RemovalWishes) -> Survey | No
 
 
 def _with_known_size(report: Report, record: Record, *, is_whole: bool) -> Report:
-    """Of a removal that looked at no file: what the record knows of the tree that is gone. is_whole: it all went now"""
+    """Take the removed tree's size from its record if files were not counted. is_whole: this reap removed it all"""
     size = record.size
     if size is None or size.is_at_least or record.partial or not is_whole or report.n_failed:
         return report
@@ -252,7 +253,7 @@ def _with_known_size(report: Report, record: Record, *, is_whole: bool) -> Repor
 
 
 def _retire(held: HeldContainer, report: Report) -> Report:
-    """The container goes too; a late writer who still has a directory of it open makes that fail (ENOTEMPTY)."""
+    """Remove the container itself; ENOTEMPTY if a process still writes into a directory of it that it has open."""
     try:
         with Origin(held) as origin:
             origin.unmark()
@@ -266,7 +267,7 @@ def _retire(held: HeldContainer, report: Report) -> Report:
 
 
 def _within(failures: Iterable[Failure], size_bytes: int) -> Iterator[Failure]:
-    """The first failures whose names, as a record writes them, have room in that many bytes; at least one, cut."""
+    """The first failures whose quoted names fit into that many bytes; at least one, with its name cut."""
     for failure in failures:
         name = failure.name[-_NAME_MAX_BYTES:]
         size_bytes -= len(quote(name))
@@ -276,7 +277,7 @@ def _within(failures: Iterable[Failure], size_bytes: int) -> Iterator[Failure]:
 
 
 def _with_entered(record: Record, entered: tuple[Entered, ...]) -> Record:
-    """A record with what this reap noted, and what those before it had and it did not come to."""
+    """Add the directories noted by this reap to a record; keep those of earlier reaps that this one did not reach."""
     noted = {one.handle for one in entered}
     kept = (*entered, *(one for one in record.entered if one.handle not in noted))[:MAX_ENTERED]
     return record._replace(entered=kept)
@@ -285,7 +286,7 @@ def _with_entered(record: Record, entered: tuple[Entered, ...]) -> Record:
 def _set_aside(held: HeldContainer, report: Report, entered: tuple[Entered, ...]) -> None:
     failures = tuple(_within(ours_first(report.failures), _NAMES_MAX_BYTES))
     with suppress(OSError):
-        # On a full volume the reasons may find no room; the quarantine itself needs none.
+        # A full volume may have no room for the reasons; the move to quarantine itself needs none.
         noted = _with_entered(held.record, entered)
         held = rewrite(held, noted._replace(failures=failures, partial=True, size=None))
     move(held, State.QUARANTINE)
@@ -299,14 +300,14 @@ def remove_contents(
     outage: ServerOutage | None = None,
     crew: Crew | None = None,
 ) -> tuple[Report, tuple[Entered, ...]]:
-    """Remove `tree` and `hoisted` of a container, as far as that was given, going on after failures.
+    """Remove `tree` and `hoisted` of a container, except late arrivals; continues after failures.
 
-    outage   of the reap that this is a part of
-    crew     of the job that shares it
-    Returns  what was done; and what `given` has to be told of the next time
-    Raises  nothing for an entry: its failure is in the report. What is created meanwhile is removed too.
-            ServerWasAway: it is to be called again, with the container opened anew; ServerAway, OSError
-            Refused: a rank can't find the container
+    outage   of the reap that calls this
+    crew     of the MPI job that shares the removal
+    Returns  the report, and what the next attempt needs from `given.note`
+    Raises   nothing for an entry: its failure is in the report. Entries created meanwhile are removed too.
+             ServerWasAway: call this again, with the container opened anew; ServerAway, OSError
+             Refused: a rank can't find the container
     """
     with ExitStack() as owned:
         outage = outage or ServerOutage(kernel, wishes.outage, wishes.ends)
@@ -314,7 +315,7 @@ def remove_contents(
 
 
 class _Removal:
-    """One removal under way."""
+    """One removal in progress."""
 
     def __init__(
         self,
@@ -374,7 +375,7 @@ class _Removal:
         try:
             self._open_hoisted()
         except OSError:
-            names.append(HOISTED.decode())  # something else has its name
+            names.append(HOISTED.decode())  # hoisted is no directory
         self._plan.add(self._container, b"", SliceWork(names=names))
         slices = SliceRunner(
             self._plan, self._run_slice, self._strategy, self._pace, self._is_stopped, self._done, self._ranks
@@ -389,7 +390,7 @@ class _Removal:
                 raise ServerWasAway(*self._end(stopped=True))
             stopped = number != 0 or self._wishes.ends()
         if self._hoisted is not None and not stopped:
-            with suppress(OSError):  # what failed in there is told already
+            with suppress(OSError):  # failures in it are already in the report
                 self._kernel.rmdir(self._container, HOISTED)
                 self._plan.count(1)
         return self._end(stopped=stopped)
@@ -400,33 +401,32 @@ class _Removal:
         return report, self._plan.entered()
 
     def _note(self, fds: list[int]) -> None:
-        """Remember directories that the next reap comes to again."""
+        """Note directories that the next reap meets again."""
         with suppress(OSError):
             self._plan.note(self._given.note(fds))
 
     def _open_hoisted(self) -> None:
-        """Make what is too deep part of the plan, what a killed reaper left there too."""
+        """Add the directory with the hoisted ones, also one that a killed reaper left, to the plan."""
         if self._hoisted is None:
             with suppress(FileNotFoundError):
                 fd = self._owned.enter_context(self._kernel.open_dir(self._container, HOISTED))
                 if not self._given.takes(fd, HOISTED):
-                    raise OSError(errno.EPERM, os.strerror(errno.EPERM))  # put there while it was moved up
+                    raise OSError(errno.EPERM, os.strerror(errno.EPERM))  # moved in by another process
                 work = SliceWork(is_listed=False)
                 self._hoisted = self._plan.add(fd, HOISTED, work, is_hoisted=True, is_whole=True)
 
     def _is_stopped(self) -> bool:
-        """Whether it is to end here."""
         return self._away != 0 or self._wishes.stops() or (self._wishes.parks() and not self._plan.is_cutting())
 
     def _done(self, work: Slice, outcome: RemovalSliceResult) -> None:
         for fd, has_failed in self._plan.done(work, outcome):
             if fd < 0:
-                continue  # by paths: what has to be noted was brought to its end in a slice
+                continue  # by paths: a slice has already finished what must be noted
             if has_failed:
                 self._note([fd])
             Fd(fd).close()
         if outcome.hoisted or outcome.made_hoisted:
-            with suppress(OSError):  # taken away: whatever is left will be found when the container is removed
+            with suppress(OSError):  # removed by another process: whatever remains is met when the container is removed
                 self._open_hoisted()
             if self._hoisted is not None:
                 self._plan.push(self._hoisted, outcome.hoisted)

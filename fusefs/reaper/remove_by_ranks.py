@@ -1,4 +1,4 @@
-"""A removal as the ranks of an MPI job share it: each has the container on its own mount, and goes by paths."""
+"""A removal by the ranks of an MPI job: each opens the container on its own mount and uses paths."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from fusefs.store.layout import UserFolder
 from fusefs.store.user_folders import open_user
 
 _GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
-"""Nothing, or something else, has the name of a directory that was begun: whoever removes it from above sees what."""
+"""The path of a slice's directory names nothing, or another object: the slice of its parent handles that."""
 _PATIENCE_S, _PAUSE_S = 30.0, 0.2
-"""How long a rank waits until it sees a claim that the first has just made, and between two looks."""
+"""Longest time until a rank sees a claim that the first rank has just made, and the pause between two attempts."""
 _PathRunner = RankRunner[Slice, RemovalSliceResult | None]
 
 
@@ -60,12 +60,12 @@ class RemovalByRanks(NamedTuple):
 
 
 def _run_here(ours: _PathRunner, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
-    """Run a slice in the first rank: a directory that it does not see is gone."""
+    """Run a slice in the first rank; a directory that it does not see was removed."""
     return ours.run(work, budget) or RemovalSliceResult(0, 0, (), 0, SliceWork())
 
 
 class SharedFolder(NamedTuple):
-    """A user's folder in a store, whose path is the same on every machine."""
+    """A user's folder in a store that has the same path on every machine."""
 
     store: bytes
     uid: int
@@ -73,12 +73,12 @@ class SharedFolder(NamedTuple):
 
     @classmethod
     def of(cls, folder: UserFolder) -> SharedFolder:
-        """The one that is open here."""
+        """Describe a folder that is open here."""
         return cls(folder.store.path(), folder.uid, folder.store.volume.id)
 
     @contextmanager
     def opened(self, kernel: Kernel, _n_ranks: int) -> Iterator[UserFolder]:
-        """See OpensRunner. Raises  TrashdError, OSError: it is not seen here, or in another volume's store"""
+        """See OpensRunner. Raises  TrashdError, OSError: the folder is missing here, or another volume's"""
         base, name = os.path.split(self.store)
         store = open_at(kernel, base, read_mounts(), Name(name))
         if store is None:
@@ -94,10 +94,10 @@ class SharedFolder(NamedTuple):
 
 
 class SharedRemoval(NamedTuple):
-    """Which container, as every rank finds it.
+    """A container as every rank finds it.
 
     called  the container's name
-    record  as the first rank read it when it had claimed it: what has another one is another container
+    record  as the first rank read it after its claim: another record belongs to another container
     n_workers, by_force, without_doubt, with_stores  as for RemovalWishes
     """
 
@@ -124,7 +124,7 @@ class SharedRemoval(NamedTuple):
                 yield RankRunner(PathRemover(remover, directories).run, strategy)
 
     def _claimed(self, kernel: Kernel) -> Fd:
-        """The container. Another machine's cache may show it for a while where it was before the claim."""
+        """Open the container. The cache of another machine may show it for a while at its place before the claim."""
         ends_s = time.monotonic() + _PATIENCE_S
         while True:
             try:
@@ -147,9 +147,9 @@ class PathRemover(NamedTuple):
     directories: DirectoriesByPath
 
     def run(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult | None:
-        """Run a slice; the directories that it leaves begun stay open here, for the next slice.
+        """Run a slice; the directories that it leaves unfinished stay open here for the next slice.
 
-        Returns  what it did, with what the kernel refused; None if the directory is not seen here
+        Returns  the result, with the errors of the kernel; None if the directory is not visible here
         """
         try:
             fd = self.directories.open(work.path)

@@ -1,12 +1,12 @@
-"""One slice of a removal: a directory emptied by its fd, one component at a time, never through a link, over a
-mount, or up again (I6).
+"""One slice of a removal: empty a directory through its fd, one component at a time, never through a link, across a
+mount, or upwards (I6).
 
-What is named is unlinked first and asked afterwards: the kernel says EISDIR of a directory, so that no file costs
-a stat, and nothing that lies about its type is ever descended into.
+Each name is unlinked first and checked only after an error: for a directory the kernel reports EISDIR. So no file costs
+a stat, and the reaper never enters an object that is no directory.
 
-A large file is cut in steps, at a pace, and only when no other process sees it: a write lease says that none has it
-open, and after the unlink no link is left. Without the second check a link made in between would lose its content
-(measured).
+A large file is cut in steps, at a pace, and only while no other process can see it. A write lease proves that no
+process has the file open, and the link count after the unlink proves that no link remains. Without the second check a
+link created in between would lose its content (measured).
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _TO_INSPECT = os.O_PATH | os.O_NOFOLLOW
 
 
 class UnnamedLargeFile(NamedTuple):
-    """A large file that has no name any more and is ours to cut."""
+    """A large file without a name, which is ours to cut."""
 
     fd: Fd
     n_bytes: int
 
 
 class LargeFiles:
-    """The bytes of one slice: what went so far, and what is cut."""
+    """The bytes freed by one slice, and the large files that are cut."""
 
     def __init__(self, kernel: Kernel, budget: SliceBudget) -> None:
         self._kernel = kernel
@@ -65,17 +65,16 @@ class LargeFiles:
         self.n_bytes = 0
 
     def n_entries_left(self, n_removed: int) -> int:
-        """How many entries may go before the budget is spent."""
+        """How many entries may be removed before the budget is spent."""
         most = self._budget.n_entries
         return 1 << 30 if most is None else max(most - n_removed, 0)
 
     def is_spent(self, n_removed: int) -> bool:
-        """Whether either limit is reached."""
         most = self._budget.n_bytes
         return (most is not None and self.n_bytes >= most) or self.n_entries_left(n_removed) == 0
 
     def count(self, dir_fd: Fd, seen: StatxResult) -> UnnamedLargeFile | None:
-        """Count a file's bytes before it is unlinked; if it is large it may be unlinked here, to be cut."""
+        """Count a file's bytes before its unlink; a large file is unlinked here if it can be cut."""
         if stat.S_ISDIR(seen.st_mode) or seen.st_nlink != 1:
             return None
         n_bytes = seen.st_blocks * STAT_BLOCK_BYTES
@@ -87,7 +86,7 @@ class LargeFiles:
         return None
 
     def _take(self, dir_fd: Fd, seen: StatxResult) -> Fd | None:
-        """Unlink a file that is to be cut; None if it may not be: its name is left, or gone with the file's content."""
+        """Unlink a file to be cut. None if it can't be cut: it still has its name, or was deleted in one piece."""
         try:
             fd = self._open(dir_fd, seen.name)
         except OSError:
@@ -100,7 +99,7 @@ class LargeFiles:
                 if self._is_ours(fd):
                     return fd
         except OSError:
-            pass  # EAGAIN: it is open elsewhere; EINVAL: no leases here. It goes in one piece.
+            pass  # EAGAIN: another process has it open; EINVAL: no leases here. It is deleted in one piece.
         fd.close()
         return None
 
@@ -118,7 +117,7 @@ class LargeFiles:
         return self._kernel.fstat(fd).st_nlink == 0 and self._kernel.has_lease(fd)
 
     def cut(self, fd: Fd, size: int) -> int:
-        """Cut one step off the end of a file; the size that is left, 0 when it is done with."""
+        """Cut one step off the end of a file; returns the remaining size, 0 once it is finished."""
         left = max(size - CUT_BYTES, 0)
         try:
             if not self._is_ours(fd):
@@ -127,13 +126,13 @@ class LargeFiles:
             self._kernel.truncate(fd, left)
             self.n_bytes += max(before - self._kernel.fstat(fd).st_blocks, 0) * STAT_BLOCK_BYTES
         except OSError:
-            return 0  # it has no name any more: what is left of it goes with the fd
+            return 0  # it has no name: the rest is freed with the fd
         return left
 
 
 _CHUNK, _SERVERS_CHUNK = 1024, 128
 _MOST_FRAMES = 400
-"""Where directories can't be renamed up (another project or subvolume in the tree) fds are what bounds the depth."""
+"""Limit of the depth by fds, where directories can't be renamed up (another project or subvolume in the tree)."""
 _DENIED = (errno.EACCES, errno.EPERM)
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
@@ -141,15 +140,15 @@ T = TypeVar("T")
 
 
 class SliceRemover(NamedTuple):
-    """Runs slices of one container's removal; in whatever process or thread, as it keeps nothing between them but a
-    habit.
+    """Runs slices of one container's removal, in any process or thread: it keeps only the number of names per look
+    between them.
 
-    groups        the filesystem's allocation groups, where workers had better not meet in one
-    inner_stores  which directories of it are stores that stay
-    by_force      flags (immutable, append-only) that forbid something are taken off: an administrator asked for it
-    has_server    it is a server that keeps it all, which may be away
-    by_paths      what a slice leaves begun goes on by its path, on another machine perhaps: what can't be told to be
-                  the same there is brought to its end in the slice
+    groups        the filesystem's allocation groups, in which workers should not meet
+    inner_stores  decides which directories are stores that stay
+    by_force      clear flags (immutable, append-only) that forbid a removal: an administrator asked for it
+    has_server    the container is on a network filesystem, whose server may be away
+    by_paths      an unfinished slice continues by its path, perhaps on another machine: directories whose identity
+                  can't be proven there are finished in the slice
     """
 
     kernel: Kernel
@@ -164,12 +163,12 @@ class SliceRemover(NamedTuple):
     by_paths: bool = False
 
     def run(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
-        """Do a slice. Raises nothing: what the kernel refuses is in the outcome."""
+        """Run a slice. Raises nothing: errors of the kernel are in the result."""
         return _RemovalRun(self, work, budget).run()
 
 
 class _Frame:
-    """An open directory on the way down, or a large file that is being cut. is_bound: nobody else can go on with it"""
+    """An open directory on the way down, or a large file being cut. is_bound: no other process can continue with it"""
 
     __slots__ = ("fd", "is_bound", "is_listed_by_fd", "is_opened_up", "name", "path", "work")
 
@@ -233,14 +232,14 @@ class _RemovalRun:
         )
 
     def _is_over(self) -> bool:
-        """Whether the slice has done what it may, or nobody answers."""
+        """Whether the budget of the slice is spent, or the server does not answer."""
         if self._frames[-1].is_bound and not self._away:
             return False
         is_spent = self._large is not None and self._large.is_spent(self._removed)
         return is_spent or self._away != 0 or time.monotonic() >= self._ends_at
 
     def _step(self) -> bool:
-        """Do the next thing; whether the slice is done."""
+        """Do the next step; returns whether the slice is finished."""
         frame = self._frames[-1]
         work = frame.work
         if work.cut_bytes:
@@ -248,7 +247,7 @@ class _RemovalRun:
             work.cut_bytes = self._large.cut(frame.fd, work.cut_bytes)
         elif work.emptied:
             name, n_passes = work.emptied.pop()
-            if not self._rmdir_unseen(frame, name):  # it should be empty; the kernel doubts it: what came into it?
+            if not self._rmdir_unseen(frame, name):  # should be empty, but the kernel objects: enter it
                 self._enter(frame, name, n_passes)
         elif work.names:
             self._unlink_some(frame)
@@ -259,7 +258,7 @@ class _RemovalRun:
         elif not work.is_listed:
             self._list(frame)
         elif len(self._frames) == 1:
-            return True  # whether to look again is the plan's to say: others may be at entries of this directory
+            return True  # the plan decides whether to list it again: others may be at work in this directory
         else:
             work.look_again()
             if work.is_listed:
@@ -269,8 +268,8 @@ class _RemovalRun:
     # Files.
 
     def _unlink_some(self, frame: _Frame) -> None:
-        """Unlink as many names as may go before the next look at the clock."""
-        # From the end, where taking away costs nothing; the listing put the first ones there.
+        """Unlink as many names as fit between two looks at the clock."""
+        # Taken from the end, where removal is free; the listing has the first names there.
         n, began_at = self._remover.per_look.n, time.monotonic()
         names = frame.work.names[: -n - 1 : -1]
         del frame.work.names[-n:]
@@ -293,7 +292,7 @@ class _RemovalRun:
         frame.work.is_productive |= n_removed > 0
 
     def _refused(self, frame: _Frame, refused: list[tuple[str, int]]) -> int:
-        """Deal with what unlink refused; how many went after all."""
+        """Handle the names whose unlink failed; returns how many were removed after all."""
         may_again = any(number == errno.EACCES for _name, number in refused) and self._open_up(frame)
         again = [name for name, number in refused if may_again and number == errno.EACCES]
         final = remove_all(self._kernel, frame.fd, again)
@@ -313,10 +312,10 @@ class _RemovalRun:
         return n_removed
 
     def _look_at(self, frame: _Frame, names: list[str]) -> list[str]:
-        """Paced: count the bytes of each, and begin with a large one; those that may be unlinked now."""
+        """Paced: count each file's bytes, and start with a large one; returns the names to unlink now."""
         assert self._large is not None
         looked, refused = look_at_all(self._kernel, frame.fd, names, at_once=self._remover.strategy.is_at_once)
-        may_go = [name for name, _number in refused]  # the unlink will say what is wrong
+        may_go = [name for name, _number in refused]  # the unlink will report the error
         for at, seen in enumerate(looked, 1):
             large = self._large.count(frame.fd, seen)
             if large is None:
@@ -335,7 +334,7 @@ class _RemovalRun:
     # Directories.
 
     def _enter(self, frame: _Frame, name: str, n_passes: int = 0) -> None:
-        if self._is_held_store(frame, name):  # before it is renamed up, where its name doesn't tell it
+        if self._is_held_store(frame, name):  # before it is renamed up, where its name no longer shows what it is
             return
         if len(self._frames) > self._slice.max_depth:
             if self._hoist(frame, name):
@@ -350,7 +349,7 @@ class _RemovalRun:
             return
         except OSError as error:
             if error.errno in _NOT_A_DIRECTORY:
-                # Something else has its name now: unlink that, but don't play this game for ever.
+                # The name belongs to something else now: unlink that, but do not repeat this for ever.
                 frame.work.n_passes += 1
                 if frame.work.n_passes < MAX_PASSES:
                     frame.work.names.append(name)
@@ -360,7 +359,7 @@ class _RemovalRun:
                 self._fail(frame, name, error.errno or errno.EIO, "open")
             return
         if fd is None:
-            # A user who can move an empty one can remove it.
+            # A user who can move an empty directory can remove it.
             if not self._rmdir_unseen(frame, name):
                 self._fail(frame, name, errno.EPERM, CAME_IN)
             return
@@ -374,7 +373,7 @@ class _RemovalRun:
         self._frames.append(_Frame(name, fd, path, work, is_bound=is_bound))
 
     def _is_held_store(self, frame: _Frame, name: str) -> bool:
-        """Whether a directory stays as a store that holds something; told, if it does."""
+        """Whether a directory is a store with content that stays; if so it is reported."""
         try:
             stop = self._remover.inner_stores.stop_at(frame.fd, frame.path, name)
         except OSError as error:
@@ -385,7 +384,7 @@ class _RemovalRun:
         return stop is not None
 
     def _rmdir_unseen(self, frame: _Frame, name: str) -> bool:
-        """Remove a directory without a look into it, whether it is empty is the kernel's to say; whether it went."""
+        """Remove a directory without opening it, if the kernel finds it empty; returns whether it was removed."""
         try:
             self._kernel.rmdir(frame.fd, raw(name))
         except OSError as error:
@@ -396,7 +395,7 @@ class _RemovalRun:
         return True
 
     def _open(self, frame: _Frame, name: str) -> Fd | None:
-        """A directory for reading, None if it is in doubt; its owner adds what its mode forbids."""
+        """Open a directory for reading; None if it is in doubt. Adds missing permissions to one of our own."""
         try:
             return self._taken(frame, name, self._kernel.open_dir(frame.fd, raw(name)))
         except PermissionError:
@@ -410,7 +409,7 @@ class _RemovalRun:
         return self._taken(frame, name, self._kernel.open_dir(frame.fd, raw(name)))
 
     def _taken(self, frame: _Frame, name: str, fd: Fd) -> Fd | None:
-        """An open directory of that name, the reaper's own now if it was given; None, and closed, if it is in doubt."""
+        """Make a directory the reaper's own and return its fd; if it is in doubt, close it and return None."""
         with ExitStack() as owned:
             owned.enter_context(fd)
             if not self._remover.given.takes(fd, join(frame.path, raw(name))):
@@ -419,17 +418,17 @@ class _RemovalRun:
         return fd
 
     def _list(self, frame: _Frame) -> None:
-        """Find what is to be done in a directory; in a large one only as much as memory allows."""
+        """List the entries of a directory; of a large one only as many as the window holds."""
         work = frame.work
         was_productive, work.is_productive = work.is_productive, False
-        # Those that are not remembered by name are at the front, as nothing before them is left.
+        # Failed entries that are not remembered by name are at the front, as everything before them was removed.
         n_passed = work.n_failed if work.n_failed > MAX_FAILED_NAMES else 0
         is_remote = self._remover.strategy.workers is Workers.THREADS
-        # Not for ever in parts, where names are told that nothing has.
+        # Limited, as some servers list names that do not exist.
         until_s = self._ends_at if is_remote and work.n_passes < MAX_PASSES else None
         try:
             with ExitStack() as owned:
-                # Some servers tell an open directory's names once. Nor is their listing waited for to its end.
+                # Some servers list an open directory only once. Nor does the slice wait for the end of a listing.
                 again = is_remote and frame.is_listed_by_fd
                 fd = owned.enter_context(self._kernel.open_dir(frame.fd)) if again else frame.fd
                 frame.is_listed_by_fd = True
@@ -442,7 +441,7 @@ class _RemovalRun:
                     found = _read_window(entries, work.failed, self._remover.strategy, until_s)
         except OSError as error:
             work.is_listed = True
-            if error.errno == errno.ENOENT:  # another worker has just removed it: what is hoisted may be found twice
+            if error.errno == errno.ENOENT:  # another worker has just removed it: hoisted ones may be listed twice
                 work.n_passes += 1
             else:
                 self._fail(frame, "", error.errno or errno.EIO, "getdents")
@@ -453,7 +452,7 @@ class _RemovalRun:
         work.is_listed = found.is_all
 
     def _leave(self, frame: _Frame) -> None:
-        """Nothing is left to do in a directory: rmdir it, unless something in it failed. A file is gone already."""
+        """Finish a directory without further work: rmdir it, unless something in it failed. A file is gone already."""
         if frame.work.cut_bytes is None:
             parent = self._frames[-2]
             with self._remover.groups.alone_in(frame.fd):
@@ -468,7 +467,7 @@ class _RemovalRun:
         self._frames.pop()
 
     def _rmdir(self, parent: _Frame, frame: _Frame) -> bool:
-        """Remove an empty directory; whether we are done with it, gone or failed."""
+        """Remove an empty directory; returns whether it is finished, removed or failed."""
         name = raw(frame.name)
         try:
             try:
@@ -494,10 +493,11 @@ class _RemovalRun:
         return True
 
     def _hoist(self, frame: _Frame, name: str) -> bool:
-        """Rename a deep directory up into the container; whether it went (a boundary or permission may forbid it).
+        """Rename a deep directory up into the container; returns whether it was moved (a boundary or a permission may
+        forbid it).
 
-        The first one becomes the directory that the others go to: a full volume has no room for a new one. One that
-        can't be made the reaper's own stays: from there it could not be told that it was given.
+        The first one becomes the directory into which the others are moved: a full volume has no space for a new one. A
+        directory that can't be made the reaper's own stays: up there nothing would prove that it belongs to the tree.
         """
         try:
             deep = self._open(frame, name)
@@ -511,7 +511,7 @@ class _RemovalRun:
             return False
         try:
             with self._kernel.open_dir(self._remover.container, HOISTED) as hoisted:
-                # By chance, as a number could meet one of an earlier, killed run, or of another worker.
+                # A random name: a number could clash with one of an earlier, killed run, or of another worker.
                 new = os.urandom(8).hex()
                 if not self._rename_up(frame, name, hoisted, raw(new)):
                     return False
@@ -534,10 +534,10 @@ class _RemovalRun:
             return False
         return True
 
-    # What stands in the way.
+    # Obstacles.
 
     def _open_up(self, frame: _Frame) -> bool:
-        """Give ourselves all permissions in a directory of ours, once."""
+        """Give ourselves all permissions in a directory that we own, once."""
         if not frame.is_opened_up:
             frame.is_opened_up = True
             with suppress(OSError):
@@ -546,7 +546,7 @@ class _RemovalRun:
         return False
 
     def _once_more(self, frame: _Frame, act: Callable[[], T]) -> T:
-        """Do something in a directory, a second time if only its permissions were against it. Raises  OSError"""
+        """Call a function, and once more with added permissions after EACCES. Raises  OSError"""
         try:
             return act()
         except PermissionError:
@@ -555,7 +555,7 @@ class _RemovalRun:
         return act()
 
     def _fail(self, frame: _Frame, name: str, number: int, call: str, way: bytes = b"") -> None:
-        """Note a failure of an entry, or (without a name) of the directory itself. way: to what is told instead"""
+        """Note a failure of an entry or, without a name, of the directory itself. way: reported instead of the name"""
         if self._is_outage(number):
             return
         self._n_failed += 1
@@ -568,9 +568,9 @@ class _RemovalRun:
         add_failures(self._failures, [Failure(join(frame.path, way or raw(name)), number, call)])
 
     def _is_outage(self, number: int | None) -> bool:
-        """Whether it is the server that does not answer, and not the entry that can't be had."""
+        """Whether the server does not answer, as opposed to an entry that is unreadable."""
         if self._remover.has_server and number in CUT_OFF | DOUBTFUL and not self._has_asked:
-            self._has_asked = True  # in a slice that is short
+            self._has_asked = True  # once per slice is enough, as slices are short
             self._away = asked(self._kernel, self._remover.container)
         return self._away != 0
 
@@ -578,9 +578,9 @@ class _RemovalRun:
 def _read_window(
     entries: Iterator[os.DirEntry[str]], passed: Collection[str], strategy: Strategy, until_s: float | None
 ) -> DirectoryWindow:
-    """The first entries that are not passed over: bounded by their number, by the length of their names, and by time.
+    """The first entries, without those passed over: limited by their number, the length of their names, and time.
 
-    until_s  monotonic; some are read in any case
+    until_s  monotonic; some entries are read in any case
     """
     size = _CHUNK if until_s is None else _SERVERS_CHUNK
     if passed:
@@ -589,7 +589,7 @@ def _read_window(
     subdirs: list[str] = []
     inos: list[int] = []
     n_chars = 0
-    # Entries are let go of chunk by chunk: each takes as much memory as four names.
+    # Read in chunks, to free the entries early: each takes as much memory as four names.
     while len(names) + len(subdirs) < strategy.window and n_chars < strategy.window_chars:
         chunk = list(islice(entries, size))
         files = [e for e in chunk if not e.is_dir(follow_symlinks=False)] if strategy.tells_types else chunk
@@ -607,14 +607,14 @@ def _read_window(
 
 
 def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:
-    """Unlink a file, its own flags and its directory's taken off.
+    """Unlink a file after clearing its own flags and those of its directory.
 
     Raises  OSError: EPERM for a file with other names too: they would lose its flags with this one
     """
     thaw(kernel, dir_fd)
     with kernel.open_beneath(dir_fd, raw(name), _TO_INSPECT) as seen:
         st = kernel.fstat(seen)
-        # Only these have flags; to open a device or a FIFO would act on it.
+        # Only these types have flags; opening a device or a FIFO would have effects.
         if stat.S_ISREG(st.st_mode) and st.st_nlink == 1:
             with kernel.reopen(seen, os.O_RDONLY | os.O_NONBLOCK) as fd:
                 thaw(kernel, fd)
@@ -622,7 +622,7 @@ def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:
 
 
 def _take_flags_off(kernel: Kernel, *directories: Fd) -> bool:
-    """Take the flags off directories; whether any had some."""
+    """Clear the flags of directories; returns whether any had some."""
     found = False
     for fd in directories:
         with suppress(OSError):

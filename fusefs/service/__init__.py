@@ -1,1 +1,1 @@
-"""Floor 5: the service that runs for years: volumes, users and their turns, what is told of them."""
+"""The reaper service, which runs for years: volumes, fair shares for users, status, log and metrics."""

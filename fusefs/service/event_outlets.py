@@ -1,13 +1,13 @@
-"""Outlets of events and figures: log, audit log, hooks and metrics, as the configuration says, which may change.
+"""Outlets of events and figures: log, audit log, hooks and metrics, as configured; the configuration may change.
 
-The audit log has for years which user took, restored and reaped what, and how much; one JSON object a line. Beside it
-the service's log has the same events, for people, with journald's fields.
+The audit log records for years which user swapped, restored and reaped what, and how much: one JSON object per line.
+The service's log has the same events as text, with fields for journald.
 
-Hooks run as a user without rights, in a session of their own, for a limited time, a few at once; what they do or fail
-to do is logged and changes nothing in the service. Each user's events wait in a queue of their own, and the queues have
-turns: a user with thousands of events delays nobody else's hook by more than one of their own.
+Hooks run as an unprivileged user, in a session of their own, for a limited time, a few at once. Their output and
+failures are logged and change nothing in the service. Each user has an own queue of events, and the queues alternate: a
+user with thousands of events delays the next hook of another user by one hook only.
 
-Of one user so many events are reported in a span of time, and the number of the others.
+A rate limit applies to the events of each user; the number of dropped events is logged.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from fusefs.service.metrics import PrometheusMetrics, serve
 
 _HOOKS_AT_ONCE = 4
 _QUEUE_MAX = 1000
-"""Events of one user and of their subordinate uids."""
+"""Most queued events of one user, including the user's subordinate uids."""
 _TOLD_BYTES = 2000
-"""Of what a hook printed."""
+"""Limit for the output of a hook in the log."""
 _CHUNK = 1 << 16
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class _HookAccount(NamedTuple):
-    """Who a hook runs as; ids are None where they are ours anyway."""
+    """The account as which a hook runs; the ids are None if it is our own."""
 
     name: str
     home: str
@@ -58,19 +58,19 @@ class _HookAccount(NamedTuple):
 
 
 class HookRunner:
-    """Takes events at once, whatever the hooks do, and runs what belongs to them."""
+    """Queues events and runs their hooks; queueing never waits for a hook."""
 
     def __init__(self, hooks: HooksConfig) -> None:
-        """hooks: which programs, as whom, for how long."""
+        """hooks: the programs, their user and their time limit."""
         self.hooks = hooks
         self._holder_of = read_subordinates().holder_of
-        self._queues: dict[int | None, deque[Event]] = {}  # whose turn is next, first; None: events of no user
+        self._queues: dict[int | None, deque[Event]] = {}  # the next user first; None: events of no user
         self._n_waiting = trio.Semaphore(0)
         self.tally = HookCounts()
         self._n_dropped_untold: Counter[int | None] = Counter()
 
     def __call__(self, event: Event) -> None:
-        """Queue an event that has a hook. If its user's are far behind, it is dropped: that is logged and counted."""
+        """Queue an event that has a hook. Dropped if its user's queue is full; that is logged and counted."""
         if not _argv(self.hooks, event.kind):
             return
         user = None if event.uid is None else self._holder_of(event.uid)
@@ -85,7 +85,7 @@ class HookRunner:
         self._n_dropped_untold[user] += 1
 
     async def run(self) -> None:
-        """Run hooks until cancelled; those that run then are killed."""
+        """Run hooks until cancelled, which kills the running ones."""
         async with trio.open_nursery() as nursery:
             for _ in range(_HOOKS_AT_ONCE):
                 nursery.start_soon(self._work)
@@ -100,7 +100,7 @@ class HookRunner:
                 self.tally = HookCounts(n_run + 1, n_failed + (not is_well), n_dropped)
 
     def _next(self) -> Event:
-        """The next event of the user whose turn it is."""
+        """The next event of the user at the head of the line."""
         user = next(iter(self._queues))
         queue = self._queues.pop(user)
         event = queue.popleft()
@@ -116,7 +116,7 @@ def _for_user(user: int | None) -> str:
 
 
 def _argv(hooks: HooksConfig, kind: EventKind) -> tuple[str, ...] | None:
-    """The program of a kind of event."""
+    """The hook for a kind of event; None if there is none."""
     if kind in TAKEN:
         return hooks.on_swap
     others = {
@@ -129,7 +129,7 @@ def _argv(hooks: HooksConfig, kind: EventKind) -> tuple[str, ...] | None:
 
 
 async def _run(argv: tuple[str, ...], event: Event, user: str, timeout_s: float) -> bool:
-    """Run one to its end or its time limit; whether it ended well. All else is logged."""
+    """Run a hook to its end or its time limit; returns whether it exited with 0. Logs any failure."""
     fields = {"fields": variables(event)}
     name = f"hook {argv[0]} for {event.kind.value}"
     try:
@@ -152,7 +152,7 @@ async def _run(argv: tuple[str, ...], event: Event, user: str, timeout_s: float)
 async def _finish(
     argv: tuple[str, ...], event: Event, account: _HookAccount, timeout_s: float
 ) -> tuple[int | None, str]:
-    """Exit code (None: its time was over) and what it printed, for people."""
+    """Run a hook: its exit code (None: killed at the time limit) and its output as text for the log."""
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
     output = _HookOutput(read_fd)
     try:
@@ -173,14 +173,14 @@ async def _finish(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(output.read)
             code = await _wait(process, timeout_s)
-            nursery.cancel_scope.cancel()  # what it left running may keep the pipe open for ever
+            nursery.cancel_scope.cancel()  # a process that it left running may keep the pipe open for ever
         return code, output.told()
     finally:
         output.close()
 
 
 async def _wait(process: trio.Process, timeout_s: float) -> int | None:
-    """Its exit code; None if it had to be killed with all of its group, and was, as far as that is possible."""
+    """The exit code; None if the process and its group were killed at the time limit, as far as permitted."""
     try:
         with trio.move_on_after(timeout_s):
             return await process.wait()
@@ -189,13 +189,13 @@ async def _wait(process: trio.Process, timeout_s: float) -> int | None:
         if process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            # One that turned into another user's, or hangs in a call, holds up neither the service nor its end.
+            # A process that changed to another user, or hangs in a system call, delays neither the service nor its end.
             with trio.move_on_after(timers.current.hook_dying_limit_s, shield=True):
                 await process.wait()
 
 
 class _HookOutput:
-    """The beginning of what a hook prints; all else is read too, or it would wait for a reader."""
+    """Keeps the beginning of a hook's output; reads the rest too, or the hook would block on the pipe."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -203,7 +203,7 @@ class _HookOutput:
         self._said = bytearray()
 
     async def read(self) -> None:
-        """Read until no process is left that could write."""
+        """Read until no process has the pipe open for writing."""
         while True:
             await trio.lowlevel.wait_readable(self._fd)
             with suppress(BlockingIOError):
@@ -211,7 +211,7 @@ class _HookOutput:
                     return
 
     def told(self) -> str:
-        """Its words on one line, after a colon; empty if it said nothing."""
+        """The output as one line, after a colon; empty if there is none."""
         with suppress(BlockingIOError):
             while len(self._said) < _TOLD_BYTES and self._take():
                 pass
@@ -219,7 +219,6 @@ class _HookOutput:
         return f": {show(text)}" if text else ""
 
     def close(self) -> None:
-        """Read nothing any more."""
         os.close(self._fd)
 
     def _take(self) -> bool:
@@ -229,7 +228,7 @@ class _HookOutput:
 
 
 def _stdin(event: Event) -> Fd:
-    """The event's JSON as a file in memory: a hook that doesn't read it holds nothing up."""
+    """The event's JSON as a file in memory: a hook that does not read it blocks nothing."""
     fd = Fd(os.memfd_create("event", os.MFD_CLOEXEC))
     with open(fd, "wb", closefd=False) as file:
         file.write(encode(event) + b"\n")
@@ -238,7 +237,7 @@ def _stdin(event: Event) -> Fd:
 
 
 def _account(user: str) -> _HookAccount:
-    """Who a hook runs as: the one that root's service was told, or else ourselves. Raises  KeyError"""
+    """The account for hooks: the configured one for root's service, else our own. Raises  KeyError"""
     if os.geteuid() != 0:
         ours = pwd.getpwuid(os.geteuid())
         return _HookAccount(ours.pw_name, ours.pw_dir)
@@ -255,13 +254,14 @@ def _environment(event: Event, account: _HookAccount) -> Mapping[str, str]:
 _LOG = logging.getLogger(__name__)
 _SPAN_S = 10.0
 _MOST_TOLD = 1000
-"""Events of one user in such a span: a hundred a second are more than people and their scripts throw away."""
+"""Events of one user in that time: users and their scripts rarely cause a hundred per second."""
 
 
 class EventLimit:
-    """A rate limit on events: one user may rename containers all day, and each rename would be reported.
+    """A rate limit on events: a user could rename containers all day, and each rename would be reported.
 
-    Counts events by user, who has those of their subordinate uids; what is beyond is counted, and told as a number.
+    Counts events by user, including those of the user's subordinate uids. Events above the limit are dropped; their
+    number is logged.
     """
 
     def __init__(self) -> None:
@@ -270,7 +270,7 @@ class EventLimit:
         self._counts: dict[int, int] = {}
 
     def lets_pass(self, uid: int, now_s: float) -> bool:
-        """Whether one more event of a user is to be told now."""
+        """Whether to report one more event of a user now."""
         if now_s >= self._since_s + _SPAN_S:
             for one, count in self._counts.items():
                 if count > _MOST_TOLD:
@@ -282,7 +282,7 @@ class EventLimit:
 
 
 class EventOutlets:
-    """All of them; events may come before they are run."""
+    """All outlets; they accept events before they run."""
 
     def __init__(self, config: Config) -> None:
         self._hooks = HookRunner(config.hooks)
@@ -293,7 +293,7 @@ class EventOutlets:
         self._listening = trio.CancelScope()
 
     def tell(self, event: Event, *, is_own: bool) -> None:
-        """Report an event to all outlets. is_own: it happened in a store of its user's own"""
+        """Report an event to all outlets. is_own: it happened in a user's own store"""
         log_event(event)
         if self._audit is not None:
             self._audit(event)
@@ -302,17 +302,17 @@ class EventOutlets:
             self._metrics(event, is_own=is_own)
 
     def publish(self, status: Status) -> None:
-        """These are the figures now."""
+        """Publish the current figures."""
         if self._metrics is not None:
             self._metrics.publish(status, self._hooks.tally)
 
     def run(self, config: Config, nursery: trio.Nursery) -> None:
-        """Work in a nursery until that is cancelled."""
+        """Start the tasks of the outlets in a nursery."""
         nursery.start_soon(self._hooks.run)
         self._serve_metrics(config.metrics, nursery)
 
     def configure(self, config: Config, nursery: trio.Nursery) -> None:
-        """Go on as another configuration says. The audit log is opened anew: it may have been renamed."""
+        """Apply another configuration. Opens the audit log anew, as it may have been renamed."""
         self._hooks.hooks = config.hooks  # from the next event on
         self._serve_metrics(config.metrics, nursery)
         if config.audit == self._audit_path and self._audit is not None:
@@ -323,7 +323,6 @@ class EventOutlets:
         self._audit, self._audit_path = _open_audit(config), config.audit
 
     def close(self) -> None:
-        """Nothing more is told."""
         if self._metrics is not None:
             self._metrics.close()
         if self._audit is not None:
@@ -361,22 +360,22 @@ def _open_audit(config: Config) -> Audit | None:
 
 
 def log_event(event: Event) -> None:
-    """Tell an event in the service's log."""
+    """Write an event to the service's log."""
     level = logging.ERROR if event.kind in ERRORS else logging.WARNING if event.kind in WARNINGS else logging.INFO
     _LOG.log(level, "%s", describe(event), extra={"fields": variables(event)})
 
 
 class Audit:
-    """A file that is only ever appended to; a disk that is full costs lines, not the service."""
+    """An append-only file; a full disk costs lines, not the service."""
 
     def __init__(self, path: bytes) -> None:
-        """Open it, made 0640 if need be, its directory too. Raises  OSError"""
+        """Open the file; creates it with mode 0640, and its directory, if missing. Raises  OSError"""
         self._path = path
         self._fd, self._is_cut = _open(path)
         self._n_lost = 0
 
     def __call__(self, event: Event) -> None:
-        """Write one line. Of one that the disk had no place for, what was written stays; the next one begins anew."""
+        """Write one line. If it fits in part only, that part stays, and the next event begins a new line."""
         line = b"\n" * self._is_cut + encode(event) + b"\n"
         try:
             n_written = os.write(self._fd, line)
@@ -396,7 +395,7 @@ class Audit:
             self._lose("a line was cut short, no space left on device")
 
     def reopen(self) -> None:
-        """Go on in the file that has the name now: after logrotate renamed the old one."""
+        """Open the file at the path again, after logrotate has renamed the old one."""
         try:
             fd, is_cut = _open(self._path)
         except OSError as error:
@@ -406,7 +405,6 @@ class Audit:
         self._fd, self._is_cut = fd, is_cut
 
     def close(self) -> None:
-        """Write nothing any more."""
         self._fd.close()
 
     def _lose(self, why: str | None) -> None:
@@ -416,7 +414,7 @@ class Audit:
 
 
 def _open(path: bytes) -> tuple[Fd, bool]:
-    """The file, and whether its last line has no end."""
+    """Open the file; also returns whether its last line lacks a newline."""
     make_dir(os.path.dirname(os.path.abspath(path)))
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     fd = Fd(os.open(path, flags, 0o640))

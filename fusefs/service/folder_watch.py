@@ -1,4 +1,4 @@
-"""inotify watches on users' folders, as things to look at: what came in, was restored, or was dropped."""
+"""inotify watches on users' folders: reports orphans that arrived, were restored, or were dropped."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ _ORPHANS, _RESTORING, _REAPING = (
     Name(state.value.encode()) for state in (State.ORPHANS, State.RESTORING, State.REAPING)
 )
 _MOST_WATCHED = 1000
-"""Folders of one user's, and of his subordinate uids, in which inotify tells what happens; the others are polled."""
+"""Most folders that inotify watches for one user, including subordinate uids; the remaining ones are polled."""
 
 
 class FolderWatches:
     """Watches the folders of all users of a volume, in all stores that they use."""
 
     def __init__(self, context: ServiceContext, volume: bytes, wake: Callable[[], None]) -> None:
-        """wake: called when there is something to do."""
+        """wake: called when there is work to do."""
         self._context = context
         self._volume = volume
         self._wake = wake
         self._users: dict[int, UserState] = {}
-        self._watches: dict[int, dict[bytes, list[int]]] = {}  # of each user, by the path of the store
-        self._blind: defaultdict[int, set[bytes]] = defaultdict(set)  # of each user, what could not be watched
+        self._watches: dict[int, dict[bytes, list[int]]] = {}  # by uid, and by the path of the store
+        self._blind: defaultdict[int, set[bytes]] = defaultdict(set)  # by uid: stores that could not be watched
         self._areas: list[int] = []
         self._n_blind = 0
-        self.next_at_s = math.inf  # when to try again what could not be watched; later each time
+        self.next_at_s = math.inf  # next attempt to watch the remaining folders; the interval grows
 
     def post(self, store: Store, users: Mapping[int, UserState]) -> None:
-        """Watch the folders of all users that are not watched yet, of each user in no more than so many stores."""
+        """Watch all users' folders that are not watched yet, up to a limit of stores for each user."""
         for uid in [uid for uid, user in self._users.items() if users.get(uid) is not user]:
             self.dismiss(uid)
         self._users = dict(users)
@@ -64,17 +64,17 @@ class FolderWatches:
             for base in watches.keys() - user.parts.keys():
                 self._leave(uid, base)
             n_left[holder_of(uid)] -= len(watches)
-            # Where not all of it is watched then, the user has too many stores.
+            # If some folders are not watched then, the user has too many stores.
             is_full &= len(watches) >= min(most, len(user.parts))
         self._n_blind = 0 if is_full else self._n_blind + 1
         self.next_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
 
     def is_complete(self, uid: int) -> bool:
-        """Whether all that happens in a user's folders will be told."""
+        """Whether every change in a user's folders will be reported."""
         return uid in self._watches and self._watches[uid].keys() == self._users[uid].parts.keys()
 
     def dismiss(self, uid: int) -> None:
-        """Watch nothing of a user's any more."""
+        """Remove all watches of a user."""
         self._users.pop(uid, None)
         self._blind.pop(uid, None)
         for base in list(self._watches.get(uid, ())):
@@ -82,7 +82,7 @@ class FolderWatches:
         self._watches.pop(uid, None)
 
     def post_areas(self, store: Store, notice: Callable[[InotifyEvent], None]) -> None:
-        """Watch where users' folders are made, as far as it can be, if that is not watched yet."""
+        """Watch the areas in which users' folders are created, as far as possible, if not watched yet."""
         if self._areas:
             return
         wanted = InotifyMask.CREATE | InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.DELETE
@@ -91,7 +91,7 @@ class FolderWatches:
                 self._areas.append(self._context.watcher.add(area, wanted, notice))
 
     def leave_areas(self) -> None:
-        """Watch no more where they are made."""
+        """Remove the watches on the areas."""
         for number in self._areas:
             self._context.watcher.remove(number)
         self._areas.clear()
@@ -112,10 +112,10 @@ class FolderWatches:
         else:
             if base in self._blind[user.uid]:
                 self._blind[user.uid].remove(base)
-                user.look_again()  # anything may have happened meanwhile
+                user.look_again()  # changes during that time are unknown
 
     def _watch(self, store: Store, user: UserState, part: FolderPart) -> None:
-        """Watch the folders in one store."""
+        """Watch a user's folder in one store."""
         watched = (
             (_ORPHANS, InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.ATTRIB, self._on_orphans),
             (_RESTORING, InotifyMask.DELETE, self._on_restoring),
@@ -142,7 +142,7 @@ class FolderWatches:
         ):
             if part.base in self._watches.get(user.uid, ()):
                 self._leave(user.uid, part.base)
-                user.look_again()  # which watches again what is still there
+                user.look_again()  # this also watches the remaining directories again
         else:
             notice(user, part, event)
         self._wake()
@@ -154,7 +154,7 @@ class FolderWatches:
         if event.happened & InotifyMask.MOVED_TO:
             note_once(user.came, identifier)
         if event.happened & (InotifyMask.MOVED_TO | InotifyMask.ATTRIB):
-            part.look_at(identifier)  # new, or somebody gave it another term (`trashd keep`)
+            part.look_at(identifier)  # new, or its retention was changed (`trashd keep`)
         else:
             part.leaves(identifier)
 
@@ -162,7 +162,7 @@ class FolderWatches:
         identifier = _id(event)
         if identifier is not None:
             user.forget(identifier)
-            part.look_at(identifier)  # so that it is known how many there are now
+            part.look_at(identifier)  # to update the number of orphans
             self._context.tell(EventKind.RESTORED, volume=self._volume, uid=user.uid, identifier=identifier)
 
     def _on_reaping(self, user: UserState, part: FolderPart, event: InotifyEvent) -> None:
@@ -170,7 +170,7 @@ class FolderWatches:
         if identifier is None or identifier in user.ours:
             return
         if event.happened & InotifyMask.MOVED_TO:
-            part.look_at(identifier)  # somebody left it to us (`trashd swap --wait`), or reaps it himself
+            part.look_at(identifier)  # left to us (`trashd swap --wait`), or claimed by another process of the user
             return
         user.forget(identifier)
         part.look_at(identifier)
@@ -181,14 +181,14 @@ class FolderWatches:
         now_s = boot_s()
         if event.happened & InotifyMask.MOVED_TO:
             user.tend_at_s = now_s
-        elif user.tend_at_s > now_s:  # what was moved there waits for no copy
+        elif user.tend_at_s > now_s:  # a directory moved into drop/ need not wait, a copy must be complete first
             user.tend_at_s = now_s + timers.current.copy_pause_s
 
 
 def open_part(store: Store, path: bytes, uid: int) -> Fd:
-    """A user's folder in the store with that path: this one, or one below it.
+    """Open a user's folder in the store with that path: the given store, or one below it.
 
-    The user's own pointer leads there: through no link.
+    The user's own pointer names that path, so no link on it is followed.
 
     Raises  OSError
     """

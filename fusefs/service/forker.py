@@ -1,11 +1,11 @@
-"""The forker: forks the service's children. It has no threads and no trio, so that a fork copies nothing half-done.
+"""The forker: forks the service's children. It has no threads and no trio, so a fork never copies a half-done state.
 
-It is forked before the service starts its loop, does what it is asked, and dies with the service, as its children
-die with it. What it is told by the service it believes; what a user wrote it never sees. A child acts for a user; or it
-reads users' registries for root's service, and may wait for a disk or a user: the service does not.
+The service forks it before it starts its event loop. The forker dies with the service, and its children die with the
+forker. It trusts requests from the service and never reads user-written data. A child acts for one user, or reads
+users' registries for root's service. A child may wait for a disk or a user; the service never does.
 
-A child does one order at a time and listens while it works: for another tempo, or the order to leave it where it is. It
-alone reads its user's files, and deletes as that user.
+A child carries out one order at a time. During its work it reads messages: a new speed, or the order to park. Only a
+child reads its user's files, and it deletes as that user.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ from fusefs.store.tidy_folder import tend
 
 _PAGE_BYTES = MESSAGE_MAX // 4
 _MOST_QUARANTINED, _LONG = 50, 1500
-"""Told at a start, for root to take over, if they fit into the message; the rest is left for an administrator."""
+"""Limits for quarantined orphans reported at start-up, for root to take over; an administrator handles more."""
 _TOLD_PROBLEMS, _TOLD_CHARS = 20, 300
 _AHEAD_S = 1.0
-"""For how long a page that was read ahead is as good as one that is read when it is asked for."""
+"""How long a page that was read ahead counts as fresh."""
 
 
 class ServiceGone(Exception):
@@ -98,7 +98,7 @@ class ServiceGone(Exception):
 
 
 class Child:
-    """The life of a child."""
+    """The main loop of a child."""
 
     def __init__(self, channel: socket.socket, folder: UserFolder) -> None:
         self._channel = channel
@@ -116,7 +116,7 @@ class Child:
         self._listing = _NOTHING
 
     def serve(self) -> None:
-        """Do what is ordered until the service is gone."""
+        """Carry out orders until the service is gone."""
         try:
             while True:
                 while not self._orders:
@@ -127,7 +127,7 @@ class Child:
             return
 
     def _do(self, order: Order) -> None:
-        """Carry out an order. What goes wrong with the folder or the volume is told, not raised."""
+        """Carry out an order. Errors of the folder or the volume are reported to the service, not raised."""
         try:
             self._folder = _as_it_is(self._folder)
             match order:
@@ -161,18 +161,18 @@ class Child:
         for folder in self._served():
             bases.append(folder.store.path())
             for part in FOLDERS:
-                folder.open(part).close()  # what is missing could not be watched
+                folder.open(part).close()  # makes the missing ones, which could not be watched
             store = folder.store._replace(takeover_s=takeover_s)
             problems += [*tend(folder._replace(store=store)), *_given(folder)]
         return Tended(bases, [problem[:_TOLD_CHARS] for problem in problems[:_TOLD_PROBLEMS]])
 
     def _served(self) -> Iterator[UserFolder]:
-        """This user's folders in all stores, as far as they are proven; in a user's own service all of them."""
+        """This user's folders in all stores, if trusted; a user's own service includes untrusted ones."""
         return (one for one in with_lower(self._folder) if one.is_proven or not self._folder.is_proven)
 
     @contextmanager
     def _in(self, base: bytes) -> Iterator[UserFolder]:
-        """This user's folder in a store, which still is what it was."""
+        """Open this user's folder in a store, after a check that it is the same volume."""
         for folder in self._served():
             if folder.store.path() == base:
                 yield _as_it_is(folder)
@@ -188,17 +188,17 @@ class Child:
             return Page(order.base, [*filter(None, seen)], "", _count(folder), len(_ids(folder, State.QUARANTINE)))
 
     def _read_ahead(self, order: ReadRecords) -> None:
-        """Read the page after the one that was sent, while the service takes that in."""
+        """Read the next page while the service handles the one that was sent."""
         after = self._listing.last
         if order.ids is None and after and not self._orders:
             following = msgspec.structs.replace(order, after=after, and_quarantined=False)
-            with suppress(OSError, TrashdError):  # the order for it meets the same
+            with suppress(OSError, TrashdError):  # the order for that page will meet the same error
                 self._ahead = (following, time.monotonic(), self._look(following))
 
     def _take_read_ahead(self, order: ReadRecords) -> Page | None:
-        """The page that was read ahead, if it is the wanted one and less than a second old; else None.
+        """Return the page that was read ahead if it matches the order and is less than a second old, else None.
 
-        The service learns of what changed after it was read from its own watches.
+        The service learns about later changes from its own watches.
         """
         ahead, self._ahead = self._ahead, None
         if ahead is None:
@@ -207,7 +207,7 @@ class Child:
         return page if order == wanted and time.monotonic() - read_at_s <= _AHEAD_S else None
 
     def _look_on(self, folder: UserFolder, order: ReadRecords) -> Page:
-        """The next page of all containers."""
+        """Read the next page of the listing."""
         if not order.after or self._listing.base != order.base or self._listing.last != order.after:
             self._listing = _list(folder, order)
         listing = self._listing
@@ -232,14 +232,14 @@ class Child:
         quarantined = [
             one for name in told if (one := self._read(folder, name, State.QUARANTINE)) and _size(one) < _LONG
         ]
-        # In the end the count is of now: others came while we read.
+        # The last page has the current count: orphans may have arrived during the listing.
         n_orphans = _count(folder) if is_last else listing.n_listed
         return Page(order.base, seen, "" if is_last else last, n_orphans, len(in_quarantine), quarantined)
 
     def _read_texts(self, folder: UserFolder, ids: list[str]) -> dict[str, bytes | None]:
-        """The text of each orphan's record, by id; None where it has to be read alone.
+        """Read the record texts of many orphans, by id; None for a record that must be read individually.
 
-        Nothing on a filesystem that needs a server: many answers would take longer than a beat may be late.
+        Returns nothing on a filesystem with a server: many requests could take longer than a heartbeat may be late.
         """
         kernel = folder.store.kernel
         with folder.open(State.ORPHANS) as orphans_fd:
@@ -249,7 +249,7 @@ class Child:
         return dict(zip(ids, texts, strict=True))
 
     def _read(self, folder: UserFolder, name: str, state: State, text: bytes | None = None) -> SeenContainer | None:
-        """What a record says; None if it is gone meanwhile. text: of the record, if that was read already"""
+        """Read a record; None if the container is gone. text: of the record, if already read"""
         is_claimed, container = state is State.REAPING, ContainerId(name)
         try:
             if text is None:
@@ -264,7 +264,7 @@ class Child:
         origin = None if record.origin is None else os.path.join(folder.store.base_path, record.origin)
         told = SeenContainer(name, is_claimed, record.created_ns, record.retention_s, origin, record.method)
         boot_ns = record.boot_ns if record.boot == boot_id() else None
-        # On a full volume the reasons found no room: it is not known that it is root's to take.
+        # On a full volume the reasons could not be stored: root must not assume that it may take the container over.
         is_reasonless = state is State.QUARANTINE and not record.failures
         is_kept = is_reasonless or keeps_for_its_owner(record.failures)
         told = told._replace(is_kept=is_kept, boot_ns=boot_ns)
@@ -295,11 +295,11 @@ class Child:
             ended = OrphanEnded(container, error=str(error.strerror), errno=error.errno or errno.EIO)
         if not ended.stopped:
             self._is_away(None)
-        self._say(self._sums)  # what it did is known before it is told
+        self._say(self._sums)  # the figures arrive before the result
         return msgspec.structs.replace(ended, origin=origin, seconds=time.monotonic() - began)
 
     def _outage(self) -> OutageWishes:
-        """How long a server is waited for: no longer because others had their turns meanwhile."""
+        """The wait for a server; turns of other users do not extend it."""
         since_s, limit_s = self._away_since_s, timers.current.outage_limit_s
         left_s = limit_s if since_s is None else max(since_s + limit_s - time.monotonic(), 0.0)
         return OutageWishes(left_s, self._is_away, self.wait, timers.current.doubt_pauses_s)
@@ -330,7 +330,7 @@ class Child:
         return Measured(container, 0, 0)
 
     def _measure_when_idle(self, base: bytes, container: ContainerId) -> Measured | None:
-        """Note in an orphan's record what it takes; None if that was stopped. It is slow: nobody waits for it."""
+        """Store an orphan's size in its record; None if stopped. Slow: no order waits for it."""
         with self._in(base) as folder:
             kernel = folder.store.kernel
             try:
@@ -353,19 +353,19 @@ class Child:
                 return Measured(container, 0, 0)
 
     def is_told_to_stop(self) -> bool:
-        """Whether what is done should be left where it is."""
+        """Whether to leave the current work unfinished."""
         self._listen()
         return self._is_parked or self._is_stopped
 
-    # What the engine asks (engine.pace.SetsSpeed)
+    # Called by the engine (engine.pace.SetsSpeed)
 
     def tempo(self) -> Speed:
-        """The service's last word."""
+        """The speed that the service set last."""
         self._listen()
         return self._tempo
 
     def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
-        """Sum up for the next beat."""
+        """Add to the sums for the next heartbeat."""
         sums = self._sums
         self._sums = msgspec.structs.replace(
             sums,
@@ -375,7 +375,7 @@ class Child:
         )
 
     def wait(self, seconds: float) -> None:
-        """Wait that long, or until the service says something."""
+        """Wait for this time, or until the service sends a message."""
         self._hear(seconds)
         self._beat()
 
@@ -383,16 +383,16 @@ class Child:
         self._listen()
         return self._is_stopped
 
-    # Talking
+    # Messages
 
     def _listen(self) -> None:
-        """Hear what has come, and beat if it is time."""
+        """Handle all messages that have arrived, and send a heartbeat if it is due."""
         while self._poll.poll(0):
             self._take()
         self._beat()
 
     def _hear(self, seconds: float | None) -> None:
-        """Wait for something to come, at most that long."""
+        """Wait for one message, at most that long."""
         if self._poll.poll(None if seconds is None else seconds * 1e3):
             self._take()
 
@@ -427,38 +427,38 @@ class Child:
 
 
 class _WhenIdle:
-    """The pace of what is only done while nobody else uses the disk (engine.pace.SetsSpeed)."""
+    """The pace of work that is done only while the disk is idle (engine.pace.SetsSpeed)."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
         self._beside_others_since_s: float | None = None
 
     def tempo(self) -> Speed:
-        """The service's word, as long as we are alone."""
+        """The speed set by the service while no one else uses the disk, else HOLD."""
         tempo = self._child.tempo()
         if tempo.is_alone:
             self._beside_others_since_s = None
             return tempo
-        if self._beside_others_since_s is None and tempo != HOLD:  # held, another user's turn is awaited
+        if self._beside_others_since_s is None and tempo != HOLD:  # HOLD from the service means another user's turn
             self._beside_others_since_s = time.monotonic()
         return HOLD
 
     def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
-        """Nothing was removed, which is what the service sums up."""
+        """Nothing was removed, so there is nothing to add."""
 
     def wait(self, seconds: float) -> None:
-        """Wait that long, or until the service says something."""
+        """Wait for this time, or until the service sends a message."""
         self._child.wait(seconds)
 
     def stops(self) -> bool:
-        """Whether to leave it: told so, or others have used the disk for too long to wait for them."""
+        """Whether to give up: parked, or others have used the disk for too long."""
         since_s = self._beside_others_since_s
         is_late = since_s is not None and time.monotonic() - since_s >= timers.current.beside_others_limit_s
         return is_late or self._child.is_told_to_stop()
 
 
 def _given(folder: UserFolder) -> list[str]:
-    """What a killed root had under way for other users and can't be handed over; only root's folder has any."""
+    """Hand over the trees that a killed `swap --for-owner` left in root's folder; returns the failures."""
     if folder.uid or not folder.is_proven or not folder.list(State.STAGE):
         return []
     with open_areas(folder.store.kernel, folder.store.fd, folder.store.name) as areas:
@@ -466,9 +466,9 @@ def _given(folder: UserFolder) -> list[str]:
 
 
 def _as_it_is(folder: UserFolder) -> UserFolder:
-    """A folder, with what the volume.json of its store says now: of a store of our own root's process has not read it.
+    """The folder with the current volume.json of its store: root's process has not read that of a user's own store.
 
-    Raises  OSError: ESTALE if it is another volume's; Untrusted
+    Raises  OSError: ESTALE if it belongs to another volume; Untrusted
     """
     store = folder.store
     volume = read_volume(store.kernel, store.fd, store.base_path, name=store.name)
@@ -478,15 +478,16 @@ def _as_it_is(folder: UserFolder) -> UserFolder:
 
 
 def _size(seen: SeenContainer) -> int:
-    """About what it takes in a message."""
+    """Approximate size in a message."""
     return 200 + len(seen.id) + 2 * len(seen.origin or b"") + 6 * len(seen.problem)
 
 
 class _ContainerListing(NamedTuple):
-    """The containers of a store, oldest first, each id followed by a newline: as a list a million takes 100 MiB.
+    """The containers of a store, oldest first, each id followed by a newline; as a list, a million ids would take 100
+    MiB.
 
-    names     those after the one where the listing began
-    n_listed  those before it too
+    names     the ids after the first one of the listing
+    n_listed  the number of all ids, including those before it
     at        where the next page begins, after the id `last`
     """
 
@@ -498,7 +499,7 @@ class _ContainerListing(NamedTuple):
     last: str = ""
 
     def next_ids(self, most: int) -> list[str]:
-        """So many ids from `at` on; fewer at the end."""
+        """Up to that many ids from `at` on; fewer at the end."""
         ids: list[str] = []
         at = self.at
         while at < len(self.names) and len(ids) < most:
@@ -519,7 +520,7 @@ def _list(folder: UserFolder, order: ReadRecords) -> _ContainerListing:
 
 
 def _count(folder: UserFolder) -> int:
-    """How many containers there are to reap, now or later."""
+    """Number of containers that can be reaped, now or later."""
     return len(_ids(folder, State.ORPHANS)) + len(_ids(folder, State.REAPING))
 
 
@@ -546,31 +547,31 @@ def _ended(reaped: Reaped) -> OrphanEnded:
 _PACKET_MAX = 1 << 16
 _MAX_FDS = 8
 _GO = b"go"
-"""To a child that might have ended, and been buried, before the service has its pidfd."""
+"""Sent to a child that could have ended, and have been reaped, before the service has its pidfd."""
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 """The service decides when its processes end."""
 _ANSWERS = 64
 _MOST_STORES = 100
-"""Of one user's own that are served."""
+"""Most own stores of one user that are served."""
 TakesRegistry = Callable[[UserRegistry, Fd | None], None]
-"""Gets what a user's registry names, and its directory (O_PATH), which is open for that long."""
+"""Called with the stores in a user's registry and its directory (O_PATH), which stays open during the call."""
 _MOST_BYTES, _LINE_BYTES = MESSAGE_MAX * 3 // 4, 700
-"""Of a message, and what a line has besides its path: a user with very long paths has fewer stores served."""
+"""Limit of a message, and the size of a line without its path: with very long paths fewer stores are served."""
 
 
 class ForkerLost(Exception):
-    """The forker ended: without it the service can't go on."""
+    """The forker ended; the service can't continue without it."""
 
 
 class ChildGone(Exception):
-    """The child ended, was stopped, hung, or said what makes no sense."""
+    """The child ended, was stopped, hung, or sent an invalid message."""
 
 
 class ChildHandle:
-    """The service's end of the connection to a child of one user: orders out, answers in, and whether it still runs."""
+    """Handle to the child process that works for one user: sends orders, receives answers, and monitors the process."""
 
     def __init__(self, uid: int, pid: int, pidfd: Fd, channel: socket.socket) -> None:
-        """channel: our end of it."""
+        """channel: our end of the socket pair."""
         self.uid = uid
         self.pid = pid
         self.sums = Heartbeat(0, 0, 0.0)
@@ -584,24 +585,24 @@ class ChildHandle:
         self._inbox_end, self._inbox = trio.open_memory_channel[Answer](_ANSWERS)
 
     def close(self) -> None:
-        """Kill it, if it has not ended, and let go of it."""
+        """Kill the child if it still runs, and close the handle."""
         self.kill("no longer needed")
         self._channel.close()
         self._inbox_end.close()
         self._pidfd.close()
 
     def kill(self, why: str) -> None:
-        """End it at once; what it was doing is found by the next."""
+        """Kill the child; its successor finds the unfinished work."""
         self._why_lost = self._why_lost or why
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def ended(self) -> None:
-        """Wait for the end of its process, which lets go of the volume. Checkpoint"""
+        """Wait for the end of the process, which then no longer uses the volume. Checkpoint"""
         await trio.lowlevel.wait_readable(self._pidfd)
 
     async def listen(self) -> None:
-        """Take in what it says until it ends. Checkpoint"""
+        """Receive messages until the child ends. Checkpoint"""
         try:
             while packet := await self._channel.recv(MESSAGE_MAX):
                 message = FROM_CHILD.decode(packet)
@@ -613,23 +614,23 @@ class ChildHandle:
         except msgspec.MsgspecError:
             self.kill("it sent an invalid message")
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # it is gone; or we closed it (EBADF, if it had just said something)
+            pass  # it has ended; or we closed the channel (EBADF, if a message had just arrived)
         finally:
             self._inbox_end.close()
 
     def lead(self, tempo: Speed) -> None:
-        """Set how fast it goes. While it is in one long system call it is told no more than it can hear."""
+        """Set the speed. During a long system call of the child the socket buffer limits how many messages are sent."""
         if tempo != self._tempo and self._send(SetTempo(tempo)):
             self._tempo = tempo
 
     def park(self, *, now: bool = False) -> None:
-        """Have it leave what it does where it is; its answers come soon. now: whatever that is"""
+        """Have the child leave its work unfinished; it answers soon. now: even while a large file is being cut"""
         self._say(Park(now))
 
     async def answers(self, order: Order) -> AsyncGenerator[Answer]:
-        """What it answers to an order; the last is no OrderDone that went well.
+        """The answers to an order, without the final OrderDone.
 
-        Raises  ChildGone; OSError with the errno of what went wrong with the folder or the volume
+        Raises  ChildGone; OSError with the errno of an error of the folder or the volume
         Checkpoint  yes
         """
         self.is_busy = True
@@ -652,7 +653,7 @@ class ChildHandle:
             self.is_busy = False
 
     def look_after(self) -> None:
-        """Kill it if it was stopped or hangs."""
+        """Kill the child if it was stopped or hangs."""
         silent_s = trio.current_time() - self._heard_at
         if not self.is_busy or silent_s < timers.current.silent_limit_s:
             return
@@ -666,7 +667,7 @@ class ChildHandle:
             self.kill("it does not read its messages")
 
     def _send(self, message: ToChild) -> bool:
-        """Send it, unless the child has heard nothing for long."""
+        """Send a message; False if the socket buffer is full."""
         try:
             self._socket.send(msgspec.json.encode(message))
         except BlockingIOError:
@@ -677,10 +678,10 @@ class ChildHandle:
 
 
 class Forker:
-    """The service's side."""
+    """The service's side of the forker."""
 
     def __init__(self) -> None:
-        """Fork it; there must be no other thread yet."""
+        """Fork the forker; there must be no other thread yet."""
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._in_turn = trio.Lock()
         with theirs:
@@ -692,21 +693,21 @@ class Forker:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """End it, and all its children."""
+        """Kill the forker, and so all its children."""
         self._ours.close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         self._pidfd.close()
 
     async def until_lost(self) -> None:
-        """Wait for its end. Checkpoint"""
+        """Wait for the end of the forker. Checkpoint"""
         await trio.lowlevel.wait_readable(self._pidfd)
 
     async def fork(self, folder: UserFolder, person: UserCredentials) -> ChildHandle:
-        """A child that acts for the owner of a folder.
+        """Fork a child that acts for the owner of a folder.
 
-        person  the user to fork as; the service's own for its own folder
-        Raises  ForkerLost; OSError if there is none: no memory, too many processes, killed at once
+        person  the user to fork as; the service's own user for its own folder
+        Raises  ForkerLost; OSError if the fork failed: no memory, too many processes, killed at once
         Checkpoint  yes
         """
         store = folder.store
@@ -724,10 +725,10 @@ class Forker:
         return ChildHandle(folder.uid, born.pid, pidfd, ours)
 
     async def read_registries(self, uids: list[int], take: TakesRegistry, seconds: float) -> bool:
-        """Have all users' registries read; whether all were, in so many seconds.
+        """Have a child read all users' registries; returns whether it finished within that time.
 
-        take    called for each that there is
-        Raises  ForkerLost; OSError if there is no process for it
+        take    called for each user with a registry
+        Raises  ForkerLost; OSError if the fork failed
         Checkpoint  yes
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -748,12 +749,12 @@ class Forker:
         return False
 
     async def _ask(self, spawn: Spawn | ReadRegistries, fds: list[int]) -> tuple[Forked, Fd]:
-        """Send one request and hear its answer."""
+        """Send one request and wait for its answer."""
         async with self._in_turn:
             try:
                 await trio.lowlevel.wait_writable(self._ours)
                 socket.send_fds(self._ours, [msgspec.json.encode(spawn)], fds)
-                with trio.CancelScope(shield=True):  # or the next one would be told of this child
+                with trio.CancelScope(shield=True):  # or the next request would get this answer
                     await trio.lowlevel.wait_readable(self._ours)
                 packet, received, _flags, _address = socket.recv_fds(self._ours, _PACKET_MAX, _MAX_FDS)
             except (BrokenPipeError, ConnectionResetError) as error:
@@ -764,12 +765,12 @@ class Forker:
         if forked.errno:
             raise OSError(forked.errno, os.strerror(forked.errno))
         if not received:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel had no place for it; the child ends
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # no free fd number here; the child ends
         return forked, Fd(received[0])
 
 
 async def _take_home(channel: socket.socket, take: TakesRegistry) -> bool:
-    """Take in what one user's registry names; False if there are no more."""
+    """Receive one user's registry; False if there are no more."""
     await trio.lowlevel.wait_readable(channel)
     packet, received, flags, _address = socket.recv_fds(channel, MESSAGE_MAX, 1)
     with ExitStack() as owned:
@@ -780,7 +781,7 @@ async def _take_home(channel: socket.socket, take: TakesRegistry) -> bool:
 
 
 def _run(service: socket.socket, channel: socket.socket) -> None:
-    """The forker's life."""
+    """The main loop of the forker."""
     service.close()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -795,7 +796,7 @@ def _run(service: socket.socket, channel: socket.socket) -> None:
 
 
 def _fork(channel: socket.socket, spawn: Spawn | ReadRegistries, fds: list[int], *, is_whole: bool) -> None:
-    """Fork one child and tell the service of it. is_whole: the kernel had a place for each fd"""
+    """Fork one child and report it to the service. is_whole: every fd was received"""
     life = partial(_read, spawn, fds) if isinstance(spawn, ReadRegistries) else partial(_serve, spawn, fds)
     with ExitStack() as owned:
         for fd in fds:
@@ -806,33 +807,33 @@ def _fork(channel: socket.socket, spawn: Spawn | ReadRegistries, fds: list[int],
             pid = fork(partial(_live, channel, life))
             pidfd = owned.enter_context(Fd(os.pidfd_open(pid)))
         except OSError as error:
-            # No memory, too many processes; or its user was quick to kill it.
+            # No memory, too many processes; or its user killed it at once.
             socket.send_fds(channel, [msgspec.json.encode(Forked(errno=error.errno or errno.EAGAIN))], [])
         else:
             socket.send_fds(channel, [msgspec.json.encode(Forked(pid))], [pidfd])
 
 
 def _live(channel: socket.socket, life: Callable[[], None]) -> None:
-    """A child's life. channel: the forker's"""
+    """Run a child. channel: the forker's"""
     channel.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it has children of its own, and waits for them
     try:
         life()
     except BaseException:
-        traceback.print_exc()  # a fault of ours: into the service's log
+        traceback.print_exc()  # a bug in trashd: goes to the service's log
         sys.stderr.flush()
         raise
 
 
 def _read(wanted: ReadRegistries, fds: list[int]) -> None:
-    """The life of a child that reads registries."""
+    """The main function of a child that reads registries."""
     with socket.socket(fileno=fds[0]) as channel, suppress(BrokenPipeError, ConnectionResetError):
         if channel.recv(len(_GO)):
             tell_homes(channel, wanted.uids)
 
 
 def _serve(spawn: Spawn, fds: list[int]) -> None:
-    """The life of a child that acts for a user."""
+    """The main function of a child that acts for a user."""
     channel_fd, folder_fd, base_fd, store_fd, *mounted = map(Fd, fds)
     uid = spawn.person.uid
     if os.geteuid() != uid:
@@ -847,14 +848,15 @@ def _serve(spawn: Spawn, fds: list[int]) -> None:
 
 
 def tell_homes(channel: socket.socket, uids: Iterable[int]) -> None:
-    """Say what all users' registries name, one user a packet. Raises  OSError: the service is gone"""
+    """Send the stores in all users' registries, one user per packet. Raises  OSError: the service is gone"""
     kernel, mounts = Kernel(), read_mounts()
     homes: dict[int, list[LineOf]] = {}
     for word in stores_of_users(kernel, mounts, uids):
         homes.setdefault(word.uid, []).append(word)
     for word in stores_at_roots(kernel, mount_points(mounts), mounts):
         known = homes.setdefault(word.uid, [])
-        # What the user has registered elsewhere is a copy here, or there: that user says which it is.
+        # If the user has registered the same volume elsewhere, one of the two is a copy: the user's registration
+        # decides.
         if all(word.line.volume != one.line.volume for one in known):
             known.append(word)
     for uid, words in homes.items():
@@ -870,7 +872,7 @@ def tell_homes(channel: socket.socket, uids: Iterable[int]) -> None:
 
 
 def _home(uid: int, words: Sequence[LineOf]) -> UserRegistry:
-    """The newest of a user's stores, as many as are served."""
+    """The newest of a user's stores, up to the limits."""
     told: list[LineOf] = []
     n_bytes = 0
     for word in reversed(words[-_MOST_STORES:]):

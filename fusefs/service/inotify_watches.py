@@ -1,4 +1,4 @@
-"""inotify for the service: one instance, a callback for each watched directory."""
+"""inotify for the service: one instance, with a callback for each watched directory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent, InotifyMask, open_inotify, read_events, unwatch, watch
 
 _BREATH_S, _LONGEST_BREATH_S = 0.02, 0.5
-"""Between two readings: a user who creates and removes files all day must not keep the service busy."""
+"""Pause between two reads: a user who creates and removes files all day must not keep the service busy."""
 _N_RESTS = 4
-"""Such a rest is so much longer than what this thread computed since the last one: however fast a user is, and however
-slow the machine, that noise takes a fifth of a core at most."""
+"""The pause is that many times the CPU time of this thread since the last pause. However fast a user is, and however
+slow the machine, this load stays below a fifth of a core.
+"""
 
 Notice = Callable[[InotifyEvent], None]
 
 
 class InotifyWatches:
-    """Directories that are watched."""
+    """The watched directories and their callbacks."""
 
     def __init__(self) -> None:
         self._inotify: Fd = open_inotify()
@@ -35,7 +36,7 @@ class InotifyWatches:
         self._inotify.close()
 
     def add(self, dir_fd: int, wanted: InotifyMask, notice: Notice) -> int:
-        """Watch a directory; the watch's number.
+        """Watch a directory; returns the watch's number.
 
         notice  called for each event in it, with OVERFLOW when events were lost, with IGNORED when the watch is gone
         Raises  OSError: ENOSPC when the kernel's limit is reached
@@ -45,13 +46,13 @@ class InotifyWatches:
         return number
 
     def remove(self, number: int) -> None:
-        """Watch it no more."""
+        """End a watch."""
         if self._notices.pop(number, None) is not None:
             with suppress(OSError):
                 unwatch(self._inotify, number)
 
     async def run(self) -> None:
-        """Call back until cancelled. Checkpoint"""
+        """Read events and call back until cancelled. Checkpoint"""
         before_s = time.thread_time()
         while True:
             await trio.lowlevel.wait_readable(self._inotify)

@@ -1,8 +1,8 @@
-"""What a service knows of volumes by their ids: on which disk each was served last, and under which rules.
+"""Volumes known to a service by their ids: the disk on which each was served last, and its rules.
 
-A volume is known again by its id wherever it is mounted, and so is a block copy of it: an LVM snapshot, a dd, a disk of
-a cloned machine. Nothing on a copy tells that it is one. So a disk that comes to be served has a while of grace, two
-disks with one id stay untouched, and a volume that had rules is not served without them.
+A volume keeps its id wherever it is mounted. A block copy of it has the same id: an LVM snapshot, a dd, a disk of a
+cloned machine. Nothing on a copy shows that it is one. So a disk that is newly served gets a grace period, two disks
+with one id are left untouched, and a volume that had rules is not served without them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _LOG = logging.getLogger(__name__)
 _FILE = b"volumes.json"
 _MOST, _MOST_BYTES = 1000, 1 << 20
 _OF_USER = " "
-"""Between the id and the owner of a user's own store."""
+"""Separates the id and the owner in the key of a user's own store."""
 _MOST_WINDOWS = 4
 _EVER_S = -1e18
-"""So long before the boot that nothing has expired before."""
+"""Before the earliest possible expiry."""
 
 
 class CopyMounted(Unproven):
@@ -46,7 +46,7 @@ class RulesMissing(Unproven):
 
 
 class GraceWindow(NamedTuple):
-    """A time in which a volume was not served, and until when that keeps what expired then; by CLOCK_BOOTTIME."""
+    """A time in which a volume was not served, and the end of the grace after it; by CLOCK_BOOTTIME."""
 
     after_s: float
     until_s: float
@@ -54,16 +54,16 @@ class GraceWindow(NamedTuple):
 
 
 class Grace:
-    """A while in which nothing goes that expired while a volume was not served; in seconds of the service's time."""
+    """A grace period for orphans that expired while a volume was not served; in seconds of the service's clock."""
 
     def __init__(self, where: bytes = b"", windows: Sequence[GraceWindow] = ()) -> None:
-        """where: the volume, for the log; empty: nothing is logged, as a user can bring it about at will."""
+        """where: the volume, for the log; empty: log nothing, as a user could cause that at will."""
         self._where = where
         self._windows = windows
         self._ends_s = 0.0
 
     def at_s(self, due_s: float, expired_s: float) -> float:
-        """When something may go that is due at one time, and expired at another."""
+        """When an orphan may be deleted that is due at `due_s` and expired at `expired_s`."""
         ends_s = max((one.ends_s for one in self._windows if one.after_s < expired_s <= one.until_s), default=due_s)
         if ends_s <= due_s:
             return due_s
@@ -75,7 +75,7 @@ class Grace:
         return ends_s
 
     def why(self, now_s: float) -> str:
-        """A sentence for the status; empty if nothing is kept by it, or no longer."""
+        """A sentence for the status; empty if no orphan is kept by the grace period, or no longer."""
         if now_s >= self._ends_s:
             return ""
         ends = time.strftime("%H:%M", time.localtime(time.time() + self._ends_s - _boot_s()))
@@ -86,11 +86,11 @@ NO_GRACE = Grace()
 
 
 class _Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of one volume.
+    """What the service remembers of one volume.
 
-    disk     the one that it was served on last, as Disk.name has it
+    disk     the disk on which it was served last, as Disk.name has it
     until_s  until when, by CLOCK_BOOTTIME of the boot in that name
-    windows  those of its grace, of that boot too
+    windows  its grace windows, of that boot too
     rules    the path of the [[volume]] that it had, quoted; empty if it had none
     """
 
@@ -101,14 +101,14 @@ class _Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _MountedVolume(NamedTuple):
-    """look_again: has its loop look at it anew; came: because a copy was mounted, otherwise one has gone"""
+    """look_again: has its loop check it again; True: a copy was mounted, False: one is gone"""
 
     disk: Disk
     look_again: Callable[[bool], None]
 
 
 class KnownVolumes:
-    """The memory of a service, in a file that the next one reads, and which volumes are mounted."""
+    """The service's memory of volumes, in a file for its successor, and the list of mounted ones."""
 
     def __init__(self, state: bytes) -> None:
         """state: the service's state directory."""
@@ -131,7 +131,7 @@ class KnownVolumes:
             return
         self._known[volume] = one
         while len(self._known) > _MOST:
-            # Users make as many stores as they like: theirs are forgotten before any of root's volumes.
+            # Users can make any number of stores: theirs are forgotten before any of root's volumes.
             del self._known[next((one for one in self._known if _OF_USER in one), next(iter(self._known)))]
         try:
             make_dir(os.path.dirname(self._path))
@@ -143,7 +143,7 @@ class KnownVolumes:
         return self._known.get(volume, _Remembered())
 
     def appear(self, volume: str, where: bytes, disk: Disk, now_s: float, grace_s: float) -> Grace:
-        """What a volume gets whose disk comes to be served."""
+        """The grace for a volume whose disk is newly served."""
         known = self._of(volume)
         is_same = bool(disk.name) and known.disk == disk.name
         last = GraceWindow(known.until_s if is_same else _EVER_S, now_s, now_s + grace_s)
@@ -155,19 +155,19 @@ class KnownVolumes:
         return Grace(where, windows)
 
     def disappear(self, volume: str, disk: Disk, served_until_s: float) -> None:
-        """Its disk is not served any more, for now or for good."""
+        """Note that the disk of a volume is no longer served, for now or for good."""
         known = self._of(volume)
         if known.disk == disk.name:
             self._note(volume, msgspec.structs.replace(known, until_s=served_until_s))
 
     def refuse_copy(self, volume: str, path: bytes, disk: Disk, look_again: Callable[[bool], None]) -> None:
-        """Of two disks with one volume's id neither is served, unless `trashd init` said which. Raises  CopyMounted"""
+        """Refuse both of two disks with one volume's id, unless `trashd init` chose one of them. Raises  CopyMounted"""
         if not disk.is_block:
             return
         mounted = self._mounted.setdefault(volume, {})
         mounted[path] = _MountedVolume(disk, look_again)
         copies = {other: one for other, one in mounted.items() if one.disk.name != disk.name}
-        if not disk.is_users:  # a user who has a disk mounted holds up nobody else's volume
+        if not disk.is_users:  # a user who mounts a disk must not block another user's volume
             for one in copies.values():
                 one.look_again(True)
             copies = {other: one for other, one in copies.items() if not one.disk.is_users}
@@ -176,16 +176,16 @@ class KnownVolumes:
             raise CopyMounted(where, f"unmount the copy, or select the volume: trashd init {shell_word(path)}")
 
     def forget_mounted(self, volume: str, path: bytes) -> None:
-        """It is not mounted there any more: its copies may be served."""
+        """Forget a mounted volume: its copies may be served now."""
         mounted = self._mounted.get(volume, {})
         if mounted.pop(path, None) is not None:
             for one in list(mounted.values()):
                 one.look_again(False)
 
     def refuse_without_rules(self, volume: str, path: bytes, config: Config) -> None:
-        """A volume that the configuration named at another path is not served by the defaults. Raises  RulesMissing
+        """Refuse to serve a volume by the defaults that had rules at another path. Raises  RulesMissing
 
-        Where it was named it may be so no more: then that is what its administrator wants.
+        If the configuration no longer has these rules at the same path, its administrator removed them on purpose.
         """
         known, rules = self._of(volume), config.rules_of(path, volume)
         had = unquote(known.rules) if known.rules else b""
@@ -196,10 +196,10 @@ class KnownVolumes:
 
 
 class ServedVolume:
-    """What one volume's loop has of that: on which disk it serves the volume, and what grace that has."""
+    """What one volume's loop knows of its volume's past: the disk that it serves, and the grace period."""
 
     def __init__(self, known: KnownVolumes, path: bytes, owner: int | None) -> None:
-        """owner: of a user's own store that root's service serves; None of any other."""
+        """owner: of a user's own store that root's service serves; None for any other store."""
         self._known = known
         self._path = path
         self._owner = owner
@@ -209,7 +209,7 @@ class ServedVolume:
         self.grace = NO_GRACE
 
     def recognise(self, volume: str, disk: Disk, config: Config, look_again: Callable[[bool], None]) -> None:
-        """See whether an opened volume is the one, and has the rules, that it had. Raises  Unproven
+        """Check that an opened volume is the known one and has its rules. Raises  Unproven
 
         look_again  see `refuse_copy`
         """
@@ -227,21 +227,21 @@ class ServedVolume:
         self.goes_on()
 
     def _key(self) -> str:
-        """What it is remembered by: a user can give a store of the user's own any id."""
+        """The key under which the volume is remembered: a user can give an own store any id."""
         return self._volume if self._owner is None else f"{self._volume}{_OF_USER}{self._owner}"
 
     def goes_on(self) -> None:
-        """It is served still."""
+        """Note that it is still served."""
         self._until_s = _boot_s()
 
     def end(self) -> None:
-        """It is not served any more, since it was seen to be so last."""
+        """Note that it is no longer served, since the last `goes_on`."""
         if self._disk is not None:
             self._known.disappear(self._key(), self._disk, self._until_s)
         self._disk = None
 
     def is_gone(self) -> None:
-        """It is not mounted any more."""
+        """Note that it is no longer mounted."""
         self.end()
         self._known.forget_mounted(self._volume, self._path)
 

@@ -1,4 +1,4 @@
-"""What the service and its children say to each other, one message a packet."""
+"""Messages between the service, the forker and the children, one per packet."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fusefs.store.layout import Volume
 from fusefs.store.store_registry import LineOf
 
 MESSAGE_MAX = 128 * 1024
-"""A packet: a page of records, the largest that is sent, is cut to fit."""
+"""Largest packet: a page of records, the largest message, is cut to fit."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 PAGE = 250
-"""Records in a page, at most."""
+"""Most records in a page."""
 
 
 class Tend(msgspec.Struct, tag=True):
-    """Recover, take in what was dropped, stock the reserve; answered by Tended.
+    """Recover, adopt dropped directories, refill the reserve; answered by Tended.
 
-    takeover_s  as Store has it
+    takeover_s  as in Store
     """
 
     takeover_s: int = 0
@@ -31,10 +31,10 @@ class Tend(msgspec.Struct, tag=True):
 class ReadRecords(msgspec.Struct, tag=True):
     """Read records; answered by a Page.
 
-    base   of the store to look in, as Tended names it
-    after  the last id of the page before; empty for the first
-    ids    look at these alone
-    and_quarantined  with the first page, some that are in quarantine too
+    base   of the store to read, as reported by Tended
+    after  the last id of the previous page; empty for the first page
+    ids    read only these
+    and_quarantined  include some orphans in quarantine in the first page
     """
 
     base: bytes
@@ -44,28 +44,28 @@ class ReadRecords(msgspec.Struct, tag=True):
 
 
 class DueContainer(NamedTuple):
-    """A container that may be reaped, and the retention in its record that this rests on."""
+    """A container that may be reaped, and the retention in its record on which that is based."""
 
     id: str
     retention_s: int | None
 
 
 class Reap(msgspec.Struct, tag=True):
-    """Reap these one after the other; answered by an OrphanEnded for each, then an OrderDone."""
+    """Reap containers one after the other; answered by an OrphanEnded for each, then an OrderDone."""
 
     base: bytes
     chosen: list[DueContainer]
     by_force: bool = False
 
     def ids(self) -> list[str]:
-        """Of all of them."""
         return [chosen.id for chosen in self.chosen]
 
 
 class Measure(msgspec.Struct, tag=True):
-    """Count what is in these, by a stat for each file; answered by a Measured for each, then an OrderDone.
+    """Count the content of orphans, with a stat per file; answered by a Measured for each, then an OrderDone.
 
-    when_idle  only while nobody else uses the disk: one that is stopped, or held up for long, is not answered
+    when_idle  only while no one else uses the disk: no answer for an orphan whose count was stopped, or delayed for
+               long
     """
 
     base: bytes
@@ -74,25 +74,25 @@ class Measure(msgspec.Struct, tag=True):
 
 
 class Park(msgspec.Struct, tag=True):
-    """Leave what is being done where it is; the answer comes soon, and tells how far it came.
+    """Leave the current work unfinished; the answer arrives soon and contains the progress.
 
-    now  also where a large file is being cut: what is left of it goes at once then, with its last fd
+    now  even while a large file is being cut: the rest of it is then freed at once, with its last fd
     """
 
     now: bool = False
 
 
 class SetTempo(msgspec.Struct, tag=True):
-    """How fast from now on."""
+    """Set the speed from now on."""
 
     tempo: Speed
 
 
 class Heartbeat(msgspec.Struct, tag=True):
-    """I am alive: what was done since the child began.
+    """A sign of life: work since the child began.
 
     busy_s  the sum of the workers' times
-    away    why the filesystem's server can't be asked at the moment, as an errno; it is waited for
+    away    why the filesystem's server does not answer at the moment, as an errno; the child waits for it
     """
 
     n_entries: Count
@@ -102,20 +102,20 @@ class Heartbeat(msgspec.Struct, tag=True):
 
 
 class Tended(msgspec.Struct, tag=True):
-    """The stores in which this user has a folder, the one where we began first; what could not be settled."""
+    """The stores in which this user has a folder, the first one being that of the child; and unsolved problems."""
 
     bases: list[bytes]
     problems: list[str]
 
 
 class SeenContainer(NamedTuple):
-    """A container as its record describes it.
+    """A container as described by its record.
 
     is_claimed  in reaping/: a reap has begun
-    problem     why the record can't be read; the rest is empty then
-    is_kept     of one in quarantine: for a reason of ours, its owner decides, not root
-    boot_ns     when it was made by CLOCK_BOOTTIME of this boot; None if that is not told
-    n_bytes     what it takes; None where that is not known, or only a part of it
+    problem     why the record can't be read; the other fields are then empty
+    is_kept     in quarantine for a reason of ours: its owner decides, not root
+    boot_ns     CLOCK_BOOTTIME of its creation during this boot; None if not recorded
+    n_bytes     its size; None if not known or known in part only
     """
 
     id: str
@@ -131,12 +131,12 @@ class SeenContainer(NamedTuple):
 
 
 class Page(msgspec.Struct, tag=True):
-    """Some containers of one store, by their ids.
+    """Some containers of one store, ordered by id.
 
-    last           the last id that was looked at, to go on after; empty if there are no more
+    last           the last id that was read, for the next order; empty on the last page
     n_orphans      all that there are now, in orphans/ and reaping/
     n_quarantined  in quarantine/
-    quarantined    some of these, if that was asked for
+    quarantined    some of these, if requested
     """
 
     base: bytes
@@ -148,16 +148,16 @@ class Page(msgspec.Struct, tag=True):
 
 
 class OrphanEnded(msgspec.Struct, tag=True):
-    """What became of one orphan.
+    """The outcome for one orphan.
 
-    origin   where it came from, by its record
+    origin   its original path, by its record
     seconds  from the claim to the end, or until it was parked
-    lost     why it could not be had; empty if it could
-    n_bytes  freed; None if that was not looked at
-    stopped  parked: it stays in reaping/, and the next reap goes on
-    failure  the first of `n_failed` things that could not be removed: it is in quarantine
-    is_kept  some of them for a reason of ours: its owner decides, not root
-    error    the container itself could not be worked on
+    lost     why it could not be claimed; empty if it was
+    n_bytes  freed; None if unknown
+    stopped  parked: it stays in reaping/, and the next reap continues
+    failure  the first of `n_failed` failures: it is in quarantine
+    is_kept  some entries were kept for a reason of ours: its owner decides, not root
+    error    the container itself is unusable
     """
 
     id: str
@@ -175,7 +175,7 @@ class OrphanEnded(msgspec.Struct, tag=True):
 
 
 class Measured(msgspec.Struct, tag=True):
-    """What goes with one orphan."""
+    """What the removal of one orphan frees."""
 
     id: str
     n_inodes: Count
@@ -183,7 +183,7 @@ class Measured(msgspec.Struct, tag=True):
 
 
 class OrderDone(msgspec.Struct, tag=True):
-    """The order is carried out; or this went wrong with the folder or the volume, and `errno` says it."""
+    """The order is carried out; or `errno` reports an error of the folder or the volume."""
 
     error: str = ""
     errno: Count = 0
@@ -196,11 +196,11 @@ FromChild = Answer | Heartbeat
 
 TO_CHILD: msgspec.json.Decoder[ToChild] = msgspec.json.Decoder(ToChild)
 FROM_CHILD: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
-"""The user of a child may have had a hand in what it says: it raises MsgspecError."""
+"""The user of a child may have tampered with its messages: an invalid one raises MsgspecError."""
 
 
 def fits(answer: Answer, order: Order) -> bool:
-    """Whether that can be an answer to that order."""
+    """Whether an answer is valid for an order."""
     match answer:
         case Tended():
             return isinstance(order, Tend)
@@ -215,18 +215,18 @@ def fits(answer: Answer, order: Order) -> bool:
 
 
 class ReadRegistries(msgspec.Struct, tag=True):
-    """Asks the forker for a child that reads all users' registries, root's own among them; it tells each UserRegistry.
+    """Requests a child from the forker that reads all users' registries, including root's, and sends each UserRegistry.
 
-    uids  of users whom the accounts need not list
+    uids  of further users, whom the account database need not list
     """
 
     uids: list[int]
 
 
 class UserRegistry(msgspec.Struct):
-    """What one user's registry names; an O_PATH fd of its directory is sent along, if it can be had.
+    """The stores in one user's registry; an O_PATH fd of its directory is sent along, if it can be opened.
 
-    words   the user's own stores that are there, the newest last, as many as are served
+    words   the user's own stores that exist, the newest last, up to the number that is served
     n_more  how many others there are
     """
 
@@ -236,7 +236,7 @@ class UserRegistry(msgspec.Struct):
 
 
 class Spawn(msgspec.Struct, tag=True):
-    """Asks the forker for a child: what goes with the fds of the folder and its store, which are sent along."""
+    """Requests a child from the forker; describes the fds of the folder and its store, which are sent along."""
 
     person: UserCredentials
     area: bytes
@@ -249,7 +249,7 @@ class Spawn(msgspec.Struct, tag=True):
 
 
 class Forked(msgspec.Struct):
-    """The forker's answer, with the child's pidfd; or why there is no child."""
+    """The forker's answer, with the child's pidfd; or the errno of the failed fork."""
 
     pid: int = 0
     errno: int = 0

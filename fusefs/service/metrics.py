@@ -1,8 +1,8 @@
-"""The service's figures for Prometheus: a file for node_exporter's textfile collector, or answers over HTTP.
+"""The service's figures for Prometheus: a file for node_exporter's textfile collector, or an HTTP server.
 
-Metrics are amounts and their sums, no rates: Prometheus makes those itself, over the time that is asked for. Over HTTP
-they are for a Prometheus on this host: no thread, and no wake-up without a request. prometheus_client has a server of
-its own, which wakes twice a second.
+Metrics are amounts and sums, not rates: Prometheus computes rates itself, over any range. HTTP serves a Prometheus on
+this host. It needs no thread, and does not wake up without a request; the server in prometheus_client wakes twice a
+second.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from fusefs.linux.kernel import OTHERS_WRITE
 from fusefs.linux.runtime_directories import replace_file
 from fusefs.service import timers
 
-if TYPE_CHECKING:  # prometheus_client takes 2 MiB in each of the service's processes, and few services have metrics
+if TYPE_CHECKING:  # prometheus_client takes 2 MiB per process, and few services have metrics
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 _LOG = logging.getLogger(__name__)
 _REQUEST_MAX = 8192
 _SCRAPES_AT_ONCE = 64
-"""Connections; with more, the oldest is closed. A scrape is over in milliseconds, so the oldest is a silent one."""
+"""Most connections; beyond that the oldest is closed. A scrape takes milliseconds, so the oldest one is silent."""
 _PATHS = (b"/", b"/metrics")
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """prometheus_client has a name for it since 0.22 (Debian 13 has 0.21)."""
 
 
 class _Row(NamedTuple):
-    """A metric of each volume; it is absent where its value is not known.
+    """A metric of each volume; absent where its value is not known.
 
-    adds  the sum of a user's own stores is told as the user's: which they are, and how many, stays private
+    adds  report the sum over a user's own stores under the user: which and how many they are stays private
     """
 
     name: str
@@ -110,7 +110,7 @@ _HOOKS: tuple[tuple[str, str, Callable[[HookCounts], int]], ...] = (
 
 
 class PrometheusMetrics:
-    """All metrics of a service: a collector of prometheus_client's."""
+    """All metrics of a service: a collector for prometheus_client."""
 
     def __init__(self, textfile: bytes | None = None) -> None:
         """textfile: for node_exporter's textfile collector; its name must end in `.prom`."""
@@ -121,12 +121,12 @@ class PrometheusMetrics:
         self._is_broken = False
 
     def __call__(self, event: Event, *, is_own: bool = False) -> None:
-        """Count an event. is_own: in a store of its user's own"""
+        """Count an event. is_own: in a user's own store"""
         name = _own(event.uid) if is_own else printable(event.volume or b"")
         self._events[name, event.kind.value] += 1
 
     def publish(self, status: Status, hooks: HookCounts) -> None:
-        """From now on these are the values; the text file is written."""
+        """Set the current values, and write the text file."""
         self._status, self._hooks = status, hooks
         if self._textfile is None:
             return
@@ -141,7 +141,7 @@ class PrometheusMetrics:
             self._is_broken = True
 
     def close(self) -> None:
-        """Take the text file away: values of a service that is not there would be taken for its last word."""
+        """Remove the text file: otherwise the last values of an ended service would look current."""
         if self._textfile is not None:
             directory, name = os.path.split(self._textfile)
             with suppress(OSError), _open_unshared(directory) as fd:
@@ -154,7 +154,7 @@ class PrometheusMetrics:
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics with their values of now."""
+        """All metrics with their current values."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         if self._status is not None:
@@ -180,7 +180,7 @@ class PrometheusMetrics:
 
 
 def _open_unshared(path: bytes) -> Fd:
-    """A directory in which nobody but root and we can make, replace or take away a file. Raises  OSError"""
+    """A directory in which only root and we can create, replace or remove a file. Raises  OSError"""
     with closed_on_error(Fd(os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))) as fd:
         st = os.fstat(fd)
         if st.st_uid not in (0, os.geteuid()) or st.st_mode & OTHERS_WRITE:
@@ -189,7 +189,7 @@ def _open_unshared(path: bytes) -> Fd:
 
 
 def _shares(status: Status) -> Iterator[Metric]:
-    """What has one more label."""
+    """The metrics with a second label."""
     from prometheus_client.core import GaugeMetricFamily
 
     stalls = GaugeMetricFamily(
@@ -214,7 +214,7 @@ def _shares(status: Status) -> Iterator[Metric]:
                 stalls.add_metric([name, resource], share)
         for phase in VolumePhase:
             phases.add_metric([name, phase.value], float(volume.phase is phase))
-        by_host: dict[str, float] = {}  # of several boots of one host the latest word counts
+        by_host: dict[str, float] = {}  # of several boots of one host the latest heartbeat counts
         for one in volume.nodes:
             if not one.is_here:
                 by_host[one.host] = min(one.unchanged_s, by_host.get(one.host, math.inf))
@@ -239,7 +239,7 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, row: _Row, status: 
 
 
 def _own(uid: int | None) -> str:
-    """The label of all stores of a user's own."""
+    """The label for all own stores of a user."""
     return f"uid {uid}"
 
 
@@ -254,7 +254,7 @@ async def serve(
     *,
     task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer GET /metrics with a text until cancelled. An address that can't be had is logged, and nothing served."""
+    """Answer GET /metrics with a text until cancelled. If the address is unavailable, log that and serve nothing."""
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
     except OSError as error:
@@ -268,7 +268,7 @@ async def serve(
 async def _answer_scrape(
     text: Callable[[], bytes], open_ones: dict[trio.CancelScope, None], stream: trio.SocketStream
 ) -> None:
-    """One request, one answer; a slow client is disconnected, and the oldest if there are too many."""
+    """Answer one request; a slow client is disconnected, and so is the oldest one if there are too many."""
     with trio.move_on_after(timers.current.metrics_limit_s) as scope:
         open_ones[scope] = None
         if len(open_ones) > _SCRAPES_AT_ONCE:
@@ -283,7 +283,7 @@ async def _answer_scrape(
 
 
 async def _read(stream: trio.SocketStream) -> bytes:
-    """A request's head; what came of it if it ends early."""
+    """The head of a request; an incomplete one if the connection ends early."""
     head = b""
     while b"\r\n\r\n" not in head and len(head) < _REQUEST_MAX:
         part = await stream.receive_some(_REQUEST_MAX)
@@ -306,6 +306,6 @@ def _respond(text: Callable[[], bytes], head: bytes) -> bytes:
 
 
 def _response(status: str, body: bytes = b"", *, is_told: bool = True) -> bytes:
-    """All that is ever told has the oldest format, which every Prometheus knows: what it accepts needs no reading."""
+    """A response. Always in the oldest text format, which every Prometheus accepts, so the Accept header is ignored."""
     head = f"HTTP/1.1 {status}\r\nContent-Type: {_CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close"
     return head.encode("ascii") + b"\r\n\r\n" + (body if is_told else b"")

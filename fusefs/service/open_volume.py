@@ -1,13 +1,13 @@
-"""One volume as the service opens it: what must be true before anything is claimed there. Blocking: for threads.
+"""One volume as the service opens it: the checks before anything is claimed there. Blocking: call it in threads.
 
-A user's own store is named in that user's registry, and not read or written by root: its owner can put anything into it
-at any moment. So root's service holds its directories open and has them watched; every look into a file, and every
-change, is a process of its owner's, as everywhere below a user's folder (I13).
+A user's own store is listed in that user's registry. Root neither reads nor writes files in it: its owner can put
+anything into it at any moment. Root's service only holds its directories open and watches them. A process of the owner
+reads every file and makes every change, as everywhere below a user's folder (I13).
 
-Where a filesystem has one kernel alone, `reaper.lock` keeps two services apart. Elsewhere each node that serves the
-volume has its beat, which is its lock too: `nodes/<host>.<boot id>` in the directory that a service has for itself
-there: the store of root's service, a user's own folder of that user's. Of another user's making nothing is believed:
-who could write a beat could only have us look more often, but he has no business here.
+On a local filesystem, `reaper.lock` keeps two services apart. Elsewhere each node that serves the volume has a
+heartbeat file, which is its lock too: `nodes/<host>.<boot id>` in a directory that only this service writes to: the
+store for root's service, the user's own folder for a user's service. Heartbeats written by another user are not
+trusted: they could only cause more frequent checks, but they have no place here.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ _TRIES = 3
 
 
 class HeldBeat:
-    """Our beat on an opened volume, locked: no other service of this machine works on it.
+    """Our heartbeat file on an opened volume, locked: no other service of this machine works on the volume.
 
-    Threads that write it may hang, and be left to themselves: its fds stay open for them. A number that is free again
-    may be another file's, and what was meant for the beat would cut that to its size.
+    A thread that writes it may hang and be abandoned, so the fds stay open for it. A closed fd number could be reused
+    for another file, and a late write of the heartbeat would overwrite that file.
     """
 
     def __init__(self, kernel: Kernel, nodes: Fd, fd: Fd, name: bytes) -> None:
@@ -82,11 +82,10 @@ class HeldBeat:
         self._is_closed = False
 
     def __enter__(self) -> Self:
-        """Own it for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close it, at the latest when the last thread that uses it is back."""
+        """Close the file, at the latest when the last thread that uses it returns."""
         with self._mutex:
             self._is_closed = True
         self._close_unused()
@@ -107,23 +106,23 @@ class HeldBeat:
     def _close_unused(self) -> None:
         with self._mutex:
             if self._is_closed and self._n_using == 0:
-                self._n_using = -1  # once
+                self._n_using = -1  # only once
                 self._fd.close()
                 self._nodes.close()
 
     def write(self, beat: NodeBeat) -> None:
-        """Say that we live, durably. Raises  OSError"""
+        """Write a heartbeat durably. Raises  OSError"""
         self._text = encode_beat(beat)
         self.write_again()
 
     def write_again(self) -> None:
-        """Say it once more, which is nothing but a small durable write. Raises  OSError"""
+        """Write the last heartbeat once more, as a small durable write for a probe. Raises  OSError"""
         with self._using():
             self._kernel.write(self._fd, self._text)
             self._kernel.fsync(self._fd)
 
     def all(self) -> dict[bytes, NodeBeat | None]:
-        """All beats by their names, ours too, each read by a fresh open; None for what is not understood."""
+        """All heartbeats by name, including ours, each read through a new open; None for an invalid one."""
         kernel = self._kernel
         found: dict[bytes, NodeBeat | None] = {}
         with self._using():
@@ -133,18 +132,19 @@ class HeldBeat:
         return found
 
     def remove(self, name: bytes) -> None:
-        """Take a beat away. Raises  OSError"""
+        """Remove a heartbeat file. Raises  OSError"""
         with self._using():
             self._kernel.unlink(self._nodes, name)
 
 
 def own_name() -> bytes:
-    """What our own beat is called."""
+    """The name of our own heartbeat file."""
     return beat_name(os.uname().nodename, boot_id())
 
 
 def hold_beat(kernel: Kernel, hold: Fd) -> HeldBeat | None:
-    """Our beat in a directory of ours, made if missing; None if another service of this machine has it.
+    """Lock our heartbeat file in a directory of ours, creating it if missing; None if another service of this machine
+    has it.
 
     Raises  OSError; Untrusted if others can write there
     """
@@ -161,7 +161,7 @@ def hold_beat(kernel: Kernel, hold: Fd) -> HeldBeat | None:
                 return None
             if is_new:
                 kernel.fsync(nodes)
-            if kernel.is_named(fd, nodes, name):  # else whoever took us for dead has removed it just now
+            if kernel.is_named(fd, nodes, name):  # else a node that took us for dead has just removed it
                 owned.pop_all()
                 return HeldBeat(kernel, nodes, fd, name)
     return None
@@ -185,14 +185,14 @@ def _read(kernel: Kernel, nodes: Fd, name: bytes) -> NodeBeat | None:
     except FileNotFoundError:
         raise
     except OSError:
-        return None  # a link; or its server replaces it just now
+        return None  # a link; or its server is just replacing it
     return None if text is None else decode_beat(text)
 
 
 _LET_GO = (VolumePhase.ELSEWHERE, VolumePhase.GONE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 ROOTS = (0,)
-"""The users whose links and mounts root's service goes through."""
+"""The users whose links and mounts root's service follows."""
 _OTHERS_LOOK = 0o005
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OF_ID = 8
@@ -211,7 +211,7 @@ class Unproven(NotPermitted):
 
 
 class VolumeSpace(NamedTuple):
-    """What a volume has, and what of it ordinary users may take; no total of inodes where they are not counted."""
+    """Space of a volume, free space for ordinary users; inodes are None if the filesystem does not count them."""
 
     free_bytes: int
     total_bytes: int
@@ -219,26 +219,26 @@ class VolumeSpace(NamedTuple):
     total_inodes: int | None
 
     def free_share(self) -> float | None:
-        """Of the blocks, 0 to 1."""
+        """The free share of the blocks, 0 to 1."""
         return self.free_bytes / self.total_bytes if self.total_bytes else None
 
     def free_inode_share(self) -> float | None:
-        """Of the inodes, 0 to 1; None where they are not counted."""
+        """The free share of the inodes, 0 to 1; None if they are not counted."""
         if not self.total_inodes or self.free_inodes is None:
             return None
         return self.free_inodes / self.total_inodes
 
 
 class OpenVolume(NamedTuple):
-    """A volume that is ours to work on for as long as this is open.
+    """A volume that is ours to work on while this is open.
 
     filesystem  its type
     hold        a directory of ours on it, which the probe writes to: the store, or the user's own folder
-    beat        where several machines may have the filesystem mounted: ours, which is the lock of this machine there
-    own         what its owner vouches for, of a user's own store that root's service works on: there root makes
-                nothing, neither a lock nor what a probe writes, and takes nothing over
-    told_path   so much of such a store's path as every user may see
-    disk        what its filesystem lies on
+    beat        our heartbeat file, which is this machine's lock, if several machines may have the filesystem mounted
+    own         the registry line of a user's own store that root's service works on: root writes nothing there, neither
+                a lock nor a probe, and takes nothing over
+    told_path   the part of such a store's path that every user may see
+    disk        the disk of the filesystem
     """
 
     store: Store
@@ -251,21 +251,21 @@ class OpenVolume(NamedTuple):
     disk: Disk = Disk("", is_block=False)
 
     def is_shared(self) -> bool:
-        """Whether other machines may have it mounted: what they do no inotify tells."""
+        """Whether other machines may have it mounted: inotify does not report their changes."""
         return not self.store.kernel.is_local(self.store.fd)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Let go of it, so that it can be unmounted."""
+        """Close the volume, so that it can be unmounted."""
         self.owned.close()
 
     def users(self, resting: Collection[int] = ()) -> FolderCensus:
-        """Those who have a folder there, as far as they are ours to serve, and what is refused of theirs.
+        """The users who have a folder there that is ours to serve, and their folders that are refused.
 
-        resting  users whose new folders are not looked at now
-        Raises   OSError of what no other user can write
+        resting  users whose new folders are not checked now
+        Raises   OSError of objects that no other user can write to
         """
         if self.own is not None:
             return take_census(self.store, self.own.uid, plain_only=True)
@@ -274,9 +274,9 @@ class OpenVolume(NamedTuple):
         return census._replace(unread=census.unread + unread)
 
     def check(self) -> None:
-        """Look whether what nobody but the store's owner can write still is what it was.
+        """Check the parts of the store that only its owner can write to.
 
-        Raises  TrashdError; OSError: ESTALE if it is another volume's now
+        Raises  TrashdError; OSError: ESTALE if it belongs to another volume now
         """
         store, kernel = self.store, self.store.kernel
         if read_volume(kernel, store.fd, store.base_path, (store.owner,)).id != store.volume.id:
@@ -290,27 +290,27 @@ class OpenVolume(NamedTuple):
         return open_user(self.store, uid, plain_only=self.own is not None)
 
     def space(self) -> VolumeSpace:
-        """What it has now. Raises  OSError"""
+        """The current space of the volume. Raises  OSError"""
         return space_at(self.store.base.fd)
 
 
 def space_at(where: int | bytes) -> VolumeSpace:
-    """What the filesystem of an fd or path has now. Raises  OSError"""
+    """The current space of the filesystem of an fd or path. Raises  OSError"""
     st = os.statvfs(where)
     inodes = (st.f_favail, st.f_files) if st.f_files else (None, None)
     return VolumeSpace(st.f_bavail * st.f_frsize, st.f_blocks * st.f_frsize, *inodes)
 
 
 def split_place(path: bytes) -> tuple[bytes, Name]:
-    """The directory and the name of the store that a loop keeps by that path: a directory's own path means its first
-    one for us, that of a user's own store the store.
+    """Split the path of a volume loop into the directory and the name of its store. A directory's path stands for the
+    first store in it that is ours to serve; a user's own store has its own path.
     """
     base, name = os.path.split(path)
     return (path, STORE) if whose_store(name) is None else (base, Name(name))
 
 
 def _open_place(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
-    """The store of a place. Raises  Untrusted; NoBacking; BrokenStore; OSError"""
+    """Open the store at the path of a loop. Raises  Untrusted; NoBacking; BrokenStore; OSError"""
     base, name = split_place(path)
     try:
         store = open_store(kernel, open_shown(kernel, base, mounts), base, name)
@@ -324,9 +324,9 @@ def _open_place(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | Non
 
 
 def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
-    """The volume whose store is in a directory, or has that path itself, locked.
+    """Open and lock the volume whose store is in a directory or has that path itself.
 
-    Raises  NoStore; Untrusted; NoBacking if only a mount of ours is seen there; Elsewhere; RootSquashed; OSError
+    Raises  NoStore; Untrusted; NoBacking if only a mount of ours is reachable there; Elsewhere; RootSquashed; OSError
     """
     mounts = read_mounts()
     with ExitStack() as owned:
@@ -351,7 +351,7 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
 
 
 def open_own(kernel: Kernel, wanted: LineOf) -> OpenVolume:
-    """A user's own store as root's service works on it, without a lock.
+    """Open a user's own store for root's service, without a lock.
 
     Raises  NoStore; Untrusted; OSError
     """
@@ -364,7 +364,7 @@ def open_own(kernel: Kernel, wanted: LineOf) -> OpenVolume:
 
 
 def own_space(kernel: Kernel, wanted: LineOf) -> VolumeSpace:
-    """What the filesystem of a user's own store has now. Raises  NoStore; OSError"""
+    """The current space of the filesystem of a user's own store. Raises  NoStore; OSError"""
     with open_base(kernel, wanted, read_mounts()) as base:
         return space_at(base)
 
@@ -374,27 +374,28 @@ def _type_of(mount: Mount | None) -> str:
 
 
 def _let_sleep(path: bytes, mounts: list[Mount]) -> None:
-    """An automount that rests is not woken by us. Raises  NoStore"""
+    """Refuse an automount that is not mounted, so as not to trigger it. Raises  NoStore"""
     top = next((mount for mount in reversed(mounts) if mount.point == path), None)
     if top is not None and top.fstype == b"autofs":
         raise NoStore(path, "its automount is not mounted; name the directory behind it in the configuration")
 
 
 def _leave_to_root(store: Store) -> None:
-    """A user's own service leaves alone what root's serves: two would tell everything twice. Raises  Elsewhere"""
+    """Refuse a store that root's service serves, as a second service would report twice. Raises  Elsewhere"""
     if os.geteuid() == 0:
         return
     served: tuple[VolumeStatus, ...] = ()
-    with suppress(TrashdError, OSError):  # of another version: then claims keep the two apart
+    with suppress(TrashdError, OSError):  # another version's status: then claims keep the two apart
         served = served_volumes(SYSTEM_RUNTIME)
-    # An id is no secret: another user's own store may have the same.
+    # Ids are no secret: another user's own store may have the same one.
     ours = (one for one in served if one.id == store.volume.id and (one.owner or 0) == store.owner)
     if any(one.phase not in _LET_GO for one in ours):
         raise Elsewhere(store.base_path)
 
 
 def _refuse_unproven(store: Store) -> None:
-    """A user's own store may be a copy or a backup, unless that user's registry names it; root's, another user's work.
+    """Refuse a user's own store that is not in that user's registry, as it may be a copy or a backup; and a store for
+    root that another user may have made.
 
     Raises  Unproven
     """
@@ -410,14 +411,14 @@ def _refuse_unproven(store: Store) -> None:
 def _open_hold(kernel: Kernel, store: Store) -> Fd:
     if os.geteuid() == 0:
         return kernel.open_dir(store.fd)
-    with own_folder(store) as folder:  # made if missing: what comes into it is to be seen
+    with own_folder(store) as folder:  # made if missing, so that arrivals in it are noticed
         return kernel.open_dir(folder.fd)
 
 
 def _lock(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> None:
-    """Lock a volume. No other user may open the file: who can, can hold it and keep the reaper out.
+    """Lock a volume. No other user may open the lock file: anyone who can open it can lock it and keep the reaper out.
 
-    Without room for that file claims alone keep two reapers apart (I5). Raises  Elsewhere; OSError
+    If there is no space for the file, only claims keep two reapers apart (I5). Raises  Elsewhere; OSError
     """
     with suppress(FileExistsError):
         try:
@@ -432,7 +433,7 @@ def _lock(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> None:
 
 
 def _beat(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> HeldBeat | None:
-    """Our beat, locked: other machines have their own. None without room for one. Raises  Elsewhere; OSError"""
+    """Lock our heartbeat file, beside those of other machines. None if there is no space. Raises  Elsewhere; OSError"""
     try:
         beat = hold_beat(kernel, hold)
     except OSError as error:
@@ -445,11 +446,11 @@ def _beat(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> HeldBeat |
 
 
 def all_views(mounts: list[Mount], earlier: Iterable[MountView]) -> list[MountView]:
-    """What mounts of ours show, the latest first; and what one showed that is to stand there again in a moment.
+    """The views of trashd mounts, the latest first, including an earlier one that is about to be mounted again.
 
-    `trashd mount --replace` detaches the dead mount before the new one stands. What it shows is no other volume
-    meanwhile, and has no other rules: the mount point is its daemon's all the time.
-    earlier  what this returned the last time
+    `trashd mount --replace` detaches the dead mount before it mounts the new one. Meanwhile the directory below is no
+    other volume and has no other rules: the mount point belongs to its daemon all the time.
+    earlier  the result of the previous call
     """
     now = views(mounts, trusted_owners(os.geteuid()))
     points = {view.mount.point for view in now}
@@ -457,29 +458,30 @@ def all_views(mounts: list[Mount], earlier: Iterable[MountView]) -> list[MountVi
 
 
 def volume_paths(mounts: list[Mount], seen: Iterable[MountView]) -> list[bytes]:
-    """The mount points where there may be a store to serve, each by the path that rules know it by.
+    """The mount points that may have a store to serve, each by the path for which rules apply.
 
-    What a mount of ours shows is known by that mount's path, be its daemon dead or hung: by the backing one it would be
-    another volume, for which neither its rules nor its pauses hold. To have that path served, name it.
+    A directory shown by a trashd mount is known by the path of that mount, even if its daemon is dead or hangs. Under
+    its backing path it would be another volume, to which neither its rules nor its pauses apply. To serve that path,
+    name it in the configuration.
     """
     shown = {view.backing for view in seen}
     return [path for path in mount_points(mounts) if find_place(path, mounts) not in shown]
 
 
 def registered_paths(lines: Iterable[RegistryLine], mounts: list[Mount], seen: Iterable[MountView]) -> list[bytes]:
-    """Where our own registry says that there is a store to serve: as above not within what a mount of ours shows."""
+    """The paths of stores in our own registry, without those within the view of a trashd mount."""
     shown = [view.backing for view in seen]
     places = ((line.path, find_place(line.path, mounts)) for line in lines)
     return [path for path, place in places if place is not None and not any(one.holds(place) for one in shown)]
 
 
 def find_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[bytes, tuple[int, int]]:
-    """The places of the stores in a directory that are ours to serve, each with what tells it from others (its device
-    and inode now): the first one by the directory's path, our own beside root's by its own.
+    """The stores in a directory that are ours to serve, each with its device and inode: the first one by the
+    directory's path, our own store beside root's by its own path.
     """
     found: dict[bytes, tuple[int, int]] = {}
     for opener in (open_store, open_own_store):
-        with suppress(OSError, TrashdError):  # `trashd doctor PATH` says why
+        with suppress(OSError, TrashdError):  # `trashd doctor PATH` prints the reason
             _let_sleep(path, mounts)
             store = opener(kernel, open_shown(kernel, path, mounts), path)
             if store is not None:
@@ -501,14 +503,14 @@ def find_id(kernel: Kernel, path: bytes, mounts: list[Mount]) -> str:
 
 
 def open_base(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount]) -> Fd:
-    """The directory that a line names, gone to through nothing that a user could have put there. Raises  OSError"""
+    """Open the directory of a registry line, without following links or mounts of users. Raises  OSError"""
     return open_way(kernel, wanted.line.path, mounts, ROOTS)
 
 
 def is_own(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount]) -> bool:
-    """Whether there is something of the user's own: his registry names stores of root's too, which are no less served.
+    """Whether a store belongs to the user: a registry contains stores of root's too, which are served anyway.
 
-    May take for ever.
+    May block for ever.
     """
     try:
         with open_base(kernel, wanted, mounts) as base:
@@ -518,9 +520,9 @@ def is_own(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount]) -> bool:
 
 
 def _open_vouched(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount], owned: ExitStack) -> Store:
-    """The store in the directory that a line names, if it is the one that its owner vouches for.
+    """Open the store of a registry line if it is the one that its owner registered.
 
-    Raises  NoStore if it is gone, or another one; Untrusted if others may write in it; OSError
+    Raises  NoStore if it is gone or replaced; Untrusted if others may write in it; OSError
     """
     base, where = owned.enter_context(open_base(kernel, wanted, mounts)), printable(wanted.line.path)
     try:
@@ -540,8 +542,8 @@ def _open_vouched(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount], owned
     if wanted.line.name != STORE and stat.S_IMODE(kernel.fstat(fd).st_mode) != FOLDER_MODE:
         raise Untrusted(f"{where} (its mode is not {FOLDER_MODE:04o})")
     if compare(kernel.identify(fd), wanted.line.identity) is Likelihood.OTHER:
-        raise NoStore(wanted.line.path, "it is not the store that its owner registered")
-    # What else its volume.json says his process reads (service/forker.py).
+        raise NoStore(wanted.line.path, "another store is there now than the one that its owner registered")
+    # The rest of its volume.json is read by the owner's process (service/forker.py).
     volume = Volume(wanted.line.volume, False, 0)
     kind = kernel.filesystem(fd)
     sides, name = BackingAndMount(base), wanted.line.name
@@ -549,15 +551,15 @@ def _open_vouched(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount], owned
 
 
 def unseen(wanted: LineOf) -> bytes:
-    """What stands for a path where nobody has looked who may see it: some of the store's id."""
+    """A placeholder for the path of a store that may be private: the beginning of the store's id."""
     return b"/" + UNSEEN + wanted.line.volume[:_OF_ID].encode()
 
 
 def seen_by_all(base: Fd, wanted: LineOf) -> bytes:
-    """So much of the path of an opened directory as everybody may see, for a status that everybody may read.
+    """The part of an opened directory's path that every user may see, for a status that every user may read.
 
-    A name in a directory that others may not list stands for nothing but some of the store's id, which tells it from
-    others. Raises  OSError
+    A name in a directory that others may not list is replaced by the beginning of the store's id, which distinguishes
+    it from others. Raises  OSError
     """
     real = os.readlink(b"/proc/self/fd/%d" % base)
     shown = b""

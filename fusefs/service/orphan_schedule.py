@@ -1,5 +1,5 @@
-"""When orphans of a volume are reaped, measured, or warned of; what became of each; what is wrong, by its children's
-answers. Which go before their time, where space is low or a quota is exceeded.
+"""Decides when orphans of a volume are reaped, measured, or warned about, and handles the answers of children. Selects
+orphans that expire early, where space is low or a quota is exceeded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fusefs.core.events import EventKind
 from fusefs.core.names import ContainerId
 from fusefs.core.orphan_age import Clock
 from fusefs.core.policy import (
-    Authority,
+    DeleteAs,
     KnownOrphan,
     OrphanSize,
     Quota,
@@ -62,12 +62,12 @@ _LOG = logging.getLogger(__name__)
 
 _GONE = (errno.ESHUTDOWN, *DAEMON_GONE)
 TROUBLE = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.ESTALE, *_GONE})
-"""What a volume says that is not well. What a user can write may say it too: see `OrphanSchedule.failed`."""
+"""Errors that may mean a broken volume. Data written by a user can cause them too: see `OrphanSchedule.failed`."""
 _MOST_IO_ERRORS = 3
-"""Orphans of a user in a row that met one of these inside: a disk that dies should be left alone."""
+"""Consecutive orphans of a user with such an error inside, after which a dying disk is left alone."""
 _MOST_TRIES = 3
 _MOST_KNOWN = 100_000
-"""Orphans of one user that count for a quota, or where space is low: some tens of megabytes."""
+"""Most orphans of one user that count for a quota, or where space is low: some tens of megabytes."""
 _KINDS = {
     Method.EXCHANGE: EventKind.SWAPPED,
     Method.TWO_RENAME: EventKind.SWAPPED,
@@ -78,13 +78,13 @@ _KINDS = {
 
 
 class Trouble(Exception):
-    """The volume is not well: it is left alone for a while. The text says why."""
+    """The volume is broken and is left alone for a while. The text gives the reason."""
 
 
 class ForRoot(NamedTuple):
-    """What its owner could not delete, and root shall: it is taken over first (store.as_owner).
+    """An orphan that its owner could not delete and root will: root takes it over first (store.as_owner).
 
-    by_force  flags are taken off
+    by_force  clear flags
     """
 
     uid: int
@@ -94,7 +94,7 @@ class ForRoot(NamedTuple):
 
 
 class OrphanSchedule:
-    """Takes in what children answer."""
+    """Handles the answers of children."""
 
     def __init__(
         self,
@@ -108,11 +108,11 @@ class OrphanSchedule:
         *,
         is_local: bool,
     ) -> None:
-        """Take in nothing yet.
+        """Start empty.
 
         new_parts  called when a user has folders in stores that were not known
-        holder_of  the user who has a subordinate uid
-        grace      what that keeps which expired while the volume was not served
+        holder_of  returns the user who has a subordinate uid
+        grace      keeps orphans that expired while the volume was not served
         is_local   no other machine can have the filesystem mounted
         """
         self._grace = grace
@@ -131,7 +131,7 @@ class OrphanSchedule:
         self.for_root: list[ForRoot] = []
 
     def take(self, user: UserState, order: Order, answer: Answer) -> None:
-        """Take in one answer to an order."""
+        """Handle one answer to an order."""
         now_s = boot_s()
         match answer:
             case Tended():
@@ -147,7 +147,7 @@ class OrphanSchedule:
                 for seen in answer.seen:
                     self._note(user, part, seen, clock)
                 for seen in answer.quarantined:
-                    if not seen.is_kept:  # the last service was killed before it could
+                    if not seen.is_kept:  # the last service was killed before it could do this
                         self._hand_over(user, part, seen.id, seen.origin)
                 if not (isinstance(order, ReadRecords) and order.ids is not None):
                     part.looked(answer.last, now_s, self._context.clock().wall_ns)
@@ -158,14 +158,14 @@ class OrphanSchedule:
                 known = part.known
                 if isinstance(order, Measure) and order.when_idle:
                     if answer.id == part.measuring:
-                        part.measuring = None  # its record has it, if that could be written
+                        part.measuring = None  # the size is in its record now, if that could be written
                 elif answer.id in known:
                     known[answer.id] = known[answer.id]._replace(size=OrphanSize(answer.n_inodes, answer.n_bytes))
             case OrderDone():
                 pass
 
     def _note(self, user: UserState, part: FolderPart, seen: SeenContainer, clock: Clock) -> None:
-        """A container: when it is due."""
+        """Note a container from a page: its due time, size, warning and measurement; reports a new one."""
         if seen.problem:
             self._fault(user, f"a record (…{seen.id[-12:]}) can't be read", seen.problem)
             return
@@ -180,7 +180,7 @@ class OrphanSchedule:
         self._measure_when_idle(part, seen, clock)
         before = part.known.get(seen.id)
         if self.must_measure() and (before is not None or len(part.known) * len(user.parts) < _MOST_KNOWN):
-            # By what is measured alone: a size in a user's record would have others' orphans go.
+            # Measured sizes only: with a false size in a record, a user could have orphans of others expire.
             part.known[seen.id] = known if before is None else known._replace(size=before.size)
             if before is None:
                 part.to_measure.append(seen.id)
@@ -192,10 +192,10 @@ class OrphanSchedule:
             self._context.tell(kind, volume=self._volume, uid=user.uid, identifier=seen.id, origin=seen.origin)
 
     def _measure_when_idle(self, part: FolderPart, seen: SeenContainer, clock: Clock) -> None:
-        """See to it that its record will say what it takes. Not at once: much is taken back, or deleted, by then.
+        """Schedule the measurement of an orphan without a size. Not at once: many orphans are restored or deleted soon.
 
-        Where space may have to be made all are measured anyway. Of a filesystem that others have mounted we can't tell
-        whether it is idle.
+        Unnecessary where space may have to be freed: then all orphans are measured. Impossible on a filesystem that
+        other machines have mounted: this node can't see whether it is idle.
         """
         is_wanted = self._is_local and not (self.must_measure() or seen.is_claimed) and seen.n_bytes is None
         age_s, pause_s = (clock.wall_ns - seen.created_ns) / 1e9, timers.current.unmeasured_pause_s
@@ -205,12 +205,12 @@ class OrphanSchedule:
     def _at_s(
         self, user: UserState, known: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: bool = False
     ) -> float | None:
-        """When an orphan may be reaped, in the service's time; None: not by itself."""
+        """When an orphan may be reaped, by the service's clock; None: not without a request."""
         now_s = boot_s()
         wait_s = due_at_s(known, rules, clock, early=early)
         if wait_s is None:
             return None
-        # What was begun with is due in any case; it expired after it came.
+        # A reap that has begun is due in any case; such an orphan expired after its creation.
         expired_s = now_s - age_s(known, clock) if known.is_claimed else now_s + wait_s
         return max(self._grace.at_s(now_s + wait_s, expired_s), user.tries(known.id).at_s)
 
@@ -223,7 +223,7 @@ class OrphanSchedule:
         origin: bytes | None,
         clock: Clock,
     ) -> None:
-        """Tell that its term ends soon, once, or see to it that it is looked at then; only if somebody listens."""
+        """Report once that an orphan expires soon, or schedule that; only if a hook is configured."""
         hooks = self._context.config.hooks
         if hooks.on_expires_soon is None:
             return
@@ -233,7 +233,7 @@ class OrphanSchedule:
             part.warnings.add(chosen, None if wait_s is None else boot_s() + wait_s)
             return
         part.warnings.add(chosen, None)
-        # What the last service could tell it has told, and what was told before a look need not be remembered.
+        # The last service has reported what it could; earlier reports need not be remembered.
         if clock.wall_ns + wait_s * 1e9 > part.told_until_ns and note_once(part.warned, chosen, part.most):
             left_s = wait_s + hooks.warn_before_s
             self._context.tell(
@@ -246,19 +246,19 @@ class OrphanSchedule:
             )
 
     def _ended(self, user: UserState, part: FolderPart, ended: OrphanEnded, now_s: float) -> None:
-        """What became of an orphan."""
+        """Handle the outcome of one orphan."""
         chosen = part.pending.pop(ended.id, DueContainer(ended.id, None))
         if ended.error or ended.lost or ended.stopped or ended.n_failed:
-            user.ours.pop(ended.id, None)  # the next one to reap it may be another reaper
+            user.ours.pop(ended.id, None)  # another reaper may be the next to reap it
         if ended.error:
             part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
             self.failed(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be reaped", ended.error)
         elif ended.lost == ClaimLost.CHANGED.value:
-            part.look_at(ended.id)  # its owner keeps it for longer, or for ever: look again
+            part.look_at(ended.id)  # its owner changed the retention or pinned it: read it again
         elif ended.lost == ClaimLost.GONE.value and user.tries(ended.id).n_failed >= _MOST_TRIES:
             user.forget(ended.id)
         elif ended.lost:
-            # Gone it is as well while whoever threw it away replaces its record.
+            # A container also seems gone while its owner's process replaces the record.
             part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
         elif ended.stopped:
             user.parked(ended.id, _sofar(ended))
@@ -298,23 +298,24 @@ class OrphanSchedule:
             self._hand_over(user, part, ended.id, ended.origin)
 
     def must_measure(self) -> bool:
-        """Whether something may have to go before its time: then it counts what each user holds."""
+        """Whether orphans may have to expire early: then the service counts what each user holds."""
         return self._figures.hurries or self._policy.quota != Quota()
 
     def _hand_over(self, user: UserState, part: FolderPart, identifier: str, origin: bytes | None) -> None:
-        """Have root take over what is in quarantine, where an administrator said so: into a store of root's own."""
+        """Have root take over a quarantined orphan into a store of root's own, if the configuration allows that."""
         if self._is_own:
             return
         rules = self._policy.rules_for(self._policy.usual(origin))
-        # The user's name is asked last: of a server far away, on some machines.
-        if user.uid and rules.authority is Authority.ROOT and rules.gives_root(user.uid, user_name(user.uid)):
+        # Ask for the user's name last: on some machines that is a request to a remote server.
+        if user.uid and rules.delete_as is DeleteAs.ROOT and rules.gives_root(user.uid, user_name(user.uid)):
             self.for_root.append(ForRoot(user.uid, part.base, ContainerId(identifier), rules.clears_flags))
 
     async def make_room(self, space: VolumeSpace, users: Iterable[UserState], limiter: trio.CapacityLimiter) -> None:
-        """Let orphans go before their time where space is low, or the trash larger than it may be. Checkpoint
+        """Make orphans expire early where space is low, or the trash exceeds its quota. Checkpoint
 
-        Which, `go_early` says. Where space is low those that are not measured soon count as large as need be.
-        limiter  of the threads of this volume: to sort a hundred thousand would hold up all others
+        `go_early` selects them. If space is low and the measurements take too long, unmeasured orphans count as large
+        enough.
+        limiter  of the threads of this volume: sorting a hundred thousand orphans here would delay all other volumes
         """
         if not self.must_measure():
             return
@@ -335,10 +336,10 @@ class OrphanSchedule:
                 part.upcoming.add(DueContainer(identifier, known.retention_s), max(at_s or now_s, now_s))
 
     def failed(self, user: UserState, number: int, what: str, detail: str) -> None:
-        """Something of a user's went wrong: that user waits, and nobody else.
+        """Handle an error of one user's data: only that user waits.
 
-        The volume rests only for errors of what no other user than its store's owner can write. What sounds like its
-        trouble and comes from another user's files puts it in doubt: the caller looks at the owner's directories.
+        The volume pauses only for errors of objects that only the store's owner can write to. An error in another
+        user's files that looks like a broken volume sets `is_in_doubt`; the caller then checks the owner's directories.
         """
         self._fault(user, what, detail)
         if number in TROUBLE and user.uid == self._owner:
@@ -348,11 +349,11 @@ class OrphanSchedule:
         self.is_in_doubt |= number in TROUBLE
 
     def volume_failed(self, number: int, what: str) -> None:
-        """The volume is not well."""
+        """Note that the volume is broken."""
         self.trouble = f"{what}: {os.strerror(number)}"
 
     def _fault(self, user: UserState, what: str, detail: str = "") -> None:
-        """Note what went wrong. Everybody may read the status: names are in the log alone."""
+        """Log an error. Every user may read the status, so names appear in the log only."""
         if not self._context.lets_tell(user.uid):
             return
         _LOG.warning("%s: uid %d: %s%s", printable(self._volume), user.uid, what, f": {detail}" if detail else "")
@@ -366,7 +367,7 @@ def _going(
     clock: Clock,
     space: VolumeSpace,
 ) -> set[ContainerId]:
-    """What goes before its time. wanted: where space is low and all is measured that is soon; else None"""
+    """The orphans that expire early. wanted: None unless space is low and enough is measured"""
     excess = beyond_quota(trash, policy, space.total_bytes)
     going = set() if excess.is_met() else set(go_early(trash, excess, policy, clock))
     if wanted is not None and not wanted.is_met():

@@ -1,8 +1,8 @@
-"""What happens on one volume by other machines' doing: their beats, and what they did in users' folders.
+"""Changes on one volume by other machines: their heartbeats, and changes in users' folders.
 
-On a volume of this machine alone there is nothing to look for: inotify tells all of it. In users' folders times are
-looked at first, names where those moved. Nothing is read that a user wrote: names of orphans, and when directories were
-changed.
+A volume of this machine only needs no such checks: inotify reports every change. In users' folders the times are
+checked first, and names only after a change of the times. No data written by users is read, only names of orphans and
+change times of directories.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from fusefs.store.backing_and_mount import DIRECTORY, READABLE
 from fusefs.store.layout import DROP, Store
 
 _AGAIN_S = 0.05
-"""So long the end of a service waits for its beats to be taken away, at most; what it had open may close just now."""
+"""Pause while the end of the service waits to remove its heartbeats; a volume that was open may be closing just now."""
 _Key = tuple[int, bytes]
 Stamp = tuple[int, ...]
 _ORPHANS, _REAPING = (Name(state.value.encode()) for state in (State.ORPHANS, State.REAPING))
 
 
 class _Seen(NamedTuple):
-    """What a look saw.
+    """The result of a check.
 
     beats    None if ours could not be written
-    wrote_s  how long that took
-    areas    when users' folders came or went
+    wrote_s  how long writing it took
+    areas    times at which users' folders were created or removed
     """
 
     beats: dict[bytes, NodeBeat | None] | None
@@ -53,10 +53,10 @@ class _Seen(NamedTuple):
 
 
 class OtherNodes:
-    """The other nodes of one volume, and what they did."""
+    """The other nodes that serve one volume, and their changes."""
 
     def __init__(self, context: ServiceContext, limiter: trio.CapacityLimiter, found_users: Callable[[], None]) -> None:
-        """Look for nothing yet.
+        """Start with no checks.
 
         limiter      of the threads that touch this volume
         found_users  called when there may be new users
@@ -75,25 +75,25 @@ class OtherNodes:
         self._looks: dict[_Key, FolderLook] = {}
 
     def begin(self, opened: OpenVolume) -> None:
-        """The volume was opened: look at once what others did since."""
+        """After the volume was opened: have changes by others checked at once."""
         if opened.is_shared() and not self._is_shared:
             self._is_shared = True
             self._beat_at_s = self._poll_at_s = 0.0
 
     def at_s(self) -> float:
-        """When there is something to be looked for; infinity for never."""
+        """When the next check is due; infinity for never."""
         return min(self._beat_at_s, self._poll_at_s)
 
     def is_due(self) -> bool:
-        """Whether that is now."""
+        """Whether a check is due now."""
         return boot_s() >= self.at_s()
 
     def told(self) -> tuple[SeenNode, ...]:
-        """The nodes that were seen to serve it."""
+        """The nodes that were seen to serve the volume."""
         return self._watch.told(self._own)
 
     def forget(self) -> None:
-        """It is gone, or another volume: nothing that is known is true any more. Our beats are counted on."""
+        """Forget everything: the volume is gone or another one. The count of our heartbeats goes on."""
         self._is_shared = False
         self._own = None
         self._beat_at_s = self._poll_at_s = math.inf
@@ -105,9 +105,9 @@ class OtherNodes:
     async def look(
         self, opened: OpenVolume, users: Mapping[int, UserState], phase: str, probe_ms: float | None = None
     ) -> None:
-        """Beat, see who else does, and what others did in users' folders, as far as it is time. Checkpoint
+        """Write our heartbeat, read those of others, and check users' folders, each if it is due. Checkpoint
 
-        phase, probe_ms  what our beat says; without a probe how long the last beat took, which is one
+        phase, probe_ms  for our heartbeat; without a probe it has the duration of the last heartbeat's write
         """
         now_s, most_s = boot_s(), float(self._context.config.poll_s)
         beats, polls = now_s >= self._beat_at_s, now_s >= self._poll_at_s
@@ -136,7 +136,7 @@ class OtherNodes:
             self._own = None if opened.beat is None else opened.beat.name
             if self._watch.look(found.beats, time.monotonic()) - {self._own}:
                 for user in users.values():
-                    user.look_again()  # what a node that is gone had begun may be ours to go on with
+                    user.look_again()  # a node that is gone may have left unfinished work for us
             self._context.changed()
         if polls:
             changed = self._take_folders(found, users)
@@ -144,7 +144,7 @@ class OtherNodes:
             self._poll_at_s = now_s + self._interval.after(took_s, most_s, is_lively=changed or bool(others))
 
     def _take_folders(self, found: _Seen, users: Mapping[int, UserState]) -> bool:
-        """Take in what others did; whether they did anything."""
+        """Handle the changes by others in users' folders; returns whether there were any."""
         has_changed = self._areas is not None and found.areas is not None and found.areas != self._areas
         if has_changed:
             self._found_users()
@@ -155,16 +155,16 @@ class OtherNodes:
                 continue
             before, part = self._looks.get((uid, base)), user.parts[base]
             if before is None and not part.is_unread:
-                part.look_again()  # what came since it was read has not been seen
+                part.look_again()  # arrivals since it was read are unknown
             elif before is not None and look is not before:
                 has_changed |= _take(user, part, before, look)
-        # What could not be looked at now keeps what was known of it.
+        # A folder that could not be checked now keeps its last state.
         known = {(uid, base) for uid, user in users.items() for base in user.parts}
         self._looks = {key: look for key, look in {**self._looks, **found.parts}.items() if key in known}
         return has_changed
 
     async def say_farewell(self, opening: Callable[[], Awaitable[OpenVolume]]) -> None:
-        """Take our beat away, if that is quick: who ends well is not missed. Checkpoint"""
+        """Remove our heartbeat file, if that is quick, so that the others do not wait for this node. Checkpoint"""
         if self._own is None:
             return
         with trio.move_on_after(timers.current.farewell_limit_s, shield=True), suppress(TrashdError, OSError):
@@ -186,11 +186,11 @@ def _look(
     asked: list[tuple[int, bytes, int]] | None,
     before: Mapping[_Key, FolderLook],
 ) -> _Seen:
-    """In a thread. What can't be had is left to the long poll, and to the work itself, which says what is wrong.
+    """Do a check, in a thread. Errors are ignored: the next poll, or the work itself, will report them.
 
     beat       to be written
-    forgotten  beats to be removed
-    asked      whose folders, in which stores, and how many names of each may be remembered; None: nobody's
+    forgotten  heartbeats to be removed
+    asked      the users and stores to check, and how many names of each may be remembered; None: none
     """
     beats, wrote_s = None, 0.0
     if beat is not None and opened.beat is not None:
@@ -214,7 +214,7 @@ def _look(
 
 
 def _take(user: UserState, part: FolderPart, before: FolderLook, now: FolderLook) -> bool:
-    """What came and went between two looks at a folder; whether anything did."""
+    """Handle the changes between two states of a folder; returns whether there were any."""
     if now.drop != before.drop:
         user.tend_at_s = 0.0
     if now.names is None or before.names is None:
@@ -225,18 +225,18 @@ def _take(user: UserState, part: FolderPart, before: FolderLook, now: FolderLook
         for identifier in before.names - now.names:
             part.leaves(identifier)
         for identifier in now.names - before.names:
-            if identifier not in user.came:  # inotify told it
+            if identifier not in user.came:  # inotify has reported it already
                 part.look_at(identifier)
     return (now.orphans, now.drop, now.names) != (before.orphans, before.drop, before.names)
 
 
 class FolderLook(NamedTuple):
-    """A folder as it was seen.
+    """The state of a folder at a check.
 
-    orphans, drop  when these directories were changed, as far as their filesystem tells
-    names      the orphans by their ids; None: too many to remember
-    n_orphans  those in reaping/ among them
-    is_settled whether the times were the same at the look before: two changes may have one time
+    orphans, drop  change times of these directories, as far as their filesystem keeps them
+    names      the ids of the orphans; None: too many to remember
+    n_orphans  their number, including those in reaping/
+    is_settled whether the times were the same at the previous check: two changes may have one time
     """
 
     orphans: Stamp
@@ -247,9 +247,9 @@ class FolderLook(NamedTuple):
 
 
 def look_at_folder(store: Store, uid: int, base: bytes, most: int, before: FolderLook | None) -> FolderLook:
-    """A user's folder in one store as it is now; the same look if nothing changed. Raises  OSError
+    """The current state of a user's folder in one store; the same object if nothing changed. Raises  OSError
 
-    most  so many names may be remembered
+    most  names that may be remembered
     """
     kernel = store.kernel
     with open_part(store, base, uid) as folder:

@@ -1,7 +1,7 @@
-"""Which stores a service serves: those that are found at mount points, and those that users' registries name.
+"""The stores that a service serves: those found at mount points, and those in users' registries.
 
-How many of each user's own are open at a time, and how many orphans of them are remembered: a user with a thousand
-stores, or with a disk that hangs, delays no other.
+Also limits how many stores of each user are open at a time, and how many of their orphans are remembered: a user with a
+thousand stores, or with a disk that hangs, delays no other user.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from fusefs.store.store_registry import LineOf
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 16
 _MOST_NAMED = 5_000
-"""How many users' registries are read that the accounts need not list."""
+"""Most users outside the account database whose registries are read."""
 
 Key = tuple[int, bytes]
-"""A user, and the path of a store that this user registered: others may register it as well, which says nothing."""
+"""A user, and the path of a store in that user's registry; others may register the same path."""
 _Which = tuple[int, int]
 _OF_USER, _OF_MOUNT = 2, 16
-"""Stores that are open at a time, of one user and on one mount."""
+"""Stores that are open at a time, for one user and on one mount."""
 _THREADS = 3
-"""That may wait for a user's disks."""
+"""Threads that may wait for the disks of one user."""
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
-"""Orphans whose due time is remembered, of all these stores together, and of one at least."""
+"""Orphans whose due time is remembered: limit for all these stores together, and the least for each store."""
 
 
 class MountPointStores:
-    """Looks for stores at mount points; some of them may be on disks that don't answer."""
+    """Finds stores at mount points; some of these may be on disks that do not answer."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._asked: set[bytes] = set()  # by threads that have not come back
+        self._asked: set[bytes] = set()  # by threads that have not returned
 
     async def find(self, paths: Sequence[bytes], mounts: list[Mount]) -> list[bytes]:
-        """The places of the stores in directories, each store once, by the first path that leads to it.
+        """The stores in directories, each store once, by the first path that leads to it.
 
-        What does not answer is passed over; it keeps one thread, not one for each look.
+        A directory that does not answer is skipped; it occupies one thread, not one for each search.
         Checkpoint  yes
         """
         found: dict[bytes, dict[bytes, _Which]] = {}
@@ -81,10 +81,9 @@ class MountPointStores:
 
 
 class RegisteredStores:
-    """Users' own stores: what their registries name, read when they change and every now and then."""
+    """Users' own stores according to their registries, read after changes and at intervals."""
 
     def __init__(self, context: ServiceContext) -> None:
-        """Nothing is known yet."""
         self.words: dict[Key, LineOf] = {}
         self._n_more: dict[int, int] = {}
         self._context = context
@@ -93,11 +92,11 @@ class RegisteredStores:
         self._began_s = 0.0
 
     def look(self) -> None:
-        """Something was mounted, or a user may have registered a store: look soon."""
+        """Request a new read soon: something was mounted, or a user may have registered a store."""
         self._news.set()
 
     async def news(self) -> None:
-        """Wait until it is time to read again, once what was read has been acted on. Checkpoint"""
+        """Wait until the registries are to be read again, after the last result was applied. Checkpoint"""
         took_s = boot_s() - self._began_s
         await trio.sleep(max(timers.current.registries_pause_s, timers.current.registries_pauses * took_s))
         with trio.move_on_after(self._context.config.poll_s):
@@ -106,7 +105,7 @@ class RegisteredStores:
     async def read(self, users: Iterable[int]) -> None:
         """Bring `words` up to date. Raises  ForkerLost. Checkpoint
 
-        users  with a folder in a store that is served, whom the accounts need not list
+        users  with a folder in a served store, whom the account database need not list
         """
         self._news = trio.Event()
         self._began_s = boot_s()
@@ -125,7 +124,7 @@ class RegisteredStores:
         except OSError as error:
             _LOG.warning("the registries of users can't be read: %s", error.strerror)
             is_whole = False
-        if is_whole:  # a user of whom nothing was heard has no store any more
+        if is_whole:  # a user who was not reported has no store any more
             for uid in self._n_more.keys() - heard:
                 self._forget(uid)
 
@@ -137,7 +136,7 @@ class RegisteredStores:
             self._context.watcher.remove(watch)
 
     def _watch(self, uid: int, directory: Fd | None) -> None:
-        """Hear of it when the user registers another one."""
+        """Watch a user's registry for new stores."""
 
         def on_event(event: InotifyEvent) -> None:
             if event.happened & (InotifyMask.IGNORED | InotifyMask.UNMOUNT):
@@ -161,43 +160,43 @@ class RegisteredStores:
 
 
 class OwnStoreLimit:
-    """What one store may take, together with the other stores of its user and of its mount."""
+    """The limits for one store, shared with other stores of its user and of its mount."""
 
     def __init__(
         self, limits: OwnStoreLimits, threads: trio.CapacityLimiter, turns: tuple[trio.Semaphore, ...]
     ) -> None:
-        """threads: those that touch the disks of its user; one that hangs counts until it comes back."""
+        """threads: limits those that touch the disks of its user; one that hangs counts until it returns."""
         self.threads = threads
         self._limits = limits
         self._turns = turns
 
     @asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
-        """Wait for its turn, and have it for the block. Checkpoint"""
+        """Wait for a free place, and occupy it for the block. Checkpoint"""
         user, mount = self._turns
         async with user, mount:
             yield
 
     def is_wanted(self) -> bool:
-        """Whether another store waits until this one is let go."""
+        """Whether another store waits for this one to close."""
         return any(turn.statistics().tasks_waiting for turn in self._turns)
 
     def most_remembered(self) -> int:
-        """How many of its orphans may be remembered."""
+        """How many orphans of the store may be remembered."""
         return max(_MOST_REMEMBERED // max(self._limits.n_stores, 1), _LEAST_REMEMBERED)
 
 
 class OwnStoreLimits:
-    """All of them."""
+    """The limits for all users' own stores."""
 
     def __init__(self) -> None:
-        self.n_stores = 0  # that are kept, as the service counts them
+        self.n_stores = 0  # number of served ones, as counted by the service
         self._threads: dict[int, trio.CapacityLimiter] = {}
         self._users: dict[int, trio.Semaphore] = {}
         self._mounts: dict[int, trio.Semaphore] = {}
 
     def of(self, uid: int, mnt_id: int) -> OwnStoreLimit:
-        """That of one more store of a user's on a mount."""
+        """The limit for one more store of a user on a mount."""
         threads = self._threads.setdefault(uid, trio.CapacityLimiter(_THREADS))
         user = self._users.setdefault(uid, trio.Semaphore(_OF_USER))
         return OwnStoreLimit(self, threads, (user, self._mounts.setdefault(mnt_id, trio.Semaphore(_OF_MOUNT))))

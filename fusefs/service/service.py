@@ -1,4 +1,4 @@
-"""The service: every volume watched and worked on, and what they share; ends within a second, nothing to repair."""
+"""The service: serves all volumes, and holds what they share. It ends within a second and needs no repair."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _IMPORTED_LATE = (
     "fusefs.linux.filesystem_probes", "fusefs.linux.getdents", "fusefs.linux.refused_calls",
     "fusefs.linux.tree_users", "fusefs.linux.xattrs", "fusefs.store.make_store", "hashlib", "statistics",
 )  # fmt: skip
-"""By functions that commands share, or that not everybody needs. After an upgrade they would be the new version's."""
+"""Modules imported late in functions that commands share. Loaded after an upgrade, they would be of the new version."""
 _WITHOUT_STORE = (VolumePhase.UNPROVEN, VolumePhase.GONE, VolumePhase.BROKEN)
 
 
@@ -66,17 +66,17 @@ class AlreadyRunning(Busy):
 
 
 def serve(load: Callable[[], Loaded], volumes: tuple[bytes, ...]) -> None:
-    """Be the service until SIGTERM or SIGINT.
+    """Run the service until SIGTERM or SIGINT.
 
     load     reads the configuration. Raises  BadConfig
-    volumes  only these; empty: all that have a store
+    volumes  serve only these; empty: all that have a store
     Raises  AlreadyRunning; BadConfig; ForkerLost; OSError
     """
     for name in _IMPORTED_LATE:
         import_module(name)
     loaded = load()
     with ExitStack() as owned:
-        # Forked first: what comes after it would be held open by it and its children.
+        # Forked first: it and its children would keep open everything that is opened earlier.
         forker = owned.enter_context(Forker())
         be_idle()
         runtime = make_dir(runtime_dir())
@@ -87,7 +87,7 @@ def serve(load: Callable[[], Loaded], volumes: tuple[bytes, ...]) -> None:
         watcher = owned.enter_context(InotifyWatches())
         mounts = owned.enter_context(MountWatch())
         service = _Service(load, volumes, loaded, runtime, forker, watcher)
-        service.context.save_clock()  # whatever ends us, the next one knows what this clock was
+        service.context.save_clock()  # so that the next service knows this clock, however this one ends
         try:
             trio.run(service.run, mounts)
         finally:
@@ -125,25 +125,25 @@ class _Service:
         self._nudged = trio.Event()
         self._reloads = trio.Lock()
         self._told = ""
-        self._mounts: dict[bytes, Mount | None] = {}  # what each volume's path leads into
+        self._mounts: dict[bytes, Mount | None] = {}  # the mount that each volume's path leads into
         self._views: list[MountView] = []
         self._own: dict[Key, VolumeLoop] = {}  # users' own stores
         self._own_stores: RegisteredStores | None = None
         self._limits = OwnStoreLimits()
-        self._limiter = trio.CapacityLimiter(1)  # of the look at volumes that are not served
+        self._limiter = trio.CapacityLimiter(1)  # for checks of volumes that are not served
         self._told_more: tuple[PassedOver, ...] = ()
 
     def tell(self, event: Event) -> None:
-        """Something happened."""
+        """Report an event."""
         is_own = any((loop.owner, loop.path) == (event.uid, event.volume) for loop in self._own.values())
         self.outlets.tell(event, is_own=is_own)
 
     def changed(self) -> None:
-        """The status is not what it was."""
+        """Have the status written again."""
         self._changed.set()
 
     async def run(self, mounts: MountWatch) -> None:
-        """Serve until told to stop."""
+        """Serve until stopped."""
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._obey)
             self._nursery.start_soon(self.context.watcher.run)
@@ -167,17 +167,17 @@ class _Service:
         self.outlets.close()
 
     async def _end_with_forker(self) -> None:
-        """An idle service too: who starts it again would not know that nothing will be reaped."""
+        """Exit when the forker dies, even when idle, so that systemd restarts the service."""
         await self.context.forker.until_lost()
         self._fail(ForkerLost())
 
     def _fail(self, error: ForkerLost) -> None:
-        """End it all, for that reason."""
+        """End the service, with that error."""
         self.failed = error
         self._nursery.cancel_scope.cancel()
 
     async def _obey(self) -> None:
-        """Do what signals say: SIGHUP reads the configuration again, SIGTERM and SIGINT end it all."""
+        """Handle signals: SIGHUP reloads the configuration, SIGTERM and SIGINT end the service."""
         with trio.open_signal_receiver(signal.SIGHUP, signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
@@ -187,7 +187,7 @@ class _Service:
                     self._nursery.cancel_scope.cancel()
 
     async def _reload(self) -> None:
-        """Read the configuration again; one that is wrong is told, and the old one stays in force."""
+        """Reload the configuration; log the errors of an invalid one and keep the old one."""
         async with self._reloads:
             self._notifier.reloading()
             try:
@@ -212,12 +212,12 @@ class _Service:
     # Volumes
 
     async def _find(self) -> None:
-        """Begin to keep the volumes that are not kept yet. A mount point that does not answer is passed over."""
+        """Find volumes, and start loops for new ones. A mount point that does not answer is skipped."""
         mounts = await trio.to_thread.run_sync(read_mounts)
         named = self._volumes or tuple(volume.path for volume in self.context.config.volumes if volume.is_served)
         paths = named
         if not self._volumes:
-            # Our own registry, of root's stores or of the user's own: what is found there is looked at like any other.
+            # Our own registry, of root's stores or of the user's own: these paths are checked like all others.
             known = await trio.to_thread.run_sync(registered)
             seen = self._look_through(mounts)
             paths = (*named, *volume_paths(mounts, seen), *registered_paths(known, mounts, seen))
@@ -240,13 +240,13 @@ class _Service:
             self._own_stores.look()
 
     async def _remember_rules(self, path: bytes, mounts: list[Mount]) -> None:
-        """Note which volume has rules, though it is not served: mounted elsewhere it is not to have the defaults."""
+        """Note a volume's rules even if it is not served: mounted elsewhere, it must not get the defaults."""
         volume = await in_thread(self._limiter, partial(find_id, self.context.kernel, path, mounts))
         if volume and self.context.config.named(path, volume) is not None:
             self.context.known.refuse_without_rules(volume, path, self.context.config)
 
     def _look_through(self, mounts: list[Mount]) -> list[MountView]:
-        """What mounts of ours show, or are about to show again."""
+        """The views of trashd mounts that exist, or are about to be mounted again."""
         self._views = all_views(mounts, self._views)
         return self._views
 
@@ -257,7 +257,7 @@ class _Service:
             self._nursery.start_soon(self._run, loop)
 
     async def _keep_own_stores(self) -> None:
-        """Serve what users' registries name, of their own."""
+        """Serve users' own stores according to their registries."""
         own_stores = self._own_stores = RegisteredStores(self.context)
         try:
             while True:
@@ -268,7 +268,7 @@ class _Service:
             self._fail(error)
 
     def _find_own(self, own_stores: RegisteredStores) -> None:
-        """Begin to keep the stores that are new, and leave those that no registry vouches for any more."""
+        """Start loops for new stores, and end those of stores that are no longer registered."""
         for key in self._own.keys() - own_stores.words.keys():
             self._own[key].leave()
         mounts, pauses = read_mounts(), read_pauses(self._runtime, time.time())
@@ -294,14 +294,14 @@ class _Service:
         return [*self._loops.values(), *self._own.values()]
 
     async def _run(self, loop: VolumeLoop) -> None:
-        """Keep a volume. A fault of ours in one must not end the others."""
+        """Run the loop of a volume. A bug met in one loop must not end the others."""
         while True:
             try:
                 await loop.run()
                 if loop.owner is not None:
                     del self._own[loop.key()]
                     if self._own_stores is not None:
-                        self._own_stores.look()  # it may be registered again already
+                        self._own_stores.look()  # it may have been registered again
                 else:
                     del self._loops[loop.path]
                     self._mounts.pop(loop.path, None)
@@ -310,24 +310,24 @@ class _Service:
                 self._fail(error)
                 return
             except Exception:
-                _LOG.exception("%s: internal error in trashd", printable(loop.path))
-                loop.broke("internal error in trashd: see the log")
-                await trio.sleep(timers.current.find_pause_s)  # should it be one that comes at once again
+                _LOG.exception("%s: a fault in trashd itself", printable(loop.path))
+                loop.broke("a fault in trashd itself: see the log")
+                await trio.sleep(timers.current.find_pause_s)  # in case it recurs at once
 
     async def _watch_mounts(self, mounts: MountWatch) -> None:
-        """Look for volumes when something is mounted, and at the known ones when something is unmounted."""
+        """Find volumes when something is mounted, and check the known ones when something is unmounted."""
         while True:
             standing = read_mounts()
-            # A mount of ours may be to stand again in a moment, or its daemon to end.
+            # A trashd mount may be about to be mounted again, or its daemon to end.
             is_awaited = any(view.mount not in standing for view in self._views)
             with trio.move_on_after(timers.current.find_pause_s if is_awaited else self.context.config.poll_s):
                 await trio.lowlevel.wait_readable(mounts)
                 mounts.seen()
-            await self._find()  # a store may have been made, too
+            await self._find()  # a store may have been created, too
             await trio.sleep(timers.current.find_pause_s)
 
     async def _obey_nudges(self) -> None:
-        """Look for volumes when a store was made, mended, or is vouched for (`trashd init`)."""
+        """Find volumes when a store was made, repaired, or registered (`trashd init`)."""
         while True:
             await self._nudged.wait()
             self._nudged = trio.Event()
@@ -344,13 +344,13 @@ class _Service:
             self.context.watcher.add(fd, wanted, self._set_pauses)
 
     def _watch_registry(self) -> None:
-        """Look for stores when a command of our own user registers one."""
+        """Find stores when a command of our own user registers one."""
 
         def on_event(event: Noticed) -> None:
             if event.name == STORES:
                 self._nudged.set()
 
-        # A user without a home, or with one that can't be written, registers nothing.
+        # A user without a home directory, or with a read-only one, registers nothing.
         with suppress(OSError), Fd(os.open(make_dir(lasting_dir()), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             self.context.watcher.add(fd, InotifyMask.MOVED_TO, on_event)
 
@@ -361,17 +361,17 @@ class _Service:
             loop.set_pause(self._pause_of(loop, pauses))
 
     def _pause_of(self, loop: VolumeLoop, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
-        """What holds for a volume; a user's own store is paused with what it is in, so that that can be unmounted."""
+        """The pause for a volume. Users' own stores are paused with the volume that they are in, for an unmount."""
         if loop.owner is not None:
             known = {path: pause for path, pause in pauses.items() if path is not None}
             above = (pause for path, pause in known.items() if any(is_inside(one, path) for one in loop.paths()))
             return next(above, pauses.get(None))
         return pauses.get(*loop.paths()) or pauses.get(None)
 
-    # Telling
+    # Status
 
     async def _tell_status(self) -> None:
-        """Write the status when it changes, each second at work, now and then when nothing happens."""
+        """Write the status when it changes, each second during work, and at intervals when idle."""
         while True:
             self._changed = trio.Event()
             self._write_status()
@@ -397,7 +397,7 @@ class _Service:
             volumes=tuple(loop.status() for loop in self._all_loops()),
             passed_over=self._told_more,
         )
-        with suppress(OSError):  # /run is full: it will be told later
+        with suppress(OSError):  # /run is full: the next write may succeed
             write_status(self._runtime, status)
             self._held.publish(status)
         self.outlets.publish(status)
@@ -410,7 +410,7 @@ class _Service:
         return f"{_volumes(len(self._loops))}{own}, {n_due:,} orphans due"
 
     async def _stay_alive(self) -> None:
-        """Tell systemd's watchdog that this loop turns."""
+        """Notify systemd's watchdog that the event loop is alive."""
         watchdog_s = self._notifier.watchdog_s()
         while watchdog_s is not None:
             self._notifier.alive()
@@ -418,7 +418,7 @@ class _Service:
 
 
 def _log_warnings(loaded: Loaded) -> None:
-    """Log each key that has no effect any more."""
+    """Log a warning for each key that no longer has an effect."""
     for warning in loaded.warnings:
         _LOG.warning("configuration: %s", warning)
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class ServiceContext:
-    """The service's hands and its memory."""
+    """Objects that all volumes of the service share."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class ServiceContext:
         tell: Callable[[Event], None],
         changed: Callable[[], None],
     ) -> None:
-        """Bring them together.
+        """Put the objects together.
 
-        state  the directory with what the last service remembered
-        tell   takes each event
-        changed  called when a status is not what it was
+        state    the directory with the state of the last service
+        tell     called for each event
+        changed  called when a status has changed
         """
-        self.version = version("trashd")  # of the code that runs: the package may be another one tomorrow
+        self.version = version("trashd")  # of the running code: the installed package may change
         self.known = KnownVolumes(state)  # by their ids
         self.started_ns = time.time_ns()
         self.kernel = Kernel()
@@ -55,12 +55,12 @@ class ServiceContext:
         self.changed = changed
         self._tell = tell
         self._state = state
-        self.since_ns, self._clock = load_clock(state)  # what was made since is not told yet
+        self.since_ns, self._clock = load_clock(state)  # orphans created since then are not reported yet
         self._is_told = False
         self._event_limit = EventLimit()
 
     def clock(self) -> Clock:
-        """Both clocks now: a jump of the wall clock is noticed at the next look, and not forgotten."""
+        """Read both clocks; notices a jump of the wall clock since the last call and remembers it."""
         before = self._clock
         self._clock = jumped(before, *clocks_ns())
         if self._clock.eras != before.eras:
@@ -68,18 +68,18 @@ class ServiceContext:
         return self._clock
 
     def save_told(self) -> None:
-        """Note the clock if something was told since the last call: killed, the service does not tell it again."""
-        clock = self.clock()  # however idle it is, a jump of the wall clock is noticed
+        """Save the clock if an event was reported since the last call, so that a crash does not repeat it."""
+        clock = self.clock()  # so that an idle service notices a jump of the wall clock, too
         if self._is_told:
             save_clock(self._state, clock, is_durable=False)
         self._is_told = False
 
     def save_clock(self) -> None:
-        """Leave the clock for the next service, whatever ends this one."""
+        """Save the clock for the next service."""
         save_clock(self._state, self.clock())
 
     def lets_tell(self, uid: int) -> bool:
-        """Whether one more thing that a user did is to be told; it is counted."""
+        """Whether to report one more action of a user, which is counted."""
         return self._event_limit.lets_pass(uid, boot_s())
 
     def tell(
@@ -95,7 +95,7 @@ class ServiceContext:
         seconds: float | None = None,
         detail: str = "",
     ) -> None:
-        """Tell that something happened now: all that was worked for, and of what a user has for nothing so much."""
+        """Report an event of now. Events without counts, which a user can cause at will, are rate-limited."""
         if uid is not None and n_entries is None and not self.lets_tell(uid):
             return
         self._is_told = True
@@ -104,12 +104,12 @@ class ServiceContext:
 
 
 def boot_s() -> float:
-    """The service's time: seconds since the boot, suspended or not; it can't be set."""
+    """The service's clock: seconds since boot, including suspended time; it can't be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 async def in_thread(limiter: trio.CapacityLimiter, body: Callable[[], T]) -> T:
-    """The result of something that may block for as long as a disk hangs; cancelled, its thread is left to itself.
+    """Run a function that may block for as long as a disk hangs; if cancelled, its thread is abandoned.
 
     Checkpoint  yes
     """
@@ -119,10 +119,10 @@ async def in_thread(limiter: trio.CapacityLimiter, body: Callable[[], T]) -> T:
 async def in_time(
     limiter: trio.CapacityLimiter, seconds: float, body: Callable[[], T], undo: Callable[[T], object]
 ) -> T | None:
-    """The result of something that may block, within so many seconds; else None, and what comes later is undone.
+    """Run a function that may block, within a time limit. If it is late, or the task is cancelled, return None and undo
+    its result.
 
-    So it is if the task is cancelled.
-    undo  called in whatever thread sees it come too late
+    undo  called with a late result, in the thread that produced it or in this one
     Checkpoint  yes
     """
     handed = _ThreadResult(undo)
@@ -133,13 +133,13 @@ async def in_time(
             has_come = True
             return result
     finally:
-        if not has_come:  # cancelled, too
+        if not has_come:  # late or cancelled
             handed.give_up()
     return None
 
 
 class _ThreadResult(Generic[T]):
-    """A result on its way from a thread to a task that may not wait for it any more."""
+    """A result in transit from a thread to a task that may have given up."""
 
     def __init__(self, undo: Callable[[T], object]) -> None:
         self._undo = undo
@@ -148,7 +148,7 @@ class _ThreadResult(Generic[T]):
         self._is_late = False
 
     def over(self, body: Callable[[], T]) -> T:
-        """In the thread: do it."""
+        """Run the function, in the thread."""
         result = body()
         with self._lock:
             self._results.append(result)
@@ -157,7 +157,7 @@ class _ThreadResult(Generic[T]):
         return result
 
     def give_up(self) -> None:
-        """The task waits for it no more."""
+        """Note that the task no longer waits."""
         with self._lock:
             self._is_late = True
             for result in self._results:

@@ -1,6 +1,6 @@
 """The service's small files: its status, pauses that only its own user writes, and the clock for its successor.
 
-What each user's orphans take is in files that only that user may read, and in one that only root may.
+The sizes of each user's orphans are in files that only that user may read, and in one that only root may read.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ FILE = b"status.json"
 _SIZES_DIRECTORY, _ALL_SIZES = b"sizes", b"all"
 _STATUS_MOST_BYTES = 64 << 20
 Held = dict[str, tuple[HeldByUser, ...]]
-"""By the path of a volume, as the status has it."""
+"""By the volume's path, as in the status."""
 
 
 def write_status(directory: bytes, status: Status) -> None:
-    """Put the status where others find it, stamped with the clock that can't be set; at once or not at all.
+    """Write the status, stamped with the clock that can't be set; atomically.
 
-    Not durable: after a power failure there is no service that it could speak of.
+    Not durable: after a power failure there is no service to report about.
     Raises  OSError
     """
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -42,7 +42,7 @@ def write_status(directory: bytes, status: Status) -> None:
 
 
 def read_status(directory: bytes) -> SeenStatus | None:
-    """The last status of a directory's service; None if none ever ran there. Raises  TrashdError, OSError"""
+    """The last status of the service in a directory; None if there never was one. Raises  TrashdError, OSError"""
     try:
         status = decode(read_file(directory + b"/" + FILE, _STATUS_MOST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
@@ -52,16 +52,16 @@ def read_status(directory: bytes) -> SeenStatus | None:
 
 
 def served_volumes(directory: bytes) -> tuple[VolumeStatus, ...]:
-    """The volumes of a directory's service, if it runs. Raises  TrashdError, OSError"""
+    """The volumes of the service in a directory, if it runs. Raises  TrashdError, OSError"""
     seen = read_status(directory)
     return seen.status.volumes if seen is not None and seen.is_running else ()
 
 
 class HeldFiles:
-    """Written anew where something has changed."""
+    """Writes the files with the sizes of users' orphans, after changes only."""
 
     def __init__(self, runtime: bytes) -> None:
-        """runtime: the service's directory. What another service left there may not be true: it goes."""
+        """runtime: the service's directory. Deletes the files of an earlier service, which may be outdated."""
         self._directory = os.path.join(runtime, _SIZES_DIRECTORY)
         self._written: dict[bytes, bytes] = {}
         with suppress(OSError):
@@ -72,7 +72,7 @@ class HeldFiles:
                 os.unlink(os.path.join(self._directory, name))
 
     def publish(self, status: Status) -> None:
-        """Tell each user of his own. Raises  OSError"""
+        """Write the file of each user. Raises  OSError"""
         told = {name: msgspec.json.encode(held) for name, held in _by_reader(status).items()}
         for name in self._written.keys() - told.keys():
             os.unlink(os.path.join(self._directory, name))
@@ -85,7 +85,7 @@ class HeldFiles:
 
 
 def _by_reader(status: Status) -> dict[bytes, Held]:
-    """What each file has: root's that of all, and of each user that runs no service of his own his."""
+    """The content of each file: root's has all users, and each user without an own service has a file."""
     readers: dict[bytes, Held] = {_ALL_SIZES: {volume.path: volume.held for volume in status.volumes}}
     if os.geteuid():
         return readers
@@ -97,7 +97,7 @@ def _by_reader(status: Status) -> dict[bytes, Held]:
 
 
 def read_held(runtime: bytes) -> Held:
-    """What orphans take by the service of that directory, as far as this user may know: root all, others their own."""
+    """The sizes of orphans by the service in that directory: root reads all, others their own."""
     for name in (_ALL_SIZES, b"%d" % os.geteuid()):
         try:
             text = read_file(os.path.join(runtime, _SIZES_DIRECTORY, name), _STATUS_MOST_BYTES)
@@ -114,7 +114,7 @@ _FOREVER_S = 10 * 365 * 86_400.0
 
 
 class Pause(NamedTuple):
-    """Why, and until when (wall time in seconds; None: until it is resumed)."""
+    """The reason, and the end (wall time in seconds; None: until it is resumed)."""
 
     why: str
     until_s: float | None
@@ -131,19 +131,18 @@ class _PauseFile(msgspec.Struct):
 
 
 def pause_dir(runtime: bytes) -> bytes:
-    """The directory of the pauses of a service, made if missing. Raises  OSError"""
+    """The directory of the pauses of a service, created if missing. Raises  OSError"""
     return make_dir(os.path.join(runtime, _PAUSE_DIRECTORY))
 
 
 def write_pause(runtime: bytes, volume: bytes | None, pause: Pause) -> None:
-    """Pause a volume, or all of them. Raises  OSError"""
     path = os.path.join(pause_dir(runtime), _name(volume))
     text = msgspec.json.encode(_PauseFile(None if volume is None else quote(volume), pause.why, pause.until_s))
     replace_file(path, text, 0o644)
 
 
 def remove_pause(runtime: bytes, volume: bytes | None) -> bool:
-    """End one; whether there was one. Raises  OSError"""
+    """End a pause; returns whether there was one. Raises  OSError"""
     try:
         os.unlink(os.path.join(runtime, _PAUSE_DIRECTORY, _name(volume)))
     except FileNotFoundError:
@@ -152,7 +151,7 @@ def remove_pause(runtime: bytes, volume: bytes | None) -> bool:
 
 
 def nudge(runtime: bytes) -> None:
-    """Have a running service look at its pauses, and for new volumes; without one nothing happens."""
+    """Have a running service read its pauses and search for new volumes; does nothing without a service."""
     path = os.path.join(runtime, _PAUSE_DIRECTORY, b"nudge" + NEW)
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
@@ -160,7 +159,7 @@ def nudge(runtime: bytes) -> None:
 
 
 def read_pauses(runtime: bytes, now_s: float) -> dict[bytes | None, Pause]:
-    """The pauses in force by volume, None for all of them; a file that says nothing sensible pauses everything."""
+    """The pauses in force by volume, None for all volumes; an unreadable file pauses all."""
     found: dict[bytes | None, Pause] = {}
     directory = os.path.join(runtime, _PAUSE_DIRECTORY)
     with suppress(FileNotFoundError):
@@ -192,8 +191,8 @@ _CLOCK_MOST_BYTES = 4096
 
 
 def load_clock(state: bytes) -> tuple[int, Clock]:
-    """When the last service looked last (wall time, now if there was none), and the clock as it left it, brought up
-    to now; without one the wall clock is believed.
+    """Load the clock of the last service, brought up to now; also returns the wall time of its last save (now if there
+    was none). Without a saved clock the wall clock is trusted.
     """
     try:
         saved = _read_clock(state, _FILE)
@@ -205,7 +204,7 @@ def load_clock(state: bytes) -> tuple[int, Clock]:
 
 
 def _read_clock(state: bytes, name: bytes) -> Clock | None:
-    """What was saved; None for nothing, or what is not understood. Raises  OSError"""
+    """The saved clock; None for none, or an unreadable one. Raises  OSError"""
     try:
         return orphan_age.decode(read_file(os.path.join(state, name), _CLOCK_MOST_BYTES))
     except FileNotFoundError:
@@ -218,10 +217,10 @@ def _up_to_now(saved: Clock | None) -> Clock:
 
 
 def watched_clocks(state: bytes, *, notes: bool) -> tuple[Clock, ...]:
-    """What the service and the commands of a state directory remember of the wall clock, each brought up to now.
+    """The clocks saved by the service and by the commands in a state directory, each brought up to now.
 
-    notes  note now for the next command, which then learns of a clock that is set between the two; or not, where
-           that can't be written
+    notes  save the current clock for the next command, which can then notice if the wall clock is set in between; False
+           where the directory is not writable
     """
     clocks = []
     for name in (_FILE, _COMMANDS_FILE):
@@ -237,7 +236,7 @@ def watched_clocks(state: bytes, *, notes: bool) -> tuple[Clock, ...]:
 
 
 def save_clock(state: bytes, now: Clock, *, is_durable: bool = True) -> None:
-    """Leave it for the next service. A full disk costs the memory, not the service."""
+    """Save the clock for the next service. On a full disk only that memory is lost."""
     path = os.path.join(state, _FILE)
     try:
         make_dir(state)
@@ -247,6 +246,6 @@ def save_clock(state: bytes, now: Clock, *, is_durable: bool = True) -> None:
 
 
 def _warn(text: str, *values: str | None) -> None:
-    import logging  # commands look at clocks too, and log nothing
+    import logging  # imported late: commands read clocks too, and log nothing
 
     logging.getLogger(__name__).warning(text, *values)

@@ -1,4 +1,4 @@
-"""All timers of the service, as one value: how long it pauses, how long turns take, how long it waits for others."""
+"""All timers of the service as one value: pauses, turns, and limits for waiting."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from fusefs.reaper.not_removed import DOUBT_PAUSES_S
 
 
 class ServiceTimers(NamedTuple):
-    """In seconds. A `pause` is between two attempts, a `limit` ends what takes longer."""
+    """In seconds. A `pause` is between two attempts, a `limit` ends an operation that takes longer."""
 
     # Pauses
     find_pause_s: float = 5.0  # between two searches for volumes, and before a loop with a fault starts again
     session_pause_s: float = 1.0  # during a session, between two checks of its window and of waiting stores
     around_pause_s: float = 2.0  # between two checks of the free space and for new users during a session
     around_least_pause_s: float = 0.5  # the same at least: users may make names in u/ all day
-    space_pause_s: float = 60.0  # between two checks of the free space where nothing is done
+    space_pause_s: float = 60.0  # between two checks of the free space of an idle volume
     window_pause_s: float = 1800.0  # outside its window a volume is checked at least that often: clocks are set
-    linger_pause_s: float = 2.0  # a volume stays open after the last work: things are seldom deleted one by one
-    copy_pause_s: float = 30.0  # what was copied into drop/ is left alone after the last change
-    registries_pause_s: float = 2.0  # between two readings of users' registries, at least
-    registries_pauses: int = 20  # and so many times as long as a reading takes: a twentieth of a core at most
-    elsewhere_pause_s: float = 60.0  # before a volume of another reaper is tried again
+    linger_pause_s: float = 2.0  # a volume stays open this long after the last work: deletions often come in groups
+    copy_pause_s: float = 30.0  # a copy in drop/ is adopted this long after its last change
+    registries_pause_s: float = 2.0  # between two reads of users' registries, at least
+    registries_pauses: int = 20  # and so many times the duration of a read: a twentieth of a core at most
+    elsewhere_pause_s: float = 60.0  # before another attempt at a volume of another reaper
     status_pause_s: float = 1.0  # between two status files during work
     status_least_pause_s: float = 0.05  # between two status files, at least
     node_beat_pause_s: float = BEAT_S  # between two writes of this node's heartbeat file
     node_poll_pause_s: float = LEAST_POLL_S  # between two checks of what other nodes did, at least
 
     # Pauses after a failure; each doubles up to the last
-    rest_pause_s: float = 60.0  # of a volume that fails
+    rest_pause_s: float = 60.0  # of a volume with errors
     last_rest_pause_s: float = 3600.0
-    unread_pause_s: float = 2.0  # of a user whose folder could not be read
+    unread_pause_s: float = 2.0  # of a user whose folder is unreadable
     last_unread_pause_s: float = 600.0
     retry_pause_s: float = 1.0  # of an orphan: the swap may still hold its lock
     child_pause_s: float = 1.0  # of a user whose child or folder failed
-    tend_pause_s: float = 5.0  # of a user's drop/ or stage/ with something that could not be settled
+    tend_pause_s: float = 5.0  # of a user's drop/ or stage/ with an unsolved problem
     last_pause_s: float = 3600.0  # of an orphan and of a user
-    doubt_pauses_s: tuple[float, ...] = DOUBT_PAUSES_S  # before EIO or ESTALE of one entry is believed
-    grudge_s: float = 300.0  # without a failure for so long, the next one of a user is the first again
+    doubt_pauses_s: tuple[float, ...] = DOUBT_PAUSES_S  # before EIO or ESTALE of one entry counts as final
+    grudge_s: float = 300.0  # after so long without a failure, the backoff of a user starts again
 
     # Sizes
     unmeasured_pause_s: float = 60.0  # before a new orphan is measured: much is restored or deleted by then
@@ -53,13 +53,13 @@ class ServiceTimers(NamedTuple):
     last_patience_s: float = 60.0
     own_turn_s: float = 30.0  # of a user's own store while others of that user wait
     heartbeat_s: float = 0.1  # between two heartbeats of a child that works
-    held_heartbeat_s: float = 1.0  # between two heartbeats of a child that may not
+    held_heartbeat_s: float = 1.0  # between two heartbeats of a child on hold
 
     # Limits
     silent_limit_s: float = 5.0  # a child without heartbeats for so long is checked: it may be stopped
-    lost_limit_s: float = 60.0  # of a single system call (a file of terabytes), before its child is killed
-    parking_limit_s: float = 0.4  # of children that come to a clean end when a session ends
-    dying_limit_s: float = 0.2  # of killed children, until they get a processor
+    lost_limit_s: float = 60.0  # of a single system call (a file of terabytes), before the child is killed
+    parking_limit_s: float = 0.4  # of children that park when a session ends
+    dying_limit_s: float = 0.2  # of killed children, until they are scheduled
     hook_dying_limit_s: float = 0.5  # of a killed hook
     mounts_limit_s: float = 3.0  # of all mount points, to answer
     own_store_limit_s: float = 10.0  # of a user's own store, to open
@@ -70,4 +70,4 @@ class ServiceTimers(NamedTuple):
 
 
 current = ServiceTimers()
-"""Those in force. The forker and the children inherit them; a test that scales them does so before the service runs."""
+"""The timers in use, inherited by the forker and the children. A test scales them before the service starts."""

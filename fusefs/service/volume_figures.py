@@ -1,4 +1,4 @@
-"""Figures of a volume while the service runs: free space and its trend, what was done there, how fast lately; pure."""
+"""Figures of a volume while the service runs: free space and its trend, work done, recent rates; pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from fusefs.core.service_status import MOST_FAULTS, StatusFault
 from fusefs.service.open_volume import VolumeSpace
 
 _TREND_S = 30.0
-"""Over which a trend is told: long enough that a single file is none."""
+"""The period of a trend: long enough to smooth out a single file."""
 _LATELY_S = 5.0
 _USUAL_ENTRIES = 1000.0
-"""In an orphan, as long as none was reaped."""
+"""Entries in an orphan, before any was reaped."""
 _WEIGHT = 0.1
 
 
 class VolumeFigures:
-    """The free space of a volume: what there is, where it goes, and whether the reaper hurries. And what was done there
-    since the service began: sums, and rates of late.
-    """
+    """Free space of a volume and its trend, whether the reaper hurries, work done, and recent rates."""
 
     def __init__(self) -> None:
         self.space: VolumeSpace | None = None
@@ -37,7 +35,7 @@ class VolumeFigures:
         self._lately: deque[tuple[float, int, int]] = deque()
 
     def note_space(self, space: VolumeSpace, policy: VolumePolicy, now_s: float) -> bool:
-        """Take in what there is now; whether hurrying began or ended with it."""
+        """Note the current space; returns whether hurrying began or ended."""
         self.space = space
         elapsed_s = now_s - self._since_s
         if elapsed_s > 2 * _TREND_S:
@@ -55,7 +53,7 @@ class VolumeFigures:
         return self.hurries != before
 
     def wanted(self, policy: VolumePolicy) -> SpaceWanted:
-        """How much has to be given up until a volume that hurries need not."""
+        """How much must be freed until a volume that hurries need not hurry."""
         space = self.space
         if space is None:
             return SpaceWanted()
@@ -67,24 +65,24 @@ class VolumeFigures:
         return SpaceWanted(n_inodes, n_bytes)
 
     def add(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
-        """So much more was done."""
+        """Add work done."""
         self.n_entries += n_entries
         self.n_bytes += n_bytes
         self.busy_s += busy_s
 
     def reaped(self, n_entries: int) -> None:
-        """An orphan is gone."""
+        """Count a reaped orphan."""
         self.n_reaped += 1
         self.usual_entries += _WEIGHT * (n_entries - self.usual_entries)
 
     def note_rates(self, now_s: float) -> None:
-        """Note where it stands now."""
+        """Note the current sums, for the rates."""
         self._lately.append((now_s, self.n_entries, self.n_bytes))
         while now_s - self._lately[0][0] > _LATELY_S:
             self._lately.popleft()
 
     def rates(self) -> tuple[float, float]:
-        """Entries and bytes a second, lately."""
+        """Recent entries and bytes per second."""
         if len(self._lately) < 2:
             return 0.0, 0.0
         (began_s, *first), (ended_s, *last) = self._lately[0], self._lately[-1]
@@ -92,7 +90,7 @@ class VolumeFigures:
         return (last[0] - first[0]) / seconds, (last[1] - first[1]) / seconds
 
     def eta_s(self, n_due: int, n_removed: int) -> float | None:
-        """Until all that is due is gone, as long as orphans are as large as those before were; they are not counted.
+        """Seconds until all due orphans are deleted, if they are as large as earlier ones; they are not counted.
 
         n_removed  entries of the one that is being reaped
         """
@@ -102,9 +100,9 @@ class VolumeFigures:
         return max(n_due * self.usual_entries - n_removed, 0.0) / entries_per_s
 
     def rest(self) -> None:
-        """Nothing is done now."""
+        """Note that the volume is idle."""
         self._lately.clear()
 
     def fault(self, at_ns: int, text: str) -> None:
-        """Something went wrong; told without the name of anybody's file."""
+        """Note an error, whose text must contain no file name."""
         self.faults.append(StatusFault(at_ns, text))

@@ -1,4 +1,4 @@
-"""One volume in the service: opened when something is to be done there, let go of when not."""
+"""One volume in the service: opened when there is work, closed when there is none."""
 
 from __future__ import annotations
 
@@ -52,25 +52,25 @@ from fusefs.store.user_folders import FolderCensus
 
 _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
-"""Orphans of a volume whose due time is remembered, some megabytes; of one user at least so many."""
+"""Orphans of a volume whose due time is remembered, some megabytes; the least for one user."""
 _UNSERVED = (VolumePhase.GONE, VolumePhase.BROKEN, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
 _GONE_FOR_GOOD = 3
-"""Looks in vain, at least ten minutes apart, after which a volume that was not named is forgotten."""
+"""Failed checks, at least ten minutes apart, after which a volume that the configuration does not name is forgotten."""
 _NEVER_S = 10 * 365 * 86_400.0
 _MOST_CURRENT = 5
-"""Orphans being reaped that a status names, each by so many last characters of its id:"""
+"""Orphans being reaped that a status lists, each with so many last characters of its id:"""
 _ID_END = 12
 
 
 class OwnStore(NamedTuple):
-    """A user's own store, and what the configuration says of its place."""
+    """A user's own store, and the path for which the configuration's rules apply."""
 
     word: LineOf
     by_rules: RulePath
 
 
 class VolumeLoop:
-    """One volume, by the path of the directory that holds its store."""
+    """The loop of one volume, identified by the path of the directory that holds its store."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class VolumeLoop:
         own: OwnStore | None = None,
         limit: OwnStoreLimit | None = None,
     ) -> None:
-        """Be ready to keep it.
+        """Start closed.
 
-        stays  it is waited for where it is not mounted
+        stays  wait for the volume where it is not mounted
         own    root's service: a user's own store
-        limit  what that may take; None of any other
+        limit  the limit for such a store; None for any other store
         """
         self.path = path
         self._base_path = split_place(path)[0] if own is None else path
@@ -121,16 +121,16 @@ class VolumeLoop:
         self._polled_at_s = 0.0
         self._looked_at_s = 0.0
 
-    # From outside
+    # Called from outside
 
     def wake(self) -> None:
-        """Something may have changed: look."""
+        """Something may have changed: check for work."""
         self._woken.set()
         if self.session is not None:
             self.session.wake()
 
     def reconfigure(self) -> None:
-        """Another policy, or the volume may have come back: stop, look at everything again, go on."""
+        """Apply a new policy, or find a volume that may be back: stop, scan everything again, continue."""
         self._must_find = True
         self._rests_until_s = self._looked_at_s = 0.0
         for user in self.users.values():
@@ -140,34 +140,34 @@ class VolumeLoop:
         self.wake()
 
     def look_again(self) -> None:
-        """Something was mounted or unmounted: look whether it was here; a session comes to its end first."""
+        """Check whether a mount or unmount affects this volume; a session is finished first."""
         self._must_open = True
         if self.session is None:
             self.wake()
 
     def copy_changed(self, came: bool) -> None:
-        """A disk with the same volume's id was mounted, or one has gone: look which is served."""
+        """A disk with the same volume id was mounted, or one is gone: check which one to serve."""
         if not came or self.phase is not VolumePhase.UNPROVEN:
             if self.session is not None:
                 self.session.stop()
             self.look_again()
 
     def retry(self) -> None:
-        """Somebody may have mended it, or made it again: look now."""
+        """Check now: the store may have been repaired or created again."""
         self._rests_until_s = 0.0
         self.look_again()
 
     def key(self) -> Key:
-        """Of a user's own store."""
+        """The key of a user's own store."""
         assert self._own is not None
         return self._own.word.uid, self._own.word.line.store()
 
     def paths(self) -> tuple[bytes, ...]:
-        """By what people may know it."""
+        """The paths by which users may refer to the volume."""
         return (self._base_path,) if self._own is None else (self.path, self._own.by_rules.path)
 
     def status(self) -> VolumeStatus:
-        """What is known of it now; costs no system call."""
+        """The current status; makes no system call on the volume."""
         now_s, now_ns = boot_s(), time.time_ns()
         session, figures, space = self.session, self._figures, self._figures.space
         users = list(self.users.values())
@@ -219,7 +219,7 @@ class VolumeLoop:
         )
 
     def _mood(self, session: WorkSession) -> tuple[VolumePhase, str]:
-        """What a session does, and a sentence about it."""
+        """The phase of a session, and a sentence about it."""
         if not session.current():
             now_s = boot_s()
             is_looking = any(user.is_urgent(now_s) for user in self.users.values()) or not self.users
@@ -231,21 +231,21 @@ class VolumeLoop:
         return (VolumePhase.REAPING if session.tempo.is_alone else VolumePhase.YIELDING), session.why()
 
     def renew(self, own: OwnStore) -> None:
-        """Its owner's registry says something else of it, or it is shown by another mount."""
+        """Apply a changed registry line of its owner, or a changed mount."""
         assert self._own is not None
         if own != self._own:
             self._own = own
             self.reconfigure()
 
     def leave(self) -> None:
-        """Its owner vouches for it no more: let go of it for good."""
+        """End the loop for good: its owner no longer registers the store."""
         self._is_left = True
         if self.session is not None:
             self.session.stop()
         self.wake()
 
     def set_pause(self, pause: Pause | None) -> None:
-        """Pause it, or let it go on."""
+        """Pause the volume, or end the pause."""
         if pause == self._pause:
             return
         kind, detail = (EventKind.PAUSED, pause.why) if pause else (EventKind.RESUMED, "")
@@ -255,12 +255,12 @@ class VolumeLoop:
             self.session.stop()
         self.wake()
 
-    # The life
+    # Main loop
 
     async def run(self) -> None:
-        """Serve the volume until cancelled or left, or until it is gone for good. Raises  ForkerLost. Checkpoint
+        """Serve the volume until cancelled, left, or gone for good. Raises  ForkerLost. Checkpoint
 
-        One that the configuration names is waited for; others are found again when they are mounted.
+        A volume in the configuration is waited for; others are found again when they are mounted.
         """
         try:
             await self._live()
@@ -280,7 +280,7 @@ class VolumeLoop:
             if held_s > 0:
                 wait_s = min(wait_s, held_s)
                 n_fresh = sum(len(part.fresh) for user in self.users.values() for part in user.parts.values())
-                if n_fresh != self._n_fresh:  # the status says how many came while nothing may be done
+                if n_fresh != self._n_fresh:  # for the number of arrivals in the status
                     self._n_fresh = n_fresh
                     self._context.changed()
             else:
@@ -300,16 +300,16 @@ class VolumeLoop:
         return config.volume(self._base_path, self._volume_id)
 
     async def _watch_room(self, policy: VolumePolicy) -> float:
-        """Look at the free space where nothing is open; until when that need not be done again."""
+        """Check free space while the volume is closed. Returns the seconds until the next check."""
         parts = [part for user in self.users.values() for part in user.parts.values()]
-        # Outside its window nobody has looked yet what there is.
+        # Outside its window a volume has not been scanned yet.
         is_unknown = not self._volume_id and policy.windows
         is_empty = not is_unknown and not any(part.n_orphans or part.fresh for part in parts)
         if is_empty or (policy.blocks is None and policy.inodes is None):
             return _NEVER_S
         now_s = boot_s()
         if now_s >= self._looked_at_s + timers.current.space_pause_s:
-            self._looked_at_s = now_s  # also if it fails: not at once again
+            self._looked_at_s = now_s  # even if it fails: not again at once
             with suppress(OSError, TrashdError):
                 looking, limit_s = partial(space_at, self.path), math.inf
                 if self._own is not None:
@@ -318,11 +318,11 @@ class VolumeLoop:
                 space = await in_time(self._limiter, limit_s, looking, lambda _late: None)
                 if space is not None:
                     self._look_at_space(space)
-            self._must_open |= self._figures.hurries  # what was too young for it may be so no more
+            self._must_open |= self._figures.hurries  # orphans that were too young may expire now
         return self._looked_at_s + timers.current.space_pause_s - now_s
 
     def _look_at_space(self, space: VolumeSpace) -> None:
-        """Take in what is free: whether to hurry."""
+        """Note the free space, and whether to hurry."""
         self._looked_at_s = boot_s()
         if not self._figures.note_space(space, self._policy(), self._looked_at_s):
             return
@@ -335,7 +335,7 @@ class VolumeLoop:
                 part.look_again()
 
     def _held_back_s(self, policy: VolumePolicy) -> float:
-        """For how long nothing may be done here, and why; 0 if it may."""
+        """The seconds for which no work is allowed here; 0 if it is. Sets the phase with the reason."""
         now_s = boot_s()
         if self._pause is not None and self._pause.left_s(time.time()) <= 0.0:
             self.set_pause(None)
@@ -363,7 +363,7 @@ class VolumeLoop:
             self._context.changed()
 
     async def _work(self, policy: VolumePolicy) -> None:
-        """Open the volume and do all that is due. Raises  Trouble; TrashdError; OSError; ForkerLost"""
+        """Open the volume and do all work that is due. Raises  Trouble; TrashdError; OSError; ForkerLost"""
         now_s = boot_s()
         is_poll = now_s >= self._polled_at_s + self._context.config.poll_s
         must_open = self._may_find() or self._must_open or is_poll or now_s >= self._watches.next_at_s
@@ -376,11 +376,11 @@ class VolumeLoop:
             await self._work_opened(policy, is_poll=is_poll)
             return
         async with self._limit.taken():
-            if self._held_back_s(policy) <= 0 and not self._is_left:  # who knows how long it waited
+            if self._held_back_s(policy) <= 0 and not self._is_left:  # it may have waited for long
                 await self._work_opened(policy, is_poll=is_poll)
 
     async def _look_at_others(self) -> bool:
-        """See what other nodes did, without a session; whether it still is the volume that we know."""
+        """Check the changes by other nodes without a session; returns whether it still is the known volume."""
         async with nullcontext() if self._limit is None else self._limit.taken():
             with await self._open() as opened:
                 if opened.store.volume.id != self._volume_id:
@@ -389,14 +389,14 @@ class VolumeLoop:
         return True
 
     async def _around(self, opened: OpenVolume) -> None:
-        """During a session: new users, and what other nodes did."""
+        """During a session: find new users and changes by other nodes."""
         await self._find_users(opened)
         if self._nodes.is_due():
             status = self.status()
             await self._nodes.look(opened, self.users, status.phase.value, status.probe_ms)
 
     async def _open(self) -> OpenVolume:
-        """Open it; a user's own store soon or not at all. Raises  TrashdError; OSError"""
+        """Open the volume; a user's own store within a time limit. Raises  TrashdError; OSError"""
         kernel = self._context.kernel
         opening, limit_s = partial(open_volume, kernel, self.path), math.inf
         if self._own is not None:
@@ -410,7 +410,7 @@ class VolumeLoop:
         with await self._open() as opened:
             self._told_path = opened.told_path or self.path
             await self._begin(opened, is_poll=is_poll)
-            policy = self._policy()  # of the volume that it is
+            policy = self._policy()  # by the id of the opened volume
             if self._held_back_s(policy) > 0:
                 return
             self.session = WorkSession(
@@ -449,7 +449,7 @@ class VolumeLoop:
             raise failed
 
     async def _close_in_time(self, session: WorkSession, policy: VolumePolicy) -> None:
-        """Stop when the window ends; or when others wait, and it has had its turn, or has nothing to do."""
+        """Stop the session when its window ends; or when other stores wait and it has had its turn or has no work."""
         began_s = boot_s()
         while self._held_back_s(policy) <= 0:
             await trio.sleep(timers.current.session_pause_s)
@@ -461,12 +461,12 @@ class VolumeLoop:
         session.stop()
 
     async def _begin(self, opened: OpenVolume, *, is_poll: bool) -> None:
-        """See to it that this is the volume that we know, and whom it has."""
+        """Check that this is the known volume, and find its users."""
         store = opened.store
         self._must_open = False
         self._n_gone = 0
         if store.volume.id != self._volume_id:
-            # Its owner can bring that about at will.
+            # The owner could cause this log line at will.
             if self._volume_id and (self.owner is None or self._context.lets_tell(self.owner)):
                 _LOG.warning("%s is another volume now, and is scanned again", printable(self.path))
             self._forget()
@@ -477,22 +477,22 @@ class VolumeLoop:
         if is_poll:
             self._polled_at_s = boot_s()
             for uid, user in self.users.items():
-                # Other hosts' doings come by no inotify, nor what is in a folder that could not be watched.
+                # inotify reports neither changes by other hosts nor those in folders that could not be watched.
                 if not store.kernel.is_local(store.fd) or not self._watches.is_complete(uid):
                     user.look_again()
         self._must_find |= is_poll
         if self._may_find():
             await self._find_users(opened)
         else:
-            self._watches.post(store, self.users)  # where a watch was lost
+            self._watches.post(store, self.users)  # replaces lost watches
         await self._nodes.look(opened, self.users, VolumePhase.LOOKING.value)
 
     def _may_find(self) -> bool:
-        """Whether there may be users whom we don't know, or one of them is to be looked at again."""
+        """Whether there may be new users, or an unreadable one is to be checked again."""
         return self._must_find or boot_s() >= self._unread.next_at_s()
 
     async def _find_users(self, opened: OpenVolume) -> None:
-        """See which users the volume has, if there may be new ones."""
+        """Find the users of the volume, if there may be new ones."""
         if not self._may_find():
             return
         self._must_find = False
@@ -513,13 +513,13 @@ class VolumeLoop:
             if uid not in self.users:
                 self.users[uid] = UserState(uid, opened.store.path(), self._most_remembered, self._context.since_ns)
             elif self._folders.get(uid, ino) != ino:
-                self.users[uid].look_again()  # another folder: all that is known of the old one is void
+                self.users[uid].look_again()  # another folder: the known state is void
                 self._leave(uid)
         self._folders = census.inos
         self._watches.post(opened.store, self.users)
 
     def _tell_refused(self, census: FolderCensus, store: Store) -> None:
-        """Note what is no user's folder though it is called so, or can't be read; it is not served."""
+        """Note objects with the name of a user's folder that are refused or unreadable; they are not served."""
         where = os.path.join(split_place(self._told_path)[0], store.name)
         every = census.refused + self._unread.refused()
         refused = tuple(PassedOver(*problem) for problem in tell(where, every))
@@ -532,7 +532,7 @@ class VolumeLoop:
             _LOG.warning("%s", told)
 
     def _on_users(self, event: InotifyEvent) -> None:
-        """Perhaps a new user, or another folder of one. Anybody makes names there: they say nothing."""
+        """Handle an event where folders are created: perhaps a new user. Anyone can create names there."""
         if event.happened & (InotifyMask.IGNORED | InotifyMask.UNMOUNT):
             self._watches.leave_areas()
         elif not event.happened & InotifyMask.OVERFLOW and whose(event.name) is None:
@@ -552,7 +552,7 @@ class VolumeLoop:
         return max(_MOST_REMEMBERED // max(len(self.users), 1), _LEAST_REMEMBERED)
 
     def _idle_s(self) -> float:
-        """All is done: for how long nothing is due."""
+        """All work is done: seconds until more is due."""
         self._served.goes_on()
         if self._held_back_s(self._policy()) > 0:
             return 0.0
@@ -565,17 +565,17 @@ class VolumeLoop:
         return max(min([*own, *(user.next_at_s() for user in self.users.values())]) - now_s, 0.0)
 
     def _failed(self, error: Exception) -> float:
-        """What went wrong, and how long to leave it alone."""
+        """Handle an error; returns the seconds to wait."""
         known = from_os(error, self.path) if isinstance(error, OSError) else error
         why = known.message() if isinstance(known, TrashdError) else str(known)
-        why = why.replace(printable(self.path), printable(self._told_path))  # everybody may read it
+        why = why.replace(printable(self.path), printable(self._told_path))  # every user may read it
         self._must_find = True
         if isinstance(known, Elsewhere):
             self._be(VolumePhase.ELSEWHERE, "another reaper serves it")
             return timers.current.elsewhere_pause_s
         if isinstance(known, Unproven | RootSquashed):
             self._forget()
-            # Where root is nobody users have services of their own, which leave alone what root's serves.
+            # With root squash users run their own services, which do not serve what root's service serves.
             phase = VolumePhase.UNPROVEN if isinstance(known, Unproven) else VolumePhase.GONE
             self._be(phase, f"{why} ({known.hint})")
             if self._why != self._warned and self.owner is None:
@@ -589,20 +589,20 @@ class VolumeLoop:
             self._be(VolumePhase.GONE, why)
             return float(self._context.config.poll_s)
         if isinstance(known, TrashdError) and known.errno not in TROUBLE:
-            self._served.end()  # somebody has to mend it, who knows when: what expires until then has grace
+            self._served.end()  # a repair may take long: orphans that expire until then get a grace period
         return self.broke(why)
 
     def _is_gone(self, error: Exception) -> bool:
-        """Whether an error says that there is no store; one that is there and can't be used needs somebody.
+        """Whether an error means that there is no store; a store that exists and is unusable needs a repair.
 
-        A user's own store is gone with whatever is wrong with it: its owner can bring that about when he likes.
+        For a user's own store every error except a broken disk means that, as its owner can cause errors at will.
         """
         if self._own is not None:
             return isinstance(error, TrashdError) and (isinstance(error, NoStore) or error.errno not in TROUBLE)
         return type(error) in (NoStore, NoBacking, NotFound, NotADirectory)
 
     def broke(self, why: str) -> float:
-        """Leave the volume alone for a while, longer each time; how long."""
+        """Leave the volume alone for a growing interval; returns it."""
         rest_s = min(timers.current.rest_pause_s * 2.0**self._n_breaks, timers.current.last_rest_pause_s)
         self._n_breaks += 1
         self._rests_until_s = boot_s() + rest_s
@@ -613,7 +613,7 @@ class VolumeLoop:
         return rest_s
 
     def _forget(self) -> None:
-        """Nothing of what is known is true any more."""
+        """Drop the known state."""
         self._served.end()
         self._refused = ()
         self._unread = UnreadUsers()
@@ -625,7 +625,7 @@ class VolumeLoop:
         self._must_find = True
 
     def _leave(self, uid: int) -> None:
-        """End all watching and work in the folder that a user had; he may make another one at once."""
+        """End all watches and work in a user's former folder; the user may create a new one at once."""
         self._watches.dismiss(uid)
         if self.session is not None:
             self.session.renew(uid)

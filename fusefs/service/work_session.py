@@ -1,7 +1,8 @@
-"""Work on an opened volume: which user's turn it is, what is done in it, how fast, until nothing is due any more.
+"""Work on an opened volume: chooses the next user, gives orders to children, sets the speed, until no work is due.
 
-Turns are start-time fair queueing: the user who had least comes next. A new one begins where the others are, so is
-next, and no time is saved up by staying away. A user with subordinate uids has one person's share for all.
+Users alternate by start-time fair queueing: the user who has had the least time is next. A new user starts with the
+time of the others, so is next soon, and an absent user saves up no time. A user and the user's subordinate uids share
+one part.
 
 Source  Goyal, Vin, Chen: Start-time fair queueing (1996)
 """
@@ -46,16 +47,16 @@ from fusefs.store.swap import own_folder
 from fusefs.store.user_folders import open_user
 
 UserOrder = Callable[[int], int]
-"""Of users who had as much as each other, who comes first: whoever has the least number."""
+"""Sort key for users who have had the same time: the lowest number is first."""
 
 
 def by_number(uid: int) -> int:
-    """Users by their uids."""
+    """Order users by uid."""
     return uid
 
 
 def order_of_node(node: bytes) -> UserOrder:
-    """An order of users that is that of no other node, so that nodes begin with different ones."""
+    """A different order on each node, so that nodes start with different users."""
 
     def order(uid: int) -> int:
         return int.from_bytes(blake2b(b"%d" % uid, key=node[:64], digest_size=8).digest())
@@ -64,17 +65,17 @@ def order_of_node(node: bytes) -> UserOrder:
 
 
 class FairTurns:
-    """The time that each user had; pure."""
+    """The time that each user has had; pure."""
 
     def __init__(self, holder_of: Callable[[int], int] = lambda uid: uid, order: UserOrder = by_number) -> None:
-        """holder_of: the user who has a subordinate uid; most uids are their own."""
+        """holder_of: the user who has a subordinate uid; most uids belong to no other user."""
         self._holder_of = holder_of
         self._order = order
         self._holders = _TimeShares(order)
         self._users: dict[int, _TimeShares] = {}
 
     def next(self, wanting: Collection[int]) -> int:
-        """The user whose turn it is, of those who want one (at least one does)."""
+        """The next user among those with work (at least one)."""
         by_holder: dict[int, list[int]] = {}
         for uid in wanting:
             by_holder.setdefault(self._holder_of(uid), []).append(uid)
@@ -84,7 +85,7 @@ class FairTurns:
         return self._users.setdefault(holder, _TimeShares(self._order)).next(by_holder[holder])
 
     def charge(self, uid: int, seconds: float) -> None:
-        """A turn took so long."""
+        """Add the time of a turn."""
         holder = self._holder_of(uid)
         self._holders.charge(holder, seconds)
         if holder in self._users:
@@ -92,7 +93,7 @@ class FairTurns:
 
 
 class _TimeShares:
-    """The time that each of some had."""
+    """The time that each of some uids has had."""
 
     def __init__(self, order: UserOrder) -> None:
         self._order = order
@@ -100,10 +101,10 @@ class _TimeShares:
         self._now_s = 0.0
 
     def next(self, wanting: Collection[int]) -> int:
-        """The one that had least of those that want a turn."""
+        """The one with the least time among those with work."""
         known = set(wanting)
         for one in [one for one, had_s in self._had_s.items() if one not in known and had_s <= self._now_s]:
-            del self._had_s[one]  # it would begin anew where the others are, which is not before that
+            del self._had_s[one]  # a new start would give it the same time or more
         for one in wanting:
             self._had_s[one] = max(self._had_s.get(one, self._now_s), self._now_s)
         chosen = min(wanting, key=lambda one: (self._had_s[one], self._order(one), one))
@@ -111,21 +112,21 @@ class _TimeShares:
         return chosen
 
     def charge(self, one: int, seconds: float) -> None:
-        """A user's turn took so long."""
+        """Add the time of a turn."""
         self._had_s[one] = self._had_s.get(one, self._now_s) + seconds
 
 
 _LOG = logging.getLogger(__name__)
 _MOST_HELD = 16
-"""Removals that are held half-way at a time: more are parked."""
+"""Reaps that are on hold at a time: beyond that they are parked."""
 _MOST_IDLE = 4
-"""Children that wait for something to do, at a time."""
+"""Idle children at a time."""
 _ROOTS_MOST = 1000
-"""Orphans of root's that are remembered of a store where root had none before."""
+"""Orphans of root that are remembered of a store in which root had none before."""
 
 
 class WorkSession:
-    """One volume while it is open. All that lasts longer is its volume loop's."""
+    """One volume while it is open. The volume loop keeps all lasting state."""
 
     def __init__(
         self,
@@ -140,14 +141,14 @@ class WorkSession:
         look_around: Callable[[], Awaitable[None]],
         grace: Grace,
     ) -> None:
-        """Be ready to work.
+        """Start idle.
 
-        users        those to serve; new ones may come while it works
+        users        those to serve; new ones may be added during the session
         limiter      of the threads that touch this volume
-        tell_space   called with what is free, every few seconds
+        tell_space   called with the free space every few seconds
         new_parts    called when a user has folders in stores that were not known
         look_around  called every few seconds: there may be unknown users
-        grace        what that keeps which expired while the volume was not served
+        grace        keeps orphans that expired while the volume was not served
         """
         self._context = context
         self._opened = opened
@@ -180,46 +181,46 @@ class WorkSession:
             context, opened, policy, figures, new_parts, holder_of, grace, is_local=not is_shared
         )
 
-    # From outside
+    # Called from outside
 
     def wake(self) -> None:
-        """Something changed: look again whose turn it is."""
+        """Something changed: choose the next user again."""
         self._woken.set()
 
     def stop(self) -> None:
-        """Come to an end soon; what is being reaped is parked."""
+        """End soon; orphans being reaped are parked."""
         self._is_stopping = True
         self.wake()
 
     def renew(self, uid: int) -> None:
-        """A user's folder is not the one that its child has: the next order goes to another child."""
+        """A user's folder is not the one that its child has: the next order needs a new child."""
         self._stale.add(uid)
 
     def look_around(self) -> None:
-        """There may be a new user: see to it soon."""
+        """Check for new users soon."""
         self._may_be_news.set()
 
     def current(self) -> list[UserState]:
-        """Those of whom an orphan is being reaped, held ones too."""
+        """The users of whom an orphan is being reaped, including those on hold."""
         return [user for user in self._users.values() if user.current is not None]
 
     def why(self) -> str:
-        """Why it is so fast as it is: a short sentence for people."""
+        """The reason for the current speed: a short sentence for users."""
         away = self._away()
         return f"waiting for the server: {os.strerror(away)}" if away else self._pacer.why()
 
     def _away(self) -> int:
-        """Why a child waits for the filesystem's server, as an errno; 0: none does."""
+        """The errno for which a child waits for the filesystem's server; 0: no child waits."""
         return next((child.sums.away for child in self._children.values() if child.sums.away), 0)
 
     def pressure(self) -> Pressure:
-        """How busy the disk and the machine were when that was measured last."""
+        """The load of the disk and the machine, as measured last."""
         return self._pacer.pressure()
 
-    # The work
+    # Work
 
     async def work(self) -> None:
-        """Do all that is due, and come back when nothing is any more, or when stopped.
+        """Do all work that is due; return when there is none, or when stopped.
 
         Raises  Trouble; ForkerLost
         Checkpoint  yes
@@ -246,7 +247,7 @@ class WorkSession:
     async def _take_turns(self, nursery: trio.Nursery) -> None:
         worked_at_s = boot_s()
         while not (self._is_stopping or self._schedule.trouble):
-            if self._schedule.is_in_doubt:  # a user's process said that the volume is not well
+            if self._schedule.is_in_doubt:  # a child reported an error that may mean a broken volume
                 self._schedule.is_in_doubt = False
                 try:
                     await in_thread(self._limiter, self._opened.check)
@@ -256,7 +257,7 @@ class WorkSession:
             await self._serve_root()
             now_s = boot_s()
             wanting = [uid for uid, user in self._users.items() if uid in self._busy or user.wants(now_s)]
-            # Sizes that are to be found out when the disk is idle wait for all else.
+            # Measurements on an idle disk wait for all other work.
             working = self._busy - self._measuring
             wanting = [uid for uid in wanting if uid in working or self._users[uid].is_urgent(now_s)] or wanting
             if wanting:
@@ -272,7 +273,7 @@ class WorkSession:
                 return
 
     async def _serve_root(self) -> None:
-        """One thing that its user could not delete, and root shall: from now on it is root's own."""
+        """Take over one orphan that its user could not delete: from now on it belongs to root."""
         if self._schedule.for_root:
             wanted = self._schedule.for_root.pop()
             try:
@@ -287,13 +288,13 @@ class WorkSession:
             self._users[0].look_again()
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for something to change, at most so long."""
+        """Wait for a change, at most that long."""
         with trio.move_on_after(seconds):
             await self._woken.wait()
         self._woken = trio.Event()
 
     async def _turn(self, nursery: trio.Nursery, user: UserState) -> None:
-        """Let one user's child work, until it has nothing to do, or others have waited long enough."""
+        """Run one user's child until it has no work, or others have waited long enough."""
         child = await self._child(nursery, user)
         if child is None:
             return
@@ -329,10 +330,10 @@ class WorkSession:
             self._dismiss(child)
 
     def _completed(self, order: Order) -> Order:
-        """The order, with what the policy adds to it; of orphans that root took over with the right to take flags off
-        first those alone.
+        """Add the policy's settings to an order. Orphans whose flags root may clear are reaped in orders of their own,
+        first.
 
-        Where space is low one at a time: no more go before their time than have to.
+        Where space is low, one orphan at a time: no more of them expire early than necessary.
         """
         if isinstance(order, Tend):
             return Tend(self._policy.takeover_s or 0)
@@ -343,11 +344,11 @@ class WorkSession:
         return Reap(order.base, chosen[:1] if self._figures.hurries else chosen, by_force=bool(forced))
 
     async def _child(self, nursery: trio.Nursery, user: UserState) -> ChildHandle | None:
-        """A child for a user; None if he has no folder any more."""
+        """The child of a user; None if the user's folder is gone."""
         child = self._children.get(user.uid)
         if child is not None and user.uid in self._stale - self._busy:
             self._dismiss(child)
-            user.look_again()  # what it told meanwhile was of the former folder
+            user.look_again()  # the old child reported about the former folder
             child = None
         if child is None:
             self._stale.discard(user.uid)
@@ -364,10 +365,10 @@ class WorkSession:
         return child
 
     async def _appoint(self, user: UserState) -> ChildHandle | None:
-        """A new child for a user; None, and he is forgotten, if he has no folder any more."""
+        """Fork a child for a user; if the user's folder is gone, forget the user and return None."""
         folder = await in_thread(self._limiter, partial(self._opened.folder, user.uid))
         if folder is None:
-            if self._users.get(user.uid) is user:  # no other task saw it while we looked
+            if self._users.get(user.uid) is user:  # no other task has done that meanwhile
                 del self._users[user.uid]
             return None
         with folder:
@@ -389,7 +390,7 @@ class WorkSession:
             await self._wait(timers.current.tick_s)
 
     async def _let_go(self) -> None:
-        """End all children; until they have ended the volume is busy."""
+        """End all children; until then the volume is busy."""
         children = list(self._children.values())
         for child in children:
             child.kill("no longer needed")
@@ -400,17 +401,17 @@ class WorkSession:
             self._dismiss(child)
 
     async def _carry_out(self, user: UserState, child: ChildHandle, order: Order) -> None:
-        """Have one order done, whatever comes of it."""
+        """Have one order carried out, and handle all outcomes."""
         try:
             if isinstance(order, Reap):
                 user.ordered(order.ids())
                 user.begins(order.chosen[0].id)
-            # What was done is told, even if the service ends: then the session parks its children and dismisses them.
+            # Report work done even if the service ends: then the session parks its children and closes their handles.
             with trio.CancelScope(shield=True):
                 async with aclosing(child.answers(order)) as answers:
                     async for answer in answers:
                         self._schedule.take(user, order, answer)
-            # What was looked at again is due by its own term alone, whatever the quota had said before.
+            # Orphans that were read again are due at their expiry only, even if a quota had made them expire early.
             has_looked = isinstance(order, Measure | ReadRecords) and user.parts[order.base].is_known()
             if has_looked and self._schedule.must_measure():
                 await self._look_at_space()
@@ -440,7 +441,7 @@ class WorkSession:
             self.wake()
 
     def _tick(self, nursery: trio.Nursery) -> Speed:
-        """How fast whoever has the turn may go now."""
+        """The speed for the child that works now."""
         self._count()
         now_s = boot_s()
         self._figures.note_rates(now_s)
@@ -462,7 +463,7 @@ class WorkSession:
         return self.tempo
 
     def _count(self) -> None:
-        """Add up what the children told since the last time."""
+        """Add up the children's heartbeats since the last call."""
         for uid, child in self._children.items():
             last, sums = self._counted.get(uid, Heartbeat(0, 0, 0.0)), child.sums
             self._counted[uid] = sums
@@ -483,7 +484,7 @@ class WorkSession:
         self._is_writing_back = False
 
     async def _look_around(self) -> None:
-        """Look at what no child tells: free space, new users."""
+        """Check what no child reports: free space, and new users."""
         has_failed = False
         while True:
             try:
@@ -491,7 +492,7 @@ class WorkSession:
                 await self._tell_around()
                 has_failed = False
             except OSError as error:
-                # A child that reaps meets it too, by the next look at the latest, and waits for the server.
+                # A child that reaps meets the same outage, at its next access at the latest, and waits for the server.
                 is_waited_for = error.errno in CUT_OFF and (self._away() or (self._busy and not has_failed))
                 has_failed = True
                 if not is_waited_for:
@@ -503,22 +504,23 @@ class WorkSession:
             self._may_be_news = trio.Event()
 
     async def _look_at_space(self) -> None:
-        """See what is free, and whether something has to go before its time."""
+        """Check the free space, and whether orphans must expire early."""
         space = await in_thread(self._limiter, self._opened.space)
         self._tell_space(space)
         await self._schedule.make_room(space, self._users.values(), self._limiter)
 
 
 async def _listen(child: ChildHandle) -> None:
-    """Take in what a child says until its handle is dismissed, whatever is cancelled meanwhile. Checkpoint"""
+    """Receive a child's messages until its handle is closed, even if cancelled. Checkpoint"""
     with trio.CancelScope(shield=True):
         await child.listen()
 
 
 def take_over(opened: OpenVolume, wanted: ForRoot) -> ContainerId | None:
-    """The id of root's orphan, due at once, that was in a user's quarantine; None if another process has it by now.
+    """Move an orphan from a user's quarantine to root, due at once; returns its new id, or None if another process has
+    it.
 
-    Root takes over what its owner could not delete where an administrator said so (`authority = "root"`).
+    Done for orphans that their owner could not delete, where an administrator configured `delete_as = "root"`.
     Raises  TrashdError; OSError
     """
     with ExitStack() as owned:
@@ -534,7 +536,7 @@ def take_over(opened: OpenVolume, wanted: ForRoot) -> ContainerId | None:
 
 
 def _store_of(upper: Store, path: bytes, owned: ExitStack) -> Store:
-    """The store with that path: the one that is open, or one below it."""
+    """The store with that path: the open one, or one below it."""
     if path == upper.path():
         return upper
     base, name = os.path.split(path)

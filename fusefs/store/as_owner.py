@@ -1,18 +1,18 @@
-"""What root does for another user, in a process of that user's: restore, `swap --for-owner`, and `reap --force`.
+"""Root's work for other users, in processes of those users: restore, `swap --for-owner`, and `reap --force`.
 
-At the one name that an administrator gave, root renames for that process, on its request. Of what lies in a user's
-container root believes nothing that it has not checked itself, before and after the rename: to the name comes what
-the record names; anything else goes back.
+Restore: at the one name that the administrator gave, root renames on request of the user's process. Root trusts nothing
+in the contents of a user's container that root has not checked itself, before and after the rename. Only the tree that
+the record names gets the name; anything else is moved back.
 
-`swap --for-owner`: root swaps into root's folder, where only root can put anything in the fresh directory's place. Only
-then the old tree goes over, by one rename into a container that a process of its owner staged: of what that user could
-choose nothing ever has the name. Until then it is root's, which the record says, and is not reaped unasked.
+`swap --for-owner`: root swaps into root's own folder, where only root can replace the replacement. Then one rename
+moves the old tree into a container that a process of its owner staged. So nothing that the owner could choose ever gets
+the name. Until then the orphan is root's, as its record states, and does not expire.
 
-Seizing (`reap --force`): root takes the container out of a user's quarantine into root's own folder. Where its owner
-may rename, root must not work by name: a claim there would make root's records and directories in the user's folder,
-and read the user's. So root moves the whole container, as `trashd rm` would, by one rename between two directories
-that it holds open: what comes after is root's own orphan, which root asked for, and root reaps it in a folder that no
-other user can enter (I13). Root locks the record, which it never reads, so that no reaper and no restore is at it.
+Seizing (`reap --force`): root moves a container from a user's quarantine into root's own folder. Where its owner may
+rename, root must not work by name: a claim there would make root's records and directories in the user's folder, and
+read the user's. So root moves the whole container, as `trashd rm` would, by one rename between two directories that
+root holds open. The result is root's own orphan, which root reaps in a folder that no other user can enter (I13). Root
+locks the record, which it never reads, to keep reapers and restores out.
 """
 
 from __future__ import annotations
@@ -77,14 +77,15 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-ITS_OWNERS = "inspect it with ls; its owner can restore it: trashd restore ID --to PATH"
-"""A hint for what root does not put into place."""
+ITS_OWNERS = "look at it with ls; its owner can restore it himself: trashd restore ID --to PATH"
+"""A hint about a tree that root does not put into place."""
 
 
 class RenameQuestion(NamedTuple):
-    """What a child asks of root: that its tree gets the name, what has that, or that the mount looks at it again.
+    """A child's request to root: rename its tree to the name, identify the entry there, or refresh the mount's view.
 
-    wanted, method  of the record: the tree's identity, and how it came
+    what            a VisibleMove's name, "found" or "refresh"
+    wanted, method  from the record: the tree's identity, and how it came
     """
 
     what: str
@@ -95,7 +96,7 @@ class RenameQuestion(NamedTuple):
 
 
 class RenameAnswer(NamedTuple):
-    """What became of it; `refused` is root's reason, `errno` the kernel's."""
+    """Root's answer: an errno of the kernel's, the entry's device and inode number, or root's reason to refuse."""
 
     errno: int = 0
     found: tuple[int, int] | None = None
@@ -103,17 +104,20 @@ class RenameAnswer(NamedTuple):
 
 
 class _NotWanted(Exception):
-    """Why something does not get the name."""
+    """Why a tree does not get the name."""
 
 
 class RootRename(NamedTuple):
-    """Gives the name to what lies in one user's containers. visible: the name; None if the administrator gave none."""
+    """Renames trees from one user's containers to the name.
+
+    visible  the name; None if the administrator gave none
+    """
 
     folder: UserFolder
     visible: DirectRename | None
 
     def answer(self, message: bytes) -> bytes:
-        """Do what a child asks, if it is a move between the name and a container of that user."""
+        """Answer a child: do a rename if it is one between the name and a container of that user."""
         try:
             question = json.decode(message, type=RenameQuestion)
             if self.visible is None:
@@ -146,7 +150,7 @@ class RootRename(NamedTuple):
         return RenameAnswer()
 
     def _bring(self, visible: DirectRename, question: RenameQuestion, container: Fd) -> None:
-        """Let the container's tree get the name, and nothing else, whatever its user does meanwhile."""
+        """Rename the container's tree to the name. Nothing else keeps the name, whatever the user does meanwhile."""
         kernel, name = self.folder.store.kernel, question.container.encode()
         with kernel.open_beneath(container, TREE) as tree:
             why = why_other(question.method, question.wanted, kernel.fstat(tree), kernel.identify(tree))
@@ -160,9 +164,10 @@ class RootRename(NamedTuple):
         raise _NotWanted(f"{name.decode()}: {why}")
 
     def _take_away(self, visible: DirectRename, state: State, name: bytes, container: Fd) -> None:
-        """Give what got the name wrongly back to its user: to where it was, or beside that if it is taken.
+        """Move an entry that wrongly got the name back to where the user had it, or beside that if the place is taken.
 
-        If the user removed the container, it goes to where root alone removes anything. Raises  OSError
+        If the user has removed the container, it is moved to a directory where only root can remove entries. Raises
+        OSError
         """
         beside = Name(b"refused." + os.urandom(6).hex().encode())
         for to in (TREE, beside):
@@ -173,10 +178,10 @@ class RootRename(NamedTuple):
 
 
 def why_other(method: Method, wanted: Identity | None, st: os.stat_result, found: Identity) -> str:
-    """Why a tree is not the one of its record, as far as root goes by that; empty if it is.
+    """Why root does not accept a tree as the one that its record names; empty if it does.
 
-    Where identities prove nothing, it counts as another one.
-    method, wanted  of the record: how the victim came, and its identity
+    If identities prove nothing, the tree is not accepted.
+    method, wanted  from the record: how the victim came, and its identity
     """
     kind = stat.S_IFMT(st.st_mode)
     kinds = (stat.S_IFDIR, stat.S_IFREG) if method in _FILES_TOO else (stat.S_IFDIR,)
@@ -193,7 +198,7 @@ def why_other(method: Method, wanted: Identity | None, st: os.stat_result, found
 
 
 class _ChildsError(NamedTuple):
-    """An error of the child's, to be raised here as what it was there; none if it has no name."""
+    """An error in the child, to be raised again in the parent; `error` is the class's name, empty if there was none."""
 
     error: str = ""
     detail: str = ""
@@ -204,12 +209,12 @@ class _ChildsError(NamedTuple):
 def as_owner(
     folder: UserFolder, body: Callable[[VisibleRename | None], T], kind: Any, visible: DirectRename | None = None
 ) -> T:
-    """The result of `body`, run by us if the folder is ours, else (root) in a process of its owner.
+    """Run `body` in this process if the folder is ours, otherwise (root) in a process of its owner; return its result.
 
-    body     gets what does the renames at a visible name: ourselves, or root on the child's request
-    kind     the result's type, as msgspec decodes it: what the child sends is checked like what a user sends
+    body     receives the object that renames at a visible name: our own, or one that asks root
+    kind     type of the result for msgspec: the child's message is validated like any user input
     visible  the one name that root will change for the child
-    Raises   what `body` raises; AuthorityLost; NotPermitted if it is another user's folder and we are not root
+    Raises   as `body`; AuthorityLost; NotPermitted if it is another user's folder and we are not root
     """
     uid = os.geteuid()
     if folder.uid == uid:
@@ -223,11 +228,11 @@ def as_owner(
 
 
 def make_folder_of(store: Store, uid: int) -> UserFolder:
-    """A user's folder in a store, made by root if missing; needs root.
+    """A user's folder in a store, made by root if it is missing; needs root.
 
-    Where root can't give it away (a network filesystem), its user makes it; what a killed command of that user left is
-    completed or undone.
-    Raises  AuthorityLost, or what making it met
+    If root can't give it away (on a network filesystem), a process of the user makes it. What a killed command of that
+    user left in it is completed or undone.
+    Raises  AuthorityLost, or the error that prevented it
     """
     if store.is_roots_to_keep():
         with suppress(OSError, NoStore):
@@ -245,10 +250,11 @@ def make_folder_of(store: Store, uid: int) -> UserFolder:
 
 
 def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
-    """The result of `body`, run in a process of a user's by root, which it may ask something; kind, Raises as above.
+    """Run `body` in a process of a user, which may ask root questions, and return its result.
 
-    The child must not import anything: its user may not be able to read where trashd is installed. So what it needs is
-    imported at the top of this module, or by the parent.
+    The child must not import anything, as its user may be unable to read trashd's files. So this module imports at its
+    top all that the child needs, or the parent does.
+    kind, Raises  as for `as_owner`
     """
     try:
         message = call_as(uid, lambda ask: _run(body, ask), answer)
@@ -267,7 +273,7 @@ def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
 
 
 def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
-    """What a child says: its error in a line, then what it was asked for."""
+    """The child's message: its error in the first line, then the result of `body`."""
     result, outcome = b"", _ChildsError()
     try:
         result = json.encode(body(ask))
@@ -279,7 +285,7 @@ def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
 
 
 class _RenameThroughRoot(NamedTuple):
-    """The visible name as the child has it: each step is root's, asked for through the channel."""
+    """The visible name in the child: it asks root for each step."""
 
     ask: Ask
 
@@ -308,7 +314,8 @@ class _RenameThroughRoot(NamedTuple):
 def swap_for_owner(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
     """Swap the directory at a path into its owner's folder; needs root.
 
-    Raises  TrashdError as `swap_path`; where its owner does not take it, that is a warning: root keeps it
+    Raises  TrashdError as `swap_path`. If the owner's process does not take the tree, root keeps it and the result has
+            a warning
     """
     return take_path(kernel, path, options, _swap_for_owner, directory=True)
 
@@ -326,7 +333,7 @@ def _swap_for_owner(own: UserFolder, victim: Victim, options: SwapOptions, visib
 
 
 def give_what_is_left(folder: UserFolder) -> list[str]:
-    """Hand over what a killed `swap --for-owner` left in root's folder, once it is recovered; what failed, in words."""
+    """Give heirs what a killed `swap --for-owner` left in root's folder, once recovered; return problems as text."""
     if folder.uid or os.geteuid():
         return []
     problems: list[str] = []
@@ -354,9 +361,9 @@ def _is_to_be_given(held: HeldContainer) -> bool:
 
 
 def give(held: HeldContainer) -> Adopted:
-    """Let the heir of a container of root's have its tree; if that user does not take it, it is an orphan of root's.
+    """Give the tree of root's container to the container's heir, or make it root's orphan if that fails.
 
-    Raises  OSError; it is where it was then, or the heir's
+    Raises  OSError; the tree is then in either container
     """
     heir, kernel = held.record.heir, held.folder.store.kernel
     assert heir is not None
@@ -368,7 +375,7 @@ def give(held: HeldContainer) -> Adopted:
                 ask_owner(heir.uid, take, None, giver.answer)
             except (OSError, TrashdError):
                 if giver.taken is None:
-                    raise  # else the heir's next command goes on
+                    raise  # otherwise the heir's next command completes it
     except (OSError, TrashdError) as error:
         why = error.message() if isinstance(error, TrashdError) else str(error.strerror)
         move(held, State.ORPHANS)
@@ -382,7 +389,7 @@ def give(held: HeldContainer) -> Adopted:
 
 
 def _take(theirs: UserFolder, record: Record, ask: Ask) -> None:
-    """Take a tree from root: a container with its durable record first, then root's rename; to be run as its owner.
+    """Receive a tree from root: make a container with a durable record, then ask root for the rename. Run as the heir.
 
     Raises  OSError
     """
@@ -398,7 +405,7 @@ def _take(theirs: UserFolder, record: Record, ask: Ask) -> None:
 
 
 class _RenameToOwner:
-    """Root's side: one rename, from a container of root's into one of the heir's.
+    """Root's side: one rename, from root's container into one of the heir's.
 
     taken  the container that has the tree; None if none has
     """
@@ -410,7 +417,7 @@ class _RenameToOwner:
         self.taken: ContainerId | None = None
 
     def answer(self, message: bytes) -> bytes:
-        """An errno for a container's id; 0 if it has the tree now."""
+        """Move the tree into the container with that id; return an errno as text, 0 for success."""
         try:
             text = message.decode("ascii", "replace")
             if not is_container_id(text):
@@ -431,9 +438,9 @@ class _RenameToOwner:
             with with_mounted(kernel, there, theirs.store.base.mounted, theirs.way_to(State.STAGE, name)) as inside:
                 DirectRename(kernel, inside, TREE).make(VisibleMove.BACK, held)
             if kernel.is_named(self._tree, held.fd, TREE):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))  # this filesystem says 0 and does nothing
+                raise OSError(errno.EIO, os.strerror(errno.EIO))  # this filesystem reports success and does nothing
         self.taken = container
-        # Where it came from: btrfs then writes both sides of a plain rename, before its owner's container moves.
+        # Flush the source: btrfs then writes both sides of a plain rename before the heir's container moves.
         kernel.fsync(held.fd)
 
 
@@ -443,15 +450,15 @@ _QUARANTINE = Name(State.QUARANTINE.value.encode())
 def seize(
     folder: UserFolder, container: ContainerId, own: UserFolder, note: str, retention_s: int | None = None
 ) -> Swapped | ClaimLost:
-    """Make an orphan of root's of a container in a user's quarantine; to be run as root.
+    """Turn a container in a user's quarantine into root's orphan; to be run as root.
 
-    folder   the user's; nothing is made in it
-    own      root's in the same store
-    note     kept with the orphan, which is restored with --to alone
-    retention_s  None: it is kept until asked for
-    Raises   NotProven if another user may have put it there; BadRecord if there is no record of that user's to lock;
-             TrashdError as for `remove_path`: the container
-             is where it was, or, Unsettled, kept and the message says where
+    folder       the user's; nothing is made in it
+    own          root's folder in the same store
+    note         kept with the orphan, which can be restored only with --to
+    retention_s  None: it never expires
+    Raises       NotProven if another user may have put it there; BadRecord if there is no record of that user's to
+                 lock; TrashdError as `remove_path`: the container is where it was, or, for Unsettled, at the place that
+                 the message names
     """
     kernel = folder.store.kernel
     name = Name(container.encode())
@@ -459,7 +466,7 @@ def seize(
         raise not_proven(folder)
     with ExitStack() as owned:
         try:
-            # Not by UserFolder.open, which makes what is missing: it would be root's.
+            # Not by UserFolder.open: that makes a missing directory, which would be root's.
             parent = owned.enter_context(kernel.open_dir(folder.fd, _QUARANTINE))
             fd = owned.enter_context(kernel.open_dir(parent, name))
             record = owned.enter_context(_open_to_lock(kernel, fd, folder.uid))
@@ -471,7 +478,7 @@ def seize(
             return ClaimLost.GONE
         victim = _victim(folder, parent, name, fd)
         try:
-            # It looks again after the rename: what was put to the name meanwhile is given back.
+            # `remove` checks again after the rename, and moves back an entry that took the name meanwhile.
             options = SwapOptions(retention_s, note, taken=_taken(kernel, fd, folder.uid))
             return remove(own, victim, options, DirectRename(kernel, victim.parent.sides, name))
         except OSError as error:
@@ -479,14 +486,14 @@ def seize(
 
 
 def _taken(kernel: Kernel, fd: Fd, uid: int) -> TakenContainer:
-    """What came into a user's container later than it was made is judged by root's reaper (reaper/not_removed.py)."""
+    """The facts from which root's reaper judges entries that came into the container later (reaper/not_removed.py)."""
     st = kernel.fstat(fd)
     is_private = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
     return TakenContainer(max(0, kernel.statx(fd, asks=True).btime_ns), uid if is_private else None)
 
 
 def _open_to_lock(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
-    """The record's fd, looked at before it is opened: root's open of a device node that a user put there would act."""
+    """Open the record after checking it: if root opened a device node that a user put there, the device would act."""
     with kernel.open_beneath(container_fd, RECORD) as there:
         st = kernel.fstat(there)
         if not stat.S_ISREG(st.st_mode) or st.st_uid != uid:
@@ -495,7 +502,7 @@ def _open_to_lock(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
 
 
 def _victim(folder: UserFolder, parent: Fd, name: Name, fd: Fd) -> Victim:
-    """The container as what root removes; it borrows all its fds."""
+    """The container as the victim of root's removal; it borrows all its fds."""
     kernel, store = folder.store.kernel, folder.store
     st = kernel.fstat(fd)
     if st.st_uid != folder.uid:

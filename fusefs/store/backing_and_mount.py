@@ -1,7 +1,7 @@
-"""A directory opened on both sides: on the backing filesystem, and as a mount of ours shows it.
+"""A directory opened on both sides: on the backing filesystem, and as one of our mounts shows it.
 
-What is looked at is looked at on the backing filesystem. Names that others see are changed on the mounted side, so
-that the kernel and the daemon, which remember names, attributes and listings for long, learn of it by doing it.
+Entries are inspected on the backing filesystem. Names that others see are changed through the mount, so that the kernel
+and the mount's daemon, which cache names, attributes and listings for long, take part in the change.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ T = TypeVar("T")
 
 DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-"""How a directory is opened: to look things up in it; to be listed too."""
+"""Flags to open a directory: for lookups in it (DIRECTORY), and for listing it, too (READABLE)."""
 FILE_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 FILE_TO_LOCK = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
-"""How a file is opened that others may have replaced: through no link, and no FIFO is waited for; to write, too."""
+"""Flags to open a file that others may have replaced: links are not followed, and a FIFO does not block."""
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
-"""What such a look beneath a directory says where no such thing is: gone, something else, a link, mounted over."""
+"""Errors of a lookup beneath a directory if there is no such entry: gone, of another kind, a link, or mounted over."""
 OUT_OF_REACH = (*ABSENT, errno.EACCES)
-"""Errors of what is absent, or not ours to see."""
+"""Errors of an entry that is absent or that we may not see."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What says that there is no room."""
+"""Errors that report lack of space."""
 
 
 class suppress_errno(suppress):  # noqa: N801 - as its base
-    """A block that an OSError with one of these numbers ends as if it were done; any other error goes on."""
+    """Suppress an OSError that has one of these errnos; let any other error pass."""
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers
@@ -53,38 +53,36 @@ class BackingAndMount(NamedTuple):
     """One directory.
 
     fd       on the backing filesystem (O_PATH)
-    mounted  in the mount (O_PATH); None where none of ours shows it
+    mounted  in the mount (O_PATH); None if none of our mounts shows it
     """
 
     fd: Fd
     mounted: Fd | None = None
 
     def __enter__(self) -> Self:
-        """Own its fds for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close them."""
         self.fd.close()
         if self.mounted is not None:
             self.mounted.close()
 
     def close_mounted(self) -> None:
-        """Close its fd in the mount, if it has one; that on the backing filesystem stays open."""
+        """Close its fd in the mount, if any; the fd on the backing filesystem stays open."""
         if self.mounted is not None:
             self.mounted.close()
 
     def names(self) -> Fd:
-        """Where its names are to be changed."""
+        """The fd through which names in it are to be changed."""
         return self.fd if self.mounted is None else self.mounted
 
     def again(self, kernel: Kernel) -> BackingAndMount:
-        """This directory, opened once more. Raises  OSError"""
+        """Open this directory once more. Raises  OSError"""
         with closed_on_error(kernel.open_beneath(self.fd, b".", DIRECTORY)) as fd:
             return BackingAndMount(fd, self.mounted and kernel.open_beneath(self.mounted, b".", DIRECTORY))
 
     def beneath(self, kernel: Kernel, path: bytes, flags: int = DIRECTORY) -> BackingAndMount:
-        """A directory beneath it; without a mounted side if the mount shows another one there, or none now.
+        """Open a directory beneath it; without a mounted side if the mount shows another directory there, or none.
 
         flags   of its backing side
         Raises  OSError
@@ -94,16 +92,16 @@ class BackingAndMount(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """A directory whose entries something is done to, opened; on the backing filesystem, if a mount of ours shows it.
+    """An opened directory in which a command acts; on the backing filesystem, if one of our mounts shows it.
 
-    root        the highest directory of its mount that we reach, or what a mount of ours shows; nothing below it is
-                opened by path
-    root_path   that directory's path, for people
-    root_place  where it is in its filesystem
-    relative    the directory itself, relative to `root`; empty if it is that directory
+    root        the highest directory of its mount that we can reach, or the directory that one of our mounts shows;
+                nothing below it is opened by its full path
+    root_path   path of `root`, for messages
+    root_place  where `root` is in its filesystem
+    relative    path of the directory relative to `root`; empty if it is `root`
     sides       the directory itself
-    mount       what it is on
-    mounts      all that we saw when it was opened
+    mount       the mount that it is on
+    mounts      all mounts that we saw when it was opened
     """
 
     root: BackingAndMount
@@ -115,11 +113,9 @@ class Scope(NamedTuple):
     mounts: tuple[Mount, ...]
 
     def __enter__(self) -> Self:
-        """Own its fds for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close them."""
         with self.root, self.sides:
             pass
 
@@ -128,20 +124,20 @@ class Scope(NamedTuple):
         return os.path.join(self.root_path, self.relative) if self.relative else self.root_path
 
     def place(self) -> FilesystemPath:
-        """Where it is in its filesystem, whatever namespace one looks from."""
+        """Where it is in its filesystem, in every mount namespace."""
         return place_below(self.root_place, self.relative)
 
 
 def wholly_beneath(kernel: Kernel, sides: BackingAndMount, path: bytes) -> BackingAndMount:
-    """A directory beneath it that is on both sides if this one is: what is done there is seen at once, or not done.
+    """Open a directory beneath another one, on both sides if that one is. Changes are then visible at once, or fail.
 
-    Raises  OSError: ESTALE if the mount shows another one there, or none now
+    Raises  OSError: ESTALE if the mount shows another directory there, or none
     """
     return check_wholly(sides, sides.beneath(kernel, path), path)
 
 
 def check_wholly(sides: BackingAndMount, lower: BackingAndMount, path: bytes) -> BackingAndMount:
-    """A directory that was opened beneath another one, which is closed if it is on one side alone and that is not.
+    """Return `lower`, opened beneath `sides`; close it if only `sides` has a mounted side.
 
     Raises  OSError: ESTALE
     """
@@ -152,28 +148,28 @@ def check_wholly(sides: BackingAndMount, lower: BackingAndMount, path: bytes) ->
 
 
 def is_same(kernel: Kernel, one: int, other: int) -> bool:
-    """Whether two fds are of one directory, as where it was moved meanwhile: nothing moves from there to there."""
+    """Whether two fds refer to one directory: if it was moved meanwhile, nothing needs to be moved between them."""
     return os.path.samestat(kernel.fstat(one), kernel.fstat(other))
 
 
 def between(one: BackingAndMount, other: BackingAndMount) -> tuple[Fd, Fd]:
-    """Where a name is to be moved from the one directory to the other: in the mount that shows both, if one does."""
+    """The two fds between which a name is to be moved: in the mount if both have a mounted side."""
     if one.mounted is None or other.mounted is None:
         return one.fd, other.fd
     return one.mounted, other.mounted
 
 
 def both_sides(kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> BackingAndMount:
-    """A directory that is open (O_PATH), with its mounted side if a mount of ours shows it; takes over the fd.
+    """Find the mounted side of an open directory (O_PATH), if one of our mounts shows it; takes ownership of the fd.
 
-    above, path  where that is, from a directory in the mount
+    above, path  a directory in the mount, and the path from there
     """
     with closed_on_error(fd):
         return BackingAndMount(fd, open_shown_as(kernel, above, path, fd))
 
 
 class with_mounted:  # noqa: N801 - it is read as a function that gives a block
-    """An open directory as `both_sides` has it, for the block; the fd stays its owner's."""
+    """`both_sides` for a block; `fd` stays the caller's."""
 
     def __init__(self, kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> None:
         self._sides = BackingAndMount(fd, open_shown_as(kernel, above, path, fd))
@@ -186,7 +182,7 @@ class with_mounted:  # noqa: N801 - it is read as a function that gives a block
 
 
 def is_taken(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
-    """Whether anything has a name in a directory, be it that something is mounted over it. Raises  OSError"""
+    """Whether a name exists in a directory, including one that something is mounted over. Raises  OSError"""
     try:
         with suppress_errno(errno.EXDEV):
             kernel.stat(dir_fd, name)
@@ -196,9 +192,9 @@ def is_taken(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
 
 
 def open_shown_as(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd | None:
-    """What a mount of ours shows as a directory that is open (O_PATH); None if it shows another there, or none now.
+    """Open the directory of `fd` (O_PATH) as the mount shows it; None if the mount shows another one there, or none.
 
-    above, path  where that is, from a directory in the mount
+    above, path  a directory in the mount, and the path from there
     """
     if above is None:
         return None
@@ -211,19 +207,19 @@ def open_shown_as(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd |
 
 
 def refresh(kernel: Kernel, above: Fd, path: bytes) -> None:
-    """Let a mount of ours look again at a directory whose attributes were changed behind it; whatever is there now.
+    """Make a mount of ours refresh a directory whose attributes were changed on the backing filesystem.
 
-    It changes nothing, so that it may fail, or meet another one: then that one is looked at.
+    It changes nothing. So it may fail, or refresh another directory that is there by now.
     """
     with suppress(OSError), kernel.open_beneath(above, path, DIRECTORY) as mounted:
         kernel.refresh(mounted)
 
 
 def patiently(look: Callable[[], T]) -> T:
-    """The result of a look at something in a mount that may have moved behind it.
+    """Repeat a lookup in a mount while it fails with ESTALE, as it may after a move on the backing filesystem.
 
-    The kernel has a directory in one place only. It moves it when it sees it in another, unless others rename
-    something at that moment: then it says ESTALE, even at a second try.
+    The kernel keeps a directory's dentry in one place. When it meets the directory in another place it moves the
+    dentry, unless others rename something at that moment: then it returns ESTALE, even at a second try.
     Source  fs/dcache.c, __d_unalias
     """
     for _ in range(_STALE_PATIENCE):
@@ -237,14 +233,14 @@ def patiently(look: Callable[[], T]) -> T:
 
 
 def is_shown_as(backing: os.stat_result, mounted: os.stat_result) -> bool:
-    """Whether a mount of ours may show the one as the other: it keeps inode numbers, but for a private range."""
+    """Whether our mount may show `backing` as `mounted`: it keeps inode numbers, except for a private range."""
     is_same_kind = stat.S_IFMT(backing.st_mode) == stat.S_IFMT(mounted.st_mode)
     return is_same_kind and (mounted.st_ino in (backing.st_ino, _ROOT_INO) or mounted.st_ino >= _PRIVATE_INOS)
 
 
 @contextmanager
 def same_times(kernel: Kernel, fd: Fd) -> Iterator[None]:
-    """Give a directory back the times that it had, where that is ours to do: nothing is in it that was not before."""
+    """Restore a directory's times after the block if we may; for changes that leave its contents as they were."""
     before = kernel.fstat(fd)
     try:
         yield

@@ -1,4 +1,4 @@
-"""`trashd check`: a swap up to the exchange, and undone; all that is made for it is empty, ours, and gone again."""
+"""`trashd check`: do a swap up to the exchange, and undo it. All that is made for it is empty, ours, and removed."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from fusefs.store.victim_rename import DirectRename
 
 
 class Preflight(NamedTuple):
-    """What `trashd check` says.
+    """The result of `trashd check`.
 
-    store      where the orphan would go; None if nowhere
-    exists     whether that store is there already
-    method     exchange, two-rename, or unknown where nothing could be tried
-    project    project id, to the quota of which the orphan still counts; None where there are none
-    refusals   why swap would refuse, each with its hint
-    unlike     what of the likeness the caller could not give to the fresh directory, in words
-    n_holders  processes that have it open (of those that the caller may see)
-    kept       top entries that would stay in view
-    exit_code  the one that swap would have
-    missing    system calls that this process has not, and what that costs
-    is_shared  other machines may have the filesystem mounted, as far as its kind tells
-    gap_ns     for how long a name was missing when two renames were tried; None if they were not
-    noreplace  of that store: see Volume
-    takeover_s for how long another node's command has to be silent before it is taken over; None on a local one
+    store       where the orphan would be stored; None if nowhere
+    exists      whether that store exists already
+    method      exchange, two-rename, or unknown if nothing could be tried
+    project     project id whose quota the orphan still counts against; None if there are no projects
+    refusals    why swap would refuse, each with its hint
+    unlike      attributes that the caller could not give to the replacement, as text
+    n_holders   processes that have it open (of those that the caller may see)
+    kept        top-level entries that would stay in place
+    exit_code   the exit code that swap would have
+    missing     system calls that this process may not use, and the consequence
+    is_shared   other machines may have mounted the filesystem, judging by its type
+    gap_ns      for how long a name was missing when two renames were tried; None if they were not
+    noreplace   of that store: see Volume
+    takeover_s  for how long another node's command must be silent before it is taken over; None on a local filesystem
     """
 
     path: bytes
@@ -72,12 +72,12 @@ class Preflight(NamedTuple):
     takeover_s: float | None = None
 
     def refused(self, error: TrashdError) -> Preflight:
-        """This, with one more reason why swap would refuse; the first says the exit code."""
+        """Add one more reason why swap would refuse; the first one determines the exit code."""
         reasons = (*self.refusals, (error.message(), error.hint))
         return self._replace(refusals=reasons, exit_code=self.exit_code or error.exit_code)
 
     def by(self, store: Store, *, exists: bool) -> Preflight:
-        """This, with what is known of a store before anything is tried."""
+        """Add what is known of a store before anything is tried."""
         return self._replace(
             store=store.path(),
             exists=exists,
@@ -88,11 +88,11 @@ class Preflight(NamedTuple):
 
 
 def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike: bool = False) -> Preflight:
-    """Do as a swap does up to the exchange, try that with stand-ins, and undo it all. Holders are not counted.
+    """Do a swap up to the exchange, try the exchange with stand-ins, and undo everything. Holders are not counted.
 
-    keep    globs of what would stay in view
-    unlike  accept a fresh directory that is not quite like it
-    Raises  TrashdError if there is nothing to look at
+    keep    globs of entries that would stay in place
+    unlike  accept a replacement that differs from the old directory
+    Raises  TrashdError if the path can't be checked at all
     """
     with find_victim(kernel, path) as victim:
         found = Preflight(
@@ -119,7 +119,7 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
 
 
 def _refusals(kernel: Kernel, victim: Victim) -> list[TrashdError]:
-    """Every reason to leave it alone; what can't be looked at any more is none after the first: a swap ends there."""
+    """Every reason to refuse the victim. An error after the first reason is ignored, as a swap ends at that reason."""
     reasons = []
     try:
         for reason in refusals(kernel, victim, directory=True):
@@ -147,7 +147,7 @@ def _project(kernel: Kernel, victim: Victim) -> int | None:
 
 
 def _first_store(kernel: Kernel, victim: Victim, found: Preflight) -> Preflight:
-    """Name the store that would be tried first, of those that are there; nothing is tried."""
+    """Add the existing store that would be tried first, without trying it."""
     with suppress(OSError, BrokenStore):
         for _relative, store in existing_stores(kernel, victim.parent, []):
             with store:
@@ -160,7 +160,7 @@ def _method(store: Store) -> Method:
 
 
 def _try_stores(kernel: Kernel, victim: Victim, options: SwapOptions, found: Preflight) -> Preflight:
-    """Try the stores as a swap does, up to the one that could take the victim."""
+    """Try the stores as a swap does, until one can take the victim."""
     try:
         with ExitStack() as made:
             for offered in stores_for(kernel, victim.parent, victim.path(), partial(make_unnamed, made)):
@@ -177,7 +177,10 @@ def _try_stores(kernel: Kernel, victim: Victim, options: SwapOptions, found: Pre
 
 
 def _try_store(store: Store, victim: Victim, options: SwapOptions, found: Preflight) -> Preflight:
-    """Stage a container in a store, try the rename, and dissolve it. Raises  OSError, TrashdError as the swap would"""
+    """Stage a container in a store, try the rename, and dissolve the container.
+
+    Raises  OSError, TrashdError as the swap
+    """
     kernel = store.kernel
     visible = DirectRename(kernel, victim.parent.sides, victim.name)
     refuse_unknown(store)
@@ -188,10 +191,11 @@ def _try_store(store: Store, victim: Victim, options: SwapOptions, found: Prefli
             if error.errno not in FULL or not is_stocked(folder):
                 raise
             _refuse_unmovable(kernel, victim)
-            return found  # the reserve is for a swap
+            return found  # the reserve is kept for a swap
         with staged:
             try:
-                # Of a folder without its name no process would know that a killed check has lent something.
+                # No process would find a temporary permission that a killed check granted from a folder without its
+                # name.
                 if staged.held.record.lent_mode is None or not folder.name.startswith(NEW_PART):
                     found = found._replace(unlike=tuple(in_words(make_alike(staged, victim, options, visible))))
                 _refuse_unmovable(kernel, victim)
@@ -203,9 +207,9 @@ def _try_store(store: Store, victim: Victim, options: SwapOptions, found: Prefli
 
 
 def _try_rename(staged: Staged, victim: Victim, found: Preflight) -> Preflight:
-    """Do with two empty directories, in the container and beside the victim, what a swap does with its own and that.
+    """Try the swap's renames with two empty directories: one in the container, one beside the victim.
 
-    Each has a name that recovery removes. Raises  OSError
+    Recovery removes directories with such names. Raises  OSError
     """
     kernel, held, parent = staged.held.folder.store.kernel, staged.held, victim.parent.sides.fd
     assert staged.fresh is not None
@@ -215,7 +219,7 @@ def _try_rename(staged: Staged, victim: Victim, found: Preflight) -> Preflight:
         owned.callback(drop_stand_in, kernel, parent, held.id)
         for place, name in ((held.fd, fresh), (parent, beside)):
             fd = owned.enter_context(make_private(kernel, place, name))
-            # A rename may depend on the project, and on nothing else of the likeness.
+            # A rename may depend on the project id, but on no other attribute.
             apply_likeness(kernel, fd, read_likeness(kernel, fd)._replace(extended=extended))
         if kernel.filesystem(victim.fd) == OVERLAY_MAGIC:
             kernel.mkdir(fd, INSIDE)
@@ -234,7 +238,7 @@ def _try_rename(staged: Staged, victim: Victim, found: Preflight) -> Preflight:
 
 
 def _refuse_unmovable(kernel: Kernel, victim: Victim) -> None:
-    """Raise NotPermitted if the victim may not be moved: as modes and flags show; OSError EROFS."""
+    """Raise NotPermitted if modes or flags show that the victim may not be moved; OSError EROFS if read-only."""
     uid, parent_fd = os.geteuid(), victim.parent.sides.fd
     if kernel.is_read_only(victim.fd) or kernel.is_read_only(victim.parent.sides.names()):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

@@ -35,20 +35,20 @@ from fusefs.store.layout import (
 )
 
 UNFINISHED_PREFIX = FRESH + b"."
-"""How the name of a directory begins that is being made for a sweep's tree, or for its origin, beside the tree."""
+"""Prefix of a directory that is being made beside the tree, for a sweep's tree or for its origin."""
 GONE = (errno.ENOENT, errno.ESTALE)
-"""What a server says of what another node removed."""
+"""Errors that a server reports for an entry that another node removed."""
 _PATIENCE, _PAUSE_S = 100, 0.01
 _TICK_S = 0.001
 
 
 class HeldContainer(NamedTuple):
-    """A container whose record we have locked: no other process moves or changes it until the last fd closes.
+    """A container whose record we have locked: no other process moves or changes it until the last fd is closed.
 
     fd      its directory, readable
     record  as it is on disk
-    owned   closes what keeps the lock; once, however many values of this hold share it
-    called  its name in the directory of its state, if it took another container's place; the id's otherwise
+    owned   closes the fds that keep the lock; closing it once is enough, even if several values share it
+    called  its name in its state's directory, if it took another container's place; None: the id
     """
 
     folder: UserFolder
@@ -60,15 +60,14 @@ class HeldContainer(NamedTuple):
     called: ContainerId | None = None
 
     def __enter__(self) -> Self:
-        """Hold it for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         self.owned.close()
 
     def name(self) -> bytes:
-        """Its name in the directory of its state."""
+        """Its name in its state's directory."""
         return (self.called or self.id).encode()
 
     def way(self) -> RelPath:
@@ -77,21 +76,21 @@ class HeldContainer(NamedTuple):
 
 
 def open_inside(held: HeldContainer, name: Name) -> BackingAndMount:
-    """A directory in a container, on both sides if a mount of ours shows it. Raises  OSError"""
+    """Open a directory in a container, on both sides if one of our mounts shows it. Raises  OSError"""
     store = held.folder.store
     fd = store.kernel.open_beneath(held.fd, name, DIRECTORY)
     return both_sides(store.kernel, fd, store.base.mounted, join(held.way(), name))
 
 
 def new_id(kernel: Kernel, victim: bytes) -> ContainerId:
-    """An id of now."""
+    """Make an id from the current time."""
     now_ns = kernel.now_ns()
     utc = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_ns // 1_000_000_000))
     return make_id(utc, now_ns // 1_000_000 % 1000, victim, os.urandom(6))
 
 
 def make_directory(folder: UserFolder, state: State, container: ContainerId) -> Fd:
-    """The new, still empty container, readable."""
+    """Make an empty container and return it, readable."""
     kernel, name = folder.store.kernel, container.encode()
     with folder.open(state) as parent:
         make_unique(kernel, parent, name)
@@ -99,21 +98,20 @@ def make_directory(folder: UserFolder, state: State, container: ContainerId) -> 
 
 
 def superblock_in(st: os.stat_result) -> str:
-    """The filesystem that something is on as this kernel has it mounted: processes that see the same one share its
-    locks.
+    """The filesystem as this kernel has it mounted, "major:minor": processes that see the same one share its locks.
 
-    Its number is another's only when it is gone, and with it all locks on it.
+    The number is reused only after the filesystem is gone, and all its locks with it.
     """
     return f"{os.major(st.st_dev)}:{os.minor(st.st_dev)}"
 
 
 def is_taken_over(held: HeldContainer) -> bool:
-    """Whether another node took it for dead, and has moved what it had into a container of its own."""
+    """Whether another node took our process for dead and moved the contents into a container of its own."""
     return held.folder.store.is_shared() and has_lost_record(held.folder.store.kernel, held.fd)
 
 
 def has_lost_record(kernel: Kernel, container: Fd) -> bool:
-    """Whether a container that had a record has none any more, or is itself gone, as far as the server says."""
+    """Whether the server reports that a container's record, or the container itself, is gone."""
     try:
         kernel.stat(container, RECORD)
     except OSError as error:
@@ -122,20 +120,20 @@ def has_lost_record(kernel: Kernel, container: Fd) -> bool:
 
 
 def touch(kernel: Kernel, fd: Fd) -> int:
-    """The filesystem's own clock, ns: by a change of a container that changes nothing else."""
+    """Return the filesystem's own clock in ns, read from a chmod of a container that changes nothing else."""
     kernel.chmod(fd, 0o700)
     return max(0, kernel.fstat(fd).st_ctime_ns)
 
 
 def create_record(store: Store, container_fd: Fd, record: Record) -> Fd:
-    """The locked fd of a first record, which appears complete and durable.
+    """Create a container's first record and return its locked fd. The record appears complete and durable.
 
     store   the store of the container
-    Raises  FileNotFoundError if recovery took the container away before it had a record: start again
+    Raises  FileNotFoundError if recovery removed the container before it had a record: start again
     """
     kernel = store.kernel
     if store.volume.unnamed is not True or store.volume.filesystem != store.filesystem:
-        # Files made without a name were not seen to last on this filesystem.
+        # Files made without a name were not shown to persist on this filesystem.
         return replace_record(kernel, container_fd, record)
     try:
         fd = kernel.create_unnamed(container_fd)
@@ -147,7 +145,7 @@ def create_record(store: Store, container_fd: Fd, record: Record) -> Fd:
 
 
 def replace_record(kernel: Kernel, container_fd: Fd, record: Record) -> Fd:
-    """The locked fd of a record that takes the place of the old one, if any; errors as for `create_record`."""
+    """Replace a container's record, if any, and return the new one's locked fd. Raises  as `create_record`"""
     _drop_new(kernel, container_fd)
     fd = kernel.create(container_fd, RECORD_NEW)
     try:
@@ -174,7 +172,7 @@ def _publish(kernel: Kernel, fd: Fd, record: Record, appear: Callable[[], None])
 
 
 def fill_record(kernel: Kernel, fd: Fd, record: Record) -> None:
-    """Make a record the durable content of a file that we have locked."""
+    """Write a record durably into a file that we have locked."""
     try:
         text = encode(record)
     except ValueError as error:
@@ -185,7 +183,7 @@ def fill_record(kernel: Kernel, fd: Fd, record: Record) -> None:
 
 
 def move(held: HeldContainer, to: State) -> HeldContainer:
-    """The container in its next state; the only way in which a state changes (I4)."""
+    """Move the container to its next state. This is the only way in which a state changes (I4)."""
     assert (held.state, to) in LEGAL_MOVES, (held.state, to)
     kernel = held.folder.store.kernel
     with held.folder.open(held.state) as source, held.folder.open(to) as target:
@@ -194,10 +192,10 @@ def move(held: HeldContainer, to: State) -> HeldContainer:
 
 
 def rewrite(held: HeldContainer, record: Record) -> HeldContainer:
-    """The container with another record, durable and locked before the old one's lock goes.
+    """Replace the container's record. The new one is durable and locked before the old one's lock is released.
 
-    Its last move becomes durable first: btrfs would write the new record with its name into the container where
-    that was before, and recovery never looks there for what a killed command left (docs/crash.md).
+    The container's last move is flushed first. Otherwise btrfs could write the new record with its name into the
+    container at its old place, where recovery never searches for the remains of a killed command (docs/crash.md).
     """
     kernel = held.folder.store.kernel
     kernel.fsync(held.fd)
@@ -206,10 +204,10 @@ def rewrite(held: HeldContainer, record: Record) -> HeldContainer:
 
 
 def come(held: HeldContainer, size: TreeSize | None) -> HeldContainer:
-    """The container after all that it was made for came, bit by bit: what is moved from now on was not given.
+    """Mark a sweep's container as complete: entries that are moved into it later count as late arrivals.
 
-    Where there is no room for that in its record, what came is in doubt as far as others could have moved it.
-    size  of its tree, as far as it is known; it costs no write of its own
+    If its record can't be rewritten, entries that other users could have moved are doubtful.
+    size  of its tree, as far as it is known; recording it costs no additional write
     """
     kernel = held.folder.store.kernel
     with suppress(OSError):
@@ -224,28 +222,27 @@ def come(held: HeldContainer, size: TreeSize | None) -> HeldContainer:
 
 
 def flush_directory(held: HeldContainer, fd: Fd) -> None:
-    """Make the names durable of a directory on the container's filesystem, open in any way."""
+    """Flush the names in a directory on the container's filesystem; `fd` may be open in any mode."""
     kernel = held.folder.store.kernel
     try:
         readable = kernel.open_dir(fd)
     except PermissionError:
-        kernel.syncfs(held.fd)  # it may be changed, not listed
+        kernel.syncfs(held.fd)  # it may be changed, but not listed
         return
     with readable:
         kernel.fsync(readable)
 
 
 def dissolve(held: HeldContainer) -> None:
-    """Remove a container that holds nothing but its record.
+    """Remove a container that holds nothing except its record.
 
-    Raises  OSError with ENOTEMPTY, and leaves the record, if there is anything else in it: without its record
-            there would be no telling what that is
+    Raises  OSError ENOTEMPTY if it holds anything else; the record is kept then, as nothing else describes the contents
     """
     kernel = held.folder.store.kernel
     is_shared = held.folder.store.is_shared()
     names = kernel.list_anew(held.fd) if is_shared else kernel.list(held.fd)
     for name in names:
-        if name.startswith(UNFINISHED_PREFIX):  # a check's, or what a mkdir that came a second time made
+        if name.startswith(UNFINISHED_PREFIX):  # left by a check, or made by a mkdir that the server executed twice
             kernel.rmdir(held.fd, name)
     kept = (UNFINISHED_PREFIX, *HIDDEN_PREFIXES)
     others = {name for name in names if not (is_own_file(name) or name.startswith(kept))}
@@ -256,7 +253,7 @@ def dissolve(held: HeldContainer) -> None:
         if is_own_file(name) and name not in (RECORD, RECORD_NEW):
             kernel.unlink(held.fd, name)
     kernel.unlink(held.fd, RECORD)
-    # Without a record no process owns it any more: recovery may have swept it away by now.
+    # Without a record no process owns it: recovery may have removed it by now.
     with held.folder.open(held.state) as state, suppress(FileNotFoundError):
         if is_shared:
             _rmdir_patiently(held, state)
@@ -265,13 +262,16 @@ def dissolve(held: HeldContainer) -> None:
 
 
 def _rmdir_patiently(held: HeldContainer, state: Fd) -> None:
-    """Lock and fds go first: libfuse and NFS keep an unlinked open file under a hidden name until after that."""
+    """Remove the container after closing its lock and fds.
+
+    Until then libfuse and NFS keep an unlinked open file under a hidden name.
+    """
     kernel = held.folder.store.kernel
     held.owned.close()
     for n in range(_PATIENCE):
         try:
             if n == _PATIENCE // 2:
-                _drop_hidden(kernel, state, held.name())  # a client that died left it
+                _drop_hidden(kernel, state, held.name())  # left by a client that died
             kernel.rmdir(state, held.name())
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -290,12 +290,12 @@ def _drop_hidden(kernel: Kernel, state: Fd, name: bytes) -> None:
 
 
 def unfinished_name() -> bytes:
-    """A new name for a directory that is being made for a sweep's tree, or for its origin, beside the tree."""
+    """Make up a name for a directory that is being made beside the tree, for a sweep's tree or for its origin."""
     return UNFINISHED_PREFIX + os.urandom(6).hex().encode()
 
 
 def drop_prepared(held: HeldContainer) -> None:
-    """Remove the directories with such names, which a killed sweep, or a restore, was still making."""
+    """Remove the directories with such names that a killed sweep or restore did not complete."""
     kernel = held.folder.store.kernel
     for name in kernel.list_anew(held.fd):
         if name.startswith(UNFINISHED_PREFIX):
@@ -303,7 +303,7 @@ def drop_prepared(held: HeldContainer) -> None:
 
 
 def drop_empty_tree(held: HeldContainer) -> bool:
-    """Remove the tree if it is empty; whether it is gone."""
+    """Remove the tree if it is empty; return whether it is gone."""
     with suppress_errno(errno.ENOTEMPTY, errno.EEXIST):
         with suppress(FileNotFoundError):
             held.folder.store.kernel.rmdir(held.fd, TREE)
@@ -312,20 +312,21 @@ def drop_empty_tree(held: HeldContainer) -> bool:
 
 
 def flush(held: HeldContainer) -> None:
-    """Make the renames into or out of the tree durable, once the container was moved, or the tree removed, after them.
+    """Flush the renames into or out of the tree, after the container was moved or the tree removed.
 
-    That change is the last of all in the journals of ext4 and xfs, so that a flush of the container carries them;
-    btrfs writes everything when a directory that was itself moved, or lost one, is flushed (docs/crash.md).
+    That later change is the last one in the journals of ext4 and xfs, so flushing the container flushes the earlier
+    renames, too. btrfs writes everything when it flushes a directory that was itself moved or lost an entry
+    (docs/crash.md).
     """
     held.folder.store.kernel.fsync(held.fd)
 
 
 _NOTING, _NOTING_S = 20, 0.025
-"""How often, and how far apart, what is locked is tried: a record that is rewritten is flushed twice."""
+"""How often, and at what interval, a locked orphan is tried again: rewriting a record takes two flushes."""
 
 
 class ClaimLost(Enum):
-    """Why a container could not be had: a race lost is a value, not an error."""
+    """Why a container could not be locked. A lost race is a value, not an error."""
 
     GONE = "gone"
     BUSY = "busy"
@@ -333,12 +334,13 @@ class ClaimLost(Enum):
 
 
 def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
-    """The record's fd, not locked yet; to be read only where the volume is read-only.
+    """Open a container's record without locking it; read-only if the volume is read-only.
 
-    It may have another name, as a backup by hard links gives it: in a folder that only its owner can enter only
-    that user and root can have put it there; and a changed record is a new file.
-    Raises  FileNotFoundError if there is none; BadRecord unless it is a regular file of that user that no other
-            can write to by such a name: the user may have put a FIFO, a link to another's file, or a gigabyte there
+    The record may have a second hard link, as some backups make it. In a folder that only its owner can enter, only
+    that user and root can have put it there, and a changed record is a new file.
+    Raises  FileNotFoundError if there is none; BadRecord unless it is a small regular file of that user which no other
+            user can write through another link: the user may have put a FIFO, a link to another user's file, or a
+            gigabyte there
     """
     flags = os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -354,7 +356,7 @@ def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
         raise
     with closed_on_error(fd):
         st = kernel.fstat(fd)
-        # No name at all is no attack: it was replaced or removed meanwhile, which is seen when it is locked.
+        # A link count of 0 is no attack: the record was replaced or removed meanwhile, which locking it detects.
         is_others_too = st.st_nlink > 1 and st.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if not stat.S_ISREG(st.st_mode) or is_others_too or st.st_uid != uid or st.st_size > RECORD_MAX_BYTES:
             raise BadRecord(f"record.json is not a small regular file of uid {uid}")
@@ -362,7 +364,7 @@ def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
 
 
 def read_record(kernel: Kernel, record_fd: Fd, folder: UserFolder, container: ContainerId) -> Record:
-    """The record behind an fd, whose id and volume must be the container's.
+    """Read a record from its fd; its id and volume must be the container's.
 
     Raises  BadRecord
     """
@@ -370,8 +372,8 @@ def read_record(kernel: Kernel, record_fd: Fd, folder: UserFolder, container: Co
 
 
 def decode_record(text: bytes, folder: UserFolder, container: ContainerId) -> Record:
-    """The record in the bytes of a container's record.json. Raises  BadRecord, as `read_record`"""
-    from fusefs.core.record_decoding import decode  # late: msgspec takes a plain swap longer than all else
+    """Decode a container's record.json. Raises  BadRecord, as `read_record`"""
+    from fusefs.core.record_decoding import decode  # late: importing msgspec takes longer than all the rest of a swap
 
     record = decode(text)
     if not is_of(container, record.id):
@@ -382,9 +384,9 @@ def decode_record(text: bytes, folder: UserFolder, container: ContainerId) -> Re
 
 
 def look_at_record(folder: UserFolder, state: State, container: ContainerId) -> Record:
-    """What the record of a container says at the moment, whichever process has its lock.
+    """Read the record of a container as it is now, without locking it.
 
-    Raises  FileNotFoundError if it is not there, or not any more; BadRecord, OSError
+    Raises  FileNotFoundError if the container or its record is gone; BadRecord, OSError
     """
     kernel = folder.store.kernel
     with (
@@ -398,11 +400,12 @@ def look_at_record(folder: UserFolder, state: State, container: ContainerId) -> 
 def hold(
     folder: UserFolder, state: State, container: ContainerId, ended: Collection[str] = ()
 ) -> HeldContainer | ClaimLost:
-    """The container, locked; or why not.
+    """Lock a container and return it, or the reason why that failed.
 
-    ended   other boots that are over, as somebody says. Off local filesystems their locks don't count: a server may
-            keep a dead client's for a day (MooseFS). What is done then may be done by several at once: a takeover
-    Raises  BadRecord; FileNotFoundError if the container is there and has no record
+    ended   ids of other boots that the administrator declared over. On shared filesystems their locks are ignored, as a
+            server may keep a dead client's lock for a day (MooseFS). Several processes may then act at once: use it for
+            takeovers only
+    Raises  BadRecord; FileNotFoundError if the container exists and has no record
     """
     kernel = folder.store.kernel
     name = container.encode()
@@ -415,13 +418,13 @@ def hold(
             record_fd = owned.enter_context(open_record(kernel, fd, folder.uid))
         except OSError as error:
             if error.errno == errno.ESTALE:
-                return ClaimLost.GONE  # as below, on another node
+                return ClaimLost.GONE  # removed on another node
             if not isinstance(error, FileNotFoundError) or _is_there(folder, fd, state_fd, name):
                 raise
-            return ClaimLost.GONE  # another process took it, and has ended it
+            return ClaimLost.GONE  # another process took it and has finished
         if not kernel.lock(record_fd) and not _is_of_ended(folder, record_fd, container, ended):
             return ClaimLost.BUSY
-        # The process that held the lock before us may have moved the container, or replaced its record.
+        # The process that held the lock before us may have moved the container or replaced its record.
         if not (kernel.is_named(fd, state_fd, name) and kernel.is_named(record_fd, fd, RECORD)):
             return ClaimLost.GONE
         record = read_record(kernel, record_fd, folder, container)
@@ -430,7 +433,7 @@ def hold(
 
 
 def hold_soon(folder: UserFolder, state: State, container: ContainerId) -> HeldContainer | ClaimLost:
-    """As `hold`; where an orphan is locked it waits a moment: somebody may just be noting its size (`keep_size`)."""
+    """`hold` that waits a moment for a locked orphan: another process may be recording its size (`keep_size`)."""
     for _ in range(_NOTING if state is State.ORPHANS else 0):
         held = hold(folder, state, container)
         if held is not ClaimLost.BUSY:
@@ -447,7 +450,7 @@ def _is_of_ended(folder: UserFolder, record_fd: Fd, container: ContainerId, ende
 
 
 def _is_there(folder: UserFolder, fd: Fd, state_fd: Fd, name: bytes) -> bool:
-    """Whether a container without a record has its name still: what was moved on another node caches may tell of."""
+    """Whether a container without a record still has its name: caches may show one that was moved on another node."""
     kernel = folder.store.kernel
     return kernel.is_named(fd, state_fd, name) and (not folder.store.is_shared() or name in kernel.list_anew(state_fd))
 
@@ -457,9 +460,10 @@ def _always(_record: Record) -> bool:
 
 
 def _begun(held: HeldContainer, is_meant: Callable[[Record], bool]) -> HeldContainer | ClaimLost:
-    """What was moved to reaping/, marked as begun off local filesystems; or an orphan again.
+    """Mark a container that was moved to reaping/ as begun, on shared filesystems; or make it an orphan again.
 
-    There a lock may be lost, and a claim come late, whose caller is gone: who keeps an orphan may have been faster.
+    There a lock may be lost, and the server may execute a claim whose caller is gone. A command that keeps the orphan
+    may have been faster, so the record is checked once more.
     """
     kernel = held.folder.store.kernel
     if held.folder.store.is_shared() and BEGUN not in kernel.list_anew(held.fd):
@@ -479,10 +483,10 @@ def claim(
     container: ContainerId,
     is_meant: Callable[[Record], bool] = _always,
 ) -> HeldContainer | ClaimLost:
-    """The container, locked and moved to reaping/ by one rename; one claim wins (I5).
+    """Lock a container and move it to reaping/ by one rename; of several claims one succeeds (I5).
 
-    is_meant  asked about the record, when no other process can change it any more; if not the container stays. Off
-              local filesystems a lock may be lost: it is asked again when the container was moved
+    is_meant  whether the record still permits it; called once no other process can change the record, and again after
+              the move on shared filesystems, where a lock may be lost. If False, the container stays
     """
     held = hold(folder, source, container)
     if isinstance(held, ClaimLost):
@@ -501,9 +505,10 @@ def claim(
 
 
 def resume(folder: UserFolder, container: ContainerId, is_meant: Callable[[Record], bool]) -> HeldContainer | ClaimLost:
-    """What a reaper left in reaping/, locked; is_meant: asked where it was claimed and, for all that is known, no more.
+    """Lock a container that a reaper left in reaping/.
 
-    Raises  as `hold`
+    is_meant  as for `claim`: on shared filesystems the container may have been claimed, but not checked again
+    Raises    as `hold`
     """
     held = hold(folder, State.REAPING, container)
     if isinstance(held, ClaimLost):
@@ -513,20 +518,24 @@ def resume(folder: UserFolder, container: ContainerId, is_meant: Callable[[Recor
 
 
 def keep_size(folder: UserFolder, container: ContainerId, size: TreeSize) -> None:
-    """Note in an orphan's record what it takes; to be run as the folder's owner.
+    """Record the size of an orphan's tree; to be run as the folder's owner.
 
-    Where that can't be (somebody has it, it is gone, the volume is full or read-only) nothing is noted.
+    Does nothing if that is impossible: another process holds the orphan, it is gone, or the volume is full or
+    read-only.
     """
     with suppress(OSError, BadRecord):
         held = hold(folder, State.ORPHANS, container)
         if isinstance(held, HeldContainer):
             with held:
                 held = rewrite(held, held.record._replace(size=size))
-                touch(folder.store.kernel, held.fd)  # the service's watch of orphans/ tells it
+                touch(folder.store.kernel, held.fd)  # notifies the service, which watches orphans/
 
 
 def forget_size(held: HeldContainer) -> HeldContainer:
-    """The container before something is taken out of its tree. On a full volume what it took stays noted."""
+    """Drop the recorded size before something is taken out of the tree.
+
+    On a full volume the old size stays recorded.
+    """
     with suppress(OSError):
         if held.record.size is not None:
             held = rewrite(held, held.record._replace(size=None))

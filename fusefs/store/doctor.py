@@ -1,6 +1,6 @@
-"""The store checker: invariants I1 to I6 as they show on disk, and what the caller's registry says of stores.
+"""The store checker: verifies invariants I1 to I6 on disk, and the caller's registry of stores.
 
-It only looks; silence means all is well.
+It changes nothing, and reports nothing if all is well.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ _EXPECTED = {bytes(RECORD), bytes(TREE), bytes(HOISTED), bytes(BEGUN)}
 _UNREAD = "own it, and let no other user write to it or its directory; or remove it, since commands write it again"
 _GONE = "no action is needed: the entry is removed when the next store is added"
 _MOMENT_S = 0.2
-"""Far longer than a command needs from the end of a record to that of its container."""
+"""Far longer than a command needs to remove a container after its record."""
 _BY_KILLED_KEEP = bytes(RECORD_NEW)
-"""The next work on the orphan drops it; recovery doesn't look into every orphan for it."""
+"""Left by a killed `keep`; the next work on the orphan removes it. Recovery does not check every orphan for it."""
 
 
 def check_store(store: Store) -> Iterator[Finding]:
-    """What is wrong with the store itself; to be run by any user who may look."""
+    """Problems of the store itself; any user who may read it can run this."""
     kernel, init = store.kernel, f"trashd init {shell_word(store.base_path)}"
     names: list[bytes] = []
     with suppress(PermissionError), kernel.open_dir(store.base.fd) as readable:
@@ -97,7 +97,7 @@ def _told(*path: bytes) -> str:
 
 
 def check_folder(folder: UserFolder) -> list[Finding]:
-    """What is wrong in one user's folder; to be run as that user."""
+    """Problems in one user's folder; to be run as that user."""
     problems: list[Finding] = []
     if is_used(folder) and not (is_stocked(folder) and has_spare_space(folder)):
         problems.append(Finding(_told(folder.path(), RESERVE), "no reserve of blocks for a full volume", _RECOVER))
@@ -124,7 +124,7 @@ def check_folder(folder: UserFolder) -> list[Finding]:
 
 
 class _Unrecorded(Exception):
-    """A container has no record: it is about to go, was left so by a killed command, or is none of ours."""
+    """A container has no record: it is about to be removed, was left by a killed command, or is not ours."""
 
 
 def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator[Finding]:
@@ -145,7 +145,7 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
 
 
 def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[Finding]:
-    """What is wrong with one thing in the directory of a state; nothing if it is locked, or it went.
+    """Problems of one entry in a state's directory; none if it is locked or was moved.
 
     Raises  _Unrecorded
     """
@@ -170,8 +170,8 @@ def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[
             if held is ClaimLost.GONE:
                 with folder.open(state) as state_fd, suppress(FileNotFoundError):
                     if not stat.S_ISDIR(folder.store.kernel.stat(state_fd, name).st_mode):
-                        yield Finding(where, "not an orphan of trashd, and not a directory", WAY_OUT)
-            return  # else it is locked, or it moved on
+                        yield Finding(where, "not a container of trashd, but no directory", WAY_OUT)
+            return  # otherwise it is locked, or was moved
         with held:
             yield from _check_held(held, where)
 
@@ -199,7 +199,7 @@ def _check_held(held: HeldContainer, where: str) -> Iterator[Finding]:
 
 
 def _check_loan(held: HeldContainer, where: str) -> Iterator[Finding]:
-    """A loan must have ended by the time an orphan is one."""
+    """A temporary permission must have ended before the tree becomes an orphan."""
     record, kernel = held.record, held.folder.store.kernel
     if record.lent_mode is None or held.state is not State.ORPHANS or record.partial:
         return
@@ -229,8 +229,8 @@ def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
                 continue
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                    yield Finding(where, "it leads through a symbolic link, or not to a directory", "remove it")
-                break  # that directory was removed or swapped away, its store with it: nothing is lost by it
+                    yield Finding(where, "leads through a link or to no directory", "remove it")
+                break  # that directory was removed or swapped, its store with it: nothing is lost
             if store is not None:
                 n_there += 1
                 with store:
@@ -240,7 +240,7 @@ def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
 
 
 def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
-    """Why the registry counts for nothing; which of its lines lead to no store any more, in a directory or below it."""
+    """Why the caller's registry is not used, and which of its lines for a directory or below it lead to no store."""
     unread = why_unread()
     if unread is not None:
         where, why = unread
@@ -253,7 +253,7 @@ def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
 
 
 def check_vouched(folder: UserFolder) -> list[Finding]:
-    """Whether a reap without ID, or a service, leaves what is in a folder; to be run as its user."""
+    """Whether automatic reaps skip a folder because its store may be a copy; to be run as its user."""
     store = folder.store
     if is_vouched(store):
         return []

@@ -1,4 +1,4 @@
-"""Which stores and which users' folders there are, for commands that are not about one path."""
+"""Find the stores and users' folders for commands that are not about one path."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ _FOUND = b"found"
 
 _BELIEVED_S = 1.0
 
-"""For how long what was found at all places is believed: a command discovers stores several times in that."""
+"""For how long the result of a search everywhere is reused: a command needs it several times."""
 
 
 def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | None = None) -> Iterator[Store]:
-    """The stores that matter for some paths, or all that are known; the caller closes each.
+    """The stores for some paths, or all known ones; the caller closes each.
 
-    They are trusted ones; root gets users' own as well, each for its owner alone.
-    paths   each stands for the store in it or else for the nearest above it on what it is on, and for no more: what is
-            deleted in there was named; without any: those at every mount point, those above the working directory,
-            and those that a registry names: the caller's, and for root all users'
-    silent  gets the mount points that don't answer, and are passed over; paths that are named are waited for
-    Raises  NoBacking if one of the paths is in a mount of ours whose backing tree we can't use; Untrusted if what is
-            called like a store at one of them can't be used; BrokenStore, of any that matters, after all others
+    All are trusted. For root they include users' own stores, each for its owner only.
+    paths   each one stands for the store in it, or else the nearest one above it on the same mount, and for no other:
+            users must name what is deleted. Without paths: the stores at every mount point, above the working
+            directory, and in registries (the caller's, and for root all users')
+    silent  gets mount points that do not answer, which are skipped; named paths are waited for
+    Raises  NoBacking if a path is in one of our mounts whose backing tree we can't use; Untrusted if an entry at a path
+            looks like a store and can't be used; BrokenStore, for any of these stores, after all others
     """
     seen: set[tuple[int, int]] = set()
     asked = [os.path.realpath(path) for path in paths]
@@ -62,7 +62,7 @@ def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | 
             try:
                 st = kernel.fstat(store.fd)
             except OSError:
-                continue  # of a server that took it away
+                continue  # its server removed it
             if (st.st_dev, st.st_ino) in seen:
                 continue
             owned.pop_all()
@@ -83,9 +83,7 @@ def _named(kernel: Kernel, asked: list[bytes]) -> Iterator[Store]:
 
 
 def _nearest(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store]:
-    """The stores in a directory, or in the nearest above it on the same mount that has any: what is renamed there
-    leaves no mount.
-    """
+    """The stores in a directory, or in the nearest one above it on its mount that has any: no rename leaves a mount."""
     mount = covering(path, mounts)
     for above in _upwards(path):
         if covering(above, mounts) != mount:
@@ -101,7 +99,7 @@ def _nearest(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store
             if above == path:
                 raise
         except (OSError, TrashdError):
-            pass  # nothing there for us; `trashd doctor PATH` says why
+            pass  # no store that we can use; `trashd doctor PATH` reports why
         if n_there:
             return
 
@@ -124,10 +122,10 @@ def _everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
 
 
 class _Discovered(NamedTuple):
-    """What is at all places, found out by children.
+    """All places with stores, as found by child processes.
 
     for_whom  the effective uid, and the mounts
-    until_s   of time.monotonic
+    until_s   end of its validity, by time.monotonic
     """
 
     for_whom: tuple[int, list[Mount]]
@@ -137,7 +135,7 @@ class _Discovered(NamedTuple):
 
 
 def _places(kernel: Kernel, mounts: list[Mount], users: set[int], silent: list[bytes]) -> Iterator[bytes | LineOf]:
-    """Where there is a store. users: read when the mounts are through; their registries name other places"""
+    """All places with stores. users: read after the mount points were searched; their registries name further places"""
     for_whom, last = (os.geteuid(), mounts), kernel.discovered
     if isinstance(last, _Discovered) and last.for_whom == for_whom and time.monotonic() < last.until_s:
         silent += last.silent
@@ -153,7 +151,7 @@ def _places(kernel: Kernel, mounts: list[Mount], users: set[int], silent: list[b
 
 
 def _open_place(kernel: Kernel, mounts: list[Mount], place: bytes | LineOf) -> Iterator[Store]:
-    """Raises  BrokenStore"""
+    """Open the stores of a place. Raises  BrokenStore"""
     if isinstance(place, LineOf):
         registered_one = open_registered(kernel, place, mounts)
         if registered_one is not None:
@@ -163,7 +161,7 @@ def _open_place(kernel: Kernel, mounts: list[Mount], place: bytes | LineOf) -> I
         yield from stores_at(kernel, place, mounts)
     except BrokenStore:
         with suppress(OSError):
-            # A user must not keep root's commands from being content.
+            # A user's broken store must not make root's commands fail.
             if os.lstat(os.path.join(place, STORE)).st_uid not in trusted_owners(os.geteuid()):
                 return
         raise
@@ -172,7 +170,10 @@ def _open_place(kernel: Kernel, mounts: list[Mount], place: bytes | LineOf) -> I
 
 
 def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iterator[bytes]:
-    """The mount points with a store, and the directories above us; a child looks, as a dead one blocks."""
+    """The mount points with a store, and the directories above the working directory.
+
+    Children check them, as a dead mount blocks.
+    """
 
     def ask(path: bytes) -> bytes:
         try:
@@ -183,7 +184,7 @@ def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iter
             return b""
 
     paths = mount_points(mounts)
-    with suppress(FileNotFoundError):  # where we are was removed
+    with suppress(FileNotFoundError):  # the working directory was removed
         paths = list(dict.fromkeys([*paths, *_upwards(os.getcwdb())]))
     for path, answer in ask_each(paths, ask, kernel.silent, lambda path: covering(path, mounts)):
         if answer is None:
@@ -193,7 +194,7 @@ def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iter
 
 
 def _in_registries(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterator[LineOf]:
-    """What registries name."""
+    """The stores in registries that exist now."""
     own = [LineOf(os.geteuid(), line) for line in registered()]
     yield from (entry for entry, lead in follow(kernel, own, mounts) if lead is RegistryTarget.THERE)
     if os.geteuid() == 0:
@@ -203,8 +204,8 @@ def _in_registries(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) ->
 def stores_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store]:
     """The stores in a directory: root's, the caller's own, and for root all users'; the caller closes each.
 
-    Raises  OSError; NoBacking; BrokenStore, of another user's only after all others; Untrusted if none but untrusted
-            ones is there
+    Raises  OSError; NoBacking; BrokenStore, of another user's store only after all others; Untrusted if all stores
+            there are untrusted
     """
     uid, n_there = os.geteuid(), 0
     wrong: list[Untrusted | BrokenStore] = []
@@ -216,7 +217,7 @@ def stores_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Stor
             store = open_at(kernel, path, mounts, name)
         except (Untrusted, BrokenStore) as error:
             if name == STORE or (isinstance(error, BrokenStore) and whose_store(name) == uid):
-                wrong.append(error)  # a user must not keep root's commands from being content
+                wrong.append(error)  # a user's broken store must not make root's commands fail
             continue
         if store is not None:
             n_there += 1
@@ -227,7 +228,7 @@ def stores_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Stor
 
 
 def open_at(kernel: Kernel, path: bytes, mounts: list[Mount], name: Name = STORE) -> Store | None:
-    """A store by its name in a directory; None if there is none. Root opens a user's own one for that user alone.
+    """Open a store by its name in a directory; None if there is none. Root opens a user's own store for that user only.
 
     Raises  OSError; Untrusted; NoBacking; BrokenStore
     """
@@ -243,9 +244,9 @@ def open_at(kernel: Kernel, path: bytes, mounts: list[Mount], name: Name = STORE
 
 
 def mount_points(mounts: Iterable[Mount]) -> list[bytes]:
-    """Where there may be a store; mounts of ours first, so that a store has the path by which people know it.
+    """The mount points that may have a store; our own first, so that a store has the path that users know.
 
-    What another user has mounted is no place for one: its daemon could show anything, or hang.
+    Other users' mounts are skipped: their daemons could show anything, or hang.
     """
     owners = trusted_owners(os.geteuid())
     volumes = [mount for mount in mounts if mount.fstype not in _NO_VOLUMES and mount.owner in owners]
@@ -260,19 +261,19 @@ def _upwards(path: bytes) -> Iterator[bytes]:
 
 
 def folders(store: Store, census: FolderCensus | None = None) -> Iterator[UserFolder]:
-    """The users' folders of a store that concern the caller: root sees all; the caller closes each.
+    """The users' folders of a store that concern the caller, for root all of them; the caller closes each.
 
-    A user's own store serves that user alone.
-    census  gets what is refused, and what could not be read
+    A user's own store serves that user only.
+    census  gets what is refused or could not be read
     """
     yield from all_users(store, census or FolderCensus({}, [], []), os.geteuid() or store.owner or None)
 
 
 def with_lower(folder: UserFolder) -> Iterator[UserFolder]:
-    """A user's folder, and those in the stores that its pointers lead to; to be run as that user.
+    """A user's folder, and that user's folders in the stores that its pointers lead to; to be run as that user.
 
-    The first is the caller's to close; the others are closed when the next one is asked for.
-    Raises  NotPermitted if it is not as only that user can have made it, which its opener may not have seen
+    The caller closes the first; each other one is closed when the next is requested.
+    Raises  NotPermitted if others can have changed the folder, which its opener may have been unable to see
     """
     kernel = folder.store.kernel
     if why := why_not(kernel, folder.fd, kernel.fstat(folder.fd), folder.uid, kernel.fstat(folder.store.fd).st_dev):

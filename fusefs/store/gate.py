@@ -1,7 +1,7 @@
-"""Gates: off local filesystems, what others can see is renamed through a directory of its own, which is removed then.
+"""Transfer directories (`gate.*`): on shared filesystems a visible rename passes through one, which is then removed.
 
-A call that a cut-off client sent may take effect when its caller is long gone, or a second time. With a removed
-directory on one side it is refused for good: so nothing is decided by what is found before the gate is gone
+The server may execute a call of a disconnected client late, when the caller is long gone, or twice. Once the transfer
+directory is removed, such a call fails for good. So decisions are based only on what is found after its removal
 (docs/decisions/0042-shared-filesystems.md).
 """
 
@@ -23,16 +23,16 @@ _N_TRIES, _PAUSE_S = 100, 0.01
 
 @contextmanager
 def gate(kernel: Kernel, container: Fd) -> Iterator[Fd]:
-    """A directory for one rename. Afterwards it is no more, and what it had is the container's.
+    """A transfer directory for one rename; afterwards its contents are moved into the container, and it is removed.
 
-    Raises  OSError if it could not be made, or ended: the next recovery ends it
+    Raises  OSError if it could not be made or removed; the next recovery removes it
     """
     name = Name(GATE_PREFIX + os.urandom(6).hex().encode())
     make_unique(kernel, container, name)
     with kernel.open_dir(container, name) as fd:
         uid = kernel.fstat(container).st_uid
         if kernel.fstat(fd).st_uid != uid:
-            kernel.chown(fd, uid, -1)  # root made it for the container's user, who has to end it if root can't
+            kernel.chown(fd, uid, -1)  # root made it for the container's user, who has to remove it if root can't
         try:
             yield fd
         finally:
@@ -40,7 +40,10 @@ def gate(kernel: Kernel, container: Fd) -> Iterator[Fd]:
 
 
 def end_gates(kernel: Kernel, lower: Fd, container: Fd) -> None:
-    """End the gates that a killed process left in a container, or in one that it took over. Raises  OSError"""
+    """Remove the transfer directories that a killed process left in a container, or in one that it took over.
+
+    Raises  OSError
+    """
     for name, fd in _gates(kernel, lower):
         empty_into(kernel, fd, lower, name, container)
 
@@ -53,17 +56,18 @@ def _gates(kernel: Kernel, lower: Fd) -> Iterator[tuple[Name, Fd]]:
 
 
 def empty_into(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) -> None:
-    """Move all that is in a directory into a container, and remove it: what comes late finds it no more.
+    """Move the contents of a directory into a container and remove the directory: late calls then fail.
 
-    lower   the directory, which has that name in `upper`. Gates in it are emptied after it: what they have came later
-    Raises  OSError; what was moved by then is moved
+    lower   the directory, which has that name in `upper`. Transfer directories in it are emptied after it, as their
+            contents arrived later
+    Raises  OSError; the entries moved until then stay moved
     """
     failed: OSError | None = None
     for _ in range(_N_TRIES):
         try:
             _empty(kernel, lower, upper, name, container)
         except OSError as error:
-            # Another process moves the same, a server restarts, or a file is open still (.nfs…, .fuse_hidden…).
+            # Another process moves the same entry, a server restarts, or a file is still open (.nfs…, .fuse_hidden…).
             failed = error
         else:
             return
@@ -88,14 +92,14 @@ def _empty(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) -> N
 
 
 def late_name() -> Name:
-    """A new name for what is an orphan of its own, should it be found in a container."""
+    """Make up a name that recovery turns into an orphan of its own when it finds it in a container."""
     return Name(LATE_PREFIX + os.urandom(6).hex().encode())
 
 
 def move_parts(kernel: Kernel, lower: Fd, container: Fd) -> None:
-    """Move what a directory has into a container, but for gates and an older container.
+    """Move the contents of a directory into a container, except transfer directories and an older container.
 
-    What has its name there already is not what was meant: it came a second time, or late, and may be somebody's.
+    An entry whose name is taken in the container gets a late name: it came late or twice, and may be a user's data.
     """
     for name in kernel.list_anew(lower):
         if is_own_file(name) or name == OLD_CONTAINER or name.startswith((GATE_PREFIX, *HIDDEN_PREFIXES)):
@@ -105,7 +109,7 @@ def move_parts(kernel: Kernel, lower: Fd, container: Fd) -> None:
                 kernel.rename_free(lower, name, container, to)
                 break
             except FileNotFoundError:
-                break  # another process moves the same
+                break  # another process moves the same entry
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise

@@ -1,4 +1,4 @@
-"""`trashd init`: the store of a directory is made, mended, or put in the place of what only has its name."""
+"""`trashd init`: make or repair the store of a directory, or replace an entry that only has a store's name."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _MOST_BYTES = 1 << 16
 
 
 def read_chosen() -> dict[str, str]:
-    """The names of the disks that were chosen in this boot, by their volume's id; by the caller alone."""
+    """The names of the disks that the caller chose in this boot, by volume id."""
     try:
         lines = read_file(os.path.join(lasting_dir(), _FILE), _MOST_BYTES).decode("ascii").splitlines()
     except (OSError, ValueError):
@@ -93,7 +93,10 @@ def read_chosen() -> dict[str, str]:
 
 
 def choose_among_copies(store: Store) -> list[bytes]:
-    """Note that a store's disk is the volume, if copies of it are mounted; where these are. Raises  OSError"""
+    """Record that a store's disk is the original volume, if copies of it are mounted; return their paths.
+
+    Raises  OSError
+    """
     kernel, mounts = store.kernel, read_mounts()
     mount = find_mount(kernel, store.fd, mounts)
     disk = disk_of(mount)
@@ -120,9 +123,9 @@ _KEPT_OF_NAME = 200
 
 
 class Initialised(NamedTuple):
-    """What `trashd init` did: the store's path, whether it was made now, and what was repaired.
+    """The result of `trashd init`: the store's path, whether it was made now, and what was repaired.
 
-    unnoted  what it means that nothing on a store of root's says that root made it; empty if it does
+    unnoted  the consequence if root's store has no mark that root made it; empty if it has one
     """
 
     path: bytes
@@ -140,15 +143,15 @@ def initialise(
     is_known: bool = False,
     replaces: bool = False,
 ) -> tuple[Store, Initialised]:
-    """Make the caller's store in a directory, or check and repair the one that is there; takes over that directory.
+    """Make the caller's store in a directory, or check and repair the existing one; takes ownership of `base`.
 
-    What another user could change, or could have made of root's directories, is refused; or replaced if root says so:
-    then it is set aside as it is, in a new store. Which user moved what into it, or moved it as a whole, nobody knows.
-    Each owner's next command takes their own folder out of it.
-    is_known  root says that it made the store which is there, where nothing shows that (another machine's, a copy)
-    replaces  root says that what has the name of root's store, and is none, is to be replaced
-    Raises    NoStore if `.trashd` is something else than a directory; Untrusted; NotPermitted; Busy if another command
-              mends it; UnknownFormat
+    A store that another user could change, or could have assembled from root's directories, is refused. If root
+    requests it, the store is replaced: it is moved unchanged into a new store. It is unknown which user moved what into
+    it, or moved it as a whole. So each owner's next command takes only their own folder out of it.
+    is_known  root confirms that it made the existing store, although nothing shows that (another machine's, a copy)
+    replaces  root requests that an entry with the name of root's store is replaced if it is none
+    Raises    NoStore if `.trashd` is no directory; Untrusted; NotPermitted; Busy if another command repairs it;
+              UnknownFormat
     """
     with closed_on_error(base):
         if replaces and not makes_common():
@@ -175,7 +178,10 @@ def initialise(
 
 
 class _InitStep(NamedTuple):
-    """identity: of a store for which root vouches from now on; None if root did before, or it is none of root's."""
+    """What `_see_to_it` did.
+
+    identity  of a store that from now on is recorded as made by root; None if it was recorded before, or is not root's
+    """
 
     is_new: bool
     identity: Identity | None
@@ -183,8 +189,7 @@ class _InitStep(NamedTuple):
 
 
 def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_known: bool) -> Name:
-    """The name of the store that is to be made or mended for the caller: root's; a user's is the one that their swaps
-    go to, or would.
+    """The name of the store to make or repair for the caller: root's, or the one that the user's swaps would use.
 
     Raises  OSError
     """
@@ -209,17 +214,17 @@ def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_know
 
 
 def _recover_abandoned(store: Store) -> None:
-    """Recover what checks that were killed as first commands left in folders that have no name yet."""
+    """Recover what checks that were killed as a user's first commands left in folders that have no name yet."""
     for folder in abandoned_folders(store):
         recover(folder)
 
 
 def _end_checks(kernel: Kernel, base: BackingAndMount) -> None:
-    """Remove the folders in which checks were killed from stores that were made for these."""
+    """Remove folders in which checks were killed from stores that were made for these checks."""
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
             if name.startswith(NEW_PREFIX) and owner_of(kernel, base.fd, name) == os.geteuid():
-                with suppress(OSError, TrashdError), ExitStack() as owned:  # it may not be whole
+                with suppress(OSError, TrashdError), ExitStack() as owned:  # it may be incomplete
                     here = owned.enter_context(base.again(kernel))
                     fd = owned.enter_context(kernel.open_dir(here.fd, name))
                     ours = STORE if makes_common() else user_store(os.geteuid())
@@ -238,7 +243,7 @@ def _see_to_it(
     is_known: bool,
     replaces: bool,
 ) -> _InitStep:
-    """See to it that there is a store of ours."""
+    """Make sure that there is a store of ours: make, repair or replace it."""
     _end_checks(kernel, base)
     repaired = discard_abandoned(kernel, base)
     where = os.path.join(base_path, name)
@@ -253,7 +258,7 @@ def _see_to_it(
             old = _read_anyones(kernel, fd, where)
             identifier = _noted_id(kernel, fd, places) if old is None else old.id
             why = ""
-            if name == STORE and os.geteuid() == 0:  # users mend their own
+            if name == STORE and os.geteuid() == 0:  # users repair their own stores
                 if _may_be_changed(kernel, fd):
                     why = "other users can change it"
                 elif not is_known and who_made(kernel, fd, places) is StoreMaker.UNKNOWN:
@@ -266,8 +271,8 @@ def _see_to_it(
             repaired += _mend(kernel, fd, base_path, name, identifier)
             return _InitStep(False, kernel.identify(fd), repaired)
         if not replaces:
-            refuse_squashed(kernel, fd, base_path)  # to whom it can't be shown who made it, nor would --known help
-            raise Untrusted(f"{printable(where)} ({why})", way_out(base_path))
+            refuse_squashed(kernel, fd, base_path)  # root can't be shown who made it, and --known would not help
+            raise Untrusted(f"{printable(where)}, {why}", way_out(base_path))
         made = build_store(kernel, base, name, identifier, replaces=fd)
     repaired.append(
         f"replaced the old store ({why}); the next command of each owner moves its orphans to the new store"
@@ -276,14 +281,14 @@ def _see_to_it(
 
 
 def _noted_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | None:
-    """The id of a volume whose volume.json is lost, by the caller's registry: with another one no record counts."""
+    """The volume id from the caller's registry, if volume.json is lost: with another id no record would be valid."""
     found = kernel.identify(fd)
     known = (one for one in registered() if one.path in places and compare(one.identity, found) is not Likelihood.OTHER)
     return next((one.volume for one in known), None)
 
 
 def _open_anyones(kernel: Kernel, base: BackingAndMount, where: bytes, name: Name, *, replaces: bool) -> Fd | None:
-    """What has the name of a store; None: nothing. replaces: it may be something else than a directory"""
+    """Open the entry with a store's name; None if there is none. replaces: it may be something else than a directory"""
     try:
         return kernel.open_beneath(base.fd, name, READABLE)
     except FileNotFoundError:
@@ -300,7 +305,7 @@ def _open_anyones(kernel: Kernel, base: BackingAndMount, where: bytes, name: Nam
 
 
 def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
-    """Whether another user than root can have changed what is in a `.trashd`; an ACL's mask is in the mode.
+    """Whether a user other than root can have changed a `.trashd`; the mode includes an ACL's mask.
 
     Raises  NoStore if something is mounted in it; OSError
     """
@@ -312,9 +317,9 @@ def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
         except FileNotFoundError:
             continue
         except OSError as error:
-            if error.errno == errno.EXDEV:  # by root, as no other user may mount there
-                raise NoStore(os.path.join(os.readlink(fd.path()), name), UNMOUNT) from error
-            raise  # a sound store would be set aside for it
+            if error.errno == errno.EXDEV:  # mounted by root, as no other user may mount there
+                raise NoStore(os.path.join(os.readlink(fd.path()), name), f"{MOUNTED}: {UNMOUNT}") from error
+            raise  # otherwise a sound store would be set aside because of it
         if not stat.S_ISDIR(st.st_mode) or not _is_roots(st, sticky=name == NEW):
             return True
     return False
@@ -326,7 +331,7 @@ def _is_roots(st: os.stat_result, *, sticky: bool) -> bool:
 
 
 def _mend(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:
-    """Make a store that no other user could change what it should be; what was repaired."""
+    """Repair a store that no other user could change; return what was repaired."""
     repaired: list[str] = []
     if not kernel.is_read_only(fd):
         discard_trials(kernel, fd)
@@ -349,12 +354,12 @@ def _mend(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: Volu
 
 
 def _name_rightly(kernel: Kernel, area_fd: Fd) -> list[str]:
-    """Give what others have put to a user's name that of its owner. It is moved, and not changed."""
+    """Rename entries that others gave a user's name, after their owners. They are moved, not changed."""
     moved = []
     for name in kernel.list_anew(area_fd):
         if owner_of(kernel, area_fd, name) is None:
-            continue  # its user mounted something there; the kernel would not let us move it either
-        with suppress_errno(*ABSENT, errno.EBUSY):  # another init has moved it, or its user did something to it
+            continue  # its user mounted something there, and the kernel would not let us move it
+        with suppress_errno(*ABSENT, errno.EBUSY):  # another init moved it, or its user changed it
             st = kernel.stat(area_fd, name)
             is_directory = stat.S_ISDIR(st.st_mode)
             if not name.isdigit() or whose(name) is None or (is_directory and name == b"%d" % st.st_uid):
@@ -366,7 +371,7 @@ def _name_rightly(kernel: Kernel, area_fd: Fd) -> list[str]:
 
 
 def _make_way(kernel: Kernel, fd: Fd) -> list[str]:
-    """See to it that all but the areas, nodes and old stores is files of root's, so that nothing is in our way."""
+    """Move away everything except areas, nodes, old stores and root's files, so that nothing is in our way."""
     moved = []
     for name in kernel.list_anew(fd):
         if name in AREA_MODES or name.startswith(OLD):
@@ -382,9 +387,9 @@ def _make_way(kernel: Kernel, fd: Fd) -> list[str]:
 
 
 def _read_anyones(kernel: Kernel, fd: Fd, where: bytes) -> Volume | None:
-    """volume.json whatever its owner: its id is worth keeping, as the records of this store name it.
+    """Read volume.json whatever its owner: its id is worth keeping, as the records of this store contain it.
 
-    Raises  OSError: a file that can't be read now may say an id, and with another one all records are another store's;
+    Raises  OSError: a file that can't be read now may contain an id, and with another id no record would be valid;
             UnknownFormat
     """
     try:
@@ -401,7 +406,7 @@ def _read_anyones(kernel: Kernel, fd: Fd, where: bytes) -> Volume | None:
 
 
 def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:
-    """Write volume.json where it is missing, untrusted, not understood or a copy's, and prove again elsewhere."""
+    """Write volume.json if it is missing, untrusted, invalid or a copy's; on another filesystem, repeat the tests."""
     cache_s = None
     with suppress(FileNotFoundError, Untrusted, BrokenStore):
         known = read_volume(kernel, fd, base_path, name=name)

@@ -1,12 +1,12 @@
-"""Entries of the fresh directory that belong to the old tree: those that `swap --keep` leaves in view, restored parts.
+"""Entries of the replacement that belong to the old tree: those that `swap --keep` keeps in place, and restored parts.
 
-`swap --keep`: all entries but directories get one more hard link, in the fresh directory before the exchange: their
-names are never missing, and the old tree has them as well. A directory has one name only: it goes over by a rename
-right after the exchange. The record says which do, so that recovery completes it and a restore takes them back.
+`swap --keep` gives each entry that is no directory one more hard link, in the replacement, before the exchange: its
+name is never missing, and the old tree has the file, too. A directory has only one name: it is renamed right after the
+exchange. The record lists these directories, so that recovery completes the renames and a restore undoes them.
 
-A part that was restored before the whole lies in the fresh directory under the path that it has in the tree, where its
-place is free. When the whole is restored, whatever has that path in the fresh directory moves into the tree: it is the
-newer copy. Nothing is replaced.
+A part that was restored before the whole is in the replacement, under its path in the tree, where that path was free.
+When the whole is restored, whatever has that path in the replacement moves into the tree, as it is newer. Nothing is
+replaced.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from fusefs.store.stage import Staged, identify_at
 from fusefs.store.victim import Victim
 
 _NAMES_MAX_BYTES = 48 * 1024
-"""What a record has room for, with the longest origin beside it."""
+"""Space in a record beside the longest origin."""
 _NO_LINK = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _STAYS = (*OUT_OF_REACH, errno.EEXIST, errno.EPERM, errno.EBUSY, errno.EMLINK)
-"""What the kernel says of this entry, and will say again; anything else may be over when recovery tries."""
+"""Errors that concern this entry and will recur; others may be over when recovery tries again."""
 
 
-# What is kept
+# Choosing entries
 
 
 def choose(kernel: Kernel, victim: Victim, globs: Sequence[str]) -> KeptEntries:
-    """The victim's top entries that any of the globs matches, whole names as fnmatch(3) has them.
+    """The victim's top-level entries that match any of the globs, as in fnmatch(3) for whole names.
 
-    Raises  NotKept if a glob matches nothing: what it was typed for would vanish from view; UsageError if it is no
-            glob; OSError
+    Raises  NotKept if a glob matches nothing, as the entry that it was typed for would disappear; UsageError if it is
+            no valid glob; OSError
     """
     matchers = _matchers(globs)
     files, directories, left = [], [], set(globs)
@@ -81,7 +81,7 @@ _Matchers = dict[str, Callable[[str], bool]]
 
 
 def _matchers(globs: Sequence[str]) -> _Matchers:
-    from fusefs.core.glob import compile_glob  # recovery, which matches nothing, is spared it
+    from fusefs.core.glob import compile_glob  # late: recovery, which matches nothing, does not need it
 
     matchers = {}
     for glob in globs:
@@ -104,7 +104,7 @@ def _matching(kernel: Kernel, dir_fd: Fd, matchers: _Matchers) -> Iterator[os.Di
 
 
 def hindrances(kernel: Kernel, victim: Victim, staying: KeptEntries) -> Iterator[NotKept]:
-    """Why some of it could not be kept, as far as that can be seen without trying."""
+    """Why some entries could not be kept, as far as that shows without trying."""
     for name in staying.files:
         with suppress(FileNotFoundError), kernel.open_beneath(victim.fd, name) as fd:
             st = kernel.fstat(fd)
@@ -114,7 +114,7 @@ def hindrances(kernel: Kernel, victim: Victim, staying: KeptEntries) -> Iterator
 
 
 def _immovable(kernel: Kernel, victim: Victim, directories: Iterable[KeptDirectory]) -> Iterator[NotKept]:
-    """Asked before anything is done: a directory moves when there is no way back any more."""
+    """Why directories can't be moved; checked in advance, as they are moved after the exchange, which is not undone."""
     top, uid = kernel.fstat(victim.fd), os.geteuid()
     for one in directories:
         with suppress(FileNotFoundError), kernel.open_beneath(victim.fd, one.name) as fd:
@@ -144,10 +144,11 @@ def _not_kept(victim: Victim, name: Name, why: str) -> NotKept:
 
 
 class KeptLinks(NamedTuple):
-    """What one swap keeps, linked already.
+    """What one swap keeps; the links are made already.
 
-    tree, fresh  the old directory and the new one, wherever they are; open as long as the staged container is
-    inos         the links by name, before the exchange: what else has a name in `fresh` later came from others
+    tree, fresh  the old directory and the replacement, wherever they are; open as long as the staged container
+    inos         inode numbers of the links by name, before the exchange: any other name in `fresh` came later, from
+                 others
     """
 
     kernel: Kernel
@@ -157,18 +158,19 @@ class KeptLinks(NamedTuple):
     inos: dict[bytes, int]
 
     def finish(self) -> list[str]:
-        """After the exchange: bring the directories, and make up for what changed since the links were made.
+        """After the exchange: move the directories, and adjust to what changed since the links were made.
 
-        Returns  what did not come and why, in words
+        Returns  what was not moved and why, for messages
         Raises   OSError if recovery should try again
         """
         left = _bring(self.kernel, self.staying.directories, self.tree, self.fresh)
         return left + self._catch_up()
 
     def _catch_up(self) -> list[str]:
-        """Files that came, went or were replaced between their link and the exchange: in view is what was there last.
+        """Handle files that were made, removed or replaced between their link and the exchange: keep their latest
+        state.
 
-        Nothing is removed for it: the two names change places, or one moves.
+        Nothing is removed: two names are exchanged, or one is moved.
         """
         came, replaced, gone = [], [], dict(self.inos)
         for one in _matching(self.kernel, self.tree.fd, _matchers(self.staying.globs)):
@@ -197,7 +199,7 @@ class KeptLinks(NamedTuple):
         return left
 
     def _is_still_linked(self, name: bytes) -> bool:
-        """Whether the fresh directory has the link that was made there."""
+        """Whether the replacement still has the link that was made there."""
         try:
             return self.kernel.stat(self.fresh.fd, name).st_ino == self.inos[name]
         except FileNotFoundError:
@@ -205,9 +207,9 @@ class KeptLinks(NamedTuple):
 
 
 def keep(staged: Staged, victim: Victim) -> KeptLinks:
-    """Link what stays in view into the staged fresh directory; no flush is needed for that (docs/crash.md).
+    """Link the entries to keep into the staged replacement; no flush is needed for that (docs/crash.md).
 
-    Raises  NotKept; OSError with EXDEV if this store can't take it; other OSError
+    Raises  NotKept; OSError with EXDEV if this store can't take the victim; other OSError
     """
     staying, kernel = victim.staying, staged.held.folder.store.kernel
     assert staying is not None
@@ -246,13 +248,13 @@ def _why(kernel: Kernel, dir_fd: Fd, name: Name, error: OSError) -> str:
 
 
 def withdraw(staged: Staged, victim: Victim) -> None:
-    """Take the links out of a fresh directory that no name will get."""
+    """Remove the links from a replacement that will not get the name."""
     tree, fresh = _open_sides(staged, victim)
     _drop_links(staged.held.folder.store.kernel, fresh, tree)
 
 
 def _open_sides(staged: Staged, victim: Victim) -> tuple[BackingAndMount, BackingAndMount]:
-    """Victim and fresh directory, each on both sides if it can be; the fds are the staged container's."""
+    """Victim and replacement, each on both sides if possible; the staged container closes the fds."""
     held, fresh = staged.held, staged.fresh
     kernel = held.folder.store.kernel
     assert fresh is not None
@@ -266,12 +268,12 @@ def _open_sides(staged: Staged, victim: Victim) -> tuple[BackingAndMount, Backin
 
 
 def settle_kept(held: HeldContainer, here: BackingAndMount | None) -> list[str]:
-    """Put each kept entry, and each part that was restored before the whole, where it belongs, by what is found.
+    """Move each kept entry, and each part that was restored before the whole, to where it belongs.
 
-    A fresh directory in view has them. Out of view, before the exchange or after a restore, it gives them back to the
-    old tree, and loses the links.
-    here     what has the victim's name; None if nothing has
-    Returns  which entries did not move and why, in words
+    A replacement that has the name keeps them. One that does not, before the exchange or after a restore, gives them
+    back to the old tree and loses the links.
+    here     the entry that has the victim's name; None if there is none
+    Returns  entries that did not move and why, for messages
     Raises   OSError
     """
     kernel, record = held.folder.store.kernel, held.record
@@ -296,7 +298,7 @@ def settle_kept(held: HeldContainer, here: BackingAndMount | None) -> list[str]:
             return _bring(kernel, record.kept or (), tree, fresh)
         left = _bring(kernel, record.kept or (), fresh, tree)
         if record.kept:
-            # A sync by others between the exchange and this leaves a container with nothing for its flush to write.
+            # If others called sync between the exchange and this, a flush of the container would find nothing to write.
             flush_directory(held, fresh.fd)
         if record.kept is not None:
             _drop_links(kernel, fresh, tree)
@@ -310,7 +312,7 @@ def _open_inside(held: HeldContainer, name: Name, owned: ExitStack) -> BackingAn
 
 
 def missing(held: HeldContainer, tree: Fd) -> list[str]:
-    """The directories that a swap kept out of a restored tree and that did not come back to it."""
+    """The directories that a swap kept and that a restored tree did not get back."""
     kernel = held.folder.store.kernel
     kept = held.record.kept or ()
     return [printable(one.name) for one in kept if identify_at(kernel, tree, one.name) is None]
@@ -319,7 +321,7 @@ def missing(held: HeldContainer, tree: Fd) -> list[str]:
 def _bring(
     kernel: Kernel, kept: Iterable[KeptDirectory], source: BackingAndMount, target: BackingAndMount
 ) -> list[str]:
-    """Move recorded directories; what stayed and why, in words."""
+    """Move recorded directories; return those that stay and why, for messages."""
     left = []
     here, there = between(source, target)
     for one in kept:
@@ -341,7 +343,7 @@ def _bring(
 
 
 def _drop_links(kernel: Kernel, fresh: BackingAndMount, tree: BackingAndMount) -> None:
-    """Remove from a fresh directory what the old one has by the same name, being the same; nothing else."""
+    """Remove from a replacement each file that the old tree has under the same name as the same inode; nothing else."""
     with suppress(PermissionError), kernel.open_dir(fresh.fd) as readable:
         for name in kernel.list(readable):
             if _is_same_file(kernel, fresh.fd, tree.fd, name):
@@ -356,14 +358,14 @@ def _is_same_file(kernel: Kernel, a: Fd, b: Fd, name: bytes) -> bool:
 
 
 _RECORD_MAX_BYTES = 24 * 1024
-"""How long a record may get by parts: recovery and a reap must have room for what they note in it later."""
+"""Limit of a record's size with parts: recovery and a reap must have space for what they add later."""
 
 
 def note_part(held: HeldContainer, inside: RelPath, *, is_home: bool) -> tuple[HeldContainer, list[str]]:
-    """The container before a part is moved out of its tree: its size is not known any more, and the part is noted.
+    """Before a part is moved out of a tree: drop the container's recorded size, and record the part.
 
-    is_home  it goes to its place in the fresh directory, if the swap made one
-    Returns  and a warning if that can't be noted: the part is restored all the same
+    is_home  the part is moved to its place in the replacement, if the swap made one
+    Returns  also a warning if it could not be recorded; the part is restored all the same
     """
     record = held.record._replace(size=None)
     why = ""
@@ -392,9 +394,9 @@ def _has_room(record: Record) -> bool:
 
 
 def merge_parts(held: HeldContainer, fresh: BackingAndMount, tree: BackingAndMount) -> list[str]:
-    """Move the noted parts that a fresh directory has, out of view, into the tree; which stay there and why, in words.
+    """Move recorded parts from a replacement without a name into the tree; return those that stay, for messages.
 
-    Killed in between it is done once more: what moved already is in the fresh directory no more.
+    It can be repeated after a kill: parts that were moved are no longer in the replacement.
     """
     left = []
     for part in held.record.parts:
@@ -417,7 +419,7 @@ def _merge(held: HeldContainer, fresh: BackingAndMount, tree: BackingAndMount, p
             kernel.rename_free(here, name, there, name)
         flush_directory(held, source.fd)  # as in `restore_inside`
     with suppress(OSError):
-        while above:  # directories that were made on the way to it, and have nothing else in them
+        while above:  # directories that were made for it and contain nothing else
             upper, _, last = above.rpartition(b"/")
             with wholly_beneath(kernel, fresh, upper) as directory:
                 kernel.rmdir(directory.names(), last)
@@ -425,7 +427,7 @@ def _merge(held: HeldContainer, fresh: BackingAndMount, tree: BackingAndMount, p
 
 
 def _has(held: HeldContainer, fresh: BackingAndMount, part: RelPath) -> bool:
-    """Whether a fresh directory has a part, so that it was the tree that lacks the directory to take it."""
+    """Whether a replacement has a part, so that the error was due to a missing directory in the tree."""
     kernel = held.folder.store.kernel
     with suppress(OSError), wholly_beneath(kernel, fresh, RelPath(os.path.dirname(part))) as source:
         kernel.stat(source.fd, os.path.basename(part))

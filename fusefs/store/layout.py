@@ -1,9 +1,4 @@
-"""The store on disk: `.trashd`, its users' folders and their states, opened by fd and checked before each use.
-
-Whether root is nobody to the server of the filesystem is reported, as nothing of root's works there. NFS does so by
-default (root_squash), Lustre by a nodemap without `admin`. A security module may refuse root, too, so what is reported
-names both. On filesystems that one kernel alone can have, nobody but such a module does.
-"""
+"""The trash store on disk: `.trashd`, its users' folders and their states, opened by fd and checked before each use."""
 
 from __future__ import annotations
 
@@ -37,48 +32,49 @@ FORMAT = 2
 UNMOUNT = "unmount the filesystem that covers the store (findmnt shows where it is)"
 MAGIC = "trashd"
 NEW_PREFIX = STORE + b".new-"
-"""How the name of a store begins while it is being made."""
+"""Prefix of a store's name while the store is being made."""
 COPY_PREFIX = NEW_PREFIX + b"copy-"
-"""Of a directory that only its maker can enter, where what is made for the one above is completed before it goes there.
-What a killed maker leaves in it is never the only copy.
+"""Prefix of a private directory in which files for a store are completed before they are moved into the store.
+
+Only the maker can enter it. Anything that a killed maker leaves in it exists elsewhere, too.
 """
 SWAP_PREFIX = NEW_PREFIX + b"swap-"
-"""Of one that is to take the place of what has the name of root's store: once it has, of that."""
+"""Prefix of a directory to be exchanged with the entry that has the name of root's store, and later of that entry."""
 PLANTED = b".planted-"
-"""In the name of what was in the way in a store of root's."""
+"""In the name of a foreign entry that was in the way in one of root's stores."""
 OLD = b"old-"
-"""Prefix of a store's name, in the one that took its place, that root set aside when taking the volume over."""
+"""Prefix, in a new store, of the name of the previous store that root set aside when taking over the volume."""
 VOLUME = Name(b"volume.json")
 CACHEDIR_TAG = Name(b"CACHEDIR.TAG")
 CACHEDIR_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by trashd: what lies here waits for its end.\n"
 USERS = Name(b"u")
-"""The users' folders that only the store's owner can have put there."""
+"""Users' folders that only the store's owner can have put there."""
 NEW = Name(b"new")
-"""What users made themselves in a store of root's, until root looks at it."""
+"""Folders that users made themselves in one of root's stores, until root inspects them."""
 LOCK = Name(b".lock")
-"""In a store, or a directory of it, that one process at a time changes; only the store's owner can open it."""
+"""Lock for changes of a store or one of its directories; only the store's owner can open it."""
 REGISTRY = Name(b"folders")
-"""Root's registry of which folder is which user's (store/user_folders.py)."""
+"""Root's registry that maps users to their folders (store/user_folders.py)."""
 NODES = Name(b"nodes")
-"""The beats of the nodes that serve a store which several machines may have mounted (service.open_volume)."""
+"""Heartbeats of the nodes that serve a store on a shared filesystem (service.open_volume)."""
 REAPER_LOCK = Name(b"reaper.lock")
-"""Of the service that works on a store of a local filesystem."""
+"""Lock of the service that works on a store of a local filesystem."""
 RECORD = Name(b"record.json")
 RECORD_NEW = Name(b"record.json.new")
 GATE_PREFIX = b"gate."
-"""Of directories in a container that are made for one rename (store/gate.py)."""
+"""Prefix of transfer directories in a container, each made for one rename (store/gate.py)."""
 LATE_PREFIX = b"late."
-"""Of what came into a container late, or a second time."""
+"""Prefix of entries that came into a container late or a second time."""
 OLD_CONTAINER = Name(b"old")
-"""In a container that took another's place: that one (store/take_over.py)."""
+"""In a container that took another one's place: the replaced container (store/take_over.py)."""
 BEGUN = Name(b"begun")
-"""In a container of which a reaper, off local filesystems, has begun to delete: it is no orphan any more."""
+"""In a container on a shared filesystem: a reaper has begun to delete it, so it can no longer be restored."""
 WATCHED_PREFIX = b"watched."
 ANNOUNCED_PREFIX = b"announced."
-"""Of what another node notes in a container that it means to take over (store/silent_nodes.py)."""
+"""Prefix of notes that another node writes into a container that it intends to take over (store/silent_nodes.py)."""
 WATCH_PREFIXES = (WATCHED_PREFIX, ANNOUNCED_PREFIX)
 HIDDEN_PREFIXES = (b".fuse_hidden", b".nfs")
-"""Of what libfuse and NFS make of a file that was replaced or unlinked while it is open."""
+"""Prefixes that libfuse and NFS give to a file that was replaced or unlinked while it is open."""
 TREE = Name(b"tree")
 FRESH = Name(b"fresh")
 HOISTED = Name(b"hoisted")
@@ -86,7 +82,7 @@ DROP = Name(b"drop")
 POINTERS = Name(b"pointers")
 RESERVE = Name(b"reserve")
 NEW_PART = b".new-"
-"""How the name of a user's folder, or of a part of one, begins while it is being made."""
+"""Prefix of the name of a user's folder, or of a directory in one, while it is being made."""
 FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RESERVE)
 VOLUME_MAX_BYTES = 4096
 FOLDER_MODE = 0o700
@@ -96,15 +92,16 @@ _NO_STORE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 
 
 class Volume(NamedTuple):
-    """What volume.json says.
+    """The contents of volume.json.
 
-    exchange    whether RENAME_EXCHANGE was seen to work here
-    filesystem  magic number of the filesystem on which it was seen; on another one it must be seen again
-    unnamed     whether files made without a name were seen to last there (O_TMPFILE); None: not tried
-    strangers_refused  whether another user was seen to be refused what a folder relies on; None: not tried
-    noreplace   whether RENAME_NOREPLACE was seen to refuse what has a name and to take what has none; None: not tried
-    cache_s     for how long a second mount was seen to show an old state; only `init --beside` of 0.3.0 measured it
-    store       the identity of `.trashd` itself: it differs in a copy; None: not written down
+    exchange    whether RENAME_EXCHANGE worked here
+    filesystem  magic number of the filesystem on which that was tested; on another one the test is repeated
+    unnamed     whether files made without a name (O_TMPFILE) persisted there; None: not tested
+    strangers_refused  whether another user was refused the operations that a folder's safety relies on; None: not
+        tested
+    noreplace   whether RENAME_NOREPLACE refused an existing name and accepted a free one; None: not tested
+    cache_s     for how many seconds a second mount showed an old state; only `init --beside` of 0.3.0 measured it
+    store       identity of `.trashd` itself, which differs in a copy; None: not recorded
     """
 
     id: VolumeId
@@ -118,12 +115,12 @@ class Volume(NamedTuple):
 
 
 class Areas(NamedTuple):
-    """Where users' folders are in an opened `.trashd`.
+    """The directories of users' folders in an opened `.trashd`.
 
-    u_fd         where only the store's owner makes names
-    new_fd       where all users do; None in a user's own store
-    registry_fd  where root notes which folder is whose; None where there is none
-    dev          st_dev of `u/`: a folder on another subvolume is none
+    u_fd         only the store's owner makes names in it
+    new_fd       all users make names in it; None in a user's own store
+    registry_fd  root's record of which folder belongs to which user; None if there is none
+    dev          st_dev of `u/`: a directory on another subvolume is no user's folder
     """
 
     u_fd: Fd
@@ -132,39 +129,37 @@ class Areas(NamedTuple):
     dev: int = 0
 
     def __enter__(self) -> Self:
-        """Own its fds for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close them."""
         for fd in (self.u_fd, self.new_fd, self.registry_fd):
             if fd is not None:
                 fd.close()
 
     def all(self) -> list[tuple[Name, Fd]]:
-        """Those that are there, with their names; the proven one first."""
+        """The areas that exist, with their names; `u/` comes first."""
         both = ((USERS, self.u_fd), (NEW, self.new_fd))
         return [(name, fd) for name, fd in both if fd is not None]
 
     def for_new(self) -> tuple[Name, Fd]:
-        """Where users make their own folders."""
+        """The area in which users make their own folders."""
         return self.all()[-1]
 
 
 class Store(NamedTuple):
     """An opened, trusted store.
 
-    base       the directory that holds it
-    base_path  the same for people, as it was found
-    fd         `.trashd`
-    areas      where users' folders are in it
-    owner      uid of `.trashd`
-    filesystem  magic number of the one that it is on
-    is_named   whether it was found by its user's word: a pointer in the user's folder, or the registry
-    made       who made a store of root's, as far as root has looked: no other user's command needs to know
-    takeover_s  as the service's configuration states it, 0: by the type of the filesystem; None: the configuration
-               files are read (store/silent_nodes.py)
-    name       in the directory that holds it: root's for all users, or a user's own
+    base        the directory that holds it
+    base_path   path of that directory for messages, as it was found
+    fd          `.trashd`
+    areas       where users' folders are in it
+    owner       uid of `.trashd`
+    filesystem  magic number of the filesystem that it is on
+    is_named    whether it was found by a pointer in the user's folder or by the user's registry
+    made        who made it, if it is root's store and root has checked; other users' commands do not need this
+    takeover_s  takeover delay from the service's configuration; 0: chosen by the type of the filesystem; None: read the
+                configuration files (store/silent_nodes.py)
+    name        its name in the directory that holds it: `.trashd`, or the name of a user's own store
     """
 
     kernel: Kernel
@@ -181,48 +176,47 @@ class Store(NamedTuple):
     name: Name = STORE
 
     def __enter__(self) -> Self:
-        """Own its fds for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close them."""
         with self.areas, self.fd, self.base:
             pass
 
     def path(self) -> bytes:
-        """Where it is, for people; no other store has the same."""
+        """Its path for messages, which no other store has."""
         return os.path.join(self.base_path, self.name)
 
     def is_common(self) -> bool:
-        """Whether it is root's for all users, and not what one user, root among them, has alone."""
+        """Whether it is root's store for all users, not a store for a single user (who may be root)."""
         return self.owner == 0 and self.name == STORE
 
     def is_shared(self) -> bool:
-        """Whether other kernels may have this filesystem mounted too: nothing orders what they do."""
+        """Whether other kernels may have mounted this filesystem, too; nothing orders their changes and ours."""
         return not is_local_kind(self.filesystem)
 
     def judged(self) -> Store:
-        """This store, with its maker looked up if it is root's. Raises  OSError"""
+        """Return this store with `made` determined if it is root's. Raises  OSError"""
         if not self.is_common():
             return self
         places = {self.base_path, os.readlink(self.base.fd.path())} if os.geteuid() == 0 else ()
         return self._replace(made=who_made(self.kernel, self.fd, places))
 
     def is_unknown(self) -> bool:
-        """Whether another user than root may have made it of root's directories: nothing it says is root's word."""
+        """Whether another user than root may have made it from root's directories, so that nothing in it is trusted."""
         return self.made is StoreMaker.UNKNOWN
 
     def is_roots_to_keep(self) -> bool:
-        """Whether it is root's, and we are root: what is in doubt in it is ours to look at."""
+        """Whether it is root's and we are root, so that root has to inspect anything doubtful in it."""
         return self.is_common() and os.geteuid() == 0
 
 
 class UserFolder(NamedTuple):
-    """One user's part of a store: what lies in it belongs to `uid`, whatever any record says (I13).
+    """One user's folder in a store: everything in it belongs to `uid`, whatever a record states (I13).
 
-    area       which of the store's areas it is in
-    is_proven  whether only that user or root can have put it there: nothing else is reaped by any other user's process
-    doubt      why it never will be; empty if it is, or waits for root to look at it
+    area       the area of the store that it is in
+    is_proven  whether only that user or root can have put it there; otherwise no other user's process deletes anything
+               in it
+    doubt      why it will never be proven; empty if it is, or if root has not inspected it yet
     """
 
     store: Store
@@ -234,15 +228,13 @@ class UserFolder(NamedTuple):
     doubt: str = ""
 
     def __enter__(self) -> Self:
-        """Own its fd for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close it."""
         self.fd.close()
 
     def path(self) -> bytes:
-        """Where it is, for people."""
+        """Its path for messages."""
         return os.path.join(self.store.base_path, self.way())
 
     def way(self) -> RelPath:
@@ -250,19 +242,19 @@ class UserFolder(NamedTuple):
         return RelPath(join(self.store.name, self.area, self.name))
 
     def way_to(self, state: State, container: bytes) -> RelPath:
-        """The path of a container in it, relative to the directory that holds the store."""
+        """Path of one of its containers, relative to the directory that holds the store."""
         return join(self.way(), state.value.encode(), container)
 
     def path_to(self, state: State, container: bytes) -> bytes:
-        """Where a container in it is, for people."""
+        """Path of one of its containers, for messages."""
         return os.path.join(self.store.base_path, self.way_to(state, container))
 
     def is_served_by(self, uid: int) -> bool:
-        """Whether what is due in it may go at that user's word: what is proven, or their own. Root proves root's."""
+        """Whether `uid` may delete what has expired in it: it is proven, or `uid`'s own (unless that is root)."""
         return self.is_proven or self.uid == uid != 0
 
     def list(self, folder: Name | State) -> list[bytes]:
-        """The names in one of its folders; none if that is missing: a mere look makes nothing."""
+        """List the names in one of its directories; empty if that is missing, as listing creates nothing."""
         try:
             fd = self.store.kernel.open_dir(self.fd, folder.value.encode() if isinstance(folder, State) else folder)
         except FileNotFoundError:
@@ -271,7 +263,7 @@ class UserFolder(NamedTuple):
             return self.store.kernel.list(fd)
 
     def open(self, folder: Name | State) -> Fd:
-        """One of its folders, for reading; made if missing."""
+        """Open one of its directories for reading; make it if it is missing."""
         kernel, name = self.store.kernel, folder.value.encode() if isinstance(folder, State) else folder
         try:
             return kernel.open_dir(self.fd, name)
@@ -286,9 +278,10 @@ class UserFolder(NamedTuple):
 
 
 def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
-    """A new directory that is its maker's alone, readable: 0700 and without ACLs, whatever is above it and the umask.
+    """Make a directory that only its maker can enter, and return it, readable.
 
-    Until then it must have a name that no process looks for.
+    It has mode 0700 and no ACLs, whatever its parent's ACL and the umask are. Until then it must have a name that no
+    other process uses.
     """
     kernel.mkdir(dir_fd, name)
     with kernel.open_beneath(dir_fd, name, DIRECTORY) as made:
@@ -301,41 +294,46 @@ def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
 
 
 def make_unique(kernel: Kernel, dir_fd: Fd, name: bytes) -> None:
-    """mkdir of a name with 48 random bits, which nobody else has: a server that was started again says EEXIST to one
-    that it did. Raises  OSError
+    """mkdir of a name with 48 random bits, which no other process uses.
+
+    EEXIST is ignored: a server that restarted may report it for a mkdir that it did itself.
+    Raises  OSError
     """
     with suppress(FileExistsError):
         kernel.mkdir(dir_fd, name)
 
 
 def take_lock(kernel: Kernel, dir_fd: Fd, owned: ExitStack) -> bool:
-    """Take the lock of a directory, made if missing and owned by `owned`; whether it was free. Raises  OSError"""
+    """Take the lock of a directory and return whether it was free. Makes it if missing; `owned` closes it.
+
+    Raises  OSError
+    """
     with suppress(FileExistsError):
         kernel.create(dir_fd, LOCK).close()
     return kernel.lock(owned.enter_context(kernel.open_beneath(dir_fd, LOCK, FILE_TO_LOCK)))
 
 
 def drop_acls(kernel: Kernel, fd: Fd) -> None:
-    """Take back what a parent's default ACL gave to others."""
+    """Remove the ACLs that the parent's default ACL added."""
     for name in kernel.xattr_names(fd):
         if name.startswith("system.posix_acl_"):
             kernel.remove_xattr(fd, name)
 
 
 def is_own_file(name: bytes) -> bool:
-    """Whether a name in a container is that of a file of its own, which goes with it."""
+    """Whether a name in a container is one of trashd's own files there, which are deleted with it."""
     return name in (RECORD, RECORD_NEW, BEGUN) or name.startswith(WATCH_PREFIXES)
 
 
 def is_stores_own(name: bytes) -> bool:
-    """Whether a name is that of a store, whichever user's, or of one being made."""
+    """Whether a name is that of a store of any user, or of one being made."""
     return name.startswith(STORE) and (name == STORE or name.startswith(NEW_PREFIX) or whose_store(name) is not None)
 
 
 def own_names(kernel: Kernel, base_fd: Fd, uid: int) -> Iterator[Name]:
-    """The names in a directory that may be those of a user's own stores, the plain one first.
+    """The names in a directory that may be a user's own stores, the plain one first.
 
-    The directory is listed only where something has that one: a store has another where the plain one was taken.
+    The directory is listed only if the plain name is taken: only then does a store have another name.
     Raises  OSError
     """
     plain = user_store(uid)
@@ -345,7 +343,7 @@ def own_names(kernel: Kernel, base_fd: Fd, uid: int) -> Iterator[Name]:
 
 
 def names_of_users(kernel: Kernel, base_fd: Fd) -> list[Name]:
-    """All names of users' own stores that there are in a directory; none if the caller may not list it.
+    """The names of all users' own stores in a directory, sorted; empty if the caller may not list it.
 
     Raises  OSError
     """
@@ -355,14 +353,14 @@ def names_of_users(kernel: Kernel, base_fd: Fd) -> list[Name]:
 
 
 def encode_volume(volume: Volume) -> bytes:
-    """volume.json's bytes, in today's format."""
+    """Encode volume.json in the current format."""
     fields: dict[str, Any] = {"magic": MAGIC, **volume._asdict(), "format": FORMAT}
     fields["store"] = None if volume.store is None else volume.store._asdict()
     return json.dumps(fields, indent=1).encode() + b"\n"
 
 
 def volume_fields(text: bytes) -> dict[str, Any]:
-    """What the bytes of a volume.json say, of whatever format; nothing if they are none of ours."""
+    """The fields in a volume.json of any format; empty if it is not trashd's."""
     with suppress(ValueError, RecursionError):
         fields = json.loads(text)
         if isinstance(fields, dict) and fields.get("magic") == MAGIC:
@@ -371,10 +369,10 @@ def volume_fields(text: bytes) -> dict[str, Any]:
 
 
 def decode_volume(text: bytes, store: bytes) -> Volume | None:
-    """The Volume in the bytes of a volume.json; None if they are none of ours.
+    """Decode volume.json; None if it is not trashd's.
 
-    store   the path of the store
-    Raises  UnknownFormat if they are of trashd's in any other format than today's
+    store   path of the store
+    Raises  UnknownFormat if it is trashd's, but not in the current format
     """
     fields = volume_fields(text)
     written = fields.get("format")
@@ -388,7 +386,7 @@ def decode_volume(text: bytes, store: bytes) -> Volume | None:
     identifier, exchange, filesystem = (fields.get(key) for key in ("id", "exchange", "filesystem"))
     if not (isinstance(identifier, str) and isinstance(exchange, bool) and isinstance(filesystem, int)):
         return None
-    # Stores of before don't say the others.
+    # Volumes written by earlier versions lack the other fields.
     seen: dict[str, Any] = {key: one for key in _SEEN if isinstance(one := fields.get(key), bool)}
     cache_s = fields.get("cache_s")
     if isinstance(cache_s, (int, float)) and not isinstance(cache_s, bool) and cache_s >= 0:
@@ -400,7 +398,7 @@ def decode_volume(text: bytes, store: bytes) -> Volume | None:
 
 
 def decode_identity(fields: object) -> Identity | None:
-    """The identity that a file of ours says; None for anything else."""
+    """Decode an identity from JSON fields; None for anything else."""
     if not isinstance(fields, dict):
         return None
     handle, ino, btime_ns = (fields.get(key) for key in Identity._fields)
@@ -410,9 +408,10 @@ def decode_identity(fields: object) -> Identity | None:
 
 
 def open_own_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Store | None:
-    """The caller's own store in a directory, or None if there is none; takes over that, closing it if there is none.
+    """Open the caller's own store in a directory; None if there is none.
 
-    What has its name and is none, or not the caller's alone, counts for nothing.
+    Takes ownership of `base`, and closes it if None.
+    An entry that has its name, but is no store or is accessible to others, is ignored.
     Raises  BrokenStore; OSError
     """
     with base:
@@ -427,12 +426,12 @@ def open_own_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> S
 def open_store(
     kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name = STORE, *, of: int | None = None
 ) -> Store | None:
-    """The store in a directory, or None if there is none; takes over that, closing it if there is none.
+    """Open the store in a directory; None if there is none. Takes ownership of `base`, and closes it if None.
 
-    name    root's for all users, which may be a user's own that 0.3.0 made; or that of a user's own
-    of      the user whose own it must be: root opens it for that user alone, and trusts nothing that it says of others
-    Raises  Untrusted if it belongs to a user whom we don't trust: root trusts root, others root and themselves;
-            BrokenStore if it is a trusted one's, and its volume.json says nothing
+    name    `.trashd`, which may also be a user's own store made by 0.3.0; or the name of a user's own store
+    of      the uid that must own it: root opens it for that user only, and trusts nothing in it that concerns others
+    Raises  Untrusted if its owner is not trusted: root trusts root, other users trust root and themselves; BrokenStore
+            if the owner is trusted, but volume.json can't be understood
     """
     owners = trusted_owners(os.geteuid()) if of is None else (of,)
     with ExitStack() as owned:
@@ -461,10 +460,10 @@ def store_of(
     owners: tuple[int, ...],
     name: Name = STORE,
 ) -> Store:
-    """The store of an opened directory; what it opens is owned by `owned`.
+    """The store in an opened directory; `owned` closes what this opens.
 
-    owners  the users whose it may be
-    name    the one that it has, or is to have: of a user's own it says whose it is
+    owners  uids that may own it
+    name    its name, now or later; the name of a user's own store states its owner
     Raises  Untrusted; BrokenStore; OSError
     """
     dev, path, whom = kernel.fstat(base.fd).st_dev, os.path.join(base_path, name), whose_store(name)
@@ -474,7 +473,7 @@ def store_of(
     try:
         volume = read_volume(kernel, fd, base_path, owners, name)
     except FileNotFoundError:
-        with open_areas(kernel, fd, name):  # it raises as well where this is another's directory of that name
+        with open_areas(kernel, fd, name):  # this, too, raises if it is another user's directory of that name
             raise _broken(path, "is gone") from None
     areas = owned.enter_context(open_areas(kernel, fd, name))
     for _name, area in areas.all():
@@ -485,7 +484,7 @@ def store_of(
 
 
 def open_areas(kernel: Kernel, store_fd: Fd, name: Name = STORE) -> Areas:
-    """The areas of an opened store with that name, trusted or not.
+    """Open the areas of an opened store with that name, trusted or not.
 
     Raises  OSError; FileNotFoundError without an `u/`
     """
@@ -503,7 +502,7 @@ def open_areas(kernel: Kernel, store_fd: Fd, name: Name = STORE) -> Areas:
 
 
 def trusted_owners(uid: int) -> tuple[int, ...]:
-    """The owners whose stores a user may use; whose links and mounts one goes through to what a registry names."""
+    """The owners whose stores, symbolic links and mounts a user trusts."""
     return (0,) if uid == 0 else (0, uid)
 
 
@@ -517,11 +516,12 @@ def _check(
     sticky: bool = False,
     closed: bool = False,
 ) -> int:
-    """The owner of a directory of the store's own; Untrusted if any other user can change it.
+    """Return the owner of one of the store's own directories.
 
     path    of the store
-    dev     of the directory that holds the store: openat2 stops at no btrfs subvolume
-    closed  its mode must be exactly 0700: then no other user can have moved it to where it is from another directory
+    dev     st_dev of the directory that holds the store: openat2 does not stop at a btrfs subvolume
+    closed  its mode must be exactly 0700, so that no other user can have moved it here from another directory
+    Raises  Untrusted if any other user can change it
     """
     st = kernel.fstat(fd)
     if st.st_dev != dev:
@@ -536,10 +536,10 @@ def _check(
 def read_small(
     kernel: Kernel, dir_fd: int, name: bytes, most_bytes: int, owners: Container[int] | None = None
 ) -> bytes | None:
-    """Read a small file; None if it is no regular file, or one that another user may have put there or written.
+    """Read a small file; None if it is no regular file, or if another user may have put it there or written it.
 
-    A second name is another user's, perhaps, but not in a directory of root's: a backup by hard links gives it one.
-    owners  the users whose it may be; None: anybody's
+    A second hard link may be another user's, but not in one of root's directories, where a backup may have made it.
+    owners  uids that may own it; None: any
     Raises  FileNotFoundError; OSError
     """
     with kernel.open_beneath(dir_fd, name, FILE_TO_READ) as fd:
@@ -552,17 +552,17 @@ def read_small(
 
 
 def _is_roots_own(st: os.stat_result, above: os.stat_result) -> bool:
-    """Whether a file is root's in a directory of root's: only root can have put it there."""
+    """Whether a file is root's in a directory of root's, where only root can have put it."""
     return st.st_uid == 0 == above.st_uid and not above.st_mode & OTHERS_WRITE
 
 
 def write_small(
     kernel: Kernel, dir_fd: Fd, name: bytes, text: bytes, mode: int = 0o600, new: bytes | None = None
 ) -> None:
-    """Put a text into a small file of that name, durably, at once or not at all.
+    """Write a small file durably: it appears complete or not at all.
 
-    new     the file's name until then, which no other process uses; None: one for a lock's holder
-    Raises  OSError; what a killed writer left unfinished the next lock's holder replaces
+    new     temporary name that no other process uses; None: the default, for the holder of a lock
+    Raises  OSError; the next holder of the lock replaces a temporary file that a killed writer left
     """
     if new is None:
         new = name + b".new"
@@ -575,7 +575,7 @@ def write_small(
                 kernel.chmod(fd, mode)
             kernel.fsync(fd)
     except OSError:
-        with suppress(OSError):  # of a full volume it must take nothing; the first error is the one that counts
+        with suppress(OSError):  # free the space again on a full volume; report the first error
             kernel.unlink(dir_fd, new)
         raise
     kernel.rename(dir_fd, new, dir_fd, name)
@@ -584,10 +584,10 @@ def write_small(
 def read_volume(
     kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[int, ...] | None = None, name: Name = STORE
 ) -> Volume:
-    """volume.json of an opened `.trashd`.
+    """Read volume.json of an opened `.trashd`.
 
-    owners  the users whose it may be; None: those whom we trust
-    Raises  FileNotFoundError if there is none; Untrusted if it is another user's, or no regular file; BrokenStore;
+    owners  uids that may own it; None: those that we trust
+    Raises  FileNotFoundError if there is none; Untrusted if it is another user's or no regular file; BrokenStore;
             UnknownFormat
     """
     store = os.path.join(base_path, name)

@@ -1,4 +1,4 @@
-"""What an orphan holds, looked at where it lies, by its owner; what differs from what is where it came from."""
+"""List and read an orphan's contents in place, as its owner, and compare them with what is at its origin."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def inside(
     look: Callable[[Fd, UserFolder, RelPath], T],
     kind: Any,
 ) -> T:
-    """What `look` says of a path in an orphan; called by the orphan's owner, in a process of its own for root.
+    """Call `look` for a path in an orphan, in a process of its owner if we are root, and return its result.
 
-    look    gets that (O_PATH), the folder that has it, and the path in the tree
-    kind    what it returns
+    look    gets the entry (O_PATH), its folder, and the path in the tree
+    kind    type of its result
     Raises  NotFound; UsageError; TrashdError
     """
     try:
@@ -69,7 +69,7 @@ def inside(
     try:
         return act_on(kernel, volumes, entry, act, kind)
     except BrokenPipeError:
-        raise  # of standard output, to which `look` may print
+        raise  # from standard output, to which `look` may print
     except FileNotFoundError as error:
         raise NotFound(within or entry.id, f"trashd ls {entry.id} lists its contents") from error
     except OSError as error:
@@ -79,10 +79,10 @@ def inside(
 def entries_inside(
     kernel: Kernel, fd: Fd, is_meant: Callable[[str], bool] = lambda _name: True, most: int | None = None
 ) -> list[EntryInside]:
-    """Those of a directory, sorted by name; of anything else, itself with no name.
+    """The entries of a directory, sorted by name; for anything else, one entry with an empty name.
 
-    is_meant  of those whose name, as os.fsdecode has it, is
-    most      the first so many; no others are looked at
+    is_meant  selects names, decoded by os.fsdecode
+    most      maximum number of entries; no others are read
     Raises    OSError
     """
     if not stat.S_ISDIR((st := kernel.fstat(fd)).st_mode):
@@ -101,7 +101,7 @@ def _entry(name: bytes, st: os.stat_result, fd: Fd) -> EntryInside:
 
 
 def content_of(kernel: Kernel, fd: Fd, path: bytes) -> Iterator[bytes]:
-    """The bytes of a regular file, held O_PATH. Raises  OSError; Refused: it is something else, or archived"""
+    """The bytes of a regular file, held O_PATH. Raises  OSError; Refused if it is something else, or archived"""
     if not stat.S_ISREG(kernel.fstat(fd).st_mode):
         raise Refused(f"{printable(path or b'.')}: not a regular file", "trashd ls shows its type")
     if may_be_archived(kernel, fd):
@@ -113,7 +113,7 @@ def content_of(kernel: Kernel, fd: Fd, path: bytes) -> Iterator[bytes]:
 
 
 def there_now(kernel: Kernel, folder: UserFolder, entry: ListedContainer, within: RelPath) -> Fd:
-    """What has the name now that a path of an orphan came from (O_PATH); the caller's. Raises  NotFound; Refused"""
+    """Open the entry that is at the origin of a path in an orphan now (O_PATH). Raises  NotFound; Refused"""
     if entry.origin is None:
         raise Refused(f"{entry.id}: it was moved into the drop directory, so its original path is unknown")
     way = join(below(entry.origin, entry.base_path()), within) or b"."
@@ -127,18 +127,19 @@ def there_now(kernel: Kernel, folder: UserFolder, entry: ListedContainer, within
 
 
 class Difference(NamedTuple):
-    """Something that is not in an orphan as it is where that came from. how: `gone`, `new`, `changed`, `unreadable`"""
+    """A difference between an orphan and its origin. how: `gone`, `new`, `changed`, `unreadable`"""
 
     path: bytes
     how: str
 
 
 def differences(kernel: Kernel, tree: Fd, now: Fd, prefix: bytes, *, tells_new: bool) -> Iterator[Difference]:
-    """What differs between a directory of an orphan and the one that is there now: type, size, link, and content where
-    the times differ. What is on one side alone is one difference, whatever it holds.
+    """Differences between a directory of an orphan and the present one.
 
-    prefix     the path of both
-    tells_new  what is there now alone, too
+    Types, sizes and link targets are compared and, if the times differ, contents. An entry on one side only is one
+    difference, whatever it contains.
+    prefix     path of both
+    tells_new  include entries that exist only in the present directory
     """
     device = kernel.fstat(now).st_dev
     left = [b""]
@@ -172,7 +173,7 @@ def _look(directory: Fd, name: bytes) -> os.stat_result | None:
 
 
 def _how(kernel: Kernel, one: Fd, other: Fd, name: bytes, before: os.stat_result, after: os.stat_result) -> str | None:
-    """How two entries of one name differ; None: they don't."""
+    """How two entries with one name differ; None if they don't."""
     if stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode) or before.st_rdev != after.st_rdev:
         return "changed"
     try:
@@ -190,7 +191,7 @@ def _how(kernel: Kernel, one: Fd, other: Fd, name: bytes, before: os.stat_result
 
 
 def _have_same_content(kernel: Kernel, one: Fd, other: Fd, name: bytes) -> bool:
-    """Raises  OSError, also for what would have to come back from an archive"""
+    """Raises  OSError, also for data that would have to be restored from an archive"""
     with (
         Fd(os.open(name, _READ, dir_fd=one)) as before,
         Fd(os.open(name, _READ, dir_fd=other)) as after,
@@ -211,7 +212,7 @@ def _have_same_content(kernel: Kernel, one: Fd, other: Fd, name: bytes) -> bool:
 
 
 def _next_data(fd: Fd, at: int, end: int) -> int:
-    """Where a file has data at or behind an offset; its end if it has none there. Source  lseek(2), SEEK_DATA"""
+    """The offset of a file's next data at or after an offset; `end` if there is none. Source  lseek(2), SEEK_DATA"""
     try:
         return os.lseek(fd, at, os.SEEK_DATA)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Making a user's folder: whole before it has its name, and one for each user, whatever others make beside it.
+"""Make a user's folder: complete before it has its name, and one for each user, whatever others make beside it.
 
-Then root's first look at what users made themselves: what is whole then becomes proven; what is not never will. Until
-root has looked, a folder serves its user alone. If it meets the conditions down to every container, root registers it
-and moves it to where only root makes names. If it does not, root remembers just that: giving it the right modes later
-makes no folder of it. Nothing is taken out of any user's reach.
+Also root's first inspection of folders that users made themselves: a complete folder becomes proven, any other never
+will. Until the inspection a folder serves only its user. If it meets the conditions down to every container, root
+registers it and moves it to where only root makes names. If not, root records that: correct modes later do not make it
+a folder. Nothing is taken out of any user's reach.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from fusefs.store.user_folders import (
 
 _ATTEMPTS = 8
 _TURNS, _FIRST_TURN_S, _MOST_DOUBLED = 30, 0.01, 6
-"""How often first commands of one user make way for each other, and for how long at most; longer each time."""
+"""How often, and for how long, first commands of one user wait for each other; the time doubles at first."""
 _LOCK_TURNS, _LOCK_TURN_S = 100, 0.02
 
 
 def make_user(store: Store, uid: int | None = None, *, waits: bool = True) -> UserFolder:
-    """A folder for the caller, or the one that the same user's other command made meanwhile.
+    """Make a folder for the caller, or open the one that another command of the same user made meanwhile.
 
-    It is made whole under another name and appears by one rename, with a random name where the plain one is planted.
-    Beside a planted one two commands could make two: each looks for the other when its own can be seen, and for a
-    folder after that, so that one of them at least makes way.
-    uid     of the user whose it shall be, if what this thread makes is another one's (setfsuid)
-    Raises  OSError; NoStore where modes or owners mean nothing (FAT, an NFS that squashes); Busy if another command
-            of that user makes one beside a planted name, and we may not wait for it
+    It is completed under another name and appears by one rename; if the plain name is planted, with a random name. In
+    that case two commands could each make one. So each checks for the other once its own is visible, and for a folder
+    after that: at least one of them gives up.
+    uid     of the user who is to own it, if this thread acts with another fsuid (setfsuid)
+    Raises  OSError; NoStore if modes or owners mean nothing (FAT, NFS with root squash); Busy if another command of
+            that user makes one beside a planted name, and `waits` is False
     """
     uid = os.geteuid() if uid is None else uid
     kernel, (_area, u_fd), plain = store.kernel, store.areas.for_new(), plain_name(uid)
@@ -77,7 +77,7 @@ def make_user(store: Store, uid: int | None = None, *, waits: bool = True) -> Us
                     kernel.rename_free(u_fd, new, u_fd, name)
                     return _settled(store, uid, u_fd, name, fd)
         except FileNotFoundError:
-            # Another process took it for a killed maker's before it was locked; or the whole store is gone.
+            # Another process removed it, as if its maker were dead, before it was locked; or the whole store is gone.
             if turn >= _ATTEMPTS:
                 raise
             continue
@@ -87,10 +87,11 @@ def make_user(store: Store, uid: int | None = None, *, waits: bool = True) -> Us
 
 
 def _settled(store: Store, uid: int, area_fd: Fd, name: Name, fd: Fd) -> UserFolder:
-    """The folder that a user has now. Root may have moved the new one on by now; or, before it got its name, that of
-    another command, which had the same name: then that one is used, and the new one, still empty, goes.
+    """Open the folder that a user has now.
 
-    Raises  OSError; FileNotFoundError if there is none: begin again
+    Root may have moved the new one already. Or another command's folder got the name first: then that one is used, and
+    the new one, still empty, is removed.
+    Raises  OSError; FileNotFoundError if there is none: start again
     """
     kernel = store.kernel
     folder = open_user(store, uid)
@@ -103,10 +104,10 @@ def _settled(store: Store, uid: int, area_fd: Fd, name: Name, fd: Fd) -> UserFol
 
 
 def make_proven(store: Store, uid: int) -> UserFolder | None:
-    """A user's folder made by root, which registers it before it has its name; None if another one registers just now.
+    """Make a user's folder as root, which registers it before it has its name; None if another process registers now.
 
-    Needs root and a store of root's. Where the user has a folder by now, it is that one.
-    Raises  OSError; NoStore where modes or owners mean nothing
+    Needs root and a store of root's. Returns an existing folder of the user's.
+    Raises  OSError; NoStore if modes or owners mean nothing
     """
     kernel = store.kernel
     u_fd = store.areas.u_fd
@@ -128,36 +129,36 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
                     write_registered(kernel, registry_fd, entry._replace(name=name, identity=kernel.identify(fd)))
                     kernel.rename_free(u_fd, new, u_fd, name)
                 break
-            except FileNotFoundError:  # an init took it for a killed maker's before it was locked
+            except FileNotFoundError:  # an init removed it, as if its maker were dead, before it was locked
                 if attempt == _ATTEMPTS - 1:
                     raise
         return open_user(store, uid)
 
 
 def make_roots(store: Store, uid: int) -> UserFolder:
-    """A user's folder in a store of root's, made by root if missing. Raises  OSError; NoStore; Busy"""
+    """A user's folder in root's store, made by root if it is missing. Raises  OSError; NoStore; Busy"""
     for _turn in range(_LOCK_TURNS):
         folder = make_proven(store, uid)
         if folder is not None:
             return folder
-        # Another process of root's registers somebody; a command needs some milliseconds for it.
+        # Another process of root's registers a folder, which takes a command some milliseconds.
         time.sleep(_LOCK_TURN_S)
     raise Busy(store.base_path)
 
 
 def free_name(kernel: Kernel, u_fd: Fd, uid: int) -> Name:
-    """The name below `u/` that a user's next folder gets: the plain one, unless something has it."""
+    """The name below `u/` for a user's next folder: the plain one, unless it is taken."""
     plain = plain_name(uid)
     return _another_name(uid) if is_taken(kernel, u_fd, plain) else plain
 
 
 def _another_name(uid: int) -> Name:
-    """A name of a user's folder that nobody else can guess."""
+    """A name for a user's folder that no other user can guess."""
     return Name(b"%d.%b" % (uid, os.urandom(N_HEX // 2).hex().encode()))
 
 
 def take_registry(store: Store, owned: ExitStack) -> Fd | None:
-    """Root's registry, with its lock, owned by `owned`; None if there is none, or another process has the lock.
+    """Lock root's registry and return it, closed by `owned`; None if there is none, or another process has the lock.
 
     Needs root. Raises  OSError
     """
@@ -170,9 +171,10 @@ def take_registry(store: Store, owned: ExitStack) -> Fd | None:
 
 @contextmanager
 def unnamed_folder(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, Fd]]:
-    """A whole folder that has no user yet and its name, locked as long as its maker runs; gone again if not renamed.
+    """A complete folder without its name yet, locked while its maker runs; removed after the block if not renamed.
 
-    Raises  OSError; NoStore; FileNotFoundError if another command took it for a killed maker's before it was locked
+    Raises  OSError; NoStore; FileNotFoundError if another command removed it, as if its maker were dead, before it was
+            locked
     """
     kernel = store.kernel
     new = Name(NEW_PART + _another_name(uid))
@@ -191,14 +193,14 @@ def unnamed_folder(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, 
                 )
             yield new, fd
         finally:
-            with suppress(OSError):  # nor does it hide how the block ended
+            with suppress(OSError):  # an error here must not replace the block's error
                 if kernel.is_named(fd, area_fd, new):
                     discard_folder(kernel, area_fd, new, fd)
 
 
 @contextmanager
 def folder_to_try(store: Store) -> Iterator[UserFolder]:
-    """The caller's folder; or one that is made as `own_folder` makes it, but has no name yet and goes again."""
+    """The caller's folder, or one like `own_folder` makes that has no name and is removed again."""
     kernel, uid = store.kernel, os.geteuid()
     folder = open_user(store, uid)
     if folder is not None:
@@ -211,13 +213,16 @@ def folder_to_try(store: Store) -> Iterator[UserFolder]:
 
 
 def _give(kernel: Kernel, fd: Fd, uid: int) -> None:
-    """Chown what root made for a user to that user; what the user made is theirs already. Raises  OSError"""
+    """Chown a directory that root made for a user to that user; a user's own directories need no chown.
+
+    Raises  OSError
+    """
     if os.geteuid() == 0 and kernel.fstat(fd).st_uid == 0 != uid:
         kernel.chown(fd, uid, person(uid).gid)
 
 
 def abandoned_folders(store: Store) -> Iterator[UserFolder]:
-    """The caller's folders that have no name yet and no maker any more, locked: in one a check may have been killed."""
+    """The caller's folders that have no name and whose makers are dead, locked: a check may have been killed in one."""
     kernel, uid = store.kernel, os.geteuid()
     for area, area_fd in store.areas.all():
         for name in kernel.list_anew(area_fd):
@@ -228,9 +233,9 @@ def abandoned_folders(store: Store) -> Iterator[UserFolder]:
 
 
 def discard_dead(kernel: Kernel, u_fd: Fd, only: int | None, *, but: Name | None = None) -> bool:
-    """Remove what killed makers of a user, or of all, left; whether others are at it now.
+    """Remove what killed makers of one user, or of all users, left; return whether others are making a folder now.
 
-    Where locks prove nothing (network filesystems) those of other hosts are not waited for.
+    Where locks prove nothing (network filesystems), makers on other hosts are ignored.
     """
     has_rivals = False
     for name in kernel.list_anew(u_fd):
@@ -239,7 +244,7 @@ def discard_dead(kernel: Kernel, u_fd: Fd, only: int | None, *, but: Name | None
             continue
         with suppress(OSError), kernel.open_dir(u_fd, name) as fd:
             st = kernel.fstat(fd)
-            # Root's is what it had not given to its user yet.
+            # Root's: root has not given it to its user yet.
             if st.st_uid not in (0, uid) or not_private(st, st.st_uid) or not kernel.is_local(fd):
                 continue
             if kernel.lock(fd):
@@ -250,7 +255,7 @@ def discard_dead(kernel: Kernel, u_fd: Fd, only: int | None, *, but: Name | None
 
 
 def discard_folder(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
-    """Remove an unused folder, by rmdir alone; what of it can't be removed does no harm."""
+    """Remove an unused folder, only by rmdir; parts that can't be removed do no harm."""
     for part in FOLDERS:
         with suppress(OSError):
             kernel.rmdir(fd, part)
@@ -259,17 +264,20 @@ def discard_folder(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
 
 
 _MOST_A_LOOK = 300
-"""Entries of the registry that one look writes: some are durable in a millisecond. Subordinate uids beyond them
-wait for the next look, and delay no other user's."""
+"""Limit of registry entries that one inspection writes: each takes a millisecond to become durable.
+
+Further subordinate uids wait for the next inspection, and delay no other user's.
+"""
 
 
 def look_first(store: Store, resting: Collection[int] = ()) -> list[Standing]:
-    """Register what users made in a store of root's since the last look; what could not be looked at. Needs root.
+    """Register folders that users made in root's store since the last inspection; return those that could not be read.
 
-    If another process of root's is at it, that one does it; on a full volume it is done later, on one that is
-    read-only not at all.
-    resting  users at whom nobody looks now
-    Raises   OSError of root's own directories; what users made raises none
+    Needs root.
+    If another process of root's does this now, it is left to that. On a full volume it is done later, on a read-only
+    one not at all.
+    resting  users to skip now
+    Raises   OSError of root's own directories; errors of users' directories are returned
     """
     kernel, areas = store.kernel, store.areas
     failed: list[Standing] = []
@@ -285,15 +293,15 @@ def look_first(store: Store, resting: Collection[int] = ()) -> list[Standing]:
 
 
 def _register_new(store: Store, registry_fd: Fd, resting: Collection[int], failed: list[Standing]) -> None:
-    """Register new folders while the caller has the registry's lock; if there are very many, the first of them.
+    """Register new folders while the caller has the registry's lock; if there are very many, only the first of them.
 
-    failed  gets what could not be looked at, of users who have no folder yet
+    failed  gets the folders that could not be read, of users who have no folder yet
     """
     n_left, (_area, new_fd) = _MOST_A_LOOK, store.areas.for_new()
     named, registered = names_in(store.kernel, new_fd), names_in(store.kernel, store.areas.u_fd)
     subordinates = SubordinateFolders(len(named) + len(registered), registered)
     for uid, names in _in_order(named):
-        if uid == 0 or uid in resting:  # root makes its own in `u/`
+        if uid == 0 or uid in resting:  # root makes its own folder in `u/`
             continue
         if subordinates.is_one_too_many(uid):
             continue
@@ -323,7 +331,7 @@ def _register_new(store: Store, registry_fd: Fd, resting: Collection[int], faile
 
 
 def _in_order(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
-    """Of more than one look has time for, first those of users, then those of subordinate uids."""
+    """If there are more than one inspection has time for: users first, then subordinate uids."""
     if len(named) <= _MOST_A_LOOK:
         return list(named.items())
     holder_of = read_subordinates().holder_of
@@ -331,7 +339,7 @@ def _in_order(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
 
 
 def _has_folder(store: Store, entry: RegisteredFolder) -> bool:
-    """Whether a user's registered folder is there, and is one. Raises  OSError if it can't be read now"""
+    """Whether a user's registered folder exists and is a valid one. Raises  OSError if it can't be read now"""
     if not entry.name:
         return False
     with suppress_errno(*OUT_OF_REACH), store.kernel.open_beneath(store.areas.u_fd, entry.name, DIRECTORY) as fd:
@@ -340,9 +348,9 @@ def _has_folder(store: Store, entry: RegisteredFolder) -> bool:
 
 
 def _look_at(store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name) -> tuple[RegisteredFolder, str]:
-    """What root knows of a user after a look at one of that user's names: `entry` itself if there is nothing new.
+    """Inspect one of a user's names. Return root's entry for the user, the same object if nothing has changed.
 
-    Returns  and why the name can't be read now; empty if it can
+    Returns  also why the name can't be read now; empty if it can
     Raises   OSError of root's own directories
     """
     kernel, (_area, new_fd) = store.kernel, store.areas.for_new()
@@ -350,9 +358,9 @@ def _look_at(store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name)
         try:
             fd = owned.enter_context(kernel.open_beneath(new_fd, name, DIRECTORY))
         except OSError:
-            return entry, ""  # anybody can have put it there: the census says what it is
+            return entry, ""  # any user can have put it there: the census reports it
         if kernel.fstat(fd).st_uid != entry.uid:
-            return entry, ""  # this uid could not have made it; and its maker can make thousands
+            return entry, ""  # that uid could not have made it, and its maker can make thousands
         try:
             found = kernel.identify(fd)
             is_registered, why = entry.is_same(found), ""
@@ -361,11 +369,11 @@ def _look_at(store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name)
                     return entry, ""
                 why = why_not_deep(kernel, fd, entry.uid, store.areas.dev)
         except (FileNotFoundError, PermissionError):
-            return entry, ""  # it has gone; root of another host
+            return entry, ""  # it is gone, or we are root of another host
         except OSError as error:
             return entry, why_unread(error)
         if why.endswith(MOUNTED):
-            return entry, why  # what lies below it can't be seen now
+            return entry, why  # what is below the mount can't be seen now
         if why:
             entry = entry._replace(refused=(*entry.refused, found))
             write_registered(kernel, registry_fd, entry)
@@ -376,7 +384,7 @@ def _look_at(store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name)
 def _register(
     store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name, fd: Fd
 ) -> tuple[RegisteredFolder, str]:
-    """Note a folder, then move it to where only root makes names. Arguments, Returns, Raises as for `_look_at`"""
+    """Register a folder, then move it to where only root makes names. Arguments, Returns, Raises  as for `_look_at`"""
     kernel, u_fd, (_area, new_fd) = store.kernel, store.areas.u_fd, store.areas.for_new()
     place = free_name(kernel, u_fd, entry.uid)
     moved = entry._replace(name=place, identity=kernel.identify(fd))
@@ -385,22 +393,22 @@ def _register(
         kernel.rename_free(new_fd, name, u_fd, place)
         if kernel.is_named(fd, u_fd, place):
             return moved, ""
-        # Its owner put something else there at that moment: it is not what is registered, and goes back.
+        # Its owner put something else there at that moment: move that back, as it is not what was registered.
         kernel.rename_free(u_fd, place, new_fd, _another_name(entry.uid))
     except FileNotFoundError:
         pass
     except OSError as error:
         if error.errno in FULL:
             raise
-        # Its owner mounted something on it, or gave it another project.
+        # Its owner mounted something on it, or changed its project id.
         return entry, f"root can't move it to u/: {error.strerror}"
     return entry, ""
 
 
 def register_again(store: Store) -> list[str]:
-    """Register what lies where only root makes names and is not registered: of a store that was copied or restored.
+    """Register folders in `u/` that are not registered, in a store that was copied or restored from a backup.
 
-    Only `trashd init` does, by which root vouches for it; what was done, in words.
+    Only `trashd init` calls this: with it root declares them trusted. Returns what was done, for messages.
     Raises  OSError
     """
     kernel, areas = store.kernel, store.areas
@@ -418,7 +426,7 @@ def register_again(store: Store) -> list[str]:
                     if _has_folder(store, entry):
                         break
                 except OSError:
-                    break  # it can't be read now: no other name takes its place meanwhile
+                    break  # it can't be read now, so no other name may take its place
                 with suppress(OSError), kernel.open_beneath(areas.u_fd, name, DIRECTORY) as fd:
                     if not why_not_deep(kernel, fd, uid, areas.dev):
                         entry = entry._replace(name=name, identity=kernel.identify(fd))

@@ -1,4 +1,4 @@
-"""Making a store, proving what its filesystem can do, and removing one that is not needed."""
+"""Make a store, test what its filesystem supports, and remove a store that is not needed."""
 
 from __future__ import annotations
 
@@ -67,19 +67,20 @@ from fusefs.store.reserve import discard_reserve
 from fusefs.store.user_folders import RegisteredFolder, open_user, vouch, write_registered
 
 _PROBE_BESIDE = Name(b"probe-beside")
-"""What a killed `init --beside` of 0.3.0 left."""
+"""Left by a killed `init --beside` of 0.3.0."""
 _PROBE_UNNAMED = Name(b"probe-unnamed")
 _PROBE_STRANGERS = Name(b"probe-strangers")
 _ATTEMPTS = 8
 STORE_MODE = 0o755
 AREA_MODES = {USERS: 0o755, NEW: 0o1777, REGISTRY: 0o755}
-"""Of a store of root's; a user's own is 0700, and has the first of these areas alone."""
+"""Areas in root's store; a user's own store has mode 0700 and only `u/`."""
 
 
 def name_for_new(kernel: Kernel, base: BackingAndMount) -> Name | None:
-    """The name of the store that the caller would make in a directory; None if something has it that is not to go.
+    """The name for a store that the caller makes in a directory; None if an entry has it that must not be replaced.
 
-    A user's own gets another one where something has the plain one, which anybody could put there. Raises  OSError
+    If the plain name of a user's own store is taken, which any user can cause, the store gets another one. Raises
+    OSError
     """
     if makes_common():
         return None if is_taken(kernel, base.fd, STORE) else STORE
@@ -90,11 +91,11 @@ def name_for_new(kernel: Kernel, base: BackingAndMount) -> Name | None:
 
 
 def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name) -> Store:
-    """A new store in a directory, or the one that another process made meanwhile; takes over that.
+    """Make a store in a directory, or open the one that another process made meanwhile; takes ownership of `base`.
 
-    It is built under another name and appears complete by one rename: there is no store without a volume.json.
-    name    as `name_for_new` has it
-    Raises  OSError from making it; Untrusted if the name is taken by something that is no store of ours
+    The store is built under another name and appears complete by one rename: no store lacks a volume.json.
+    name    from `name_for_new`
+    Raises  OSError from making it; Untrusted if an entry has the name that is no store of ours
     """
     with closed_on_error(base):
         made = build_store(kernel, base, name)
@@ -105,10 +106,10 @@ def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Na
 
 
 def make_unnamed(made: ExitStack, kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name) -> Store:
-    """A store as `make_store` makes one, but with a name that no process looks for, and gone when `made` closes."""
+    """Make a store like `make_store`, but with a name that no process uses; it is removed when `made` closes."""
     from fusefs.store.make_folder import take_registry
 
-    made.close()  # the last one could not take it
+    made.close()  # remove the previous one, which could not take the victim
     new = Name(NEW_PREFIX + os.urandom(6).hex().encode())
     made.enter_context(base)
     made.enter_context(same_times(kernel, base.fd))
@@ -118,14 +119,14 @@ def make_unnamed(made: ExitStack, kernel: Kernel, base: BackingAndMount, base_pa
         fd = owned.enter_context(kernel.open_dir(here.fd, new))
         store = store_of(kernel, here, base_path, fd, owned, trusted_owners(os.geteuid()), name)
         registry_fd = take_registry(store, made)
-        if registry_fd is not None:  # what root's first folder takes besides
+        if registry_fd is not None:  # this takes as much space as registering root's first folder
             write_registered(kernel, registry_fd, RegisteredFolder(os.geteuid()))
         owned.pop_all()
     return store
 
 
 def vouched(store: Store, made: Identity | None) -> Store:
-    """An opened store, for which root vouches if it is the one that was made now; takes it over. Raises  OSError"""
+    """Record that root made an opened store if `made` is its identity; takes ownership of the store. Raises  OSError"""
     if not store.is_roots_to_keep() or made is None:
         return store
     with closed_on_error(store):
@@ -141,18 +142,18 @@ def build_store(
     *,
     replaces: Fd | None = None,
 ) -> Identity | None:
-    """Make a store without opening it; the identity of what was made, None if another one is there.
+    """Make a store without opening it; return its identity, or None if another one is there.
 
     name        of the store
     identifier  of the volume, if it has one already
-    replaces    that store, which is there, lies in the new one from then on, as it is
+    replaces    the existing store, which is moved into the new one unchanged
     Raises      OSError
     """
     for attempt in range(_ATTEMPTS):
         try:
             return _build(kernel, base, name, identifier, replaces=replaces)
         except FileNotFoundError:
-            # An init may take it for an abandoned one in the moment before it is locked: start again.
+            # An init may have taken it for an abandoned one before it was locked: start again.
             if attempt == _ATTEMPTS - 1:
                 raise
     return None
@@ -161,7 +162,7 @@ def build_store(
 def _build(
     kernel: Kernel, base: BackingAndMount, name: Name, identifier: VolumeId | None, *, replaces: Fd | None
 ) -> Identity | None:
-    """A store under another name, then renamed. Raises  as `unfinished`"""
+    """Build a store under another name, then rename it. Raises  as `unfinished`"""
     new = Name((NEW_PREFIX if replaces is None else SWAP_PREFIX) + os.urandom(6).hex().encode())
     with unfinished(kernel, base, name, new, identifier) as fd:
         for _attempt in range(_ATTEMPTS):
@@ -182,22 +183,22 @@ def _build(
                     kernel.syncfs(fd)
                 return kernel.identify(fd)
             if replaces is None:
-                break  # another process's is as good
+                break  # another process's store is as good
             if not kernel.is_named(replaces, base.fd, STORE) and _hand_over(kernel, base, new):
                 break
     return None
 
 
 def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
-    """Take the lock for making an opened `.trashd` what it should be, owned by `owned`; whether it was free.
+    """Take the lock for repairing an opened `.trashd`, closed by `owned`; return whether it was free.
 
-    Where it can't be made, on a full volume, a read-only one or in another user's store, there is none.
+    If the lock file can't be made (full or read-only volume, another user's store) no lock is needed.
     Raises  OSError
     """
     if kernel.is_read_only(fd) or kernel.fstat(fd).st_uid != os.geteuid():
         return True
     with suppress_errno(*FULL):
-        return take_lock(kernel, fd, owned)  # a store of before has none
+        return take_lock(kernel, fd, owned)  # makes the file if it is missing, as in older stores
     return True
 
 
@@ -205,13 +206,14 @@ def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
 def unfinished(
     kernel: Kernel, base: BackingAndMount, name: Name, new: Name, identifier: VolumeId | None = None
 ) -> Iterator[Fd]:
-    """A whole store under a name that is never looked for, locked; gone again unless the block gives it another one, or
-    moves an old one into it.
+    """A complete store under a name that no process uses, locked.
 
-    name    that it is to have; `new`, that it has meanwhile
-    Raises  OSError; FileNotFoundError if an init was faster than the lock
+    It is removed after the block, unless the block renames it or moves an old store into it.
+    name    that it is to have
+    new     its name until then
+    Raises  OSError; FileNotFoundError if an init removed it before it was locked
     """
-    if kernel.is_read_only(base.names()):  # where a mount of ours is, what is made below it could not be removed
+    if kernel.is_read_only(base.names()):  # a read-only mount of ours could not remove what is made below it
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     kernel.mkdir(base.fd, new)
     with ExitStack() as opened:
@@ -223,17 +225,18 @@ def unfinished(
             _fill(kernel, fd, name, identifier or VolumeId(os.urandom(16).hex()))
             yield fd
         finally:
-            # Not what it was exchanged with. Its owner proves nothing: a server may have made it another user's.
+            # Not an entry that it was exchanged with. The owner proves nothing: a server may have changed it.
             if (fd is None or kernel.is_named(fd, base.fd, new)) and not _has_taken_in(kernel, base, new):
                 discard_unfinished(kernel, base, new)
 
 
 def _exchange(kernel: Kernel, base: BackingAndMount, new: Name, judged: Fd) -> bool:
-    """Exchange a new store with whatever has the name of root's now, in one step: no user can put another thing there
-    in between. Where that is a store which another init has made meanwhile, both go back.
+    """Exchange a new store with the entry that has the name of root's store.
 
-    judged   what is to be replaced: it may well be root's own, with an area in it that others could change
-    Returns  False where the filesystem exchanges nothing, or nothing has the name
+    It is one step: no user can put another entry there in between. If the entry is a store that another init has made
+    meanwhile, exchange them back.
+    judged   the entry to be replaced; it may be root's own store with an area that others could change
+    Returns  False if the filesystem does not support exchange, or the name is free
     Raises   OSError
     """
     names = base.names()
@@ -248,7 +251,7 @@ def _exchange(kernel: Kernel, base: BackingAndMount, new: Name, judged: Fd) -> b
 
 
 def _set_aside(kernel: Kernel, base: BackingAndMount, name: Name, store_fd: Fd) -> None:
-    """Move what had the name of root's store into the store that has it now. Raises  OSError"""
+    """Move an entry that had the name of root's store into the store that has it now. Raises  OSError"""
     with suppress(FileNotFoundError):  # its owner took it away
         is_directory = stat.S_ISDIR(kernel.stat(base.names(), name).st_mode)
         unique = os.urandom(6).hex().encode()
@@ -256,18 +259,18 @@ def _set_aside(kernel: Kernel, base: BackingAndMount, name: Name, store_fd: Fd) 
 
 
 def _is_new(kernel: Kernel, base: BackingAndMount, name: Name) -> bool:
-    """Whether what has the name of a store that was to be exchanged is that one, or held nothing. Raises  OSError"""
+    """Whether the directory prepared for an exchange is still the new store, or was empty. Raises  OSError"""
     with suppress_errno(*OUT_OF_REACH), kernel.open_dir(base.fd, name) as fd:
         return kernel.fstat(fd).st_uid == 0 and all(_is_empty_in(kernel, fd, area) for area in (USERS, NEW))
     return False
 
 
 def _finish_exchange(kernel: Kernel, base: BackingAndMount, name: Name) -> list[str]:
-    """Set aside what a killed `_exchange` left beside the new store; what was done. Raises  OSError"""
+    """Set aside what a killed `_exchange` left beside the new store; return what was done. Raises  OSError"""
     with kernel.open_beneath(base.names(), STORE, READABLE) as store_fd:
         st = kernel.fstat(store_fd)
         if st.st_uid != 0 or st.st_mode & OTHERS_WRITE:
-            return []  # the next init, when there is one of root's
+            return []  # left to the next init, when there is a store of root's
         _set_aside(kernel, base, name, store_fd)
     return [f"moved {printable(name)} aside"]
 
@@ -281,7 +284,7 @@ def _is_empty_in(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
 
 
 def _take_in(kernel: Kernel, base: BackingAndMount, new: Name, judged: Fd) -> None:
-    """Move a store into a new one that is to take its place; nothing, if another one has its name by now.
+    """Move a store into a new one that will take its place; do nothing if another entry has its name by now.
 
     Raises  OSError
     """
@@ -299,7 +302,7 @@ def _take_in(kernel: Kernel, base: BackingAndMount, new: Name, judged: Fd) -> No
 
 
 def _hand_over(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
-    """Move the old stores in a new one into a store of ours that another init has made meanwhile; whether there is one.
+    """Move old stores from a new store into root's store made by another init meanwhile; return whether there is one.
 
     Raises  OSError
     """
@@ -320,20 +323,21 @@ def _hand_over(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
 
 
 def _has_taken_in(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
-    """Whether an old store lies, or may lie, in a new one that does not have its name yet."""
+    """Whether an old store is, or may be, in a new one that does not have its name yet."""
     try:
         with kernel.open_dir(base.fd, new) as fd:
             return any(one.startswith(OLD) for one in kernel.list(fd))
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # the next init looks again
+        return True  # the next init checks again
 
 
 def is_being_replaced(kernel: Kernel, base: BackingAndMount) -> bool:
-    """Whether an init works on a store that has no name just now; those of killed ones are finished. Raises  OSError
+    """Whether an init works on a store that has no name now; finishes those of killed inits.
 
-    On a network filesystem nothing shows that one was killed.
+    On a network filesystem it can't be detected that one was killed.
+    Raises  OSError
     """
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         new = [Name(one) for one in kernel.list(readable) if one.startswith(NEW_PREFIX)]
@@ -343,9 +347,9 @@ def is_being_replaced(kernel: Kernel, base: BackingAndMount) -> bool:
 
 
 def _finish(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
-    """Give a new store its name whose maker was killed when an old one was in it already; whether it must stay.
+    """Give a new store its name if its maker was killed after moving an old store into it; return whether it must stay.
 
-    Where another init has made one meanwhile, that one gets what was in it.
+    If another init has made a store meanwhile, that one gets the old stores.
     """
     names = kernel.list(fd)
     if VOLUME not in names or not any(one.startswith(OLD) for one in names):
@@ -359,7 +363,10 @@ def _finish(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
 
 
 def discard_abandoned(kernel: Kernel, base: BackingAndMount) -> list[str]:
-    """Remove what killed makers of ours left; one with a running maker is locked, or may be another host's."""
+    """Remove what our killed makers left.
+
+    A running maker has a lock; on network filesystems another host may have it.
+    """
     done = []
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
@@ -382,9 +389,9 @@ def discard_abandoned(kernel: Kernel, base: BackingAndMount) -> list[str]:
 
 
 def _is_emptied(kernel: Kernel, fd: Fd) -> bool:
-    """Whether a directory is empty but for what a killed maker leaves in its own.
+    """Whether a directory is empty, after removing what a killed maker leaves in its own.
 
-    The owner of the one above can give its name to any directory of ours there: nothing but that is removed.
+    The owner of the parent can give the name to any directory of ours there: so nothing else is removed.
     """
     st = kernel.fstat(fd)
     if st.st_uid != os.geteuid() or st.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -397,7 +404,7 @@ def _is_emptied(kernel: Kernel, fd: Fd) -> bool:
 
 
 def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
-    """The owner of what has a name; None where something is mounted, or nothing is left."""
+    """The owner of an entry; None if there is none, or something is mounted on it."""
     with suppress_errno(errno.ENOENT, errno.EXDEV):
         return kernel.stat(dir_fd, name).st_uid
     return None
@@ -418,18 +425,18 @@ def _fill(kernel: Kernel, fd: Fd, name: Name, identifier: VolumeId) -> None:
 
 
 def _check_empty(kernel: Kernel, fd: Fd) -> None:
-    """Raises  FileNotFoundError: a user who may write above it gave its name to another directory"""
+    """Raises  FileNotFoundError if a user who may write in the parent gave the name to another directory"""
     if not kernel.is_empty(fd):
         raise FileNotFoundError(errno.ENOENT, "another directory replaced it")
 
 
 def mode_of(name: Name) -> int:
-    """The mode of a store that has such a name."""
+    """The mode of a store with such a name."""
     return STORE_MODE if whose_store(name) is None else FOLDER_MODE
 
 
 def make_area(kernel: Kernel, fd: Fd, name: Name, mode: int) -> None:
-    """A directory of ours with that mode and no ACL in an opened `.trashd`, or the one that is there.
+    """Make a directory with that mode and no ACL in an opened `.trashd`, or repair an existing one.
 
     Raises  OSError
     """
@@ -441,13 +448,13 @@ def make_area(kernel: Kernel, fd: Fd, name: Name, mode: int) -> None:
 
 
 def write_volume(kernel: Kernel, fd: Fd, volume: Volume) -> None:
-    """Write volume.json, durably. Raises  OSError"""
+    """Write volume.json durably. Raises  OSError"""
     write_small(kernel, fd, VOLUME, encode_volume(volume), 0o644)
     kernel.fsync(fd)
 
 
 def own(kernel: Kernel, fd: Fd, mode: int) -> None:
-    """Ours, that mode, and no ACL: what a parent's default ACL would have given to others is taken back."""
+    """Set our uid and gid and a mode, and remove ACLs that a parent's default ACL added."""
     drop_acls(kernel, fd)
     kernel.chown(fd, os.geteuid(), os.getegid())
     kernel.chmod(fd, mode)
@@ -459,8 +466,10 @@ def sync_dir(kernel: Kernel, fd: Fd) -> None:
 
 
 def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> bool:
-    """Remove what a killed `make_store` left; whether it is gone. A store that was finished has no such name, but for
-    one that a new one was exchanged with, or that was given it: that holds something, and stays.
+    """Remove what a killed `make_store` left; return whether it is gone.
+
+    A finished store has such a name only if a new one was exchanged with it, or a user gave it the name: it is not
+    empty, and stays.
     """
     try:
         fd = kernel.open_dir(base.fd, name)
@@ -493,7 +502,7 @@ def discard_trials(kernel: Kernel, fd: Fd) -> None:
 
 
 def prove(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
-    """What volume.json is to say: what was seen to work in an opened `.trashd`. Raises  OSError"""
+    """Test what works in an opened `.trashd`; return the contents for volume.json. Raises  OSError"""
     flags, lasts = probe_renames(kernel, fd), keeps_unnamed(kernel, fd, _PROBE_UNNAMED)
     refuses = refuses_strangers(kernel, fd, _PROBE_STRANGERS)
     return Volume(
@@ -514,10 +523,10 @@ def is_wrong(kernel: Kernel, fd: Fd, mode: int) -> bool:
 
 
 def unmake_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name) -> None:
-    """Remove a store of ours that is not used; one that is used by now stays as it is.
+    """Remove an unused store of ours; keep it if it is used by now.
 
-    Where all folders are gone it gets the name of an unfinished one, so that no process comes to it meanwhile; rmdir
-    alone removes directories, so that a folder which appeared all the same is kept, and the store with it.
+    If all folders are gone it gets the name of an unfinished store, so that no process uses it meanwhile. Directories
+    are removed only by rmdir: a folder that appears in spite of that is kept, and the store with it.
     """
     if not _has_no_folder(kernel, base.fd, base_path, name):
         return
@@ -534,7 +543,7 @@ def unmake_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: 
 
 
 def _remove_areas(kernel: Kernel, fd: Fd, areas: Areas) -> None:
-    """Remove them if they are empty, or none. Raises  OSError"""
+    """Remove the areas if all are empty; otherwise restore them. Raises  OSError"""
     removed: list[tuple[Name, int]] = []
     try:
         for name, area in areas.all():
@@ -548,7 +557,7 @@ def _remove_areas(kernel: Kernel, fd: Fd, areas: Areas) -> None:
 
 
 def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes, name: Name) -> bool:
-    """Remove our own folder, if there is nothing in it; whether no user has one now."""
+    """Remove our own folder if it is empty; return whether no user has a folder now."""
     base = BackingAndMount(kernel.open_beneath(base_fd, b".", DIRECTORY))
     store = open_store(kernel, base, base_path, name)
     if store is None:
@@ -563,7 +572,7 @@ def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes, name: Name) ->
 
 
 def remove_folder(folder: UserFolder, area_fd: Fd) -> None:
-    """Remove a folder of ours, if nothing is in it. Raises  OSError"""
+    """Remove a folder of ours if it is empty. Raises  OSError"""
     kernel = folder.store.kernel
     discard_reserve(folder)
     for part in FOLDERS:

@@ -1,8 +1,7 @@
-"""Mounts of ours: the backing directory of a directory in one, and the mounted view of a backing directory.
+"""Our own mounts: the backing directory of a directory in one, and the mounted view of a backing directory.
 
-All of the store's work is done on the backing directory. Only what others see move is moved by its mounted name, so
-that the kernel moves its own dentries along; so commands that name the backing path of a mounted tree go through the
-mount as well.
+All work on a store is done on the backing directory. Only renames that others see use the mounted name, so that the
+kernel moves its own dentries. So commands that name the backing path of a mounted tree use the mount, too.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
 
 
 def open_shown(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -> BackingAndMount:
-    """The directory at a path that a person named, on both sides if a mount of ours shows it.
+    """Open a directory at a path that the user named, on both sides if one of our mounts shows it.
 
     Raises  OSError; NoBacking
     """
@@ -50,7 +49,7 @@ def open_shown(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -
 
 
 def shown_of(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> BackingAndMount:
-    """An open directory (O_PATH) on both sides, if a mount of ours shows it; takes over the fd.
+    """An open directory (O_PATH) on both sides, if one of our mounts shows it; takes ownership of the fd.
 
     Raises  OSError; NoBacking
     """
@@ -69,19 +68,19 @@ def shown_of(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> BackingAndMount:
 
 
 def _open_both(kernel: Kernel, root: BackingAndMount, path: bytes) -> BackingAndMount:
-    """A directory beneath what a mount shows, whatever it shows there; empty for that itself. Raises  OSError"""
+    """Open a directory beneath a mount's root on both sides, whatever the mount shows there. Raises  OSError"""
     assert root.mounted is not None
     with closed_on_error(kernel.open_beneath(root.fd, path or b".", DIRECTORY)) as fd:
         return BackingAndMount(fd, kernel.open_beneath(root.mounted, path or b".", DIRECTORY))
 
 
 def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -> tuple[BackingAndMount, bytes] | None:
-    """What a mount of ours shows that a path lies in, or the backing tree of one; its root, and that as in the path.
+    """The root of our mount that a path is in, or whose backing tree it is in, on both sides; with the root's path.
 
-    path    a directory's, absolute and without links
-    mount   what that directory is on
-    Raises  NoBacking if it is in a mount of ours whose backing tree we can't use, or not trust
-    Returns None if it has nothing to do with a mount of ours
+    path     a directory's, absolute and without links
+    mount    the mount that the directory is on
+    Raises   NoBacking if it is in one of our mounts whose backing tree we can't use or don't trust
+    Returns  None if no mount of ours is involved
     """
     if mount.is_ours():
         try:
@@ -93,7 +92,7 @@ def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -
     for view in views(mounts, trusted_owners(os.geteuid())):
         if not view.backing.holds(place):
             continue
-        # A mount whose daemon is dead, or that we may not enter, is no way to it.
+        # A mount whose daemon is dead, or that we may not enter, can't be used.
         with suppress(OSError, NoBacking):
             rest = below(place.path, view.backing.path)
             root = path[: len(path) - len(rest)].rstrip(b"/") if rest else path
@@ -104,11 +103,12 @@ def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -
 def find_mounted(
     kernel: Kernel, path: bytes, real: bytes, wanted: Fd, mount: Mount, mounts: list[Mount]
 ) -> Scope | None:
-    """The scope of a directory that a mount of ours shows; None if none does, or if the path is the backing one, can't.
+    """The scope of a directory that one of our mounts shows; None if none does, or the mount of a backing path fails.
 
-    path    as it was typed, for errors; real, that of the directory
-    wanted  that directory as the path led to it, and `mount` what it is on
-    Raises  TrashdError, OSError
+    path, real  the path as it was typed, for errors; the directory's real path
+    wanted      the directory as the path led to it
+    mount       the mount that `wanted` is on
+    Raises      TrashdError, OSError
     """
     shown = _find_root(kernel, real, mount, mounts)
     if shown is None:
@@ -121,8 +121,8 @@ def find_mounted(
             sides = owned.enter_context(_open_both(kernel, root, relative))
             assert sides.mounted is not None
             if not is_shown_as(kernel.fstat(sides.fd), kernel.fstat(sides.mounted)):
-                raise _no_backing(mount, "the mount shows another directory there than its source")
-            st = kernel.fstat(wanted)  # a mount's fds are all of one superblock
+                raise _no_backing(mount, "it shows another directory there than its source has")
+            st = kernel.fstat(wanted)  # the fds of a mount all have one superblock
             if not any(os.path.samestat(st, kernel.fstat(fd)) for fd in (sides.fd, sides.mounted)):
                 raise NotFound(path, "its directory was moved meanwhile")
             on, place = _place_of_root(kernel, root, root_path, mounts)
@@ -135,7 +135,7 @@ def find_mounted(
 
 
 def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndMount:
-    """What a mount of ours shows at its mount point, on both sides. Raises  OSError; NoBacking"""
+    """Open the root of one of our mounts on both sides. Raises  OSError; NoBacking"""
     if mount.owner not in trusted_owners(os.geteuid()):
         raise _no_backing(mount, f"uid {mount.owner} mounted it")
     with ExitStack() as owned:
@@ -147,7 +147,7 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndM
         except (OSError, NoBacking) as failure:
             if isinstance(failure, OSError) and failure.errno in DAEMON_GONE:
                 raise
-            from fusefs.linux.backing_fd_socket import door_of, knock  # who comes to the source by path is spared it
+            from fusefs.linux.backing_fd_socket import door_of, knock  # late: not needed if the source's path works
 
             door = door_of(mount.source)
             if door is None:
@@ -155,14 +155,14 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndM
             try:
                 backing = knock(door, mounted)
             except OSError as error:
-                kernel.fstat(mounted)  # of a dead daemon it raises that, with the hint that brings it back
-                raise _no_backing(mount, f"its daemon does not provide it ({error.strerror})") from error
+                kernel.fstat(mounted)  # for a dead daemon it raises that error, with the hint for a restart
+                raise _no_backing(mount, f"its daemon does not give it ({error.strerror})") from error
         owned.pop_all()
         return BackingAndMount(backing, mounted)
 
 
 def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]) -> Fd:
-    """What it shows, by the path of its source. Raises  OSError; NoBacking"""
+    """Open the backing directory by the path of the mount's source. Raises  OSError; NoBacking"""
     with ExitStack() as owned:
         backing = owned.enter_context(kernel.open_path(mount.source))
         if mount.root != b"/":
@@ -181,7 +181,7 @@ def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]
 
 
 def by_mount_point(path: bytes) -> bytes:
-    """The path by which users know a path in the private tree below a mount over itself; any other path as it is.
+    """The path by which users know a path in the private tree below a mount over its own source; other paths unchanged.
 
     While the mount's daemon is dead, commands reach its store by the tree's own path.
     """
@@ -203,9 +203,9 @@ def _point_of(tree: bytes) -> bytes:
 def _place_of_root(
     kernel: Kernel, root: BackingAndMount, root_path: bytes, mounts: list[Mount]
 ) -> tuple[Mount, FilesystemPath]:
-    """What the backing side of a mount's root is on, and its place there.
+    """The mount that the backing side of a mount's root is on, and its place there.
 
-    Raises  NotFound: the mount is another one by now
+    Raises  NotFound if the mount is a different one by now
     """
     on = find_mount(kernel, root.fd, mounts)
     if on is not None:
@@ -214,8 +214,8 @@ def _place_of_root(
     mnt_id = kernel.statx(root.mounted).mnt_id
     for view in views(mounts, trusted_owners(os.geteuid())):
         if view.mount.mnt_id == mnt_id:
-            return view.mount, view.backing  # it was given to us in a clone that is mounted nowhere
-    raise NotFound(root_path, "the mount was removed meanwhile")
+            return view.mount, view.backing  # we got it in a clone that is mounted nowhere
+    raise NotFound(root_path, "it was unmounted meanwhile")
 
 
 def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:
@@ -226,14 +226,14 @@ def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:
 
 
 def _volume_text(kernel: Kernel, base: Fd) -> bytes:
-    """What volume.json says, the volume's random id with it; empty without a store. Raises  OSError"""
+    """The content of volume.json, including the volume's random id; empty without a store. Raises  OSError"""
     with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(base, STORE + b"/" + VOLUME, FILE_TO_READ) as fd:
         return kernel.read(fd, VOLUME_MAX_BYTES)
     return b""
 
 
 def refuse_mounted(kernel: Kernel, fd: Fd) -> None:
-    """Nothing is reaped through a mount of ours. Raises  NoBacking"""
+    """Refuse to reap through one of our mounts. Raises  NoBacking"""
     if kernel.filesystem(fd) == FUSE_MAGIC:
         mount = find_mount(kernel, fd, read_mounts())
         if mount is not None and mount.is_ours():

@@ -1,7 +1,7 @@
-"""Orphans across all stores and users that the caller may see: listed from records, found, kept longer.
+"""Orphans of all stores and users that the caller may see: list them from records, find them, change their retention.
 
-Each orphan is read by its owner's process. By the path that it came from too: the origin in a record is its owner's
-claim, so that whose it is has to be asked first.
+Each record is read by a process of its owner. The origin in a record is its owner's claim. So the owner must be checked
+before the origin is used.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ from fusefs.store.victim_rename import DirectRename, VisibleRename, take_back
 
 
 class ListedContainer(NamedTuple):
-    """One container as a list shows it.
+    """One container in a listing.
 
-    path      its directory
-    origin    full path that the tree came from; None for what was dropped
-    problem   why its record can't be read; the other fields are then empty
-    failures  why it is in quarantine, as far as the record had room; `n_failed` of them
-    partial     the reaper has begun on it
-    is_stopped  and no process is at it now; never said where locks of other hosts are not seen
-    expires_ns, clock_set_ns  as the wall clock runs now, which was set forward by so much since it came
-    is_proven   whether its folder is: only its user reaps it otherwise
-    is_vouched  whether its store is vouched for, so that it is no copy: only by its ID it is reaped otherwise
-    invocation  the command that took it away; None: unknown
-    size        what it takes, as far as that is known; None once a reaper has begun on it
+    path        its directory
+    origin      full path that the tree came from; None for a dropped tree
+    problem     why its record can't be read; the other fields are then empty
+    failures    why it is in quarantine, as far as the record has space for that; `n_failed` in all
+    partial     the reaper has begun to delete it
+    is_stopped  the reaper has begun, and no process works on it now; False if locks of other hosts can't be seen
+    expires_ns, clock_set_ns  by the current wall clock, which was set forward by `clock_set_ns` since the tree came
+    is_proven   whether its folder is proven; otherwise only its user reaps it
+    is_vouched  whether its store is known not to be a copy; otherwise it is reaped only by ID
+    invocation  the command that created it; None: unknown
+    size        of its tree, as far as it is known; None once a reaper has begun
     """
 
     id: ContainerId
@@ -101,15 +101,15 @@ class ListedContainer(NamedTuple):
         return self.path.rsplit(b"/", 4)[0]  # STORE/AREA/FOLDER/STATE/ID
 
     def left_s(self, now_ns: int) -> int | None:
-        """Seconds until its term ends, negative if it has; None: never by itself."""
+        """Seconds until it expires, negative if it has expired; None: never."""
         return None if self.expires_ns is None else (self.expires_ns - now_ns) // 1_000_000_000
 
     def age_s(self, now_ns: int) -> int:
-        """Seconds since it came."""
+        """Seconds since the tree came."""
         return (now_ns - self.created_ns - self.clock_set_ns) // 1_000_000_000
 
     def is_served_by(self, uid: int) -> bool:
-        """Whether it may go when that user asks for all that is due; as UserFolder has it."""
+        """Whether a process of that user may reap it without its ID, as in `UserFolder`."""
         return self.is_proven or self.uid == uid != 0
 
 
@@ -125,9 +125,9 @@ def entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
 
 
 def entries_in_no_order(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
-    """As `entries`, in the directories' own order, however many; whether the store is vouched for is not said.
+    """The containers of `entries`, however many, in the order of the directories; `is_vouched` is not determined.
 
-    One whose state changes meanwhile may come twice.
+    A container whose state changes meanwhile may be listed twice.
     """
     kernel = folder.store.kernel
     for state in State:
@@ -141,19 +141,19 @@ def entries_in_no_order(folder: UserFolder, now: Now) -> Iterator[ListedContaine
 
 
 _READ_AT_ONCE = 200
-"""Records in memory at a time: each may have 64 KiB."""
+"""Number of records in memory at a time: each may have 64 KiB."""
 
 
 def _read_entries(
     folder: UserFolder, state: State, state_fd: Fd, names: Iterable[bytes], now: Now, *, is_vouched: bool = True
 ) -> Iterator[ListedContainer]:
-    """The containers among the names in the directory of a state, but for those that were moved meanwhile."""
+    """The containers among the names in a state's directory, except those that were moved meanwhile."""
     directory = folder.path_to(state, b"")
     containers = [one for name in names if is_container_id(one := name.decode("ascii", "replace"))]
     for first in range(0, len(containers), _READ_AT_ONCE):
         some = containers[first : first + _READ_AT_ONCE]
         texts: list[bytes | None] = [None] * len(some)
-        if state is not State.REAPING:  # there each file is asked for its lock, too
+        if state is not State.REAPING:  # in reaping/ each record's lock has to be checked, too
             texts = read_small_files(folder.store.kernel, state_fd, some, RECORD, folder.uid, RECORD_MAX_BYTES)
         for container, text in zip(some, texts, strict=True):
             name = container.encode()
@@ -174,7 +174,7 @@ def _read_entries(
 
 
 def _read_closely(folder: UserFolder, state: State, state_fd: Fd, name: bytes) -> tuple[bytes, bool]:
-    """The text of a container's record, and whether the reaper had begun on it and no process is at it now.
+    """Read a container's record, and whether a reaper had begun on it and no process works on it now.
 
     Raises  BadRecord, OSError
     """
@@ -182,7 +182,7 @@ def _read_closely(folder: UserFolder, state: State, state_fd: Fd, name: bytes) -
     with kernel.open_dir(state_fd, name) as fd, open_record(kernel, fd, folder.uid) as record_fd:
         text = kernel.read(record_fd, RECORD_MAX_BYTES + 1)
         is_stopped = state is State.REAPING and kernel.is_local(record_fd)
-        # Stopped: no process holds the record. To find that out, its lock is not taken even for a moment.
+        # Checked without taking the lock, even for a moment.
         return text, is_stopped and not flock_holders(kernel.fstat(record_fd))
 
 
@@ -216,7 +216,7 @@ def _entry(
 def unreadable(
     folder: UserFolder, state: State, name: bytes, problem: str, *, is_vouched: bool = True
 ) -> ListedContainer:
-    """The entry of what has a name in the directory of a state, and whose record can't be, or was not, read."""
+    """An entry for a name in a state's directory whose record can't be read, or was not read."""
     return ListedContainer(
         ContainerId(printable(name)), folder.uid, state, folder.path_to(state, name), problem=problem,
         is_proven=folder.is_proven, is_vouched=is_vouched,
@@ -224,7 +224,7 @@ def unreadable(
 
 
 def explain_failure(failure: Failure) -> str:
-    """A reason for a quarantine, in words. They may be a user's own: any number, any text."""
+    """Describe a reason for quarantine. The record may be a user's own, with any number and any text."""
     if failure.call in WORDS:
         return f"{printable(failure.name)}: {WORDS[failure.call]}"
     known = failure.errno in errno.errorcode
@@ -233,7 +233,7 @@ def explain_failure(failure: Failure) -> str:
 
 
 def explain_first(failure: Failure | None, n_failed: int) -> str:
-    """The first of so many things that could not be removed, in words, and how many more; nothing without one."""
+    """Describe the first failure of a removal and the number of further ones; empty without one."""
     if failure is None:
         return ""
     why = explain_failure(failure)
@@ -241,9 +241,9 @@ def explain_first(failure: Failure | None, n_failed: int) -> str:
 
 
 ID_LEAST_CHARS = 4
-"""Of an id that is cut short: what a script's empty variable begins is every orphan, perhaps the only one."""
+"""Minimum length of an abbreviated id: an empty variable of a script would match every orphan, perhaps the only one."""
 _MOST_LISTED = 100_000
-"""Orphans of another user: so many take some hundred megabytes in that user's process, and in ours."""
+"""Limit of orphans of another user: so many take some hundred megabytes in that user's process, and in ours."""
 T = TypeVar("T")
 
 
@@ -255,15 +255,16 @@ def each_folder(
     refused: list[Finding] | None = None,
     serves: Callable[[UserFolder], bool] | None = None,
 ) -> Iterator[T]:
-    """`body` for each user's folder, lower stores included, each in a process of its owner.
+    """Call `body` for each user's folder, including lower stores, each in a process of its owner.
 
-    stores  closed one after the other
-    kind    the result's type
-    lost    gets the errors of folders and stores that could not be looked at: one must not stop the command for all;
-            BrokenStore, by which `discover` ends
-    refused gets what is called like a folder and is none, and what waits for its owner in a store that was set aside
-    serves  which of them; None for all
-    Raises  the first such error, when all folders are done, without `lost`
+    stores   closed one after the other
+    kind     type of the result
+    lost     gets the errors of folders and stores that could not be read, so that one does not stop the command for
+             all; also BrokenStore, after which `discover` ends
+    refused  gets entries that look like folders and are refused, and folders that wait for their owners in a store that
+             was set aside
+    serves   whether to include a folder; None: all
+    Raises   without `lost`: the first such error, when all folders are done
     """
     errors: list[TrashdError] = [] if lost is None else lost
     for store in _but_the_broken(stores, errors):
@@ -315,8 +316,9 @@ def all_entries(
 ) -> list[ListedContainer]:
     """The entries of all folders, oldest first.
 
-    A store reached by two ways is listed once, and a container that changes its state meanwhile is what it became.
-    clocks        what is remembered of the wall clock
+    A store that can be reached by two paths is listed once. A container that changes its state meanwhile is listed
+    once, in its later state.
+    clocks        recorded settings of the wall clock
     lost, Raises  as for `each_folder`
     silent        as for `discover`
     """
@@ -330,9 +332,9 @@ def all_entries(
 
 
 class _FolderListing:
-    """Lists folders, of another user no more in all stores than an answer has room for.
+    """Lists folders; of another user, no more orphans in all stores than fit into an answer.
 
-    Each user's process has a copy of its own, so that it counts for that user alone.
+    Each user's process has a copy of its own, so the limit applies to each user.
     """
 
     def __init__(self, now: Now) -> None:
@@ -353,7 +355,7 @@ class _FolderListing:
 
 
 class _FolderSums(NamedTuple):
-    """path: of the folder; sums: of what is in it"""
+    """path: of the folder; sums: of its orphans"""
 
     path: bytes
     sums: list[KeyedSum]
@@ -367,9 +369,9 @@ def sum_entries(
     lost: list[TrashdError] | None = None,
     clocks: tuple[Clock, ...] = (),
 ) -> OrphanSums:
-    """What orphans hold, from records alone and in bounded memory; one that changes its state may count twice.
+    """Sum up orphans from their records only, in bounded memory; one that changes its state may count twice.
 
-    new_sums  makes sums with nothing in them
+    new_sums  makes empty sums
     is_meant  whether an orphan counts, at a time of the wall clock
     lost, clocks, Raises  as for `all_entries`
     """
@@ -394,9 +396,10 @@ def sum_entries(
 def tend_all(
     kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = (), waits: Waits | None = None
 ) -> list[str]:
-    """Tend all folders that the caller may see; what could not be settled, in words. ended, waits: as for `recover`
+    """Tend all folders that the caller may see; return the problems as text.
 
-    Of a broken store says what comes next: it can't be looked at either.
+    A broken store is not reported here: the caller's next step can't read it either, and reports it.
+    ended, waits  as for `recover`
     """
     lost: list[TrashdError] = []
     refused: list[Finding] = []
@@ -407,7 +410,7 @@ def tend_all(
 
     def act(folder: UserFolder) -> list[str]:
         if not _is_tended(folder, asker):
-            return []  # below one that is
+            return []  # it is in a store below
         return [*tend(folder, ended, waits), *give_what_is_left(folder)]
 
     settled = [
@@ -421,9 +424,9 @@ def tend_all(
 
 
 def _prepared(store: Store, lost: list[TrashdError]) -> Store:
-    """A store after `prepare`, and so those that pointers of its folders lead to, as far as the caller may see them.
+    """Prepare a store, and the stores that pointers of its folders lead to, as far as the caller may see them.
 
-    lost  gets the errors: one user must not keep root from looking at what others made
+    lost  gets the errors: one user must not keep root from inspecting what others made
     """
     prepare(store, lost)
     with suppress(OSError):  # the next command that reads the folders reports it
@@ -439,7 +442,7 @@ def _prepared(store: Store, lost: list[TrashdError]) -> Store:
 def _prepare_lower(folder: UserFolder, lost: list[TrashdError]) -> None:
     if folder.list(POINTERS):
         for path in as_owner(folder, partial(_lower_paths, folder), list[bytes]):
-            with suppress(Untrusted):  # its owner's alone
+            with suppress(Untrusted):  # only its owner's commands act in it
                 lower = _beneath(folder.store, path)
                 if lower is not None:
                     with lower:
@@ -455,26 +458,26 @@ def _lower_paths(folder: UserFolder, _visible: VisibleRename | None) -> list[byt
 
 
 def _is_tended(folder: UserFolder, asker: int) -> bool:
-    """Whether recovery may do what its records say at another user's request: it moves what they name.
+    """Whether recovery may act on its records at another user's request: it moves the paths that they name.
 
-    Of a copy too: only the store's owner can have put there what lies in its `u/`.
+    This includes a copy of a store, as only the store's owner can have put the contents of `u/` there.
     """
     is_in_u = folder.area == USERS and not folder.store.is_unknown()
     return is_in_u or folder.is_served_by(asker)
 
 
 def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> ListedContainer:
-    """The one container with that id; errors as for `find_containers`."""
+    """The container with that id; errors as for `find_containers`."""
     return find_containers(kernel, volumes, [identifier])[0]
 
 
 def find_containers(
     kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str], clocks: tuple[Clock, ...] = ()
 ) -> list[ListedContainer]:
-    """The container with each of some ids, or whose id begins or ends with it; the stores are read once.
+    """The container for each of some ids, which may be abbreviated to their begin or end; the stores are read once.
 
-    clocks  what is remembered of the wall clock
-    Raises  NotFound; UsageError if several have it, or it is too short to be meant
+    clocks  recorded settings of the wall clock
+    Raises  NotFound; UsageError if several match or the abbreviation is too short
     """
     for identifier in identifiers:
         if len(identifier) < ID_LEAST_CHARS:
@@ -497,7 +500,7 @@ def find_containers(
 def the_one_called(
     volumes: Sequence[bytes], identifier: str, listed: Sequence[ListedContainer]
 ) -> ListedContainer | None:
-    """The one of these with that id, or whose id begins or ends with it. Raises  UsageError: several have it"""
+    """The listed container with that id, or whose id begins or ends with it. Raises  UsageError: several match"""
     exact = [entry for entry in listed if entry.id == identifier]
     found = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
     if not found:
@@ -515,7 +518,7 @@ def not_looked_at(silent: Sequence[bytes]) -> str:
 
 
 def _the_one_in(volumes: Sequence[bytes], found: Sequence[ListedContainer]) -> ListedContainer:
-    """Of containers with one id, in copies of a volume, the one in the volume that was named, and not in a store below.
+    """Choose among containers with one id, in copies of a volume: the one in the named volume, not in a lower store.
 
     Raises  UsageError if that leaves more than one
     """
@@ -546,16 +549,16 @@ def act_on(
     *,
     needs_proof: bool = False,
 ) -> T:
-    """The result of `body` for the folder that an entry is in, run by its owner; arguments as for `as_owner`.
+    """Run `body` as the owner of the folder that an entry is in, and return its result; arguments as for `as_owner`.
 
-    needs_proof  whether it must be certain that only its owner or root put it there; of one's own it need not
-    Raises       NotFound if that folder is not there any more; NotProven; what `body` raises
+    needs_proof  whether only its owner or root may have put it there; not required for the caller's own
+    Raises       NotFound if that folder is gone; NotProven; as `body`
     """
     asker = os.geteuid()
 
     def in_its_folder(folder: UserFolder, names: VisibleRename | None) -> list[T]:
         for one in with_lower(folder):
-            # Not by its path: root may have moved the folder to where it is proven since.
+            # Not by the folder's path: root may have moved the folder to `u/` since.
             if one.store.path() == entry.store_path():
                 if needs_proof and not one.is_served_by(asker):
                     raise not_proven(one)
@@ -575,9 +578,9 @@ def act_on(
 
 @contextmanager
 def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer) -> Iterator[UserFolder]:
-    """The folder that an entry is in, opened by ourselves: for what root does in its own process.
+    """Open the folder that an entry is in, in this process: for what root does itself.
 
-    Raises  NotFound if it is not there any more; Untrusted if its owner's pointer leads to a store that we don't trust
+    Raises  NotFound if it is gone; Untrusted if its owner's pointer leads to a store that we don't trust
     """
     path = entry.store_path()
     for upper in discover(kernel, volumes):
@@ -595,7 +598,7 @@ def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContain
 
 
 def _beneath(upper: Store, path: bytes) -> Store | None:
-    """The store with that path, in the directory of another one's or beneath it; None: none there."""
+    """The store with that path, in the directory of another store or beneath it; None if there is none."""
     base, name = os.path.split(path)
     way = below(base, upper.base_path)
     try:
@@ -612,7 +615,7 @@ def _beneath(upper: Store, path: bytes) -> Store | None:
 
 
 class CameFrom(NamedTuple):
-    """An orphan that came from a path, or has in it what did; `inside` says where, and is None for all of it."""
+    """An orphan that came from a path, or that contains it; `inside` is the path in the orphan, None for all of it."""
 
     entry: ListedContainer
     inside: bytes | None
@@ -621,9 +624,9 @@ class CameFrom(NamedTuple):
 def came_from(
     kernel: Kernel, volumes: Sequence[bytes], path: bytes, listed: Iterable[ListedContainer]
 ) -> list[CameFrom]:
-    """Those of some orphans that came from a path, by whatever mount it is named, and can be restored; newest first.
+    """The restorable orphans that came from a path, by whatever mount it is named; newest first.
 
-    path    it need not be there any more, nor need directories above it; links in those are followed, it itself is not
+    path  it need not exist, nor the directories above it; links in those are followed, but not the path itself
     """
     mounts = read_mounts()
     ways = _ways(kernel, path, mounts)
@@ -645,9 +648,9 @@ def came_from(
 
 
 def _there(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom], *, directory: bool) -> list[CameFrom]:
-    """Without those that don't have what is wanted of them; each folder's owner looks once.
+    """Drop those that lack the requested part or are of another kind; each folder's owner checks its own orphans.
 
-    directory  only a directory is wanted
+    directory  only directories are requested
     """
     parts: dict[bytes, list[tuple[str, bytes]]] = {}
     for entry, inside in found:
@@ -667,7 +670,7 @@ def _there(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom], 
 
 
 def _ways(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[tuple[int, int] | None, bytes]:
-    """The way to a path from each directory above it, and from itself, by the directory's identity."""
+    """The relative path to a path from each directory above it and from itself, by the directory's identity."""
     above, name = os.path.split(os.path.abspath(path))
     real = os.path.join(os.path.realpath(above), name)
     ways: dict[tuple[int, int] | None, bytes] = {}
@@ -682,7 +685,7 @@ def _ways(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[tuple[int, i
 
 
 def _identity(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, int] | None:
-    """Of a directory, by a mount of ours of what that shows; None: there is none, or it can't be looked at."""
+    """Device and inode number of a directory, on the backing filesystem of our mounts; None if it can't be opened."""
     try:
         with open_shown(kernel, path, mounts) as sides:
             st = kernel.fstat(sides.fd)
@@ -714,7 +717,7 @@ _ELSEWHERE = {
 
 
 class PinnedOrphan(NamedTuple):
-    """An orphan with its new term.
+    """An orphan with its new retention.
 
     retention_s  from its creation, as the record has it; None: pinned
     expires_ns   wall time; None: pinned
@@ -726,11 +729,11 @@ class PinnedOrphan(NamedTuple):
 
 
 class UsualTerm(NamedTuple):
-    """The usual term from its creation again, as if no other had been asked for."""
+    """The default retention, counted from the creation, as if no other had been requested."""
 
 
 class KeepFor(NamedTuple):
-    """So many seconds from now; None: until it is released."""
+    """Retention counted from now, in seconds; None: pinned, until it is released."""
 
     seconds: int | None
 
@@ -739,17 +742,17 @@ Term = UsualTerm | KeepFor
 
 
 def keep_by_id(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, term: Term) -> PinnedOrphan:
-    """Give the orphan of a list entry another term, in a process of its owner.
+    """Change the retention of a listed orphan, in a process of its owner.
 
-    Raises  TrashdError; its record is as before then
+    Raises  TrashdError; its record is then unchanged
     """
     return act_on(kernel, volumes, entry, lambda folder, _visible: keep(folder, entry.id, term), PinnedOrphan)
 
 
 def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan:
-    """Write another term into an orphan's record; to be run as the folder's owner.
+    """Write a new retention into an orphan's record; to be run as the folder's owner.
 
-    Raises  Refused for what is no orphan any more; Busy if it is locked; NotFound; BadRecord; OSError
+    Raises  Refused if it is no orphan any more; Busy if it is locked; NotFound; BadRecord; OSError
     """
     try:
         held = hold_soon(folder, State.ORPHANS, container)
@@ -763,7 +766,8 @@ def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan
         raise _gone(folder, container)
     with held:
         now = moment(folder.store.kernel)
-        # Where the wall clock was set some go by it and some know better: by both it is kept so long, or not at all.
+        # If the wall clock was set, some programs use it and some correct it. Either way the orphan must be kept long
+        # enough, or, for 0 s, expire at once.
         ages = held.record.age_ns(now), now.wall_ns - held.record.created_ns
         retention_s = _retention_s(max(ages) if isinstance(term, KeepFor) and term.seconds else min(ages), term)
         record = held.record._replace(retention_s=retention_s)
@@ -771,15 +775,15 @@ def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan
             _keep_anew(held, retention_s)
         elif record != held.record:
             with_room(folder, FOR_USER, partial(rewrite, held, record))
-            touch(folder.store.kernel, held.fd)  # the reaper watches orphans/
-            folder.store.kernel.fsync(held.fd)  # the name too: the pin has to last through a power failure
+            touch(folder.store.kernel, held.fd)  # notifies the reaper, which watches orphans/
+            folder.store.kernel.fsync(held.fd)  # flushes the name, too: the pin has to survive a power failure
         return PinnedOrphan(container, retention_s, record.expires_ns(now))
 
 
 def _keep_anew(held: HeldContainer, retention_s: int | None) -> None:
-    """Give what may be another node's to reap its term in a container of ours, which only then has the orphan's name.
+    """Write the retention of an orphan that another node may reap into a new container, which then becomes the orphan.
 
-    That node's look at the old one may be stale, and its claim late. Raises  Busy; OSError
+    That node may have read the old record already, and its claim may come late. Raises  Busy; OSError
     """
     change = partial(Record._replace, retention_s=retention_s)
     kernel = held.folder.store.kernel
@@ -798,15 +802,15 @@ def _keep_anew(held: HeldContainer, retention_s: int | None) -> None:
 
 
 def _retention_s(age_ns: int, term: Term) -> int | None:
-    """A term as records have it: seconds from the creation."""
+    """The retention for the record: seconds from the creation."""
     if isinstance(term, UsualTerm):
         return DEFAULT_RETENTION_S
     if term.seconds is None:
         return None
-    # Whole seconds: not a moment less than was asked for, and for none at all not a moment more.
+    # In whole seconds, rounded up to keep it at least as long as requested; 0 s is not rounded up.
     age_s = age_ns // _S + (1 if term.seconds else 0)
     wanted_s = min(max(0, age_s + term.seconds), DURATION_MAX_S)
-    # Exactly the usual term would mean that none was asked for.
+    # Exactly the default retention would mean that none was requested.
     return wanted_s + 1 if wanted_s == DEFAULT_RETENTION_S else wanted_s
 
 

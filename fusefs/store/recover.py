@@ -1,11 +1,11 @@
-"""Recovery: what a killed command left in stage/ and restoring/ is completed, undone, or kept and reported.
+"""Recovery: complete, undo, or keep and report what a killed command left in stage/ and restoring/.
 
-It decides by the record and by identities (core.container_states), never by a name or an age; what is locked it
-leaves alone; and it removes by rmdir, which refuses where the reasoning was wrong. What somebody wrote into a container
-whose tree is back becomes an orphan of its own.
+It decides by the record and by identities (core.container_states), never by a name or an age. It does not touch locked
+containers. It removes directories only by rmdir, which fails if the decision was wrong. Data that was written into the
+replacement of a tree that is back becomes an orphan of its own.
 
-`Origin` is where a tree came from: its old name, reached beneath the store's base, and what recovery and restore do
-there.
+`Origin` is the place that a tree came from: its old name, opened beneath the store's base, and the steps that recovery
+and restore do there.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _NOWHERE = (errno.ENAMETOOLONG, *OUT_OF_REACH)
 _MOVED = {VisibleMove.PLACE: FRESH, VisibleMove.BACK: TREE}
 _BOOT = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 RESCUED_RETENTION_S = 7 * 24 * 3600
-"""How long what a restore found in its way can be restored: it was not asked for, and need not stay for ever."""
+"""Retention of what a restore found in its way: it was not requested, and need not stay for ever."""
 
 
 class KeptContainer(Exception):
@@ -78,21 +78,21 @@ class KeptContainer(Exception):
 
 
 def refused(folder: UserFolder, where: str, error: OSError) -> Finding:
-    """What the kernel would not have done with a container."""
+    """A system call on a container that failed, as a finding."""
     hint = ELSEWHERE if folder.store.is_shared() else WAY_OUT
     return Finding(where, from_os(error, where).message().removeprefix(f"{where}: "), hint)
 
 
 def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> list[Finding]:
-    """Settle the unlocked containers in one user's stage/ and restoring/; to be run as that user. What it kept.
+    """Settle the unlocked containers in one user's stage/ and restoring/; to be run as that user. Return what was kept.
 
-    ended  ids of boots in which, says a person, no process works on anything any more
-    waits  called to wait until what other nodes left has been watched for long enough. Without it that is reported, and
-           any later recovery goes on with the watch
+    ended  ids of boots that the administrator declared over: no process of them works on anything
+    waits  called to wait until another node's containers have been watched for long enough. Without it they are
+           reported, and a later recovery continues the watch
 
-    In reaping/ only what has no record any more is swept: the end of a reap that was killed. In orphans/ only what
-    has no tree is looked at: on btrfs another process's flush may write an adoption, and not the plain rename that
-    had brought the tree (docs/crash.md).
+    In reaping/ only containers without a record are removed: the end of a killed reap. In orphans/ only those without a
+    tree are checked: on btrfs another process's flush may write an adoption, but not the plain rename that moved the
+    tree there (docs/crash.md).
     """
     while True:
         watched: list[float] = []
@@ -117,7 +117,7 @@ def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None
 
 
 def _without_tree(kernel: Kernel, orphans: Fd, names: Sequence[bytes]) -> list[bytes]:
-    """The orphans among these names that have no tree: a cheap check, since there may be very many."""
+    """The orphans among these names that have no tree; a cheap check, since there may be very many."""
     containers = [text for name in names if is_container_id(text := name.decode("ascii", "replace"))]
     lacking = []
     for name in map(str.encode, may_lack(kernel, orphans, containers, TREE)):
@@ -126,17 +126,17 @@ def _without_tree(kernel: Kernel, orphans: Fd, names: Sequence[bytes]) -> list[b
         except FileNotFoundError:
             lacking.append(name)
         except OSError:
-            continue  # the checker looks closer
+            continue  # `trashd doctor` reports it
     return lacking
 
 
 def _settle(
     folder: UserFolder, state: State, name: bytes, ended: Collection[str], watched: list[float], *, asks: bool
 ) -> None:
-    """Settle one container, unless there is nothing to do or it is not ours to touch now.
+    """Settle one container, unless there is nothing to do or another process works on it.
 
-    watched  gets the seconds for which it must be silent still, if another node may work on it
-    asks     what another boot has locked is watched and reported, too
+    watched  gets the seconds for which the container must still stay unchanged, if another node may work on it
+    asks     also watch and report a container that another boot has locked
     """
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
@@ -158,7 +158,7 @@ def _settle(
                 # We have the lock, so the process that was writing another record is dead.
                 folder.store.kernel.unlink(held.fd, RECORD_NEW)
         if state is State.REAPING:
-            return  # whole or half, the next reap goes on with it
+            return  # the next reap continues with it
         has_ended = held.record.boot in ended
         if alive is None or (has_ended and state is State.ORPHANS):
             _settle_held(held)
@@ -176,7 +176,7 @@ def _settle(
 
 
 def _watch_locked(folder: UserFolder, state: State, container: ContainerId, watched: list[float]) -> None:
-    """Watch what another boot has locked: its server may keep a dead client's lock for a day.
+    """Watch a container that another boot has locked: its server may keep a dead client's lock for a day.
 
     Raises  KeptContainer
     """
@@ -193,7 +193,7 @@ def _watch_locked(folder: UserFolder, state: State, container: ContainerId, watc
 
 
 def _settle_held(held: HeldContainer) -> None:
-    """Settle one that nobody else works on."""
+    """Settle a container that no other process works on."""
     with Origin(held) as origin:
         if held.state is State.ORPHANS:
             _settle_empty(held, origin)
@@ -204,9 +204,10 @@ def _settle_held(held: HeldContainer) -> None:
 
 
 def _sweep(folder: UserFolder, state: State, name: bytes, watched: list[float]) -> None:
-    """A container without a record never held a victim, or holds nothing any more: rmdir, nothing else.
+    """Remove a container without a record by rmdir: it never held a victim, or holds nothing any more.
 
-    Another node may be making it, whose lock is not seen: it is watched first; but none is made in reaping/.
+    Another node may be making it, and its lock can't be seen: so it is watched first, except in reaping/, where none is
+    made.
     """
     kernel = folder.store.kernel
     with folder.open(state) as state_fd, suppress(FileNotFoundError):
@@ -221,7 +222,7 @@ def _sweep(folder: UserFolder, state: State, name: bytes, watched: list[float]) 
 
 
 def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
-    """Remove a record that was still being written; False if its writer lives."""
+    """Remove a record that was still being written; return False if its writer lives."""
     try:
         with kernel.open_beneath(fd, RECORD_NEW, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK) as new:
             if not kernel.lock(new):
@@ -233,10 +234,10 @@ def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
 
 
 def _may_be_alive(held: HeldContainer) -> KeptContainer | None:
-    """Why the process that worked on a container, which we have locked, may still run; None: we would see its lock.
+    """Why the process that worked on a container, which we have locked, may still run; None if it is dead.
 
-    It was on a filesystem of one kernel, or as this very boot of ours has it mounted here: machine ids are cloned, and
-    a filesystem that is mounted twice may have two sets of locks.
+    A lock of it would be visible on a local filesystem, and in this boot through the same mount. Machine ids are
+    cloned, and a filesystem that is mounted twice may have two sets of locks.
     """
     kernel, record = held.folder.store.kernel, held.record
     if kernel.is_local(held.fd):
@@ -254,19 +255,19 @@ def _may_be_alive(held: HeldContainer) -> KeptContainer | None:
 
 
 def _way_out_of(record: Record, volume: bytes, *first: str) -> str:
-    """The hint that names a boot; first: what else helps"""
-    import re  # there is seldom anything to report
+    """The hint with the id of a boot; first: other remedies"""
+    import re  # late: there is seldom anything to report
 
     if not re.fullmatch(_BOOT, record.boot):
-        return WAY_OUT  # no id of a boot, and not to be typed into a shell
-    ends = f"if that boot is over: trashd doctor --repair --ended {record.boot} {shell_word(volume)}"
+        return WAY_OUT  # no valid boot id, and unsafe to paste into a shell
+    ends = f"if nothing of that boot does any more: trashd doctor --repair --ended {record.boot} {shell_word(volume)}"
     return " ".join((*first, ends))
 
 
 def _gather(held: HeldContainer) -> tuple[Identity | None, Identity | None]:
-    """Off local filesystems, have all that lies in older containers, and in gates, where it belongs.
+    """On shared filesystems, move the contents of older containers and transfer directories into the container.
 
-    Returns  what lies under `tree` then, and under `fresh`
+    Returns  the identities of `tree` and of `fresh` afterwards
     Raises   OSError
     """
     if held.folder.store.is_shared():
@@ -289,7 +290,7 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> None:
                 _take_back_dropped(held)
             if record.fresh is not None and origin.parent_fd is not None:
                 drop_stand_in(held.folder.store.kernel, origin.parent_fd, held.id)
-            # `tree`, if there is one, was just seen to be the fresh directory; rmdir refuses if it is not empty.
+            # `tree`, if it exists, was just identified as the replacement; rmdir fails if it is not empty.
             for name in (TREE, FRESH):
                 _remove_prepared(held, name)
             dissolve(held)
@@ -300,7 +301,7 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> None:
             _remove_prepared(held, FRESH)
             _take_back_tree(held)
             origin.take_back(record.lent_mode, record.fresh)
-            # Root's next command gives an heir's away; recovery never needs another user's folder.
+            # Root's next command gives the tree to an heir; recovery never needs another user's folder.
             if record.heir is None or held.folder.uid:
                 move(held, State.ORPHANS)
         case StageAction.GATHERED:
@@ -314,9 +315,9 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> None:
 
 
 def _remove_prepared(held: HeldContainer, name: Name) -> None:
-    """Remove a fresh directory that no name got; a link in it that is the last of its file is kept.
+    """Remove a replacement that never got a name. A link in it that is the last one of its file becomes an orphan.
 
-    Raises  OSError if it is not empty, and nothing was to be kept in view
+    Raises  OSError if it is not empty and nothing was to be kept in place
     """
     if held.record.kept is None:
         with suppress(FileNotFoundError):
@@ -331,9 +332,9 @@ def _remove_prepared(held: HeldContainer, name: Name) -> None:
 
 
 def _settle_empty(held: HeldContainer, origin: Origin) -> None:
-    """Remove an orphan without a tree, if that is where it came from; otherwise the checker reports that it is gone.
+    """Remove an orphan without a tree if its victim is still at the origin; otherwise the checker reports it.
 
-    Where something dropped came from is not known: it lies in `drop/`, or the user's own mv did not happen either.
+    The origin of a dropped tree is unknown: either it is in `drop/`, or the user's own mv did not happen either.
     """
     record = held.record
     if set(held.folder.store.kernel.list(held.fd)) - {RECORD}:
@@ -348,7 +349,7 @@ def _settle_empty(held: HeldContainer, origin: Origin) -> None:
 
 
 def _take_back_dropped(held: HeldContainer) -> None:
-    """End the loan of what lies in `drop/` still: its record names no origin, so it is found by its identity."""
+    """End the temporary permission of a tree in `drop/`: its record names no origin, so it is found by its identity."""
     kernel, record = held.folder.store.kernel, held.record
     if record.lent_mode is None:
         return
@@ -367,10 +368,10 @@ def _take_back_tree(held: HeldContainer) -> None:
 
 
 def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State.ORPHANS) -> None:
-    """Complete or undo a restore by what is found.
+    """Complete or undo a restore, depending on what is found.
 
-    back_to  the state that it goes back to if it had not happened
-    Raises   OSError; Kept if what is found is not understood
+    back_to  the state to return to if the restore did not happen
+    Raises   OSError; KeptContainer if the situation is not understood
     """
     record = held.record
     action = decide_restoring(record, *_gather(held), origin.identity())
@@ -407,9 +408,9 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
 
 
 def retire_restored(held: HeldContainer) -> ContainerId | None:
-    """Remove a container whose tree is back at its name; what was written into the fresh directory is kept.
+    """Remove a container whose tree is back at its name; keep what was written into the replacement.
 
-    Returns  the id of the orphan that holds it, if there is any
+    Returns  the id of the orphan that holds it, if any
     """
     rescued = rescue_fresh(held, TREE) or rescue_fresh(held, FRESH)
     rescue_hoisted(held)
@@ -418,24 +419,24 @@ def retire_restored(held: HeldContainer) -> ContainerId | None:
 
 
 def rescue_fresh(held: HeldContainer, name: Name) -> ContainerId | None:
-    """Remove a fresh directory that came back into a container; if anything is in it, it becomes an orphan.
+    """Remove a replacement that came back into a container; if it is not empty, make it an orphan.
 
-    That orphan has a week: it was not asked for, and perhaps its user does not know of it yet.
+    That orphan is kept for a week, as it was not requested and its user may not know of it.
     """
     note = f"written into the new directory before {held.id} was restored"
     return keep_as_orphan(held, name, held.record.origin, note, held.record.lent_fresh)
 
 
 def rescue_hoisted(held: HeldContainer) -> ContainerId | None:
-    """Make an orphan of the directories that a reaper had moved up from deep inside: where they were is unknown."""
-    note = f"directories from deep inside {held.id}, moved up by the reaper"
+    """Make an orphan of directories that a reaper had moved up from deep inside; their original paths are unknown."""
+    note = f"directories from deep inside {held.id}, moved up when it was half-reaped"
     return keep_as_orphan(held, HOISTED, None, note)
 
 
 def settle_late(held: HeldContainer) -> None:
-    """Sort out what came into a container late, or a second time, off local filesystems: it may be somebody's.
+    """On shared filesystems, sort out entries that came into a container late or twice: they may be a user's data.
 
-    The victim is its tree, whatever has that name; all else becomes an orphan of its own. Raises  OSError
+    The victim becomes the tree, whatever has that name; each other entry becomes an orphan of its own. Raises  OSError
     """
     kernel, victim = held.folder.store.kernel, held.record.victim
     late = [Name(name) for name in kernel.list_anew(held.fd) if name.startswith(LATE_PREFIX)]
@@ -452,7 +453,10 @@ def settle_late(held: HeldContainer) -> None:
 
 
 def keep_hoisted(held: HeldContainer) -> list[str]:
-    """Keep what a reaper had moved up from deep inside; a warning, if there was any. Raises  OSError"""
+    """Keep the directories that a reaper had moved up from deep inside; return a warning if there were any.
+
+    Raises  OSError
+    """
     deep = rescue_hoisted(held)
     what = f"directories that the reaper had moved up from deep inside lost their structure; they are kept as {deep}"
     return [] if deep is None else [what]
@@ -461,7 +465,7 @@ def keep_hoisted(held: HeldContainer) -> list[str]:
 def keep_as_orphan(
     held: HeldContainer, name: Name, origin: RelPath | None, note: str, lent: int | None = None
 ) -> ContainerId | None:
-    """Remove a directory that should be empty; if anything is in it, it becomes an orphan that is kept for a week."""
+    """Remove a directory that should be empty; if it is not, make it an orphan that is kept for a week."""
     try:
         held.folder.store.kernel.rmdir(held.fd, name)
     except FileNotFoundError:
@@ -484,10 +488,10 @@ def take_in(
     note: str,
     lent: int | None = None,
 ) -> ContainerId:
-    """Make an orphan of what has a name in a directory of the same user: record first, then one rename.
+    """Make an orphan of an entry in a directory of the same user: write the record, then rename.
 
-    lent    its mode before a loan that was made already; this ends it
-    Raises  OSError; the thing is where it was then
+    lent    its mode before a temporary permission that was granted already; this function restores it
+    Raises  OSError; the entry is then where it was
     """
     kernel = folder.store.kernel
     with ExitStack() as owned:
@@ -507,18 +511,19 @@ def take_in(
             dissolve(held)
             raise
         take_back(held, fd, lent)
-        if not kernel.is_named(fd, held.fd, TREE):  # its user renamed it, and gave its name to something else
+        if not kernel.is_named(fd, held.fd, TREE):  # its user renamed it and gave its name to another entry
             came = identify_at(kernel, held.fd, TREE)
             held = rewrite(held, held.record._replace(victim=came, lent_mode=None))
         if origin is not None:
-            # Else btrfs may write the move that follows, not this rename; what was dropped is just dropped again.
+            # Otherwise btrfs may write the following move, but not this rename. A dropped tree would just be adopted
+            # again.
             kernel.fsync(dir_fd)
         move(held, State.ORPHANS)
     return held.id
 
 
 def adopt_dropped(folder: UserFolder) -> list[Finding]:
-    """Make orphans of all that lies in `drop/`; what can't be taken stays there, and why."""
+    """Make orphans of all entries in `drop/`; return the problems of those that stay there."""
     problems: list[Finding] = []
     names = folder.list(DROP)
     if not names:
@@ -540,13 +545,13 @@ class Origin:
     """The directory and name that a tree came from, if they can still be reached beneath the store's base."""
 
     def __init__(self, held: HeldContainer, path: RelPath | None = None) -> None:
-        """path: another one than the record's origin. Users write records, so the way there goes through no link."""
+        """path: replaces the record's origin. Users write records, so no link is followed on the way."""
         self._held = held
         self._kernel = held.folder.store.kernel
         self._upper = RelPath(b"")
         self.parent_fd: Fd | None = None
         self.name = Name(b"")
-        if path is None and held.record.method is not Method.SWEEP:  # as that tree never had a name there
+        if path is None and held.record.method is not Method.SWEEP:  # a sweep's tree never had a name there
             path = held.record.origin
         if path is not None:
             *parents, self.name = split(path)
@@ -555,29 +560,27 @@ class Origin:
                 self.parent_fd = self._kernel.open_beneath(held.folder.store.base.fd, self._upper or b".", DIRECTORY)
 
     def __enter__(self) -> Self:
-        """Own its fd for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close it."""
         if self.parent_fd is not None:
             self.parent_fd.close()
 
     def identity(self) -> Identity | None:
-        """What has the name now; None if nothing has, or the directory can't be reached."""
+        """The identity of the entry at the name; None if there is none, or the directory can't be reached."""
         return None if self.parent_fd is None else identify_at(self._kernel, self.parent_fd, self.name)
 
     @contextmanager
     def visible(self) -> Iterator[DirectRename]:
-        """What changes the name, in the mount that shows it if there is one; only if the directory can be reached."""
+        """Renames at the name, in the mount that shows it, if any; only call this if the directory can be reached."""
         assert self.parent_fd is not None
-        # Not opened before it is needed: to look at what needs no repair there, no mount's daemon is waited for.
+        # Opened only when needed: checking what needs no repair must not wait for a mount's daemon.
         above = self._held.folder.store.base.mounted
         with with_mounted(self._kernel, self.parent_fd, above, self._upper) as sides:
             yield DirectRename(self._kernel, sides, self.name)
 
     def take_back(self, mode: int | None, lent_to: Identity | None) -> None:
-        """End a loan at the name, if what has it is what the loan was for."""
+        """End a temporary permission at the name, if the entry there is the one that it was granted for."""
         if mode is None or self.parent_fd is None:
             return
         with suppress(FileNotFoundError), self._kernel.open_beneath(self.parent_fd, self.name) as fd:
@@ -586,7 +589,7 @@ class Origin:
                     take_back(self._held, fd, mode, visible)
 
     def unmark(self) -> None:
-        """Take the mark off our fresh directory, if that has the name still: it is not asked for any more."""
+        """Remove the mark from our replacement, if that still has the name: it is no longer needed."""
         fresh = self._held.record.fresh
         if is_marked(fresh) and self.parent_fd is not None:
             with suppress(OSError), self._kernel.open_beneath(self.parent_fd, self.name, DIRECTORY) as fd:
@@ -594,7 +597,10 @@ class Origin:
                     self._kernel.unmark(fd)
 
     def place(self, move_to_it: VisibleMove) -> bool:
-        """Move something of the container to the name and end its loan; whether it could: see `may_give`."""
+        """Move something of the container to the name, and end its temporary permission.
+
+        Returns  False if `may_give` forbids it or the name is taken
+        """
         if self.parent_fd is None:
             return False
         with self._kernel.open_beneath(self._held.fd, _MOVED[move_to_it]) as fd, self.visible() as visible:
@@ -611,9 +617,9 @@ class Origin:
         return True
 
     def settle_kept(self) -> list[str]:
-        """Settle what `swap --keep`, or a restore of a part, has in view, while a loan lasts.
+        """Settle what `swap --keep`, or a restore of a part, has at the name, while a temporary permission lasts.
 
-        Returns  what did not come, in words
+        Returns  the entries that were not moved, for messages
         Raises   OSError
         """
         if self._held.record.kept is None and not self._held.record.parts:

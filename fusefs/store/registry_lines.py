@@ -1,13 +1,13 @@
-"""Which stores a user uses, and which root made: the lines of a registry of stores, and root's note on a store.
+"""Which stores a user uses, and which ones root made: the lines of a registry of stores, and root's mark on a store.
 
-A registry's lines are read without trust in their writer. Each user has one below their home, and root its own, which
-no user can write.
+The reader of a registry does not trust its writer. Each user has one below their home directory; root has its own,
+which no user can write.
 
-That all of a store is root's today does not prove that root made it: a user who may move root's directories can have
-given them a store's names, and a mode is today's, and the moves were then. So `init` notes on `.trashd` which directory
-it is, in an attribute that no user can set, whatever they may write; a copy has another identity. Users can read it, so
-that root's child processes know too. Where the filesystem has no such attributes, or this root may not set them (in a
-container), root's registry of stores names what it made.
+If everything in a store is root's today, that does not prove that root made it. A user who may move root's directories
+can have given them a store's names, and today's modes do not show earlier ones. So `init` writes the identity of
+`.trashd` into an attribute of it that no user can set, whatever they may write; a copy has another identity. Users can
+read it, so root's child processes can, too. If the filesystem has no such attributes, or this root may not set them (in
+a container), root's registry of stores lists what root made.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 
 
 class RegistryLine(NamedTuple):
-    """A line: a store, as it was when it was used last.
+    """A line: a store, as it was when it was last used.
 
     identity    of the store
-    volume      its id
-    filesystem  f_fsid of what it is on, as far as that has one; 0 for none
+    volume      id of its volume
+    filesystem  f_fsid of its filesystem; 0 if there is none
     path        of the directory that holds it, without links
-    name        of the store; a line has the path of a user's own, and for any other that of the directory
+    name        of the store; the line contains the path of a user's own store, but only the directory of any other
     """
 
     identity: Identity
@@ -55,7 +55,7 @@ class RegistryLine(NamedTuple):
 
 
 def encode(one: RegistryLine) -> bytes:
-    """Its line, with the newline."""
+    """Encode the line, with the newline."""
     path = one.path if one.name == STORE else one.store()
     quoted = b"".join(b"%c" % byte if byte in _PLAIN else b"%%%02X" % byte for byte in path)
     told = f"{in_words(one.identity)} {one.volume} {one.filesystem:x} "
@@ -63,7 +63,7 @@ def encode(one: RegistryLine) -> bytes:
 
 
 def decode(text: bytes) -> list[RegistryLine]:
-    """What a registry says; what is no line of one is left out. Another user may have written all of it."""
+    """Decode a registry; skip invalid lines. Another user may have written all of it."""
     lines = []
     for line in text.split(b"\n", MAX_LINES)[:MAX_LINES]:
         words = line.rsplit(b" ", 3)
@@ -89,25 +89,25 @@ def decode(text: bytes) -> list[RegistryLine]:
 
 
 def read_registry(dir_fd: int) -> bytes:
-    """The text of the registry in a directory, which must be the caller's own and no other user's to write.
+    """Read the registry in a directory, which must be the caller's own and not writable by others.
 
-    Raises  FileNotFoundError if there is none; OSError EPERM if it is another's, or others can write it, or the
-            directory; EFBIG; whatever the kernel says of a link, a FIFO
+    Raises  FileNotFoundError if there is none; OSError EPERM if it is another user's, or others can write it or the
+            directory; EFBIG; the kernel's error for a link or a FIFO
     """
     require_owner(os.fstat(dir_fd), os.geteuid())
     return read_file(STORES, MAX_BYTES, dir_fd=dir_fd, owner=os.geteuid())
 
 
 def registered() -> list[RegistryLine]:
-    """What the caller's own registry names, the newest last; nothing without one that can be the caller's."""
+    """The lines of the caller's own registry, the newest last; empty if there is no valid one."""
     try:
         return decode(read_own())
     except OSError:
-        return []  # `why_unread` says why
+        return []  # `why_unread` reports why
 
 
 def why_unread() -> tuple[bytes, str] | None:
-    """Where the caller's registry is, and why it counts for nothing; None if it does, or if there is none."""
+    """The path of the caller's registry, and why it is not used; None if it is used, or does not exist."""
     try:
         read_own()
     except FileNotFoundError:
@@ -118,13 +118,13 @@ def why_unread() -> tuple[bytes, str] | None:
 
 
 def read_own() -> bytes:
-    """The text of the caller's own registry. Raises  OSError"""
+    """Read the caller's own registry. Raises  OSError"""
     with Fd(os.open(lasting_dir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         return read_registry(directory)
 
 
 XATTR = "security.trashd"
-"""Only a process with CAP_SYS_ADMIN in the user namespace that mounted the filesystem can set one in `security.`.
+"""Attributes in `security.` can be set only with CAP_SYS_ADMIN in the user namespace that mounted the filesystem.
 
 Source  xattr(7), cap_inode_setxattr() in security/commoncap.c
 """
@@ -132,13 +132,13 @@ _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.E2BI
 UNNOTED = (
     "only this machine's list of stores (/var/lib/trashd/stores) records that root created it, not the store itself"
 )
-"""What is told of a store of root's on which that could not be noted."""
+"""Reported for a store of root's that could not be marked."""
 
 
 class StoreMaker(Enum):
     """Which user made a store, as far as that can be known.
 
-    COPY     of a store that root made, by a user who could give it root's attribute
+    COPY     a user who could set root's attribute copied a store that root made
     UNKNOWN  not known
     """
 
@@ -148,25 +148,25 @@ class StoreMaker(Enum):
 
 
 _WHOLE = [0, 0, (1 << 32) - 1]
-"""Of /proc/self/uid_map in the first user namespace."""
+"""/proc/self/uid_map in the initial user namespace."""
 
 
 def makes_common() -> bool:
-    """Whether the store that the caller makes is one of root's for all users: whether what root notes on it counts.
+    """Whether the caller makes root's store for all users: whether a mark of this root counts.
 
-    Without CAP_SYS_ADMIN, or in a user namespace, nothing can be noted, and in the next container nothing would show
-    who made the store. There root makes one of his own, as any user.
+    Without CAP_SYS_ADMIN, or in a user namespace, the store can't be marked, and in the next container nothing would
+    show who made it. There root makes a store of its own, like any user.
     """
     if os.geteuid() != 0:
         return False
-    from fusefs.linux.credentials import Capability, may_use  # a swap into a store that is there is spared it
+    from fusefs.linux.credentials import Capability, may_use  # late: a swap into an existing store does not need it
 
     with open("/proc/self/uid_map", "rb") as ids:
         return may_use(Capability.SYS_ADMIN) and [int(word) for word in ids.read().split()] == _WHOLE
 
 
 def note_made(kernel: Kernel, fd: Fd) -> bool:
-    """Note on an opened `.trashd` that root made it; whether that could be. Raises  OSError"""
+    """Mark an opened `.trashd` as made by root; return whether that was possible. Raises  OSError"""
     with suppress_errno(*_CANNOT):
         kernel.set_xattr(fd, XATTR, in_words(kernel.identify(fd)).encode())
         return True
@@ -174,14 +174,14 @@ def note_made(kernel: Kernel, fd: Fd) -> bool:
 
 
 def is_noted(kernel: Kernel, fd: Fd) -> bool:
-    """Whether it is noted on an opened `.trashd` that root made this very one. Raises  OSError"""
+    """Whether an opened `.trashd` is marked as made by root, and is no copy. Raises  OSError"""
     return who_made(kernel, fd) is StoreMaker.BY_ROOT
 
 
 def could_be_noted(kernel: Kernel, fd: Fd) -> bool:
-    """Whether the filesystem of an opened `.trashd` keeps the attribute, for a root who may set it.
+    """Whether the filesystem of an opened `.trashd` keeps the attribute, if root may set it.
 
-    A server's, or one in user space, may say that there is none, and take none: of it nobody knows before he tries.
+    A network or FUSE filesystem may report that the attribute is missing, and yet refuse to set it. So False for these.
     """
     try:
         os.getxattr(fd, XATTR)
@@ -191,7 +191,7 @@ def could_be_noted(kernel: Kernel, fd: Fd) -> bool:
 
 
 def what_unnoted_means(base_path: bytes) -> str:
-    """What follows where nothing on the store of a directory says that root made it, and what helps."""
+    """The consequence if a store has no mark that root made it, and the remedy."""
     volume = shell_word(base_path)
     return (
         "without that list, and on other machines, root's commands and service ignore the store until "
@@ -201,9 +201,9 @@ def what_unnoted_means(base_path: bytes) -> str:
 
 
 def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> StoreMaker:
-    """Which user made the store of an opened `.trashd` of root's.
+    """Which user made an opened `.trashd` of root's.
 
-    places  paths of the directory that holds it, for which the caller, who is root, believes root's registry of stores
+    places  paths of the directory that holds it, for which the caller, root, trusts root's registry of stores
     Raises  OSError
     """
     found, noted = kernel.identify(fd), from_words(kernel.get_xattr(fd, XATTR) or b"")
@@ -216,7 +216,7 @@ def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> StoreMak
 
 
 def way_out(base_path: bytes) -> str:
-    """What helps where it is not known who made the store of a directory."""
+    """The remedy if it is not known who made a store."""
     volume = shell_word(base_path)
     ours = f"if root created it, on another machine or before it was copied: trashd init --known {volume}"
     other = f"otherwise trashd init --replace {volume} replaces it, and its owners' next commands move their orphans"

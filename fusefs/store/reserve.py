@@ -1,10 +1,9 @@
-"""The reserve: a ready container per user, so that a swap needs neither a block nor an inode of a full volume.
+"""The reserve: a ready container per user, so that a swap needs neither a block nor an inode on a full volume.
 
-Beside it spare space that can be given back at once, where even a rename needs some. btrfs reserves metadata for every
-rename, exchange and write, also into preallocated blocks, and refuses them all at a subvolume's limit; only unlink
-always works. So the ready container is out of reach just when it is needed. What helps there is to unlink something:
-one file for swap and restore, one for the reaper, which must be able to claim an orphan after a swap has used up the
-other.
+Beside it there are spare files to delete where even a rename needs space. btrfs reserves metadata for every rename,
+exchange and write, even into preallocated blocks, and refuses them all at a subvolume's limit; only unlink always
+works. So the ready container can't be used just when it is needed. Deleting a file helps there: one is for swap and
+restore, one for the reaper, which must be able to claim an orphan after a swap has used the other.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ READY = Name(b"ready")
 SPARE = Name(b"spare")
 _MAKING = Name(b"making")
 _BLOCK = 512
-"""What st_blocks counts."""
+"""Unit of st_blocks, in bytes."""
 
 
 def ensure_reserve(folder: UserFolder) -> None:
-    """Make the reserve if it is not there. Full volumes are no error: it comes later."""
+    """Make the reserve if it is missing. On a full volume it is made later."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         if _is_complete(kernel, reserve):
@@ -40,7 +39,7 @@ def ensure_reserve(folder: UserFolder) -> None:
                 try:
                     _make(kernel, reserve)
                 except OSError as error:
-                    if error.errno in FULL:  # a part of one helps nobody, and takes what a container could do with
+                    if error.errno in FULL:  # an incomplete one is useless and takes space
                         _discard(kernel, reserve, _MAKING)
                     raise
 
@@ -55,12 +54,12 @@ def _make(kernel: Kernel, reserve: Fd) -> None:
             except OSError as error:
                 if error.errno in FULL:
                     raise
-                # Where blocks can't be reserved (some network filesystems) the inodes are still worth having.
+                # If blocks can't be reserved (some network filesystems) the inodes are still useful.
     kernel.rename(reserve, _MAKING, reserve, READY)
 
 
 def is_used(folder: UserFolder) -> bool:
-    """Whether there is a container in it, or what may be left of a reserve: an unused one is not worth any."""
+    """Whether it has a container or a reserve; an unused folder needs no reserve."""
     kernel = folder.store.kernel
     for part in (RESERVE, *(state.value.encode() for state in State)):
         with suppress(FileNotFoundError), kernel.open_dir(folder.fd, part) as fd:
@@ -70,16 +69,16 @@ def is_used(folder: UserFolder) -> bool:
 
 
 def is_stocked(folder: UserFolder) -> bool:
-    """Whether the reserve is there."""
+    """Whether the reserve exists and is complete."""
     with folder.open(RESERVE) as reserve:
         return _is_complete(folder.store.kernel, reserve)
 
 
 def _is_complete(kernel: Kernel, reserve: Fd) -> bool:
-    """Whether it is as it was made: a spare file that a killed swap wrote into has lost its blocks.
+    """Whether the reserve is as it was made: a spare file that a killed swap wrote to has lost its blocks.
 
-    One that got another name is not to be written into. On btrfs it may have none after a power cut, if a process
-    flushed the directory alone; elsewhere there may be filesystems that reserve none.
+    A spare file with a second link must not be written to. On btrfs it may have no blocks after a power cut, if a
+    process flushed only the directory; other filesystems may not reserve any.
     """
     try:
         with kernel.open_dir(reserve, READY) as fd:
@@ -93,7 +92,7 @@ def _is_complete(kernel: Kernel, reserve: Fd) -> bool:
 
 
 def _discard(kernel: Kernel, reserve: Fd, name: Name) -> bool:
-    """Remove what is left of a reserve, only ever empty directories and our own files; False if it is in use."""
+    """Remove what remains of a reserve: only empty directories and our own files; False if it is in use."""
     try:
         fd = kernel.open_dir(reserve, name)
     except FileNotFoundError:
@@ -114,7 +113,7 @@ def _discard(kernel: Kernel, reserve: Fd, name: Name) -> bool:
 
 
 def discard_reserve(folder: UserFolder) -> None:
-    """Remove the reserve, if it is not in use just now, and the spare files."""
+    """Remove the reserve, if it is not in use now, and the spare files."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         for name in (READY, _MAKING):
@@ -125,7 +124,7 @@ def discard_reserve(folder: UserFolder) -> None:
 
 
 def take_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
-    """The ready container and its spare file, which is locked, both owned by `owned`; None if it is not to be had.
+    """Lock the ready container and its spare file, both closed by `owned`; None if that is impossible.
 
     The holder of the lock has the reserve: the spare file becomes the container's record.
     """
@@ -136,14 +135,14 @@ def take_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
             spare = owned.enter_context(kernel.open_beneath(fd, SPARE, FILE_TO_LOCK))
         except FileNotFoundError:
             return None
-    # A command that was faster has made a record of it, and may be through with everything by now. In place is written
-    # only to what has no other name: a backup by hard links would have the same record.
+    # A faster command may have made a record of it, and may even have finished. A file with another name must not be
+    # written in place: a backup by hard links would get the same record.
     is_ours = kernel.lock(spare) and kernel.is_named(spare, fd, SPARE) and kernel.fstat(spare).st_nlink == 1
     return (fd, spare) if is_ours else None
 
 
 def move_to_stage(folder: UserFolder, container: ContainerId) -> None:
-    """The ready container, with its record, becomes a staged one by one rename."""
+    """Move the ready container, with its record, to stage/ by one rename."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve, folder.open(State.STAGE) as stage:
         kernel.rename(reserve, READY, stage, container.encode())
@@ -159,9 +158,9 @@ _SIZE_BYTES = 2 << 20
 
 
 def ensure_spare_space(folder: UserFolder) -> None:
-    """Make the spare files that are missing, on filesystems that need any.
+    """Make the missing spare files, on filesystems that need any.
 
-    Raises  OSError; FULL errors among them: it comes back when there is room
+    Raises  OSError; if it is one of FULL, they are made once there is space
     """
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
@@ -177,14 +176,14 @@ def ensure_spare_space(folder: UserFolder) -> None:
 
 
 def has_spare_space(folder: UserFolder) -> bool:
-    """Whether all of it is there, or none is needed."""
+    """Whether all spare files exist, or none is needed."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         return kernel.filesystem(reserve) != BTRFS_MAGIC or set(kernel.list(reserve)).issuperset(_ALL)
 
 
 def with_room(folder: UserFolder, spare: Name, act: Callable[[], T]) -> T:
-    """The result of `act`, tried once more without that spare file if there is no room for it."""
+    """Call `act`; if there is no space, delete the spare file and call it once more."""
     try:
         return act()
     except OSError as error:
@@ -194,7 +193,10 @@ def with_room(folder: UserFolder, spare: Name, act: Callable[[], T]) -> T:
 
 
 def release(folder: UserFolder, name: Name) -> bool:
-    """Give a spare file's space back; whether there was any. It counts as free after a commit, hence the syncfs."""
+    """Delete a spare file; return whether it existed.
+
+    Its space counts as free only after a commit, hence the syncfs.
+    """
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         try:

@@ -1,8 +1,8 @@
-"""Restore, from an id to the result: the tree back at its name by one exchange or rename, or elsewhere; or a part.
+"""Restore a tree by id: to its name by one exchange or rename, or to another path, or only a part of it.
 
-What a sweep took goes back into the directory that it came from, entry by entry. A directory that is missing there
-comes whole, one that is there is descended into. What has its name taken stays where it is, and is reported; nothing
-is ever replaced.
+Entries taken by a sweep go back into their original directory, one by one. A directory that is missing there is moved
+as a whole; one that exists is merged. An entry whose name is taken stays in the orphan, and is reported. Nothing is
+ever replaced.
 """
 
 from __future__ import annotations
@@ -88,20 +88,20 @@ _WITHOUT_RETURN = {
     State.QUARANTINE: "a disconnected reaper on another host may still delete it, so on this filesystem it is not "
     "moved back; copy the remaining files (trashd list --json prints their path)",
 }
-"""Why it does not come back off local filesystems: a reaper has directories of the tree itself open."""
+"""Why such a container is not restored on shared filesystems: a reaper has directories in its tree open."""
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
 _IN_BOTH = errno.EISDIR
 
 
 class Restored(NamedTuple):
-    """What a restore did.
+    """The result of a restore.
 
-    path     where the tree is now
-    rescued  the orphan with what had been written into the fresh directory, if anything had
-    partial  the reaper had begun on it: what it had removed by then is gone
-    closed_uid  then, the owner now of directories that it may have entered, with mode 0700; None: it had not begun
-    is_spared  it is marked as restored, which rules go by (linux/xattrs.py)
-    left     of a sweep: what could not be put back, and is an orphan still; the first by name, `n_left` in all
+    path        where the tree is now
+    rescued     the orphan that has the replacement's contents, if there were any
+    partial     the reaper had begun to delete it: what it had removed is lost
+    closed_uid  if `partial`: current owner of directories that the reaper may have entered, with mode 0700; else None
+    is_spared   it is marked as restored, which rules respect (linux/xattrs.py)
+    left        entries of a sweep that could not be restored and stay in the orphan; the first by name, `n_left` in all
     """
 
     id: ContainerId
@@ -116,10 +116,11 @@ class Restored(NamedTuple):
 
 
 class RestoreClaim(NamedTuple):
-    """A container in restoring/, locked, and what its claim took.
+    """A container in restoring/, locked.
 
-    source  the state that it came from
-    tree    its tree, open since then (O_PATH): wherever that is now, it is known; None if there was none
+    source  the state that it was claimed from
+    tree    its tree, opened by the claim (O_PATH), so that it is recognised wherever it is moved; None if there was
+            none
     """
 
     held: HeldContainer
@@ -127,21 +128,20 @@ class RestoreClaim(NamedTuple):
     tree: Fd | None
 
     def __enter__(self) -> Self:
-        """Hold it for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         self.held.owned.close()
 
 
 class RestoreDestination(NamedTuple):
-    """Where a tree shall go.
+    """The destination of a restored tree.
 
-    visible    what renames there
-    path       the same for people
-    target     path relative to the store's base; None for the origin, where our fresh directory may make way,
-               and for what does not lie below the base
+    visible    does the rename there
+    path       the path, for messages
+    target     path relative to the store's base; None for the origin, where our replacement may make room, and for a
+               path outside the base
     at_origin  whether it is the origin
     """
 
@@ -153,16 +153,16 @@ class RestoreDestination(NamedTuple):
     at_origin: bool
 
     def by_root(self) -> bool:
-        """Whether root renames for the tree's owner, which then needs no loan."""
+        """Whether root renames for the tree's owner, which then needs no temporary permission."""
         return not isinstance(self.visible, DirectRename)
 
 
 def restore_by_id(
     kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, inside: bytes | None, to: bytes | None
 ) -> Restored:
-    """Restore the orphan of a list entry, whole or a part, to its origin or elsewhere.
+    """Restore a listed orphan, whole or a part of it, to its origin or another path.
 
-    Raises  TrashdError; it is an orphan then as before
+    Raises  TrashdError; it is then an orphan as before
     """
     try:
         within = None if inside is None else join(*split(inside))
@@ -208,7 +208,7 @@ def restore_by_id(
 
 
 def _check_destination(kernel: Kernel, entry: ListedContainer, path: bytes, above: BackingAndMount) -> None:
-    """Let no other user choose where root puts something: by a link on the way, or a directory of that user's.
+    """Make sure that no other user chose where root puts something, by a link on the way or by owning the directory.
 
     Raises  AcrossUsers
     """
@@ -274,7 +274,7 @@ def _elsewhere(
 
 
 def check_for_root(folder: UserFolder, container: ContainerId) -> None:
-    """Refuse what root's rename would refuse, while it still lies where it is listed.
+    """Refuse in advance what root's rename would refuse, while the tree is still where it was listed.
 
     Raises  Refused; BadRecord; OSError
     """
@@ -289,9 +289,10 @@ def check_for_root(folder: UserFolder, container: ContainerId) -> None:
 
 
 def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClaim:
-    """The container in restoring/, locked.
+    """Lock a container and move it to restoring/.
 
-    Raises  NotFound; Busy if a process works on it, or may: from reaping/ it comes only when the reaper has let go
+    Raises  NotFound; Busy if a process works on it, or may. A container in reaping/ is locked until the reaper releases
+            it
     """
     is_shared = folder.store.is_shared()
     for source in _SOURCES:
@@ -304,12 +305,12 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
             raise Busy(container)
         if isinstance(held, HeldContainer):
             with closed_on_error(held):
-                # First the mark, then the move: killed in between it must not look whole again.
+                # First mark it, then move it: if we are killed in between, it must not look complete again.
                 record = held.record._replace(partial=held.record.partial or source is not State.ORPHANS)
                 if record != held.record:
                     held = with_room(folder, FOR_USER, partial(rewrite, held, record))
                 if is_shared:
-                    # No call finds it in there that its swap, or an earlier restore, sent.
+                    # Late calls of its swap or of an earlier restore do not reach the new container.
                     taken = with_room(folder, FOR_USER, partial(take_over, held, State.RESTORING))
                     if isinstance(taken, ClaimLost):
                         raise Busy(container)
@@ -346,9 +347,9 @@ def _open_tree(held: HeldContainer) -> Fd | None:
 
 
 def _let_forget(held: HeldContainer) -> None:
-    """Let a mount forget the names in a tree that a reaper has worked on behind it: they would come back with it.
+    """Let a mount forget cached names in a tree on which a reaper worked: otherwise they would reappear with the tree.
 
-    The kernel drops all that it has below a directory when it looks for that where it last was, in vain.
+    The kernel drops all cached entries below a directory when a lookup at the directory's last place fails.
     Source  fs/dcache.c, d_invalidate
     """
     store = held.folder.store
@@ -361,9 +362,9 @@ def _let_forget(held: HeldContainer) -> None:
 
 
 def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
-    """Put a claimed container's tree to its destination; the container ends. Takes over `claim`.
+    """Move a claimed container's tree to its destination and remove the container. Takes ownership of `claim`.
 
-    Raises  Occupied, or OSError as the kernel refused: it is again where it was claimed then
+    Raises  Occupied, or the kernel's OSError; the container is then where it was claimed
     """
     held = claim.held
     kernel = held.folder.store.kernel
@@ -386,7 +387,7 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
             if held.record.kept is not None or held.record.parts:
                 warnings += _take_kept(held, tree, destination)
             take_back(held, tree, held.record.lent_mode, destination.visible)
-            # Where the tree came from, not where it went: btrfs then writes both sides of a plain rename.
+            # Flush the tree's source, not its destination: btrfs then writes both sides of a plain rename.
             kernel.fsync(held.fd)
             warnings += keep_hoisted(held)
             rescued = retire_restored(held)
@@ -402,16 +403,19 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
 def _check_giving(
     kernel: Kernel, held: HeldContainer, destination: RestoreDestination, owner: int, like: Fd | None = None
 ) -> None:
-    """Let root put nothing into another user's directory. owner, like: as for `may_give`. Raises  AcrossUsers"""
+    """Make sure that root puts nothing into another user's directory. owner, like: as for `may_give`.
+
+    Raises  AcrossUsers
+    """
     is_parents = destination.at_origin and held.record.method is not Method.SWEEP
     recorded = held.record.parent if is_parents else None
     check_giving(kernel, destination.parent_fd, os.path.dirname(destination.path), owner, like, recorded)
 
 
 def _take_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination) -> list[str]:
-    """Take back what the swap kept in view, and parts restored before, from a fresh directory that made way.
+    """Move entries that the swap kept in place, and parts restored before, from the replacement back into the tree.
 
-    Returns  what is not back, in words
+    Returns  the entries that were not moved, for messages
     """
     warnings = []
     if destination.at_origin:
@@ -424,13 +428,13 @@ def _take_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination) -
 
 
 def _with_loan(kernel: Kernel, held: HeldContainer, tree: Fd, destination: RestoreDestination) -> HeldContainer:
-    """The container with the loan that its tree needs, or with none, in its record; the loan made.
+    """Write the temporary permission that the tree needs, or none, into the container's record, and grant it.
 
-    Raises  NotPermitted if recovery could not find the tree to end the loan
+    Raises  NotPermitted if recovery could not find the tree to end the permission
     """
     lent = None if destination.by_root() else loan(kernel.fstat(tree))
     if lent is None and held.folder.store.is_shared():
-        lent = held.record.lent_mode  # it was taken over by that loan
+        lent = held.record.lent_mode  # it was taken over with that permission
     if lent is not None and destination.target is None and not destination.at_origin:
         raise NotPermitted(
             destination.path,
@@ -444,11 +448,11 @@ def _with_loan(kernel: Kernel, held: HeldContainer, tree: Fd, destination: Resto
 
 
 def settle(claim: RestoreClaim) -> None:
-    """Do what recovery would with a claimed container: back where it was claimed, or finished if its tree got through.
+    """Settle a claimed container as recovery would: back to where it was claimed, or finished if its tree was moved.
 
-    An error in the middle of a restore doesn't show how far it came; what is found does. Recovery goes by identities
-    alone, which a copy of a volume has others of; we have its tree open since the claim. What fails now, the next
-    recovery does.
+    An error in the middle of a restore does not show how far it came, but the disk does. Recovery relies on identities,
+    which differ in a copy of a volume; here the tree is still open from the claim. The next recovery completes what
+    fails here.
     """
     held = claim.held
     back_to = State.QUARANTINE if claim.source is State.QUARANTINE else State.ORPHANS
@@ -458,7 +462,7 @@ def settle(claim: RestoreClaim) -> None:
                 settle_restoring(held, origin, back_to)
         except KeptContainer:
             kernel = held.folder.store.kernel
-            # Nothing was moved, or all is back: the tree is in its place, and no fresh directory beside it.
+            # Nothing was moved, or all is back: the tree is in its place, with no replacement beside it.
             tree = claim.tree
             if tree is not None and kernel.is_named(tree, held.fd, TREE) and FRESH not in kernel.list(held.fd):
                 drop_prepared(held)
@@ -467,7 +471,10 @@ def settle(claim: RestoreClaim) -> None:
 
 
 def _put(kernel: Kernel, held: HeldContainer, destination: RestoreDestination) -> HeldContainer:
-    """The container after its tree went; a fresh directory that came for it may still have a loan."""
+    """Rename the tree to the name and return the container.
+
+    A replacement that came into it may still have a temporary permission.
+    """
     try:
         destination.visible.make(VisibleMove.BACK, held)
     except FileExistsError:
@@ -498,10 +505,10 @@ def _put(kernel: Kernel, held: HeldContainer, destination: RestoreDestination) -
 
 
 def _check_our_fresh(kernel: Kernel, held: HeldContainer, fd: Fd, destination: RestoreDestination) -> None:
-    """Raise Occupied unless the name has the directory that the swap put there.
+    """Raise Occupied unless the entry at the name is the replacement that the swap put there.
 
-    Where identities prove nothing (network filesystems without attributes), any directory may make way: what it holds
-    becomes an orphan of its own.
+    If identities prove nothing (network filesystems without attributes), any directory may be moved away: its contents
+    become an orphan of their own.
     """
     likelihood = compare(kernel.identify(fd), held.record.fresh)
     if likelihood is Likelihood.SAME:
@@ -512,7 +519,7 @@ def _check_our_fresh(kernel: Kernel, held: HeldContainer, fd: Fd, destination: R
 
 
 def _exchange_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestination, fresh: Fd) -> None:
-    """Where the filesystem turns out not to exchange, though it was seen to, two renames do it."""
+    """Exchange the tree and the replacement; if the filesystem does not exchange after all, use two renames."""
     with kernel.open_beneath(held.fd, TREE) as tree:
         try:
             destination.visible.make(VisibleMove.EXCHANGE, held)
@@ -550,10 +557,10 @@ def _rename_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestin
 
 
 def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDestination | None) -> Restored:
-    """Put a part of a claimed container's tree back; the rest is where it was claimed. Takes over `claim`.
+    """Restore a part of a claimed container's tree; the rest stays an orphan. Takes ownership of `claim`.
 
     inside     path in the tree
-    elsewhere  where it shall go; None for where it was, with the directories on the way made like the tree's own
+    elsewhere  the destination; None for its original path: missing directories on the way are made like the tree's
     Raises     NotFound, Occupied, OSError
     """
     held = claim.held
@@ -574,7 +581,7 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
                 target = stack.enter_context(way_back(kernel, held, tree, parents))
                 names = DirectRename(kernel, target, name)
             if loan(kernel.fstat(thing)) is not None:
-                # A loan needs a record of it, and a record has room for its tree's alone.
+                # A temporary permission must be in a record, which has a field only for that of the tree.
                 raise NotPermitted(path, f"moving it needs write permission on it: chmod u+w {_there(held, inside)}")
             held, lost = note_part(held, inside, is_home=elsewhere is None)
             claim = claim._replace(held=held)
@@ -585,7 +592,7 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
             warnings += lost
             is_spared = mark_restored(kernel, thing)
             try:
-                flush_directory(held, source)  # and not where it went, for the reason in `restore`
+                flush_directory(held, source)  # not the destination, for the reason in `restore`
             except OSError as error:
                 warnings.append(f"{error.strerror} after it was restored: a power failure may undo the restore")
     except FileNotFoundError as error:
@@ -600,17 +607,17 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
 
 
 def closed(held: HeldContainer) -> int | None:
-    """The uid that the directories may have that a reaper had entered; how many, only a walk of the tree could show."""
+    """The owner of directories that a reaper may have entered and closed; only a walk of the tree could find them."""
     return held.folder.uid if held.record.partial else None
 
 
 def _there(held: HeldContainer, inside: RelPath) -> str:
-    """Where something of a tree lies while it is an orphan, for people."""
+    """The path of something in a tree while the tree is an orphan, for messages."""
     return printable(os.path.join(held.folder.path_to(State.ORPHANS, held.name()), join(TREE, inside)))
 
 
 def way_back(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name]) -> BackingAndMount:
-    """The directory at the origin that corresponds to one in the tree; missing ones are made like the tree's.
+    """Open the original directory that corresponds to a directory in the tree; make missing ones like the tree's.
 
     At most six fds are open at a time, however deep it is.
     """
@@ -620,7 +627,7 @@ def way_back(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name])
         )
     record = held.record
     base, like = held.folder.store.base, kernel.open_beneath(tree, b".", DIRECTORY)
-    is_sweep = record.method is Method.SWEEP  # which has the identity of the directory itself
+    is_sweep = record.method is Method.SWEEP  # a sweep's record has the identity of the swept directory itself
     recorded, recorded_above = (record.parent, None) if is_sweep else (record.fresh, record.parent)
     with closed_on_error(like):
         if record.origin:
@@ -630,7 +637,7 @@ def way_back(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name])
                     check_giving(kernel, above.fd, join(*upper), kernel.fstat(like).st_uid, None, recorded_above)
                 here = _enter(kernel, held, above, last, like, recorded)
         else:
-            here = base.beneath(kernel, b"")  # of a sweep of the directory itself that holds the store
+            here = base.beneath(kernel, b"")  # a sweep of the directory that holds the store
             with closed_on_error(here):
                 check_giving(kernel, here.fd, held.folder.store.base_path, kernel.fstat(like).st_uid, like, recorded)
     for parent in parents:
@@ -648,8 +655,9 @@ def _enter(
     like: Fd,
     recorded: Identity | None = None,
 ) -> BackingAndMount:
-    """A directory of that name; made in the container if it is missing, where none can be put in its place.
+    """Open a directory by name.
 
+    If it is missing, make it in the container, where no other user can replace it, and move it.
     Raises  AcrossUsers; OSError
     """
     try:
@@ -674,27 +682,27 @@ def _enter(
 
 
 class Unmoved(NamedTuple):
-    """What stays where it is: the first by name, all counted. n_unmarked: of what moved, not marked as restored"""
+    """Entries that stay where they are: the first by name, and their number. n_unmarked: moved, but not marked"""
 
     failures: tuple[Failure, ...] = ()
     n: int = 0
     n_unmarked: int = 0
 
     def plus(self, path: bytes, number: int, call: str = "renameat2") -> Unmoved:
-        """One more."""
+        """Add one failure."""
         return self.and_also(Unmoved((Failure(path, number, call),), 1))
 
     def and_also(self, other: Unmoved) -> Unmoved:
-        """Both together."""
+        """Add both."""
         failures = (*self.failures, *other.failures)[:MAX_FAILURES]
         return Unmoved(failures, self.n + other.n, self.n_unmarked + other.n_unmarked)
 
 
 def merge_back(claim: RestoreClaim, inside: RelPath | None) -> Restored:
-    """Put what a sweep took back, all of it or what has a path in its tree. Takes over `claim`.
+    """Restore what a sweep took, all of it or a part of its tree. Takes ownership of `claim`.
 
-    What can't be moved is an orphan still, and reported: the same again, later, brings the rest.
-    Raises  NotFound, Occupied, or OSError as the kernel refused: what is not back by then is an orphan again
+    Entries that can't be moved stay in the orphan and are reported: a later restore moves the rest.
+    Raises  NotFound, Occupied, or the kernel's OSError; entries not moved by then are in the orphan again
     """
     claim = claim._replace(held=forget_size(claim.held))
     held = claim.held
@@ -719,7 +727,7 @@ def merge_back(claim: RestoreClaim, inside: RelPath | None) -> Restored:
                 raise NotFound(path, hint) from error
             raise
         if gone is not None:
-            return restore(claim, gone)  # which settles it by itself
+            return restore(claim, gone)  # `restore` settles it by itself
         warnings = _end(held)
     is_spared = not left.n_unmarked
     return Restored(
@@ -728,7 +736,7 @@ def merge_back(claim: RestoreClaim, inside: RelPath | None) -> Restored:
 
 
 def _gone(held: HeldContainer, origin: RelPath, path: bytes, owned: ExitStack) -> RestoreDestination | None:
-    """The place of the directory that was swept, for the tree to take, if that is gone; None if it is there."""
+    """If the swept directory is gone, its place as the destination for the whole tree; else None."""
     there = owned.enter_context(Origin(held, origin))
     if there.parent_fd is None:
         raise NotFound(path, "the directory above it is missing; restore it with --to PATH")
@@ -755,14 +763,14 @@ def _merge_part(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, insi
         with way_back(kernel, held, tree.fd, parents) as target:
             left = bring(kernel, source, target, name, above)
     with suppress(OSError), DeepOpener(kernel, tree) as opener:
-        while above:  # directories that had nothing else in them
+        while above:  # directories that contained nothing else
             opener.remove(above)
             above = RelPath(os.path.dirname(above))
     return left
 
 
 def _end(held: HeldContainer) -> tuple[str, ...]:
-    """The container goes, or is an orphan again with what is left; with what could not be finished."""
+    """Remove the container, or make it an orphan again if anything is in it; return warnings."""
     try:
         if not drop_empty_tree(held):
             flush(move(held, State.ORPHANS))
@@ -776,9 +784,9 @@ def _end(held: HeldContainer) -> tuple[str, ...]:
 
 
 def bring(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name: Name, above: RelPath) -> Unmoved:
-    """Move one entry of a directory into another one; what of it stays.
+    """Move one entry of a directory into another one; return what stays.
 
-    above  what its path begins with, for people
+    above  path of the directory, for messages
     """
     number = _move(kernel, source, target, name)
     if number == _IN_BOTH:
@@ -790,24 +798,24 @@ def bring(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name
 def merge(
     kernel: Kernel, source: BackingAndMount, target: BackingAndMount, start: RelPath, recorded: Identity | None = None
 ) -> Unmoved:
-    """Move what is in a directory into the one that has the same path on the other side; what of it stays.
+    """Move the entries of a directory into the directory with the same path on the other side; return what stays.
 
-    start  that path; empty for the two themselves. The directory goes when it is empty, unless it is that; one that
-           stays is reported, if nothing that stays in it is.
-    recorded  what the target was when the source's entries were taken from it
+    start     that path; empty for `source` and `target` themselves. The directory is removed when it is empty, except
+              `source` itself; if it can't be removed, that is reported unless entries in it are
+    recorded  identity of the target when the source's entries were taken from it
     """
     left = Unmoved()
     with DeepOpener(kernel, source) as sources, DeepOpener(kernel, target) as targets:
         for path, names in walk_inwards(start):
             if names is None:
                 if not path:
-                    continue  # there is always the one that all are in
+                    continue  # the top directory stays
                 try:
                     sources.remove(path)
                 except FileNotFoundError:
                     pass  # another process took it
                 except OSError as error:
-                    if not left.n:  # otherwise it may be for what stays in it
+                    if not left.n:  # otherwise entries that stay in it may be the cause
                         left = left.plus(path, error.errno or errno.EIO, "unlinkat")
                 continue
             try:
@@ -827,7 +835,10 @@ def merge(
 def _move_all(
     kernel: Kernel, here: BackingAndMount, there: BackingAndMount, upper: RelPath
 ) -> tuple[list[Name], Unmoved]:
-    """The directories that both have, and what stays. Read again until nothing moves: servers skip entries."""
+    """Move all entries that can be moved; return the directories that exist on both sides, and what stays.
+
+    The directory is read again until nothing moves, as servers skip entries.
+    """
     unmarked = Unmoved()
     with kernel.open_dir(here.fd) as readable:
         while True:
@@ -837,7 +848,8 @@ def _move_all(
             with kernel.scan(readable) as entries:
                 for entry in entries:
                     name = Name(os.fsencode(entry.name))
-                    # The kernel would say that as well, after going all the way up from both: deep down that is long.
+                    # The kernel would report this as well, but only after walking up from both directories, which is
+                    # slow deep down.
                     if entry.is_dir(follow_symlinks=False) and _are_dirs(kernel, here, there, name):
                         both.append(name)
                         continue
@@ -854,7 +866,7 @@ def _move_all(
 
 
 def _marked(kernel: Kernel, there: BackingAndMount, name: Name) -> Unmoved:
-    """Mark what was moved."""
+    """Mark a moved entry as restored."""
     with suppress(OSError), kernel.open_beneath(there.fd, name) as fd:
         if mark_restored(kernel, fd):
             return Unmoved()
@@ -862,14 +874,14 @@ def _marked(kernel: Kernel, there: BackingAndMount, name: Name) -> Unmoved:
 
 
 def _move(kernel: Kernel, here: BackingAndMount, there: BackingAndMount, name: Name) -> int:
-    """Why an entry stays: 0 if it doesn't, EISDIR if it is a directory that both have."""
+    """Move an entry; return 0, the errno, or EISDIR if it is a directory on both sides."""
     source, target = between(here, there)
     try:
         kernel.rename_free(source, name, target, name)
     except FileExistsError:
         return _IN_BOTH if _are_dirs(kernel, here, there, name) else errno.EEXIST
     except FileNotFoundError:
-        return errno.ENOENT if _mode(kernel, here, name) else 0  # else another process took it
+        return errno.ENOENT if _mode(kernel, here, name) else 0  # otherwise another process took it
     except OSError as error:
         return error.errno or errno.EIO
     return 0
@@ -880,7 +892,7 @@ def _are_dirs(kernel: Kernel, here: BackingAndMount, there: BackingAndMount, nam
 
 
 def _mode(kernel: Kernel, directory: BackingAndMount, name: Name) -> int:
-    """What has a name; 0 if nothing has it now, or something is mounted on it."""
+    """The mode of an entry; 0 if there is none, or something is mounted on it."""
     try:
         return kernel.stat(directory.fd, name).st_mode
     except OSError:

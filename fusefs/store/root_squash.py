@@ -1,4 +1,9 @@
-"""Servers that make nobody of root (NFS with root_squash), and security modules that refuse root."""
+"""Servers that map root to an unprivileged user (NFS with root_squash), and security modules that refuse root.
+
+Root can do nothing on such a filesystem, so this is reported. NFS maps root by default, Lustre by a nodemap without
+`admin`. A security module may refuse root, too, so the message names both. On local filesystems only a security module
+can.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +22,25 @@ _TRIAL = b".trashd-squash-"
 
 
 def refuse_squashed(kernel: Kernel, store_fd: Fd, base_path: bytes) -> None:
-    """Of an opened `.trashd`, whichever of root's or anybody's.
+    """Check an opened `.trashd` of any owner.
 
-    Raises  RootSquashed if we are root, and what a store's owner and root alone may open is refused to us
+    Raises  RootSquashed if we are root, and may not open what a store's owner and root may
     """
     if os.geteuid() == 0 and not kernel.is_local(store_fd) and _refuses_root(kernel, store_fd):
         raise RootSquashed(base_path)
 
 
 def _overrides_modes() -> bool:
-    """Whether this process may open what its mode denies it, as root may that kept the capability."""
+    """Whether this process may open files against their mode, as root with that capability may."""
     from fusefs.linux.credentials import Capability, may_use  # late: needed only where a server may refuse root
 
     return may_use(Capability.DAC_OVERRIDE)
 
 
 def _refuses_root(kernel: Kernel, store_fd: Fd) -> bool:
-    """Whether an opened `.trashd` refuses root. Nothing is changed, and a file that is missing tells nothing.
+    """Whether the server refuses an opened `.trashd` to root. Changes nothing; False if the file to try is missing.
 
-    A service may have given up the capability that opens what is another user's; root's own he opens by its mode.
+    A service may have dropped the capability to open other users' files; it can still open root's own by their mode.
     """
     with suppress(FileNotFoundError):
         if kernel.stat(store_fd, LOCK).st_uid != 0 and not _overrides_modes():
@@ -48,9 +53,9 @@ def _refuses_root(kernel: Kernel, store_fd: Fd) -> bool:
 
 
 def _makes_anothers(kernel: Kernel, base: Fd) -> bool:
-    """Whether what root makes in a directory is somebody else's, or root may make nothing where modes can't forbid it.
+    """Whether another user owns what root makes in a directory, or root may not make anything although modes allow it.
 
-    Tried with an empty directory, which goes again.
+    It tries this with an empty directory and removes that again.
     """
     name = Name(_TRIAL + os.urandom(6).hex().encode())
     try:
@@ -66,9 +71,9 @@ def _makes_anothers(kernel: Kernel, base: Fd) -> bool:
 
 @contextmanager
 def squash_told(kernel: Kernel, base_path: bytes) -> Iterator[None]:
-    """For what root does in a directory.
+    """For a block in which root acts in a directory.
 
-    Raises  RootSquashed instead of a PermissionError that comes of it; whatever else the block raises
+    Raises  RootSquashed instead of a PermissionError that is due to root squash; other errors as they are
     """
     try:
         yield

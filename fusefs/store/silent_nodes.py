@@ -1,8 +1,8 @@
-"""For how long another node, or another boot, must be silent before what it left is taken over.
+"""For how long another node, or another boot, must be silent before its container is taken over.
 
-Whether another node still works on a container is watched for long, by our own clock. What was seen, and when, is noted
-beside the record, so that any later command of this boot goes on with the watch. It only shows who may be alive: what
-keeps live files, should a silent one wake after all, is how it is taken over.
+Whether another node still works on a container is watched for some time, by our own clock. What was seen, and when, is
+recorded beside the container's record, so that any later command of this boot continues the watch. This only shows who
+may be alive. If a silent node does wake up, the way of taking over protects live files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fusefs.store.layout import (
 )
 
 UNKNOWN_S = 180
-"""Three times as long as NFS caches attributes (acregmax, acdirmax), the longest of the defaults that we know."""
+"""Three times the longest time for which NFS caches attributes (acregmax, acdirmax), the longest known default."""
 _KNOWN_S = {
     b"ceph": 90,
     b"fuse.ceph-fuse": 90,
@@ -38,29 +38,29 @@ _KNOWN_S = {
     b"fuse.mfs": 90,
     b"fuse.sshfs": 90,
 }
-"""By the type of the filesystem: the nodes of these saw each other's changes within seconds (docs/performance.md)."""
+"""By the type of the filesystem: nodes of these saw each other's changes within seconds (docs/performance.md)."""
 _CACHE_TIMES = 3
 _ANNOUNCED_PART = 1 / 3
-"""Of that time: so long nothing is said of it, or every check would stop every swap; and so long it is announced."""
+"""The share of that time without an announcement, as every check would stop every swap, and of the time with one."""
 _NOTE_MAX_BYTES = 200
 _NS = 1_000_000_000
 
 
 Waits = Callable[[float], bool]
-"""Waits for so many seconds; False if that was stopped before."""
+"""Waits for so many seconds; returns False if that was interrupted."""
 
 
 class _Note(NamedTuple):
-    """When something was seen, by the clock of this boot that can't be set, and what."""
+    """What was seen, and when, by the clock of this boot that can't be set."""
 
     at_s: float
     sight: str
 
 
 def takeover_s(store: Store) -> float:
-    """For how many seconds another node's command must be silent before it is taken over, if its lock can be had.
+    """For how many seconds another node's command must be silent before it is taken over, if its lock can be taken.
 
-    A node that is silent for less may be busy; and other nodes see what it writes only when their caches expire.
+    A node that is silent for less time may be busy, and other nodes see its changes only when their caches expire.
     Raises  OSError
     """
     mounts = read_mounts()
@@ -72,11 +72,11 @@ def takeover_s(store: Store) -> float:
 
 
 def _configured_s(store: Store, mounts: list[Mount]) -> int:
-    """The longer one of what the system's configuration and the caller's own state for a volume; 0 if neither does.
+    """The longer value in the system's configuration and the caller's own for a volume; 0 if neither has one.
 
-    One that has an error, or that the caller may not read, states nothing.
+    A configuration with an error, or that the caller may not read, counts as having none.
     """
-    from fusefs.linux.config_files import load_config, load_system_config  # few commands meet another boot's leftovers
+    from fusefs.linux.config_files import load_config, load_system_config  # late: seldom needed
 
     rule = find_rule_path(store.base_path, mounts, views(mounts, trusted_owners(os.geteuid())))
     stated = [0]
@@ -87,9 +87,9 @@ def _configured_s(store: Store, mounts: list[Mount]) -> int:
 
 
 def left_to_wait_s(store: Store, fd: Fd) -> float:
-    """For how many seconds a container must be silent still, as far as this boot has watched it; 0: take it over.
+    """For how many more seconds a container must be silent, as far as this boot has watched it; 0: take it over.
 
-    A live owner who sees that it is announced withdraws. Raises  OSError
+    A live owner that sees the announcement withdraws. Raises  OSError
     """
     kernel = store.kernel
     needed_s, now_s, sight = takeover_s(store), kernel.boot_ns() / _NS, _sight(kernel, fd)
@@ -110,13 +110,13 @@ def left_to_wait_s(store: Store, fd: Fd) -> float:
 
 
 def _name(prefix: bytes) -> Name:
-    """Each boot has a note of its own: another's clock proves nothing."""
+    """The name of this boot's note: another boot's clock proves nothing."""
     return Name(prefix + boot_id().encode())
 
 
 def _sight(kernel: Kernel, fd: Fd) -> str:
-    """What a container looks like: its names, and when its record and all else in it were changed."""
-    from hashlib import sha256  # few commands meet what another boot left
+    """A digest of a container: its names, and the sizes and times of its record and everything else in it."""
+    from hashlib import sha256  # late: few commands meet another boot's leftovers
 
     digest = sha256()
     for name in kernel.list_anew(fd):
@@ -128,7 +128,7 @@ def _sight(kernel: Kernel, fd: Fd) -> str:
 
 
 def _noted(kernel: Kernel, fd: Fd, prefix: bytes) -> _Note | None:
-    """This boot's note; None if there is none that makes sense."""
+    """This boot's note; None if there is no valid one."""
     with suppress(FileNotFoundError, ValueError):
         at_s, sight = (read_small(kernel, fd, _name(prefix), _NOTE_MAX_BYTES) or b"").decode("ascii").split()
         return _Note(float(at_s), sight)

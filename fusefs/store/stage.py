@@ -1,4 +1,4 @@
-"""Staging: the container with its durable record, and the way back."""
+"""Staging: make a container with its durable record, or undo that."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from fusefs.store.victim_rename import loan
 
 ATTEMPTS = 8
 _NEEDS_FRESH = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)
-"""How what comes to the store leaves a directory to prepare; the record of what was swapped before has one already."""
+"""Methods that need a prepared directory in the container; a record whose `fresh` is set has one already."""
 
 
 class TakenContainer(NamedTuple):
-    """What root knows itself of a user's container that it takes over.
+    """What root itself knows of a user's container that it takes over.
 
-    born_ns  when it was made: its tree came later, and this can't be set
-    uid      of its user; None if it is not that user's alone, so that others can have put something there
+    born_ns  when it was made, by a clock that can't be set; its tree came later
+    uid      of its user; None if other users could enter it, so that they may have put something there
     """
 
     born_ns: int
@@ -55,14 +55,15 @@ class TakenContainer(NamedTuple):
 
 
 class SwapOptions(NamedTuple):
-    """What a person may ask of swap and rm.
+    """The options of swap and rm.
 
-    retention_s  seconds until it may be reaped; None for never unless asked
-    unlike       accept a fresh directory that is not quite like the old one
-    keep         globs of top entries that a swap leaves in view
-    taken        not asked for: the victim is a user's container (store/as_owner.py)
-    heir         uid of the user for whom root swaps: the heir's then, and kept until handed over
-    invocation   the command, if a person gave one
+    retention_s  seconds until it expires; None: never
+    unlike       accept a replacement that differs from the old directory
+    keep         globs of top-level entries that a swap keeps in place
+    taken        not an option of the user's: the victim is a user's container (store/as_owner.py)
+    heir         uid of the user for whom root swaps: the orphan will be theirs, and does not expire before it is handed
+                 over
+    invocation   the command line, if a user gave one
     """
 
     retention_s: int | None = DEFAULT_RETENTION_S
@@ -75,28 +76,26 @@ class SwapOptions(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A container in stage/ with its record locked; `fresh` is the prepared directory, None for a removal.
+    """A container in stage/ with its record locked.
 
-    For a sweep that is its own `tree`, which things are put into.
+    fresh  the prepared replacement, None for a removal; for a sweep the container's `tree`, which the sweep fills
     """
 
     held: HeldContainer
     fresh: Fd | None
 
     def __enter__(self) -> Self:
-        """Own its fds for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close them, the lock with them."""
+        """Close them and release the lock."""
         self.held.owned.close()
 
 
 def stage(folder: UserFolder, name: bytes, record: Record) -> Staged:
-    """A container for whatever the record says, made new or, on a full volume, from the reserve, or in place of the
-    spare file.
+    """Make a container for a record: a new one or, on a full volume, from the reserve or the space of the spare file.
 
-    name    goes into the id
+    name    becomes part of the id
     Raises  OSError; nothing is left behind then
     """
     is_released = False
@@ -116,7 +115,7 @@ def stage(folder: UserFolder, name: bytes, record: Record) -> Staged:
 
 
 def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
-    """A container made now for whatever the record says, not from the reserve or the spare file."""
+    """Make a new container for a record, without the reserve or the spare file."""
     kernel = folder.store.kernel
     for attempt in range(ATTEMPTS):
         container = new_id(kernel, name)
@@ -130,7 +129,7 @@ def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
                 owned.enter_context(create_record(folder.store, fd, complete))
             except BaseException as error:
                 discard_unmade(folder, State.STAGE, container)
-                # Recovery may sweep away a container that has no record yet: its maker starts again.
+                # Recovery may remove a container that has no record yet: its maker starts again.
                 if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS - 1:
                     continue
                 raise
@@ -139,17 +138,16 @@ def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
 
 
 def _completed(kernel: Kernel, fd: Fd, container: ContainerId, fresh: Fd | None, record: Record) -> Record:
-    """A first record, with what the container itself tells: its id, its prepared directory, its superblock, and the
-    time before anything came.
+    """Complete a first record from its container: id, prepared directory, superblock, and a time before its tree came.
 
-    Of a tree that came into the store before the record tells when: that counts.
-    fd  in which something was just made or changed
+    If the record has that time already, because the tree came into the store earlier, the record's time is kept.
+    fd  of a directory in which an entry was just made or changed
     """
     if fresh is not None and record.method is Method.SWEEP:
         record = record._replace(victim=kernel.identify(fresh))
     elif fresh is not None:
         identity = kernel.identify(fresh)
-        if compare(identity, identity) is Likelihood.UNKNOWN:  # its filesystem gives it none that proves anything
+        if compare(identity, identity) is Likelihood.UNKNOWN:  # its filesystem has no reliable identities
             kernel.mark(fresh)
             identity = kernel.identify(fresh)
         record = record._replace(fresh=identity)
@@ -161,7 +159,7 @@ def _completed(kernel: Kernel, fd: Fd, container: ContainerId, fresh: Fd | None,
 def _make_fresh(folder: UserFolder, container_fd: Fd, method: Method) -> Fd:
     kernel, name = folder.store.kernel, FRESH if method is Method.TWO_RENAME else TREE
     if folder.store.is_shared():
-        new = unfinished_name()  # a mkdir that comes a second time makes nothing that has the name of the tree
+        new = unfinished_name()  # a mkdir that the server executes twice makes nothing that is named like the tree
         make_unique(kernel, container_fd, new)
         kernel.rename(container_fd, new, container_fd, name)
     else:
@@ -170,14 +168,14 @@ def _make_fresh(folder: UserFolder, container_fd: Fd, method: Method) -> Fd:
 
 
 def discard_unmade(folder: UserFolder, state: State, container: ContainerId) -> None:
-    """Remove what there is of a container that never got its record, as recovery would; it may have done so."""
+    """Remove a container that never got its record, as recovery would, or may have done already."""
     kernel = folder.store.kernel
     with suppress(OSError), folder.open(state) as parent:
         unmake(kernel, parent, container.encode())
 
 
 def unmake(kernel: Kernel, state: Fd, name: bytes) -> None:
-    """Remove a container without a record: by rmdir alone, which refuses if it holds anything.
+    """Remove a container without a record: only by rmdir, which fails if it holds anything.
 
     Raises  OSError if it does
     """
@@ -192,7 +190,7 @@ def unmake(kernel: Kernel, state: Fd, name: bytes) -> None:
 
 
 def _stage_reserve(folder: UserFolder, name: bytes, record: Record) -> Staged | None:
-    """A container made of the reserve, or None if there is none or another command has it."""
+    """Make a container from the reserve; None if there is none or another command has it."""
     kernel = folder.store.kernel
     with ExitStack() as owned:
         taken = take_reserve(folder, owned)
@@ -206,7 +204,7 @@ def _stage_reserve(folder: UserFolder, name: bytes, record: Record) -> Staged | 
             kernel.rmdir(fd, TREE)
         elif record.method is Method.TWO_RENAME:
             kernel.rename(fd, TREE, fd, FRESH)
-        touch(kernel, fd)  # it was made long ago
+        touch(kernel, fd)  # the reserve was made long ago
         record = _completed(kernel, fd, container, prepared, record)
         fill_record(kernel, spare, record)
         kernel.rename(fd, SPARE, fd, RECORD)
@@ -221,8 +219,10 @@ def record_now(
     victim: Identity | None,
     parent: Identity | None = None,
 ) -> Record:
-    """A record of what is taken at this moment, kept until asked for; what only some records say is to be added, and
-    its container adds what that tells (`_completed`)."""
+    """Make a record of a tree that is taken now, without retention.
+
+    The caller adds optional fields, and `_completed` those that depend on the container.
+    """
     kernel = folder.store.kernel
     return Record(
         id=ContainerId(""),
@@ -241,7 +241,7 @@ def record_now(
 
 
 def record_of(folder: UserFolder, victim: Victim, method: Method, options: SwapOptions) -> Record:
-    """The record of a victim, but for what its container adds."""
+    """Make the record of a victim, except for the fields that its container adds."""
     kernel, origin = folder.store.kernel, RelPath(below(victim.path(), folder.store.base_path))
     parent, identity = kernel.identify(victim.parent.sides.fd), kernel.identify(victim.fd)
     return record_now(folder, method, origin, identity, parent)._replace(
@@ -257,16 +257,16 @@ def record_of(folder: UserFolder, victim: Victim, method: Method, options: SwapO
 
 
 INSIDE = Name(b"inside")
-"""What fills the stand-in of a check where no rename is to replace it."""
+"""An entry that fills a check's stand-in, where no rename must replace the stand-in."""
 
 
 def stand_in(container: ContainerId) -> Name:
-    """The name beside the victim of the empty directory with which a check tries the rename to its container."""
+    """The name, beside the victim, of the empty directory with which a check tries the rename to its container."""
     return Name(NEW_PREFIX + container.rpartition("-")[2].encode())
 
 
 def drop_stand_in(kernel: Kernel, parent: Fd, container: ContainerId) -> None:
-    """Remove it; one that can't be removed is empty, and does no harm."""
+    """Remove the stand-in. If that fails, an empty directory stays behind, which is harmless."""
     beside = stand_in(container)
     for name in (join(beside, INSIDE), beside):
         with suppress(OSError):
@@ -274,14 +274,14 @@ def drop_stand_in(kernel: Kernel, parent: Fd, container: ContainerId) -> None:
 
 
 def restock(folder: UserFolder) -> None:
-    """Fill the reserve up again if it can be had; a failure shows in `trashd doctor`, not in a swap that worked."""
+    """Refill the reserve if possible. `trashd doctor` reports a failure; the swap has succeeded all the same."""
     with suppress(OSError):
         ensure_reserve(folder)
         ensure_spare_space(folder)
 
 
 def identify_at(kernel: Kernel, dir_fd: Fd, name: bytes) -> Identity | None:
-    """The identity of what a name means; None if nothing has it."""
+    """The identity of the entry with a name; None if there is none."""
     try:
         with kernel.open_beneath(dir_fd, name) as fd:
             return kernel.identify(fd)

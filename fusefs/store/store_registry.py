@@ -1,9 +1,9 @@
-"""The targets of a registry's lines now: a store, nothing yet, nothing for good, or a mount that does not answer.
+"""The present targets of a registry's lines: a store, nothing yet, nothing for good, or a mount that does not answer.
 
-A registry is written whole, under a lock, without the stores that are gone. What users' registries name is, for root,
-read by a child with its user's uid, reached through no link of theirs. Root hears of a user from the accounts, and of
-one whom these don't list from a folder in a store. A registry is looked for below the home that the accounts name,
-since root knows no other $XDG_STATE_HOME.
+A registry is rewritten as a whole, under a lock, without stores that are gone. For root, users' registries are read by
+children with the users' uids, and no link of theirs is followed. Root finds users in the account database, and others
+by their folders in stores. A registry is searched below the home directory in the account database, as root does not
+know a user's $XDG_STATE_HOME.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
 
 class RegistryTarget(Enum):
-    """What is found at the end of a line.
+    """What a line leads to.
 
-    ABSENT  not there; the disk may not be mounted, so it may come back
-    GONE    its filesystem is there, and it is not
-    SILENT  no answer from there
+    ABSENT  missing; the disk may be unmounted, so it may come back
+    GONE    missing on its filesystem, which is mounted
+    SILENT  no answer
     """
 
     THERE = "there"
@@ -61,7 +61,7 @@ class RegistryTarget(Enum):
 
 
 class LineOf(NamedTuple):
-    """A line of a registry: of root's own, it is true; of a user's it counts for that user's own store alone."""
+    """A line of a user's registry. Root's own is trusted; a user's counts only for that user's own store."""
 
     uid: int
     line: RegistryLine
@@ -70,7 +70,7 @@ class LineOf(NamedTuple):
 def follow(
     kernel: Kernel, entries: Sequence[LineOf], mounts: Sequence[Mount]
 ) -> Iterator[tuple[LineOf, RegistryTarget]]:
-    """Each line, and where it leads; looked at by a child, as a mount may never answer."""
+    """Each line and its target; children check, as a mount may never answer."""
     uid = os.geteuid()
     trusted = trusted_owners(uid)
     silent = kernel.silent
@@ -82,7 +82,7 @@ def follow(
 
     def where(entry: LineOf) -> Hashable:
         mount = covering(entry.line.path, mounts)
-        # What one user's path leads to by a link may be silent, where others' paths are not.
+        # A user's path may lead through a link to a silent mount, where other users' paths do not.
         return mount if entry.uid == uid or mount in kernel.silent else (entry.uid, mount)
 
     for entry, answer in ask_each(entries, ask, silent, where):
@@ -93,7 +93,7 @@ def follow(
 
 
 def look(kernel: Kernel, one: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> RegistryTarget:
-    """Where a line leads. May take for ever"""
+    """The target of a line. This may block forever"""
     try:
         base = open_way(kernel, one.path, mounts, trusted)
     except OSError as error:
@@ -113,7 +113,7 @@ def look(kernel: Kernel, one: RegistryLine, mounts: Sequence[Mount], trusted: Co
 
 
 def _was_here(kernel: Kernel, one: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> bool:
-    """Whether the lowest directory that is left of a path is on the filesystem that a store was on."""
+    """Whether the lowest existing directory of a path is on the filesystem that the store was on."""
     path = one.path
     while path != b"/":
         path = os.path.dirname(path)
@@ -131,10 +131,10 @@ def _is_on(fd: Fd, one: RegistryLine) -> bool:
 
 
 def open_registered(kernel: Kernel, entry: LineOf, mounts: list[Mount]) -> Store | None:
-    """The store that a line names; None if it does not lead to just that one. May take for ever: ask `follow` before.
+    """Open the store that a line names; None if it leads to another one or none. May block forever: use `follow` first.
 
-    Of another's registry it must be that user's own store, and root opens it for that user alone.
-    Raises  BrokenStore, of the caller's own registry
+    If the line is from another user's registry, it must be that user's own store, and root opens it for that user only.
+    Raises  BrokenStore, for the caller's own registry
     """
     line, of = entry.line, None if entry.uid == os.geteuid() else entry.uid
     try:
@@ -162,7 +162,7 @@ _GLANCES, _GLANCE_S = 50, 0.01
 
 
 def add_line(kernel: Kernel, one: RegistryLine) -> str:
-    """Add a line to the caller's registry; why it does not have it now, a clause for a person, or nothing.
+    """Add a line to the caller's registry. Return why that failed, as a clause for messages, or "".
 
     Raises  OSError
     """
@@ -185,7 +185,7 @@ def add_line(kernel: Kernel, one: RegistryLine) -> str:
 
 
 def _lock(path: bytes) -> Fd | None:
-    """The registry's lock. Its holder is about to write; a stopped one is not waited for long."""
+    """Take the registry's lock; None if it stays taken: its holder should be about to write, or has been stopped."""
     for _glance in range(_GLANCES):
         lock = take(path, STORES + b".lock")
         if lock is not None:
@@ -195,7 +195,7 @@ def _lock(path: bytes) -> Fd | None:
 
 
 def _still_needed(kernel: Kernel, lines: Sequence[RegistryLine], one: RegistryLine) -> list[RegistryLine]:
-    """The lines that stay beside a new one; if there are too many, none that leads nowhere at the moment."""
+    """The lines to keep beside a new one; if there are too many, without those that are absent now."""
     entries = [LineOf(os.geteuid(), line) for line in lines]
     followed = [(entry.line, lead) for entry, lead in follow(kernel, entries, read_mounts())]
     kept = [
@@ -208,7 +208,7 @@ def _still_needed(kernel: Kernel, lines: Sequence[RegistryLine], one: RegistryLi
 
 
 def _replaces(one: RegistryLine, line: RegistryLine, lead: RegistryTarget) -> bool:
-    """Whether a new line says of an old one's store where it is now."""
+    """Whether a new line replaces an old one: it has the same path, or the store's new path."""
     if one.volume != line.volume:
         return False
     known = compare(one.identity, line.identity)
@@ -223,7 +223,7 @@ _MOST_UNLISTED = 1000
 
 _MOST_AT_ROOTS = 16
 
-"""Names of one user's own stores in all mount points together: anybody can make directories with such names."""
+"""Limit of one user's own stores in all mount points together, as any user can make directories with such names."""
 
 
 _FOUND = b"found"
@@ -235,10 +235,10 @@ class _RegistryHome(NamedTuple):
 
 
 def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int] = ()) -> Iterator[LineOf]:
-    """The lines of all users' registries that lead somewhere now; needs root.
+    """The lines of all users' registries that lead to a store now; needs root.
 
-    uids  of users that may be missing in the accounts' list, as a directory service need not list all
-    No child is waited for beyond a few seconds: a user who keeps it from answering is passed over.
+    uids  of users who may be missing in the list of accounts, as a directory service need not list all
+    A child that does not answer within a few seconds, because of its user or a mount, is skipped.
     """
     homes = _homes(kernel, uids)
     entries = [entry for home in _with_registry(kernel, homes, mounts) for entry in _entries_of(kernel, home, mounts)]
@@ -246,10 +246,10 @@ def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int]
 
 
 def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mount]) -> Iterator[LineOf]:
-    """Users' own stores in some mount points, whether or not a registry has them; needs root.
+    """Users' own stores in some mount points, whether or not they are in a registry; needs root.
 
-    A store's own file, which nobody but its user can have put there, names its identity: it is no copy of its files.
-    No child is waited for beyond a few seconds, as above.
+    A store's own file, which only its user can have put there, has its identity: so it is no copy of the store's files.
+    A child that does not answer within a few seconds is skipped, as above.
     """
 
     def ask(point: bytes) -> bytes:
@@ -271,7 +271,7 @@ def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mo
 
 
 def _line_at_root(kernel: Kernel, uid: int, path: bytes, mounts: Sequence[Mount]) -> Iterator[LineOf]:
-    """What a user's registry would say of a store of that user's, looked at as that user; nothing if it is none."""
+    """The registry line for a user's own store, made by a process of that user; none if it is no such store."""
     base_path, name = os.path.split(path)
 
     def ask(_path: bytes) -> bytes:
@@ -294,7 +294,7 @@ def _line_at_root(kernel: Kernel, uid: int, path: bytes, mounts: Sequence[Mount]
 
 
 def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_RegistryHome]:
-    """Where the system says that users are at home, in time: a directory service may be far away."""
+    """Users' home directories by the account database, with a time limit, as a directory service may be slow."""
 
     def ask(uid: int | None) -> bytes:
         with suppress(KeyError):
@@ -313,14 +313,14 @@ def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_RegistryHome]:
 
 
 def _with_registry(kernel: Kernel, homes: Sequence[_RegistryHome], mounts: Sequence[Mount]) -> list[_RegistryHome]:
-    """Those where there seems to be a registry: most accounts have none, and cost a few calls."""
+    """The home directories that seem to have a registry: most have none, and cost only a few calls."""
 
     def ask(home: _RegistryHome) -> bytes:
         try:
             with _open_place(kernel, home, mounts) as directory:
                 st = os.stat(STORES, dir_fd=directory, follow_symlinks=False)
         except PermissionError:
-            return _FOUND  # root of another host may not look; its user's process does
+            return _FOUND  # root of another host may not see it, but a process of its user may
         except OSError:
             return b""
         return _FOUND if stat.S_ISREG(st.st_mode) and st.st_uid == home.uid else b""
@@ -330,7 +330,7 @@ def _with_registry(kernel: Kernel, homes: Sequence[_RegistryHome], mounts: Seque
 
 
 def _entries_of(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> list[LineOf]:
-    """What a user's registry says, read as that user."""
+    """The lines of a user's registry, read as that user."""
 
     def ask(_home: _RegistryHome) -> bytes:
         try:
@@ -342,11 +342,11 @@ def _entries_of(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) ->
         except OSError:
             return b""
 
-    # A user who stops the child has not made a mount silent: what is learnt of it is that user's alone.
+    # The user may stop the child: this marks no mount as silent, and affects only that user.
     ((_home, answer),) = ask_each((home,), ask, set(), lambda _home: home.uid, person(home.uid))
     return [LineOf(home.uid, line) for line in decode(answer or b"")]
 
 
 def _open_place(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> Fd:
-    """The directory of a user's registry, through no link but root's, for any caller. Raises  OSError"""
+    """Open the directory of a user's registry through no link except root's, as any caller. Raises  OSError"""
     return open_way(kernel, os.path.join(home.path, STATE_BELOW_HOME), mounts, (0,))

@@ -1,6 +1,6 @@
 """Swap and rm from a path to the result: refusals, the store, the user's folder, one exchange with the victim.
 
-rm: the name disappears by one rename into the store; files too, on every filesystem, restorable.
+rm moves the victim, which may be a file, into the store by one rename, on every filesystem.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ from fusefs.store.victim import Victim, as_told, existing_stores, find_victim, r
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, take_back
 
 Unlike = tuple[MetadataDifference, ...]
-"""What of a victim's likeness its fresh directory could not be given."""
+"""Attributes of a victim that its replacement could not be given."""
 
 
 class Swapped(NamedTuple):
-    """What a swap or a removal did.
+    """The result of a swap or a removal.
 
-    store     the user's folder that has it
-    volume    the directory that holds the store, if that is not the root of the mount: commands need to be told
-    gap_ns    how long the name was missing (two renames), 0 for an exchange, None for a removal
-    unlike    what of the likeness could not be had
-    warnings  what could not be finished after the exchange; the next command completes it
-    kept      top entries that stay in view
-    unnoted   why the caller's registry does not name that store, so that no service reaps there; empty if it does
-    expires_ns  when it may be reaped, by the wall clock; None: never by itself
+    store       the user's folder that has it
+    volume      the directory that holds the store, if commands do not find that by themselves; else None
+    gap_ns      for how long the name was missing (two renames); 0 for an exchange, None for a removal
+    unlike      attributes that the replacement could not be given
+    warnings    steps after the exchange that failed; the next command completes them
+    kept        top-level entries that stay in place
+    unnoted     why the caller's registry does not name that store, so that no service reaps there; empty if it does
+    expires_ns  when it expires, by the wall clock; None: never
     """
 
     id: ContainerId
@@ -84,12 +84,12 @@ class Swapped(NamedTuple):
 
 
 def base_of(folder: bytes) -> bytes:
-    """The directory that holds the store of a user's folder, which is BASE/STORE/AREA/FOLDER."""
+    """The directory that holds the store of a user's folder, whose path is BASE/STORE/AREA/FOLDER."""
     return folder.rsplit(b"/", 3)[0] or b"/"
 
 
 class Adopted(NamedTuple):
-    """What became of a container that has its victim: its id, the user's folder that has it, and what went wrong."""
+    """Where a container went that has its victim: id, the user's folder, and warnings."""
 
     id: ContainerId
     store: bytes
@@ -97,9 +97,9 @@ class Adopted(NamedTuple):
 
 
 def adopt(held: HeldContainer) -> Adopted:
-    """Make an orphan of it, in the folder where it is."""
+    """Move the container to orphans/ in its folder."""
     if held.folder.store.is_shared():
-        from fusefs.store.recover import settle_late  # a local filesystem does each call once
+        from fusefs.store.recover import settle_late  # only shared filesystems may execute a call twice
 
         settle_late(held)
     move(held, State.ORPHANS)
@@ -107,7 +107,7 @@ def adopt(held: HeldContainer) -> Adopted:
 
 
 Adopt = Callable[[HeldContainer], Adopted]
-"""What is done with a container that has its victim, before its lock goes."""
+"""Called for a container that has its victim, before the container's lock is released."""
 
 
 def swap(
@@ -120,9 +120,9 @@ def swap(
 ) -> Swapped:
     """Swap the victim into a user's folder of a store.
 
-    visible   what does the renames at the victim's name
-    Raises    OSError with EXDEV if this store can't take it: try the next one; other OSError, NotAlike, Refused:
-              the victim is where it was; Unsettled: everything is kept, and the message says where
+    visible  does the renames at the victim's name
+    Raises   OSError with EXDEV if this store can't take it: try the next one; other OSError, NotAlike, Refused: the
+             victim is where it was; Unsettled: everything is kept, and the message names the place
     """
     if not folder.store.volume.exchange:
         return _by_two_renames(folder, victim, options, visible, adopt)
@@ -132,11 +132,11 @@ def swap(
             keeping = None if victim.staying is None else keep(staged, victim)
             visible.make(VisibleMove.EXCHANGE, staged.held)
         except (OSError, TrashdError) as error:
-            # Not for a Ctrl-C, which may come when all is done already: recovery settles that.
+            # Not for a Ctrl-C, which may come after the exchange: recovery settles that.
             is_swept = isinstance(error, FileNotFoundError) and not _has_fresh(staged)
             undo(staged, victim, visible, error)
             if is_swept and n_attempts > 1:
-                # A recovery that had found no record yet took the fresh directory when there was one: start again.
+                # A recovery that had seen no record yet removed the replacement: start again.
                 return swap(folder, victim, options, visible, adopt, n_attempts - 1)
             if not isinstance(error, OSError) or error.errno not in NO_EXCHANGE:
                 raise
@@ -144,15 +144,15 @@ def swap(
             if _is_exchanged(staged, victim, visible):
                 return finish(staged, victim, visible, unlike, 0, keeping, adopt)
             unstage(staged, victim, visible)
-    # Nothing has changed: the filesystem does not exchange after all.
+    # Nothing has changed: the filesystem does not support the exchange after all.
     return _by_two_renames(folder, victim, options, visible, adopt)
 
 
 def unstage(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
-    """Undo a staging whose victim never came: links, loan, prepared directory, record, container, in this order.
+    """Undo a staging whose victim never came: links, temporary permission, replacement, record, container, in order.
 
-    Raises  OSError if it came after all (a kernel may say that a rename failed which it did): the container
-            stays as it is then, and recovery decides
+    Raises  OSError if the victim came after all (a kernel may report failure of a rename that it did): the container
+            stays as it is, and recovery decides
     """
     kernel = staged.held.folder.store.kernel
     if victim.staying is not None:
@@ -165,7 +165,7 @@ def unstage(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
 
 
 def undo(staged: Staged, victim: Victim, visible: VisibleRename, error: Exception) -> None:
-    """`unstage` after an error. Who took the container over does what can't be done here any more."""
+    """`unstage` after an error. Raises  TakenOver if another node took the container over, and undoes it instead"""
     try:
         unstage(staged, victim, visible)
     except OSError:
@@ -175,7 +175,7 @@ def undo(staged: Staged, victim: Victim, visible: VisibleRename, error: Exceptio
 
 
 def _check_ours(staged: Staged) -> None:
-    """Raises  TakenOver if what is not found where we had it may be with another node"""
+    """Raises  TakenOver if another node may have what is missing here"""
     if is_taken_over(staged.held):
         raise TakenOver(staged.held.id)
 
@@ -186,9 +186,9 @@ def _has_fresh(staged: Staged, name: Name = TREE) -> bool:
 
 
 def make_alike(staged: Staged, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Unlike:
-    """Give the staged fresh directory the victim's likeness, by the loan that this may take; what could not be had.
+    """Give the replacement the victim's metadata, with the temporary permission this may need; return what differs.
 
-    Raises  NotAlike if that is anything, and not accepted; OSError ENOKEY, accepted or not, if it is encryption
+    Raises  NotAlike if anything differs and options.unlike is not set; OSError ENOKEY in any case if it is encryption
     """
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
@@ -207,7 +207,7 @@ _UNCHANGED = "nothing was changed; run the command again"
 
 
 def in_words(unlike: Unlike) -> list[str]:
-    """What could not be had, in words."""
+    """Describe the differences for messages."""
     return [
         f"{one.what} {UNREADABLE if one.wanted == UNREADABLE else f'{one.got} instead of {one.wanted}'}"
         for one in unlike
@@ -215,15 +215,15 @@ def in_words(unlike: Unlike) -> list[str]:
 
 
 def _is_exchanged(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
-    """Whether the exchange was done, by the fds held since before; not if the filesystem lies about the flag.
+    """Whether the exchange happened, by the fds held since before it; False if the filesystem ignores the flag.
 
-    Raises  Refused if something else had the name at that moment, and has it back; Unsettled if it could not be given
+    Raises  Refused if something else had the name at that moment, and has it again; Unsettled if it could not be given
             back: everything is in stage/; OSError, TakenOver
     """
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
     if kernel.is_named(victim.fd, staged.held.fd, TREE):
-        return True  # whatever has the name now: the user may already have moved the fresh directory, rightly
+        return True  # whatever has the name now: the user may have moved the replacement already, which is fine
     fresh = kernel.fstat(staged.fresh)
     name_is_fresh = visible.found() == (fresh.st_dev, fresh.st_ino)
     if name_is_fresh or not kernel.is_named(staged.fresh, staged.held.fd, TREE):
@@ -232,7 +232,7 @@ def _is_exchanged(staged: Staged, victim: Victim, visible: VisibleRename) -> boo
 
 
 def _undo_exchange(staged: Staged, victim: Victim, visible: VisibleRename) -> NoReturn:
-    """Give the name back to what had it, then raise; where that can't be done, keep all and say so."""
+    """Give the name back to the entry that had it, and raise; if that fails, keep everything and raise Unsettled."""
     _check_ours(staged)
     kernel = staged.held.folder.store.kernel
     assert staged.fresh is not None
@@ -255,9 +255,9 @@ def finish(
     keeping: KeptLinks | None = None,
     adopt: Adopt = adopt,
 ) -> Swapped:
-    """After the victim came: bring what stays in view, take back loans, flush, adopt.
+    """After the victim came: move kept entries back, end temporary permissions, adopt, flush.
 
-    Never undone; what fails is told and done later.
+    Errors do not undo the swap: they become warnings, and the next command completes the steps.
     """
     held = staged.held
     warnings = []
@@ -284,7 +284,7 @@ def finish(
 def _by_two_renames(
     folder: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename, adopt: Adopt
 ) -> Swapped:
-    """Where there is no exchange: the name is missing between two renames, and the result says how long."""
+    """Swap without an exchange: the name is missing between two renames, for `gap_ns` of the result."""
     kernel = folder.store.kernel
     with stage(folder, victim.name, record_of(folder, victim, Method.TWO_RENAME, options)) as staged:
         try:
@@ -309,9 +309,9 @@ def _by_two_renames(
 
 
 def _place(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
-    """Put the fresh directory to the name; if that fails, the victim comes back and the error goes on.
+    """Rename the replacement to the name; if that fails, move the victim back and raise the error.
 
-    Returns  False if another process took the name in the gap; it has it now, the old tree an orphan like any other
+    Returns  False if another process took the name in the gap: it keeps the name, and the old tree becomes an orphan
     """
     kernel = staged.held.folder.store.kernel
     try:
@@ -333,7 +333,7 @@ def _place(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
 
 
 def give_back(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
-    """Put back what a rename aside caught instead of the victim, then raise."""
+    """Move back an entry that a rename took instead of the victim, and raise."""
     _check_ours(staged)
     where = printable(victim.path())
     try:
@@ -364,13 +364,14 @@ def remove(folder: UserFolder, victim: Victim, options: SwapOptions, visible: Vi
 
 
 Verb = Callable[[UserFolder, Victim, SwapOptions, VisibleRename], Swapped]
-"""Takes a victim into a user's folder of a store: `swap`, `remove`; OSError with EXDEV if that can't take it."""
+"""`swap` or `remove`: moves a victim into a user's folder of a store; OSError with EXDEV if that store can't take it.
+"""
 
 
 def swap_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
     """Swap the directory at a path.
 
-    Raises  TrashdError; the directory is where it was unless it is Unsettled
+    Raises  TrashdError; unless it is Unsettled, the directory is where it was
     """
     return take_path(kernel, path, options, swap, directory=True)
 
@@ -381,7 +382,7 @@ def remove_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
 
 
 def take_path(kernel: Kernel, path: bytes, options: SwapOptions, verb: Verb, *, directory: bool) -> Swapped:
-    """Find the victim and let a verb take it; once more if it is gone that had the name when this node looked last.
+    """Find the victim and call `verb` with it; once more if the name was cached by this node for an inode that is gone.
 
     directory  whether the victim must be one
     Raises     TrashdError
@@ -393,13 +394,13 @@ def take_path(kernel: Kernel, path: bytes, options: SwapOptions, verb: Verb, *, 
         if error.errno != errno.ESTALE:
             raise
     with suppress(OSError):
-        os.close(os.open(path, READABLE | os.O_CLOEXEC))  # asks the server what has the name, as O_PATH does not
+        os.close(os.open(path, READABLE | os.O_CLOEXEC))  # makes this node ask the server for the name; O_PATH does not
     with find_victim(kernel, path) as victim:
         return _take(kernel, victim, options, verb, directory=directory)
 
 
 def _take(kernel: Kernel, victim: Victim, options: SwapOptions, verb: Verb, *, directory: bool) -> Swapped:
-    """Refuse, or offer the victim to one store after the other, up to the first that can take it."""
+    """Check for refusals, then try one store after the other until one can take the victim."""
     visible = DirectRename(kernel, victim.parent.sides, victim.name)
     try:
         for reason in refusals(kernel, victim, directory=directory):
@@ -425,26 +426,26 @@ def _take(kernel: Kernel, victim: Victim, options: SwapOptions, verb: Verb, *, d
 
 
 def volume_to_tell(store: Store, mounts: Iterable[Mount]) -> bytes | None:
-    """The directory that holds a store, for commands that don't find it by themselves: at a mount, or by the registry.
+    """The directory that holds a store, if commands find the store only by it: not at a mount point or by the registry.
 
-    A mount of ours may be gone by then, and what it shows is where it was.
+    Our own mounts do not count: one may be gone by then, and the store is where it was before.
     """
     lasting = any(mount.point == store.base_path for mount in mounts if not mount.is_ours())
     return None if lasting or is_remembered(store) else place_of_store(store)
 
 
 def _unnoted(store: Store, volume: bytes | None) -> str:
-    """Why no registry names a store of the caller's, if that keeps services from it; empty if it does not."""
-    is_found = store.name != STORE or store.is_common()  # at a mount point, by root's service too
+    """Why the caller's registry does not name a store, if that keeps services from it; empty otherwise."""
+    is_found = store.name != STORE or store.is_common()  # at a mount point, where root's service finds it, too
     if store.owner != os.geteuid() or (volume is None and (is_found or is_remembered(store))):
         return ""
     return remember(store)
 
 
 def own_folder(store: Store) -> UserFolder:
-    """The caller's folder, made if missing, with what a killed command left in stage/ completed or undone.
+    """Open the caller's folder; make it if missing. Complete or undo what a killed command left in stage/.
 
-    The user's registry names the store from now on.
+    From now on the user's registry names the store.
     Raises  OSError; Untrusted
     """
     kernel = store.kernel
@@ -456,7 +457,7 @@ def own_folder(store: Store) -> UserFolder:
         restock(folder)
         return folder
     with closed_on_error(folder), folder.open(State.STAGE) as stage:
-        # What others may have put there, making a folder of root's of it, root does nothing about.
+        # Root does not touch what others may have put there to make it pass for root's folder.
         if (folder.is_proven or folder.uid) and not kernel.is_empty(stage):
             from fusefs.store.recover import recover
 
@@ -465,17 +466,17 @@ def own_folder(store: Store) -> UserFolder:
 
 
 def refuse_unknown(store: Store) -> None:
-    """Refuse to root a store of root's of which it is not known that root made it. Raises  NoStore"""
+    """Refuse, as root, one of root's stores that root may not have made. Raises  NoStore"""
     if store.is_roots_to_keep() and store.is_unknown():
         raise NoStore(f"{printable(store.base_path)} ({NOT_MADE})", way_out(store.base_path))
 
 
 def _first_folder(store: Store) -> UserFolder:
-    """The caller's folder, who had none when he looked: made, or taken out of what was there before.
+    """The caller's first folder in a store: made, or taken from an older store there.
 
     Raises  OSError; NoStore; Busy
     """
-    from fusefs.store.make_folder import (  # only the first command on a volume needs all that
+    from fusefs.store.make_folder import (  # only the first command on a volume needs these
         abandoned_folders,
         make_roots,
         make_user,
@@ -494,9 +495,9 @@ def _first_folder(store: Store) -> UserFolder:
 
 
 def point_own(scope: Scope, store: Store) -> None:
-    """Leave a pointer to a store in the caller's own folder of the one above it, if there is one.
+    """Write a pointer to a store into the caller's own folder of the store above it, if there is one.
 
-    Before the store is used: what it holds when we are killed must be found.
+    This comes before the store is used, so that its contents are found even if we are killed.
     """
     upper = store_above(scope, store)
     if upper is not None:
@@ -505,7 +506,7 @@ def point_own(scope: Scope, store: Store) -> None:
 
 
 def store_above(scope: Scope, store: Store) -> Store | None:
-    """The highest of the stores for what is in a directory, for the caller to close, if it lies above that one."""
+    """The highest of the stores for a directory, if it is above the given one; the caller closes it."""
     if store.base_path == scope.root_path:
         return None
     for _relative, upper in existing_stores(store.kernel, scope, [], to_take=False):
@@ -517,7 +518,7 @@ def store_above(scope: Scope, store: Store) -> Store | None:
 
 
 def explain(error: OSError | TrashdError, victim: Victim) -> TrashdError:
-    """The error for a person, with the reason where the kernel's word hides it; an error of ours as it is."""
+    """Convert an error for the user, adding the cause where the errno hides it; return a TrashdError unchanged."""
     if isinstance(error, TrashdError):
         return error
     if error.errno in (errno.EPERM, errno.EACCES):
@@ -535,5 +536,5 @@ def explain(error: OSError | TrashdError, victim: Victim) -> TrashdError:
 
 
 def shows_another(scope: Scope) -> NoBacking:
-    """What ESTALE means where a mount of ours shows a directory."""
-    return NoBacking(scope.root_path + b" (it shows another directory than its source)")
+    """The meaning of ESTALE where one of our mounts shows the directory."""
+    return NoBacking(scope.root_path + b": it shows another directory than its source")

@@ -1,7 +1,8 @@
-"""A sweep's container: what is taken keeps its tree in it, and becomes one orphan in the end.
+"""The container of a sweep: what the sweep takes keeps its paths in it, and becomes one orphan in the end.
 
-Its record is durable before anything moves, and is the lock. Its `tree` is made like the directory that is swept;
-the directories in it are made like those that something is taken from, aside, so that they appear complete.
+Its record is durable before anything moves, and serves as the lock. Its `tree` gets the attributes of the swept
+directory. Each directory in the tree gets those of its original, and is made under another name, so that it appears
+complete.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from fusefs.store.walk import DeepOpener, DeepOpeners, make_missing, walk_inward
 
 
 class SweepContainer(NamedTuple):
-    """A locked container in stage/ that a sweep puts things into; workers that are forked have it too.
+    """A locked container in stage/ into which a sweep moves entries; forked workers have it, too.
 
-    scope   the directory that is swept
-    tree    its `tree`, on both sides if the directory is
-    volume  the directory that holds the store, if that is not the root of the mount: commands need to name it
-    offered  the store: it goes again if nothing was taken and it was made for this
+    scope    the directory that is swept
+    tree     its `tree`, on both sides if the directory is
+    volume   the directory that holds the store, if commands do not find that by themselves; else None
+    offered  the store, which is removed if nothing was taken and it was made for this
     """
 
     scope: Scope
@@ -59,10 +60,10 @@ class SweepContainer(NamedTuple):
     offered: Offered
 
     def into(self, upper: bytes, ways: DeepOpeners) -> BackingAndMount:
-        """The directory that what is taken from a directory goes to; its caller's. Made if missing, like that one.
+        """Open the directory for entries taken from a directory, made like that if it is missing; the caller closes it.
 
-        upper   path of the directory in the one that is swept
-        Raises  OSError: ENOENT if that directory is not there any more
+        upper   path of the original directory, relative to the swept one
+        Raises  OSError: ENOENT if that directory is gone
         """
         return ways.into(self.tree).wholly(
             upper, partial(self._make_way, ways.into(BackingAndMount(self.scope.sides.fd)))
@@ -74,15 +75,18 @@ class SweepContainer(NamedTuple):
         with_room(self.held.folder, FOR_USER, make)
 
     def _make_like(self, here: Fd, name: Name, model: Fd) -> None:
-        """A directory made like another one appears with its likeness: some of that only an empty one can have."""
+        """Make a directory like another one.
+
+        It appears with all attributes, as some can be set only while it is empty.
+        """
         kernel, new = self.held.folder.store.kernel, unfinished_name()
         appear = partial(kernel.rename_free, self.held.fd, new, here, name)
         make_like(kernel, self.held.fd, new, _likeness_of(kernel, model), appear)
 
     def finish(self, *, is_empty: bool, size: TreeSize | None = None) -> tuple[ContainerId | None, tuple[str, ...]]:
-        """What is in it becomes an orphan; without anything the container goes. With what could not be finished.
+        """Make an orphan of the entries taken, or remove the container; return the orphan's id, and warnings.
 
-        is_empty  nothing was taken: the directories that were made for it go as well, and the store if it was
+        is_empty  nothing was taken: remove the directories made for it as well, and the store if it was made for this
         size      of what was taken, as far as it is known
         """
         try:
@@ -104,9 +108,9 @@ class SweepContainer(NamedTuple):
 
 @contextmanager
 def open_basket(kernel: Kernel, scope: Scope, options: SwapOptions) -> Iterator[SweepContainer]:
-    """A container for what is taken out of a directory, in the first store that can have it.
+    """Open a container for entries of a directory, in the first store that can have it.
 
-    Left without `finish` it is as a killed sweep leaves it: recovery adopts what is in there.
+    Without `finish` it stays as a killed sweep leaves it: recovery adopts its contents.
     Raises  TrashdError; nothing is left behind then
     """
     with ExitStack() as owned:
@@ -120,7 +124,7 @@ def open_basket(kernel: Kernel, scope: Scope, options: SwapOptions) -> Iterator[
 
 
 def _open_first(kernel: Kernel, scope: Scope, options: SwapOptions, owned: ExitStack) -> SweepContainer:
-    """The container, in the first store that can have it; owned by `owned`."""
+    """Make the container in the first store that can have it; `owned` closes it."""
     for offered in stores_for(kernel, scope, scope.path()):
         try:
             with ExitStack() as opened:
@@ -140,7 +144,7 @@ def _open_first(kernel: Kernel, scope: Scope, options: SwapOptions, owned: ExitS
 def _open(
     kernel: Kernel, scope: Scope, folder: UserFolder, offered: Offered, options: SwapOptions, owned: ExitStack
 ) -> SweepContainer:
-    """The container in one store; its tree on both sides if the directory that is swept is.
+    """Make the container in one store; its tree is on both sides if the swept directory is.
 
     Raises  OSError with EXDEV if nothing can be renamed into it from there, ESTALE if the mount can't show its tree
     """
@@ -160,7 +164,7 @@ def _open(
             tree = check_wholly(scope.sides, open_inside(staged.held, TREE), scope.path())
         owned.enter_context(tree)
     except (OSError, TrashdError):
-        with suppress(OSError):  # then something is in there, which recovery adopts
+        with suppress(OSError):  # then something is in it, which recovery adopts
             kernel.rmdir(staged.held.fd, TREE)
             dissolve(staged.held)
         raise
@@ -168,27 +172,27 @@ def _open(
 
 
 def _likeness_of(kernel: Kernel, model: Fd) -> DirectoryMetadata | None:
-    """What a directory of ours takes over from another one, None if we may not look; we can write in it, though.
+    """The attributes for a copy of a directory, with owner write permission; None if we may not list that directory.
 
-    The original may have been closed to its owner's writing: things below it were taken. A tree of ours that we can't
-    change could not be put back.
+    The original may be closed to its owner's writing by now: things were taken from below it. A tree of ours that we
+    can't change could not be restored.
     """
     try:
         readable = kernel.open_dir(model)
     except PermissionError:
-        return None  # searched, not listed: its name was given
+        return None  # may be searched, but not listed: its name was given
     with readable:
         wanted = read_likeness(kernel, readable)
     return wanted if os.geteuid() == 0 else wanted._replace(mode=wanted.mode | stat.S_IRWXU)
 
 
 def _try_way(kernel: Kernel, scope: Scope, held: HeldContainer) -> None:
-    """Try whether a rename from the directory can lead here, before anything has moved.
+    """Test whether entries can be renamed from the directory into the container, before any is moved.
 
-    A file that is made there without a name is linked into the container for a moment: the kernel asks the same of
-    a link as of a rename (project, subvolume, encryption). Its name here is one that recovery knows to remove.
-    Where that can't be tried, the first renames show it.
-    Raises  OSError with EXDEV if it can't
+    A file without a name is made in the directory and linked into the container for a moment: for a link the kernel
+    checks the same as for a rename (project, subvolume, encryption). Recovery removes the name used here. If this can't
+    be tried, the first renames will show it.
+    Raises  OSError with EXDEV if they can't
     """
     try:
         with kernel.create_unnamed(scope.sides.fd) as probe:
@@ -200,7 +204,7 @@ def _try_way(kernel: Kernel, scope: Scope, held: HeldContainer) -> None:
 
 
 def _prune(kernel: Kernel, tree: BackingAndMount) -> None:
-    """Remove the directories below one, as far as there is nothing in them but directories."""
+    """Remove the directories below one that contain only directories."""
     with DeepOpener(kernel, tree) as opener:
         for path, names in walk_inwards(RelPath(b"")):
             if names is not None:

@@ -1,8 +1,8 @@
-"""Takeover off local filesystems: what lies in another's container is moved into a new one, and that removed.
+"""Takeover on shared filesystems: move the contents of another process's container into a new one, and remove the old.
 
-Whoever had it may be frozen or cut off, and go on with the fds that it has open, or a call of it arrive that it sent
-before: they find nothing (docs/decisions/0042-shared-filesystems.md). A restore takes over what it gives back, and who
-keeps an orphan what is kept, since a late call may be on its way to that as well.
+The other process may be frozen or disconnected. Later it may continue with its open fds, or the server may execute a
+call that it had sent: both find nothing (docs/decisions/0042-shared-filesystems.md). A restore, and a change of
+retention, take over the orphan as well, since a late call may be on its way to it.
 """
 
 from __future__ import annotations
@@ -41,38 +41,39 @@ from fusefs.store.victim_rename import lend, loan
 def take_over(
     old: HeldContainer, to: State, change: Callable[[Record], Record] = lambda record: record
 ) -> HeldContainer | ClaimLost:
-    """All that a container has, in a new one that is ours; one of several who want it gets it. Closes the old one then.
+    """Move the contents of a container into a new one of ours; if several processes try, one succeeds.
 
-    to      the state that it goes on in
-    change  what its record is to say from now on
-    Raises  OSError: what was not done is done by who takes over the new one
+    Closes the old one.
+    to      the state of the new container
+    change  changes the record
+    Raises  OSError; the process that takes over the new container does the rest
     """
     kernel, folder = old.folder.store.kernel, old.folder
     lent = None
     with suppress(FileNotFoundError), kernel.open_beneath(old.fd, TREE) as tree:
-        lent = loan(kernel.fstat(tree))  # to move it changes it, as its `..` changes
+        lent = loan(kernel.fstat(tree))  # moving the tree changes it, as its `..` changes
     new = _made(old, to, _ours(kernel, old.fd, change(old.record), lent))
     with closed_on_error(new):
         with folder.open(old.state) as source:
             try:
                 kernel.rename(source, old.name(), new.fd, OLD_CONTAINER)
             except OSError as error:
-                # What is said proves nothing: a server that started again may say so of a rename that it did.
+                # The error proves nothing: a restarted server may report it for a rename that it did.
                 if not kernel.is_named(old.fd, new.fd, OLD_CONTAINER):
                     dissolve(new)
                     if isinstance(error, FileNotFoundError):
                         return ClaimLost.GONE
                     raise
         now = _record_in(new, OLD_CONTAINER) or old.record
-        if now != old.record:  # somebody changed it meanwhile, whose lock we don't see
+        if now != old.record:  # a process changed it meanwhile whose lock we don't see
             new = rewrite(new, _ours(kernel, old.fd, change(now), lent))
-        old.owned.close()  # NFS and libfuse keep a record that is open
+        old.owned.close()  # NFS and libfuse keep an open record under a hidden name
         end_old(new)
     return new
 
 
 def _ours(kernel: Kernel, fd: Fd, record: Record, lent: int | None) -> Record:
-    """The record with us as its maker, who are alive: or another recovery would take us for the dead one."""
+    """The record with this process as its maker, which is alive: another recovery must not consider it dead."""
     lent = record.lent_mode if lent is None else lent
     return record._replace(
         host=host_id(), boot=boot_id(), boot_ns=None, superblock=superblock_in(kernel.fstat(fd)), lent_mode=lent
@@ -80,7 +81,7 @@ def _ours(kernel: Kernel, fd: Fd, record: Record, lent: int | None) -> Record:
 
 
 def _made(old: HeldContainer, to: State, record: Record) -> HeldContainer:
-    """A new container for what another one has."""
+    """Make a new container for the contents of another one."""
     folder = old.folder
     for attempt in range(ATTEMPTS):
         called = successor(old.id, os.urandom(6))
@@ -91,14 +92,14 @@ def _made(old: HeldContainer, to: State, record: Record) -> HeldContainer:
             except OSError as error:
                 discard_unmade(folder, to, called)
                 if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS - 1:
-                    continue  # recovery swept it away while it had no record
+                    continue  # recovery removed it while it had no record
                 raise
             return HeldContainer(folder, old.id, to, fd, record, owned.pop_all(), called)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def _record_in(held: HeldContainer, name: bytes) -> Record | None:
-    """The record of a container in a container; None if there is none that could be read."""
+    """The record of a container in a container; None if none can be read."""
     kernel = held.folder.store.kernel
     with (
         suppress(FileNotFoundError, BadRecord),
@@ -110,18 +111,18 @@ def _record_in(held: HeldContainer, name: bytes) -> Record | None:
 
 
 def end_old(held: HeldContainer) -> None:
-    """Move all that lies in older containers, and in gates, into a container of ours, and remove these.
+    """Move the contents of older containers and transfer directories into a container of ours, and remove these.
 
-    Who took over and was killed left its own with the one before in it. Raises  OSError
+    A process that was killed during a takeover left its own container with the previous one in it. Raises  OSError
     """
     kernel = held.folder.store.kernel
     with ExitStack() as opened:
         chain = [held.fd]
         while OLD_CONTAINER in kernel.list_anew(chain[-1]):
             chain.append(opened.enter_context(kernel.open_dir(chain[-1], OLD_CONTAINER)))
-        for lower in chain[1:]:  # the newer first: what it has was moved out of the older one
+        for lower in chain[1:]:  # the newer first: its contents were moved out of the older one
             with suppress(FileNotFoundError), kernel.open_beneath(lower, TREE) as tree:
-                lend(held, tree, held.record.lent_mode)  # who was killed may have had no time for it
+                lend(held, tree, held.record.lent_mode)  # a process that was killed may not have done it
             move_parts(kernel, lower, held.fd)
         for upper, lower in zip(reversed(chain[:-1]), reversed(chain[1:]), strict=True):
             empty_into(kernel, lower, upper, OLD_CONTAINER, held.fd)

@@ -1,17 +1,16 @@
-"""Tidying a user's folder before it is read: recover, adopt what was dropped, fill the reserve; and adopting a move.
+"""Tidy a user's folder before it is read: recover, adopt dropped trees, fill the reserve. Also adopt a move into drop/.
 
-Names that are refused as users' folders are reported: trashd never touches nor mends them.
+Names that are refused as users' folders are reported; trashd neither changes nor repairs them.
 
-What is just being moved into a drop folder through a mount is adopted at once: a container with a durable record, one
-rename, an orphan. The process that moves it makes the rename, with that user's own rights, between `make_ready` and
-`finish`, which are the folder's user's. Killed in between, it is where it was or in a container that recovery adopts,
-as for `trashd rm`.
+A tree that is being moved into a drop folder through a mount is adopted at once: a container with a durable record, one
+rename, an orphan. The process that moves it makes the rename, with its user's own rights, between `make_ready` and
+`finish`, which run as the folder's user. If it is killed in between, the tree is where it was, or in a container that
+recovery adopts, as for `trashd rm`.
 
-From a store that root set aside when taking a volume over, each owner takes their own folder out, by their own right.
-Which user moved what into such a store, or the whole, nobody knows any more. So root takes nothing from there:
-it lies in the new store, where no user can move it, and its users' next commands empty it. What they take is kept
-until they ask for its end by name: that it lay there does not prove that they asked for it, and only they may act on
-it.
+From a store that root set aside when taking over a volume, each owner takes their own folder out, with their own
+rights. It is unknown which user moved what into such a store, or moved it as a whole. So root takes nothing out: the
+old store lies in the new one, where no user can move it, and its users' next commands empty it. What they take out has
+no expiry: its place does not prove that they wanted it deleted, and only they may act on it.
 """
 
 from __future__ import annotations
@@ -72,19 +71,19 @@ from fusefs.store.user_folders import (
 )
 
 _MOST_NAMED = 3
-"""Of one owner; any user can make thousands of names."""
-_OWNER_DOES = "its owner's next command here, such as trashd list, moves it to the new store"
-_HINT = "inspect it, and move your own files out with mv; trashd does not touch it"
+"""Limit of names reported for one owner, as any user can make thousands."""
+_OWNER_DOES = "its owner takes it out by his next command here: trashd list"
+_HINT = "look into it; what is yours in there take out with mv; trashd touches nothing of it"
 
 
 def passed_over(store: Store, uid: int | None = None) -> list[Finding]:
-    """The names that are refused, of all users or of one, a few of each owner. Raises  OSError"""
+    """The refused names of all users or of one, a few for each owner. Raises  OSError"""
     census = take_census(store, uid)
     return tell(store.path(), [*census.refused, *census.unread, *waiting(store, uid)])
 
 
 def not_proven(folder: UserFolder) -> NotProven:
-    """Why only its user reaps in a folder, with the command that helps, as far as one does."""
+    """The error if only its user may reap in a folder, with a command that changes this if there is one."""
     if folder.doubt not in ("", NOT_REGISTERED):
         return NotProven(folder.path())
     proves = f"trashd init {shell_word(folder.store.base_path)}"
@@ -93,7 +92,7 @@ def not_proven(folder: UserFolder) -> NotProven:
 
 
 def tell(store: bytes, refused: Iterable[Standing]) -> list[Finding]:
-    """What is refused in a store, by its path, for people."""
+    """Findings for the names that are refused in a store, which is given by its path."""
     by_owner = groupby(sorted(refused, key=_by_owner), key=_by_owner)
     return [problem for _owner, ones in by_owner for problem in _of_owner(store, list(ones))]
 
@@ -125,7 +124,7 @@ def _of_owner(store: bytes, refused: list[Standing]) -> Iterable[Finding]:
 
 
 def tend(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> list[str]:
-    """Tend one user's folder, as that user; what could not be settled, in words. ended, waits: as for `recover`"""
+    """Tend one user's folder, as that user; return the problems as text. ended, waits: as for `recover`"""
     problems = [*recover(folder, ended, waits), *adopt_dropped(folder)]
     if is_used(folder):
         restock(folder)
@@ -136,9 +135,9 @@ def tend(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = 
 
 
 def look_over(store: Store) -> None:
-    """See to what users made in a store of root's since the last look, and to what they emptied; needs root.
+    """Register folders that users made in root's store, and remove old stores that they emptied; needs root.
 
-    On a full volume that is done later, on one that is read-only not at all.
+    On a full volume that is done later, on a read-only one not at all.
     Raises  OSError
     """
     if store.is_roots_to_keep():
@@ -147,9 +146,9 @@ def look_over(store: Store) -> None:
 
 
 def prepare(store: Store, lost: list[TrashdError]) -> None:
-    """Look over a store of the caller's; take the caller's part of what was set aside out of another one.
+    """Prepare root's store: as root, `look_over` it; as another user, take the user's folder out of old stores in it.
 
-    lost  gets the error if that did not come to its end
+    lost  gets the error if that could not be completed
     """
     try:
         look_over(store)
@@ -160,15 +159,16 @@ def prepare(store: Store, lost: list[TrashdError]) -> None:
 
 
 def told(problem: Finding) -> str:
-    """A problem in one line."""
+    """Format a finding in one line."""
     return f"{problem.where}: {problem.what} ({problem.hint})"
 
 
 class ReadyContainer(NamedTuple):
     """A container in stage/ that waits for its tree.
 
-    place  where the tree is renamed to, as TREE: the container, or off local filesystems a gate of it
-    gated  ends that gate
+    place  the directory into which the tree is renamed, as TREE: the container or, on shared filesystems, a transfer
+           directory in it
+    gated  removes that transfer directory
     """
 
     held: HeldContainer
@@ -177,10 +177,10 @@ class ReadyContainer(NamedTuple):
 
 
 def open_folder_of(kernel: Kernel, base_fd: Fd, store_name: Name, drop: Fd, owned: ExitStack) -> UserFolder:
-    """The user's folder whose drop folder a directory is; what is opened for that is owned by `owned`.
+    """Open the user's folder whose drop folder is `drop`; `owned` closes what this opens.
 
     base_fd  the directory that holds the store
-    Raises   OSError; TrashdError: it is no drop folder of a store that we trust, or not that user's only
+    Raises   OSError; TrashdError if it is no drop folder of a trusted store, or not that user's only
     """
     uid, whose = kernel.fstat(drop).st_uid, whose_store(store_name)
     base = BackingAndMount(kernel.open_beneath(base_fd, b".", DIRECTORY))
@@ -200,9 +200,9 @@ def open_folder_of(kernel: Kernel, base_fd: Fd, store_name: Name, drop: Fd, owne
 def record_moved(
     folder: UserFolder, dir_fd: Fd, item: Fd, origin: RelPath | None, invocation: Invocation | None
 ) -> Record:
-    """The record of what is to be moved: without its container's id.
+    """The record of a tree that is about to be moved, without its container's id.
 
-    dir_fd, item  where it is, and it
+    dir_fd, item  its parent, and the tree itself
     origin        its path, relative to the directory that holds the store; None: it has none
     invocation    the process that moves it
     """
@@ -213,7 +213,7 @@ def record_moved(
 
 
 def make_ready(folder: UserFolder, name: Name, record: Record) -> ReadyContainer:
-    """A container with that record, durable; to be closed by its `held`. name: of what it is for
+    """Make a container with that record, durable; closing `held` closes it. name: of the tree
 
     Raises  OSError; nothing is left behind then
     """
@@ -230,10 +230,11 @@ def make_ready(folder: UserFolder, name: Name, record: Record) -> ReadyContainer
 
 
 def finish(ready: ReadyContainer, item: Fd) -> bool:
-    """Make an orphan of what came; False: nothing did, and the container is no more. item: what should have
+    """Make an orphan of the tree that came; return False, and remove the container, if none came.
 
-    What can't be finished is left to recovery.
-    Raises  OSError: nobody knows what came
+    Recovery completes what fails here.
+    item    the expected tree
+    Raises  OSError if it can't be determined what came
     """
     held = ready.held
     kernel = held.folder.store.kernel
@@ -243,7 +244,7 @@ def finish(ready: ReadyContainer, item: Fd) -> bool:
         if came is None:
             dissolve(held)
         else:
-            if not kernel.is_named(item, held.fd, TREE):  # something else had the name: the user moved that
+            if not kernel.is_named(item, held.fd, TREE):  # another entry had the name, and the user moved that one
                 held = rewrite(held, held.record._replace(victim=came))
             if held.folder.store.is_shared():
                 settle_late(held)
@@ -255,17 +256,17 @@ WAITS = "it is moved by its owner's next command"
 STAYS = "the name of root proves nothing here: the creator of the store could choose it"
 _NOTE = "from a store that root replaced"
 _BECOMES = {Name(State.REAPING.value.encode()): Name(State.QUARANTINE.value.encode())}
-"""What a reaper had begun: in `reaping/` the next one would go on with it."""
+"""States that change on the way: in `reaping/` the next reaper would continue."""
 _STATES = frozenset(state.value.encode() for state in State)
 
 
 def old_stores(store: Store) -> list[Name]:
-    """What was set aside in a store. Raises  OSError"""
+    """The stores that were set aside in a store. Raises  OSError"""
     return [Name(name) for name in store.kernel.list_anew(store.fd) if name.startswith(OLD)]
 
 
 def waiting(store: Store, only: int | None = None) -> list[Standing]:
-    """The folders that wait there for their owners, of all users or of one. Raises  OSError"""
+    """The folders in them that wait for their owners, of all users or of one. Raises  OSError"""
     kernel, folders = store.kernel, list[Standing]()
     for old in old_stores(store):
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError), ExitStack() as owned:
@@ -281,16 +282,16 @@ def waiting(store: Store, only: int | None = None) -> list[Standing]:
 
 
 def take_own(store: Store) -> None:
-    """Move what the caller has in old stores into their folder of this one, by their own right, container by container.
+    """Move the caller's containers from old stores into their folder of this one, with their own rights, one by one.
 
-    What a process works on at this moment is left for the next time.
+    Containers that a process works on are left for the next time.
     Raises  OSError
     """
     uid = os.geteuid()
     olds = old_stores(store) if uid else []
     if not olds:
         return
-    from fusefs.store.make_store import remove_folder  # hardly a store has any
+    from fusefs.store.make_store import remove_folder  # late: few stores have old ones
 
     for old in olds:
         with _own_in(store, old, uid) as found:
@@ -299,7 +300,7 @@ def take_own(store: Store) -> None:
                     for part in FOLDERS:
                         if part != RESERVE:
                             _move(found, part, folder)
-                with suppress(PermissionError):  # of root's: root removes it when it is empty
+                with suppress(PermissionError):  # root's area: root removes it when it is empty
                     remove_folder(found, found.store.fd)
 
 
@@ -319,12 +320,12 @@ def _own_in(store: Store, old: Name, uid: int) -> Iterator[UserFolder | None]:
             yield None
             return
         owned.enter_context(found.fd)
-        inner = store._replace(fd=dict(areas.all())[found.area])  # what is opened by it goes no further than the folder
+        inner = store._replace(fd=dict(areas.all())[found.area])  # its fd is used to open folders only
         yield UserFolder(inner, uid, Name(join(old, found.area)), found.name, found.fd, is_proven=False)
 
 
 def _move(old: UserFolder, part: Name, folder: UserFolder) -> None:
-    """Move what is in one part of a folder to the same part of another one of its user's; what was due is not."""
+    """Move the contents of one part of a folder to another folder of the same user; the containers no longer expire."""
     kernel = folder.store.kernel
     for name in old.list(part):
         with ExitStack() as owned, suppress(FileNotFoundError, FileExistsError):
@@ -339,7 +340,7 @@ def _move(old: UserFolder, part: Name, folder: UserFolder) -> None:
                             continue
             source = owned.enter_context(kernel.open_dir(old.fd, part))
             if part == DROP:
-                with suppress(OSError, TrashdError):  # it stays, and is reported
+                with suppress(OSError, TrashdError):  # on an error it stays, and is reported
                     take_in(folder, source, Name(name), origin=None, retention_s=None, note=_NOTE)
             else:
                 place = owned.enter_context(folder.open(_BECOMES.get(part, part)))
@@ -347,9 +348,9 @@ def _move(old: UserFolder, part: Name, folder: UserFolder) -> None:
 
 
 def _keep(held: HeldContainer, folder: UserFolder) -> bool:
-    """Have a container of an old store kept until it is asked for; whether there was room to note that.
+    """Remove the expiry of a container in an old store; return whether there was space to record that.
 
-    folder  where it goes
+    folder  its destination
     """
     is_begun = held.record.partial or held.state is State.REAPING
     record = held.record._replace(retention_s=None, partial=is_begun)
@@ -361,9 +362,9 @@ def _keep(held: HeldContainer, folder: UserFolder) -> bool:
 
 
 def discard_emptied(store: Store) -> None:
-    """Remove from a store of root's the old ones in which no user has anything left, as far as it is ours; needs root.
+    """Remove the old stores in root's store that no user has anything in, as far as they are ours; needs root.
 
-    On one that is read-only that is done later.
+    On a read-only volume that is done later.
     Raises  OSError
     """
     if not store.is_roots_to_keep() or store.is_unknown() or store.kernel.is_read_only(store.fd):
@@ -371,7 +372,7 @@ def discard_emptied(store: Store) -> None:
     kernel, olds = store.kernel, old_stores(store)
     if not olds:
         return
-    from fusefs.core.node_beats import is_beat_name  # hardly a store has any
+    from fusefs.core.node_beats import is_beat_name  # late: few stores have old ones
 
     for old in olds:
         with suppress(OSError), kernel.open_dir(store.fd, old) as fd:
@@ -395,7 +396,7 @@ def discard_emptied(store: Store) -> None:
 
 
 def _discard_folders(kernel: Kernel, store_fd: Fd, area: Name) -> None:
-    """Remove the users' folders in an area of an old store that are empty, by rmdir alone. Raises  OSError"""
+    """Remove the empty users' folders in an area of an old store, only by rmdir. Raises  OSError"""
     with kernel.open_dir(store_fd, area) as area_fd:
         for name in (name for names in names_in(kernel, area_fd).values() for name in names):
             with suppress(OSError), kernel.open_beneath(area_fd, name, DIRECTORY) as fd:

@@ -1,14 +1,14 @@
-"""Whose a folder of a store is, and who may act in it: `standing_of` decides for commands, the service and the mount.
+"""Whose folder a directory of a store is, and who may act in it: `standing_of` decides for commands, service and mount.
 
-The owner of a directory need not have put it there: everyone who may write in its parent can move it, group members
-too. A move to another parent takes write permission on the directory itself, so only its owner can have moved one whose
-mode is exactly 0700: that is the condition. But a mode is today's, and the move was earlier. So the proof is another:
-the folder lies where only the store's owner makes names, and root registered its identity in files that only root can
-write. A directory that does not meet the condition is refused and reported, and never repaired: a repair would approve
-what somebody planted. A folder that is not proven serves its own user's commands only.
+The owner of a directory need not have put it there: every user who may write in its parent, such as a group member, can
+move it. A move to another parent requires write permission on the directory itself. So if its mode is exactly 0700,
+only its owner can have moved it: this is the condition. But the mode is today's, and the move was earlier. So the proof
+is a different one: the folder lies where only the store's owner makes names, and root has registered its identity in
+files that only root can write. A directory that does not meet the condition is refused and reported, and never
+repaired: a repair would approve what another user planted. An unproven folder serves only its own user's commands.
 
-A user's registry of stores names each that the user uses, so that one in a home directory is found too. A line has the
-store's identity besides its path: a copy is another store, which is not vouched for.
+A user's registry of stores lists each store that the user uses, so that one in a home directory is found, too. A line
+contains the store's identity besides its path: a copy is another store, which is not trusted.
 """
 
 from __future__ import annotations
@@ -86,17 +86,21 @@ _STRANGERS = "this filesystem lets users move the files of others, so only direc
 
 MOST = 1000
 
-"""Subordinate uids of one user whose folders are registered, served and listed for root; the others serve their own."""
+"""Limit of subordinate uids of one user whose folders are registered, served and listed for root.
+
+Beyond it, folders serve only their own uids.
+"""
 
 
 MOST_REFUSED = 16
 
-"""Directories of one user that root refused at its first inspection; root then inspects no more of that user."""
+"""Limit of one user's directories that root refuses at its first inspection; then root inspects no more of that user.
+"""
 
 
 _MOST_OPENED = 3
 
-"""Names of one user beside the folder that are opened to report a reason; a user can make thousands."""
+"""Limit of a user's other directories that are opened to report a reason; a user can make thousands."""
 
 
 _MAX_BYTES = 8192
@@ -104,20 +108,23 @@ _MAX_BYTES = 8192
 
 _SPARE = Name(b".spare")
 
-"""Blocks for one more file: on a full volume a folder must be registered before root's reap may free anything in it."""
+"""A file with blocks for one more entry.
+
+On a full volume a folder must be registered before root's reap may free anything in it.
+"""
 
 
 class Standing(NamedTuple):
-    """Whose a name in a store is, and who may act in it.
+    """Whose folder a directory of a store is, and who may act in it.
 
-    area           which of the areas it is in
+    area           the area that it is in
     uid            of the user whose folder it is, or would be
-    owner          of what has the name; None if that can't be seen
-    why            a clause for a person: why it is refused, or never will be proven; empty if it is proven, or waits
+    owner          of the directory; None if that can't be seen
+    why            a clause for messages: why it is refused, or never will be proven; empty if it is proven, or waits
                    for root's first inspection
     is_used        whether it serves its user's own commands; False: it is refused
-    is_registered  whether only its user or root can have put it there, as far as the store is believed
-    is_proven      whether it is believed: root's commands and the service act in it too
+    is_registered  whether only its user or root can have put it there, if the store is trusted
+    is_proven      whether the store is trusted, too: root's commands and the service act in it
     """
 
     area: Name
@@ -130,32 +137,30 @@ class Standing(NamedTuple):
     is_proven: bool = False
 
     def what(self) -> str:
-        """What is reported of it."""
+        """The sentence to report."""
         if self.is_used:
             return f"only uid {self.uid} reaps anything in it: {self.why}"
         return f"not used as the directory of uid {self.uid}: {self.why}"
 
 
 def standing_of(store: Store, entry: RegisteredFolder, area: Name, name: Name, fd: Fd) -> Standing:
-    """Decide whose an opened directory with a user's name is, and who may act in it. It is proven if 1 to 5 hold.
+    """Decide whose folder an opened directory with a user's name is, and who may act in it.
 
-       what is read                              the question that it answers                       if the answer is no
-    1  owner, mode, device of the store and its  Can only the store's owner change them?            The store is not
-       own directories (`layout.open_store`)                                                        opened.
-    2  owner, mode, device of the folder and     Can only its user have moved it, or put anything   Nobody uses it.
-       its parts; mounts (`why_not`)             into it?
-    3  `security.trashd`, or root's list of      Did root make this store of root's?                Only its user acts
-       stores (`registry_lines.who_made`)                                                           in it.
-    4  the area: `u/`, or `new/`                 Does it lie where only the store's owner makes     Only its user acts
-                                                 names, or has root registered it already? (A       in it, as yet.
-                                                 user's own store needs no more.)
-    5  root's registry, `folders/<uid>`          Is it the directory that root registered?          Only its user acts
-                                                                                                    in it.
-    6  its user's list of stores, `volume.json`  Is the store no copy? (`is_vouched`, in a process  Reaped by its ID
-                                                 of its user: only that user can read the list.)    only.
+    It is proven if 1 to 5 hold.
+    1. Can only the store's owner change the store and its own directories? By their owner, mode and device
+       (`layout.open_store`). If not, the store is not opened.
+    2. Can only its user have moved the folder, or put anything into it? By owner, mode and device of the folder and its
+       parts, and mounts (`why_not`). If not, it is not used at all.
+    3. Did root make this store of root's? By `security.trashd` or root's list of stores (`registry_lines.who_made`). If
+       not, only its user acts in it.
+    4. Does it lie where only the store's owner makes names (`u/`, not `new/`), or has root registered it already? If
+       not, only its user acts in it, for now. A user's own store needs no more.
+    5. Is it the directory that root registered? By root's registry, `folders/<uid>`. If not, only its user acts in it.
+    6. Is the store no copy? By its user's list of stores and `volume.json` (`is_vouched`, in a process of its user, as
+       only that user can read the list). If it may be one, its orphans are reaped only by ID.
 
-    entry   what root registered of that user
-    Raises  OSError that says nothing about the directory, such as EMFILE
+    entry   what root registered for that user
+    Raises  OSError that does not concern the directory, such as EMFILE
     """
     kernel, uid, areas = store.kernel, entry.uid, store.areas
     st = kernel.fstat(fd)
@@ -175,7 +180,7 @@ def standing_of(store: Store, entry: RegisteredFolder, area: Name, name: Name, f
 
 
 def _check_registered(store: Store, entry: RegisteredFolder, area: Name, name: Name, fd: Fd) -> tuple[bool, str]:
-    """Whether a folder in a store of root's is the registered one, and if it never will be, why."""
+    """Whether a folder in root's store is the registered one, and why it never will be."""
     if area == USERS:
         proves = name == entry.name and entry.proves(store.kernel.identify(fd))
         return proves, "" if proves else NOT_REGISTERED
@@ -191,11 +196,11 @@ def _check_registered(store: Store, entry: RegisteredFolder, area: Name, name: N
 
 
 def why_not(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int, dev: int) -> str:
-    """Why a directory is not a user's folder; empty if it is. A part that is missing is made when it is needed.
+    """Why a directory is not a user's folder; empty if it is. A missing part is made when it is needed.
 
-    The access ACL of what is exactly 0700 has an empty mask, and lets no other user in. A default ACL gives nothing
-    away either, since all that is made in a folder is 0700 or 0600; it is not read.
-    dev  of the store (st_dev): a user may snapshot a btrfs subvolume of their own, with others' directories in it
+    If the mode is exactly 0700 the mask of an access ACL is empty, and lets no other user in. A default ACL is not
+    read: it grants nothing, as everything made in a folder has mode 0700 or 0600.
+    dev  st_dev of the store: a user may snapshot a btrfs subvolume of their own, with others' directories in it
     """
     why = not_private(st, uid, dev)
     if why or os.geteuid() not in (0, uid):
@@ -203,13 +208,14 @@ def why_not(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int, dev: int) -> s
     try:
         return next(filter(None, (_why_not_in(kernel, fd, part, uid, dev, part + b"/") for part in FOLDERS)), "")
     except PermissionError:
-        return ""  # root of another host; its owner's process asks again (with_lower)
+        return ""  # root of another host; a process of its owner checks again (with_lower)
 
 
 def why_not_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
-    """Why a directory is not a user's folder, down to every container; empty if it is. For root's first inspection.
+    """Why a directory is not a user's folder, checked down to every container; empty if it is.
 
-    Raises  OSError; PermissionError to root of another host
+    For root's first inspection.
+    Raises  OSError; PermissionError for root of another host
     """
     if why := why_not(kernel, fd, kernel.fstat(fd), uid, dev):
         return why
@@ -219,7 +225,7 @@ def why_not_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
             state_fd = kernel.open_beneath(fd, part, READABLE)
         except FileNotFoundError:
             continue
-        with state_fd, kernel.scan(state_fd) as entries:  # one by one: there may be millions
+        with state_fd, kernel.scan(state_fd) as entries:  # not all at once: there may be millions
             for name in (os.fsencode(entry.name) for entry in entries if is_container_id(entry.name)):
                 if why := _why_not_in(kernel, state_fd, name, uid, dev, os.path.join(part, name)):
                     return why
@@ -227,7 +233,7 @@ def why_not_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
 
 
 def _why_not_in(kernel: Kernel, dir_fd: Fd, name: bytes, uid: int, dev: int, path: bytes) -> str:
-    """Why something in a folder is not a directory of its user's only; empty if it is, or is not there."""
+    """Why a part of a folder is not a directory of its user's only; empty if it is, or does not exist."""
     try:
         why = not_private(kernel.stat(dir_fd, name), uid, dev)
     except FileNotFoundError:
@@ -242,7 +248,7 @@ def _why_not_in(kernel: Kernel, dir_fd: Fd, name: bytes, uid: int, dev: int, pat
 def not_private(st: os.stat_result, uid: int, dev: int | None = None) -> str:
     """Why something is not a directory that only one user can have put anything into; empty if it is.
 
-    dev  on which it must be; None for any
+    dev  st_dev that it must have; None for any
     """
     if not stat.S_ISDIR(st.st_mode):
         return _NONE
@@ -257,33 +263,33 @@ def not_private(st: os.stat_result, uid: int, dev: int | None = None) -> str:
 def why_unread(error: OSError) -> str:
     """Why something that a user can change could not be read.
 
-    Whatever the kernel says of it, a link, a mount or a broken block, concerns that user only: nobody else waits for
-    it. Of the store's own directories no other user can change anything, and only their errors are the store's.
+    Any error there (a link, a mount, a bad block) concerns only that user, and no others wait for it. Errors of the
+    store's own directories, which no other user can change, concern the store.
     """
     return MOUNTED if error.errno == errno.EXDEV else f"it can't be read: {error.strerror}"
 
 
 def is_vouched(store: Store) -> bool:
-    """Whether a store is known to be no copy: by its owner's registry, or, of root's, by root having made it.
+    """Whether a store is known not to be a copy: by its owner's registry or, for root's store, because root made it.
 
-    To be asked by its user. What is not vouched for is shown and restored from, and nothing in it is reaped unasked. A
-    user who can have no registry vouches for what they use, and so does a pointer for where it leads; for a copy that
-    can be known as one only `init` does, which makes it a store of its own.
+    Call this as its user. A store that may be a copy can be listed and restored from, but nothing in it is deleted
+    automatically. If a user can have no registry, the stores that they use count as originals, and so does a store that
+    a pointer leads to. A recognised copy becomes a store of its own only by `init`.
     """
     if store.is_common() or is_remembered(store):
         return True
     if compare(store.kernel.identify(store.fd), store.volume.store) is Likelihood.OTHER:
         return False
     if store.name != STORE:
-        # Nobody else can write in it, nor have moved it here: its own file proves that it is no copy of its files. A
-        # copy of the whole disk has the same id elsewhere.
+        # No other user can write in it, or have moved it here: its own file proves that only the whole disk can have
+        # been copied. A copy of the whole disk has the same id at another path.
         here = place_of_store(store)
         return all(one.path == here for one in registered() if one.volume == store.volume.id)
     return store.is_named or not _can_register()
 
 
 def _can_register() -> bool:
-    """Whether the caller has a registry of stores, or could have one."""
+    """Whether the caller has a registry of stores, or could make one."""
     try:
         path = lasting_dir()
     except FileNotFoundError:
@@ -294,11 +300,11 @@ def _can_register() -> bool:
 
 
 class RegisteredFolder(NamedTuple):
-    """What root noted of one user.
+    """Root's registry entry for one user.
 
     name      of the user's folder below `u/`; empty if there is none
-    identity  of it
-    refused   what was not the user's folder at root's first inspection, whatever has become of it since
+    identity  of that folder
+    refused   directories that root refused at its first inspection, whatever has happened to them since
     """
 
     uid: int
@@ -307,9 +313,9 @@ class RegisteredFolder(NamedTuple):
     refused: tuple[Identity, ...] = ()
 
     def proves(self, found: Identity) -> bool:
-        """Whether that is the folder which root registered. Handles must be equal: a snapshot has another.
+        """Whether that is the folder that root registered. File handles must be equal: a snapshot has another one.
 
-        Where a filesystem has no identities (FUSE) it is: only root makes names below `u/`.
+        If a filesystem has no identities (FUSE) the name is enough, as only root makes names below `u/`.
         """
         if not self.name:
             return False
@@ -318,20 +324,20 @@ class RegisteredFolder(NamedTuple):
         return compare(self.identity, found) is not Likelihood.OTHER
 
     def is_same(self, found: Identity) -> bool:
-        """Whether it certainly is that folder, wherever it lies."""
+        """Whether it is certainly that folder, wherever it lies."""
         return self.proves(found) and compare(self.identity, found) is Likelihood.SAME
 
     def has_refused(self, found: Identity) -> bool:
-        """Whether that is something which was refused at root's first inspection, or may be."""
+        """Whether that is, or may be, a directory that root refused at its first inspection."""
         return any(compare(one, found) is not Likelihood.OTHER for one in self.refused)
 
     def is_closed(self) -> bool:
-        """Whether so much of the user's was refused that root inspects nothing more."""
+        """Whether so many of the user's directories were refused that root inspects no more."""
         return len(self.refused) >= MOST_REFUSED
 
 
 def read_registered(store: Store, uid: int) -> RegisteredFolder:
-    """What root noted of a user: nothing, if there is no such file, or it can't be understood. Raises  OSError"""
+    """Read root's entry for a user; an empty one if the file is missing or can't be understood. Raises  OSError"""
     nothing, kernel = RegisteredFolder(uid), store.kernel
     if store.areas.registry_fd is None:
         return nothing
@@ -349,7 +355,7 @@ def read_registered(store: Store, uid: int) -> RegisteredFolder:
 
 
 def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -> None:
-    """Note it, durably; needs root, and LOCK held. Raises  OSError"""
+    """Write root's entry for a user durably; needs root, and LOCK held. Raises  OSError"""
     fields = {
         "uid": entry.uid,
         "name": entry.name.decode(),
@@ -368,7 +374,10 @@ def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -
 
 
 def _use_spare(kernel: Kernel, registry_fd: Fd, file: Name, text: bytes) -> None:
-    """Write a note into the spare file, which has its blocks already, and give it the note's name. Raises  OSError"""
+    """Write an entry into the spare file, which already has its blocks, and rename that to the entry's name.
+
+    Raises  OSError
+    """
     with kernel.open_beneath(registry_fd, _SPARE, FILE_TO_LOCK) as fd:
         kernel.write(fd, text)
         kernel.chmod(fd, 0o644)
@@ -377,18 +386,18 @@ def _use_spare(kernel: Kernel, registry_fd: Fd, file: Name, text: bytes) -> None
 
 
 def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
-    """Keep room for one more file, if there is room; needs root, and LOCK held. Raises  OSError"""
+    """Keep blocks for one more file, if there is space; needs root, and LOCK held. Raises  OSError"""
     with suppress_errno(*FULL, errno.EOPNOTSUPP, errno.EEXIST), kernel.create(registry_fd, _SPARE) as fd:
         kernel.reserve_blocks(fd, _MAX_BYTES)
 
 
 def plain_name(uid: int) -> Name:
-    """The first name that a user's folder may have; and that of root's note of it."""
+    """The first name that a user's folder may have, and the name of root's registry entry for the user."""
     return Name(b"%d" % uid)
 
 
 def names_in(kernel: Kernel, area_fd: Fd) -> dict[int, list[Name]]:
-    """The names in an area that may be users' folders, by uid, the plain one first. Raises  OSError"""
+    """The names in an area that may be users' folders, by uid, the plain name first. Raises  OSError"""
     named: dict[int, list[Name]] = {}
     for name in kernel.list_anew(area_fd):
         uid = whose(name)
@@ -398,8 +407,8 @@ def names_in(kernel: Kernel, area_fd: Fd) -> dict[int, list[Name]]:
 
 
 def named_users(store: Store) -> dict[int, list[tuple[Name, Name]]]:
-    """The areas and names in a store that may be folders of each user; none of them need be one. Raises  OSError"""
-    # Root moves a folder from `new/` to `u/`: listed in this order it is in one of them, or in both.
+    """The areas and names in a store that may be users' folders, by uid; each may be something else. Raises  OSError"""
+    # Root moves a folder from `new/` to `u/`: listed in this order, it is seen at least once.
     listed = {area: names_in(store.kernel, fd) for area, fd in reversed(store.areas.all())}
     named: dict[int, list[tuple[Name, Name]]] = {}
     for area in reversed(listed):
@@ -409,15 +418,16 @@ def named_users(store: Store) -> dict[int, list[tuple[Name, Name]]]:
 
 
 def open_user(store: Store, uid: int, *, plain_only: bool = False) -> UserFolder | None:
-    """A user's folder in a store, for the caller to close; None if there is none.
+    """Open a user's folder in a store; None if there is none. The caller closes it.
 
-    It is what root registered below `u/`, or the first of the other names there and in `new/` that is not refused.
-    plain_only  by its plain name: what the user fills the directory with is not listed
+    It is the folder that root registered below `u/`, or the first of the other names there and in `new/` that is not
+    refused.
+    plain_only  only by its plain name: the areas, which users can fill, are not listed
     Raises      OSError
     """
     entry, plain = read_registered(store, uid), plain_name(uid)
     likely = [(USERS, entry.name or plain), *((area, plain) for area, _fd in store.areas.all())]
-    for area, name in dict.fromkeys(likely):  # an area is listed only if these are not it
+    for area, name in dict.fromkeys(likely):  # an area is listed only if these do not exist
         opened = _open(store, entry, area, name, [])
         if opened is not None:
             if opened.is_registered or not entry.name:
@@ -427,9 +437,10 @@ def open_user(store: Store, uid: int, *, plain_only: bool = False) -> UserFolder
 
 
 def _open(store: Store, entry: RegisteredFolder, area: Name, name: Name, refused: list[Standing]) -> _Candidate | None:
-    """What has one of a user's names, if it is used; the caller closes it. refused: gets what is not
+    """Open a directory with a user's name if it is used; the caller closes it.
 
-    Raises  OSError that says nothing about it, such as EMFILE
+    refused  gets it otherwise
+    Raises   OSError that does not concern the directory, such as EMFILE
     """
     kernel, area_fd = store.kernel, dict(store.areas.all())[area]
     try:
@@ -450,9 +461,9 @@ def _open(store: Store, entry: RegisteredFolder, area: Name, name: Name, refused
 
 
 def _absent(kernel: Kernel, area_fd: Fd, mounted: Standing, number: int) -> list[Standing]:
-    """What is reported of a name where there is no directory, by the errno: nothing if it has gone.
+    """The reports for a name that is no directory, by errno; none if it is gone.
 
-    mounted  if something is over it
+    mounted  the report if something is mounted over it
     """
     if number == errno.EXDEV:
         return [mounted]
@@ -464,7 +475,7 @@ def _absent(kernel: Kernel, area_fd: Fd, mounted: Standing, number: int) -> list
 
 
 class _Candidate(NamedTuple):
-    """What has a user's name in an area and may be the folder, which the caller closes."""
+    """An opened directory that may be a user's folder; the caller closes it."""
 
     folder: UserFolder
     is_registered: bool
@@ -473,9 +484,10 @@ class _Candidate(NamedTuple):
 def _choose(
     store: Store, entry: RegisteredFolder, places: Iterable[tuple[Name, Name]], refused: list[Standing]
 ) -> UserFolder | None:
-    """Which of a user's names is the folder, for the caller to close. refused: gets the others
+    """Open that directory with a user's name which is the folder; the caller closes it.
 
     It is the one that root registered, or else the first that is not refused.
+    refused  gets the others
     """
     best: _Candidate | None = None
     beside: list[tuple[Name, Name]] = []
@@ -507,7 +519,10 @@ def _choose(
 def _beside(
     store: Store, entry: RegisteredFolder, area: Name, name: Name, used: UserFolder, *, opens: bool
 ) -> list[Standing]:
-    """Why a user's name beside the folder is none; nothing if it has gone. opens: the directory, too"""
+    """Why a directory with a user's name, beside the folder, is not used; empty if it is gone.
+
+    opens  check its contents, too
+    """
     kernel, area_fd, refused = store.kernel, dict(store.areas.all())[area], list[Standing]()
     try:
         st = kernel.stat(area_fd, name)
@@ -528,11 +543,11 @@ def _beside(
 class SubordinateFolders:
     """Counts the folders of each user's subordinate uids; a user's own folder does not count.
 
-    n_more  for how many of which user there is no room
+    n_more  by user, how many folders exceed the limit
     """
 
     def __init__(self, n_users: int, counted: Iterable[int] = ()) -> None:
-        """Count these from the beginning. n_users: of a store; where they are few, /etc/subuid is not read"""
+        """counted: uids to count from the start. n_users: in the store; if they are few, /etc/subuid is not read"""
         self._holder_of: Callable[[int], int] = int
         if n_users > MOST:
             from fusefs.linux.user_ids import read_subordinates  # late: a plain swap counts no users
@@ -544,12 +559,11 @@ class SubordinateFolders:
             self.count(uid)
 
     def count(self, uid: int) -> None:
-        """One more."""
         holder = self._holder_of(uid)
         self._n_counted[holder] += holder != uid
 
     def is_one_too_many(self, uid: int) -> bool:
-        """Whether there is no room for that one; it is noted."""
+        """Whether that uid exceeds the limit; if so, `n_more` counts it."""
         holder = self._holder_of(uid)
         if holder == uid or self._n_counted[holder] < MOST:
             return False
@@ -560,9 +574,9 @@ class SubordinateFolders:
 class FolderCensus(NamedTuple):
     """The folders of a store.
 
-    inos     of those that are served: their inode numbers by uid
-    refused  what is refused, or will never be proven
-    unread   what of a user could not be read now: it is inspected again
+    inos     inode numbers of the folders that are served, by uid
+    refused  directories that are refused, or will never be proven
+    unread   directories that could not be read now and will be inspected again
     """
 
     inos: dict[int, int]
@@ -573,12 +587,12 @@ class FolderCensus(NamedTuple):
 def all_users(
     store: Store, census: FolderCensus, only: int | None = None, *, plain_only: bool = False
 ) -> Iterator[UserFolder]:
-    """The folders of all users, one a user, each opened when it is asked for; the caller closes each.
+    """The folders of all users, one for each, opened lazily; the caller closes each.
 
-    census      gets what is refused, and what could not be read
-    only        of this user
+    census      gets directories that are refused or could not be read
+    only        a single uid
     plain_only  as for `open_user`, with `only`
-    Raises      OSError of the store's own directories; with `only` of any
+    Raises      OSError of the store's own directories; with `only`, of any
     """
     registry_fd = store.areas.registry_fd
     noted = frozenset() if registry_fd is None else frozenset(store.kernel.list_anew(registry_fd))
@@ -610,7 +624,7 @@ def all_users(
 
 
 def take_census(store: Store, only: int | None = None, *, plain_only: bool = False) -> FolderCensus:
-    """Inspect all folders, or one user's. Arguments, Raises as for `all_users`"""
+    """Inspect all folders, or one user's. Arguments, Raises  as for `all_users`"""
     census = FolderCensus({}, [], [])
     for folder in all_users(store, census, only, plain_only=plain_only):
         with folder:
@@ -620,16 +634,16 @@ def take_census(store: Store, only: int | None = None, *, plain_only: bool = Fal
 
 
 def describe(store: Store) -> RegistryLine:
-    """What a registry is to say of a store. Raises  OSError"""
+    """The registry line for a store. Raises  OSError"""
     filesystem = os.fstatvfs(store.fd).f_fsid & (1 << 64) - 1
     return RegistryLine(store.kernel.identify(store.fd), store.volume.id, filesystem, place_of_store(store), store.name)
 
 
 def place_of_store(store: Store) -> bytes:
-    """The directory that holds a store, where it is without a mount of ours. Raises  OSError"""
+    """The directory that holds a store, without the path of one of our mounts. Raises  OSError"""
     path = os.readlink(store.base.fd.path())
     if store.base.mounted is not None and (path.startswith(HOME + b"/") or not _leads_to(store.kernel, path, store)):
-        return store.base_path  # of a mount over itself: when that is gone, the store is there
+        return store.base_path  # a mount over its own source: when it is unmounted, the store is there
     return path
 
 
@@ -641,9 +655,9 @@ def _leads_to(kernel: Kernel, path: bytes, store: Store) -> bool:
 
 
 def is_remembered(store: Store) -> bool:
-    """Whether the caller's registry names a store: its identity, and a path that leads to just that one.
+    """Whether the caller's registry lists a store: its identity, and a path that leads to exactly this store.
 
-    A copy that stands elsewhere is another store, be it a copy of the whole disk.
+    A copy at another path is another store, even if the whole disk was copied.
     """
     try:
         one = describe(store)
@@ -654,17 +668,17 @@ def is_remembered(store: Store) -> bool:
 
 
 def is_same(one: RegistryLine, other: RegistryLine) -> bool:
-    """Whether two lines mean one store at one place."""
+    """Whether two lines refer to one store at one path."""
     known = compare(one.identity, other.identity)
     return known is not Likelihood.OTHER and (one.volume, one.store()) == (other.volume, other.store())
 
 
 def remember(store: Store) -> str:
-    """Have the caller's registry name a store that is used; why it does not, a clause for a person, or nothing.
+    """Add a store that is used to the caller's registry. Return why that failed, as a clause for messages, or "".
 
-    Without a home, or in one that can't be written, it does not: then whatever is told of the store says where it is.
-    Root's names no user's store: that is its owner's to do. Nor is a copy vouched for by being used, or what another
-    user may have made of root's directories.
+    Without a writable home directory it fails: then messages about the store contain its path. Root's registry never
+    lists a user's store, as that is up to its owner. It fails for a copy, too, and for a store that another user may
+    have made from root's directories.
     """
     if os.geteuid() == 0 != store.owner:
         return "it is a user's own store, which only that user registers"
@@ -678,8 +692,8 @@ def remember(store: Store) -> str:
         except FileNotFoundError:
             pass
         if compare(one.identity, store.volume.store) is Likelihood.OTHER:
-            return "it is a copy of another store"
-        from fusefs.store.store_registry import add_line  # only the first use of a store needs it
+            return "it is a copy of another one"
+        from fusefs.store.store_registry import add_line  # late: only the first use of a store needs it
 
         return add_line(store.kernel, one)
     except OSError as error:
@@ -687,7 +701,7 @@ def remember(store: Store) -> str:
 
 
 def vouch(store: Store) -> bool:
-    """Have it known from now on, durably, that root made a store; whether it is. Needs root. Raises  OSError"""
+    """Record durably that root made a store; return whether that is recorded. Needs root. Raises  OSError"""
     if is_noted(store.kernel, store.fd):
         return True
     if note_made(store.kernel, store.fd):
@@ -695,12 +709,12 @@ def vouch(store: Store) -> bool:
         return True
     if store.judged().made is StoreMaker.BY_ROOT:
         return True
-    from fusefs.store.store_registry import add_line  # only the first use of a store needs it
+    from fusefs.store.store_registry import add_line  # late: only the first use of a store needs it
 
     return not add_line(store.kernel, describe(store))
 
 
-# Pointers lead from a user's folder of an upper store, by relative paths, to the lower stores of that user.
+# Pointers lead from a user's folder in an upper store, by relative paths, to that user's lower stores.
 
 _POINTER_MAX_BYTES = 64 * 1024
 MOST_READ = 1000
@@ -708,12 +722,12 @@ _NEW = b".new"
 
 
 def add_pointer(folder: UserFolder, lower: RelPath) -> None:
-    """Note a lower store, durably, if it is not noted yet.
+    """Write a pointer to a lower store durably, if there is none yet.
 
     lower  the directory that holds it, relative to the one that holds this store
     """
     kernel = folder.store.kernel
-    import hashlib  # 2 ms, which a swap into the highest store doesn't need to spend
+    import hashlib  # late: it takes 2 ms, which a swap into the highest store does not need
 
     name = hashlib.sha256(lower).hexdigest()[:32].encode()
     with folder.open(POINTERS) as pointers:
@@ -725,9 +739,9 @@ def add_pointer(folder: UserFolder, lower: RelPath) -> None:
 
 
 def pointed(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
-    """Each pointer's name and what it says; None for what is no plain relative path (users write them).
+    """Each pointer's name and path; None instead of a path that is no plain relative one, as users can write anything.
 
-    None at all where `pointers/` itself is something else: its user did that, and the checker reports it.
+    Empty if `pointers/` itself is something else, which `trashd doctor` reports.
     """
     kernel = folder.store.kernel
     with ExitStack() as owned:
@@ -743,9 +757,9 @@ def pointed(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
 
 
 def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
-    """What the first pointers of a user say that are plain relative paths, read by a process of that user.
+    """The paths in a user's first pointers, except invalid ones, read by a process of that user.
 
-    pointers  the user's directory of them, readable
+    pointers  the user's directory of pointers, readable
     Raises    OSError
     """
 
@@ -764,7 +778,7 @@ def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
             return []  # its user stopped it
     found = []
     for one in text.split(b"\0"):
-        with suppress(ValueError):  # it came from a process of the user's
+        with suppress(ValueError):  # the text came from a process of the user's
             found.append(join(*split(one)))
     return found
 
@@ -780,9 +794,8 @@ def _read(kernel: Kernel, pointers: Fd, name: bytes) -> RelPath | None:
 def lower_stores(folder: UserFolder) -> Iterator[Store]:
     """The stores that this user's pointers lead to, beneath the volume and through no link; the caller closes each.
 
-    Each store once, whatever leads to it, and those of the first pointers alone: a pointer is a small file of a user's,
-    and what it leads to is read each time. A pointer to a directory that is gone, or to a store that we don't trust,
-    leads nowhere: `trashd doctor` reports it.
+    Each store is returned once, and only the first MOST_READ pointers are read, as users can write many. A pointer to a
+    missing directory or an untrusted store is skipped: `trashd doctor` reports it.
     """
     store = folder.store
     seen: set[tuple[int, int]] = set()

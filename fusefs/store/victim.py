@@ -1,12 +1,12 @@
-"""The victim that a typed path means, opened on both sides, the stores that could take it, and what is refused.
+"""The victim at a typed path, opened on both sides, the stores that could take it, and the reasons to refuse it.
 
-A directory with stores inside is refused, as what they hold would be carried away and deleted. What an inner store
-holds counts if no other user can have put it there: the store is one of certain owners, as is what it holds, and none
-but these can have written there. Where that can't be seen for want of permission, something is there.
+A directory with non-empty stores inside is refused, as their contents would be carried away and deleted. An inner store
+counts if no other user can have made it up: it and its contents have certain owners, and only these can have written
+there. If missing permissions hide its contents, it counts as non-empty.
 
-No tree is walked to find one. Pointers in upper stores name lower ones, the caller's own or, for root, all users'; the
-caller's registry names those in use. What they say leads to a check, and to nothing else, so that a false one is
-worth nothing.
+No tree is walked to find inner stores. Pointers in upper stores name lower ones: the caller's own or, for root, all
+users'. The caller's registry names the stores in use. A pointer or line only leads to a check, so a false one has no
+effect.
 """
 
 from __future__ import annotations
@@ -86,18 +86,19 @@ from fusefs.store.layout import (
 from fusefs.store.registry_lines import makes_common, registered, way_out
 from fusefs.store.user_folders import NOT_MADE, plain_name, read_pointers
 
-DOTS = "a path that ends in `.` or `..` is refused, as by rm(1)"
-"""A shell makes them of `.*`, and nobody types them."""
+DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
+"""A shell expands `.*` to these names; users do not type them."""
 _OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
-"""What may be said of a call, and not of what it was asked for; the last by the C library."""
+"""Errnos that may mean that a system call itself is refused, whatever its arguments; EINVAL comes from the C library.
+"""
 
 
 class Victim(NamedTuple):
-    """What a person named, opened: always on the backing filesystem, if it is seen through a mount of ours.
+    """The entry that the user named, opened on the backing filesystem, even if one of our mounts shows it.
 
     parent   the directory that it is in
-    fd       itself (O_PATH): as long as it is open, its inode number means it and nothing else
-    staying  what of it stays in view when it is swapped; None for nothing
+    fd       the entry itself (O_PATH): while it is open, no other entry can get its inode number
+    staying  entries of it that a swap keeps in place; None for none
     """
 
     parent: Scope
@@ -107,11 +108,9 @@ class Victim(NamedTuple):
     staying: KeptEntries | None = None
 
     def __enter__(self) -> Self:
-        """Own its fds for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close them."""
         with self.parent:
             self.fd.close()
 
@@ -120,15 +119,15 @@ class Victim(NamedTuple):
         return os.path.join(self.parent.root_path, self.parent.relative, self.name)
 
     def is_directory(self) -> bool:
-        """Whether it is a directory; a link to one is not."""
+        """Whether it is a directory; a symbolic link to one is not."""
         return stat.S_ISDIR(self.stat.st_mode)
 
 
 def find_victim(kernel: Kernel, path: bytes) -> Victim:
-    """The victim at a path; links in its parent are followed, as a person expects, its own name is not.
+    """Open the victim at a path. Symbolic links in its parent path are followed, but not the victim itself.
 
-    Raises  Refused for `.` and `..`; NotADirectory for a slash behind another kind of file; NotFound, IsMountPoint,
-            NoStore, or what the kernel said
+    Raises  Refused for `.` and `..`; NotADirectory for a slash after another kind of file; NotFound, IsMountPoint,
+            NoStore, or the kernel's error
     """
     directory, name = _split(path)
     try:
@@ -145,27 +144,28 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
 
 
 def as_told(error: OSError, path: bytes) -> TrashdError:
-    """The error for a person: `from_os`, or that a call is refused whatever it is asked."""
+    """Convert an error for the user: with `from_os`, or to LacksCall if a needed system call is always refused."""
     return (error.errno in _OF_A_CALL and lacks_call()) or from_os(error, path)
 
 
 def lacks_call() -> LacksCall | None:
-    """What to say where a call is refused that every swap needs."""
-    from fusefs.linux.refused_calls import refused_calls  # a swap that is not refused is spared it
+    """The error for system calls that every swap needs and that are refused here; None if there are none."""
+    from fusefs.linux.refused_calls import refused_calls  # late: only a refused swap needs it
 
     needed = ", ".join(f"{one.call} ({one.errno})" for one in refused_calls() if one.is_needed)
     return LacksCall(needed) if needed else None
 
 
 def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
-    """The victim that has a name in a directory; takes over that. Raises  IsMountPoint, OSError"""
+    """Open the victim with a name in a directory; takes ownership of `scope`. Raises  IsMountPoint, OSError"""
     try:
         with closed_on_error(scope), closed_on_error(kernel.open_beneath(scope.sides.fd, name)) as fd:
             seen = kernel.fstat(fd)
             if path.endswith(b"/") and not stat.S_ISDIR(seen.st_mode):
                 raise NotADirectory(path, "name it without the slash at the end")
             if scope.sides.mounted is not None:
-                # Whether something is mounted on it there. What the mount remembers may be old, and doesn't matter.
+                # Fails if something is mounted on it there. The attributes that the mount caches may be old, but are
+                # not used.
                 kernel.open_beneath(scope.sides.mounted, name).close()
     except OSError as error:
         if error.errno == errno.EXDEV:
@@ -175,10 +175,10 @@ def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
 
 
 def find_scope(kernel: Kernel, path: bytes) -> Scope:
-    """The directory at a path; links in its parents are followed, as a person expects, its own name is not.
+    """Open the directory at a path. Symbolic links in its parent path are followed, but not the directory itself.
 
-    Raises  NotADirectory if it is a link or no directory; Refused for `/`; IsStore if it lies in a trash store;
-            NotFound, NoStore, or what the kernel said
+    Raises  NotADirectory if it is a symbolic link or no directory; Refused for `/`; IsStore if it is in a trash store;
+            NotFound, NoStore, or the kernel's error
     """
     directory, name = _split(os.path.realpath(path) if ends_in_dots(path) else path)
     try:
@@ -193,7 +193,7 @@ def find_scope(kernel: Kernel, path: bytes) -> Scope:
 
 
 def _open_named(above: Fd, name: Name, path: bytes) -> Fd:
-    """A directory by its name in another one: what is mounted there, if anything is."""
+    """Open a directory by its name in another one; if something is mounted there, open that."""
     try:
         return Fd(os.open(name, DIRECTORY | os.O_CLOEXEC, dir_fd=above))
     except NotADirectoryError as error:
@@ -201,13 +201,13 @@ def _open_named(above: Fd, name: Name, path: bytes) -> Fd:
 
 
 def scope_of(kernel: Kernel, wanted: Fd, typed: bytes, path: bytes = b"", *, through_mount: bool = True) -> Scope:
-    """The scope of a directory that a path led to.
+    """The scope of an opened directory.
 
-    wanted         the directory, on whichever side the path was; it stays the caller's
-    typed          its own path as it was typed
-    path           for errors: of what is wanted there; empty for that directory
-    through_mount  on both sides, if a mount of ours shows it
-    Raises  OSError; NotFound, NoStore, NoBacking
+    wanted         the directory, on whichever side its path led to; it stays the caller's
+    typed          its path as the user typed it
+    path           the path to name in errors; empty for that of the directory
+    through_mount  open it on both sides if one of our mounts shows it
+    Raises         OSError; NotFound, NoStore, NoBacking
     """
     mounts, path = read_mounts(), path or typed
     mount = mount_of(kernel, wanted, mounts, typed)
@@ -218,7 +218,7 @@ def scope_of(kernel: Kernel, wanted: Fd, typed: bytes, path: bytes = b"", *, thr
             raise
         real = os.path.normpath(os.path.join(os.getcwdb(), typed))
     if through_mount and any(one.is_ours() for one in mounts):
-        from fusefs.store.mounted_paths import find_mounted  # who has nothing mounted is spared it
+        from fusefs.store.mounted_paths import find_mounted  # late: only needed if something of ours is mounted
 
         scope = find_mounted(kernel, path, real, wanted, mount, mounts)
         if scope is not None:
@@ -233,7 +233,7 @@ def scope_of(kernel: Kernel, wanted: Fd, typed: bytes, path: bytes = b"", *, thr
 
 
 def _split(path: bytes) -> tuple[bytes, Name]:
-    """Split a path into the directory and the name in it. Raises  NotFound, Refused"""
+    """Split a path into its directory and the name in that. Raises  NotFound, Refused"""
     if ends_in_dots(path):
         raise Refused(f"{printable(path)}: {DOTS}", "name the directory itself")
     directory, name = os.path.split(path.rstrip(b"/"))
@@ -245,13 +245,13 @@ def _split(path: bytes) -> tuple[bytes, Name]:
 
 
 def check_operand(path: bytes) -> None:
-    """Refuse paths that end in `.` or `..`. Raises  Refused"""
+    """Refuse a path that ends in `.` or `..`. Raises  Refused"""
     if ends_in_dots(path):
         raise Refused(f"{printable(path)}: {DOTS}", "name the directory itself")
 
 
 def mount_of(kernel: Kernel, fd: Fd, mounts: Iterable[Mount], path: bytes) -> Mount:
-    """What an fd is on, which a path led to. Raises  NoStore if we don't see that mounted"""
+    """The mount that an fd is on; `path` is for the error. Raises  NoStore if that mount is not visible"""
     mount = find_mount(kernel, fd, mounts)
     if mount is None:
         raise NoStore(path, "its mount is not visible here; in a chroot, run trashd outside of it")
@@ -259,7 +259,7 @@ def mount_of(kernel: Kernel, fd: Fd, mounts: Iterable[Mount], path: bytes) -> Mo
 
 
 def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
-    """The mount's root, or the highest directory on the way to `path` that is not mounted over or closed to us."""
+    """Open the mount's root, or the highest directory on the way to `path` that is reachable and not mounted over."""
     rest = below(path, mount.point).split(b"/")
     for count in range(len(rest) + 1):
         candidate = os.path.join(mount.point, *rest[:count])
@@ -278,10 +278,10 @@ def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
 
 
 def ancestors(kernel: Kernel, scope: Scope, *, to_take: bool = True) -> Iterator[tuple[RelPath, bytes]]:
-    """The directories that could hold a store above what is in a directory, highest first: relative and full path.
+    """The directories that could hold a store for an entry of a scope, highest first: relative and full paths.
 
-    to_take  only those whose store may take that. Names in an encrypted directory are secret, and a store has them in
-             its records and ids: it is encrypted, too
+    to_take  only those whose store may take the entry. Names in an encrypted directory are secret, but stores keep them
+             in records and ids; so the store's directory must be encrypted, too
     """
     is_secret = to_take and kernel.statx(scope.sides.fd).attributes & STATX_ATTR_ENCRYPTED
     names = scope.relative.split(b"/") if scope.relative else []
@@ -300,7 +300,7 @@ def existing_stores(
     """The trusted stores in those directories, highest first, root's before the caller's own; the caller closes each.
 
     to_take  only those that may take what is in the directory
-    Raises  BrokenStore where one of them is: none is used below it, whose pointer nobody could leave in it
+    Raises   BrokenStore if one of them is broken: no store below it is used, as it can't hold a pointer to that
     """
     for relative, path in ancestors(kernel, scope, to_take=to_take):
         for opener in (open_store, open_own_store):
@@ -318,20 +318,21 @@ def existing_stores(
 
 
 Make = Callable[[Kernel, BackingAndMount, bytes, Name], Store]
-"""Makes a store in a directory, which it takes over and whose path for people it gets, with that name."""
+"""Makes a store with a name in a directory, of which it takes ownership; the third argument is the path for messages.
+"""
 
 
 class Offered(NamedTuple):
-    """A store that could take something.
+    """A store that could take the victim.
 
-    made_in  the directory in which it was made for this; None if it was there before
+    made_in  the scope for which it was made just now; None if it existed before
     """
 
     store: Store
     made_in: Scope | None = None
 
     def discard(self) -> None:
-        """Remove a store that was made for this and was not needed: an empty one left behind is untidy, and no more."""
+        """Remove the store if it was made for this and not needed. Errors are ignored: an empty store does no harm."""
         if self.made_in is None:
             return
         from fusefs.store.make_store import unmake_store
@@ -343,13 +344,14 @@ class Offered(NamedTuple):
 
 
 def stores_for(kernel: Kernel, scope: Scope, wanted: bytes, make: Make | None = None) -> Iterator[Offered]:
-    """The stores to try for something in a directory, or for all that is in it, best first: those that are there, then
-    those that we may make; highest first in both. The caller closes each, and discards it if it can't take that.
+    """The stores to try for an entry of a directory, or for all its entries; the caller closes each.
 
-    wanted  the path of what a store is wanted for, for people
+    The existing ones come first, then those that we may make; in both groups the highest is first. The caller discards
+    a store that can't take the entry.
+    wanted  path of the entry, for messages
     make    makes a store; None: `make_store`
-    Raises  after the last: CrossesBoundary if none of them could take it; NoStore, LacksCall, or what making the last
-            one met; BrokenStore as `existing_stores`
+    Raises  after the last one: CrossesBoundary if none of them could take it; NoStore, LacksCall, or the error of
+            making the last one; BrokenStore as `existing_stores`
     """
     untrusted: list[Untrusted] = []
     bases = set()
@@ -366,7 +368,7 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes, make: Make | None = 
         except Untrusted as error:
             last = error
         except (PermissionError, FileNotFoundError):
-            pass  # not ours to make one there; or what is there makes nothing, as /proc says it
+            pass  # not permitted there, or nothing can be made there, as in /proc
         else:
             if made is not None:
                 is_offered = True
@@ -375,8 +377,8 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes, make: Make | None = 
 
 
 def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes, make: Make | None) -> Store | None:
-    """A new store at an ancestor; None if there is another user's: not to be trusted, not to be made again."""
-    from fusefs.store.make_store import make_store, name_for_new  # a swap into a store that is there is spared it
+    """Make a store at an ancestor; None if another user has one there, which is neither trusted nor replaced."""
+    from fusefs.store.make_store import make_store, name_for_new  # late: a swap into an existing store does not need it
 
     with ExitStack() as owned:
         base = owned.enter_context(wholly_beneath(kernel, scope.root, relative))
@@ -391,9 +393,9 @@ _MERGED = "its files are on several branches, and a rename moves only one of the
 
 
 def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[TrashdError]:
-    """Every reason to leave the victim alone.
+    """Every reason to refuse the victim.
 
-    directory  whether it must be one (swap), or may be anything (rm)
+    directory  whether it must be a directory (swap), or may be anything (rm)
     """
     above = victim.parent
     own = place_below(above.root_place, join(above.relative, victim.name))
@@ -408,7 +410,7 @@ def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[Tra
             then = f", then rm -r {shell_word(os.path.join(victim.path(), held))}"
             yield _holds(os.path.join(victim.path(), held), then)
         if above.mount.fstype == MERGERFS:
-            from fusefs.linux.filesystem_probes import branches_with  # few have it
+            from fusefs.linux.filesystem_probes import branches_with  # late: few systems have it
 
             if len(branches_with(victim.fd)) > 1:
                 yield CrossesBoundary(victim.path(), _MERGED)
@@ -423,21 +425,17 @@ def _holds(store: bytes, then: str = "") -> IsStore:
 
 
 def _mounted(victim: Victim, own: FilesystemPath) -> Iterator[TrashdError]:
-    """What is mounted on the victim or in it, also where mounts of ours show it: it would be carried away as well.
+    """Mounts on the victim or in it, also in places where mounts of ours show it: a swap would carry them away.
 
-    own  where the victim is in its filesystem, whatever namespace one looks from
+    own  where the victim is in its filesystem, in every mount namespace
     """
     owners = trusted_owners(os.geteuid())
     here = every_place(own, views(victim.parent.mounts, owners))
     for place in here:
         for mount in mounts_inside(place, victim.parent.mounts):
-            point = mount.point
-            if point == victim.path():
-                yield IsMountPoint(point)
-            else:
-                yield MountInside(victim.path(), f"unmount it first: umount {shell_word(point)}")
-    # An exchange below a mount point of another namespace succeeds, and detaches that mount there. Only root
-    # may look into others' namespaces; for users the kernel's own check of this namespace has to do.
+            yield IsMountPoint(mount.point) if mount.point == victim.path() else MountInside(mount.point)
+    # An exchange below a mount point of another namespace succeeds, and detaches that mount there. Only root may read
+    # others' namespaces; for users the kernel's own check of this namespace has to suffice.
     if os.geteuid() == 0:
         for pid, mounts in other_namespaces():
             for place in dict.fromkeys((*here, *every_place(own, views(mounts, owners)))):
@@ -448,11 +446,11 @@ def _mounted(victim: Victim, own: FilesystemPath) -> Iterator[TrashdError]:
 
 
 def held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
-    """The trash store in a directory by its name in another one, or by no name in that one itself; None: none is seen.
+    """The trash store in the directory `name` (or in `dir_fd` if the name is empty); None if none is seen.
 
-    Of other users' names there those count that one system call tells, some hundreds: a swap takes as long whatever the
-    directory holds, and a reaper stops at stores anyway.
-    Raises  OSError with ESTALE if that one itself is gone, as another node removed it
+    Other users' stores are found among the names that one system call returns, some hundreds. This keeps the time of a
+    swap independent of the directory's size, and a reaper stops at stores anyway.
+    Raises  OSError ESTALE if `dir_fd` itself was removed by another node
     """
     try:
         kernel.open_beneath(dir_fd, join(name, STORE, VOLUME)).close()
@@ -466,14 +464,14 @@ def held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
     with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(dir_fd, name or b".", READABLE) as fd:
         names = (name for name in _names_like(kernel.first_names(fd), STORE + b"-") if whose_store(name) is not None)
         for one in (user_store(os.geteuid()), *names):
-            with suppress_errno(*OUT_OF_REACH):  # what has the name is one, as far as it can be seen from outside
+            with suppress_errno(*OUT_OF_REACH):  # such an entry counts as a store, as far as can be seen from outside
                 if kernel.stat(fd, one).st_mode == stat.S_IFDIR | FOLDER_MODE:
                     return Name(one)
     return None
 
 
 def _names_like(names: bytes, begin: bytes) -> Iterator[bytes]:
-    """What of some names, each ended by a NUL, begins so; the ends of others, too, but none from the middle of one."""
+    """The names that begin with `begin`, in a buffer of names that end with NUL; also ends of names, not middles."""
     at = names.find(begin)
     while at >= 0:
         yield names[at : names.index(0, at)]
@@ -481,22 +479,25 @@ def _names_like(names: bytes, begin: bytes) -> Iterator[bytes]:
 
 
 _AREAS = (USERS, NEW)
-"""Where users' folders are."""
+"""Directories of users' folders."""
 _MOST_FOLDERS, _MOST_ASKED = 2000, 100
-"""Users whose pointers root looks for, and those of them who have any and are asked: the remover stops at the rest."""
+"""Limits for root: users whose folders are checked for pointers, and users whose pointers are read.
+
+The remover stops at the stores of all others.
+"""
 _MOST_LOOKED_AT = 200
-"""Stores: a user who notes thousands delays no other for long."""
+"""Limit of stores checked: a user who records thousands does not delay others for long."""
 _Noted = tuple[int, RelPath]
-"""The user who noted a store, and the directory that holds it, relative to the one that was asked about."""
+"""The user who recorded a store, and the directory that holds it, relative to the directory in question."""
 
 
 class Thing(NamedTuple):
-    """Something that a store holds.
+    """An item in a store.
 
-    uid    of its owner
-    folder that user's folder, relative to the store
-    state  of the container; None for what lies in `drop/`, or could not be looked at
-    name   in the directory of that; empty for what could not be looked at
+    uid     of its owner
+    folder  the owner's folder, relative to the store
+    state   of the container; None for an item in `drop/`, or if the folder could not be listed
+    name    in that directory; empty if the folder could not be listed
     """
 
     uid: int
@@ -510,11 +511,11 @@ class Thing(NamedTuple):
 
 
 def things_in(kernel: Kernel, dir_fd: int, way: bytes, owners: Collection[int]) -> Iterator[Thing]:
-    """What the store at a path beneath a directory holds, each when it is asked for; nothing if it is no such store.
+    """The items of the store at a path beneath a directory, found lazily; none if there is no such store.
 
-    owners  owners that the store may have; in one of root's all things count for root, their own for a user, and in a
-            user's own that user's alone, or all where the store has a user's name
-    Raises  OSError that says nothing of it, such as EMFILE
+    owners  permitted owners of the store. In root's store, root counts all items and a user only their own. In a user's
+            own store only that user's items count, or all of them if the store has a user's name
+    Raises  OSError that does not concern the store, such as EMFILE
     """
     try:
         store = kernel.open_beneath(dir_fd, way, READABLE)
@@ -537,16 +538,17 @@ def things_in(kernel: Kernel, dir_fd: int, way: bytes, owners: Collection[int]) 
 
 
 def _areas(kernel: Kernel, store: Fd) -> Iterator[RelPath]:
-    """Where users' folders are in a store, and in those that were set aside in it."""
+    """The directories of users' folders in a store, and in older stores that were set aside in it."""
     old = [Name(name) for name in _list_at(kernel, store, b".") or () if name.startswith(OLD)]
     for above in ((), *((one,) for one in old)):
         yield from (join(*above, area) for area in _AREAS)
 
 
 def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
-    """The owner of a store, an open directory; None if it is none, or another one's, or others can write to it.
+    """The owner of a store, an opened directory; None if it is no store, another user's, or writable by others.
 
-    Looked at before anything is opened: another user's lease on a file, or a FIFO, would hold us or fail us.
+    volume.json is checked before it is opened: another user's lease on it, or a FIFO, would block the open or make it
+    fail.
     """
     st = kernel.fstat(store)
     with suppress_errno(*OUT_OF_REACH):
@@ -560,9 +562,9 @@ def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
 
 
 def _things_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPath) -> Iterator[Thing]:
-    """What is in the folder of a user, if it is a directory in which no other user can write.
+    """The items in a user's folder, if that is a directory in which no other user can write.
 
-    owners  the user, and the store's: of a copy all may be the latter's
+    owners  the user, and the store's owner, who may own all files of a copy
     """
     uid = owners[0]
     try:
@@ -584,7 +586,7 @@ def _things_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPa
 
 
 def _list_at(kernel: Kernel, dir_fd: int, way: bytes) -> list[bytes] | None:
-    """The names in a directory; none if it is none; None if we may not see them."""
+    """List the names in a directory; empty if it is none; None if we may not list it."""
     try:
         with kernel.open_dir(dir_fd, way) as fd:
             return kernel.list(fd)
@@ -597,11 +599,11 @@ def _list_at(kernel: Kernel, dir_fd: int, way: bytes) -> list[bytes] | None:
 
 
 def stores_below(kernel: Kernel, root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[RelPath]:
-    """Directories below a directory that hold a store which holds something: relative to it, one at a time.
+    """Directories below a directory that hold a non-empty store: relative to it, found lazily.
 
-    root_fd    the highest directory that is looked at (O_PATH); upper stores lie there, or on the way down
-    root_path  of that, for people
-    directory  relative to that; a store in itself is not told
+    root_fd    the highest directory that is checked (O_PATH); upper stores are in it, or on the way down
+    root_path  its path, for messages
+    directory  path of the directory in question, relative to `root_fd`; a store in itself is not included
     Raises     OSError
     """
     told = set()
@@ -619,10 +621,10 @@ def stores_below(kernel: Kernel, root_fd: Fd, root_path: bytes, directory: RelPa
 
 
 def _registered(root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[_Noted]:
-    """What the caller's registry has, by the path there is without a mount of ours, or by that of one over itself."""
+    """The stores in the caller's registry, by their path without our mounts, or by that of a mount over its source."""
     lines = registered()
     if lines:
-        with suppress(OSError):  # it has no path that could be told
+        with suppress(OSError):  # it has no path that can be read
             for root in dict.fromkeys((os.readlink(root_fd.path()), root_path)):
                 top = os.path.join(root, directory).rstrip(b"/") + b"/"
                 for line in lines:
@@ -631,7 +633,7 @@ def _registered(root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[_
 
 
 def _pointed(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[_Noted]:
-    """What the pointers of the stores above say of stores below; each directory is opened from the one above it."""
+    """The lower stores that pointers in the stores above name; each directory is opened from its parent."""
     names = directory.split(b"/") if directory else []
     rest = directory + b"/"
     with ExitStack() as owned:
@@ -654,7 +656,7 @@ def _pointed(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[_Noted
 
 
 def _pointed_from(kernel: Kernel, base_fd: Fd) -> Iterator[_Noted]:
-    """What those of the stores in one directory say: of root's, and of the caller's own."""
+    """The lower stores that pointers in the stores of one directory name: in root's store, and in the caller's own."""
     names = [STORE]
     with suppress_errno(*OUT_OF_REACH):
         names += own_names(kernel, base_fd, os.geteuid())
@@ -679,7 +681,7 @@ def _pointed_from(kernel: Kernel, base_fd: Fd) -> Iterator[_Noted]:
 
 
 def _folders(kernel: Kernel, store: Fd) -> Iterator[tuple[int, RelPath]]:
-    """The caller's folders in a store by their names alone; for root every user's."""
+    """The caller's folders in a store, by their names only; all users' folders for root."""
     uid = os.geteuid()
     for area in _AREAS:
         names = (_list_at(kernel, store, area) or ()) if uid == 0 else (plain_name(uid),)

@@ -1,7 +1,7 @@
-"""The few renames that others can see: done on the victim's name, between its parent and a container.
+"""The few renames that others can see: of the victim's name, between its parent and a container.
 
-Off local filesystems each goes through a gate (store/gate.py), and is looked at afterwards. A rename may need a loan:
-an owner's permission on a directory, lent for that moment and taken back.
+On shared filesystems each passes through a transfer directory (store/gate.py) and is checked afterwards. A rename may
+need a temporary permission: write access for a directory's owner, added for the duration of the rename.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fusefs.store.layout import ANNOUNCED_PREFIX, FRESH, TREE, UserFolder, Volum
 
 
 class VisibleMove(Enum):
-    """What can be done to the name."""
+    """Renames that can be done at the name."""
 
     EXCHANGE = "the container's `tree` and the name's thing change places"
     ASIDE = "the name's thing goes to the container's `tree`"
@@ -49,9 +49,10 @@ _TAKEN = {VisibleMove.ASIDE: TREE, VisibleMove.ASIDE_FRESH: FRESH, VisibleMove.R
 
 
 class _Said(NamedTuple):
-    """What was said of a rename.
+    """The outcome of a rename's system calls.
 
-    holds_name  the directory that we made to take the name may have it still
+    error       of the call that failed
+    holds_name  whether the directory that we made to reserve the name may still have it
     gap_ns      for how long the name was missing
     """
 
@@ -61,7 +62,7 @@ class _Said(NamedTuple):
 
 
 class GatedRename(NamedTuple):
-    """Renames between a container and a name.
+    """Renames between a container and a name, through a transfer directory.
 
     container, parent  their directories, both in the mount if one shows them
     """
@@ -73,15 +74,16 @@ class GatedRename(NamedTuple):
     name: Name
 
     def make(self, move: VisibleMove) -> int:
-        """Do it, and see whether it was done, whatever is said of it: a server that started again may say ENOENT of a
-        rename that it did.
+        """Do the rename, and check whether it happened: a restarted server may report ENOENT for a rename that it did.
 
-        Returns  for how many ns the name was missing; of REPLACE 0 too if `fresh` did not get it, and is where it was
-        Raises  TakenOver if another node takes us for dead, or has taken the container over; OSError if it was not done
+        Returns  for how many ns the name was missing. For REPLACE also 0 if `fresh` did not get the name, and is where
+                 it was
+        Raises   TakenOver if another node considers us dead or has taken the container over; OSError if the rename did
+                 not happen
         """
         part, is_kept = _GIVEN.get(move), False
         with self._told_if_taken_over():
-            # With PLACE the name is missing: who takes over would place it as well.
+            # Not for PLACE: the name is missing, and the node that takes over would do the same rename.
             names = [] if move is VisibleMove.PLACE else self.kernel.list_anew(self.container)
             if any(name.startswith(ANNOUNCED_PREFIX) for name in names):
                 raise TakenOver(self.name)
@@ -99,7 +101,7 @@ class GatedRename(NamedTuple):
         return said.gap_ns
 
     def _through(self, move: VisibleMove, given: Fd | None) -> _Said:
-        """The rename, through a gate that is no more then."""
+        """Rename through a transfer directory, which is removed afterwards."""
         with gate(self.kernel, self.container) as through:
             if given is not None:
                 self.kernel.rename(self.container, _GIVEN[move], through, _GIVEN[move])
@@ -116,18 +118,18 @@ class GatedRename(NamedTuple):
         return _Said()
 
     def take_away(self, to: Name) -> None:
-        """Rename what has the name into the container. Raises  OSError"""
+        """Rename the entry that has the name into the container. Raises  OSError"""
         with self._told_if_taken_over(), gate(self.kernel, self.container) as through:
             self.kernel.rename(self.parent, self.name, through, to)
 
     def bring(self, path: RelPath) -> None:
-        """Rename a part of the container's tree to the name; if that can't be it goes back into the tree.
+        """Rename a part of the container's tree to the name; move it back into the tree if that fails.
 
         Raises  OSError
         """
         upper, _, last = join(TREE, path).rpartition(b"/")
         with self._told_if_taken_over(), self.kernel.open_beneath(self.container, upper, DIRECTORY) as source:
-            part = late_name()  # killed here, it is an orphan of its own
+            part = late_name()  # if we are killed here, recovery makes it an orphan of its own
             with self.kernel.open_beneath(source, last) as thing:
                 with gate(self.kernel, self.container) as through:
                     self.kernel.rename(source, last, through, part)
@@ -142,10 +144,11 @@ class GatedRename(NamedTuple):
                     raise said.error
 
     def _give(self, through: Fd, part: Name, given: Fd, began_ns: int) -> _Said:
-        """Rename to the name, which must be free. Without RENAME_NOREPLACE it is taken first by what replaces nothing:
-        after a look another's empty directory may come there.
+        """Rename to the name, which must be free.
 
-        began_ns  since when it is missing
+        Without RENAME_NOREPLACE a mkdir or O_EXCL reserves the name first, as another user's empty directory may appear
+        there after a check.
+        began_ns  since when the name is missing
         """
         if self.volume.noreplace is True:
             self.kernel.rename_free(through, part, self.parent, self.name)
@@ -159,20 +162,27 @@ class GatedRename(NamedTuple):
         try:
             self.kernel.rename(through, part, self.parent, self.name)
         except OSError as error:
-            if error.errno == errno.ENOTEMPTY:  # somebody wrote into it
-                return _Said(FileExistsError(errno.EEXIST, "another file has the name", self.name))
+            if error.errno == errno.ENOTEMPTY:  # another process wrote into it
+                return _Said(FileExistsError(errno.EEXIST, "something else has the name", self.name))
             return _Said(error, holds_name=stat.S_ISDIR(st.st_mode))
         return _Said(gap_ns=gap_ns)
 
     def _leave_name(self, said: _Said) -> None:
-        """Only of a rename that was seen to be not done: else an empty directory that it gave the name would go."""
+        """Remove the directory that reserved the name.
+
+        Call this only if the rename certainly did not happen: otherwise it could remove an empty directory that the
+        rename moved there.
+        """
         if said.holds_name:
             with suppress(OSError):
                 self.kernel.rmdir(self.parent, self.name)
 
     @contextmanager
     def _told_if_taken_over(self) -> Iterator[None]:
-        """Without its record the container is not ours any more. Raises  TakenOver"""
+        """Convert an error that occurs because the container has lost its record, and is not ours any more.
+
+        Raises  TakenOver
+        """
         try:
             yield
         except OSError as error:
@@ -182,28 +192,27 @@ class GatedRename(NamedTuple):
 
 
 class VisibleRename(Protocol):
-    """What does it: we ourselves, or root for a user's container."""
+    """The renames at a visible name, done by this process or, for a user's container, by root on request."""
 
     def make(self, move: VisibleMove, held: HeldContainer) -> int:
-        """Do it; for how many ns the name was missing, if the move is over then. OSError as the kernel says."""
+        """Do the rename; return for how many ns the name was missing, if it is no longer missing. Raises  OSError"""
 
     def found(self) -> tuple[int, int] | None:
-        """Device and inode number of what has the name now; None if nothing has."""
+        """Device and inode number of the entry that has the name; None if none has."""
 
     def refresh(self, held: HeldContainer) -> None:
-        """Tell daemon and kernel, which remember it, of a mode that changed: the name's, or the container's tree's."""
+        """Make the mount's daemon and the kernel notice a changed mode of the name or the container's tree."""
 
 
 class DirectRename:
-    """By our own authority, with the parent opened.
+    """The renames done by this process.
 
-    Where a mount of ours shows both the parent and the store, the renames are done on the mount's names: the kernel
-    then moves its own dentries along, and the mount's clients see it at once. What is looked at, here or to verify,
-    is on the backing filesystem.
+    If one of our mounts shows both the parent and the store, the renames are done in the mount. The kernel then moves
+    its own dentries, and clients of the mount see the change at once. All checks use the backing filesystem.
     """
 
     def __init__(self, kernel: Kernel, parent: BackingAndMount, name: Name) -> None:
-        """parent: open as long as this is."""
+        """parent: must stay open as long as this object is used."""
         self._kernel = kernel
         self._parent_fd, self._mounted = parent
         self._name = name
@@ -213,7 +222,7 @@ class DirectRename:
         return self.make_in(move, held.folder, held.state, held.name(), held.fd)
 
     def make_in(self, move: VisibleMove, folder: UserFolder, state: State, container: bytes, fd: Fd) -> int:
-        """Make a `VisibleMove` with a container that is open, but not locked; ESTALE if the mount shows another one."""
+        """`make` for a container that is open, but not locked; ESTALE if the mount shows another container."""
         with ExitStack() as owned:
             inside, parent = self._renamed_at(owned, folder, state, container, fd)
             if folder.store.is_shared():
@@ -234,7 +243,7 @@ class DirectRename:
         return 0
 
     def take_away(self, folder: UserFolder, state: State, container: bytes, fd: Fd, to: Name) -> None:
-        """Rename what has the name into a container that is open, to a name that is free there."""
+        """Rename the entry that has the name to a free name in an open container."""
         with ExitStack() as owned:
             inside, parent = self._renamed_at(owned, folder, state, container, fd)
             if folder.store.is_shared():
@@ -243,7 +252,7 @@ class DirectRename:
                 self._kernel.rename_free(parent, self._name, inside, to)
 
     def take_to(self, dir_fd: Fd, to: Name) -> None:
-        """Rename what has the name into a directory of the backing filesystem."""
+        """Rename the entry that has the name into a directory of the backing filesystem."""
         self._kernel.rename_free(self._parent_fd, self._name, dir_fd, to)
 
     def bring(self, held: HeldContainer, path: RelPath) -> None:
@@ -263,9 +272,9 @@ class DirectRename:
     def _renamed_at(
         self, owned: ExitStack, folder: UserFolder, state: State, container: bytes, fd: Fd
     ) -> tuple[Fd, Fd]:
-        """The container and the parent, between which it is renamed: in the mount that shows both, if one does.
+        """The fds of the container and the parent between which to rename: in the mount if that shows both.
 
-        owned   closes what is opened for that
+        owned   closes what this opens
         Raises  OSError: ESTALE if the mount shows another container, or none
         """
         base, kernel = folder.store.base.mounted, self._kernel
@@ -290,7 +299,7 @@ class DirectRename:
     def _open_mounted(self, base: Fd, way: RelPath) -> Fd:
         fd = self._kernel.open_beneath(base, way, DIRECTORY)
         with closed_on_error(fd), suppress(FileNotFoundError):
-            self._kernel.stat(fd, TREE)  # so that the rename finds it where it is now
+            self._kernel.stat(fd, TREE)  # so that the kernel finds `tree` where it is now
         return fd
 
     def found(self) -> tuple[int, int] | None:
@@ -303,13 +312,13 @@ class DirectRename:
             return st.st_dev, st.st_ino
 
     def open(self) -> Fd | None:
-        """What has the name now (O_PATH); None if nothing has, or something is mounted there."""
+        """Open the entry that has the name (O_PATH); None if there is none, or something is mounted there."""
         with suppress_errno(errno.ENOENT, errno.EXDEV):
             return self._kernel.open_beneath(self._parent_fd, self._name)
         return None
 
     def has(self, fd: Fd) -> bool:
-        """Whether the name means what an fd holds."""
+        """Whether the name refers to the inode that an fd has open."""
         return self._kernel.is_named(fd, self._parent_fd, self._name)
 
     def refresh(self, held: HeldContainer) -> None:
@@ -317,7 +326,7 @@ class DirectRename:
         self.refresh_in(held.folder, held.state, held.name())
 
     def refresh_in(self, folder: UserFolder, state: State, container: bytes) -> None:
-        """Tell the daemon and kernel of a changed mode, as `refresh` does, for a container that is not locked."""
+        """`refresh` for a container that is not locked."""
         if folder.store.base.mounted is not None and self._mounted is not None:
             refresh(self._kernel, self._mounted, self._name)
             refresh(self._kernel, folder.store.base.mounted, join(folder.way_to(state, container), TREE))
@@ -331,10 +340,10 @@ _LOAN = 0o700
 
 
 def loan(st: os.stat_result) -> int | None:
-    """The mode to go back to, if we own a directory whose mode forbids what a move to another parent needs.
+    """The mode to restore later, if we own a directory whose mode forbids its move to another parent; else None.
 
-    Moving it changes its `..`, so the kernel asks for write permission on itself; reading its likeness asks for
-    read and search. Its owner alone may set both for that moment.
+    The move changes the directory's `..`, so the kernel requires write permission on the directory itself. Reading its
+    metadata requires read and search permission. Its owner may set these for that moment.
     """
     uid = os.geteuid()
     if uid == 0 or st.st_uid != uid or not stat.S_ISDIR(st.st_mode) or st.st_mode & _LOAN == _LOAN:
@@ -343,10 +352,10 @@ def loan(st: os.stat_result) -> int | None:
 
 
 def lend(held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename | None = None) -> None:
-    """Give the owner what the move needs; the record says so already, so that recovery takes it back.
+    """Add the permissions that the move needs. The record has the old mode already, so that recovery can restore it.
 
-    visible  of a name that others see; the mount would go by the mode that it remembers
-    Raises   NotPermitted if the set-group-id bit would be lost by it: chmod drops it for users not in the group
+    visible  the directory's name that others see; a mount would use the mode that it has cached
+    Raises   NotPermitted if that would lose the set-group-id bit: chmod clears it for users outside the group
     """
     if mode is None:
         return
@@ -361,10 +370,10 @@ def lend(held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename |
 
 
 def take_back(held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename | None = None) -> None:
-    """The mode as it was before the loan; nothing is touched if it is that already.
+    """Restore the mode from before the temporary permission; nothing is touched if it is the same already.
 
-    For a set-group-id directory of a group that its owner is not in even the same mode again would drop the bit.
-    visible  as for `lend`; a killed process may not have told it
+    Setting even the same mode clears the set-group-id bit if the owner is not in the directory's group.
+    visible  as for `lend`; refreshed in any case, as a killed process may not have done so
     """
     if mode is None:
         return

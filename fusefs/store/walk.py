@@ -1,15 +1,15 @@
-"""Directories of a tree of any depth, opened with few fds and without `..`; and which of them root may enter.
+"""Open directories of a tree of any depth, with few fds and without `..`; and decide which of them root may enter.
 
-What stays open on a long way down spares walking it from the top for each directory below. That would take the square
-of its length: minutes for a chain of 10,000 directories.
+Some directories on a long way down stay open, so that reaching each directory below does not start at the top. That
+would take time quadratic in the depth: minutes for a chain of 10,000 directories.
 
-Root's commands never carry anything across the boundary between users: one rule for all of them.
-Taking (plan, sweep): from a directory of root's root goes into any; from one user's directory into another user's only
-if that one was in that place before (`SeenDirectories`): a user may have moved it there since. The reaper does the same
-by times of change (reaper/not_removed.py).
-Giving (move, restore): root puts something into a directory that is there only if nobody gets by that what that user
-could not have had: the name of a directory proves nothing about who made it.
-Other users than root need no such rule: the kernel asks for their rights.
+Root's commands never carry anything across the boundary between users. One rule holds for all of them.
+Taking (plan, sweep): from a directory of root's, root enters any other. From one user's directory root enters another
+user's only if that one was in the same place before (`SeenDirectories`), as a user may have moved it there since. The
+reaper uses times of change for this (reaper/not_removed.py).
+Giving (move, restore): root puts something into an existing directory only if no user thereby gets anything that they
+could not have had. The name of a directory does not prove who made it.
+Other users need no such rule: the kernel checks their permissions.
 Source  the unsafe transitions of systemd-tmpfiles(8), src/basic/fs-util.c
 """
 
@@ -37,20 +37,24 @@ D = TypeVar("D", bound=AbstractContextManager[object])
 _FDS_MAX = 64
 _NEAR_BYTES = 512
 _APART = 1000
-"""Bytes of path between two directories that stay open for `DeepOpener`, about; a shorter path needs none."""
+"""Approximate distance, in bytes of path, between directories that `DeepOpener` keeps open.
+
+A shorter path needs none.
+"""
 _MOST = 32
 Make = Callable[[BackingAndMount, bytes, bytes], None]
-"""Makes the directories of a path that are missing: below this one, which has that path, as far as this leads on."""
+"""Makes the missing directories of a path: below the given directory, which has the given path, as far as that exists.
+"""
 MakeLike = Callable[[Fd, Name, Fd], None]
-"""Makes one directory: in this one, of that name, like the other (O_PATH both); unless it appears before."""
+"""Makes one directory: in the first one, with that name, like the other (O_PATH both); unless it appears before."""
 
 
 class _OpenDirectories(Generic[D]):
     """The open directories on a way down from a top directory, which stays its owner's.
 
-    When there are too many, every other one is closed. So they lie dense at the end and ever sparser towards the top.
+    If there are too many, every other one is closed. So they are dense at the end and ever sparser towards the top.
 
-    A mark says how far down a directory is: the length of the path to it, with one slash a name. The top's is 0.
+    A mark gives the depth of a directory: the length of its path, with one slash per name. The top's mark is 0.
     """
 
     def __init__(self, top: D, n_max: int) -> None:
@@ -59,16 +63,14 @@ class _OpenDirectories(Generic[D]):
         self._open: dict[int, D] = {}  # by mark, ascending
 
     def __enter__(self) -> Self:
-        """Own what is open for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close all of it."""
         self._close_below(0)
 
     @property
     def mark(self) -> int:
-        """Where the last one is."""
+        """The mark of the last open directory."""
         return next(reversed(self._open), 0)
 
     def _last(self) -> D:
@@ -86,10 +88,10 @@ class _OpenDirectories(Generic[D]):
 
 
 class Descent(_OpenDirectories[Fd]):
-    """Where a walk of a tree is, which goes down by names, and back to directories that it came through.
+    """The position of a walk in a tree, which descends by names and returns to directories above.
 
-    Going back to a directory that was closed walks there from the nearest one above, by its names, and keeps some on
-    the way open again: a chain of n directories costs about n log n steps, not n².
+    Returning to a directory that was closed walks there from the nearest open one above, by its names, and keeps some
+    on the way open again: a chain of n directories takes about n log n steps, not n².
     """
 
     def __init__(self, kernel: Kernel, top: Fd) -> None:
@@ -100,21 +102,21 @@ class Descent(_OpenDirectories[Fd]):
 
     @property
     def fd(self) -> Fd:
-        """The directory where we are, readable; ours to close."""
+        """The current directory, readable; the caller must not close it."""
         return self._last()
 
     def descend(self, name: Name) -> None:
-        """Go into a directory of this one.
+        """Enter a subdirectory.
 
-        Raises  OSError, and we are where we were: gone, no directory, a mount, not ours to open
+        Raises  OSError, without changing the position: it is gone, no directory, a mount point, or may not be opened
         """
         self._keep(self.mark + 1 + len(name), self._kernel.open_dir(self.fd, name))
         self._path += b"/" + name
 
     def go_back(self, mark: int) -> None:
-        """Go to a directory above. The caller looks whether it is the same as before: names may have moved.
+        """Return to a directory above. The caller checks that it is the same as before, as names may have moved.
 
-        Raises  OSError, and we are somewhere above it
+        Raises  OSError; the position is then somewhere above it
         """
         self._close_below(mark)
         del self._path[mark:]
@@ -123,21 +125,24 @@ class Descent(_OpenDirectories[Fd]):
             self._keep(stop, self._kernel.open_dir(self.fd, bytes(self._path[here + 1 : stop])))
 
     def _next_stop(self, here: int, mark: int) -> int:
-        """Half the way that is left, as we are likely to come back to directories just above; at most a stride."""
+        """The next directory to keep open: half the remaining way, but at most WALK_MAX_BYTES.
+
+        The walk is likely to return to directories just above.
+        """
         left = mark - here
         if left <= _NEAR_BYTES:
             return mark
         stop = self._path.rfind(b"/", here + 1, here + 1 + min(WALK_MAX_BYTES, max(left // 2, _NEAR_BYTES)))
-        if stop < 0:  # FUSE may have names as long as that
+        if stop < 0:  # FUSE may have longer names
             stop = self._path.find(b"/", here + 1)
         return stop if stop >= 0 else mark
 
 
 class DeepOpener(_OpenDirectories[BackingAndMount]):
-    """Opens directories of a tree by their paths, one after the other, from what is open on the way to the last one.
+    """Opens directories of a tree by their paths, one after the other, starting from open ones on the way to the last.
 
-    A directory on the way that is moved meanwhile is still where it was for us. So all are closed when the way
-    below them has cost as much as the way to them, which makes it no more than twice as long.
+    If a directory on the way is moved meanwhile, it still counts as being where it was. So all are closed once the
+    walks below them have cost as much as the way to them, which makes the whole at most twice as long.
     """
 
     def __init__(self, kernel: Kernel, root: BackingAndMount) -> None:
@@ -145,30 +150,34 @@ class DeepOpener(_OpenDirectories[BackingAndMount]):
         super().__init__(root, _MOST)
         self._kernel = kernel
         self._way = b""
-        """To the last one that is open, with a slash at its end; what follows it doesn't count."""
+        """The path of the last open directory, with a slash at its end; anything after that is ignored."""
         self._walked = 0
 
     def beneath(self, path: bytes, make: Make | None = None, flags: int = DIRECTORY) -> BackingAndMount:
-        """A directory by its path from the root, empty for that itself; its caller's. See `BackingAndMount.beneath`.
+        """Open a directory by its path from the root, empty for the root itself; the caller closes it.
 
-        make    asked for what is missing
+        See `BackingAndMount.beneath`.
+        make    called for missing directories
         Raises  OSError
         """
         at = self._reach(path, make)
         return self._step(path, at, len(path), make, flags)
 
     def wholly(self, path: bytes, make: Make | None = None) -> BackingAndMount:
-        """A directory below the root, on both sides if the root is. Raises  OSError: ESTALE as `wholly_beneath` does"""
+        """Open a directory below the root, on both sides if the root is.
+
+        Raises  OSError: ESTALE as for `wholly_beneath`
+        """
         return check_wholly(self._top, self.beneath(path, make), path)
 
     def remove(self, path: bytes) -> None:
-        """Remove an empty directory, where others see that. Raises  OSError"""
+        """Remove an empty directory, in the mount if there is one. Raises  OSError"""
         upper, _, name = path.rpartition(b"/")
         with self.wholly(upper) as above:
             self._kernel.rmdir(above.names(), name)
 
     def _reach(self, path: bytes, make: Make | None) -> int:
-        """Where in the path it goes on from the last directory on the way that is open now."""
+        """Open directories on the way; return the offset in the path that the last open one has reached."""
         if self._walked > len(path):
             self._close_below(0)
             self._walked = 0
@@ -192,7 +201,7 @@ class DeepOpener(_OpenDirectories[BackingAndMount]):
 
 
 class DeepOpeners:
-    """`DeepOpener` of several trees, for as long as a piece of work takes."""
+    """`DeepOpener` for several trees, for the duration of a piece of work."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -207,17 +216,18 @@ class DeepOpeners:
         self._into.clear()
 
     def into(self, root: BackingAndMount) -> DeepOpener:
-        """That of a tree, whose root stays open longer than it is used."""
+        """The opener of a tree; its root must stay open as long as the opener is used."""
         if root not in self._into:
             self._into[root] = DeepOpener(self._kernel, root)
         return self._into[root]
 
 
 def walk_inwards(start: RelPath) -> Iterator[tuple[RelPath, list[Name] | None]]:
-    """Each directory of a tree by its path, twice: before those in it, and once more when they are done.
+    """Each directory of a tree by its path, twice: before the directories in it, and after them.
 
-    It remembers names alone: the paths of all directories of a chain take the square of its length.
-    Returns  with the path, the first time, a list: the caller adds the names of those in it that are to be entered too
+    It keeps only names: the paths of all directories of a chain would take space quadratic in its length.
+    Returns  with the path, the first time, a list to which the caller adds the names of subdirectories to enter; then
+             None
     """
     path, pending = start, list[list[Name]]()
     while True:
@@ -234,11 +244,11 @@ def walk_inwards(start: RelPath) -> Iterator[tuple[RelPath, list[Name] | None]]:
 
 
 def make_missing(kernel: Kernel, above: Fd, way: bytes, missing: bytes, models: DeepOpener, make: MakeLike) -> None:
-    """Make what is missing of a path below a directory, like the directories of another tree.
+    """Make the missing directories of a path below a directory, like the directories of another tree.
 
-    way      the path of the directory itself, the same in the other tree
-    models   of the other tree
-    Raises   OSError: ENOENT if that has none there any more
+    way     the path of the directory itself, the same in the other tree
+    models  opens directories of the other tree
+    Raises  OSError: ENOENT if the other tree lacks one of them
     """
     names = split(missing)
     here, n_there = _deepest(kernel, above, names)
@@ -253,7 +263,7 @@ def make_missing(kernel: Kernel, above: Fd, way: bytes, missing: bytes, models: 
 
 
 def _deepest(kernel: Kernel, above: Fd, names: list[Name]) -> tuple[Fd, int]:
-    """The deepest directory of a path that is there, and how many parts of the path lead to it."""
+    """Open the deepest existing directory of a path; return it and how many names of the path lead to it."""
     for count in range(len(names) - 1, 0, -1):
         with suppress(FileNotFoundError):
             return kernel.open_beneath(above, join(*names[:count]), DIRECTORY), count
@@ -264,27 +274,27 @@ _HEAD = b"trashd directories seen 1\n"
 _DIGEST_BYTES, _UID_BYTES = 16, 4
 _ENTRY_BYTES = _DIGEST_BYTES + _UID_BYTES
 _SEEN_MAX, _SEEN_MAX_EACH = 65_536, 8_192
-"""Directories that are remembered, and those of them in one user's: more of them are never entered."""
+"""Limits of recorded directories, in all and in one user's directories: further ones are never entered."""
 _NOTES_MAX_BYTES = 16 << 20
 
 
 def is_bounded() -> bool:
-    """Whether we are root, whom the kernel refuses nothing."""
+    """Whether these rules apply: we are root, whom the kernel refuses nothing."""
     return os.geteuid() == 0
 
 
-# Giving.
+# Giving: rules for putting something into a directory.
 
 
 def may_give(kernel: Kernel, there: Fd, owner: int, like: Fd | None = None, recorded: Identity | None = None) -> bool:
-    """Whether we may put something into a directory that is there.
+    """Whether we may put something into an existing directory.
 
-    It may be root's, or the owner's, if nobody else can write in it. The owner's may be open to others as well if the
-    directory that the thing comes from is open to the same: they could take it away before, too. The owner's closed
-    directory is none for what lay in an open one, where others may have put it.
+    It may be root's or the owner's if no other user can write in it. The owner's may be open to others if the directory
+    that the thing comes from is open to the same: they could have taken it before. A closed directory of the owner's is
+    not accepted for something from an open one, where others may have put it.
     owner     of the directory that the thing comes from, or of the thing if that is not known
-    like      that directory, if it is there
-    recorded  the directory that it was taken from
+    like      that directory, if it exists
+    recorded  identity of the directory that the thing was taken from
     Raises    OSError
     """
     if not is_bounded() or (recorded and compare(kernel.identify(there), recorded) is Likelihood.SAME):
@@ -305,15 +315,15 @@ def may_give(kernel: Kernel, there: Fd, owner: int, like: Fd | None = None, reco
 def check_giving(
     kernel: Kernel, there: Fd, path: bytes, owner: int, like: Fd | None = None, recorded: Identity | None = None
 ) -> None:
-    """Raise AcrossUsers unless `may_give`. path: of the directory, for people"""
+    """Raise AcrossUsers unless `may_give`. path: of the directory, for messages"""
     if not may_give(kernel, there, owner, like, recorded):
         raise AcrossUsers(f"{printable(path) or '.'} (owned or writable by another user)")
 
 
 def _is_closed(st: os.stat_result) -> bool:
-    """Whether nobody but root and its owner can take something out of a directory, or put something into it.
+    """Whether only root and its owner can take something out of a directory, or put something into it.
 
-    Into a sticky one of root's everybody can put something; no more than that.
+    A sticky directory of root's counts, too: all users can put something into it, but take nothing out.
     """
     return not st.st_mode & OTHERS_WRITE or (st.st_uid == 0 and bool(st.st_mode & stat.S_ISVTX))
 
@@ -323,14 +333,14 @@ def _acls(kernel: Kernel, fd: Fd) -> dict[str, bytes]:
     return {name: kernel.read_xattr(fd.path(), name) for name in acls}
 
 
-# Taking.
+# Taking: rules for entering users' directories.
 
 
 class SeenDirectories(NamedTuple):
-    """Directories of users in other users' directories: those that an earlier run has seen, and those of this one.
+    """Directories of users in other users' directories that earlier runs have seen, and notes of this run.
 
-    Workers that are forked note what they see in the same file, which has no name.
-    rule  whose run: what one rule has seen says nothing to another
+    Forked workers write their notes into the same file, which has no name.
+    rule  the rule that runs: what another rule has seen does not count
     """
 
     before: frozenset[bytes]
@@ -338,25 +348,23 @@ class SeenDirectories(NamedTuple):
     rule: bytes = b""
 
     def __enter__(self) -> Self:
-        """Own the notes for the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close them."""
         self.notes.close()
 
     def was_there(self, kernel: Kernel, fd: Fd, whose: int) -> bool:
-        """Whether an earlier run saw a directory (its handle) in the directory that it is in; the next one will know.
+        """Whether an earlier run saw a directory (its handle) in its present parent; also notes it for the next run.
 
-        whose   the user in whose directory it is
+        whose   uid of the user in whose directory it is
         Raises  OSError
         """
-        import hashlib  # a swap is spared it
+        import hashlib  # late: a swap does not need it
 
         with _open_parent(fd) as above:
             both = (kernel.identify(above), kernel.identify(fd))
         if not all(one.handle or one.btime_ns for one in both):
-            return False  # it may be another one of that number
+            return False  # it may be another directory with the same inode number
         place = (self.rule, os.fstatvfs(fd).f_fsid, *both)
         digest = hashlib.blake2b(repr(place).encode(), digest_size=_DIGEST_BYTES).digest()
         if os.fstat(self.notes).st_size < _NOTES_MAX_BYTES:
@@ -364,7 +372,7 @@ class SeenDirectories(NamedTuple):
         return digest in self.before
 
     def save(self) -> None:
-        """Let the next run know; nothing is touched if there is nothing to know. Raises  OSError"""
+        """Save the notes for the next run; nothing is written if there are none. Raises  OSError"""
         size = os.fstat(self.notes).st_size
         noted = _entries(os.pread(self.notes, size, 0))
         if not noted:
@@ -381,7 +389,7 @@ class SeenDirectories(NamedTuple):
 
 
 def load_seen() -> SeenDirectories:
-    """What earlier runs of root's plans have seen; its caller's. Raises  OSError"""
+    """Load what earlier runs of root's plans have seen; the caller closes it. Raises  OSError"""
     before = frozenset(entry[:_DIGEST_BYTES] for entry in _read(_path()))
     return SeenDirectories(before, Fd(os.memfd_create("trashd-seen")))
 
@@ -391,7 +399,7 @@ def _path() -> bytes:
 
 
 def _read(path: bytes) -> list[bytes]:
-    """The entries of the file, if it is root's alone; what can't be understood has none: then nothing was seen."""
+    """The entries of the file, if it is root's and only root can write it; none if it can't be understood."""
     with suppress_errno(errno.ENOENT, errno.EPERM, errno.EFBIG):
         text = read_file(path, len(_HEAD) + _SEEN_MAX * _ENTRY_BYTES, owner=os.geteuid())
         if text.startswith(_HEAD):
@@ -404,11 +412,11 @@ def _entries(text: bytes) -> list[bytes]:
 
 
 def whose_is(kernel: Kernel, fd: Fd, whose: int, seen: SeenDirectories | None = None) -> int | None:
-    """Whose the things in a directory are to root who comes to it; None: it is not entered.
+    """The uid to whom root attributes the entries of a directory; None if root must not enter it.
 
-    A directory of root's that lies in a user's is that user's: who could have moved it there?
-    whose   the same of the directory that it is in; 0: of root's, from which root goes anywhere
-    seen    without it no run was earlier
+    A directory of root's in a user's directory counts as that user's, who may have moved it there.
+    whose   the same value for its parent; 0: root's, from which root may enter any directory
+    seen    directories seen by earlier runs; None: there are none
     Raises  OSError
     """
     uid = kernel.fstat(fd).st_uid
@@ -429,11 +437,11 @@ def _open_parent(fd: Fd) -> Fd:
 
 
 def may_take_whole(kernel: Kernel, top: Fd, whose: int, seen: SeenDirectories | None) -> bool:
-    """Whether root may take a directory with all that it holds: there is none in it that `whose_is` would not enter.
+    """Whether root may take a directory with all its contents: `whose_is` permits every directory in it.
 
-    An empty one may go: who could have moved it there could have removed it.
+    An empty directory is permitted: a user who could move it there could also have removed it.
     top     open for reading
-    whose   of the directory that it is in
+    whose   of its parent
     Raises  OSError
     """
     is_taken, within = True, [whose]

@@ -1,1 +1,1 @@
-"""Floor 4: sweeps. What a selection chooses below a directory is deleted, trashed, moved, copied or told."""
+"""Sweeps: delete, trash, move, count or print the entries below a directory that match a selection."""

@@ -1,9 +1,9 @@
 """The actions of a sweep on its matches: delete, print, count, trash into one orphan, or move to another directory.
 
-A directory that holds a trash store is never taken whole, as what the store has would be lost to its commands.
+A directory that holds a trash store is never taken whole: trashd commands would lose access to the orphans in it.
 
-Nothing is ever done to a name that the owner of a destination could have put there: a directory is made, with its owner
-and mode, where no other user can enter, and then gets its name.
+No action changes a name that the owner of a destination could have put there: a new directory gets its owner and mode
+where no other user can enter, and only then its name.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MoveDestination:
     """A directory to move to, open.
 
     path        its path, links resolved
-    identified  what it is on the backing side
+    identified  its identity on the backing filesystem
     """
 
     def __init__(self, kernel: Kernel, top: SweepRoot, scope: Scope) -> None:
@@ -69,15 +69,15 @@ class MoveDestination:
         self.path = scope.path()
         self.identified = identify(kernel, scope.sides.fd)
         self._checked = b""
-        # A tree kept below a directory that the swept one is in may lead back into that.
+        # If the destination contains the swept directory, a path in the moved tree could lead back into it.
         self._way_back = below(top.path, self.path) if is_inside(top.path, self.path) else b""
 
     def open(self, upper: bytes, ways: DeepOpeners, source: Fd) -> Fd:
-        """The directory for the names of one of the swept tree; made like that if it is missing.
+        """Open the directory for names of a swept directory; creates it with the same attributes if it is missing.
 
         upper   its path from the swept directory
         source  the one of the swept tree
-        Raises  OSError: ENOTDIR or ELOOP if something is a link there, EINVAL if it is in the swept directory itself;
+        Raises  OSError: ENOTDIR or ELOOP if the path has a link, EINVAL if it is in the swept directory itself;
                 AcrossUsers
         """
         if self._way_back and (upper == self._way_back or upper.startswith(self._way_back + b"/")):
@@ -92,7 +92,7 @@ class MoveDestination:
         return target
 
     def _check_way(self, above: bytes, models: DeepOpener, targets: DeepOpener) -> None:
-        """Look at the directories on the way to one, once, as far as they are there. Raises  AcrossUsers, OSError"""
+        """Check the existing directories above a destination, each once. Raises  AcrossUsers, OSError"""
         unchecked = []
         path = above
         while path and path != self._checked and not self._checked.startswith(path + b"/"):
@@ -103,7 +103,7 @@ class MoveDestination:
                 with targets.beneath(path) as target, models.beneath(path) as source:
                     self._check(path, source.fd, target.fd)
             except FileNotFoundError:
-                return  # from here on it is made, or the source was moved
+                return  # from here on they are created, or the source was moved
             self._checked = path
 
     def _check(self, path: bytes, source: Fd, target: Fd) -> None:
@@ -114,9 +114,9 @@ class MoveDestination:
 
 
 def _make_like(kernel: Kernel, above: Fd, name: Name, model: Fd) -> None:
-    """A new directory of that name made like another, unless it is there already."""
+    """Create a directory with the attributes of another, unless the name exists already."""
     with kernel.open_dir(model) as readable:
-        wanted = read_likeness(kernel, readable)._replace(extended=None)  # its project is that of the place
+        wanted = read_likeness(kernel, readable)._replace(extended=None)  # the new place determines the project
     with PrivateDirectory(kernel, above, COPY_PREFIX) as private:
         place = private.open()
         make_like(kernel, place, name, wanted, partial(kernel.rename_free, place, name, above, name))
@@ -125,12 +125,12 @@ def _make_like(kernel: Kernel, above: Fd, name: Name, model: Fd) -> None:
 def rsync_line(
     directory: bytes, selection: Selection, target: bytes, if_exists: IfExists, more: Sequence[bytes] = ()
 ) -> str:
-    """Write the command that moves the same matches to another filesystem, which no rename reaches.
+    """Format the command that moves the same matches to another filesystem, which renames can't reach.
 
-    rsync takes what follows `/./` in each path as the path below its destination.
+    rsync uses the part after `/./` of each path as the path below its destination.
 
     directory  absolute
-    more       more words for `trashd sweep`: a list of names, a limit
+    more       further words for `trashd sweep`: a list of names, a limit
     """
     options = format_options(selection)
     if options is None:
@@ -145,10 +145,10 @@ def rsync_line(
 
 @contextmanager
 def open_destination(kernel: Kernel, top: SweepRoot, path: bytes) -> Iterator[MoveDestination]:
-    """The directory at a path that a person named; it touches nothing.
+    """Open the destination that the user named; changes nothing.
 
-    Raises  UsageError if it is the swept one; OtherFilesystem if no rename reaches it; Refused if a link on the way is
-            another user's; AcrossUsers; NotFound, and what `find_scope` raises
+    Raises  UsageError if it is the swept directory; OtherFilesystem if no rename reaches it; Refused if the path has a
+            link of another user; AcrossUsers; NotFound, and as `find_scope`
     """
     try:
         scope = find_scope(kernel, path)
@@ -168,7 +168,7 @@ def open_destination(kernel: Kernel, top: SweepRoot, path: bytes) -> Iterator[Mo
 
 
 def _refuse_others_way(kernel: Kernel, scope: Scope, path: bytes) -> None:
-    """A user who can put a link on the way would choose for us where things go. Raises  Refused, NotFound"""
+    """Refuse a path on which another user can place a link and so choose the destination. Raises  Refused, NotFound"""
     with found_directory(kernel, path, scope.mounts) as found:
         seen = kernel.fstat(found.fd)
         if is_bounded() and found.whose is None:
@@ -178,10 +178,10 @@ def _refuse_others_way(kernel: Kernel, scope: Scope, path: bytes) -> None:
 
 
 def _is_distant(kernel: Kernel, here: BackingAndMount, there: BackingAndMount) -> bool:
-    """Whether a rename from one directory to the other is refused whatever is renamed.
+    """Whether every rename from one directory to the other is refused.
 
-    The kernel compares mounts before it looks at names, so that a name of nothing tells of them; filesystems
-    compare subvolumes and projects only with something in hand.
+    The kernel compares mounts before it looks up names, so renaming a missing name detects different mounts.
+    Filesystems compare subvolumes and projects only for existing names.
     Source  fs/namei.c, do_renameat2
     """
     nobody = NEW_PREFIX + os.urandom(8).hex().encode()
@@ -200,11 +200,11 @@ def _is_distant(kernel: Kernel, here: BackingAndMount, there: BackingAndMount) -
             wanted = inherited_project(kernel, target)
             return wanted is not None and wanted != project_of(kernel, source)
     except PermissionError:
-        return False  # each rename will say
+        return False  # each rename will report it
 
 
 class DeleteMatches(Action):
-    """Deletes."""
+    """Deletes the matches."""
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action."""
@@ -213,16 +213,16 @@ class DeleteMatches(Action):
 
 
 class Untellable(Exception):
-    """What is told could not be written."""
+    """Output could not be written."""
 
     def __init__(self, error: OSError) -> None:
-        """error: that of telling."""
+        """error: of the write."""
         super().__init__(error)
         self.error = error
 
 
 class PrintMatches(Action):
-    """Tells, in this process alone."""
+    """Prints the matches, in this process only."""
 
     is_single = True
 
@@ -238,7 +238,7 @@ class PrintMatches(Action):
 
 
 class CountMatches(Action):
-    """Counts (sweep.request.Action), in this process alone; it remembers the largest and the oldest."""
+    """Counts the matches in this process only, and remembers the largest and the oldest ones (sweep.request.Action)."""
 
     is_single = True
 
@@ -267,7 +267,7 @@ class CountMatches(Action):
             _keep(self._oldest, (-time_ns, path, n_bytes))
 
     def end(self, swept: Swept) -> Swept:
-        """Add what was counted."""
+        """Add the counts."""
         sums = swept.sums._replace(n_bytes=self.n_bytes)
         largest = [Match(path, n_bytes, time_ns) for n_bytes, path, time_ns in sorted(self._largest, reverse=True)]
         oldest = [Match(path, n_bytes, -time_ns) for time_ns, path, n_bytes in sorted(self._oldest, reverse=True)]
@@ -275,7 +275,7 @@ class CountMatches(Action):
 
 
 def _keep(heap: list[tuple[int, bytes, int]], one: tuple[int, bytes, int]) -> None:
-    import heapq  # only what counts needs it
+    import heapq  # only counting needs it
 
     if len(heap) < MATCHES_MAX:
         heapq.heappush(heap, one)
@@ -283,13 +283,13 @@ def _keep(heap: list[tuple[int, bytes, int]], one: tuple[int, bytes, int]) -> No
         heapq.heappushpop(heap, one)
 
 
-_CLOCK_REALTIME_COARSE = 5  # Python's time doesn't name it
+_CLOCK_REALTIME_COARSE = 5  # missing in Python's time module
 
 
 def noted_stores(kernel: Kernel, directory: bytes) -> frozenset[RelPath]:
-    """Where stores that hold something are known to be below a sweep's directory: relative to it.
+    """Paths of known stores with content below a sweep's directory, relative to it.
 
-    Raises  what `find_scope` does
+    Raises  as `find_scope`
     """
     with find_scope(kernel, directory) as scope:
         return frozenset(stores_below(kernel, scope.root.fd, scope.root_path, scope.relative))
@@ -298,9 +298,9 @@ def noted_stores(kernel: Kernel, directory: bytes) -> frozenset[RelPath]:
 def without_stores(
     here: ActionPlace, names: Sequence[str], noted: Collection[RelPath]
 ) -> tuple[Sequence[str], list[tuple[str, str]]]:
-    """The names that may be taken, and those that are spared, with the reason.
+    """Divide names into those that may be taken, and those that are spared, with the reason.
 
-    noted  stores that may be deeper than in the top of one of these, as `noted_stores` has them
+    noted  stores that may be deeper inside one of the names, from `noted_stores`
     """
     if not here.are_dirs:
         return names, []
@@ -318,9 +318,10 @@ def without_stores(
 
 @contextmanager
 def open_trash(kernel: Kernel, top: SweepRoot, to: ToTrash) -> Iterator[Action]:
-    """The action, with a container for what it takes; what came into that is an orphan in the end, even if killed.
+    """The action, with a container for the matches. Matches that were moved into it become an orphan in the end, even
+    after a kill.
 
-    Raises  TrashdError; nothing is left behind then
+    Raises  TrashdError; then nothing is left behind
     """
     with find_scope(kernel, top.path) as scope:
         if not os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
@@ -330,7 +331,7 @@ def open_trash(kernel: Kernel, top: SweepRoot, to: ToTrash) -> Iterator[Action]:
 
 
 class _TrashAction(Action):
-    """All that it keeps is there before any worker is, and shared by them."""
+    """Its state is created before any worker starts, and shared by them."""
 
     takes_dirs = True
 
@@ -341,19 +342,19 @@ class _TrashAction(Action):
         self._noted = noted
         self._see = see
         self._has_joined = mmap.mmap(-1, 1)
-        """Whether something may have come by a merge, which counts as nothing done if it could not come wholly."""
+        """Whether a directory may have been merged in part, which counts as not done unless it is complete."""
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        """See Action: one rename a name."""
+        """See Action. One rename for each name."""
         names, told = without_stores(here, names, self._noted)
         try:
             into = self._basket.into(here.upper, here.ways)
         except FileNotFoundError:
-            # The directory has another path by now: what is in it is not where it was asked for.
+            # The directory has another path by now: its entries are no longer where the sweep was to look.
             return ActionResult([(name, errno.ENOENT) for name in names], "openat2", told)
         with into:
             owner = here.kernel.fstat(here.sides.fd).st_uid
-            check_giving(here.kernel, into.fd, here.upper, owner, here.sides.fd)  # another was there before?
+            check_giving(here.kernel, into.fd, here.upper, owner, here.sides.fd)  # it may exist already
             if is_same(here.kernel, here.sides.fd, into.fd):
                 return ActionResult([(name, errno.ENOENT) for name in names], "openat2", told)
             source, target = between(here.sides, into)
@@ -365,10 +366,10 @@ class _TrashAction(Action):
             return ActionResult(refused, "renameat2", told)
 
     def _once_more(self, here: ActionPlace, into: BackingAndMount, name: Name, number: int) -> int:
-        """What is left of an error; 0 if the name could be taken all the same."""
+        """Retry a name after an error; returns 0, or the remaining error."""
         if number == errno.EEXIST and here.are_dirs:
-            # Something was taken from it before, so that there is one of its name: the rest joins that.
-            from fusefs.store.restore import bring  # it has all of a restore with it
+            # Parts of the directory were moved earlier, so that its name exists: merge the rest.
+            from fusefs.store.restore import bring  # imported late: it loads the whole code of restore
 
             self._has_joined[0] = 1
             left = bring(here.kernel, here.sides, into, name, RelPath(b""))
@@ -383,7 +384,7 @@ class _TrashAction(Action):
         return 0
 
     def _size(self, sums: SweepSums) -> TreeSize | None:
-        """What it took, if it looked at files anyway: all but directories, what is in them, and links."""
+        """The size of the orphan if the sweep did stat files; excludes directories, their content, and links."""
         if not sums.taken_bytes:
             return None
         held = self._basket.held
@@ -405,7 +406,7 @@ class _TrashAction(Action):
 
 @contextmanager
 def open_move(kernel: Kernel, top: SweepRoot, to: ToMove) -> Iterator[Action]:
-    """The action that moves; made in the first process, before there are others.
+    """The action that moves; created in the first process, before the workers.
 
     Raises  UsageError, OtherFilesystem, Refused, NotFound
     """
@@ -414,7 +415,7 @@ def open_move(kernel: Kernel, top: SweepRoot, to: ToMove) -> Iterator[Action]:
 
 
 class _MoveAction(Action):
-    """Moves names of a directory to the one that corresponds to it."""
+    """Moves names of a directory to the corresponding destination directory."""
 
     takes_dirs = True
 
@@ -422,14 +423,14 @@ class _MoveAction(Action):
         self._destination = destination
         self._noted = noted
         self._to = to
-        # What gives files their ctime, a little behind the fine one.
+        # The clock for ctimes of files, slightly behind the fine one.
         self._began_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
         self.avoided = frozenset({destination.identified})
-        # Another worker would not know what this one has put there just now.
+        # A worker would not know which names another worker has just created.
         self.is_single = to.if_exists is IfExists.REPLACE
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        """Move some names. Raises  OSError if the directory that they go to can't be had"""
+        """Move some names. Raises  OSError if their destination directory is unavailable"""
         names, spared = without_stores(here, names, self._noted)
         with self._destination.open(here.upper, here.ways, here.sides.fd) as target:
             if is_same(here.kernel, here.sides.names(), target):
@@ -438,11 +439,11 @@ class _MoveAction(Action):
             return ActionResult(self._settled(here, target, refused), "renameat2", spared)
 
     def end(self, swept: Swept) -> Swept:
-        """Say where everything is."""
+        """Add the path of the destination."""
         return swept._replace(where=self._destination.path) if swept.sums.n_done else swept
 
     def _settled(self, here: ActionPlace, target: Fd, refused: RefusedNames) -> RefusedNames:
-        """What is still refused after those whose name was taken got another, or took it."""
+        """Number or replace names that exist at the destination; returns the remaining errors."""
         final = []
         for name, number in refused:
             try:
@@ -468,9 +469,9 @@ class _MoveAction(Action):
         there, source = kernel.stat(target, name), kernel.stat(names, name)
         if is_bounded() and there.st_uid != source.st_uid:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name)
-        if there.st_ctime_ns >= self._began_ns:  # it came since the sweep began: it may be another match of it
+        if there.st_ctime_ns >= self._began_ns:  # newer than the sweep's start: it may be another match
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
         if os.path.samestat(there, source) and not stat.S_ISDIR(there.st_mode):
-            kernel.unlink(names, name)  # of two links to one file a rename leaves both
+            kernel.unlink(names, name)  # rename does nothing for two links to one file
         else:
             kernel.rename(names, name, target, name)

@@ -1,4 +1,4 @@
-"""What is left to do in a sweep: jobs, which of them may run now, and what a slice of them did."""
+"""The remaining work of a sweep: jobs, the choice of those that may run, and the results of slices."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fusefs.sweep.request import ActionResult, Identified
 
 _MOST_DIRS = 1024
 _MOST_LISTED = 1024
-"""Names of a list that a slice takes"""
+"""Most names of a list in a slice."""
 _MOST_PLACES = 256
-"""from so many directories: what it does not come to is told to another worker once more, which costs as much."""
+"""Most directories of such a slice: names that it does not reach are sent to another worker, at the same cost."""
 _MOST_LISTINGS = 64
-"""Directories that are listed in part, and open for that; with more of them each is listed whole."""
+"""Most directories whose listing is open and incomplete; beyond that, directories are listed completely."""
 _MOST_PASSED = 64
-"""Jobs that are looked at for one that may run; if none of them may, those that run will end."""
+"""Jobs that are checked for one that may run; if none may, a running one will end."""
 _OTHER_KIND = {"unlink": errno.EISDIR, "rmdir": errno.ENOTDIR}
-"""What a call says of a name that is of another kind now: what was chosen is there no more, as if it were gone."""
+"""Errors for a name that has another type now: the entry that was chosen is gone."""
 _USELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _MOST_USELESS = 3
 _NO_INOS: Mapping[str, int] = {}
 
 
 class JobKind(Enum):
-    """What a job is."""
+    """The kind of a job."""
 
     ENTER = "open directories, and begin to list them"
     LIST = "go on with a listing"
@@ -43,16 +43,16 @@ class Job(NamedTuple):
     """A piece of work in one directory.
 
     upper   its path relative to the sweep's directory
-    names   of entries; those to be begun with are at the end
-    packed  more of them, as long as they are not needed: as a list they take ten times the memory
-    fd      its listing, where that goes on
-    inode   the directory that the names were found in
-    whose   what is in that, to root (store.walk)
-    strips  what is in there goes with a directory that was chosen, whatever it is
-    is_chosen  the names are of such directories themselves
+    names   of entries; the first ones are at the end
+    packed  more names until they are needed: as a list they take ten times the memory
+    fd      the open listing to be continued
+    inode   the directory in which the names were found
+    whose   the owner of its content as root sees it (store.walk)
+    strips  delete all content, as part of a directory that was chosen
+    is_chosen  the names are such directories themselves
     again   a worker was lost with it: part of it may be done
-    inos    of names: the inode number that each must have, where the list tells it
-    directories  those of the names that were listed with a slash at their end
+    inos    by name: the inode number that each must have, if the list has it
+    directories  the names that were listed with a slash at their end
     """
 
     kind: JobKind
@@ -69,20 +69,20 @@ class Job(NamedTuple):
     whose: int = 0
 
     def pack(self) -> Job:
-        """The job with its names packed."""
+        """Return the job with its names packed."""
         return self._replace(names=[], packed=os.fsencode("/".join(self.names))) if self.names else self
 
     def unpack(self) -> Job:
-        """The job with its names as a list."""
+        """Return the job with its names as a list."""
         return self._replace(names=os.fsdecode(self.packed).split("/"), packed=b"") if self.packed else self
 
 
 class SweepSlice(NamedTuple):
     """The work of one slice.
 
-    jobs         the next at the end
-    lists_whole  a listing ends before anything that it found is begun with
-    most         matches that it may act on
+    jobs         the next one at the end
+    lists_whole  complete a listing before any work on its entries begins
+    most         matches on which it may act
     """
 
     jobs: tuple[Job, ...]
@@ -90,22 +90,22 @@ class SweepSlice(NamedTuple):
     most: int | None
 
     def fds(self) -> Sequence[int]:
-        """What goes with it to another process."""
+        """The fds to send to another process."""
         return [job.fd for job in self.jobs if job.fd >= 0]
 
     def with_fds(self, fds: Sequence[int]) -> SweepSlice:
-        """The value in the process that its fds came to, where they have these numbers."""
+        """The value as used by the receiving process, in which the fds have these numbers."""
         return self._replace(jobs=_with_fds(self.jobs, fds))
 
 
 class SweepSliceResult(NamedTuple):
-    """What a slice did.
+    """The result of a slice.
 
-    rest        what it left to do, the next at the end
-    why         what makes it useless to go on
-    left        matches that still may be acted on
-    is_limited  there are more than that
-    busy_s      how long it took
+    rest        unfinished jobs, the next one at the end
+    why         why it is useless to continue
+    left        matches on which the sweep may still act
+    is_limited  there are more matches than that
+    busy_s      its duration
     """
 
     sums: SweepSums
@@ -128,11 +128,11 @@ class SweepSliceResult(NamedTuple):
         return self.sums.n_bytes
 
     def fds(self) -> Sequence[int]:
-        """What goes with it to another process."""
+        """The fds to send to another process."""
         return [job.fd for job in self.rest if job.fd >= 0]
 
     def with_fds(self, fds: Sequence[int]) -> SweepSliceResult:
-        """The value in the process that its fds came to, where they have these numbers."""
+        """The value as used by the receiving process, in which the fds have these numbers."""
         return self._replace(rest=_with_fds(self.rest, fds))
 
 
@@ -142,7 +142,7 @@ def _with_fds(jobs: Sequence[Job], fds: Sequence[int]) -> tuple[Job, ...]:
 
 
 class Agenda:
-    """The jobs, last in first out: so few directories are begun at a time, whatever the tree's shape."""
+    """The jobs, last in, first out: so few directories are open at a time, whatever the tree's shape."""
 
     def __init__(
         self,
@@ -154,13 +154,13 @@ class Agenda:
         lists_whole: bool,
         asks_late: bool = False,
     ) -> None:
-        """Begin.
+        """Start with no jobs.
 
-        first   asked for a job whenever there is none that may run
-        most    matches that may be acted on; then there is one worker
-        splits  two workers may be at one directory's names
+        first   supplies a job whenever there is none that may run
+        most    matches on which the sweep may act; then there is one worker
+        splits  two workers may work on one directory's names
         lists_whole  see SweepSlice
-        asks_late  `first` is not asked to see whether there is more, only for what runs then
+        asks_late  read `first` only when its next job can run, not to check whether there is one
         """
         self._first = first
         self._n_workers = n_workers
@@ -172,18 +172,18 @@ class Agenda:
         self._left = most
 
     def is_dry(self) -> bool:
-        """Whether there is no work that `next` could give."""
+        """Whether there is no work for `next` to return."""
         return not self._may_be_more and self._find() is None
 
     def next(self) -> SweepSlice | None:
-        """A slice that may run beside those that do; None if there is none at the moment."""
+        """A slice that may run beside the running ones; None if there is none at the moment."""
         at = self._find()
         if at is None:
             return None
         jobs = [] if self._jobs[at].kind is JobKind.ENTER else [self._jobs.pop(at)]
         if not jobs or jobs[0].kind is JobKind.TAKE:
             jobs = [*self._directories(at - len(jobs))][::-1] + jobs
-        # Those further up the same way follow each other; one at a time, each would be walked to from the top.
+        # Take the jobs further up the same path together; individually, each would be opened from the top again.
         while jobs[0].kind is JobKind.AFTER and len(jobs) < _MOST_DIRS and self._may_follow(at - 1):
             at -= 1
             jobs.insert(0, self._jobs.pop(at))
@@ -194,7 +194,7 @@ class Agenda:
         return SweepSlice(tuple(jobs), self._lists_whole or is_crowded, self._left)
 
     def _directories(self, at: int) -> Iterator[Job]:
-        """A worker's share of the directories that are to be entered, from a job on, down to one of another kind."""
+        """A worker's share of the directories to enter: consecutive jobs downwards from an index."""
         n_dirs = sum(len(job.names) for job in self._jobs if job.kind is JobKind.ENTER)
         n_left = min(-(-n_dirs // self._n_workers), _MOST_DIRS)
         while n_left and at >= 0 and self._jobs[at].kind is JobKind.ENTER:
@@ -206,7 +206,7 @@ class Agenda:
             yield job
 
     def _listed_too(self, first: Job) -> Iterator[Job]:
-        """More that is listed, as far as a slice has room: lists in no order have one name of a directory at a time."""
+        """More listed names for a slice: unsorted lists may have just one name of a directory at a time."""
         busy = {one.upper for one in (first, *self._running.values()) if one.kind is not JobKind.ENTER}
         n_jobs, n_names = 1, len(first.names)
         while n_jobs < _MOST_PLACES and n_names < _MOST_LISTED:
@@ -220,7 +220,7 @@ class Agenda:
             yield self._jobs.pop()
 
     def _may_follow(self, at: int) -> bool:
-        """Whether a job is one that waits for those alone that are above it, all of which are taken."""
+        """Whether a job waits only for jobs above it, all of which are taken."""
         above = [*self._running.values(), *self._jobs[at + 1 :]]
         return at >= 0 and self._jobs[at].kind is JobKind.AFTER and self._may_run(self._jobs[at], above)
 
@@ -234,7 +234,7 @@ class Agenda:
         return len(self._jobs) - 1 if self._take_in() else None
 
     def _take_in(self) -> bool:
-        """Whether there was one more to begin with."""
+        """Take one more job from `first`; False if there is none."""
         job = next(self._first, None)
         if job is None:
             self._may_be_more = False
@@ -251,14 +251,14 @@ class Agenda:
         return not any(one.upper == job.upper and one.kind is not JobKind.ENTER for one in passed)
 
     def done(self, share: SweepSlice, outcome: SweepSliceResult) -> list[int]:
-        """Take in what a slice did; the fds that may be closed now."""
+        """Account for the result of a slice; returns the fds that may be closed now."""
         self._ended(share)
         self._jobs += outcome.rest
         self._left = outcome.left
         return [fd for fd in share.fds() if fd not in outcome.fds()]
 
     def lost(self, lost: SweepSlice) -> None:
-        """A slice ended with its worker, it is not known how far: all of it is to be done again."""
+        """Repeat a slice that was lost with its worker; how much of it was done is unknown."""
         self._ended(lost)
         for fd in lost.fds():
             os.lseek(fd, 0, os.SEEK_SET)
@@ -269,7 +269,7 @@ class Agenda:
             del self._running[id(job)]
 
     def fds(self) -> list[int]:
-        """The fds of what is unfinished: to be closed if it is left so."""
+        """The fds of unfinished jobs, to be closed if the sweep ends."""
         return [job.fd for job in self._jobs if job.fd >= 0]
 
 
@@ -278,10 +278,10 @@ def _is_inside(upper: bytes, directory: bytes) -> bool:
 
 
 class SliceCounts:
-    """Counts, and the first of what is told by name."""
+    """Counts of a slice or sweep, and the first failures and spared entries by name."""
 
     def __init__(self, left: int | None) -> None:
-        """left: matches that may still be acted on; None: all."""
+        """left: matches on which the sweep may still act; None: no limit."""
         self.left = left
         self.is_limited = False
         self.sums = SweepSums()
@@ -290,31 +290,30 @@ class SliceCounts:
         self._useless: list[int] = []
 
     def count(self, sums: SweepSums) -> None:
-        """So much more."""
         self.sums = self.sums.plus(sums)
 
     def add(self, sums: SweepSums, failures: Iterable[Failure], spared: Iterable[Spared]) -> None:
-        """What a slice did, as well."""
+        """Add the result of a slice."""
         self.count(sums)
         self.failures += list(failures)[: MAX_FAILURES - len(self.failures)]
         self.spared += list(spared)[: MAX_FAILURES - len(self.spared)]
 
     def fail(self, name: bytes, number: int | None, call: str, n: int = 1) -> None:
-        """Something could not be done: so many things, one of them by name."""
+        """Count failures, and note one of them by name."""
         self.count(SweepSums(n_failed=n))
         if len(self.failures) < MAX_FAILURES:
             self.failures.append(Failure(name, number or errno.EIO, call))
 
     def spare(self, name: bytes, why: str) -> None:
-        """Something is left alone."""
+        """Count and note a spared entry."""
         self.count(SweepSums(n_spared=1))
         if len(self.spared) < MAX_FAILURES:
             self.spared.append(Spared(name, why))
 
     def take(self, upper: bytes, n_names: int, taken: ActionResult, *, are_matches: bool, has_left: bool) -> None:
-        """Take in what became of some names of a directory.
+        """Account for the result of an action on names of a directory.
 
-        has_left  they still are to be taken from what is left
+        has_left  subtract them from the remaining number
         """
         vanished, failed = _split(taken)
         n_done = n_names - len(taken.refused) - len(taken.spared)
@@ -333,12 +332,12 @@ class SliceCounts:
         self._useless += [number for _name, number in failed if number in _USELESS]
 
     def why(self) -> str:
-        """What makes it useless to go on; empty if nothing does."""
+        """Why it is useless to continue; empty if it is not."""
         return os.strerror(self._useless[-1]) if len(self._useless) >= _MOST_USELESS else ""
 
 
 def _split(taken: ActionResult) -> tuple[int, list[tuple[str, int]]]:
-    """How many vanished, and what failed."""
+    """The number of names that vanished, and the failures."""
     no_match = (errno.ENOENT, _OTHER_KIND.get(taken.call, errno.ENOENT))
     failed = [one for one in taken.refused if one[1] not in no_match]
     return len(taken.refused) - len(failed), failed

@@ -1,4 +1,4 @@
-"""Matching entries: directories read by windows and matched by name, then by stat, by a look inside and by place."""
+"""Match entries: read directories in windows, and match by name, then by stat, emptiness and place."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from fusefs.sweep.request import Action, Identified, identify
 
 _OWN = STORE.decode()
 _LEAST = 8192
-"""Entries that are listed whatever the time: on ext4 a window that is too small is no order at all."""
+"""Entries that are listed whatever the time: on ext4 a small window can't be sorted usefully by inode."""
 
 
 def kind_of(mode: int) -> int:
-    """What a mode says of the type, as listings tell it (d_type)."""
+    """The type of a mode, as in listings (d_type)."""
     return stat.S_IFMT(mode) >> 12
 
 
 def kinds_of(matcher: Matcher) -> frozenset[int]:
-    """The types that a selection means, as listings tell them (d_type)."""
+    """The types of a selection, as in listings (d_type)."""
     return frozenset(kind_of(FORMATS[kind]) for kind in matcher.types)
 
 
@@ -54,18 +54,18 @@ ALL_KINDS = frozenset(map(kind_of, FORMATS.values()))
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is a store's own; quick to say no."""
+    """Whether a name belongs to a store; fast for other names."""
     return _OWN in name and is_stores_own(os.fsencode(name))
 
 
 class WantedEntries(NamedTuple):
-    """What is looked for in a directory.
+    """The entries to find in a directory.
 
     is_chosen  by name; None: all are
     is_pruned  by name: neither chosen nor entered; None: none is
-    kinds      of what is chosen
-    enters     directories are found too
-    ends       of the names that is_chosen means
+    kinds      types of chosen entries
+    enters     find directories to enter, too
+    ends       possible ends of the names that is_chosen accepts
     """
 
     is_chosen: Matches | None
@@ -76,13 +76,13 @@ class WantedEntries(NamedTuple):
 
 
 class MatchedEntries(NamedTuple):
-    """Entries of a directory.
+    """Entries found in a directory.
 
-    names   chosen, without directories; in the order in which they are to be acted on, from the end
-    dirs    those that may be entered
+    names   chosen, without directories; in the order of the work, the first one at the end
+    dirs    directories that may be entered
     chosen  directories that are chosen
     is_all  the listing has ended
-    untold  of those that might be chosen or entered, what neither the listing nor a look tells what they are, and why
+    untold  candidates whose type is in neither the listing nor a stat, and the errors
     """
 
     names: list[str]
@@ -94,12 +94,12 @@ class MatchedEntries(NamedTuple):
 
 
 def depth_in(upper: bytes) -> int:
-    """How deep the entries of a directory are."""
+    """The depth of the entries of a directory."""
     return upper.count(b"/") + 2 if upper else 1
 
 
 def wanted_in(matcher: Matcher, upper: bytes) -> WantedEntries:
-    """What a selection looks for in a directory."""
+    """The entries that a selection finds in a directory."""
     depth = depth_in(upper)
     path = os.fsdecode(upper)
     kinds = kinds_of(matcher) if matcher.has_depth(depth) else frozenset()
@@ -109,16 +109,16 @@ def wanted_in(matcher: Matcher, upper: bytes) -> WantedEntries:
 
 
 def stripped_in(matcher: Matcher, upper: bytes) -> WantedEntries:
-    """What goes with a directory that was chosen: all that is not excluded."""
+    """The entries to delete in a directory that was chosen: all that are not excluded."""
     return WantedEntries(None, matcher.pruned_in(os.fsdecode(upper)), ALL_KINDS, enters=True)
 
 
 def read_window(
     kernel: Kernel, fd: Fd, wanted: WantedEntries, window: int | None, ends_at: float, *, by_inode: bool
 ) -> MatchedEntries:
-    """What the next entries of a directory are.
+    """Read the next entries of a directory.
 
-    window   the most that are found together; None: all there are, whatever the time
+    window   the most entries to return; None: all, whatever the time
     ends_at  by the monotonic clock
     Raises   OSError
     """
@@ -156,7 +156,7 @@ def read_window(
 
 
 def _told(kernel: Kernel, fd: Fd, block: DirentBlock) -> tuple[DirentBlock, RefusedNames]:
-    """A block with the types that the listing left out, as far as a look tells them; what of the others is there."""
+    """Add missing types to a block by stat; also returns the entries with errors other than ENOENT."""
     unknown = [name for name, kind in zip(block.names, block.kinds, strict=True) if not kind]
     looked, refused = look_at_all(kernel, fd, unknown)
     kinds = {one.name: kind_of(one.st_mode) for one in looked}
@@ -166,21 +166,21 @@ def _told(kernel: Kernel, fd: Fd, block: DirentBlock) -> tuple[DirentBlock, Refu
 
 
 def _without(block: DirentBlock, wanted: WantedEntries) -> DirentBlock:
-    """A block without what is a store's own, or pruned."""
+    """Remove names of stores and pruned names from a block."""
     is_pruned = wanted.is_pruned or (lambda _name: False)
     keeps = [not (is_pruned(name) or is_own(name)) for name in block.names]
     return _filtered(block, keeps)
 
 
 def _of_kinds(block: DirentBlock, kinds: frozenset[int]) -> DirentBlock:
-    """What is chosen of it by its type, without directories."""
+    """The entries of a block with chosen types, without directories."""
     if block.kinds.count(stat.S_IFREG >> 12) == len(block.kinds) and stat.S_IFREG >> 12 in kinds:
         return block
     return _filtered(block, [kind in kinds and kind != DIRECTORY_KIND for kind in block.kinds])
 
 
 def _filtered(block: DirentBlock, keeps: list[bool]) -> DirentBlock:
-    """What is kept of a block; its text stays."""
+    """The selected entries of a block; its text stays."""
     names, inos, kinds = compress(block.names, keeps), compress(block.inos, keeps), compress(block.kinds, keeps)
     return block._replace(names=list(names), inos=list(inos), kinds=list(kinds))
 
@@ -189,16 +189,16 @@ _FILES = ALL_KINDS - {DIRECTORY_KIND}
 _NONE = SweepSums()
 _ANY_INO: Mapping[str, int] = {}
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""What was listed is no directory any more; what a link leads to is not looked at."""
+"""The listed object is no directory any more; links are not followed."""
 
 
 def missing(n: int, are_again: bool) -> SweepSums:
-    """What is counted for listed names that are not there. are_again: a worker had begun with them, and was lost"""
+    """The counts for listed names that are missing. are_again: a worker had begun with them, and was lost"""
     return SweepSums(n_vanished=n) if are_again else SweepSums(n_missing=n)
 
 
 class Dirs(Enum):
-    """What becomes of directories that are chosen themselves."""
+    """The treatment of directories that are chosen themselves."""
 
     WHOLE = "taken with all that they hold, and not entered"
     FIRST = "told, then entered"
@@ -207,11 +207,11 @@ class Dirs(Enum):
 
 
 class SweepStrategy(NamedTuple):
-    """How a sweep goes about it.
+    """How a sweep works.
 
-    window      entries of a directory that are looked at together: memory is bounded by it
-    by_inode    acted on in the order of inode numbers
-    is_at_once  the filesystem needs no server to tell what an inode is
+    window      entries of a directory that are read together: memory is bounded by it
+    by_inode    act in the order of inode numbers
+    is_at_once  a stat needs no request to a server
     mounts      paths relative to the sweep's directory on which something is mounted
     """
 
@@ -222,16 +222,16 @@ class SweepStrategy(NamedTuple):
     mounts: tuple[bytes, ...]
 
     def is_hidden(self, upper: bytes) -> bool:
-        """Whether a directory is what something is mounted on, on either side, or below that."""
+        """Whether a directory is a mount point, on either side, or below one."""
         return any(upper == mount or upper.startswith(mount + b"/") for mount in self.mounts)
 
     def ends_at_limit(self) -> bool:
-        """Whether nothing is left to do when as much was chosen as may be: no directory that is emptied first."""
+        """Whether the sweep can end at the limit of matches: not if chosen directories must still be emptied."""
         return self.dirs is not Dirs.STRIPPED
 
 
 class ChosenFiles(NamedTuple):
-    """What of some names is chosen, with the files' sizes if they were looked at, and what of it is for later."""
+    """The chosen names, their sizes if they were read, and chosen names for later."""
 
     names: list[str]
     sizes: FileSizes
@@ -239,7 +239,7 @@ class ChosenFiles(NamedTuple):
 
 
 class Chooser:
-    """Looks, and counts what it could not look at."""
+    """Selects entries by stat, and counts those that can't be read."""
 
     def __init__(
         self,
@@ -250,7 +250,6 @@ class Chooser:
         way: SweepStrategy,
         tally: SliceCounts,
     ) -> None:
-        """root: the sweep's directory."""
         self._kernel = kernel
         self._root = root
         self._matcher = matcher
@@ -264,10 +263,10 @@ class Chooser:
     def choose_files(
         self, upper: bytes, sides: BackingAndMount, names: list[str], n_bytes: int | None, *, strips: bool
     ) -> ChosenFiles:
-        """Of some names of a directory those that are chosen.
+        """Select from names of a directory.
 
-        n_bytes  the most that those chosen now may hold together, if they are more than one; None: whatever
-        strips   all are chosen
+        n_bytes  limit for the total size of the names chosen now, if more than one; None: no limit
+        strips   choose all of them
         """
         names = self._without_mounts(upper, names)
         if n_bytes is None and (strips or not self._matcher.needs_stat):
@@ -284,11 +283,11 @@ class Chooser:
         return ChosenFiles(names[:n], sizes.first(n), names[n:])
 
     def chooses_at_once(self) -> bool:
-        """Whether files are chosen by their stats, and these need neither a server nor Python."""
+        """Whether files are chosen by stat, without requests to a server and without Python code."""
         return self._bounds is not None and self._matcher.needs_stat and self._way.is_at_once
 
     def unlink_files(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> UnlinkedByStat:
-        """Unlink those of some names of a directory that are chosen (chooses_at_once), as far as they are plain."""
+        """Unlink the chosen ones of some names (chooses_at_once), if their stat decides it."""
         assert self._bounds is not None
         names = self._without_mounts(upper, names)
         return unlink_chosen(self._kernel, sides.fd, sides.names(), names, self._bounds)
@@ -296,7 +295,7 @@ class Chooser:
     def choose_dirs(
         self, upper: bytes, sides: BackingAndMount, names: list[str], *, are_listed: bool = False
     ) -> list[str]:
-        """Of some directories in a directory those that are chosen."""
+        """Select from directories in a directory."""
         is_last = are_listed or not self._matcher.goes_below(depth_in(upper))
         if self._matcher.needs_stat or self._avoided:
             found = self._look(upper, sides, names, tells_mounts=is_last)
@@ -309,12 +308,12 @@ class Chooser:
         return names
 
     def is_chosen_still(self, fd: Fd) -> bool:
-        """Whether a directory that is open would be chosen now, as far as its stat tells."""
+        """Whether an open directory would still be chosen, by its stat."""
         born_ns = self._kernel.statx(fd, asks=self._matcher.needs_birth).btime_ns
         return self._matcher.takes(self._kernel.fstat(fd), born_ns)
 
     def chosen_still(self, sides: BackingAndMount, names: list[str]) -> list[str]:
-        """Of directories that were chosen some time ago those that would be now; and what can't be looked at."""
+        """Select again from directories that were chosen earlier; keeps those that can't be read."""
         if not self._matcher.needs_stat:
             return names
         looked, _refused = self._look_at_all(sides, names)
@@ -335,9 +334,9 @@ class Chooser:
         *,
         are_again: bool,
     ) -> tuple[list[str], list[str]]:
-        """Of names that were listed those that are chosen: files and directories. It counts the others.
+        """Select files and directories from listed names; counts the others.
 
-        inos         the inode number that each must have; any, if it is not in here
+        inos         the inode number that each must have; any, if it is missing here
         directories  the names that were listed with a slash at their end
         are_again    see `missing`
         """
@@ -379,7 +378,7 @@ class Chooser:
         return chosen, dirs
 
     def _as_listed(self, upper: bytes, looked: Iterable[StatxResult], inos: Mapping[str, int]) -> Iterator[StatxResult]:
-        """Those that are what was listed; of the others it is told."""
+        """Keep entries with the listed inode number; report the others."""
         for one in looked:
             if inos.get(one.name, one.st_ino) == one.st_ino:
                 yield one
@@ -387,7 +386,7 @@ class Chooser:
                 self._tally.spare(join(upper, os.fsencode(one.name)), ANOTHER)
 
     def may_look(self, upper: bytes) -> bool:
-        """Whether a directory may be looked into that was not walked to. Raises  OSError"""
+        """Whether the selection allows a directory that was not reached by a walk. Raises  OSError"""
         parts = upper.split(b"/") if upper else []
         for at, part in enumerate(parts):
             above, path = b"/".join(parts[:at]), b"/".join(parts[: at + 1])
@@ -402,7 +401,7 @@ class Chooser:
         return True
 
     def refuse(self, upper: bytes, refused: RefusedNames, *, tells_mounts: bool = True) -> None:
-        """Count names of a directory that can't be looked at, and tell them. tells_mounts: else entering does"""
+        """Count and report names that can't be read. tells_mounts: count mounts here, not when the entry is entered"""
         for name, number in refused:
             if number == errno.EXDEV:
                 self._tally.count(SweepSums(n_mounts=int(tells_mounts)))
@@ -422,7 +421,7 @@ class Chooser:
         absent: SweepSums = _NONE,
         tells_mounts: bool = True,
     ) -> list[StatxResult]:
-        """Those that are there. absent: what is counted for each that is not; tells_mounts: see `refuse`"""
+        """Stat names; returns the existing ones. absent: counts for each missing one; tells_mounts: see `refuse`"""
         if not names:
             return []
         looked, refused = self._look_at_all(sides, names)
@@ -433,7 +432,7 @@ class Chooser:
         return looked
 
     def _without_mounts(self, upper: bytes, names: list[str]) -> list[str]:
-        """The files on which nothing is mounted."""
+        """Remove files that are mount points."""
         if not self._way.mounts:
             return names
         free = [name for name in names if join(upper, os.fsencode(name)) not in self._way.mounts]
@@ -441,7 +440,7 @@ class Chooser:
         return free
 
     def _is_mounted(self, path: bytes, is_last: bool) -> bool:
-        """Whether a mount is in the way, or would be carried away. is_last: it is not entered, which would tell"""
+        """Whether a directory is a mount point, or would carry one away. is_last: it is not entered, so counted here"""
         if path in self._way.mounts:
             self._tally.count(SweepSums(n_mounts=int(is_last)))
             return True
@@ -451,7 +450,7 @@ class Chooser:
         return holds
 
     def _is_empty(self, upper: bytes, sides: BackingAndMount, name: str, is_last: bool) -> bool:
-        """Whether a directory is. is_last: it is not entered, which would tell that it may not be read"""
+        """Whether a directory is empty. is_last: it is not entered, which would report an error"""
         try:
             with self._kernel.open_dir(sides.fd, os.fsencode(name)) as fd:
                 return self._kernel.is_empty(fd)
@@ -472,7 +471,7 @@ def _taken(one: StatxResult) -> int:
 
 
 def _fitting(lengths: Sequence[int], n_bytes: int) -> int:
-    """How many of them fit, at least one."""
+    """How many lengths fit, at least one."""
     for at, length in enumerate(lengths):
         n_bytes -= length
         if n_bytes <= 0:

@@ -1,4 +1,4 @@
-"""Names from a list, read as they come in bounded memory; and as jobs, those of one directory together.
+"""Read names from a list, as they arrive and in bounded memory, and group names of one directory into jobs.
 
 A newline in a name ends a line too, unless the list escapes it or ends names with NUL.
 """
@@ -19,7 +19,7 @@ from fusefs.sweep.agenda import Job, JobKind
 _TOGETHER = 1024
 _MOST_KNOWN = 1024
 _LONGEST = 1 << 20
-"""Bytes of a path, far longer than any real one: what has no end at all must not fill the memory."""
+"""Limit for the bytes of a path, far above any real one: input without line ends must not fill the memory."""
 _POLICY = re.compile(rb" *([0-9]+) +[0-9]+ +[0-9]+(?: .*)?", re.DOTALL)
 _DELIMITER = b" -- "
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
@@ -36,11 +36,11 @@ def jobs_of(
     refuse: Callable[[bytes, str], None],
     most: int | None = None,
 ) -> Iterator[Job]:
-    """Jobs for names relative to the sweep's directory, or absolute and in it; their order stays, nearly.
+    """Jobs for names relative to the sweep's directory, or absolute and inside it; mostly in the order of the list.
 
-    tops    the absolute paths that the directory has
-    refuse  called with a name and why: it is outside of it, no plain path, ends in dots, or not understood
-    most    names of a job; with 1 no name is asked for before what is done to the last one has begun
+    tops    the absolute paths of the directory
+    refuse  called with a name and a reason: outside of the directory, no plain path, ends in dots, or invalid
+    most    names per job; with 1 no name is read before the action on the previous one has begun
     """
     most = most or _TOGETHER
     places = _ListedPlaces(tops)
@@ -69,7 +69,7 @@ def jobs_of(
             continue
         above, last = place
         if not last:
-            continue  # the sweep's directory itself, which find prints first, and which is never chosen
+            continue  # the sweep's directory itself, which find prints first; it never matches
         if ends_in_dots(path):
             refuse(path, DOTS)
             continue
@@ -87,14 +87,14 @@ def jobs_of(
 
 
 class _ListedPlaces:
-    """Where in the sweep's directory listed paths are; a directory that many are in is made out once."""
+    """Resolves listed paths to directories below the sweep's; caches the directories."""
 
     def __init__(self, tops: Iterable[bytes]) -> None:
         self._prefixes = [top.rstrip(b"/") + b"/" for top in tops]
         self._directories: dict[bytes, bytes | None] = {}
 
     def of(self, path: bytes) -> tuple[bytes, bytes] | None:
-        """The directory, relative to the sweep's, and the name in it (empty for that itself); None: outside, no path"""
+        """The directory, relative to the sweep's, and the name (empty for itself); None: outside, or invalid"""
         at = path.rfind(b"/") + 1
         above, last = path[:at], path[at:]
         if above not in self._directories:
@@ -112,15 +112,15 @@ class _ListedPlaces:
 
 
 def read_list(fd: int, how: ListFormat) -> Iterator[Listed]:
-    """Read a list as its lines are needed. Raises  as `read_names`"""
+    """Read a list lazily. Raises  as `read_names`"""
     names = read_names(fd, b"\0" if how is ListFormat.NUL else b"\n")
     return map(_read_policy_line, names) if how is ListFormat.MMAPPLYPOLICY else names
 
 
 def _read_policy_line(line: bytes) -> ListedName:
-    """Read a line of mmapplypolicy: inode, generation and snapshot, what SHOW prints, ` -- `, the path.
+    """Read a line of mmapplypolicy: inode, generation and snapshot, the output of SHOW, ` -- `, the path.
 
-    Users choose what SHOW prints and the path: with two delimiters in it a line is not understood.
+    Users control the output of SHOW and the path: a line with two delimiters is invalid.
     Source  Storage Scale's "File list format", and "Policy rules: Terms" on ESCAPE
     """
     head, _delimiter, path = line.partition(_DELIMITER)
@@ -134,8 +134,8 @@ def _read_policy_line(line: bytes) -> ListedName:
 def read_names(fd: int, end: bytes) -> Iterator[bytes]:
     """The names in a file, as soon as they can be read.
 
-    end     what each ends with; what is empty between two of them is none
-    Raises  BrokenList for what is no list of names, or if the kernel refuses to read on (its error is the cause)
+    end     the delimiter; empty names are skipped
+    Raises  BrokenList if the file is no list of names, or after an error of read(2), which is the cause
     """
     rest = b""
     while chunk := _read(fd):
@@ -159,7 +159,7 @@ def _read(fd: int) -> bytes:
 
 
 def _relative(name: bytes, prefixes: Iterable[bytes]) -> bytes | None:
-    """The path below the sweep's directory, empty for that itself; None for one that is none."""
+    """The path below the sweep's directory, empty for itself; None for a path outside or an invalid one."""
     plain = b"/".join(part for part in name.split(b"/") if part not in (b"", b"."))
     if name.startswith(b"/"):
         whole = b"/" + plain + b"/"

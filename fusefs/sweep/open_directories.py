@@ -1,7 +1,7 @@
-"""The directories that a rule's pattern means, opened without following anything that others can change.
+"""Open the directories that match a rule's pattern, without following anything that other users can change.
 
-A rule may be run by root, in trees of others. So the way is gone name by name, by fds: a link is followed only where
-only root and ourselves can have put it, and what a user has mounted is not entered.
+Root may run a rule in trees of other users. So the search opens each component by fd: it follows a link only where only
+root and ourselves can have created it, and it does not enter mounts of users.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _WILD = frozenset(b"*?[\\")
 
 
 class MeantDirectory(NamedTuple):
-    """A directory that a pattern means.
+    """A directory that matches a pattern.
 
     path   absolute, links resolved
-    fd     itself (O_PATH): as long as it is open, nothing else has its inode number
-    whose  to root who came to it (store.walk); None: the way led from one user's directory into another's
+    fd     the directory (O_PATH): while it is open, no other file has its inode number
+    whose  the owner of its content as root sees it (store.walk); None: the path leads from one user's directory into
+           another's
     """
 
     path: bytes
@@ -40,14 +41,14 @@ class MeantDirectory(NamedTuple):
 
 
 class PassedDirectory(NamedTuple):
-    """What a pattern means and is not entered, and why."""
+    """A path that matches a pattern and is not entered, and the reason."""
 
     path: bytes
     why: str
 
 
 FoundDirectory = MeantDirectory | PassedDirectory
-"""What a search comes to."""
+"""A result of a search."""
 
 
 class _WildComponent(NamedTuple):
@@ -61,19 +62,19 @@ _Part = bytes | _WildComponent
 
 
 def has_wildcards(pattern: bytes) -> bool:
-    """Whether it may mean several directories, or none."""
+    """Whether a pattern has wildcards, so that it may match any number of directories."""
     return bool(_WILD & set(pattern))
 
 
 def find_directories(
     kernel: Kernel, pattern: bytes, mounts: Sequence[Mount] | None = None, seen: SeenDirectories | None = None
 ) -> Generator[FoundDirectory, None, None]:
-    """The directories of an absolute pattern, sorted; each is open until the next is asked for.
+    """The directories that match an absolute pattern, sorted; each is open until the next one is requested.
 
     mounts  if they were read just now
-    seen    of another user's directory in a user's: those that were there before
-    As in a shell a wildcard stands for no slash, nor for a dot at the beginning of a name. What it finds and is no
-    directory, a link too, is not told; nor is a store.
+    seen    directories of one user in another's that an earlier run has seen
+    As in a shell, a wildcard matches no slash, nor a dot at the beginning of a name. Matches of a wildcard that are no
+    directories (links are none) are silently skipped, and so are stores.
     """
     parts: list[_Part] = [_part(name) for name in pattern.split(b"/") if name]
     with kernel.open_path(b"/") as root:
@@ -83,10 +84,9 @@ def find_directories(
 
 @contextmanager
 def found_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None = None) -> Iterator[MeantDirectory]:
-    """The directory at a path that was typed, by the same way. mounts: as for `find_directories`
+    """Open the directory at a path from the command line, with the same checks. mounts: as for `find_directories`
 
-    Raises  Refused: a link on it is another user's, who may have mounted something on it, or it leads to no directory;
-            NotFound
+    Raises  Refused: the path has a link of another user or a user's mount, or leads to no directory; NotFound
     """
     absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
     search = find_directories(kernel, _as_it_is(absolute), mounts)
@@ -102,7 +102,7 @@ def found_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None 
 
 
 def _as_it_is(path: bytes) -> bytes:
-    """The pattern that means one path."""
+    """A pattern that matches exactly one path."""
     return b"".join(b"\\" + bytes((byte,)) if byte in _WILD else bytes((byte,)) for byte in path)
 
 
@@ -112,9 +112,9 @@ def _part(name: bytes) -> _Part:
 
 
 def _open(directory: Fd, name: bytes) -> Fd:
-    """What has a name; a directory that is mounted when it is wanted (autofs) is mounted.
+    """Open a name; triggers an automount (autofs).
 
-    Not beneath: each of a pattern's directories may be a mount of its own.
+    Not beneath: each directory of a pattern may be a mount of its own.
     """
     way = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -124,7 +124,7 @@ def _open(directory: Fd, name: bytes) -> Fd:
 
 
 class _PatternSearch:
-    """One pattern's way from the root."""
+    """The search for one pattern from the root directory."""
 
     def __init__(self, kernel: Kernel, root: Fd, mounts: Sequence[Mount], seen: SeenDirectories | None) -> None:
         self._kernel = kernel
@@ -136,7 +136,7 @@ class _PatternSearch:
     def below(
         self, fd: Fd, path: bytes, parts: Sequence[_Part], n_links: int, whose: int | None
     ) -> Iterator[FoundDirectory]:
-        """What the rest of a pattern means below a directory. n_links: how many may still be followed"""
+        """The matches of the remaining pattern below a directory. n_links: how many links may still be followed"""
         match parts:
             case []:
                 yield MeantDirectory(path, fd, whose)
@@ -152,7 +152,7 @@ class _PatternSearch:
                 yield from self._enter(fd, path, name, rest, n_links, whose, is_named=True)
 
     def _matches(self, fd: Fd, wild: _WildComponent) -> list[bytes]:
-        """The names in a directory that a wildcard stands for."""
+        """The names in a directory that match a wildcard."""
         with self._kernel.reopen(fd, os.O_RDONLY | os.O_DIRECTORY) as listed:
             names = self._kernel.list(listed)
         hidden = not wild.text.startswith(".")
@@ -170,7 +170,7 @@ class _PatternSearch:
         *,
         is_named: bool,
     ) -> Iterator[FoundDirectory]:
-        """Go on in what has a name. is_named: the pattern says it, so that it is told why not"""
+        """Continue the search in an entry. is_named: named in the pattern, so that a failure is reported"""
         there = os.path.join(path, name)
         if is_stores_own(name):
             yield PassedDirectory(there, "it is a trash store")
@@ -182,7 +182,7 @@ class _PatternSearch:
                 yield PassedDirectory(there, error.strerror or "it can't be opened")
             return
         with inner:
-            # Before anything is asked of it: a user's filesystem may never answer.
+            # Before any other call on it: a user's filesystem may never answer.
             mounter = self._foreign.get(self._kernel.statx(inner).mnt_id)
             if mounter is not None:
                 yield PassedDirectory(there, f"uid {mounter} mounted it")
@@ -200,7 +200,7 @@ class _PatternSearch:
     def _follow(
         self, fd: Fd, path: bytes, name: bytes, link: os.stat_result, rest: Sequence[_Part], n_links: int
     ) -> Iterator[FoundDirectory]:
-        """Go where a link leads."""
+        """Continue the search at the target of a link."""
         there = os.path.join(path, name)
         if not n_links:
             yield PassedDirectory(there, "too many symbolic links")

@@ -1,7 +1,8 @@
-"""Many paths removed by one command: one orphan for all that lie on one mount, in the form that a sweep makes.
+"""Removal of many paths by one command: one orphan for all paths on one mount, in the form of a sweep's orphan.
 
-So they have one record, few flushes, and come back together. What a sweep does not take, or not as a removal of its
-own would, is left to that: what a link leads to, a mount point and what is above one, what can't be had.
+So they share one record and few flushes, and one restore brings all of them back. Paths that a sweep would skip or
+treat differently are removed individually: links' targets, mount points and directories above them, and inaccessible
+paths.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _AT_ONCE = 1024
 
 
 def in_groups(kernel: Kernel, paths: Iterable[bytes]) -> tuple[list[RemovalGroup], list[bytes]]:
-    """Those of some paths that can be removed together, and the others.
+    """Divide paths into groups that can be removed together, and the others.
 
-    Of a directory no more names are looked at than it takes to know that one of them is there, or two: what there is
-    of the others is seen when they are taken.
+    For each directory this only checks whether one or two of its names exist. Missing names are detected during the
+    removal.
     """
     look, alone = _Look(kernel), list[bytes]()
     for path in paths:
@@ -58,8 +59,8 @@ def remove_group(
 ) -> tuple[Swept, list[bytes]]:
     """Remove a group.
 
-    Returns  what was done; the paths, as they were given, of those that did not come
-    Raises   TrashdError; nothing was touched then
+    Returns  the result; the paths, as given, of entries that were not removed
+    Raises   TrashdError; then nothing was changed
     """
     left: list[bytes] = []
 
@@ -80,7 +81,7 @@ def _together(group: RemovalGroup) -> Iterator[ListedTogether]:
 
 
 def _left(kernel: Kernel, tree: Fd, upper: bytes, listed: ListedDirectory, sums: SweepSums) -> Iterator[bytes]:
-    """Those of a directory's names that are not in the orphan's tree: neither they came nor what they were in.
+    """The names of a directory that are not in the orphan's tree: they, or a directory above them, were not moved.
 
     upper  the directory's path in the tree
     """
@@ -95,7 +96,7 @@ def _left(kernel: Kernel, tree: Fd, upper: bytes, listed: ListedDirectory, sums:
             looked, _refused = look_at_all(kernel, here, map(os.fsdecode, some))
             came = {os.fsencode(one.name): one.st_mode for one in looked}
             for name in some:
-                # Of a directory that had to join what had come out of it before, a part may still be there.
+                # A directory that was merged with parts moved earlier may remain in part.
                 is_part = sums.n_failed > 0 and stat.S_ISDIR(came.get(name, 0)) and _is_there(listed, name)
                 if name not in came or is_part:
                     yield listed.given + name
@@ -106,14 +107,14 @@ def _is_there(directory: ListedDirectory, name: bytes) -> bool:
 
 
 class _Directory(NamedTuple):
-    """A directory of names. others: in it, to be removed alone"""
+    """A directory of names. others: names in it to be removed individually"""
 
     listed: ListedDirectory
     others: frozenset[bytes]
 
 
 class _Look:
-    """At directories, each once."""
+    """Opens each directory of the given paths once."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -129,21 +130,21 @@ class _Look:
                 at = above
 
     def at(self, given: bytes) -> _Directory | None:
-        """The directory of a name, by what was told before that; None: what is in it is to be removed alone."""
+        """The directory for the part of a path before its name; None: remove its names individually."""
         try:
             return self._directories[given]
         except KeyError:
             return self._directories.setdefault(given, self._open(given))
 
     def by_mount(self) -> Iterator[list[ListedDirectory]]:
-        """The directories, those on one mount together, each with a name at least."""
+        """The directories that have names to remove, grouped by mount."""
         for directories in self._by_mount.values():
             named = [directory for directory in directories if directory.packed]
             if named:
                 yield named
 
     def _open(self, given: bytes) -> _Directory | None:
-        """None: a link is on the way, or it is no directory."""
+        """None if the path has a link, or is no directory."""
         try:
             with self._kernel.open_plain(given or b".") as fd:
                 mnt_id = self._kernel.statx(fd).mnt_id

@@ -1,4 +1,4 @@
-"""The request and the result of a sweep, what an action receives and returns, and whether access times count."""
+"""The request and the result of a sweep, the interface of its actions, and the check that access times are kept."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.walk import DeepOpeners, SeenDirectories
 
 Identified = tuple[int, int]
-"""st_dev and st_ino of a directory that is open as long as this is used."""
+"""st_dev and st_ino of a directory; valid while it is open."""
 
 
 def identify(kernel: Kernel, fd: int) -> Identified:
-    """What an fd holds. Raises  OSError"""
+    """The identity of an open file. Raises  OSError"""
     st = kernel.fstat(fd)
     return st.st_dev, st.st_ino
 
 
 class IfExists(Enum):
-    """What a move does where its name is taken."""
+    """The reaction of a move to an existing name."""
 
     SKIP = "skip"
     NUMBER = "number"
@@ -40,9 +40,9 @@ class IfExists(Enum):
 
 
 class ToTrash(NamedTuple):
-    """The matches become one orphan that keeps their tree.
+    """Turn the matches into one orphan that keeps their tree.
 
-    options  None for the usual ones
+    options  None for the default ones
     see      called in the end with that tree, open, and the sums
     """
 
@@ -51,25 +51,25 @@ class ToTrash(NamedTuple):
 
 
 class ToDelete(NamedTuple):
-    """The matches are gone at once.
+    """Delete the matches at once.
 
-    recursive  a matched directory goes with all that it holds; otherwise only if it is empty
+    recursive  delete a matched directory with its content; otherwise only if it is empty
     """
 
     recursive: bool = False
 
 
 class ToMove(NamedTuple):
-    """The matches are moved, in the tree that they were in. target: the directory to move to, as a person named it"""
+    """Move the matches, keeping their tree. target: the directory to move to, as the user named it"""
 
     target: bytes
     if_exists: IfExists = IfExists.SKIP
 
 
 class ToPrint(NamedTuple):
-    """The matches are told, and nothing is done to them.
+    """Print the matches only.
 
-    tell  called in this process with the directory, open, and names in it; gives those that it could not tell, with
+    tell  called in this process with the open directory and names in it; returns names that could not be printed, with
           errnos as in `ActionResult.refused`; may raise, which ends the sweep
     """
 
@@ -77,20 +77,20 @@ class ToPrint(NamedTuple):
 
 
 class ToCount(NamedTuple):
-    """The matches are counted with their bytes, the largest and the oldest: a dry run of another action.
+    """Count the matches with their sizes, and find the largest and the oldest ones: a dry run of another action.
 
-    instead  what would be done with them: it decides what is entered, and what is left out
+    instead  that action, which decides which directories are entered and which entries are skipped
     """
 
     instead: ToTrash | ToDelete | ToMove | None = None
 
 
 class TakingBoundary(NamedTuple):
-    """Where root stops that takes things (store.walk).
+    """The limits for root in users' trees (store.walk).
 
-    whose      what is in the sweep's directory
-    seen       of another user's directory in a user's: those that were there before; None: none was
-    is_judged  what is in directories that are taken whole was looked at just now
+    whose      the owner of what is in the sweep's directory
+    seen       directories of one user in another's that an earlier run has seen; None: no such
+    is_judged  the content of directories that are taken whole has just been checked
     """
 
     whose: int
@@ -102,17 +102,17 @@ Act = ToTrash | ToDelete | ToMove | ToPrint | ToCount
 
 
 class Request(NamedTuple):
-    """A sweep as a person asks for it.
+    """A sweep as requested.
 
-    directory  where; as it was typed
-    most       matches that it may be done to; then the sweep ends, exactly there
-    names      only these, each relative to the directory (or absolute and inside of it), instead of a walk
-    n_workers  None: what is best there
-    inode      st_dev and st_ino that the directory must have; None: whatever is there
-    spares     says what is not even looked into
-    wraps      puts something of one's own around the action
-    late       a name is asked for when it can be acted on at once: what it was chosen for may soon be past
-    boundary   of root; None: the usual one, unless it only prints
+    directory  where, as given by the user
+    most       limit for matches to act on; the sweep ends exactly there
+    names      only these, each relative to the directory (or absolute and inside it), instead of a walk
+    n_workers  None: the best number for the filesystem
+    inode      st_dev and st_ino that the directory must have; None: any
+    spares     decides which directories are not even listed
+    wraps      wraps the action in a caller's own
+    late       read a name only when it can be acted on at once: the reason for its choice may soon be outdated
+    boundary   limits for root; None: the default ones, except for printing
     """
 
     directory: bytes
@@ -129,12 +129,12 @@ class Request(NamedTuple):
 
 
 class SweepWishes(NamedTuple):
-    """What the caller wants of a sweep beside that it happens.
+    """Options of a sweep.
 
-    leads     how fast, asked before each slice; without one: as fast as the kernel
-    progress  told the sums after each slice
-    stops     asked between slices
-    job       the MPI job that shares it, as its first rank has it (SweepByRanks); for ToDelete alone
+    pacer     the speed, read before each slice; by default at full speed
+    progress  called with the sums after each slice
+    stops     checked between slices
+    job       the MPI job that shares it, as used by its first rank (SweepByRanks); only for ToDelete
     """
 
     pacer: SetsSpeed = FULL_SPEED
@@ -147,9 +147,10 @@ class SweepRoot(NamedTuple):
     """The directory of a sweep, open.
 
     path    absolute, links resolved
-    sides   itself (O_PATH) on the backing filesystem, and as a mount of ours shows it
+    sides   the directory (O_PATH) on the backing filesystem, and as a trashd mount shows it
     mounts  paths relative to it on which something is mounted
-    whose   to root who was told its path (store.walk); None: that leads from one user's into another's
+    whose   the owner of its content as root sees it (store.walk); None: the path leads from one user's directory into
+            another's
     """
 
     path: bytes
@@ -159,12 +160,12 @@ class SweepRoot(NamedTuple):
 
 
 class ActionPlace(NamedTuple):
-    """Where an action is to take something.
+    """A directory in which an action acts on names.
 
-    sides     the open directory: look by `sides.fd` (readable), change names by `sides.names()`
+    sides     the open directory: read through `sides.fd`, change names through `sides.names()`
     upper     its path relative to the sweep's directory; empty for that itself
-    are_dirs  the names are directories, each to be taken whole; otherwise none was one when it was listed
-    ways      for the directories that correspond to this one in other trees
+    are_dirs  the names are directories, each to be taken whole; otherwise none was a directory when it was listed
+    ways      opens the corresponding directories in other trees
     """
 
     kernel: Kernel
@@ -175,11 +176,11 @@ class ActionPlace(NamedTuple):
 
 
 class ActionResult(NamedTuple):
-    """What became of the names that an action was given: those neither refused nor spared are done.
+    """The result of an action on names: names neither refused nor spared are done.
 
-    refused  names and errnos; ENOENT is for one that vanished, which is no failure
-    call     the call that refused, for people
-    spared   names that it left alone on purpose, and why
+    refused  names and errnos; ENOENT means vanished, which is no failure
+    call     the system call that failed, for the report
+    spared   names that the action skipped on purpose, and the reasons
     """
 
     refused: Sequence[tuple[str, int]] = ()
@@ -188,11 +189,11 @@ class ActionResult(NamedTuple):
 
 
 class Action:
-    """What is done to matches. Made once, before there are workers; each of them has a copy by fork, or shares it.
+    """An action on matches. Created before there are workers; each of them has a copy by fork, or shares it.
 
-    is_single   one worker alone does it: what it remembers, its others would not know
-    takes_dirs  it takes a directory whole by one call: what is in there is not looked at any more
-    avoided     directories that are never listed, entered or taken: where the matches are moved to
+    is_single   only one worker runs it, as it keeps state that workers do not share
+    takes_dirs  it takes a directory whole by one call, and does not list the content
+    avoided     directories that are never listed, entered or taken: the destination of a move
     """
 
     is_single = False
@@ -200,34 +201,34 @@ class Action:
     avoided: frozenset[Identified] = frozenset()
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        """Do it to some names of a directory (a hundred or so at a time), as os.scandir gives them.
+        """Act on some names of a directory (a hundred or so at a time), as os.scandir returns them.
 
-        Called in any worker, beside others: threads on network filesystems, otherwise processes. A destination
-        that is missing is made by whoever comes first; it is no failure that another worker was faster.
+        Runs in any worker, beside others: threads on network filesystems, otherwise processes. The first worker that
+        needs a destination directory creates it; it is no failure if another worker was faster.
         Raises  nothing for a name: that is in `refused`. An OSError is a failure of all the names
         """
         raise NotImplementedError
 
     def end(self, swept: Swept) -> Swept:
-        """Finish, in the first process, when all workers are gone; also after a stop, or with nothing done."""
+        """Finish, in the first process, after all workers have ended; also after a stop, or without matches."""
         return swept
 
 
 SparesDirectory = Callable[[Kernel, BackingAndMount], str | ReportedMark | None]
-"""Why a directory is left alone, with all that is in it and its own name; None if it isn't.
+"""Why to skip a directory, with its content and its own name; None to include it.
 
-It is asked before a directory is looked into, which is open for reading for as long as the caller is at it; each worker
-has a copy by fork, or shares it.
+Called before a directory is listed; the directory is open for reading while the caller works in it. Each worker has a
+copy by fork, or shares it.
 """
 _RELATIME_NS = 86_400 * SECOND_NS
 """Under `relatime` a read is recorded if the last recorded one is older than a day. Source  mount(8)"""
 
 
 def refuse_stale(scope: Scope, times: Iterable[TimeBound], now_ns: int, *, takes_dirs: bool, key: str) -> None:
-    """Refuse to choose by access times that the mounts of a directory don't keep.
+    """Refuse to choose by access times that the mounts of a directory do not keep.
 
     takes_dirs  directories are chosen too
-    key         what a person writes who means that all the same
+    key         the option by which the user accepts these times all the same
     Raises      Refused
     """
     bounds = [bound for bound in times if bound.field == "atime"]
@@ -256,7 +257,7 @@ def _reasons(scope: Scope, *, takes_dirs: bool, is_short: bool) -> Iterator[str]
 
 
 def _mounts_of(scope: Scope) -> Iterator[Mount]:
-    """All mounts through which something in a directory is read: another one may be mounted otherwise."""
+    """All mounts through which entries of a directory are read; their options may differ."""
     place = scope.place()
     for mount in scope.mounts:
         if mount.device == place.device and (is_inside(mount.root, place.path) or is_inside(place.path, mount.root)):

@@ -1,4 +1,4 @@
-"""A sweep from the request to its result: a directory opened, slices of work given out, an action brought to an end."""
+"""Run a sweep: open the directory and the action, run slices of work, finish the action."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ from fusefs.sweep.sweep_slice import SweepWorker
 
 NOTHING_SPECIAL = SweepWishes()
 _FIRST_S = 0.005
-"""The first slice is done in this process: most sweeps are done then."""
+"""Time for the first slice, which runs in this process: enough for most sweeps."""
 _WINDOW = 65_536
 
 
 def run(kernel: Kernel, request: Request, wishes: SweepWishes = NOTHING_SPECIAL) -> Swept:
-    """Sweep.
+    """Run a sweep.
 
-    Raises  TrashdError, before anything is touched; what its `act.tell` raises. An entry's failure is in the result
+    Raises  TrashdError, before any change; whatever `act.tell` raises. Failures of entries are in the result
     """
     with ExitStack() as owned:
         top = owned.enter_context(open_top(kernel, request.directory, request.inode))
@@ -80,7 +80,7 @@ def run(kernel: Kernel, request: Request, wishes: SweepWishes = NOTHING_SPECIAL)
 
 
 def usual_boundary(top: SweepRoot) -> TakingBoundary | None:
-    """Where a sweep stops that remembers no other; None for other users than root. Raises  AcrossUsers"""
+    """The default limits of a sweep; None for users other than root. Raises  AcrossUsers"""
     if not is_bounded():
         return None
     if top.whose is None:
@@ -91,7 +91,6 @@ def usual_boundary(top: SweepRoot) -> TakingBoundary | None:
 
 @contextmanager
 def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
-    """The action of a request."""
     with ExitStack() as owned:
         match request.act:
             case ToTrash() as to:
@@ -102,17 +101,17 @@ def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
                 yield owned.enter_context(open_move(kernel, top, to))
             case ToPrint() as to:
                 yield PrintMatches(to)
-            case _:  # ToCount: a type checker tells whoever adds one (`assert_never` would load typing)
+            case _:  # ToCount: a type checker reports a missing case (`assert_never` would load typing)
                 instead = request.act.instead
                 avoided: frozenset[Identified] = frozenset()
                 if isinstance(instead, ToMove):
-                    # It refuses what a move would, and touches nothing.
+                    # Refuses what a move would refuse, and changes nothing.
                     avoided = frozenset({owned.enter_context(open_destination(kernel, top, instead.target)).identified})
                 yield CountMatches(request.selection, avoided, takes_dirs=_dirs(instead) is Dirs.WHOLE)
 
 
 def _dirs(act: Act | None) -> Dirs:
-    """What becomes of directories that are chosen."""
+    """The treatment of directories that are chosen."""
     match act:
         case ToTrash() | ToMove():
             return Dirs.WHOLE
@@ -120,7 +119,7 @@ def _dirs(act: Act | None) -> Dirs:
             return Dirs.STRIPPED if recursive else Dirs.LAST
         case ToPrint() | None:
             return Dirs.FIRST
-    # ToCount: what goes with a directory is no match itself.
+    # ToCount: the content of a chosen directory does not match by itself.
     return Dirs.FIRST if _dirs(act.instead) in (Dirs.FIRST, Dirs.LAST) else Dirs.WHOLE
 
 
@@ -133,16 +132,16 @@ def _walk(
     wishes: SweepWishes,
     boundary: TakingBoundary | None,
 ) -> Swept:
-    """Act on all that a selection chooses below a directory; the action is not at its end then.
+    """Act on all matches below a directory, without finishing the action.
 
-    Raises  OSError if the directory itself can't be read; nothing for what is in it
+    Raises  OSError if the directory itself can't be read; nothing for its entries
     """
     with ExitStack() as owned:
         root = owned.enter_context(kernel.open_dir(top.sides.fd))
         n_workers = 1 if action.is_single or request.most is not None else request.n_workers
         strategy = choose(kernel, root, n_workers)
         if dirs is Dirs.WHOLE and n_workers is None and strategy.workers is Workers.PROCESSES:
-            # The kernel has one lock a filesystem for renames into other directories: two workers are slower.
+            # The kernel has one lock per filesystem for renames into other directories: two workers are slower.
             strategy = strategy._replace(n_workers=1, group_shift=None)
         way = SweepStrategy(dirs, min(_WINDOW, strategy.window), strategy.by_inode, strategy.is_at_once, top.mounts)
         sides = BackingAndMount(root, top.sides.mounted)
@@ -165,21 +164,21 @@ def _walk(
 
 
 class _StopFlag:
-    """Whether to stop, in this process and in those that it forks."""
+    """The request to stop, shared by this process and its forks."""
 
     def __init__(self, wishes: SweepWishes) -> None:
         self._wishes = wishes
         self._shared = mmap.mmap(-1, 1)
 
     def is_asked(self) -> bool:
-        """It was said, here or in the first process."""
+        """Whether the stop was requested, here or in the first process."""
         if not self._shared[0] and self._wishes.stops():
             self._shared[0] = 1
         return self._shared[0] != 0
 
 
 class _SweepInProgress:
-    """One walk under way: what is left to do, and what was done."""
+    """One walk in progress: the remaining work, and the results so far."""
 
     def __init__(
         self, top: SweepRoot, request: Request, wishes: SweepWishes, worker: SweepWorker, strategy: Strategy
@@ -192,8 +191,8 @@ class _SweepInProgress:
         self._why = ""
         self._why_list = ""
         self._is_limited = False
-        # Servers that tell an entry's offset by its position pass over some when others go meanwhile.
-        # What is listed in part on one machine can't go on on another.
+        # Some servers use an entry's position as its offset, and skip entries when others are deleted meanwhile.
+        # A listing that was begun on one machine can't be continued on another.
         lists_whole = strategy.workers is Workers.THREADS or wishes.job is not None
         first = self._first(top, request)
         self.agenda = Agenda(
@@ -215,7 +214,7 @@ class _SweepInProgress:
         return jobs_of(self._read(request.names), tops, self._refuse, 1 if request.late else None)
 
     def _read(self, names: Iterable[Listed | ListedTogether]) -> Iterator[Listed | ListedTogether]:
-        """Listed names; a list that can't be read to its end ends there: what it told before is done all the same."""
+        """The listed names; an unreadable list ends early, and the names before that are processed all the same."""
         try:
             yield from names
         except BrokenList as error:
@@ -225,11 +224,11 @@ class _SweepInProgress:
         self._tally.fail(name, errno.EXDEV if why == OUTSIDE else errno.EINVAL, why)
 
     def is_over(self) -> bool:
-        """Whether it ends here."""
+        """Whether the sweep ends here."""
         return (self._is_limited and self._way.ends_at_limit()) or bool(self._why) or self._is_stopped()
 
     def done(self, share: SweepSlice, outcome: SweepSliceResult) -> None:
-        """Take in what a slice did."""
+        """Account for the result of a slice."""
         for fd in self.agenda.done(share, outcome):
             Fd(fd).close()
         self._tally.add(outcome.sums, outcome.failures, outcome.spared)
@@ -238,7 +237,6 @@ class _SweepInProgress:
         self._wishes.progress(self._tally.sums)
 
     def result(self) -> Swept:
-        """What came of it."""
         failures, spared = tuple(self._tally.failures), tuple(self._tally.spared)
         why = self._why or self._why_list
         is_stopped = bool(why) or self._is_stopped()
@@ -247,11 +245,11 @@ class _SweepInProgress:
 
 @contextmanager
 def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iterator[SweepRoot]:
-    """The directory.
+    """Open the directory of a sweep.
 
     inode   that it must have, on the side that the path leads to; None: any
-    Raises  what `find_scope` does; NotFound if it is another one; for root what `found_directory` does: a link that
-            another user can change would lead root anywhere
+    Raises  as `find_scope`; NotFound if it is another directory; for root as `found_directory`: a link that another
+            user can change could lead root anywhere
     """
     whose: int | None = 0
     with find_scope(kernel, directory) as scope:
@@ -260,7 +258,7 @@ def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iter
             is_it = inode == identify(kernel, sides.names())
         elif os.geteuid() == 0:
             with found_directory(kernel, directory, scope.mounts) as found:
-                # The path may lead to what a mount of ours shows, or to what that is a view of.
+                # The path may lead to the view of a trashd mount, or to its backing directory.
                 is_it = identify(kernel, found.fd) in [identify(kernel, one) for one in sides if one is not None]
                 whose = found.whose
         else:

@@ -1,6 +1,6 @@
-"""A sweep that deletes, as the ranks of an MPI job share it: each has the directory on its own mount.
+"""A sweep that deletes, shared by the ranks of an MPI job: each has the directory on its own mount.
 
-Nothing else is shared: to trash or move is a rename, for which a filesystem has one lock.
+Only deleting is shared: trashing and moving are renames, for which a filesystem has one lock.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from fusefs.sweep.run import open_top, usual_boundary
 from fusefs.sweep.sweep_slice import SweepWorker
 
 _NO_DEVICE = -1
-"""In place of st_dev, which each machine numbers for itself."""
+"""Replaces st_dev, which differs from machine to machine."""
 
 
 SeenDirectory = tuple[int, int, int]
-"""What a directory is on whichever machine: its filesystem's magic, its inode number, its birth (0: not known)."""
+"""Identity of a directory on any machine: its filesystem's magic, inode number, and birth time (0: not known)."""
 
 
 def see(kernel: Kernel, fd: Fd) -> SeenDirectory:
-    """A directory as this machine sees it. Raises  OSError"""
+    """The identity of a directory. Raises  OSError"""
     return kernel.filesystem(fd), kernel.fstat(fd).st_ino, kernel.statx(fd, asks=True).btime_ns
 
 
 class SweepByRanks(NamedTuple):
-    """The ranks of a job, as a sweep has them share it (SweepWishes)."""
+    """The ranks of a job, as a sweep uses them (SweepWishes)."""
 
     job: MpiJob
 
@@ -55,9 +55,9 @@ class SweepByRanks(NamedTuple):
 
 
 class SharedSweep(NamedTuple):
-    """Which directory, as every rank finds it, and what is deleted there.
+    """The directory, as every rank finds it, and the selection to delete there.
 
-    boot  of the first rank's machine: a filesystem of one machine only is not another's
+    boot  of the first rank's machine: a local filesystem is a different one on another machine
     """
 
     directory: bytes
@@ -87,11 +87,11 @@ class SharedSweep(NamedTuple):
 
 
 def _run_slice(worker: SweepWorker, work: SweepSlice, budget: SliceBudget) -> SweepSliceResult:
-    """Run a slice, in which directories are identified as they are on this machine."""
+    """Run a slice, with directories identified as on this machine."""
     kernel, root = worker.kernel, worker.root.fd
     outcome = worker.run(work._replace(jobs=_on_device(work.jobs, kernel.fstat(root).st_dev)), budget)
     if kernel.filesystem(root) == FUSE_MAGIC:
-        # libfuse may number what it shows as it goes: such a number says nothing on another machine.
+        # libfuse may assign inode numbers dynamically: such a number is meaningless on another machine.
         return outcome._replace(rest=tuple(job._replace(inode=None) for job in outcome.rest))
     return outcome._replace(rest=_on_device(outcome.rest, _NO_DEVICE))
 

@@ -1,7 +1,7 @@
-"""One slice of a sweep: directories opened by their path from the sweep's own, listed, chosen from, acted on.
+"""One slice of a sweep: open directories by path below the sweep's own, list them, select entries and act on them.
 
-Nothing on the way may be a link, a mount or `..` (openat2), so that what others exchange for a directory that was
-listed is never entered. A name costs a stat only if the selection asks for more than names and kinds.
+No component of a path may be a link, a mount or `..` (openat2), so a slice never enters anything that another process
+puts in place of a listed directory. A name costs a stat only if the selection needs more than names and types.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _BUNDLE = 2048
 
 
 class SweepWorker(NamedTuple):
-    """Runs slices of one sweep; in whatever process or thread, as it keeps nothing between them but a habit.
+    """Runs slices of one sweep, in any process or thread: it keeps only the number of names per look between them.
 
     root    the sweep's directory
-    groups  the filesystem's allocation groups, where workers had better not meet in one
+    groups  the filesystem's allocation groups, in which workers should not meet
     """
 
     kernel: Kernel
@@ -70,7 +70,7 @@ class SweepWorker(NamedTuple):
     boundary: TakingBoundary | None = None
 
     def run(self, work: SweepSlice, budget: SliceBudget) -> SweepSliceResult:
-        """Do a slice. Raises nothing for an entry: what the kernel refuses is in the outcome."""
+        """Run a slice. Raises nothing for an entry: errors of the kernel are in the result."""
         with ExitStack() as owned:
             return _SweepRun(self, work, budget, owned).run()
 
@@ -89,7 +89,7 @@ class _SweepRun:
         self._is_stopped = worker.is_stopped
         self._per_look = worker.per_look
         self._boundary = worker.boundary
-        # libfuse may number what it shows as it goes.
+        # libfuse may assign inode numbers dynamically.
         self._numbers_last = worker.boundary is None or worker.kernel.filesystem(worker.root.fd) != FUSE_MAGIC
         self._lists_whole = work.lists_whole
         self._jobs = list(work.jobs)
@@ -100,7 +100,7 @@ class _SweepRun:
         self._per_look.begin(budget.seconds)
         self._tally = SliceCounts(work.most)
         self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.way, self._tally)
-        # Where no limit is to be met exactly, and nobody has put something of his own around the action.
+        # Only where no limit has to be met exactly, and no caller has wrapped the action.
         deletes = isinstance(worker.action, DeleteMatches) and not budget.is_paced() and work.most is None
         self._unlinks_at_once = deletes and self._chooser.chooses_at_once()
         self._ways = owned.enter_context(DeepOpeners(worker.kernel))
@@ -128,7 +128,7 @@ class _SweepRun:
         )
 
     def _is_over(self) -> bool:
-        """Whether the slice has done what it may."""
+        """Whether the budget of the slice is spent."""
         sums, budget = self._tally.sums, self._budget
         return (
             time.monotonic() >= self._ends_at
@@ -160,13 +160,13 @@ class _SweepRun:
     # Directories.
 
     def _open(self, upper: bytes) -> BackingAndMount:
-        """A directory, readable, on both sides. Raises  OSError: EXDEV if something is mounted there, or on the way"""
+        """Open a directory for reading, on both sides. Raises  OSError: EXDEV if the path crosses a mount"""
         if self._way.is_hidden(upper):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         return self._ways.into(self._root).beneath(upper, flags=READABLE)
 
     def _open_told(self, upper: bytes, inode: Identified | None = None) -> BackingAndMount | None:
-        """A directory, readable; None if it can't be had, which is told, is another one by now, or must be avoided."""
+        """Open a directory for reading; None if it is inaccessible (reported), was replaced, or must be avoided."""
         try:
             sides = self._open(upper)
         except OSError as error:
@@ -184,17 +184,17 @@ class _SweepRun:
         return sides
 
     def _leave(self, sides: BackingAndMount) -> None:
-        """Be done with a directory."""
+        """Close the fds of a directory."""
         sides.close_mounted()
         self._close(sides.fd)
 
     def _close(self, fd: int) -> None:
-        """Close a directory's listing, unless it is the caller's."""
+        """Close a directory's listing, unless it belongs to the caller."""
         if fd >= 0 and fd not in self._given:
             Fd(fd).close()
 
     def _enter(self, job: Job, upper: bytes) -> bool:
-        """Begin with a directory; False if another one of the job had better be begun with."""
+        """Begin with a directory; False if another one of the job should be begun first."""
         sides = self._open_told(upper)
         if sides is None:
             return True
@@ -202,7 +202,7 @@ class _SweepRun:
             sides.__exit__()
             return False
         if job.is_chosen and not job.again:
-            # What it was chosen for was seen when its parent was listed. A worker that was lost may have changed it.
+            # Its parent's listing decided that it is chosen. A worker that was lost may have changed it since.
             is_meant = self._chooser.is_chosen_still(sides.fd)
         else:
             is_meant = job.strips or not self._is_spared(upper, sides)
@@ -214,7 +214,7 @@ class _SweepRun:
         return True
 
     def _whose_is(self, job: Job, upper: bytes, fd: Fd) -> int | None:
-        """Whose it is what is in a directory that a job leads to; None if root must not take it, which is told."""
+        """The owner of what is in a directory to enter; None if root must not take it, which is reported."""
         if self._boundary is None:
             return 0
         if not upper:
@@ -222,7 +222,7 @@ class _SweepRun:
         try:
             whose = whose_is(self._kernel, fd, job.whose, self._boundary.seen)
             if whose and job.inode is not None and not is_parent(self._kernel, job.inode, fd):
-                return None  # the directory that it was listed in is another one by now
+                return None  # its parent was replaced since it was listed
             if whose is None and not self._kernel.is_empty(fd):
                 self._tally.fail(upper, errno.EPERM, NOT_TAKEN)
         except OSError as error:
@@ -231,7 +231,7 @@ class _SweepRun:
         return whose
 
     def _whose_is_at(self, upper: bytes) -> int | None:
-        """Whose it is what is in a directory that was not walked to; None as for `_whose_is`. Raises  OSError"""
+        """The owner of the content of a directory not reached by a walk; None as for `_whose_is`. Raises  OSError"""
         if self._boundary is None:
             return 0
         whose: int | None = self._boundary.whose
@@ -243,9 +243,9 @@ class _SweepRun:
         return whose
 
     def _is_spared(self, upper: bytes, sides: BackingAndMount, *, is_told: bool = True, is_match: bool = False) -> bool:
-        """Whether the caller of the sweep wants a directory left alone; what that can't say is a failure.
+        """Whether the caller of the sweep spares a directory; an error of that check counts as a failure.
 
-        is_match  it would go itself, with all that is in it
+        is_match  the directory itself would be taken, with its content
         """
         if self._spares is None:
             return False
@@ -265,7 +265,7 @@ class _SweepRun:
         return True
 
     def _list_on(self, job: Job, fd: Fd) -> None:
-        """Go on with a listing, unless the directory was moved: where it is now nothing was asked for."""
+        """Continue a listing, unless the directory was moved: the sweep does not cover its new place."""
         sides = self._open_told(job.upper, identify(self._kernel, fd))
         if sides is None:
             self._close(fd)
@@ -274,7 +274,7 @@ class _SweepRun:
             self._list(job, BackingAndMount(fd, sides.mounted))
 
     def _list(self, job: Job, sides: BackingAndMount) -> None:
-        """Find what is to be done in a directory; in a large one only as much as memory and time allow."""
+        """List a directory and sort its entries into jobs; of a large one only as many as memory and time allow."""
         way = self._way
         wanted = stripped_in(self._matcher, job.upper) if job.strips else wanted_in(self._matcher, job.upper)
         window = None if self._lists_whole else way.window
@@ -296,7 +296,7 @@ class _SweepRun:
             sides.close_mounted()
 
     def _sort_dirs(self, job: Job, found: MatchedEntries, sides: BackingAndMount) -> None:
-        """Have directories entered or taken, as the action would have it."""
+        """Enter or take directories, as the action requires."""
         upper, dirs = job.upper, found.dirs
         here = Job(JobKind.ENTER, upper, [], whose=job.whose)
         if found.dirs and self._boundary is not None and self._numbers_last:
@@ -324,7 +324,7 @@ class _SweepRun:
                 self._push_enter(here._replace(strips=True, is_chosen=True), chosen)
 
     def _reserve(self, chosen: list[str]) -> list[str]:
-        """As many directories as may still be taken: what is in them goes before they do."""
+        """Reduce directories to the number that may still be taken: their content is deleted before them."""
         tally = self._tally
         if tally.left is None:
             return chosen
@@ -333,7 +333,7 @@ class _SweepRun:
         tally.left -= len(chosen)
         return chosen
 
-    # A job uses up its names: each has a list of its own.
+    # A job consumes its list of names, so each has its own.
 
     def _push_enter(self, here: Job, dirs: list[str]) -> None:
         if dirs:
@@ -343,10 +343,10 @@ class _SweepRun:
         if dirs:
             self._jobs.append(Job(JobKind.AFTER, upper, list(dirs), strips=strips))
 
-    # What is acted on.
+    # Actions
 
     def _sort_files(self, job: Job, names: list[str], sides: BackingAndMount) -> None:
-        """Act on what was found, the first bundle at once; the others are for whoever has time."""
+        """Act on the first bundle of names; the others become jobs for free workers."""
         here = Job(JobKind.TAKE, job.upper, names, strips=job.strips)
         if len(names) > _BUNDLE:
             here = here._replace(inode=identify(self._kernel, sides.fd))
@@ -356,7 +356,7 @@ class _SweepRun:
         self._take(here, sides)
 
     def _take(self, job: Job, sides: BackingAndMount) -> None:
-        """Act on names until the slice is over; the rest is a job again."""
+        """Act on names until the slice is over; the rest becomes a job."""
         names = job.names
         while names:
             if self._is_over():
@@ -373,7 +373,7 @@ class _SweepRun:
             self._per_look.took(len(some), time.monotonic() - began_at)
 
     def _act(self, job: Job, names: list[str], sides: BackingAndMount) -> list[str]:
-        """Act on some names; those that have to be offered again."""
+        """Act on some names; returns those to be tried again."""
         tally, are_dirs = self._tally, job.kind is JobKind.AFTER
         again: list[str] = []
         sizes = FileSizes([], [])
@@ -409,7 +409,7 @@ class _SweepRun:
         return again
 
     def _without_others(self, job: Job, names: list[str], sides: BackingAndMount) -> list[str]:
-        """The directories that root may take with all that they hold; the others are told."""
+        """The directories that root may take with all their content; the others are reported."""
         boundary = self._boundary
         if boundary is None or boundary.is_judged:
             return names
@@ -423,7 +423,7 @@ class _SweepRun:
                 if error.errno not in GONE:
                     self._tally.fail(join(job.upper, raw), error.errno, "look")
                     continue
-                is_taken = True  # to take it meets the same
+                is_taken = True  # taking it meets the same error
             if is_taken:
                 taken.append(name)
             else:
@@ -431,7 +431,7 @@ class _SweepRun:
         return taken
 
     def _unlink(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> list[str]:
-        """Delete those that are chosen; those of which that is not sure."""
+        """Delete the chosen names; returns those that need a closer check."""
         with self._groups.alone_in(sides.fd):
             done = self._chooser.unlink_files(upper, sides, names)
         n_chosen = done.n_gone + len(done.refused)
@@ -444,7 +444,7 @@ class _SweepRun:
             with self._groups.alone_in(here.sides.fd):
                 return self._action.take(here, names)
         except (OSError, AcrossUsers) as error:
-            # Where they go can't be had; only what is not where it comes from either has vanished.
+            # The destination is unavailable; only names that are missing in the source have vanished.
             number = errno.ESTALE if error.errno == errno.ENOENT else error.errno or errno.EIO
             looked, _refused = look_at_all(self._kernel, here.sides.fd, names)
             there = {one.name for one in looked}
@@ -452,10 +452,10 @@ class _SweepRun:
             return ActionResult([(name, number if name in there else errno.ENOENT) for name in names], call)
 
     def _unspared(self, upper: bytes, names: list[str], held: ExitStack) -> list[str]:
-        """The directories that are not to be left alone; they stay open, as they may be locked."""
+        """The directories that are not spared; they stay open, as `spares` may lock them."""
         if self._spares is None:
             return names
-        # Otherwise it was when they were entered; those that are empty are not.
+        # Otherwise this was reported when they were entered; empty ones are not entered.
         is_told = self._way.dirs is Dirs.WHOLE or self._matcher.needs_emptiness
         kept = []
         for name in names:
@@ -467,10 +467,10 @@ class _SweepRun:
                     kept.append(name)
         return kept
 
-    # What was listed.
+    # Listed names
 
     def _look(self, job: Job) -> None:
-        """Choose among names and act on them; directories are taken, but not entered for what else is in them."""
+        """Select from listed names and act on them; directories are taken, but not searched for other matches."""
         upper = job.upper
         try:
             if not self._chooser.may_look(upper):
@@ -497,7 +497,7 @@ class _SweepRun:
                 self._push_enter(Job(JobKind.ENTER, upper, [], strips=True, is_chosen=True, whose=whose), dirs)
             else:
                 self._take(Job(JobKind.AFTER, upper, dirs[::-1], whose=whose), sides)
-            # In the list's order, which is mostly that of a listing: backwards ext4 searches more of each block.
+            # In the list's order, which is mostly that of a listing: in reverse order ext4 searches more of each block.
             self._take(Job(JobKind.TAKE, upper, files[::-1]), sides)
         self._leave(sides)
 

@@ -225,13 +225,13 @@ def test_it_is_found_as_letters_are_typed(volume: Path, job: Path) -> None:
         await screen.read("Find: oth", "1/1")
         assert not screen.sees(str(job))
         await screen.type("q")
-        await screen.read("no such orphans", "0/0")
+        await screen.read("no matching orphans", "0/0")
         await screen.press("r", "escape")
         await screen.read("1/2", str(job))
         await screen.press("slash")
         await screen.paste("UPGRADE")
         await screen.press("enter", "k")
-        await screen.read(str(job), "For how long")
+        await screen.read(str(job), "Keep it for how long")
         await screen.press("escape")
 
     browse(person, volume)
@@ -266,7 +266,7 @@ def test_it_is_kept_for_a_time_for_good_and_no_longer(volume: Path, job: Path) -
         await screen.press("k", "enter")
         await screen.read("       kept")
         await screen.press("u", "n", "u")
-        await screen.read("Keep it no longer?")
+        await screen.read("Release it?")
         await screen.press("y")
         await screen.read("23h59m")
 
@@ -280,9 +280,9 @@ def test_nothing_is_deleted_before_it_is_asked(volume: Path, job: Path) -> None:
         await screen.read(str(job))
         for answer in ("n", "escape", "enter", "q"):
             await screen.press("d")
-            await screen.read("Delete it for good?", "of unknown size")
+            await screen.read("Delete it permanently?", "of unknown size")
             await screen.press(answer)
-            await screen.lose("Delete it for good?")
+            await screen.lose("Delete it permanently?")
         assert ids(volume) == identifiers
         await screen.press("d", "y")
         await screen.read("no orphans")
@@ -295,7 +295,7 @@ def test_what_it_takes_is_counted(volume: Path, job: Path) -> None:
     async def person(screen: Reader) -> None:
         await screen.read(str(job), "? root")
         await screen.press("s")
-        await screen.read(f"{job} takes 4.00 KiB", "4.00 KiB root", "1 orphan, 4.00 KiB")
+        await screen.read(f"{job} uses 4.00 KiB", "4.00 KiB root", "1 orphan, 4.00 KiB")
 
     browse(person, volume)
 
@@ -356,7 +356,7 @@ def test_of_a_directory_of_many_the_first_are_looked_at_and_others_found(volume:
     async def person(screen: Reader) -> None:
         await screen.read("1/1")
         await screen.press("enter")
-        await screen.read("1/5,000", "file-00000", "the first 5,000")
+        await screen.read("1/5,000", "file-00000", "(first 5,000")
         await screen.press("end")
         await screen.read("5,000/5,000", "file-04999")
         await screen.press("slash")
@@ -372,10 +372,10 @@ def test_keys_are_answered_while_a_command_waits_and_quitting_ends_it(volume: Pa
     waits = ("sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 1000", "sh")
 
     async def person(screen: Reader) -> None:
-        await screen.read("looking...")
+        await screen.read("loading...")
         await screen.until((tmp_path / "pid").exists)
         await screen.press("question_mark")
-        await screen.read("to the shell")
+        await screen.read("suspend")
         await screen.press("escape", "q")
         await screen.until(lambda: screen.code() == 0)
 
@@ -390,11 +390,11 @@ def test_who_quits_while_something_is_done_is_asked(volume: Path, job: Path) -> 
     async def person(screen: Reader) -> None:
         await screen.read(str(job))
         await screen.press("d", "y", "q")
-        await screen.read("Stop this?", f"deleting {job}")
+        await screen.read("Stop this command?", f"deleting {job}")
         await screen.press("n")
-        await screen.lose("Stop this?")
+        await screen.lose("Stop this command?")
         await screen.press("ctrl+c")
-        await screen.read("Stop this?")
+        await screen.read("Stop this command?")
         await screen.press("y")
         await screen.until(lambda: screen.code() == 0)
 
@@ -410,7 +410,7 @@ def test_who_leaves_while_something_is_done_does_not_stop_it(volume: Path, job: 
         await screen.press("enter")
         await screen.read("results/")
         await screen.press("r", "enter", "left")
-        await screen.read("CAME FROM")
+        await screen.read("ORIGIN")
         await screen.read("notes: restored")
 
     browse(person, volume, trashd=slow)

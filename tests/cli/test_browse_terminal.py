@@ -38,7 +38,7 @@ def test_real_keys_do_it_on_a_real_terminal(volume: Path, tmp_path: Path, variab
         terminal.wait_for("results/", *SEEN)
         assert terminal.title() == title
         terminal.type("/", "c", "s", "v")
-        terminal.wait_for("no such entries")
+        terminal.wait_for("no matching entries")
         terminal.type("Escape")
         terminal.wait_for("results/")
         terminal.type("End", "Up")
@@ -46,7 +46,7 @@ def test_real_keys_do_it_on_a_real_terminal(volume: Path, tmp_path: Path, variab
         terminal.type("Right")
         terminal.wait_for("a.csv")
         terminal.type("r")
-        terminal.wait_for("Restore", "(where it came from)")
+        terminal.wait_for("Restore", "(its original path)")
         terminal.type("Enter")
         terminal.wait_for("restored")
         terminal.type("Left")

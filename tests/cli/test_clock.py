@@ -89,7 +89,7 @@ def test_a_reap_leaves_what_the_clock_is_for_the_next_one(volume: Path, state: P
 @pytest.mark.parametrize("set_s", [SET_S, -SET_S])
 def test_a_reap_says_why_it_keeps_what_the_clock_calls_expired(volume: Path, state: Path, set_s: int) -> None:
     made(volume, "young", 60, set_s)
-    said = "the wall clock was set forward by 4w2d; for 1 orphan that it calls expired it is too early"
+    said = "the wall clock was set forward by 4w2d: keeping 1 orphan that has not really expired"
     assert (said in reap(volume, state).err) == (set_s > 0)
 
 

@@ -155,7 +155,7 @@ def test_reap_all_of_root_leaves_the_orphans_of_users(volume: Path) -> None:
 
 def test_init_again_changes_nothing(volume: Path) -> None:
     before = snapshot(volume, with_times=True)
-    assert "is there" in done_well("init", volume).out
+    assert "exists" in done_well("init", volume).out
     assert snapshot(volume, with_times=True) == before
 
 

@@ -53,11 +53,11 @@ def test_wrong_file_is_told_with_key_and_fix_and_exit_code_2(tmp_path: Path) -> 
     ("text", "key", "what"),
     [
         (
-            '[defaults]\nauthority = "root"\nusers = ["no-such-user", "12001", "root"]',
+            '[defaults]\ndelete_as = "root"\nusers = ["no-such-user", "12001", "root"]',
             "defaults.users",
-            "there is no user no-such-user",
+            "no such user: no-such-user",
         ),
-        ('[hooks]\nuser = "no-such-user"', "hooks.user", "there is no user no-such-user"),
+        ('[hooks]\nuser = "no-such-user"', "hooks.user", "no such user: no-such-user"),
         ('[hooks]\n\non_swap = ["/no/such/program"]', "hooks.on_swap", "/no/such/program can't be executed"),
         ('[hooks]\n\non_swap = ["/etc/passwd"]', "hooks.on_swap", "/etc/passwd can't be executed"),
         ('[hooks]\n\non_swap = ["/etc"]', "hooks.on_swap", "/etc can't be executed"),
@@ -94,7 +94,7 @@ def test_shown_for_a_path_are_the_rules_that_decide(etc: Path, capsys: pytest.Ca
     assert run(["config", "show", "/nowhere"]) == 0
     shown = capsys.readouterr()
     assert 'retention = "1d"\n' in shown.out
-    assert "/nowhere does not exist: this is what holds for /" in shown.err
+    assert "/nowhere: does not exist; these are the settings for /" in shown.err
 
 
 def test_shown_for_programs_is_the_same_in_units(etc: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,3 +142,10 @@ def test_defaults_are_shown_as_promised(
     assert os.listdir(etc) == []
     assert run(["config", "show", *options]) == 0
     compare(name, capsys.readouterr().out)
+
+
+def test_the_old_name_of_a_key_is_a_warning_that_names_the_new_one(tmp_path: Path) -> None:
+    done = check(write(tmp_path / "draft.toml", '[defaults]\nauthority = "asker"\n'))
+    assert done.code == 0
+    assert "defaults.authority: this key is now called delete_as" in done.out
+    assert 'delete_as = "owner"' in done.out

@@ -27,7 +27,7 @@ USER = 65_534
 
 def test_on_a_terminal_it_says_that_all_is_well(volume: Path) -> None:
     terminal = Terminal("doctor", volume)
-    assert (terminal.end(), terminal.seen.strip()) == (0, f"{volume}: all is well")
+    assert (terminal.end(), terminal.seen.strip()) == (0, f"{volume}: no problems found")
     assert done_well("doctor", volume).out == ""
 
 
@@ -113,7 +113,7 @@ def test_a_rule_for_what_is_not_there_is_told_and_one_for_what_may_come_is_not(h
     plan.write_text(there, encoding="utf-8")
     done = doctor_of(home)
     assert done.code == 1
-    assert done.out.splitlines()[0] == f"{plan}: rule[2]: {home}/gone is no directory"
+    assert done.out.splitlines()[0] == f"{plan}: rule[2]: {home}/gone: not a directory"
     assert len(done.out.splitlines()) == 2
 
 
@@ -123,7 +123,7 @@ def test_a_file_of_his_own_service_that_is_gone_is_told(home: Path) -> None:
     (home / "data/man/man1/trashd.1").unlink()
     done = doctor_of(home)
     assert done.code == 1
-    assert done.out == (f"{home}/data/man/man1/trashd.1: it is missing\n  hint: trashd service install --user\n")
+    assert done.out == (f"{home}/data/man/man1/trashd.1: missing\n  hint: trashd service install --user\n")
 
 
 def test_units_of_another_version_are_told(home: Path) -> None:
@@ -132,7 +132,7 @@ def test_units_of_another_version_are_told(home: Path) -> None:
     page.write_text(page.read_text().replace('"trashd ', '"trashd 0.0.'))
     done = doctor_of(home)
     assert done.code == 1
-    assert done.out.startswith("units and man pages: trashd service install of another version wrote them")
+    assert done.out.startswith("units and man pages: written by another version; this is trashd")
 
 
 def test_users_can_mount_what_fstab_has_for_all_only_where_fuse_lets_them(volume: Path, tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ def test_a_mount_that_wants_io_uring_is_told_why_it_gets_none(volume: Path, tmp_
         assert "/etc/fstab:1" not in told_without_uring(volume)
         fstab.write_text("/srv/a /srv/b fuse.trashd uring=on 0 0\n")
         what, hint = told_without_uring(volume)["/etc/fstab:1"]
-    assert "a mount with uring=on fails" in what
-    assert hint == "take uring=on away there"
+    assert "mounts with uring=on fail" in what
+    assert hint == "remove uring=on there"
 
 
 def test_a_switch_that_somebody_set_is_told_with_what_sets_it_back(volume: Path, tmp_path: Path) -> None:

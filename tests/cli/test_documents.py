@@ -1,4 +1,4 @@
-"""README, the man pages and docs/troubleshooting.md have each command, option and error, and no others."""
+"""README, the manual pages and docs/troubleshooting.md have each command, option and error, and no others."""
 
 import ast
 import inspect
@@ -16,7 +16,7 @@ from build_docs.man_roff import to_roff
 from fusefs.cli.group import trashd
 from fusefs.core.errors import BY_NAME, TrashdError
 from fusefs.core.mount_options import OPTIONS
-from tests.support.manual import PARTS, TITLES, page, sources
+from tests.support.manual import FORMATS, PARTS, TITLES, page, sources
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -87,10 +87,6 @@ def test_documents_of_the_readme_exist() -> None:
     assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
 
 
-def test_the_help_of_a_mounts_option_tells_its_word() -> None:
-    assert [one.name for one in OPTIONS if one.help and f"(-o {one.word()})" not in one.help] == []
-
-
 def test_the_document_of_the_mount_tells_each_of_its_options() -> None:
     text = (ROOT / "docs" / "mount.md").read_text(encoding="utf-8")
     told = {re.sub("[ =].*", "", code) for code in re.findall(r"(?<=[` ])--[a-z][^`]*", text)}
@@ -122,7 +118,33 @@ def plain(text: str) -> str:
 
 
 def test_every_command_has_a_part_and_there_is_no_other() -> None:
-    assert sorted(path.stem for path in PARTS.iterdir()) == sorted(NAMES)
+    assert sorted(path.stem for path in PARTS.iterdir()) == sorted([*NAMES, *FORMATS])
+
+
+SECTIONS_IN_ORDER = [
+    "Name", "Synopsis", "Description", "Options", "Examples", "Exit status", "Files", "Environment", "See also",
+]  # fmt: skip
+
+
+def headings_of(text: str) -> list[str]:
+    """The headings of a page that every page has."""
+    return [head for head in re.findall(r"^## (.*)$", text, re.MULTILINE) if head in SECTIONS_IN_ORDER]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_page_has_the_usual_sections_in_order(name: str) -> None:
+    assert headings_of(page(name)) == SECTIONS_IN_ORDER
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_page_of_section_5_has_the_usual_sections_in_order(name: str) -> None:
+    usual = [head for head in SECTIONS_IN_ORDER if head not in ("Options", "Exit status")]
+    assert headings_of((PARTS / f"{name}.md").read_text(encoding="utf-8")) == usual
+
+
+def test_a_part_without_exit_status_files_and_environment_refers_to_the_first_page() -> None:
+    text = page_of("undo", "# trashd undo\n\n## See also\n\nls(1)\n")
+    assert re.findall(r"^## (.*)\n\nSee trashd\(1\)\.$", text, re.MULTILINE) == ["Exit status", "Files", "Environment"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -151,6 +173,13 @@ def test_no_page_knows_an_option_that_is_not(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_page_refers_to_is_there(name: str) -> None:
     assert set(re.findall(r"\b(trashd[\w-]*)\(1\)", page(name))) <= set(TITLES)
+    assert {f"{one}.5" for one in re.findall(r"\b(trashd[\w.-]*)\(5\)", page(name))} <= set(FORMATS)
+
+
+@pytest.mark.parametrize("name", ["trashd", "config", "plan", "service"])
+def test_the_pages_of_the_formats_are_referred_to(name: str) -> None:
+    named = set(re.findall(r"\b(trashd[.-]\w+)\(5\)", page(name).partition("## See also")[2]))
+    assert named >= {"trashd.conf" if name == "config" else "trashd-plan"}
 
 
 def test_the_first_page_leads_to_all_others() -> None:
@@ -170,8 +199,8 @@ def test_the_page_of_mounts_tells_their_options_as_the_table_does() -> None:
 def test_man_and_mandoc_have_nothing_to_say_of_any_page(tmp_path: Path) -> None:
     for name, source in sources().items():
         (tmp_path / name).write_bytes(source)
-    pages = sorted(tmp_path.glob("*.1"))
-    assert {one.stem for one in pages} == set(TITLES)
+    pages = sorted(tmp_path.glob("*.[15]"))
+    assert {one.name for one in pages} == {*(f"{title}.1" for title in TITLES), *FORMATS}
     for command in (["mandoc", "-T", "lint", "-W", "style"], ["groff", "-man", "-Tutf8", "-ww", "-K", "utf8", "-z"]):
         done = subprocess.run([*command, *pages], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -60,7 +60,7 @@ def test_init_of_a_mounted_volume_finds_what_the_mount_has_made() -> None:
     with tmpfs_volume() as path:
         (path / "source").mkdir()
         with trashd_mount(path / "source") as mounted:
-            assert "is there" in done_well("init", mounted.path).out
+            assert "exists" in done_well("init", mounted.path).out
             assert (path / "source" / ".trashd" / "volume.json").exists()
             assert (mounted.path / ".trashd" / "volume.json").exists()
             assert os.listdir(mounted.path) == []

@@ -52,7 +52,7 @@ def test_it_says_what_it_would_do_and_touches_nothing(volume: Path) -> None:
         "                 7 B  2001-09-09  old-1\n"
         "  oldest         7 B  2001-09-09  old-1\n"
         "                 7 B  2001-09-10  old-2\n"
-        "2 matches (14 B) in 1 directory would be taken; nothing was touched (trashd plan apply does it)\n",
+        "2 matches (14 B) in 1 directory would be taken; to carry this out: trashd plan apply\n",
         "",
     )
     assert left(volume) == {"old-1", "old-2", "new"}
@@ -120,7 +120,7 @@ def test_a_list_that_stays_is_told_by_the_exit_code_when_all_is_done(volume: Pat
     lists = f'purgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     done = plan(volume, rule(volume, 'action = "delete"', lists), "apply")
     assert (done.code, left(volume)) == (13, {"new"})
-    assert f"{volume}/lists/gone.list was not changed: it is not a purge list of trashd" in done.err
+    assert f"{volume}/lists/gone.list stays as it was: not a purge list of trashd" in done.err
     assert "remove it, or name another directory" in done.err
 
 
@@ -129,7 +129,7 @@ def test_a_mark_that_does_not_count_is_told_by_the_exit_code(volume: Path) -> No
     os.chown(volume / "scratch/.trashd-keep", ALICE, ALICE)
     done = plan(volume, rule(volume, 'action = "delete"'), "apply")
     assert (done.code, left(volume)) == (13, {"new", ".trashd-keep"})
-    assert "  contains a .trashd-keep of a user who is neither its owner nor root: .\n" in done.out
+    assert "  .: holds .trashd-keep of a user who is neither its owner nor root\n" in done.out
 
 
 def test_system_s_rules_are_those_that_are_meant_without_a_file(
@@ -137,7 +137,7 @@ def test_system_s_rules_are_those_that_are_meant_without_a_file(
 ) -> None:
     monkeypatch.setattr("fusefs.linux.config_files.SYSTEM_DIR", bytes(tmp_path))
     assert run(["plan", "apply"]) == 0
-    assert capsys.readouterr().err == f"there are no rules in {tmp_path}/plan.d\n"
+    assert capsys.readouterr().err == f"{tmp_path}/plan.d: no rules found\n"
     (tmp_path / "plan.d").mkdir()
     for name in ("b.toml", "a.toml", ".hidden.toml", "other.txt"):
         (tmp_path / "plan.d" / name).write_text("[[rule]]\n", encoding="utf-8")

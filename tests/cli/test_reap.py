@@ -164,7 +164,10 @@ def test_what_was_kept_after_it_was_chosen_is_not_reaped(volume: Path, capsys: p
         done_well("keep", entry.id, "--for", word, "--volume", volume)
     assert reap_all(Kernel(), chosen, ReapOptions(volumes=(raw(volume),), is_meant=has_expired)) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[:2] == [f"{chosen[0].id}: skipped, it is kept by now", f"{chosen[1].id}: 4 entries removed"]
+    assert told[:2] == [
+        f"{chosen[0].id}: skipped: pinned, or its retention was extended",
+        f"{chosen[1].id}: 4 entries removed",
+    ]
     assert os.listdir(volume / ".trashd/u/0/orphans") == [chosen[0].id]
 
 
@@ -180,7 +183,9 @@ def test_a_longer_term_wins_over_a_reap_that_has_chosen_already(
         done_well("keep", identifier, *term, "--volume", volume)
     assert reap_all(Kernel(), chosen, ReapOptions(volumes=(raw(volume),))) == 0
     kept = identifiers[:2]
-    assert capsys.readouterr().out.splitlines()[:2] == [f"{one}: skipped, it is kept by now" for one in kept]
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        f"{one}: skipped: pinned, or its retention was extended" for one in kept
+    ]
     assert sorted(os.listdir(volume / ".trashd/u/0/orphans")) == sorted(kept)
 
 
@@ -238,7 +243,7 @@ def test_on_a_terminal_it_asks_before_several_go_before_their_time(
     for name in ("a", "b"):
         make_orphan(volume, name)
     terminal = Terminal("reap", "--all", "--now", "--volume", volume)
-    terminal.wait_for("Delete these 2 for good, before their time? [y/N]:")
+    terminal.wait_for("Permanently delete these 2 orphans before they expire? [y/N]:")
     assert len(os.listdir(volume / ".trashd/u/0/orphans")) == 2
     terminal.type(typed)
     assert (terminal.end(), len(os.listdir(volume / ".trashd/u/0/orphans"))) == (code, n_left)
@@ -432,7 +437,7 @@ def test_what_can_be_restored_goes_by_a_yes_alone(volume: Path, ids: dict[str, s
     assert left(volume, ids) == set(ids)
     for answer, code, there in (("n\n", 3, set(ids)), ("y\n", 0, {"pinned"})):
         terminal = Terminal("reap", "--free", "8M", "--volume", volume)
-        terminal.wait_for("Delete this for good, before its time?")
+        terminal.wait_for("Permanently delete this orphan before it expires?")
         terminal.type(answer)
         assert (terminal.end(), left(volume, ids)) == (code, there), terminal.seen
 

@@ -15,7 +15,7 @@ from build_docs.man_pages import write_all
 from fusefs.cli.service import FileOutcome, find_command, out_of_reach, unit_word
 from fusefs.core.uring_choice import SWITCH
 from tests.support.booted_systemd import REPO
-from tests.support.manual import TITLES
+from tests.support.manual import MAN_FILES
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.seccomp import IO_URING_SETUP, without
@@ -62,7 +62,7 @@ def test_all_is_there_after_it(tmp_path: Path) -> None:
         "usr/local/share/fish/vendor_completions.d/trashd.fish",
         "usr/local/share/doc/trashd/examples/grafana-dashboard.json",
         "usr/local/share/doc/trashd/examples/alert-rules.yml",
-        *(f"usr/local/share/man/man1/{name}.1" for name in TITLES),
+        *(f"usr/local/share/man/{name}" for name in MAN_FILES),
     }  # fmt: skip
     assert os.access((tmp_path / "sbin/mount.fuse.trashd").readlink(), os.X_OK)
 
@@ -201,7 +201,7 @@ def test_a_user_has_them_in_his_home(tmp_path: Path) -> None:
     assert service("install").code == 0
     assert files_of(tmp_path) == {
         ".local/share/systemd/user/trashd-reaper.service",
-        *(f".local/share/man/man1/{name}.1" for name in TITLES),
+        *(f".local/share/man/{name}" for name in MAN_FILES),
     }  # fmt: skip
     (told,) = service("status", "--json").objects()
     assert {one["outcome"] for one in told["files"]} == {"unchanged"}
@@ -358,4 +358,4 @@ def test_a_kernel_with_known_faults_is_a_warning(stand_in: Path) -> None:
 @pytest.mark.skipif(not Path(SWITCH).exists(), reason="this kernel has no FUSE over io_uring")
 def test_a_machine_that_denies_io_uring_is_a_warning(stand_in: Path) -> None:
     stderr = stderr_of(stand_in, how=tuple(without(IO_URING_SETUP)))
-    assert "no mount of this machine can use io_uring" in stderr
+    assert "mounts of this machine can't use io_uring" in stderr

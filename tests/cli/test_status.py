@@ -100,17 +100,17 @@ def test_a_service_that_serves_is_told_with_all_its_volumes(alive: bytes) -> Non
     assert done.code == 0
     assert done.err == ""
     for words in (
-        "/scratch (ext4)", "yielding: others wait 31 %", "12 orphans of 3 users, 4 due (the oldest for 2h1m)",
-        "1 in quarantine", "12,345 entries/s, 120 MiB/s, may 20,000/s", "about 12m", "io 31%, memory 0%, cpu 5%",
+        "/scratch (ext4)", "yielding: others wait 31 %", "12 orphans, 3 users, 4 expired (oldest 2h1m ago)",
+        "1 in quarantine", "12,345 entries/s, 120 MiB/s, max 20,000/s", "about 12m", "io 31%, memory 0%, cpu 5%",
         "write 1.23 ms, unlink 14.2 µs", "412 GiB of 1.76 TiB (23%) and 98% of inodes free, +1.34 GiB/h",
-        "12 orphans, 1,234,567 entries, 45.0 GiB", "EIO again", "5 gone of uid 1000's 2fe7e4cb8ba8", "/idle\n  idle",
+        "12 orphans, 1,234,567 entries, 45.0 GiB", "EIO again", "2fe7e4cb8ba8 of uid 1000 (5 removed)", "/idle\n  idle",
     ):  # fmt: skip
         assert words in done.out
 
 
 def test_the_nodes_of_a_shared_volume_are_told_as_the_service_has_seen_them(alive: bytes) -> None:
     write_status(alive, status_of(msgspec.structs.replace(VOLUME, nodes=NODES)))
-    told = "alpha (here), beta (idle, seen 12s ago), gamma\\x1b (silent for 2h5m), delta (not seen to live yet)"
+    told = "alpha (here), beta (idle, heartbeat 12s ago), gamma\\x1b (no heartbeat for 2h5m), delta (no heartbeat yet)"
     assert told in trashd("status").out
 
 
@@ -118,15 +118,15 @@ def test_a_dead_service_is_5_and_its_last_words_are_told_as_such(directory: byte
     write_status(directory, status_of(VOLUME, age_s=3661))
     done = trashd("status")
     assert done.code == 5
-    assert "dead; what follows was true 1h1m" in done.out
-    assert "no reaper service is running" in done.err
+    assert "not running; its last status is 1h1m old" in done.out
+    assert "No reaper service runs" in done.err
 
 
 def test_a_service_that_says_nothing_is_14(alive: bytes) -> None:
     write_status(alive, msgspec.structs.replace(status_of(VOLUME, age_s=60), refreshes_s=30))
     done = trashd("status")
     assert done.code == 14
-    assert "said nothing for 1m" in done.out
+    assert "no status from the service for 1m" in done.out
     assert "journalctl" in done.err
 
 
@@ -227,7 +227,14 @@ def test_the_view_fits_the_terminal(n_lines: int, n_volumes: int) -> None:
 
 def test_the_view_of_a_volume_is_whole_on_80_columns() -> None:
     text = "\n".join(drawn(VOLUME))
-    for words in ("io █░░░ 31%", "write 1.23 ms", "+1.34 GiB/h", "may 20,000/s", "1 in quarantine", "(and 1 before)"):
+    for words in (
+        "io █░░░ 31%",
+        "write 1.23 ms",
+        "+1.34 GiB/h",
+        "max 20,000/s",
+        "1 in quarantine",
+        "(and 1 earlier)",
+    ):
         assert words in text
     assert "…" not in text
 
@@ -260,7 +267,7 @@ def test_the_view_of_hostile_words_moves_no_cursor() -> None:
 
 
 def test_the_view_tells_that_the_service_died() -> None:
-    assert "dead" in "\n".join(drawn(VOLUME, is_running=False))
+    assert "not running" in "\n".join(drawn(VOLUME, is_running=False))
 
 
 def test_a_terminal_sees_the_service_work_and_gets_its_screen_back(alive: bytes) -> None:
@@ -276,13 +283,13 @@ def test_a_terminal_sees_the_service_work_and_gets_its_screen_back(alive: bytes)
 
 def test_a_terminal_sees_a_service_come_and_go(directory: bytes) -> None:
     terminal = Terminal("status", "--watch")
-    terminal.wait_for("No reaper service runs")
+    terminal.wait_for("No reaper service is running")
     lock = file_locks.take(directory)
     assert lock is not None
     with lock:
         write_status(directory, status_of(VOLUME))
         terminal.wait_for("yielding")
-    terminal.wait_for("dead")
+    terminal.wait_for("not running")
     assert terminal.interrupt() == 0
 
 

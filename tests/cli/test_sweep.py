@@ -103,11 +103,11 @@ def _objects(top: Path, *words: str) -> list[dict[str, object]]:
 
 def test_failures_are_told_by_name(top: Path) -> None:
     done = trashd("sweep", top, "--type", "d", "--delete")
-    assert (done.code, done.out.splitlines()[1]) == (13, "  rmdir d: Directory not empty")
+    assert (done.code, done.out.splitlines()[1]) == (13, "  d: Directory not empty (rmdir)")
 
 
 def test_nothing_says_what_to_take(top: Path) -> None:
-    _refused(top, trashd("sweep", top, "--delete"), "nothing says what to take")
+    _refused(top, trashd("sweep", top, "--delete"), "no condition is given")
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ def test_nothing_says_what_to_take(top: Path) -> None:
         (("--size", "5x"), "'5x' is not a size limit"),
         (("--regex", "("), "is not a regular expression"),
         (("--user", "nobody-has-this-name"), "there is no user"),
-        (("--depth", "3..2"), "is reversed"),
-        (("--depth", "3..", "--depth", "2"), "no depth is both at least 3 and at most 2"),
-        (("--name", "*", "--by", "atime"), "--by without --older or --newer"),
-        (("--older", "1d", "--by", "atime", "--by", "mtime"), "--by atime with --by mtime"),
-        (("--name", "*", "--delete", "--move-to", "x"), "--delete with --move-to"),
-        (("--name", "*", "--recursive"), "--recursive is for --delete only"),
+        (("--depth", "3..2"), "the wrong way round"),
+        (("--depth", "3..", "--depth", "2"), "no depth is at least 3 and at most 2"),
+        (("--name", "*", "--by", "atime"), "--by needs --older or --newer"),
+        (("--older", "1d", "--by", "atime", "--by", "mtime"), "--by atime and --by mtime can't be combined"),
+        (("--name", "*", "--delete", "--move-to", "x"), "--delete and --move-to can't be combined"),
+        (("--name", "*", "--recursive"), "--recursive needs --delete"),
         (("--name", "*", "--max-delete", "-1"), "-1 is not in the range"),
         (("--name", "*", "--max-rate", "0"), "is not a rate"),
     ],
@@ -168,7 +168,7 @@ def test_what_is_no_list_of_names_is_refused(
 
 def test_a_file_without_a_birth_time_is_no_moment(top: Path) -> None:
     done = trashd("sweep", top, "--by", "btime", "--newer", "/proc/self/stat", "--print")
-    assert (done.code, "has no birth time" in done.err, done.out) == (2, True, "")
+    assert (done.code, "no birth time" in done.err, done.out) == (2, True, "")
 
 
 def test_nothing_is_printed_where_standard_output_is_closed(top: Path) -> None:
@@ -206,7 +206,7 @@ def test_listed_paths_that_are_not_there_are_told_with_their_number(
 ) -> None:
     done = trashd("sweep", top, "-0", *action, stdin=os.fsencode(f"{top}/a.log\0{top}/no\0{top}/d/no\0"))
     assert (done.code, f"1 match {did}" in done.out if did else done.out == f"{top}/a.log\n") == (13, True)
-    assert "2 paths of the list are not there" in done.out + done.err
+    assert "2 listed paths not found" in done.out + done.err
     assert "hint" not in done.out + done.err
 
 
@@ -214,7 +214,7 @@ def test_listed_paths_that_are_not_there_are_told_with_their_number(
 def test_who_lists_paths_from_elsewhere_is_told_from_where_they_are(top: Path, here: str, path: str) -> None:
     is_found = (top / here / path).exists()
     done = trashd("sweep", top, "--delete", "--from", "-", cwd=top / here, stdin=os.fsencode(path))
-    assert (done.code, "hint: none of the list was found" in done.out) == (0 if is_found else 13, not is_found)
+    assert (done.code, "hint: run the sweep in the directory" in done.out) == (0 if is_found else 13, not is_found)
 
 
 def test_a_list_that_breaks_off_ends_it_with_an_orphan_of_what_was_done(volume: Path, top: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_list_that_breaks_off_ends_it_with_an_orphan_of_what_was_done(volume: 
 @pytest.mark.parametrize(("typed", "code", "n_left"), [("y\n", 0, 1), ("n\n", 3, 4), ("\n", 3, 4)])
 def test_on_a_terminal_it_asks_first(top: Path, typed: str, code: int, n_left: int) -> None:
     terminal = Terminal("sweep", top, "--name", "*", "--delete", "--confirm-above", "2")
-    terminal.wait_for("3 matches (6 B) would be deleted. Go on? [y/N]:")
+    terminal.wait_for("3 matches (6 B) would be deleted. Continue? [y/N]:")
     assert len(names(top)) == 4
     terminal.type(typed)
     assert (terminal.end(), len(names(top))) == (code, n_left)
@@ -242,13 +242,13 @@ def test_on_a_terminal_it_asks_first(top: Path, typed: str, code: int, n_left: i
 
 def test_ctrl_c_is_no_answer_and_touches_nothing(top: Path) -> None:
     terminal = Terminal("sweep", top, "--name", "*", "--delete", "--confirm-above", "2")
-    terminal.wait_for("Go on?")
+    terminal.wait_for("Continue?")
     assert (terminal.interrupt(), len(names(top))) == (130, 4)
 
 
 def test_up_to_the_limit_a_terminal_is_not_asked(top: Path) -> None:
     terminal = Terminal("sweep", top, "--name", "*", "--delete", "--confirm-above", "3")
-    assert (terminal.end(), "Go on?" in terminal.seen, names(top)) == (0, False, {"d"})
+    assert (terminal.end(), "Continue?" in terminal.seen, names(top)) == (0, False, {"d"})
 
 
 # Lists as other programs write them
@@ -269,7 +269,7 @@ def test_a_format_without_a_list_or_another_one_is_refused(top: Path) -> None:
 
 def test_a_line_that_is_not_understood_is_told(top: Path) -> None:
     done = trashd("sweep", top, "--delete", "--from", "-", "--from-format", "mmapplypolicy", stdin=bytes(top / "a.log"))
-    assert (done.code, f"not in the format of the list: {top}/a.log" in done.out, len(names(top))) == (13, True, 4)
+    assert (done.code, f"{top}/a.log: not as the format has it" in done.out, len(names(top))) == (13, True, 4)
 
 
 # To another filesystem

@@ -12,6 +12,7 @@ from fusefs.engine.pace import PressurePacer
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Psi
+from tests.support.open_fds import open_fds
 from tests.support.real_filesystems import loop_volume, sync, tmpfs_volume
 
 NO_CAPS = RateCaps()
@@ -244,7 +245,7 @@ def test_where_it_may_not_write_and_nothing_is_told_it_goes_as_if_somebody_were_
 
 
 def test_closed_it_holds_nothing(tmp_path: Path) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = set(open_fds())
     with on_a_disk(tmp_path) as scene:
         scene.until(is_alone=True)
-    assert set(os.listdir("/proc/self/fd")) <= before
+    assert set(open_fds()) <= before

@@ -27,6 +27,7 @@ from fusefs.reaper.reap import RemovalWishes, reap
 from fusefs.reaper.remove_slice import SliceRemover
 from tests.support.background_processes import EndsWorkers
 from tests.support.make_trees import fill
+from tests.support.open_fds import open_fds
 from tests.support.open_files import is_broken_into
 from tests.support.real_filesystems import loop_volume, sync, tmpfs_volume
 from tests.support.reap_process import all_given, empty_container
@@ -198,9 +199,9 @@ def test_slices_hand_back_all_fds(volume: Path) -> None:
             deepest /= str(number % 7)
         deepest.mkdir(parents=True)
         fill(path / "tree/wide", 20_000)
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(open_fds())
         empty_container(Kernel(), fd, RemovalWishes(n_workers=2))
-        assert len(os.listdir("/proc/self/fd")) <= before
+        assert len(open_fds()) <= before
         assert os.listdir(path) == ["record.json"]
 
 

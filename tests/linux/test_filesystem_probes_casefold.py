@@ -15,6 +15,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.filesystem_probes import case_folding, has_feature
 from tests.support.fuse_bad_rename import lying_volume
 from tests.support.fuse_casefold import folding_volume
+from tests.support.open_fds import open_fds
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 
@@ -146,10 +147,10 @@ def test_without_a_name_that_has_letters_nobody_can_tell(names: list[str]) -> No
 
 
 def test_asking_leaves_no_fd_open(top: Path) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = open_fds()
     asked(top)
     asked(Path("/proc/self/fd"))
-    assert os.listdir("/proc/self/fd") == before
+    assert open_fds() == before
 
 
 def test_the_kinds_are_of_one_sort_each() -> None:

@@ -10,6 +10,7 @@ import pytest
 from fusefs.linux.metadata_writeback import MetadataWriteback
 from fusefs.linux.pressure import device_directory
 from tests.support.foreground_mount import until
+from tests.support.open_fds import open_fds
 from tests.support.real_filesystems import loop_volume, sync, tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
@@ -53,10 +54,10 @@ def test_what_a_commit_left_is_written_when_it_is_begun() -> None:
 def test_who_is_late_finds_it_closed() -> None:
     with loop_volume("ext4") as root, writeback_of(root) as writeback:
         assert writeback is not None
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(open_fds())
         writeback.close()
         writeback.begin()
-        assert len(os.listdir("/proc/self/fd")) == before - 1
+        assert len(open_fds()) == before - 1
 
 
 @pytest.mark.parametrize("fs_type", ["xfs", "btrfs"])

@@ -16,6 +16,7 @@ from fusefs.core.metadata_cache import Attributes
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import StatxReader, look_at, open_handle
 from fusefs.linux.syscalls import handle_of
+from tests.support.open_fds import open_fds
 from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
@@ -208,11 +209,11 @@ def test_a_looker_takes_handles_of_any_length(top: Path, fd: Fd) -> None:
 
 def test_a_peek_leaves_no_fd_open(top: Path, fd: Fd) -> None:
     (top / "it").touch()
-    before = os.listdir("/proc/self/fd")
+    before = open_fds()
     StatxReader().peek_name(fd, b"it")
     with pytest.raises(FileNotFoundError):
         StatxReader().peek_name(fd, b"none")
-    assert os.listdir("/proc/self/fd") == before
+    assert open_fds() == before
 
 
 def test_many_threads_look_each_at_its_own(top: Path, fd: Fd) -> None:

@@ -46,7 +46,7 @@ def test_an_option_for_access_times_is_accepted_has_no_effect_below_and_is_print
     target = bench / where
     printed = mount(*points(bench, where), "-o", f"{options},passthrough={passthrough}").err
     for option in options.split(","):
-        assert printed.count(f"-o {option} has no effect: the backing filesystem") == 1
+        assert printed.count(f"-o {option} has no effect: the mount options of the backing filesystem") == 1
     assert read(target) == {"file", "inside"}
 
 

@@ -15,6 +15,7 @@ from fusefs.mount.tree.vfs import Vfs
 from tests.support.background_processes import workers
 from tests.support.fake_dev_fuse import Files, Names, Somebody, vfs_at
 from tests.support.foreground_mount import SHARED_LIMIT_S, fresh_mount
+from tests.support.open_fds import open_fds
 from tests.support.oracle_subjects import outcome
 from tests.support.real_filesystems import tmpfs_volume
 
@@ -108,10 +109,6 @@ def vfs() -> Iterator[Vfs]:
             yield vfs
 
 
-def open_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_what_a_loser_finds_he_opens_though_it_is_unlinked(vfs: Vfs) -> None:
     found = Names(vfs).lookup(ROOT, b"file", LOSER)
     Names(vfs).unlink(ROOT, b"file", OTHER)
@@ -121,19 +118,19 @@ def test_what_a_loser_finds_he_opens_though_it_is_unlinked(vfs: Vfs) -> None:
 
 
 def test_nothing_is_held_for_others(vfs: Vfs) -> None:
-    n_fds = open_fds()
+    before = open_fds()
     found = Names(vfs).lookup(ROOT, b"file", OTHER)
-    assert open_fds() == n_fds
+    assert open_fds() == before
     Names(vfs).unlink(ROOT, b"file", OTHER)
     with pytest.raises(OSError, match="Stale"):
         Files(vfs).open(found.nodeid, os.O_RDONLY, OTHER)
 
 
 def test_what_is_absent_is_not_held(vfs: Vfs) -> None:
-    n_fds = open_fds()
+    before = open_fds()
     with pytest.raises(FileNotFoundError):
         Names(vfs).lookup(ROOT, b"absent", LOSER)
-    assert open_fds() == n_fds
+    assert open_fds() == before
 
 
 def test_what_a_loser_is_told_is_absent_is_not_found_the_next_moment(vfs: Vfs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,9 +160,9 @@ def test_whatever_a_loser_finds_answers_though_it_is_removed(vfs: Vfs) -> None:
 def test_who_has_long_tried_again_does_so_no_more(vfs: Vfs) -> None:
     """Nobody says when he has what he wanted, nor need another request come; as long as he tries, the native core does
     nothing for him, and what he found keeps its filesystem from being unmounted."""
-    n_fds = open_fds()
+    before = open_fds()
     Names(vfs).lookup(ROOT, b"file", LOSER)
-    assert open_fds() == n_fds + 1
+    assert len(open_fds()) == len(before) + 1
 
     async def until_none_is_left() -> None:
         with trio.fail_after(LIMIT_S):
@@ -182,22 +179,22 @@ def test_who_has_long_tried_again_does_so_no_more(vfs: Vfs) -> None:
             nursery.cancel_scope.cancel()
 
     trio.run(main)
-    assert open_fds() == n_fds
+    assert open_fds() == before
 
 
 def test_what_was_opened_is_held_no_more(vfs: Vfs) -> None:
-    n_fds = open_fds()
+    before = open_fds()
     found = Names(vfs).lookup(ROOT, b"file", LOSER)
     Files(vfs).release(Files(vfs).open(found.nodeid, os.O_RDONLY, LOSER).fh)
-    assert open_fds() == n_fds
+    assert open_fds() == before
 
 
 def test_what_the_kernel_forgets_is_held_no_more(vfs: Vfs) -> None:
-    n_fds = open_fds()
+    before = open_fds()
     found = Names(vfs).lookup(ROOT, b"file", LOSER)
     Names(vfs).unlink(ROOT, b"file", OTHER)
     Names(vfs).forget(found.nodeid, 1)
-    assert open_fds() == n_fds
+    assert open_fds() == before
 
 
 def test_who_is_let_go_of_what_he_found_has_not_found_it_yet(vfs: Vfs) -> None:
@@ -209,10 +206,10 @@ def test_who_is_let_go_of_what_he_found_has_not_found_it_yet(vfs: Vfs) -> None:
 
 
 def test_one_file_is_held_for_each_loser_and_for_some_of_them_alone(vfs: Vfs) -> None:
-    n_fds, n_losers_max = open_fds(), 64
+    before, n_losers_max = open_fds(), 64
     for pid in range(10, 10 + 2 * n_losers_max):
         vfs.retries.add(pid)
         for _ in range(3):
             Names(vfs).lookup(ROOT, b"file", Somebody(0, 0, pid, 0o022))
     assert len(vfs.retries) == n_losers_max
-    assert open_fds() == n_fds + n_losers_max
+    assert len(open_fds()) == len(before) + n_losers_max

@@ -115,7 +115,7 @@ def test_a_daemon_that_was_ended_leaves_its_last_numbers(target: Path, end: Call
     assert told["operations"]["mkdir"]["n"] == 1
     assert [json.loads(line)["error"] for line in done.err.splitlines()] == ["NotRunning", "DaemonGone"]
     for_people = trashd("status")
-    assert "  gone; last asked: " in for_people.out
+    assert "  not running; last request: " in for_people.out
     assert "--replace" in for_people.err
 
 

@@ -205,7 +205,7 @@ def test_ranks_that_know_of_no_other_are_told_apart_from_a_job_of_one(volume: Pa
 
 
 @pytest.mark.parametrize("mpi", [MPICH])
-@pytest.mark.parametrize(("option", "told"), [("--paced", "--mpi with --paced")])
+@pytest.mark.parametrize(("option", "told"), [("--paced", "--mpi can't be combined with --paced")])
 def test_what_is_of_one_machine_does_not_go_with_it(volume: Path, mpi: str, option: str, told: str) -> None:
     done = run_ranks(mpi, 2, "reap", "--mpi", option, "--volume", volume)
     assert (done.code, told in done.err) == (2, True)
@@ -320,11 +320,11 @@ def test_another_directory_at_its_path_on_a_machine_ends_the_job_before_anything
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "--mpi without --delete"),
-        (("--print",), "--mpi without --delete"),
-        (("--move-to", "x"), "--mpi without --delete"),
-        (("--delete", "--paced"), "--mpi with --paced"),
-        (("--delete", "--max-delete", "1"), "--mpi with --max-delete"),
+        ((), "--mpi needs --delete"),
+        (("--print",), "--mpi needs --delete"),
+        (("--move-to", "x"), "--mpi needs --delete"),
+        (("--delete", "--paced"), "--mpi can't be combined with --paced"),
+        (("--delete", "--max-delete", "1"), "--mpi can't be combined with --max-delete"),
     ],
 )
 def test_it_deletes_and_does_nothing_else(volume: Path, mpi: str, words: tuple[str, ...], told: str) -> None:

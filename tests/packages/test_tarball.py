@@ -24,7 +24,7 @@ TARBALL = REPO / f"dist/trashd-{VERSION}-{platform.machine()}.tar.gz"
 ALICE = 1001
 MODULES = [*Path("/usr/lib").glob("*/modulecmd.tcl"), *Path("/usr/share/lmod/lmod/libexec").glob("lmod")]
 """Environment Modules and Lmod: a machine has one of them."""
-SHARED = ("man/man1/", "bash-completion/", "zsh/", "fish/", "doc/")
+SHARED = ("man/man1/", "man/man5/", "bash-completion/", "zsh/", "fish/", "doc/")
 
 
 class User(NamedTuple):

@@ -147,7 +147,7 @@ def test_dry_run_makes_no_directory_for_lists(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("writes", [True, False])
-@pytest.mark.parametrize("content", ["", "deb http://deb.debian.org/debian stable main\n", "# What trashd plan takes"])
+@pytest.mark.parametrize("content", ["", "deb http://deb.debian.org/debian stable main\n", "# trashd plan takes these"])
 def test_list_of_somebody_else_is_refused_before_anything_is_done(there: Path, content: str, *, writes: bool) -> None:
     (there / "sources.list").write_text(content)
     with pytest.raises(Refused, match=r"sources\.list"), open_lists(KERNEL, bytes(there), writes=writes):
@@ -216,7 +216,7 @@ def test_list_that_is_no_users_any_more_stays_and_is_told_after_all_others_are_w
     """As of an account that was removed, or has another name."""
     make(there / "gone.list")
     os.chown(there / "gone.list", MALLORY, MALLORY)
-    with pytest.raises(Incomplete, match=r"gone\.list was not changed: it is not a purge list") as error:
+    with pytest.raises(Incomplete, match=r"gone\.list stays as it was: not a purge list") as error:
         write_lists(there, ALICE)
     assert error.value.exit_code == 13
     assert sorted(os.listdir(there)) == [f"{ALICE}.list", "gone.list"]
@@ -245,7 +245,7 @@ def test_user_whose_quota_is_used_up_keeps_no_other_from_a_list(there: Path) -> 
     with open_lists(Kernel(first_refused), bytes(there), writes=True) as lists:
         for uid in (MALLORY, ALICE, ALICE + 1):
             lists.add(uid, b"/scratch/new", 0)
-        with pytest.raises(Incomplete, match=rf"{MALLORY}\.list was not changed: the quota of its user"):
+        with pytest.raises(Incomplete, match=rf"{MALLORY}\.list stays as it was: its user's disk quota"):
             lists.publish()
     told = {name: lines[0].rpartition("/")[2] for name, lines in published(there).items()}
     assert told == {f"{MALLORY}.list": str(MALLORY), f"{ALICE}.list": "new", f"{ALICE + 1}.list": "new"}
@@ -260,7 +260,7 @@ def test_a_full_list_says_how_many_more_there_are(tmp_path: Path, monkeypatch: p
         assert (lists.publish(), lists.n_entries) == (2, 1001)
     *lines, last = published(tmp_path / "lists")[f"{MALLORY}.list"]
     assert 10 < len(lines) < 50
-    assert last == f"# … and {1000 - len(lines)} more: this list is full."
+    assert last == f"# … and {1000 - len(lines)} more: this list has reached its size limit."
     assert len(published(tmp_path / "lists")[f"{ALICE}.list"]) == 1
 
 
@@ -275,7 +275,7 @@ def test_lists_of_subordinate_uids_are_bounded_together(tmp_path: Path, monkeypa
     assert f"{ALICE}.list" in published(tmp_path / "lists")
 
 
-@pytest.mark.parametrize("content", ["", "# What trashd plan"])
+@pytest.mark.parametrize("content", ["", "# trashd plan"])
 def test_list_that_a_killed_run_began_is_taken_away(there: Path, content: str) -> None:
     (there / f"{MALLORY}.list.new").write_text(content)
     with open_lists(KERNEL, bytes(there), writes=True) as lists:

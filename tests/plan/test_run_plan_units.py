@@ -172,7 +172,7 @@ def test_other_times_decide_if_they_are_asked_for(tmp_path: Path, fields: tuple[
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("a/.trashd-keep", KEPT), (".trashd-keep", KEPT), ("a/x.precious", "contains excluded files"),
+    [("a/.trashd-keep", KEPT), (".trashd-keep", KEPT), ("a/x.precious", "contains an excluded file"),
      ("a/.trashd/u", "contains a trash store")],
 )  # fmt: skip
 def test_unit_that_holds_what_must_stay_is_left_and_told(tmp_path: Path, name: str, why: str) -> None:

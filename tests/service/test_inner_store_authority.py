@@ -1,4 +1,4 @@
-"""Stores in what its owner could not delete and root takes over (`authority = "root"`): no store goes by that."""
+"""Stores in what its owner could not delete and root takes over (`delete_as = "root"`): no store goes by that."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -26,7 +26,7 @@ from tests.support.team_trees import tick
 pytestmark = pytest.mark.needs("root")
 
 ALICE, BOB = 1001, 1002
-AS_ROOT = f'{QUICK}authority = "root"\nusers = ["{ALICE}"]\n'
+AS_ROOT = f'{QUICK}delete_as = "root"\nusers = ["{ALICE}"]\n'
 LONG = "\u00e4" * 100
 """Names of which not all have room in a record."""
 

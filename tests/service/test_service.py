@@ -316,7 +316,7 @@ def test_outside_its_window_it_waits_until_a_reload_opens_one(base: Path, volume
         assert running.until_phase(volume, VolumePhase.WINDOW).why.startswith("reaping is allowed only at")
         assert ids(volume) == {identifier}
         assert not running.volume(volume).is_known
-        assert "backlog   not known" in done_well("status").out
+        assert "backlog   unknown" in done_well("status").out
         configure(base, "")
         running.reload()
         running.until(lambda: not ids(volume))
@@ -330,7 +330,7 @@ def test_what_comes_outside_the_window_is_told_as_not_looked_at(base: Path, volu
         running.until_phase(volume, VolumePhase.WINDOW)
         orphan_in(volume, options=EXPIRED)
         running.until(lambda: running.volume(volume).n_unread == 1)
-        assert "1 not looked at yet" in done_well("status").out
+        assert "1 not read yet" in done_well("status").out
 
 
 def test_volume_that_runs_full_does_not_wait_for_its_window(base: Path, volume: Path) -> None:

@@ -377,7 +377,7 @@ def test_a_first_service_that_is_killed_leaves_its_clock(base: Path, volume: Pat
     assert abs(left.ahead_ns()) < NS
 
 
-AS_ROOT = f'{QUICK}authority = "root"\nusers = ["{ALICE.uid}"]\n'
+AS_ROOT = f'{QUICK}delete_as = "root"\nusers = ["{ALICE.uid}"]\n'
 ROOTS = "team/project/roots"
 
 

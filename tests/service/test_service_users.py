@@ -152,7 +152,7 @@ def test_lower_store_of_a_project_is_served(base: Path) -> None:
             running.until(lambda: not ids(volume))
 
 
-AS_ROOT = '[defaults]\nauthority = "root"\nusers = ["{uid}"]\n'
+AS_ROOT = '[defaults]\ndelete_as = "root"\nusers = ["{uid}"]\n'
 
 
 def test_with_roots_authority_what_the_user_could_not_delete_goes(base: Path, volume: Path) -> None:

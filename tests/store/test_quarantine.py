@@ -112,7 +112,7 @@ def test_a_dry_run_with_force_deletes_nothing_and_asks_nothing(
 ) -> None:
     entry = stuck(volume)
     assert command(volume, "reap", "--force", "--dry-run", entry.id) == 0
-    assert f"would be reaped: {entry.id}" in capsys.readouterr().out
+    assert f"would be deleted: {entry.id}" in capsys.readouterr().out
     assert place(volume, entry.id).exists()
 
 

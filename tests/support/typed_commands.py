@@ -10,7 +10,7 @@ from fusefs.cli.group import trashd
 _NAMED = re.compile(r"\btrashd ([a-z]\S*)((?: \S+)*)")
 _NOT_COMMANDS = re.compile(
     "also|and|anew|as|at|command|does|for|has|help|in|is|itself|knows|lacks|leave|lists|makes|may|mounted|never|"
-    "outside|pyfuse3|reaper|serves|still|textual|that|touches|was|what|whose|writes|wrote"
+    "outside|process|processes|pyfuse3|reaper|serves|still|textual|that|touches|was|what|whose|writes|wrote"
 )
 """Words that follow the program's name in sentences about the program."""
 FILLED_IN = "…"

@@ -291,7 +291,7 @@ def peak_kib(top: Path, writer: str, n_names: int, *words: str) -> int:
     with subprocess.Popen([sys.executable, "-c", code, str(top)], stdout=subprocess.PIPE) as lists:
         swept = beside_small_parent(command)
         done = subprocess.run(swept, stdin=lists.stdout, capture_output=True, text=True, check=False)
-    assert f"  {n_names:,} paths of the list are not there" in done.stdout
+    assert f"  {n_names:,} listed paths not found" in done.stdout
     return int(done.stderr.splitlines()[-1])
 
 

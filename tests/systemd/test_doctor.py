@@ -38,17 +38,22 @@ def test_it_says_nothing_of_units_that_are_as_they_should_be(system: System) -> 
 def test_a_reaper_that_does_not_run_is_told_with_what_starts_it(system: System) -> None:
     system.systemctl("disable", "--now", REAPER)
     assert told(system) == {
-        REAPER: ("it does not run: nothing is reaped by itself", f"systemctl enable --now {REAPER}")
+        REAPER: ("not running: expired orphans are not deleted automatically", f"systemctl enable --now {REAPER}")
     }
     system.systemctl("start", REAPER)
-    assert told(system) == {REAPER: ("it runs, and will not after the next boot", f"systemctl enable {REAPER}")}
+    assert told(system) == {
+        REAPER: ("running, but not enabled: it will not start at the next boot", f"systemctl enable {REAPER}")
+    }
     system.systemctl("enable", REAPER)
     assert told(system) == {}
 
 
 def test_a_masked_reaper_is_told_with_what_unmasks_it(system: System) -> None:
     system.systemctl("mask", "--now", "--runtime", REAPER)
-    assert told(system)[REAPER] == ("it is masked: nothing is reaped by itself", f"systemctl unmask {REAPER}")
+    assert told(system)[REAPER] == (
+        "masked: expired orphans are not deleted automatically",
+        f"systemctl unmask {REAPER}",
+    )
     system.systemctl("unmask", "--runtime", REAPER)
     system.systemctl("start", REAPER)
     assert told(system) == {}
@@ -61,8 +66,8 @@ def test_a_service_that_failed_is_told(system: System) -> None:
     (plans / "all.toml").write_text('[[rule]]\ndirectory = "/srv"\nname = "nothing"\n')
     system.systemctl("start", SWEEP, code=1)
     found = told(system)
-    assert found[SWEEP][0] == "it failed"
-    assert found[TIMER] == ("it does not run: nothing applies the rules", f"systemctl enable --now {TIMER}")
+    assert found[SWEEP][0] == "failed"
+    assert found[TIMER] == ("not running: plans are not applied", f"systemctl enable --now {TIMER}")
     system.systemctl("enable", "--now", TIMER)
     (plans / "all.toml").unlink()
     system.path(f"run/systemd/system/{SWEEP}.d/test.conf").unlink()
@@ -75,7 +80,7 @@ def test_a_program_that_is_gone_is_told(system: System) -> None:
     drop_in(system, SWEEP, "ExecStart=", "ExecStart=/usr/bin/no-trashd")
     ((where, (what, hint)),) = told(system).items()
     assert where == f"/usr/local/lib/systemd/system/{SWEEP}"
-    assert (what, hint) == ("/usr/bin/no-trashd, which it runs, can't be executed", "trashd service install")
+    assert (what, hint) == ("its program can't be executed: /usr/bin/no-trashd", "trashd service install")
     system.path(f"run/systemd/system/{SWEEP}.d/test.conf").unlink()
     system.systemctl("daemon-reload")
     assert told(system) == {}
@@ -85,7 +90,7 @@ def test_a_unit_that_was_changed_since_systemd_read_it_is_told(system: System) -
     unit = system.path(f"usr/local/lib/systemd/system/{REAPER}")
     text = unit.read_text()
     unit.write_text(text + "# edited\n")
-    assert told(system)[REAPER] == ("it was changed since systemd read it", "systemctl daemon-reload")
+    assert told(system)[REAPER] == ("changed on disk since systemd loaded it", "systemctl daemon-reload")
     unit.write_text(text)
     system.systemctl("daemon-reload")
     assert told(system) == {}

@@ -88,7 +88,7 @@ def test_root_deletes_for_its_users_what_they_could_not(system: System, volume: 
     for path in (victim, victim / "his", victim / "fixed"):
         os.chown(path, STRANGER, NOGROUP)
     set_flags(victim / "fixed", IMMUTABLE)
-    policy = f'[defaults]\nauthority = "root"\nusers = ["{STRANGER}"]\nclears_flags = true\n'
+    policy = f'[defaults]\ndelete_as = "root"\nusers = ["{STRANGER}"]\nclears_flags = true\n'
     with configured(system, policy):
         system.trashd("swap", "--for-owner", "--keep-for", "0s", f"{inside(volume)}/victim")
         system.wait_for(lambda: not containers(volume), "all of it is reaped")

@@ -7,7 +7,7 @@ import pytest
 
 from fusefs.core.config import Config, HooksConfig, MetricsConfig, read_with_places
 from fusefs.core.errors import BadConfig, ConfigProblem
-from fusefs.core.policy import Authority, Quota, RetentionRules, TimeWindow, VolumePolicy, Watermark
+from fusefs.core.policy import DeleteAs, Quota, RetentionRules, TimeWindow, VolumePolicy, Watermark
 from fusefs.core.toml_reader import LINE_MAX_CHARS, TEXT_MAX_BYTES, Source, decode_source
 from tests.support.read_configs import read_config
 
@@ -63,7 +63,7 @@ def test_every_key_is_understood() -> None:
         low = "0%"
         [[volume.rules]]
         path = "/scratch/ci"
-        authority = "root"
+        delete_as = "root"
         users = ["ci", "12001"]
         clears_flags = true
         [hooks]
@@ -84,7 +84,7 @@ def test_every_key_is_understood() -> None:
         path=b"/scratch",
         is_served=False,
         rules=scratch,
-        paths=((b"/scratch/ci", scratch._replace(authority=Authority.ROOT, users=("ci", "12001"), clears_flags=True)),),
+        paths=((b"/scratch/ci", scratch._replace(delete_as=DeleteAs.ROOT, users=("ci", "12001"), clears_flags=True)),),
         max_entries_per_s=5000,
         max_bytes_per_s=200 << 20,
         windows=(TimeWindow(1320, 360), TimeWindow(720, 780)),
@@ -158,13 +158,37 @@ def test_a_key_of_an_earlier_release_is_a_warning_and_ignored() -> None:
     assert "trashd list --within 1d" in warning.fix
 
 
+@pytest.mark.parametrize(("value", "now"), [("asker", "owner"), ("root", "root")])
+def test_the_old_name_of_delete_as_is_read_with_a_warning(value: str, now: str) -> None:
+    text = f'[[volume]]\npath = "/a"\n[[volume.rules]]\npath = "/a/b"\nauthority = "{value}"\n'
+    text += 'users = ["ci"]\n' if value == "root" else ""
+    config, settings, (warning,) = read_with_places([Source("f", text)], Config())
+    assert config.volumes[0].rules_for(b"/a/b/c").delete_as is DeleteAs(now)
+    assert settings["volume", b"/a", "rules", b"/a/b", "delete_as"].place.file == "f"
+    assert (warning.key, warning.is_warning) == ("volume[1].rules[1].authority", True)
+    assert (warning.what, warning.fix) == ("this key is now called delete_as", f'write delete_as = "{now}"')
+
+
+def test_the_new_name_wins_over_the_old_one() -> None:
+    text = '[defaults]\nusers = ["ci"]\ndelete_as = "root"\nauthority = "asker"\n'
+    config, _settings, (warning,) = read_with_places([Source("f", text)], Config())
+    assert config.defaults.rules.delete_as is DeleteAs.ROOT
+    assert "no effect beside delete_as" in warning.what
+
+
+def test_the_later_file_wins_whichever_name_it_uses() -> None:
+    sources = [Source("f", '[defaults]\ndelete_as = "root"\nusers = ["ci"]\n'), Source("g", "[defaults]\nusers = []\n")]
+    old = Source("h", '[defaults]\nauthority = "asker"\n')
+    assert read_with_places([*sources, old], Config())[0].defaults.rules.delete_as is DeleteAs.OWNER
+
+
 # What is wrong.
 
 WRONG = {
     "retention": ("90", "1.5", "true", "1979-05-27", "[]", "{}", '"1q"', '""', '"-1h"', '"24h\\u0000"'),
     "minimum_age": ('"never"', "inf"),
     "keep": ('"/a"', "[1]", '[""]', '["keep/*"]', '[["/a"]]', '["/a\\u0000"]'),
-    "authority": ('"nobody"', "true", '["root"]'),
+    "delete_as": ('"nobody"', '"asker"', "true", '["root"]'),
     "users": ('"ci"', '["*"]', '["@ci"]', '["a b"]', '["a\\u001b[2J"]'),
     "clears_flags": ('"yes"', "1", "0"),
     "serve": ('"true"',),
@@ -217,9 +241,9 @@ def test_wrong_value_is_told_with_its_key_and_what_to_write(key: str, value: str
         ('[defaults]\nfree_inodes.high = "5%"', "defaults.free_inodes.high", 'low = "5%" is not below', '"0%"'),
         ('[defaults]\nretention = "5m"', "defaults.retention", "shorter than minimum_age", "raise"),
         ('[defaults]\nminimum_age = "2d"', "defaults.minimum_age", "shorter than minimum_age", "raise"),
-        ('[defaults]\nauthority = "root"', "defaults.authority", "without users", "users ="),
-        ('[defaults]\nauthority = "root"\nusers = []', "defaults.authority", "without users", "users ="),
-        ('[defaults]\nusers = ["ci"]', "defaults.users", "users without", "authority"),
+        ('[defaults]\ndelete_as = "root"', "defaults.delete_as", "without users", "users ="),
+        ('[defaults]\ndelete_as = "root"\nusers = []', "defaults.delete_as", "without users", "users ="),
+        ('[defaults]\nusers = ["ci"]', "defaults.users", "users without", "delete_as"),
         ("[defaults]\nclears_flags = true", "defaults.clears_flags", "clears_flags without", "root"),
         ('[hooks]\non_swap = "/bin/x"', "hooks.on_swap", "expected a command", "absolute"),
         ('[hooks]\non_swap = ["logger"]', "hooks.on_swap", "expected a command", "absolute"),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fusefs.core.config import AUDIT_FILE, CONFIG, Config, HooksConfig, MetricsConfig, tell_config
 from fusefs.core.errors import BadConfig
 from fusefs.core.human_units import DURATION_MAX_S
-from fusefs.core.policy import DAY_MIN, Authority, Quota, RetentionRules, TimeWindow, VolumePolicy, Watermark
+from fusefs.core.policy import DAY_MIN, DeleteAs, Quota, RetentionRules, TimeWindow, VolumePolicy, Watermark
 from fusefs.core.toml_reader import Schema, Source, Tables, decode_source, quoted
 from tests.support.read_configs import read_config
 
@@ -43,8 +43,8 @@ def assert_possible(config: Config) -> None:
         for mark in (volume.blocks, volume.inodes):
             assert mark is None or 0 < mark.low < mark.high <= 1
         for rules in (volume.rules, *(rules for _path, rules in volume.paths)):
-            assert rules.authority is Authority.ASKER or rules.users
-            assert not rules.clears_flags or rules.authority is Authority.ROOT
+            assert rules.delete_as is DeleteAs.OWNER or rules.users
+            assert not rules.clears_flags or rules.delete_as is DeleteAs.ROOT
             assert rules.retention_s is None or rules.minimum_age_s <= rules.retention_s
 
 
@@ -57,8 +57,8 @@ def keys_of(schema: Schema) -> set[str]:
 KEYS = sorted(keys_of(CONFIG) | {"path"})
 WORDS = (
     '"24h"', '"0s"', '"never"', '"none"', '"500G"', '"5000/s"', '"10%"', '"5%"', '"100%"', '"0%"', '"22:00-06:00"',
-    '"/scratch"', '"/scratch/ci"', '"/"', '"root"', '"asker"', '"ci"', '"127.0.0.1:9817"', '"/a.prom"', '"*"',
-    '"\\u0000"', '""', '"\\u001b[2J"', "true", "false", "0", "1", "-1", "1e400", "nan", "1979-05-27T07:32:00Z",
+    '"/scratch"', '"/scratch/ci"', '"/"', '"root"', '"owner"', '"asker"', '"ci"', '"127.0.0.1:9817"', '"/a.prom"',
+    '"*"', '"\\u0000"', '""', '"\\u001b[2J"', "true", "false", "0", "1", "-1", "1e400", "nan", "1979-05-27T07:32:00Z",
     "07:32:00", "[]", "{}", '"""\n[x]\n"""', "'''\nretention = 1\n'''",
 )  # fmt: skip
 plain_values = st.sampled_from(WORDS) | st.text(max_size=8).map(quoted) | st.integers().map(str) | st.floats().map(repr)
@@ -126,7 +126,7 @@ def all_rules(draw: Any) -> RetentionRules:
         retention_s=draw(st.none() | st.just(most)),
         minimum_age_s=least,
         keep=draw(patterns),
-        authority=Authority.ROOT if is_root else Authority.ASKER,
+        delete_as=DeleteAs.ROOT if is_root else DeleteAs.OWNER,
         users=draw(users) if is_root else (),
         clears_flags=is_root and draw(st.booleans()),
     )

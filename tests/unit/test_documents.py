@@ -10,9 +10,10 @@ import pytest
 
 from fusefs.core.config import CONFIG, HOOKS, METRICS, RULES, VOLUME, tell_config
 from fusefs.core.errors import EXIT_CODES, Exit, TrashdError
+from fusefs.core.plan_rules import RULE
 from fusefs.core.record import Record
 from fusefs.core.record_decoding import decode
-from fusefs.core.toml_reader import Schema, Source, ValueKind
+from fusefs.core.toml_reader import RemovedKey, Schema, Source, ValueKind
 from fusefs.store.layout import Volume
 from tests.support.read_configs import read_config
 
@@ -96,7 +97,7 @@ def test_it_names_the_keys_of_volume_json() -> None:
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "config.md").read_text(encoding="utf-8")
 EXAMPLE = (DOCS / "config.example.toml").read_text(encoding="utf-8")
-MAN = (DOCS / "man/config.md").read_text(encoding="utf-8")
+MAN = (DOCS / "man/trashd.conf.5.md").read_text(encoding="utf-8")
 SECTIONS: dict[str, Schema] = {
     "Above all tables": {key: kind for key, kind in CONFIG.items() if isinstance(kind, ValueKind)},
     "`[defaults]`, and each `[[volume]]`": VOLUME,
@@ -140,15 +141,33 @@ def test_every_default_is_the_one_in_force(section: str) -> None:
         assert len(why) > 15
 
 
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_manual_page_has_every_key_with_the_default_in_force(section: str) -> None:
+    items = dict(re.findall(r"^- `([a-z_.]+)`: .* \[default: (.*)\]$", MAN, re.MULTILINE))
+    in_force = DEFAULTS[TABLES[section]] if section in TABLES else DEFAULTS
+    for key, kind in dotted(SECTIONS[section]):
+        value = in_force
+        for part in key.split("."):
+            value = value[part]
+        assert kind.read(tomllib.loads(f"x = {items[key]}")["x"]) == kind.read(value), key
+
+
+def test_the_manual_page_of_plans_has_every_key() -> None:
+    text = (DOCS / "man/trashd-plan.5.md").read_text(encoding="utf-8")
+    keys = [key for key, kind in RULE.items() if not isinstance(kind, RemovedKey)]
+    assert sorted(re.findall(r"^- `([a-z_]+)`: ", text, re.MULTILINE)) == sorted(keys)
+
+
 def test_rules_of_a_path_are_told() -> None:
     body = TEXT.partition("### `[[volume.rules]]`")[2].partition("\n### ")[0]
     assert [key for key in RULES if f"`{key}`" not in body] == []
 
 
 def test_complete_example_of_the_page_is_right() -> None:
-    (text,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
-    config = read_config([Source("docs/config.md", text)])
-    assert config.volumes[0].paths
+    for name, document in (("docs/config.md", TEXT), ("docs/man/trashd.conf.5.md", MAN)):
+        (text,) = re.findall(r"```toml\n(.*?)```", document, re.DOTALL)
+        config = read_config([Source(name, text)])
+        assert config.volumes[0].paths
 
 
 @pytest.mark.parametrize("document", [EXAMPLE, MAN], ids=["example", "man page"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from build_docs.man_pages import page_names, title_of
+from build_docs.man_pages import format_names, page_names, title_of
 
 REPO = Path(__file__).parents[2]
 LIBRARY = "fusefs/mount/native/_core.abi3.so"
@@ -48,6 +48,7 @@ def test_a_wheel_without_it_is_of_all_and_says_why(tmp_path: Path, environment: 
     inside = set(zipfile.ZipFile(wheel).namelist())
     assert LIBRARY not in inside
     assert {f"fusefs/share/man/man1/{title_of(name)}.1" for name in page_names()} <= inside
+    assert {f"fusefs/share/man/man5/{name}" for name in format_names()} <= inside
     assert "fusefs/share/docs/json.schema.json" in inside
     assert not [name for name in inside if name.startswith("build_docs/")]
 

@@ -12,7 +12,7 @@ from fusefs.core.names import ContainerId, make_id
 from fusefs.core.orphan_age import Clock, FirstSight, jumped, see, started
 from fusefs.core.policy import (
     DAY_MIN,
-    Authority,
+    DeleteAs,
     KnownOrphan,
     OrphanSize,
     Quota,
@@ -198,11 +198,11 @@ def test_path_lies_at_or_below_another(path: bytes, top: bytes, is_there: bool) 
 
 
 def test_root_acts_for_those_who_are_named_alone() -> None:
-    rules = RetentionRules(authority=Authority.ROOT, users=("ci", "12001"))
+    rules = RetentionRules(delete_as=DeleteAs.ROOT, users=("ci", "12001"))
     assert rules.gives_root(7, "ci")
     assert rules.gives_root(12001, "12001")
     assert not rules.gives_root(1000, "alice")
-    assert not rules._replace(authority=Authority.ASKER).gives_root(7, "ci")
+    assert not rules._replace(delete_as=DeleteAs.OWNER).gives_root(7, "ci")
 
 
 def test_pattern_spans_directories() -> None:

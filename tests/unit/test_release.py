@@ -62,6 +62,7 @@ def test_a_release_is_whole_and_says_what_is_left_to_do(clone: Path) -> None:
         "systemd/trashd-reaper.service",
         "docs/man/trashd.md",
         "man/man1/trashd-swap.1",
+        "man/man5/trashd.conf.5",
         "docs/config.example.toml",
         "docs/json.md",
     ):

@@ -1,7 +1,7 @@
-/* Calls for many names of one directory, without Python's lock while they are made.
+/* Calls for many names of one directory, made without Python's lock.
  *
- * Python remains the reference: linux/batched_calls.py and linux/kernel.py do the same a call at a time, where this is
- * not built, or where each call is to be seen. What is not plain is left to them: `look` gives it back as unsure.
+ * Python is the reference: linux/batched_calls.py and linux/kernel.py do the same with one call at a time, if this is
+ * not built, or if a hook must see each call. Difficult cases are left to them: `look` returns UNSURE for those.
  */
 #ifndef TRASHD_BULK_H
 #define TRASHD_BULK_H
@@ -23,21 +23,21 @@
 
 #include "dirent.h"
 
-/* Names of one call, as the kernel takes them: those of a list of str, which must stay as it is meanwhile. */
+/* The names of one call as C strings; they belong to a list of str, which must not change meanwhile. */
 struct names {
     Py_ssize_t n;
     const char **texts;
-    PyObject **owned; /* of names that are no UTF-8 */
-    int *errnos;      /* for what comes of each; 0 to begin with */
+    PyObject **owned; /* bytes of names that are not UTF-8 */
+    int *errnos;      /* the result for each; initially 0 */
 };
 
-/* Raises: TypeError, ValueError, MemoryError; free_names is due all the same */
+/* Raises TypeError, ValueError or MemoryError; call free_names even then. */
 int take_names(struct names *names, PyObject *list);
 void free_names(struct names *names);
-/* (name, errno) of each whose errno is not 0. */
+/* (name, errno) for each name whose errno is not 0. */
 PyObject *refused(const struct names *names, PyObject *list);
 
-/* Take a reference that may be NULL into a list. Raises, then as well */
+/* Append an object to a list and drop its reference. NULL raises, too. */
 int append(PyObject *list, PyObject *one);
 
 PyObject *bulk_read(PyObject *module, PyObject *args);

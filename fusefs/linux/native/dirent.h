@@ -1,11 +1,11 @@
-/* What getdents64 tells; bench/bare_sweep.c reads it too. */
+/* The result of getdents64; bench/bare_sweep.c includes it, too. */
 #ifndef TRASHD_DIRENT_H
 #define TRASHD_DIRENT_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { ROOM = 32768 }; /* for one answer */
+enum { ROOM = 32768 }; /* for the result of one call */
 
 struct entry { /* struct linux_dirent64 */
     uint64_t ino;

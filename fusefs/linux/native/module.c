@@ -1,15 +1,16 @@
-/* The module. */
+/* The module _bulk: its functions, each described by its doc string. */
 #include "bulk.h"
 
 static PyMethodDef methods[] = {
-    {"read", bulk_read, METH_VARARGS, "Some of a directory: names with such ends joined by slashes, inode numbers, kinds, n."},
-    {"look", bulk_look, METH_VARARGS, "Names that bounds choose, their lengths, their spaces, and names to be looked at."},
-    {"unlink", bulk_unlink, METH_VARARGS, "unlinkat of each name: those that it refused, with the errno."},
+    {"read", bulk_read, METH_VARARGS,
+     "Some entries of a directory: names with these ends joined by slashes, inode numbers, types, number of entries."},
+    {"look", bulk_look, METH_VARARGS, "Names that match bounds, their sizes, their disk space, and unsure names."},
+    {"unlink", bulk_unlink, METH_VARARGS, "unlinkat of each name. Returns those that were refused, with the errno."},
     {"unlink_chosen", bulk_unlink_chosen, METH_VARARGS,
-     "unlinkat of each name that bounds choose: how many went, their length and space, those refused, those unsure."},
-    {"rename", bulk_rename, METH_VARARGS, "renameat2 of each name to the same elsewhere: those that it refused."},
-    {"window", bulk_window, METH_VARARGS, "The first entries of a directory: names in bundles, subdirectories, if all."},
-    {"read_files", bulk_read_files, METH_VARARGS, "NAME/TAIL of each directory: its bytes; None of what is no small plain file."},
+     "unlinkat of each name that matches bounds: number, size, disk space of those removed; those refused; unsure."},
+    {"rename", bulk_rename, METH_VARARGS, "renameat2 of each name to the same name elsewhere. Returns those refused."},
+    {"window", bulk_window, METH_VARARGS, "First entries of a directory: names in bundles, subdirectories, if all."},
+    {"read_files", bulk_read_files, METH_VARARGS, "Bytes of NAME/TAIL of each directory; None if not small and plain."},
     {"lacking", bulk_lacking, METH_VARARGS, "The directories in which TAIL can't be opened, with the errno."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,4 +1,4 @@
-/* A list of names to C and back. */
+/* Converts a list of names to C, and results to Python. */
 #include "bulk.h"
 
 int take_names(struct names *names, PyObject *list) {
@@ -30,7 +30,7 @@ int take_names(struct names *names, PyObject *list) {
                 return -1;
             text = encoded;
         }
-        /* A name, and nothing that leads elsewhere. */
+        /* Refuse a path, which would lead elsewhere. */
         if (memchr(text, 0, size) != NULL || memchr(text, '/', size) != NULL) {
             PyErr_SetString(PyExc_ValueError, "not a name");
             return -1;

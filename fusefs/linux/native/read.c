@@ -3,13 +3,13 @@
 
 #include <dirent.h>
 
-/* How names begin and end that are wanted. */
+/* Beginning and end of the names that are selected. */
 struct ends {
     const char *first, *last;
     Py_ssize_t n_first, n_last;
 };
 
-/* Of directories, and of what is of no kind, Python says that: they may be entered. */
+/* Directories, and entries of unknown type, are always selected: Python decides, since they may be entered. */
 static bool is_wanted(const struct entry *entry, size_t length, const struct ends *ends) {
     size_t n_first = (size_t)ends->n_first, n_last = (size_t)ends->n_last;
     if (entry->kind == DT_DIR || entry->kind == DT_UNKNOWN)
@@ -18,7 +18,7 @@ static bool is_wanted(const struct entry *entry, size_t length, const struct end
            !memcmp(entry->name + length - n_last, ends->last, n_last);
 }
 
-/* The names that are wanted joined by slashes, their inode numbers, their kinds; how many there were in all. */
+/* The selected names joined by slashes, their inode numbers, their types; and the number of all entries. */
 static PyObject *told(const char *entries, long size, const struct ends *ends) {
     static _Thread_local char text[ROOM], kinds[ROOM / sizeof(struct entry)];
     size_t n_text = 0, n = 0;

@@ -1,4 +1,4 @@
-/* unlink(name) of many. */
+/* unlinkat of many names. */
 #include "bulk.h"
 
 PyObject *bulk_unlink(PyObject *module, PyObject *args) {

@@ -42,7 +42,7 @@ static bool has_room(struct window *window) {
     return true;
 }
 
-/* Whether to read on. */
+/* Add entries. Returns whether to read on. */
 static bool take(struct window *window, const char *entries, long size) {
     for (long at = 0; at < size;) {
         const struct entry *entry = (const struct entry *)(entries + at);
@@ -95,7 +95,7 @@ static void in_order(struct window *window, bool by_inode) {
     }
 }
 
-/* Directories one by one, other names in bundles, each put together in `text`. 0, or -1: it raises */
+/* Collect directories one by one, and other names in bundles, each assembled in `text`. 0, or -1 with an exception */
 static int divide(const struct window *window, char *text, PyObject *bundles, PyObject *subdirs) {
     size_t n_text = 0, n = 0;
     for (size_t at = 0; at < window->n; at++) {

@@ -1,1 +1,1 @@
-"""Wing 5 of the mount: a daemon's beginning and end, and what it tries, serves and tells the kernel beside."""
+"""Layer 6 of the mount: start and end of the daemon, the INIT request, and what it serves beside FUSE requests."""

@@ -1,13 +1,14 @@
 """A process that opens the tree below a mount over itself for users' commands, which can't reach it by path.
 
-A client that shows a directory of the mount could reach it, and gets that directory of the backing tree, with all that
-its mount refuses, and no way above it. For the whole mount, as our own mount namespace has it, it gets the tree's
-root, whose parent is closed. All else is given in a clone, which is let go of before: a user could change the flags of
-one that is only mounted nowhere, in a user namespace of their own (Linux 6.18).
+A client sends an fd of a directory of the mount, to which it thus has access. It gets the same directory of the backing
+tree, with the restrictions of its mount, and no access to the directory above. For the root of the whole mount, in our
+own mount namespace, it gets the root of the tree, whose parent it can't enter. Everything else is opened in a clone of
+the mount, which is closed before the fd is sent: otherwise a user could change the flags of an unattached mount in a
+user namespace of their own (Linux 6.18).
 
-What is shown may be any fd, and to take that from a queue, or to close it, may have to wait for its filesystem.
-So each client is met by a child with little time. Of the fd it asks /proc alone: the directory's own filesystem is the
-daemon, which tells what it knows by that number as long as the fd is held.
+The client's fd may be of any kind; receiving or closing it may block on its filesystem. So each client is served by a
+child process with a time limit. The child looks up the fd in /proc only: the directory's own filesystem is the daemon,
+which knows the directory by its inode number as long as the client's fd is open.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from fusefs.mount.tree.vfs import Vfs
 
 _QUESTION = struct.Struct("=Q")
 _N_OF_ONE, _N, _N_WAITING = 16, 256, 1024
-"""Visits at a time: one user's, all users'; and those that wait for one."""
+"""Clients served at a time: of one user, of all users; and clients that wait."""
 _VISIT_S, _PAUSE_S = 8, 0.02
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -47,13 +48,13 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def backing_fd_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]:
-    """The process, for the block: what `serve` hears its questions by.
+    """Run the process for the block; yields the socket by which `serve` receives its questions.
 
-    To be entered on the main thread, whose end the kernel takes for the daemon's.
+    To be entered on the main thread: the kernel treats the end of that thread as the daemon's.
 
-    path    of the socket, which stays
-    tree    the backing tree's root (O_PATH)
-    device  of the mount that it is below, as mountinfo tells it
+    path    of the socket, which is not removed
+    tree    root of the backing tree (O_PATH)
+    device  of the mount above it, as in mountinfo
     Raises  OSError
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -70,7 +71,7 @@ def backing_fd_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.
 
 
 def _keep(door: int, daemon: int, tree: int, device: bytes) -> None:
-    """Serve clients, of the uid with the shortest queue first; no user's queue is in another's way."""
+    """Serve clients, first those of the user with the fewest being served. No user's queue delays another's."""
     visits: dict[int, int] = {}
     waiting: dict[int, list[socket.socket]] = {}
     n_max = min(_N_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
@@ -79,7 +80,7 @@ def _keep(door: int, daemon: int, tree: int, device: bytes) -> None:
             _forget_ended(visits)
             count = Counter(visits.values())
             if sum(map(len, waiting.values())) >= n_max and len(visits) < _N:
-                uid = max(waiting, key=lambda one: len(waiting[one]))  # the longest queue gives way
+                uid = max(waiting, key=lambda one: len(waiting[one]))  # the longest queue is dropped
                 visits[_fork(waiting[uid], None, tree, device)] = uid
                 waiting[uid].clear()
             able = [uid for uid in waiting if waiting[uid] and count[uid] < _N_OF_ONE] if len(visits) < _N else []
@@ -91,15 +92,16 @@ def _keep(door: int, daemon: int, tree: int, device: bytes) -> None:
             for _ in range(n_max - sum(map(len, waiting.values()))):
                 if not select.select([listening], [], [], patience_s)[0]:
                     break
-                patience_s = 0  # those that have come are served before another is waited for
+                patience_s = 0  # clients that have connected are served before the next one is waited for
                 conversation, _address = listening.accept()
                 waiting.setdefault(uid_of(conversation), []).append(conversation)
 
 
 def _fork(conversations: list[socket.socket], daemon: socket.socket | None, tree: int, device: bytes) -> int:
-    """The pid of a child that serves a client; None for a daemon: that sends them away.
+    """Fork a child that serves a client, or turns clients away if there is no daemon; return its pid.
 
-    Conversations are closed here while it has them open: what is in their queues is the child's to wait for.
+    This process closes its sockets of the clients while the child has them open: the fds queued in them are the child's
+    to wait for.
     """
     go, ready = os.pipe()
 
@@ -107,9 +109,9 @@ def _fork(conversations: list[socket.socket], daemon: socket.socket | None, tree
         os.close(ready)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
         signal.alarm(_VISIT_S)
-        os.read(go, 1)  # until no other process has them open
+        os.read(go, 1)  # until no other process has the sockets open
         for conversation in conversations:
-            with conversation, suppress(OSError):  # closed while the alarm can end that: an exit would wait on
+            with conversation, suppress(OSError):  # closed while the alarm can still interrupt it: at exit it could not
                 if daemon is not None:
                     answer(conversation, _given(conversation, daemon, tree, device))
 
@@ -132,7 +134,7 @@ def _forget_ended(visits: dict[int, int]) -> None:
 
 
 def _given(conversation: socket.socket, daemon: socket.socket, tree: int, device: bytes) -> Fd | int:
-    """What a client gets, or an errno."""
+    """Return the fd that a client gets, or an errno."""
     try:
         who, shown = visitor(conversation)
         with shown:
@@ -142,7 +144,7 @@ def _given(conversation: socket.socket, daemon: socket.socket, tree: int, device
 
 
 def _of(who: FdRequest, daemon: socket.socket, tree: int, device: bytes) -> Fd:
-    """The backing directory of what a client shows, while that is open. Raises  OSError"""
+    """Return the backing directory for the directory that a client sent, while that is open. Raises  OSError"""
     is_here = _has_mount("self", who.mnt_id, device)
     if not is_here and not _has_mount(str(who.pid), who.mnt_id, device):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -154,7 +156,8 @@ def _of(who: FdRequest, daemon: socket.socket, tree: int, device: bytes) -> Fd:
 
 
 def _has_mount(pid: str, mnt_id: int, device: bytes) -> bool:
-    """Whether a process sees a mount that has this id, which no other has while an fd is on it, and is of a device."""
+    """Return whether a process sees a mount of this id and device. No other mount gets the id while an fd of this one
+    is open."""
     return any(mount.mnt_id == mnt_id and mount.device == device for mount in read_mounts(pid))
 
 
@@ -167,7 +170,7 @@ def _found(daemon: socket.socket, who: FdRequest) -> Fd:
 
 
 async def serve(channel: socket.socket, vfs: Vfs) -> None:
-    """Tell that process what directories are, until cancelled. Checkpoint  everywhere"""
+    """Answer the process's questions about directories, until cancelled. Checkpoint  everywhere"""
     limiter = trio.CapacityLimiter(_N)
     async with trio.open_nursery() as nursery:
         while True:
@@ -181,7 +184,7 @@ async def serve(channel: socket.socket, vfs: Vfs) -> None:
 
 
 def _hold_shown(vfs: Vfs, number: int) -> Fd:
-    """An fd of a directory by its inode number in the mount, of which a client has an fd, too.
+    """Return an fd of the directory with this inode number in the mount; a client has it open, too.
 
     Raises  OSError ENOTDIR
     """
@@ -193,8 +196,8 @@ def _hold_shown(vfs: Vfs, number: int) -> Fd:
 
 
 async def _tell(asking: socket.socket, find: Callable[[], Fd], limiter: trio.CapacityLimiter) -> None:
-    """Checkpoint  while a thread asks the backing filesystem"""
-    with asking, suppress(BrokenPipeError):  # the visit was over before
+    """Answer one question. Checkpoint  while a thread calls the backing filesystem"""
+    with asking, suppress(BrokenPipeError):  # the client was gone already
         try:
             found = await trio.to_thread.run_sync(find, abandon_on_cancel=True, limiter=limiter)
         except OSError as error:

@@ -50,16 +50,16 @@ from fusefs.mount.tree.trashd_dir import prepare_store
 from fusefs.mount.tree.vfs import Vfs
 
 _N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
-"""A thread may be lent two or three fds."""
+"""A worker may hold two or three fds for an operation."""
 _IMPORTED_LATE = (
     "fusefs.core.glob", "fusefs.core.node_beats", "fusefs.core.record_decoding", "fusefs.linux.config_files",
     "fusefs.linux.refused_calls", "fusefs.store.store_registry",
 )  # fmt: skip
-"""By functions that commands share. After an upgrade they would be the new version's."""
+"""Modules that functions import when they are called. After an upgrade, that would load the new version's."""
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S, _GLANCE_S = 2.0, 0.02
 _REST_MS = 20
-"""For which what comes by /dev/fuse beside a ring waits: each reader that is woken there takes time of the clients."""
+"""How long requests from /dev/fuse wait beside a ring: each wake-up of a reader takes time from the clients."""
 _GC_THRESHOLDS = (2000, 5, 20_000)
 _SHARED_S = 1.0
 _BELIEVED_LESS = "and may write to files behind this one, so names and attributes are cached for one second only"
@@ -70,7 +70,7 @@ _log = logging.getLogger(__name__)
 
 
 class _MountDaemon:
-    """One mount from INIT to its end."""
+    """Runs one mount from INIT to its end."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class _MountDaemon:
         self._readers: DeviceReaders | None = None
         self._stack = ExitStack()
         self._ended = trio.Event()
-        """It is unmounted, or is to be."""
+        """Set when the mount is unmounted, or has to be."""
         self._moving = trio.Lock()
         self._refusal: TrashdError | None = None
-        """Why it is unmounted before it is ready."""
+        """The reason if the mount is unmounted before it is ready."""
 
     def run(self) -> int:
-        """Serve until it is unmounted; the exit code. Raises  TrashdError: it was never ready"""
+        """Serve until the mount is unmounted; return the exit code. Raises  TrashdError: it was never ready"""
         path = printable(self._mount.point)
         _collect_garbage_seldom()
         with self._stack:
@@ -147,12 +147,12 @@ class _MountDaemon:
             except OSError as error:
                 if error.errno not in GONE:
                     raise
-                self._ended.set()  # it was unmounted before it was ready
+                self._ended.set()  # unmounted before it was ready
 
-    # The engine of its own, and plain mode.
+    # The engine, and plain mode.
 
     def _begin_engine(self) -> None:
-        """Answer INIT, and have threads answer all other requests.
+        """Reply to INIT, and start threads that serve all other requests.
 
         Raises  KernelRefused: the kernel's FUSE is too old; OSError: the mount is gone
         """
@@ -179,12 +179,12 @@ class _MountDaemon:
         self._readers.begin(rest_ms)
 
     def _flags(self, init: InitRequest) -> InitFlag:
-        """Return the flags of INIT that this mount has of those that the kernel offers."""
+        """Return the INIT flags for this mount, of those that the kernel offers."""
         flags = InitFlag(0)
         for path, flag in _FLAGS.items():
             if self._states.is_on(path):
                 flags |= flag
-        if self._vfs.lasting(handle_of(self._vfs.root)):  # else a link may change and be taken for the same
+        if self._vfs.lasting(handle_of(self._vfs.root)):  # else a link could change unnoticed
             flags |= InitFlag.CACHE_SYMLINKS
         why = why_opened(self._vfs.root, checks_permissions=self._options.default_permissions)
         if why is None and not init.offers(InitFlag.NO_OPENDIR_SUPPORT):
@@ -195,7 +195,7 @@ class _MountDaemon:
         return flags
 
     def _make_rings(self) -> RingThreads | None:
-        """Return rings, before INIT is answered: then the kernel sends no other way. None: there are none to be had"""
+        """Make rings, before the reply to INIT makes the kernel use them only; return None if they can't be had."""
         rings = self._stack.enter_context(_rings(self._attached, self._device, self._states))
         if rings is not None:
             try:
@@ -206,7 +206,7 @@ class _MountDaemon:
         return rings
 
     async def _begin_plain(self, nursery: trio.Nursery) -> None:
-        """Have pyfuse3 answer requests. Checkpoint  until the kernel has its answer to INIT"""
+        """Have pyfuse3 serve requests. Checkpoint  until the kernel has the reply to INIT"""
         from fusefs.mount.plain.handlers import PlainHandlers, answer_requests, session
 
         handlers = PlainHandlers(self._vfs, _n_threads(), has_acls=self._options.default_permissions)
@@ -222,10 +222,10 @@ class _MountDaemon:
         self._vfs.nodes.device = self._device
 
     async def _be_ready(self) -> None:
-        """See what works, and say that the mount answers.
+        """Decide which fast paths are on, and report that the mount answers.
 
-        Raises      Refused: it can't be shown, or lacks what it must have
-        Checkpoint  while it moves
+        Raises      Refused: it can't be attached, or lacks a required fast path
+        Checkpoint  while it is attached
         """
         states, options = self._states, self._options
         if not await self._has_shown():
@@ -245,7 +245,12 @@ class _MountDaemon:
         self._ready()
 
     async def _has_shown(self) -> bool:
-        """Whether people see the mount. Raises  Refused. Checkpoint  while it moves, if it is apart"""
+        """Attach the mount, if it is unattached.
+
+        Returns     whether users see it
+        Raises      Refused
+        Checkpoint  while it is attached
+        """
         mount, apart, vfs = self._mount, self._attached.apart, self._vfs
         async with self._moving:
             if apart is not None and not self._ended.is_set():
@@ -257,7 +262,7 @@ class _MountDaemon:
         return not self._ended.is_set()
 
     async def _unmount(self) -> None:
-        """Unmount, in a thread: the kernel may send requests meanwhile. Checkpoint  until it is done"""
+        """Unmount, in a thread: the kernel may send requests meanwhile. Checkpoint  until that is done"""
         await trio.to_thread.run_sync(_leave, self._mount.device)
         self._ended.set()
 
@@ -265,13 +270,13 @@ class _MountDaemon:
 def serve(
     source: bytes, target: bytes, options: MountOptions, ready: Callable[[], None], *, replaces: bool = False
 ) -> int:
-    """Mount and serve until it is unmounted or a signal says stop; the exit code.
+    """Mount, and serve until the mount is unmounted or a signal stops the daemon; return the exit code.
 
     source, target  from mount_points.real_path; the same directory: it is mounted over itself
     ready           called once, when the mount answers
-    replaces        a dead mount of ours at the mount point makes way
-    Raises          what keeps it from mounting; after that an exception leaves the mount as it is, dead: an empty
-                    directory in its place would be taken for the truth
+    replaces        a dead mount of trashd at the mount point is replaced
+    Raises          the reason why it can't be mounted. After that, an exception leaves the mount in place, dead: users
+                    would take an empty directory in its place for the real one
     """
     for name in _IMPORTED_LATE:
         import_module(name)
@@ -298,17 +303,17 @@ def serve(
             _make_store(root, source, options)
             _be_less_than_root()
         stats = stack.enter_context(kept(target))
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # until there is a task that unmounts
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # until a task handles them by unmounting
         if dead is not None:
             options = _made_way(dead, options)
         vfs = _vfs(root, options, stats, n_fds_max, is_plain=why_plain is not None)
         stack.callback(vfs.close)
         flags = options.flags | flags_of(root)
         if options.uring is UringMode.ON:
-            with suppress(OSError):  # then the switch is told to be off
-                enable()  # before the mount: the kernel offers it in its first request
+            with suppress(OSError):  # then the switch is reported as off
+                enable()  # before the mount: INIT is its first request, and offers it
         begins_apart = os.geteuid() == 0 and options.default_permissions and why_plain is None
-        # Until the daemon answers there would be an empty directory, which would be taken for the truth.
+        # Until the daemon answers, users would see an empty directory there, and take it for the real one.
         begins_apart &= not has_replaced
         attached = _attached(backing, target, options, flags, begins_apart=begins_apart)
         stack.callback(attached.fd.close)
@@ -324,9 +329,9 @@ def serve(
 
 
 def _why_plain(options: MountOptions) -> str | None:
-    """Why a mount is served by pyfuse3; None: it has the engine.
+    """Return why pyfuse3 serves the mount; None if the engine does.
 
-    Raises  Refused: it is to be, and there is no pyfuse3
+    Raises  Refused: pyfuse3 is needed, and not installed
     """
     why = "engine=plain" if options.engine is EngineMode.PLAIN else why_too_old(os.uname().release)
     if why is not None:
@@ -341,7 +346,7 @@ def _why_plain(options: MountOptions) -> str | None:
 def _attached(
     source: bytes, target: bytes, options: MountOptions, flags: frozenset[str], *, begins_apart: bool
 ) -> Attached:
-    """A mount; begins_apart: out of reach, if that can be, until the daemon answers (root_inode.py)."""
+    """Mount; begins_apart: unattached if possible, until the daemon answers (root_inode.py)."""
     if begins_apart:
         try:
             return attach_apart(source, target, options, flags)
@@ -351,10 +356,10 @@ def _attached(
 
 
 def _made_way(dead: Mount, options: MountOptions) -> MountOptions:
-    """How to mount where a dead mount was, which is detached.
+    """Detach a dead mount; return the options for the one that replaces it.
 
-    Clients with files of it open that are passed through go on writing them, behind the new one: as long as one might,
-    what is told of files can't be believed for an hour.
+    Clients that have passed-through files of it open go on writing these behind the new mount. As long as one might do
+    so, attributes of files can't be cached for an hour.
     """
     try:
         detach(dead)
@@ -366,7 +371,8 @@ def _made_way(dead: Mount, options: MountOptions) -> MountOptions:
 
 
 def _vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int, *, is_plain: bool) -> Vfs:
-    """The tables and operations of a mount. Plain mode lets each operation wait in a thread, and caches nothing."""
+    """Make the tables and operations of a mount. In plain mode each operation may wait in a thread, and nothing is
+    cached."""
     kernel = Kernel()
     is_local, is_fuse = kernel.is_local(root), kernel.filesystem(root) == FUSE_MAGIC
     is_auto = options.backing is BackingSpeed.AUTO and not is_plain
@@ -376,14 +382,15 @@ def _vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int, *, is
 
 
 def _raise_fd_limit() -> int:
-    """As many fds as we may have without asking; how many that is."""
+    """Raise the limit of open fds as far as allowed; return it."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 def _make_store(root: Fd, source: bytes, options: MountOptions) -> None:
-    """Make the store, which `.trashd/drop` needs and clients that see only the mount can't make."""
+    """Make a trash store if there is none: `.trashd/drop` needs it, and clients that see only the mount can't make
+    one."""
     if "ro" not in options.flags | flags_of(root):
         problem = prepare_store(Kernel(), root, source)
         if problem is not None:
@@ -400,17 +407,17 @@ def _be_less_than_root() -> None:
 
 
 def _n_threads() -> int:
-    """How many requests may wait in threads at a time."""
+    """Return how many requests may wait in threads at a time."""
     n_fds_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(n_fds_max // _FDS_PER_THREAD, _N_THREADS_MAX))
 
 
 def _collect_garbage_seldom() -> None:
-    """Not more of it, and in smaller pieces: each stops all threads.
+    """Collect garbage as seldom as before, but in smaller pieces, since each collection stops all threads.
 
-    A full collection takes 0.2 s with 300,000 nodes, and what makes cycles here (errors) is young. One of the middle
-    generation takes 19 ms if that may have 200,000 objects, and less than one with 10,000; all of them together the
-    same.
+    A full collection takes 0.2 s with 300,000 nodes, and objects in cycles (errors) are young here. A collection of the
+    middle generation takes 19 ms if that may hold 200,000 objects, and less than 1 ms if it may hold 10,000; the total
+    is the same.
     """
     gc.collect()
     gc.freeze()
@@ -419,7 +426,7 @@ def _collect_garbage_seldom() -> None:
 
 @contextmanager
 def _rings(attached: Attached, device: int, states: FastPathStates) -> Iterator[RingThreads | None]:
-    """What serves requests by io_uring; None: the connection could not be ended if one of its threads did."""
+    """Yield the ring threads; None if the connection can't be aborted, which has to happen when one of them fails."""
     try:
         abort_fd = open_abort(attached.mount.connection())
     except OSError as error:
@@ -432,21 +439,21 @@ def _rings(attached: Attached, device: int, states: FastPathStates) -> Iterator[
         yield rings
     finally:
         rings.give_up()
-        abort(abort_fd)  # the rings keep /dev/fuse open as long as a call of theirs hangs, and so who waits for it
-        rings.wait_for_end(_GRACE_S)  # what they answer with is closed next
+        abort(abort_fd)  # in a call that hangs, the rings would keep /dev/fuse open, and its clients waiting
+        rings.wait_for_end(_GRACE_S)  # the tables that they use are closed next
         abort_fd.close()
 
 
 def _door(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
-    """Where users ask for the backing tree of a mount over itself; others have their source for that."""
+    """Serve users' commands the backing tree of a mount over itself. For other mounts they open SRC itself."""
     mount, path = attached.mount, door_of(attached.mount.source)
     return nullcontext() if path is None else backing_fd_server.backing_fd_server(path, vfs.root, mount.device)
 
 
 async def _tell_watchdog() -> None:
-    """Tell systemd, if it watches, that this loop turns: clients of a hung daemon are only freed by its end.
+    """Report to systemd's watchdog, if enabled, that this loop runs: only the end of a hung daemon frees its clients.
 
-    Checkpoint  between two words
+    Checkpoint  between two reports
     """
     notifier = SystemdNotifier()
     try:
@@ -459,7 +466,7 @@ async def _tell_watchdog() -> None:
 
 
 async def _wait_no_longer(lock: TablesLock, ended: trio.Event, scope: trio.CancelScope) -> None:
-    """In the end, give up operations that wait for a filesystem which hangs; their clients get an error.
+    """When the mount has ended, give up operations that wait for a filesystem which hangs; their clients get an error.
 
     Checkpoint  until the end, and for a while
     """
@@ -473,11 +480,10 @@ async def _wait_no_longer(lock: TablesLock, ended: trio.Event, scope: trio.Cance
 async def _stop_on_signal(
     mount: Mount, moving: trio.Lock, unmount: Callable[[], Awaitable[None]], task_status: trio.TaskStatus[None]
 ) -> None:
-    """End the service cleanly at the first signal; the second one ends the process.
+    """End the service cleanly at the first signal; the second one terminates the process.
 
-    moving  nothing is unmounted while it is held
-
-    Checkpoint  while waiting for the signal, and while `unmount` does
+    moving      while it is held, nothing is unmounted
+    Checkpoint  while waiting for the signal, and during `unmount`
     """
     with trio.open_signal_receiver(*_STOPS) as signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
@@ -489,7 +495,7 @@ async def _stop_on_signal(
 
 
 def _leave(device: bytes) -> None:
-    """Unmount the mount of a connection, if it is there and can be seen."""
+    """Unmount the mount of a connection, if it exists and is not covered by another mount."""
     mount = mount_of_device(device)
     if mount is None:
         return

@@ -1,6 +1,6 @@
-"""INIT, the kernel's first request on a connection: what the kernel offers, and what the daemon takes of it.
+"""INIT, the kernel's first request on a connection: the kernel offers features, and the daemon selects some.
 
-The request waits in /dev/fuse from the moment of mounting. Every other request waits for the reply.
+The request waits in /dev/fuse from the moment of mounting. All other requests wait for the reply.
 
 Source  linux/fuse.h: fuse_init_in, fuse_init_out; process_init_reply in the kernel's fs/fuse/inode.c
 """
@@ -17,9 +17,9 @@ from fusefs.core.errors import KernelRefused
 from fusefs.core.fuse_protocol import REQUEST_BYTES_MAX, REQUEST_HEAD_SIZE, Opcode, head, read_head
 
 _MAJOR, _MINOR = 7, 33
-"""The version of the reply, and the oldest that will do. What is newer has a flag."""
+"""Protocol version of the reply, and the oldest that the daemon supports. Newer features have flags."""
 _SINCE = (5, 11)
-"""The release of Linux with that version."""
+"""The Linux release with that protocol version."""
 _REQUEST = struct.Struct("=IIIII")
 """Major and minor version, max_readahead, flags, flags2."""
 _REPLY = struct.Struct("=IIIIHHIIHHII24x")
@@ -28,31 +28,32 @@ map_alignment, flags2, max_stack_depth."""
 _WRITE_BYTES = 1 << 20
 _PAGES = _WRITE_BYTES >> 12
 _BACKGROUND = 256
-"""Requests for which no process waits, such as those that read ahead, under way at a time; the kernel's own limit of 12
-keeps them waiting for a slow filesystem."""
+"""Limit for requests that no process waits for, such as readahead. With the kernel's default of 12, they would queue up
+for a slow filesystem."""
 
 _ASYNC_READ, _ATOMIC_O_TRUNC, _BIG_WRITES, _DONT_MASK = 1 << 0, 1 << 3, 1 << 5, 1 << 6
 _AUTO_INVAL_DATA, _DO_READDIRPLUS, _ASYNC_DIO, _POSIX_ACL = 1 << 12, 1 << 13, 1 << 15, 1 << 20
 _PARALLEL_DIROPS, _MAX_PAGES, _HANDLE_KILLPRIV_V2, _INIT_EXT = 1 << 18, 1 << 22, 1 << 28, 1 << 30
 _NO_EXPORT_SUPPORT = 1 << 38
 _ALWAYS: Final = (
-    _ASYNC_READ  # several reads of a file are under way at a time
-    | _ATOMIC_O_TRUNC  # an open with O_TRUNC is one request, so the file is cut as the caller and after a lease
+    _ASYNC_READ  # several reads of a file may be under way at a time
+    # an open with O_TRUNC is one request, so the file is truncated as the caller, after waiting for a lease
+    | _ATOMIC_O_TRUNC
     | _BIG_WRITES
     | _MAX_PAGES  # a write of up to 1 MiB is one request
-    | _DONT_MASK  # modes come as the caller passed them: no umask applies in a directory with a default ACL
-    | _AUTO_INVAL_DATA  # the kernel drops its pages of a file whose time of change is another
-    | _DO_READDIRPLUS  # attributes come with the names; without _READDIRPLUS_AUTO always
+    | _DONT_MASK  # modes arrive as the caller passed them: in a directory with a default ACL no umask applies
+    | _AUTO_INVAL_DATA  # the kernel drops its cached pages of a file whose mtime has changed
+    | _DO_READDIRPLUS  # names are sent with attributes; without _READDIRPLUS_AUTO always
     | _ASYNC_DIO
     | _PARALLEL_DIROPS  # lookups in one directory do not wait for each other
-    | _HANDLE_KILLPRIV_V2  # a write takes away set-user-ID bits and file capabilities without a request for that
-    | _INIT_EXT  # flags2 count
-    | _NO_EXPORT_SUPPORT  # no file handles: the kernel makes them of a nodeid, which may be another file's later
+    | _HANDLE_KILLPRIV_V2  # a write removes set-user-ID bits and file capabilities without a further request
+    | _INIT_EXT  # the kernel reads flags2
+    | _NO_EXPORT_SUPPORT  # no file handles: the kernel makes them of a nodeid, which may belong to another file later
 )
 
 
 class InitFlag(IntFlag):
-    """Flags of which a mount has those that suit its backing filesystem and its options."""
+    """Flags that depend on the backing filesystem and on the mount's options."""
 
     CACHE_SYMLINKS = 1 << 23
     NO_OPENDIR_SUPPORT = 1 << 24
@@ -61,19 +62,19 @@ class InitFlag(IntFlag):
 
 
 class InitRequest(NamedTuple):
-    """What the kernel offers."""
+    """The INIT request: what the kernel offers."""
 
     unique: int
     max_readahead: int
     flags: int
 
     def offers(self, flag: InitFlag) -> bool:
-        """Whether the kernel knows a flag, and allows it."""
+        """Return whether the kernel knows a flag, and allows it."""
         return bool(self.flags & flag)
 
 
 def why_too_old(release: str) -> str | None:
-    """What keeps the engine from a kernel, by its release: to be asked before the mount. None: nothing does"""
+    """Return why a kernel release is too old for the engine; None if it is not. To be called before mounting."""
     if tuple(map(int, re.findall(r"\d+", release)[:2])) < _SINCE:
         return f"it needs Linux 5.11 or later, and this is {release}"
     return None
@@ -94,10 +95,10 @@ def read_init(device: int) -> InitRequest:
 
 
 def answer_init(device: int, request: InitRequest, wanted: InitFlag, *, has_acls: bool, stack_depth: int) -> None:
-    """Answer the request: the kernel sends others from now on. A flag that it has not offered it passes over.
+    """Reply to INIT; the kernel sends other requests from now on. It ignores flags that it has not offered.
 
-    has_acls     the kernel checks permissions by ACLs, too
-    stack_depth  how many filesystems lie on each other with ours on top, as far as files are passed through
+    has_acls     the kernel checks permissions, by ACLs, too
+    stack_depth  how many filesystems are stacked, including this one, if files are passed through
     Raises       OSError: the connection is gone
     """
     flags = _ALWAYS | wanted | (_POSIX_ACL if has_acls else 0)

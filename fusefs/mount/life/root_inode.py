@@ -1,10 +1,12 @@
-"""The visible top of root's mounts: another inode than the filesystem's own root, so that the kernel keeps its ACL.
+"""The visible top of root's mounts: another inode than the filesystem's own root, so that the kernel caches its ACL.
 
-The root's inode is made with the mount, before the answer to INIT tells that there are ACLs. The kernel takes it for
-one whose ACL must not be kept, and since 2026 it does so for good: each user but the root's owner, passing it on the
-way to a name, waits for a GETXATTR each time. So root's mounts begin apart: in an fd, out of reach. When the
-daemon answers, the top is looked up once more, by a name that only that root has: an inode like all others. A mount of
-that is what people see; the first one goes. No process ever had two inodes of one directory.
+The root inode is created with the mount, before the reply to INIT enables ACLs. The kernel marks it as an inode whose
+ACL must not be cached, and since 2026 it never changes that. So every user but the root's owner would wait for a
+GETXATTR each time that a path lookup passes it.
+
+For that reason root's mounts begin unattached: the mount exists only in an fd. When the daemon answers, it has the top
+looked up once more, by a name that only that root has, which creates an ordinary inode. A bind mount of that inode is
+what users see, and the first mount is dropped. No process ever sees two inodes of one directory.
 
 Source  fuse_init_inode (fs/fuse/inode.c), __forget_cached_acl (fs/posix_acl.c), fsmount(2), open_tree(2)
 """
@@ -33,13 +35,14 @@ _log = logging.getLogger(__name__)
 
 
 async def show(vfs: Vfs, mount: Mount, apart: Fd) -> None:
-    """Have a mount that answers where people see it; if another inode of its root can't be mounted, by its own root.
+    """Attach a mount that answers to its mount point; if another inode of its root can't be mounted, with its own root.
 
-    apart   the mount, which is closed then
-    Raises  OSError: it can't be moved there
-    Checkpoint  while a process does that, which we have to answer
+    apart       the mount, which is closed afterwards
+    Raises      OSError: it can't be moved to the mount point
+    Checkpoint  while a child process does that, to which the daemon has to reply
     """
-    with apart, Fd(os.open(mount.point, _DIRECTORY)) as target:  # by us: an automount lets its own mount's daemon pass
+    # here in the daemon: automount lets only the daemon of its mount pass
+    with apart, Fd(os.open(mount.point, _DIRECTORY)) as target:
         with vfs.lock:
             vfs.nodes.show_top(True)
         number = await _moved(mount, apart, target)
@@ -49,15 +52,15 @@ async def show(vfs: Vfs, mount: Mount, apart: Fd) -> None:
                 vfs.nodes.renew_all()
                 return
             vfs.nodes.show_top(False)
-            vfs.timeouts.renew(vfs.nodes.root)  # what the kernel was sent of it meanwhile counts as the top's
-        _log.info("the second inode of %s can't be mounted: %s", printable(mount.point), os.strerror(number))
+            vfs.timeouts.renew(vfs.nodes.root)  # attributes that the kernel was sent meanwhile were the top's
+        _log.info("another inode of %s can't be mounted: %s", printable(mount.point), os.strerror(number))
         mount_calls.move_mount(apart, target)
 
 
 async def _moved(mount: Mount, apart: Fd, target: Fd) -> int:
-    """0, or the errno of `move`, done by a process: a daemon that waits for itself could not be killed.
+    """Return 0 or the errno of `move`, done by a child: a daemon that waits for its own replies could not be killed.
 
-    Checkpoint  until it has ended, or has been killed as it takes too long
+    Checkpoint  until the child has ended, or was killed because it took too long
     """
     pid, ended, code = 0, -1, 0
     try:
@@ -76,10 +79,10 @@ async def _moved(mount: Mount, apart: Fd, target: Fd) -> int:
 
 
 async def _end(pid: int, ended: int) -> int:
-    """The exit code of a child that has ended, or is killed now. Checkpoint  until then, but not for ever"""
+    """Kill a child if it has not ended; return its exit code. Checkpoint  until then, but not for ever"""
     os.kill(pid, signal.SIGKILL)
     if ended >= 0:
-        with trio.move_on_after(_GRACE_S, shield=True):  # it may be waiting for an answer of ours
+        with trio.move_on_after(_GRACE_S, shield=True):  # it may be waiting for a reply of ours
             await trio.lowlevel.wait_readable(ended)
         os.close(ended)
     waited, status = os.waitpid(pid, os.WNOHANG)
@@ -87,6 +90,6 @@ async def _end(pid: int, ended: int) -> int:
 
 
 def move(apart: int, target: int) -> None:
-    """Mount the top of a mount that is apart on a directory. Raises  OSError: nothing is changed"""
+    """Mount the top of an unattached mount on a directory. Raises  OSError: nothing is changed"""
     with Fd(os.open(TOP, _DIRECTORY, dir_fd=apart)) as top, mount_calls.clone_tree(top) as clone:
         mount_calls.move_mount(clone, target)

@@ -1,1 +1,1 @@
-"""The native core: the commonest requests in C, on the tables of the Python code, which is the reference."""
+"""Layer 1 of the mount: the native core, in C. It does all FUSE requests on tables that Python code uses, too."""

@@ -1,8 +1,9 @@
-/* One act of a caller's, with the identity that it takes: as DropAdoption._move and call_as do it. System calls only,
- * without the interpreter's lock.
+/* Acts as the caller for one system call, as DropAdoption._move and call_as do in Python. Nothing here needs the
+ * interpreter's lock.
  *
- * First by the caller's ids alone where all that is judged is the caller's. Else, and if that is refused, with the
- * groups and capabilities that /proc tells of at that moment; nothing of them is kept. */
+ * If all inodes involved are the caller's, the first try uses the caller's ids only. If that is refused, or other
+ * owners are involved, the groups and capabilities that /proc shows at that moment are used, too; nothing of them is
+ * kept. */
 #include "core.h"
 
 #include <stdio.h>
@@ -17,32 +18,32 @@
 #endif
 
 enum { PROC_BYTES = 4096 };
-enum { ALONE, WITH_RIGHTS, NO_MORE }; /* an Acting's tries */
+enum { ALONE, WITH_RIGHTS, NO_MORE }; /* tries of an Acting */
 typedef struct {
     uint32_t *groups; /* supplementary */
     int n_groups;
-    uint64_t capabilities; /* effective, in its own user namespace */
-    bool is_ours;          /* that is ours, too; else a capability counts for ids that its namespace maps */
+    uint64_t capabilities; /* effective, in the caller's user namespace */
+    bool is_ours;          /* that is ours; else a capability counts for ids that it maps */
 } Rights;
-static const uint32_t NO_ID = UINT32_MAX; /* setfsuid(2) changes nothing then, and tells the present one */
+static const uint32_t NO_ID = UINT32_MAX; /* for setfsuid(2): changes nothing and returns the present id */
 
 static int take_up(const char *sets) {
     static const uint32_t header[2] = {0x20080522, 0};
     return syscall(SYS_capset, header, sets);
 }
 
-/* From now on this thread acts as that; groups are changed while it has all its capabilities. Returns 0 or an errno;
- * in either case act_end must follow. */
+/* Assume an identity in this thread; groups are set first, while it has all its capabilities. Returns 0 or an errno; in
+ * either case act_end must follow. */
 int act_begin(const Core *core, Actor *actor) {
     int error = 0;
     if (actor->makes)
         actor->umask_before = umask(actor->umask);
     if (!core->acts_as_others)
         return 0;
-    /* By number: the C library's function takes all threads along. */
+    /* By number, since the C library's function changes all threads. */
     if (actor->n_groups && syscall(SET_GROUPS, actor->n_groups, actor->groups) < 0) {
         error = errno;
-        actor->n_groups = 0; /* there are none to give back: a user namespace may forbid it */
+        actor->n_groups = 0; /* nothing to restore: a user namespace may forbid setgroups */
     }
     if (actor->gid)
         actor->gid_before = setfsgid(actor->gid);
@@ -50,13 +51,13 @@ int act_begin(const Core *core, Actor *actor) {
         actor->uid_before = setfsuid(actor->uid);
     if (actor->sets != NULL && take_up(actor->sets) < 0)
         error = errno;
-    /* Neither says whether it has worked. */
+    /* setfsgid and setfsuid do not report failure. */
     if ((actor->gid && (uint32_t)setfsgid(NO_ID) != actor->gid) || (actor->uid && (uint32_t)setfsuid(NO_ID) != actor->uid))
         error = EPERM;
     return error;
 }
 
-/* The thread is itself again; or the process ends: nothing may be done as the wrong one. */
+/* Restore the thread's own identity, or end the process: nothing may be done as the wrong user. */
 void act_end(const Core *core, const Actor *actor) {
     static const char told[] = "trashd: a thread did not get its own identity back\n";
     bool is_itself = true;
@@ -81,32 +82,32 @@ void act_end(const Core *core, const Actor *actor) {
     }
 }
 
-/* What follows a word that begins a line of /proc/PID/status; NULL: it has no such line. No name of a process can
- * feign one: the kernel writes its newlines as \n. */
+/* Return the text after a keyword that begins a line of /proc/PID/status; NULL: no such line. A process's name can't
+ * imitate one: the kernel prints its newlines as \n. */
 static const char *after(const char *status, const char *word) {
     const char *at = strstr(status, word);
     return at == NULL ? NULL : at + strlen(word);
 }
 
-/* Whether the last of the four ids of such a line, which files are accessed with, is the request's. */
+/* Return whether the fourth id of such a line, used for file access, is the request's. */
 static bool is_id(const char *status, const char *word, uint32_t id) {
     unsigned long ids[4];
     const char *at = after(status, word);
     return at != NULL && sscanf(at, "%lu %lu %lu %lu", &ids[0], &ids[1], &ids[2], &ids[3]) == 4 && ids[3] == id;
 }
 
-/* The groups there, to be freed. Returns how many. */
+/* Parse group ids, to be freed. Returns how many. */
 static int groups_of(const char *at, uint32_t **groups) {
     int n = 0;
     *groups = NULL;
     while (*at && *at != '\n') {
         char *end;
         unsigned long group = strtoul(at, &end, 10);
-        if (end == at) { /* a blank at the line's end, and no more */
+        if (end == at) { /* a blank at the end of the line */
             at++;
             continue;
         }
-        if (!(n & (n - 1))) /* there is room for powers of two */
+        if (!(n & (n - 1))) /* the array grows at powers of two */
             *groups = allocate(*groups, (n ? 2 * (size_t)n : 1) * sizeof **groups);
         (*groups)[n++] = (uint32_t)group;
         at = end;
@@ -114,7 +115,7 @@ static int groups_of(const char *at, uint32_t **groups) {
     return n;
 }
 
-/* A file of /proc's about the thread that has made a request, to be freed; NULL: it can't be read. */
+/* Read a file in /proc of the thread that sent a request, to be freed; NULL: it can't be read. */
 static char *read_about(const Request *request, const char *name) {
     char path[40], *text = NULL;
     size_t n = 0, room = PROC_BYTES;
@@ -149,10 +150,11 @@ static bool is_of_our_namespace(const Core *core, uint32_t pid) {
     return !strcmp(name, core->user_namespace);
 }
 
-/* What the caller has now beside its ids; nothing if it can't be seen. The groups are to be freed.
+/* Return the groups and capabilities that the caller has now; none if they can't be read. The groups are to be freed.
  *
- * A thread whose ids are not those of the request acts for another (overlayfs above, nfsd, io_uring), and what it has
- * itself does not count. But nothing acts as root that root has not let do so. */
+ * A thread whose ids differ from the request's acts for another user (overlayfs above, nfsd, io_uring), and its own
+ * groups and capabilities do not count. But if the request's uid is 0, all capabilities count: only root can have let
+ * the thread act as root. */
 static Rights rights_of(const Request *request) {
     Rights rights = {0};
     char *status = read_about(request, "status");
@@ -184,20 +186,21 @@ static bool is_mapped(const Request *request, const char *name, uint32_t id) {
     return is_it;
 }
 
-/* Whether the caller's user namespace knows an owner and a group, by which a capability of the caller's counts there.
- * gid: ANY_GROUP: any. Source: capable_wrt_inode_uidgid in kernel/capability.c, inode_owner_or_capable in fs/inode.c */
+/* Return whether the caller's user namespace maps an owner and a group, so that a capability of the caller's counts for
+ * them. gid: ANY_GROUP: any. Source: capable_wrt_inode_uidgid in kernel/capability.c, inode_owner_or_capable in
+ * fs/inode.c */
 static bool knows(const Request *request, uint32_t uid, int64_t gid) {
     return is_mapped(request, "uid_map", uid) && (gid == ANY_GROUP || is_mapped(request, "gid_map", (uint32_t)gid));
 }
 
-/* Whether the caller has a capability in our user namespace. */
+/* Return whether the caller has a capability in our user namespace. */
 bool is_capable(const Request *request, int capability) {
     Rights rights = rights_of(request);
     free(rights.groups);
     return rights.is_ours && rights.capabilities >> capability & 1;
 }
 
-/* Whether the caller may give or leave a set-group-ID bit of an inode. Source: in_group_or_capable in fs/inode.c */
+/* Return whether the caller may set or keep an inode's set-group-ID bit. Source: in_group_or_capable in fs/inode.c */
 bool keeps_group(const Request *request, const Seen *seen) {
     if (request->gid == seen->gid)
         return true;
@@ -209,8 +212,8 @@ bool keeps_group(const Request *request, const Seen *seen) {
     return is_kept || (rights.capabilities >> FSETID & 1 && (rights.is_ours || knows(request, seen->uid, seen->gid)));
 }
 
-/* The capabilities that the caller acts with. In another user namespace those count that the act needs, over inodes whose
- * ids that knows. */
+/* Return the capabilities that the caller acts with. From another user namespace those count that the action needs, on
+ * inodes whose ids are mapped there. */
 static uint64_t capabilities_for(const Acting *acting, const Rights *rights) {
     uint64_t needed = 0, unknown = 0;
     if (rights->is_ours || !rights->capabilities)
@@ -226,7 +229,7 @@ static uint64_t capabilities_for(const Acting *acting, const Rights *rights) {
     return rights->capabilities & needed & ~unknown;
 }
 
-/* Have all that the caller has now. */
+/* Assume all groups and capabilities that the caller has now. */
 static void take_rights(Acting *acting) {
     const Request *request = acting->request;
     const Core *core = request->core;
@@ -240,17 +243,17 @@ static void take_rights(Acting *acting) {
     acting->groups = rights.groups;
     actor->sets = NULL;
     if (!request->uid && !(ours[0] & ~low) && !(ours[3] & ~high))
-        return; /* root as we are, which needs no group */
+        return; /* root with our capabilities needs no group */
     theirs[0] = low & theirs[1], theirs[3] = high & theirs[4];
     memcpy(acting->sets, theirs, sizeof theirs);
     actor->sets = acting->sets;
     actor->groups = rights.groups, actor->n_groups = rights.n_groups;
 }
 
-/* An id to act with: that of nobody for one of another user namespace, or none. */
+/* Return an id to act with: nobody's for an id that is not mapped here, or absent. */
 static uint32_t known_id(uint32_t id) { return id == NO_ID ? NOBODY : id; }
 
-/* An act of the caller's. is_own: all that is judged is the caller's, whose groups can't matter then */
+/* Prepare an action of the caller's. is_own: only the caller's inodes are involved, so that groups can't matter. */
 Acting acting_as(const Request *request, bool is_own) {
     const Core *core = request->core;
     uint32_t uid = known_id(request->uid);
@@ -261,7 +264,7 @@ Acting acting_as(const Request *request, bool is_own) {
     };
 }
 
-/* The same, with what it needs of a caller that owns none of it: by the inodes as they are now. */
+/* Prepare an action, with the capabilities that it needs for the inodes involved, by their present owners. */
 Acting acting_by(const Request *request, const Need *needs, int n) {
     bool is_own = true;
     for (int at = 0; at < n; at++)
@@ -272,19 +275,20 @@ Acting acting_by(const Request *request, const Need *needs, int n) {
     return acting;
 }
 
-/* The same without the caller's capabilities, for what the filesystem may not tell every user. */
+/* Prepare an action without the caller's capabilities, to read what the filesystem does not show to every user. */
 Acting reading_as(const Request *request) {
     Acting acting = acting_as(request, false);
     acting.is_powerless = true;
     return acting;
 }
 
-/* Whether the act is to be made now, as its caller; it is asked again after each try, and then this thread is itself:
+/* Return whether to try the action now, as its caller. It is called again after each try, and first restores this
+ * thread's identity:
  *
  *     while (acts(&acting, &error))
  *         error = unlinkat(...) < 0 ? errno : 0;
  *
- * Nothing may leave that loop otherwise. error: of the last try; EACCES if there was none */
+ * The loop must not be left in any other way. error: of the last try; EACCES if there was none */
 bool acts(Acting *acting, int *error) {
     const Core *core = acting->request->core;
     if (acting->is_begun) {

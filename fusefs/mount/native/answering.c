@@ -1,7 +1,7 @@
-/* A request that has come, whichever way: the operation that answers it, if it is ours. */
+/* Finds the operation that serves a request, from any transport, and reports its effects to Python. */
 #include "core.h"
 
-enum { NAMES_BYTES = 8192 }; /* that any transport has room for; names are shorter */
+enum { NAMES_BYTES = 8192 }; /* size of names that every transport has room for; names are shorter */
 enum { N_PATIENCE = 50, PATIENCE_US = 1000 };
 
 struct head { /* fuse_in_header */
@@ -12,10 +12,10 @@ struct head { /* fuse_in_header */
 
 typedef struct {
     Operation *act;
-    uint32_t n_own;    /* bytes of its own part */
-    uint32_t n_strings, n_names; /* that follow; and how many of these are names of entries, which come first */
-    bool never_waits;  /* it is done at once, even if the backing filesystem is slow */
-    bool is_long; /* it takes its time on any filesystem */
+    uint32_t n_own;    /* size of its own struct */
+    uint32_t n_strings, n_names; /* strings that follow it; so many of them, the first ones, are names of entries */
+    bool never_waits;  /* served at once even if the backing filesystem is slow */
+    bool is_long; /* takes long on any filesystem */
 } Handler;
 
 static const Handler handlers[] = {
@@ -59,10 +59,10 @@ static const Handler handlers[] = {
 };
 enum { N_HANDLERS = sizeof handlers / sizeof *handlers };
 
-/* Whether that is no name of an entry of a directory: the kernel sends none such. */
+/* Return whether a name can't be an entry of a directory: the kernel sends no such name. */
 static bool leads_elsewhere(const char *name) { return !strcmp(name, ".") || !strcmp(name, "..") || strchr(name, '/'); }
 
-/* Whether a payload is what a handler takes: strings, each ended by a NUL, and none of them empty. */
+/* Return whether a payload is what a handler expects: NUL-terminated strings, none of them empty. */
 static bool is_well_formed(const Handler *handler, const char *payload, uint32_t n_payload) {
     uint32_t begin = 0, n = 0;
     if (!handler->n_strings)
@@ -77,7 +77,7 @@ static bool is_well_formed(const Handler *handler, const char *payload, uint32_t
     return n == handler->n_strings && begin == n_payload && n_payload <= NAMES_BYTES;
 }
 
-/* A request has ended; many threads may count at once. at: the cell where the counters of its operation begin */
+/* Count a request that has ended; many threads may count at once. at: the first cell of its operation's counters */
 void count(const Core *core, uint32_t at, uint64_t took_ns, bool has_failed) {
     uint64_t *cell = core->cell + at;
     uint64_t parts = took_ns >> core->first_bits;
@@ -91,7 +91,7 @@ void count(const Core *core, uint32_t at, uint64_t took_ns, bool has_failed) {
         __atomic_add_fetch(&cell[core->n_failed], 1, __ATOMIC_RELAXED);
 }
 
-/* Put the head of an answer. result: how many bytes follow, or a negative errno */
+/* Put the head of a reply. result: the size of its body, or a negative errno */
 void put_head(char *to, uint64_t unique, int result) {
     int32_t error = result < 0 ? result : 0;
     uint32_t size = HEAD_BYTES_OUT + (result > 0 ? (uint32_t)result : 0);
@@ -100,9 +100,9 @@ void put_head(char *to, uint64_t unique, int result) {
     memcpy(to + 8, &unique, sizeof unique);
 }
 
-/* What Python hears of, with the interpreter's lock. */
+/* Calls to Python, made with the interpreter's lock. */
 
-/* The errno of the exception that is set, which is none any more. */
+/* Clear the exception that is set; return its errno. */
 int failed(Core *core) {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
@@ -119,14 +119,14 @@ int failed(Core *core) {
     return (int)value;
 }
 
-/* A call of Python's, made for what it does: an error is in the log. */
+/* Drop the result of a Python call; log an exception. */
 static void done(Core *core, PyObject *nothing) {
     if (nothing == NULL)
         failed(core);
     Py_XDECREF(nothing);
 }
 
-/* Have what is made replied to in the end, when it has its own number. Returns 0 or an errno. */
+/* Have Python reply when the new node has its own number. Returns 0 or an errno. */
 static int reply_later(Worker *worker, const Incoming *incoming, const Request *request) {
     Core *core = worker->core;
     PyObject *reply = worker->reply_to(worker, incoming), *nothing = NULL;
@@ -140,7 +140,7 @@ static int reply_later(Worker *worker, const Incoming *incoming, const Request *
     return error;
 }
 
-/* What Python is asked: a request as it would be read from /dev/fuse. */
+/* Return the request for Python, as it would be read from /dev/fuse. */
 static PyObject *request_object(const Incoming *incoming) {
     uint32_t n_head = incoming->size < HEAD_BYTES_IN ? incoming->size : HEAD_BYTES_IN;
     uint32_t n_own = incoming->size - n_head - incoming->n_payload;
@@ -154,7 +154,7 @@ static PyObject *request_object(const Incoming *incoming) {
     return request;
 }
 
-/* Have Python reply to a request; without the interpreter's lock, which the worker has released. */
+/* Have Python reply to a request. Called without the interpreter's lock, which the worker has released. */
 void ask_python(Worker *worker, const Incoming *incoming) {
     Core *core = worker->core;
     PyEval_RestoreThread(worker->released);
@@ -176,14 +176,15 @@ void ask_python(Worker *worker, const Incoming *incoming) {
     worker->released = PyEval_SaveThread();
 }
 
-/* What Python answers to a question, which is given up; if it fails, the reason is in the log. With the interpreter's lock */
+/* Return a boolean that Python returned, and drop the object; log an exception. Called with the interpreter's lock. */
 static bool is_true(Core *core, PyObject *answered, bool if_failed) {
     bool is_it = answered == NULL ? if_failed : answered == Py_True;
     done(core, answered);
     return is_it;
 }
 
-/* Whether a name in a directory may have other spellings. Without the tables. fd: of the directory */
+/* Return whether a name in a directory may have other spellings. Called without the tables lock. fd: of the
+ * directory */
 bool ask_folds(Request *request, Node *directory, int fd) {
     PyEval_RestoreThread(*request->released);
     PyObject *answered = PyObject_CallMethod(request->core->calls, "folds", "Ni", object_of(directory), fd);
@@ -192,7 +193,7 @@ bool ask_folds(Request *request, Node *directory, int fd) {
     return folds;
 }
 
-/* Whether attributes on a device that is not the root's may be believed. Without the tables. */
+/* Return whether attributes on a device other than the root's may be cached. Called without the tables lock. */
 bool ask_device(Request *request, uint64_t dev) {
     PyEval_RestoreThread(*request->released);
     PyObject *answered = PyObject_CallMethod(request->core->calls, "meets", "K", (unsigned long long)dev);
@@ -207,7 +208,7 @@ static void forget_in_cache(Core *core, const Cached *cached) {
                                    cached->has_ended));
 }
 
-/* Have Python end the nodes that nobody uses. With the interpreter's lock */
+/* Have Python end unused nodes. Called with the interpreter's lock. */
 static void end_in_python(Request *request) {
     for (int at = 0; at < request->n_unused; at++) {
         done(request->core, PyObject_CallMethod(request->core->calls, "unused", "N", object_of(request->unused[at])));
@@ -216,7 +217,7 @@ static void end_in_python(Request *request) {
     request->n_unused = 0;
 }
 
-/* The same without it, nor the tables. */
+/* Have Python end unused nodes. Called without the interpreter's lock and the tables lock. */
 void tell_unused(Request *request) {
     if (!request->n_unused)
         return;
@@ -260,15 +261,16 @@ static void put_uses(Request *request) {
     }
 }
 
-/* Whether there is an operation for an opcode; and how many bytes its own part has. */
+/* Return whether there is an operation for an opcode. n_own: gets the size of its own struct */
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own) {
     bool is_it = opcode < N_HANDLERS && handlers[opcode].act != NULL && core->cell_of[opcode];
     *n_own = is_it ? handlers[opcode].n_own : 0;
     return is_it;
 }
 
-/* Answer what has come; without the interpreter's lock, which the worker has released. Returns how many bytes the body of
- * the reply has; a negative errno; NOT_OURS: Python has to reply; LATER: Python does in the end; NO_ANSWER: none. */
+/* Answer a request. Called without the interpreter's lock, which the worker has released. Returns the size of the
+ * reply's body, a negative errno, or: NOT_OURS: Python has to reply; LATER: Python will reply; NO_ANSWER: there is no
+ * reply. */
 int answer(Worker *worker, const Incoming *incoming) {
     Core *core = worker->core;
     struct head head;
@@ -290,7 +292,7 @@ int answer(Worker *worker, const Incoming *incoming) {
     tables_lock(core->mutex);
     request.n_changes_before = core->tables->n_changes;
     int result = handler->never_waits || is_at_rest(&request) ? handler->act(&request) : NOT_OURS;
-    if (result == -EAGAIN) /* it would wait for another process */
+    if (result == -EAGAIN) /* the operation would wait for another process */
         result = NOT_OURS;
     tables_unlock(core->mutex);
     if (result > NOT_OURS && result != LATER)
@@ -310,8 +312,9 @@ int answer(Worker *worker, const Incoming *incoming) {
     return result;
 }
 
-/* Wait until what was made has its own number, or won't get it soon: that of a deleted inode which is in use stays for
- * longer than a client wants to wait. With the tables, which are let go meanwhile. Returns how many bytes the reply has. */
+/* Wait until a new node has its own number, or won't get it soon: a deleted inode that is in use keeps its number for
+ * longer than a client wants to wait. Called with the tables lock, which is released meanwhile. Returns the size of the
+ * reply's body. */
 static int wait_for_number(Request *request) {
     Tables *t = request->core->tables;
     for (int at = 0; at < N_PATIENCE && lacks_its_number(t, request->made); at++) {
@@ -324,7 +327,7 @@ static int wait_for_number(Request *request) {
     return request->n_made;
 }
 
-/* Do a whole request, whose caller has neither the tables nor the interpreter's lock. Returns as `answer`. */
+/* Do a request. Called without the tables lock and the interpreter's lock. Returns as `answer`. */
 static int do_request(Request *request, const Handler *handler) {
     Core *core = request->core;
     tables_lock(core->mutex);
@@ -337,7 +340,6 @@ static int do_request(Request *request, const Handler *handler) {
     return result;
 }
 
-/* Core.do */
 PyObject *core_do(Core *core, PyObject *args) {
     Py_buffer in;
     int held = -1, result = -EINVAL;
@@ -360,7 +362,7 @@ PyObject *core_do(Core *core, PyObject *args) {
         .payload = own + n_own, .n_payload = n_payload,
     };
     if (is_one && is_well_formed(&handlers[head.opcode], request.payload, n_payload)) {
-        request.answer = malloc(BODY_BYTES_MAX); /* what no reply has taken is not in memory */
+        request.answer = malloc(BODY_BYTES_MAX); /* pages that are never touched take no memory */
         if (request.answer == NULL) {
             PyBuffer_Release(&in);
             return PyErr_NoMemory();

@@ -1,8 +1,8 @@
-/* Answers, put into the entry's memory: struct fuse_entry_out and fuse_attr_out, and for how long they are believed. */
+/* Puts replies into a buffer: struct fuse_entry_out and fuse_attr_out, with entry and attr timeouts. */
 #include "core.h"
 
-static const double SHORT_S = 1.0; /* as in validity.py */
-/* For attributes of a directory whose name is not believed: the kernel asks for them again after each look at a name, and
+static const double SHORT_S = 1.0; /* as in tree/kernel_timeouts.py */
+/* Attr timeout of a directory whose name is not cached: the kernel requests its attributes after each lookup, and
  * before each step of a renameat2 that checks permissions. */
 static const double MOMENT_S = 0.01;
 
@@ -24,19 +24,19 @@ void put_attributes(char *to, uint64_t number, const Seen *seen) {
     memcpy(to + sizeof longs, words, sizeof words);
 }
 
-/* Whether what a directory is may be believed for the whole time, as AttrTimeouts._lasts. */
+/* Return whether attributes of a directory get the whole timeout, as AttrTimeouts._lasts. */
 static bool lasts(const Core *core, Node *node) {
     node->is_lasting = core->tables->device >= 0 && (!node->changed_s || now_ns() / 1e9 - node->changed_s >= SHORT_S);
     return node->is_lasting;
 }
 
-/* For how long attributes may be believed, as AttrTimeouts.lifetimes. */
+/* Return the attr timeout, as AttrTimeouts.lifetimes. */
 static double attr_s(const Request *request, Node *node, const Seen *seen, double timeout_s, bool is_steady) {
     const Core *core = request->core;
     bool is_set = seen->mode & S_ISUID || (seen->mode & S_ISGID && seen->mode & S_IXGRP);
     if (!is_steady || (is_set && S_ISREG(seen->mode)))
         return 0;
-    if (request->is_fickle && S_ISDIR(seen->mode)) /* the kernel asks before each step of a renameat2 */
+    if (request->is_fickle && S_ISDIR(seen->mode)) /* the kernel sends GETATTR before each step of a renameat2 */
         return MOMENT_S;
     if (timeout_s <= SHORT_S)
         return timeout_s;
@@ -45,7 +45,7 @@ static double attr_s(const Request *request, Node *node, const Seen *seen, doubl
     return seen->nlink > 1 ? SHORT_S : timeout_s;
 }
 
-/* How long the kernel may cache a reply: what a slow filesystem returned is as old as the request. */
+/* Return how long the kernel may cache a reply: the result of a slow filesystem is as old as the request. */
 static double lifetime(const Request *request) {
     const Core *core = request->core;
     if (!__atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED))
@@ -54,23 +54,24 @@ static double lifetime(const Request *request) {
     return left_s > 0 ? left_s : 0;
 }
 
-/* For how long what a name means may be believed. */
+/* Return the entry timeout of a name. */
 double name_lifetime(const Request *request, const Place *place) {
     return request->is_fickle || is_changed(request, place->node) ? 0 : lifetime(request);
 }
 
-/* Whether what was seen of a node is so still, as far as we know, and attributes on its device may be believed. */
+/* Return whether the attributes that were read are still current, as far as known, and may be cached for their
+ * device. */
 static bool may_last(const Request *request, const Node *node) {
     return !request->is_unasked && !is_changed(request, node);
 }
 
-/* The number of a node in struct fuse_entry_out. */
+/* Put the nodeid into struct fuse_entry_out. */
 void put_number(char *to, uint64_t nodeid) {
     put64(to, nodeid);
     put64(to + 40, nodeid);
 }
 
-/* struct fuse_entry_out, of a name that is believed for so long. Returns for how long all of it is. */
+/* Put struct fuse_entry_out with an entry timeout of name_s. Returns for how long the whole entry may be cached. */
 double put_entry_for(Request *request, char *to, Node *node, const Seen *seen, bool is_steady, double name_s) {
     Core *core = request->core;
     double attributes_s = attr_s(request, node, seen, name_s, is_steady && may_last(request, node));
@@ -82,14 +83,14 @@ double put_entry_for(Request *request, char *to, Node *node, const Seen *seen, b
     return attributes_s < name_s ? attributes_s : name_s;
 }
 
-/* That nothing has a name, which is believed for so long. */
+/* Put a negative entry with an entry timeout of name_s. */
 int put_missing(Request *request, double name_s) {
     memset(request->answer, 0, ENTRY_BYTES);
     put_time(request->answer + 16, request->answer + 32, name_s);
     return ENTRY_BYTES;
 }
 
-/* struct fuse_attr_out. Returns how many bytes. */
+/* Put struct fuse_attr_out. Returns its size. */
 int put_attr(Request *request, Node *node, const Seen *seen, bool is_steady) {
     Core *core = request->core;
     double timeout_s = request->is_fickle ? 0 : lifetime(request);

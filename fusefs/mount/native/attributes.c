@@ -1,4 +1,4 @@
-/* What a node is, and changes of that: GETATTR, STATX, ACCESS, SETATTR, STATFS. */
+/* Attributes of nodes, and changes of them: GETATTR, STATX, ACCESS, SETATTR, STATFS. */
 #include "core.h"
 
 #include <stdio.h>
@@ -13,7 +13,7 @@ static const uint32_t BITS = S_ISUID | S_ISGID;
 
 /* GETATTR, STATX. */
 
-/* Look at what a node is; of one that has ended it is what it was last. Without the tables. Returns 0 or an errno. */
+/* Stat a node; one that has ended has its last attributes. Called without the tables lock. Returns 0 or an errno. */
 static int look_at_node(Request *request, Known *known, Seen *seen) {
     Core *core = request->core;
     int fd = -1, error = 0;
@@ -31,7 +31,7 @@ static int look_at_node(Request *request, Known *known, Seen *seen) {
     return last == NULL ? error : 0;
 }
 
-/* struct fuse_statx_out. Returns how many bytes. */
+/* Put struct fuse_statx_out. Returns its size. */
 static int put_statx(Request *request, Node *node, const Seen *seen) {
     struct {
         uint64_t seconds;
@@ -41,7 +41,7 @@ static int put_statx(Request *request, Node *node, const Seen *seen) {
     } out = {0};
     char attr[ATTR_BYTES], *answer = request->answer;
     uint64_t number;
-    request->answer = attr; /* for how long it is believed, and the number */
+    request->answer = attr; /* for the attr timeout and the inode number */
     put_attr(request, node, seen, !is_unsteady(node));
     request->answer = answer;
     memcpy(&out, attr, sizeof out.seconds + sizeof out.ns);
@@ -87,7 +87,7 @@ static int reply_attributes(Request *request, bool is_statx) {
 int do_getattr(Request *request) { return reply_attributes(request, false); }
 int do_statx(Request *request) { return reply_attributes(request, true); }
 
-/* ACCESS, of a mount that is one user's: whether the daemon's own user may. */
+/* ACCESS, in a user's own mount: whether the daemon, which runs as that user, has access. */
 int do_access(Request *request) {
     uint32_t mask;
     Known known;
@@ -124,7 +124,7 @@ int do_statfs(Request *request) {
     return sizeof longs + sizeof words;
 }
 
-/* Set-user-ID and set-group-ID bits: taken away, and kept, as for the caller and not as for the daemon. */
+/* Set-user-ID and set-group-ID bits: cleared, and kept, by the caller's rights instead of the daemon's. */
 
 static int chmod_held(int fd, uint32_t mode) {
     char path[32];
@@ -132,7 +132,8 @@ static int chmod_held(int fd, uint32_t mode) {
     return chmod(path, mode & 07777) < 0 ? errno : 0;
 }
 
-/* As root; below it would be asked whether the daemon is in that group, for its set-group-ID bit. */
+/* chmod as root. With another fsuid the kernel would check whether the daemon is in the file's group, for the
+ * set-group-ID bit. */
 static int chmod_as_root(const Request *request, int fd, uint32_t mode) {
     Seen seen;
     int error = look(fd, "", 0, &seen);
@@ -146,21 +147,21 @@ static int chmod_as_root(const Request *request, int fd, uint32_t mode) {
     return error;
 }
 
-/* The bits of a file whose content is about to be changed; 0: it has none. */
+/* Return the mode of a file whose content is about to be changed; 0: it has neither bit. */
 uint32_t bits_before(int fd) {
     Seen seen;
     return !look(fd, "", 0, &seen) && seen.mode & BITS ? seen.mode : 0;
 }
 
-/* They stay if the caller may keep them: we take them away. The kernel lets no other process change the file's mode
- * meanwhile. Returns 0 or an errno. */
+/* Restore the bits if the caller may keep them: the daemon's write has cleared them. The kernel lets no other process
+ * change the mode meanwhile. Returns 0 or an errno. */
 int keep_bits(const Request *request, int fd, uint32_t mode) {
     return mode && is_capable(request, FSETID) ? chmod_as_root(request, fd, mode) : 0;
 }
 
-/* They go as for any chown; before the write, or the kernel would go by them. Returns 0 or an errno: EPERM for a caller that
- * is not the owner, unless it may be writing. Source: setattr_should_drop_suidgid in fs/attr.c; the kernel has taken
- * capabilities away itself */
+/* Clear the bits, as any chown does; before the write, or the kernel would still use them. Returns 0 or an errno: EPERM
+ * for a caller that is not the owner, unless it may be writing. Source: setattr_should_drop_suidgid in fs/attr.c; the
+ * kernel has cleared capabilities itself */
 static int take_bits(const Request *request, int fd, const Seen *seen, bool has_writer) {
     bool is_group_kept = !(seen->mode & S_IXGRP) && keeps_group(request, seen);
     if (S_ISDIR(seen->mode) || !(seen->mode & (is_group_kept ? S_ISUID : BITS)))
@@ -180,7 +181,7 @@ static int take_bits(const Request *request, int fd, const Seen *seen, bool has_
     if (!error)
         error = fchownat(fd, "", (uid_t)-1, (gid_t)-1, AT_EMPTY_PATH) < 0 ? errno : 0;
     act_end(request->core, &actor);
-    return is_refusal(error) ? 0 : error; /* in a user's own mount, to another's file: the write itself takes them away */
+    return is_refusal(error) ? 0 : error; /* in a user's own mount, another user's file: the write itself clears them */
 }
 
 /* SETATTR. */
@@ -198,7 +199,7 @@ static int change_owner(const Request *request, int fd, const struct wanted *wan
     const Need needs[] = {
         {CHOWN, seen->uid, seen->gid},
         {CHOWN, wanted->valid & UID ? uid : seen->uid, wanted->valid & GID ? gid : seen->gid},
-        by_owner_alone(seen), /* set-user-ID bits that go */
+        by_owner_alone(seen), /* clears set-user-ID bits */
     };
     Acting acting = acting_by(request, needs, 3);
     int error;
@@ -207,7 +208,7 @@ static int change_owner(const Request *request, int fd, const struct wanted *wan
     return error;
 }
 
-/* A mode that comes with something else is the kernel's own: bits that go with that. */
+/* A mode that is sent with other changes is the kernel's own: the mode without bits that the other change clears. */
 static int change_mode(const Request *request, int fd, const struct wanted *wanted, const Seen *seen, bool has_writer) {
     if ((wanted->valid & CHANGES) != MODE)
         return chmod_as_root(request, fd, wanted->mode);
@@ -218,7 +219,8 @@ static int change_mode(const Request *request, int fd, const struct wanted *want
     int error;
     while (acts(&acting, &error))
         error = chmod_held(fd, wanted->mode);
-    /* In plain mode the kernel asks for bits to go before a write, as libfuse does not say that the write takes them. */
+    /* In plain mode the kernel sends a mode without the bits before a write, as libfuse does not report that writes
+     * clear them. */
     uint32_t before = seen->mode & 07777, mode = wanted->mode & 07777;
     if (is_refusal(error) && has_writer && (mode | BITS) == (before | BITS) && !(mode & ~before))
         return chmod_as_root(request, fd, mode);
@@ -226,7 +228,7 @@ static int change_mode(const Request *request, int fd, const struct wanted *want
 }
 
 static struct timespec time_of(uint32_t is_wanted, uint32_t is_now, int64_t seconds, uint32_t ns) {
-    struct timespec time = {.tv_nsec = is_wanted ? UTIME_NOW : UTIME_OMIT}; /* both to now: a process that may write may */
+    struct timespec time = {.tv_nsec = is_wanted ? UTIME_NOW : UTIME_OMIT}; /* now for both: allowed if it may write */
     if (is_wanted && !is_now)
         time = (struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = ns};
     return time;
@@ -243,8 +245,8 @@ static int change_times(const Request *request, int fd, const struct wanted *wan
     return error;
 }
 
-/* file: a handle's fd; or an fd that was opened for it. By the path of the latter, for it is truncate(2) then, whose times
- * differ from those of ftruncate(2). */
+/* Set the size. file: a handle's fd, or an fd that was opened for this. The latter is truncated by its path, as
+ * truncate(2) sets other times than ftruncate(2). */
 static int change_size(const Request *request, int file, bool is_handle, uint64_t size) {
     char path[32];
     uint32_t mode = bits_before(file);
@@ -258,14 +260,14 @@ static int change_size(const Request *request, int file, bool is_handle, uint64_
     return error ? error : error_of_bits;
 }
 
-/* Change what an fd holds, in an order in which nothing undoes another. None of CHANGES: a write is about to come, and the
- * kernel wants the bits to go; or a chown without ids. */
+/* Change the inode of an fd, in an order in which no change undoes another. Without any of CHANGES the kernel requests
+ * to clear the bits before a write, or it is a chown without ids. */
 static int change(const Request *request, int fd, int file, const struct wanted *wanted, const Seen *seen,
                   bool has_writer) {
     uint32_t what = wanted->valid & CHANGES;
     bool is_handle = file >= 0;
     int error = 0;
-    if (what & SIZE && !is_handle) /* before anything is changed, as it may have to wait, and be done again */
+    if (what & SIZE && !is_handle) /* before all changes, as it may have to wait, and be repeated */
         error = open_held(request, fd, seen, O_WRONLY, &file);
     if (!error && !what)
         error = take_bits(request, fd, seen, has_writer);

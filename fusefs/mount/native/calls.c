@@ -1,4 +1,4 @@
-/* System calls, made without the interpreter's lock: nothing of Python's is touched here. */
+/* System calls, made without the interpreter's lock: nothing here touches Python objects. */
 #include "core.h"
 
 #include <sys/resource.h>
@@ -7,7 +7,7 @@
 
 #define WANTED (STATX_BASIC_STATS | STATX_BTIME)
 
-/* What a name in a directory is, or what an fd holds if that is "". Returns 0 or an errno. */
+/* Stat a name in a directory, or if the name is "" the inode of the fd. Returns 0 or an errno. */
 int look(int fd, const char *name, int flags, Seen *seen) {
     struct statx found;
     if (statx(fd, name, (flags & ~WITHOUT_HANDLES) | AT_SYMLINK_NOFOLLOW | (*name ? 0 : AT_EMPTY_PATH), WANTED, &found) < 0)
@@ -30,8 +30,7 @@ int look(int fd, const char *name, int flags, Seen *seen) {
     return 0;
 }
 
-/* The file handle of what was stat'ed just now; none where there is none that stays the same inode's. Returns 0 or an
- * errno. */
+/* Get the file handle of what was just stat'ed, if it has one that stays the same inode's. Returns 0 or an errno. */
 int handle_of(int fd, const char *name, int flags, Seen *seen) {
     int mount_id, error = EOPNOTSUPP;
     seen->handle.n_bytes = HANDLE_BYTES;
@@ -45,14 +44,14 @@ int handle_of(int fd, const char *name, int flags, Seen *seen) {
     return error == EOPNOTSUPP || error == EPERM || error == ENOSYS || error == EOVERFLOW ? 0 : error;
 }
 
-/* What a name in a directory is, or what an fd holds if that is "", and its file handle: of one inode if nobody renames
- * meanwhile. Returns 0 or an errno. */
+/* Stat a name in a directory, or if the name is "" the inode of the fd, and get its file handle. The results belong to
+ * one inode unless the name is changed meanwhile. Returns 0 or an errno. */
 int identify(int fd, const char *name, int flags, Seen *seen) {
     int error = look(fd, name, flags, seen);
     return error ? error : handle_of(fd, name, flags, seen);
 }
 
-/* The same of a name, in twice the time: of one inode, whatever is renamed meanwhile. */
+/* As `identify`, for a name only, in twice the time: the results belong to one inode whatever is renamed meanwhile. */
 int peek(int dir_fd, const char *name, int flags, Seen *seen) {
     int fd = openat(dir_fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
@@ -62,19 +61,19 @@ int peek(int dir_fd, const char *name, int flags, Seen *seen) {
     return error;
 }
 
-/* How often this thread has waited in the kernel. */
+/* Return how often this thread has waited in the kernel. */
 static long n_waits(void) {
     struct rusage used;
     return getrusage(RUSAGE_THREAD, &used) < 0 ? -1 : used.ru_nvcsw;
 }
 
-/* Some looks begin, whose time may tell of the filesystem. */
+/* Start to time some stats, which may show how fast the filesystem is. */
 Timed time_begin(const Core *core) {
     bool is_in_doubt = __atomic_load_n(&core->is_in_doubt, __ATOMIC_RELAXED);
     return (Timed){.ns = now_ns(), .n_waits = is_in_doubt ? n_waits() : -1, .tells = true};
 }
 
-/* So many of them were made. */
+/* Stop timing n stats. */
 void time_end(const Core *core, Timed *timed, int n) {
     timed->ns = now_ns() - timed->ns;
     if (timed->n_waits >= 0 && timed->ns > n * core->quick_ns)

@@ -1,10 +1,9 @@
-/* The native core: the requests of a mount.
+/* The native core: serves the requests of a mount.
  *
- * It works on the tables that the Python code works on, under the same lock. Where the backing filesystem is slow, or
- * Python has a part in a request, that is NOT_OURS; Python has it done then by `Core.do`.
+ * It uses the same tables as the Python code, under the same lock. For a request on a slow backing filesystem, or one
+ * that Python has a part in, it returns NOT_OURS; Python then calls `Core.do`.
  *
- * Its requests have the interpreter's lock only when they ask Python, or report to it, and never with the tables' lock.
- */
+ * A request takes the interpreter's lock only to call Python, and never while it holds the tables lock. */
 #ifndef TRASHD_CORE_H
 #define TRASHD_CORE_H
 
@@ -28,14 +27,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What an operation returns beside the number of bytes of its reply, and a negative errno. */
+/* Results of an operation beside the number of bytes of its reply, or a negative errno. */
 enum {
-    NOT_OURS = INT_MIN, /* nothing was changed: Python does it */
-    LATER,              /* done, and Python replies when it has its own number: `made` */
-    NO_ANSWER,          /* done, and the kernel expects no reply */
+    NOT_OURS = INT_MIN, /* nothing was changed: Python serves the request */
+    LATER,              /* done; Python replies when the new node, `made`, has its own number */
+    NO_ANSWER,          /* done; the kernel expects no reply */
 };
 
-/* What was seen of an inode: by statx, and its file handle. */
+/* The attributes of an inode, by statx, and its file handle. */
 #define HANDLE_BYTES 128
 typedef struct {
     uint64_t dev, ino, size, blocks, rdev;
@@ -52,12 +51,12 @@ typedef struct {
 /* A time in ns, modulo 2^64: files may have times after the year 2262. */
 static inline int64_t in_ns(int64_t seconds, uint32_t ns) { return (int64_t)((uint64_t)seconds * 1000000000u + ns); }
 
-/* Which incarnation of which inode: by its file handle, or where there is none by the time of its birth. */
+/* Identifies an incarnation of an inode: by its file handle, or without one by its birth time. */
 typedef struct {
     uint64_t dev, ino;
     int64_t btime_ns;
     const char *handle;
-    uint32_t n_handle; /* 0: there is none */
+    uint32_t n_handle; /* 0: no handle */
 } Source;
 
 static inline Source source_of(const Seen *seen) {
@@ -65,21 +64,22 @@ static inline Source source_of(const Seen *seen) {
                     seen->handle.n_bytes ? 2 * (uint32_t)sizeof(uint32_t) + seen->handle.n_bytes : 0};
 }
 
-/* Where a node lies: outside of all stores; in one, or it is one; in what a reaper takes from, or it is that. */
+/* Where a node lies: outside of all stores; in a store, or is one; in a directory where the reaper deletes, or is
+ * one. */
 typedef enum { OUTSIDE, STORE, TRASH } Zone;
 
-/* A counted fd, or the counted id of a file that is passed through. */
+/* A reference-counted fd, or a counted backing id of a file that is passed through. */
 typedef struct Fd {
     int number, device, backing_id; /* of the id; 0: it is an fd */
     uint32_t n_uses;
-    struct Fd *next; /* of those that a thread is to close */
+    struct Fd *next; /* of the fds that a thread is to close */
 } Fd;
 
 typedef struct Node Node;
 
-/* What a client has open. */
+/* A handle of a file or directory that a client has open. */
 typedef struct Handle {
-    Node *node; /* one use */
+    Node *node; /* one reference */
     Fd *fd;
     struct Handle *next; /* of the node */
     uint32_t uid;
@@ -102,31 +102,35 @@ struct Node {
     uint64_t nodeid, dev, ino;
     int64_t btime_ns;
     Node *next_by_nodeid, *next_by_source;
-    NodeName at, *others; /* where it was found last; if it has hard links, some of its other names */
-    Seen *last;           /* its attributes when its last link went and it was not open: that is all that is left of it */
+    NodeName at, *others; /* the name that it was found by last; if it has hard links, some of its other names */
+    /* Its attributes when its last link was removed while it was not open. All later requests get these. */
+    Seen *last;
     Handle *handles;
-    Fd *backing;          /* the id that it is passed through by, while it is open; NULL: the kernel keeps its pages */
+    /* The backing id while the file is open in passthrough; NULL: the kernel caches its pages. */
+    Fd *backing;
     Fd *dir_fd;           /* of a directory, O_PATH */
-    int kept_fd;          /* O_PATH, for a client that was sent ESTALE (tables/estale_retries.py), whose it is; -1: none */
-    Node *newer, *older;  /* of those with such an fd */
-    PyObject *object;     /* what Python has of it; with the interpreter's lock */
+    /* O_PATH, for a client that got ESTALE; belongs to tables/estale_retries.py. -1: none */
+    int kept_fd;
+    Node *newer, *older;  /* in the list of nodes with a `dir_fd` */
+    PyObject *object;     /* its Python object; access needs the interpreter's lock */
     uint64_t nlookup;     /* references that the kernel holds */
-    uint64_t epoch;       /* of its zone */
-    uint64_t number;      /* in which it was made */
-    uint64_t changed_at;  /* the number of the newest change of it, or of a name in it */
-    double told_until_s;  /* until when the kernel may believe its name and attributes; 0: unknown, or not at all */
+    uint64_t epoch;       /* in which `zone` was determined */
+    uint64_t number;      /* position in the order in which nodes were made */
+    uint64_t changed_at;  /* value of `n_changes` at the newest change of it, or of a name in it */
+    double told_until_s;  /* until when the kernel may cache its name and attributes; 0: unknown, or not at all */
     double changed_s;     /* when a name in it was changed; 0: never */
-    int64_t page_mtime_ns, page_ctime_ns, page_size; /* when it was opened last; the size is -1: unknown */
-    int64_t writer; /* whom it is written as, while it is open: see file_writer; -1: unknown */
+    int64_t page_mtime_ns, page_ctime_ns, page_size; /* at its last open; a size of -1: unknown */
+    int64_t writer; /* uid as which it is written while open: see writer_of; -1: unknown */
     uint32_t n_uses, n_open, n_passing_writers;
     uint32_t n_changing; /* changes of names in it that are under way */
     uint8_t zone;
-    bool is_directory, is_live, is_listed; /* it can be found by its source; by its nodeid */
-    bool is_told;    /* the kernel was sent its attributes since they were made void, those of a directory with its name:
-                        the reply may be on its way */
-    bool is_lasting; /* the kernel was sent attributes of this directory that it believes for long */
-    bool is_case_sensitive; /* this directory, as far as that is known */
-    bool is_mapped;  /* it was open for reading and writing past us, and may be mapped yet */
+    bool is_directory, is_live, is_listed; /* found by its source; found by its nodeid */
+    /* The kernel was sent its attributes (of a directory: with its name) since their last invalidation. The reply may
+     * still be on its way. */
+    bool is_told;
+    bool is_lasting; /* the kernel was sent attributes of this directory with a long timeout */
+    bool is_case_sensitive; /* this directory, as far as known */
+    bool is_mapped;  /* was open for reading and writing in passthrough, and may still be mapped */
     uint32_t n_handle;
     char handle[];
 };
@@ -134,9 +138,9 @@ struct Node {
 typedef struct {
     Node **by_nodeid, **by_source, *root;
     uint64_t n_buckets, n_nodes, n_private, n_made, n_zoned, epoch, root_dev;
-    uint64_t n_changes; /* of nodes and of names, since the beginning */
+    uint64_t n_changes; /* of nodes and names, since the start */
     bool has_top, hides_root; /* see mount/life/root_inode.py */
-    Node *newest, *oldest;    /* directories with an fd, but for the root */
+    Node *newest, *oldest;    /* directories with an fd, except the root */
     uint32_t n_directories, n_directories_max;
     Handle **handles; /* by number */
     uint32_t n_slots, n_handles;
@@ -144,17 +148,18 @@ typedef struct {
     uint32_t n_shares;
     int64_t n_given, n_handles_max;
     uint32_t n_fds; /* for handles and directories together */
-    int device;     /* /dev/fuse; -1: not yet */
-    int64_t racy_ns; /* as old as the slowest clock of a filesystem */
+    int device;     /* /dev/fuse; -1: not yet known */
+    int64_t racy_ns; /* the coarsest timestamp of a filesystem */
     bool is_for_all, is_shared;
-    bool passes;    /* what is opened is passed through, if it can be */
-    bool is_caching; /* something is cached of a slow filesystem, or is being fetched: changes are Python's */
-    bool is_case_sensitive; /* the root's filesystem, as far as that is known */
-    bool opens_directories; /* the kernel does not do that itself */
-    bool lists_all; /* no entry of a listing is sent by its name alone */
-    bool is_trash_renewed;  /* nothing lasts that the kernel was sent of directories before they were moved to TRASH */
-    char *waiting;  /* names of mount points where a look may have to wait, each ended by a NUL; and one more */
-    uint32_t retries[N_RETRIES_MAX]; /* threads that were sent ESTALE just now */
+    bool passes;    /* files are passed through when opened, if possible */
+    bool is_caching; /* entries of a slow filesystem are cached, or being fetched: Python makes all changes */
+    bool is_case_sensitive; /* the root's filesystem, as far as known */
+    bool opens_directories; /* else the kernel opens them without OPENDIR */
+    bool lists_all; /* every entry of a listing is sent with attributes */
+    /* No directory moved to TRASH has attributes with a long timeout that the kernel was sent before. */
+    bool is_trash_renewed;
+    char *waiting;  /* names of mount points where a stat may block, NUL-terminated, and an empty one */
+    uint32_t retries[N_RETRIES_MAX]; /* threads that got ESTALE just now */
     uint32_t n_retries;
 } Tables;
 
@@ -166,125 +171,126 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     pthread_mutex_t mutex;
-    bool is_slow; /* the backing filesystem */
+    bool is_slow; /* the backing filesystem is */
 } TablesMutex;
 
-/* One mount's. */
+/* The core of one mount. */
 typedef struct {
     PyObject_HEAD
-    PyObject *calls;    /* functions of Python's: tree/make_core.py */
+    PyObject *calls;    /* Python functions: tree/mount_state.py */
     PyObject *requests; /* FuseRequests */
     TablesMutex *mutex;
-    PyObject *nodes;    /* that has the tables */
+    PyObject *nodes;    /* holds the tables */
     Tables *tables;
     Py_buffer cells, rests;
     uint64_t *cell;                /* the counters */
-    uint32_t cell_of[64];          /* where those of an opcode begin; 0: not ours */
+    uint32_t cell_of[64];          /* by opcode: the first cell of its counters; 0: not served here */
     int n_buckets, first_bits;     /* of the histogram */
     int n_failed, n_total, n_max, n_first_bucket;
     int device;                    /* /dev/fuse */
-    int mount_fd;                  /* of the backing mount, to open file handles with; -1: they can't be opened */
-    int wake_fd;                   /* an eventfd that wakes who watches the workers */
+    int mount_fd;                  /* of the backing mount, to open file handles; -1: they can't be opened */
+    int wake_fd;                   /* eventfd: wakes the thread that watches the readers */
     bool watch_sleeps;
     uint64_t root_dev;
     int statx_flags;               /* AT_STATX_DONT_SYNC or 0, and WITHOUT_HANDLES or 0 */
-    uint32_t nobody_gid;           /* in which no file is; 0: as itself a thread writes all files */
+    uint32_t nobody_gid;           /* a group that owns no file; 0: the thread writes all files as itself */
     int is_measured, is_flushed, shows_xattrs, is_for_all, hides_labels, hides_trash;
     bool is_shared, has_getxattrat, acts_as_others;
-    bool is_in_doubt;              /* whether the filesystem is slow */
+    bool is_in_doubt;              /* it is unclear whether the filesystem is slow */
     double lifetime_s;
-    unsigned long long quick_ns;   /* a statx that takes longer is reported */
+    unsigned long long quick_ns;   /* a slower statx is reported */
     char at_rest[24], no_capabilities[24];
-    char user_namespace[32];       /* as /proc calls it; empty: unknown */
+    char user_namespace[32];       /* name in /proc; empty: unknown */
 } Core;
 
-/* A request as it has come, wherever its parts lie. */
+/* A received request, whose parts may be in separate memory. */
 typedef struct {
     const char *head;    /* struct fuse_in_header, or less of it: see `size` */
-    const char *own;     /* its operation's own part */
-    const char *payload; /* what follows: names, each ended by a NUL */
+    const char *own;     /* its operation's own struct */
+    const char *payload; /* the rest: NUL-terminated names, or data */
     uint32_t size, n_payload;
-    char *answer;        /* where the body of its reply goes; may be the payload's memory */
-    void *entry;         /* of a ring, in which it has come */
+    char *answer;        /* for the body of its reply; may be the payload's memory */
+    void *entry;         /* the ring entry that holds it; NULL: read from /dev/fuse */
 } Incoming;
 
-/* A change that Python's cache of a slow filesystem has to forget: of an inode, of a name in a directory, or of both. */
+/* A change that Python's cache of a slow filesystem has to forget: of an inode, of a name in a directory, or both. */
 typedef struct Cached {
     struct Cached *next;
     Source source;
     char handle[HANDLE_BYTES + 8]; /* the source's */
     bool has_source, has_ended;
-    Node *directory; /* one use; NULL: none */
+    Node *directory; /* one reference; NULL: none */
     char name[NAME_MAX + 1];
 } Cached;
 
-/* How long a thread may take for a request that Python replies to; FuseRequests.answer. */
+/* How long a thread may block for a request that Python replies to; see FuseRequests.answer. */
 typedef enum { NO_CALLS, NO_WAITING, ANY_TIME } Patience;
 
 /* A thread that serves requests. */
 typedef struct Worker {
     Core *core;
-    PyThreadState *released;  /* the interpreter's lock is */
+    PyThreadState *released;  /* set while the interpreter's lock is released */
     Patience patience;
-    PyObject *(*reply_to)(const struct Worker *worker, const Incoming *incoming); /* what Python calls with its answer */
+    PyObject *(*reply_to)(const struct Worker *worker, const Incoming *incoming); /* makes what Python calls to reply */
 } Worker;
 
-/* A request that is being answered. */
+/* A request that is being served. */
 typedef struct {
     Core *core;
-    PyThreadState **released; /* the interpreter's lock is */
-    int held;            /* of Python's: an fd of what the request is about, or -1 */
-    bool is_pythons;     /* Python has it done, and does itself what the core does not: see is_for_python */
-    bool is_timed;       /* how long it takes to stat tells something of the filesystem */
-    bool is_fickle;      /* what its name means may not be believed */
-    bool is_unasked;     /* what was seen is on a device that was not asked: its attributes may not be believed */
+    PyThreadState **released; /* set while the interpreter's lock is released */
+    int held;            /* from Python: an fd of the inode that it is about, or -1 */
+    bool is_pythons;     /* called by Python, which does itself what the core does not */
+    bool is_timed;       /* the time of a stat says something about the filesystem */
+    bool is_fickle;      /* its name may not be cached */
+    bool is_unasked;     /* the stat'ed device was not asked: its attributes may not be cached */
     uint64_t began_ns;
     uint32_t opcode, uid, gid, pid, umask;
     uint64_t unique, nodeid;
-    const char *own;     /* its operation's own part */
-    const char *payload; /* names, each ended by a NUL */
+    const char *own;     /* its operation's own struct */
+    const char *payload; /* NUL-terminated names, or data */
     uint32_t n_payload;
-    char *answer;        /* where its body goes: perhaps the payload's memory, so names are copied before */
+    char *answer;        /* for the body of its reply; may be the payload's memory, so names are copied first */
     uint64_t n_changes_before;
-    int error;           /* that Python is to meet */
-    /* What Python hears of when the tables are let go. */
-    int n_looks;         /* that have taken so long together; 0: nothing to say */
+    int error;           /* for Python to raise */
+    /* What is reported to Python after the tables lock was released. */
+    int n_looks;         /* stats that took `looks_ns` together; 0: nothing to report */
     uint64_t looks_ns;
-    int refused, refused_fd; /* an errno: the kernel has refused a backing file for an fd of `refused_node` */
-    Node *refused_node;  /* one use */
-    Node *made;          /* one use; LATER: `n_made` bytes of a reply with it are prepared, for when it has its number */
+    int refused, refused_fd; /* errno: the kernel has refused a backing file for the fd of `refused_node` */
+    Node *refused_node;  /* one reference */
+    /* One reference. After LATER: `n_made` bytes of a reply with it are ready, for when it has its own number. */
+    Node *made;
     int n_made;
-    int n_unused;        /* nodes that have ended, of which Python may have something */
+    int n_unused;        /* ended nodes that Python may refer to */
     Node *unused[N_FORGOTTEN_MAX + 1];
-    int n_stored;        /* nodes in what a reaper takes from, of which a client was told; or that were moved there */
-    Node *stored[2];     /* one use each */
-    bool are_moved, has_come_back; /* the latter: from there, and something is cached */
+    int n_stored;        /* nodes in TRASH that a client was sent, or that were moved there */
+    Node *stored[2];     /* one reference each */
+    bool are_moved, has_come_back; /* has_come_back: something was moved out of TRASH, while a cache is in use */
     Cached *cached;
 } Request;
 
-/* How long some looks take. */
+/* How long some stats take. */
 typedef struct {
-    uint64_t ns; /* since when; in the end how long */
+    uint64_t ns; /* at first the start; in the end the duration */
     long n_waits;
-    bool tells; /* something of the filesystem: others had the processor if it took long without a wait */
+    bool tells; /* if not, the thread took long without waiting: other processes had the CPU */
 } Timed;
 
 /* A directory, and a name in it. */
 typedef struct {
-    Node *node;       /* one use */
-    const char *name; /* the request's; NULL: none */
-    Fd *fd;           /* the node's, one use */
+    Node *node;       /* one reference */
+    const char *name; /* from the request; NULL: none */
+    Fd *fd;           /* of the node, one reference */
 } Place;
 
 typedef int Operation(Request *);
 
-/* A type of this module, which Python code makes objects of, or not. */
+/* A type of this module. is_made: Python code may create objects of it. */
 #define TYPE(name_, object_, is_made, slots_)                                                                          \
     {                                                                                                                  \
         .name = "fusefs.mount.native._core." name_, .basicsize = sizeof(object_), .slots = slots_,                     \
         .flags = Py_TPFLAGS_DEFAULT | ((is_made) ? 0 : Py_TPFLAGS_DISALLOW_INSTANTIATION),                             \
     }
-/* Free an object of such a type, whose parts are freed already. */
+/* Free an object of such a type after its parts were freed. */
 static inline void free_object(void *object) {
     PyTypeObject *type = Py_TYPE((PyObject *)object);
     PyObject_Free(object);
@@ -408,7 +414,8 @@ int identify(int dir_fd, const char *name, int flags, Seen *seen);
 typedef int Look(int dir_fd, const char *name, int flags, Seen *seen);
 Timed time_begin(const Core *core);
 void time_end(const Core *core, Timed *timed, int n);
-/* The way to look at names in a directory: where nothing is renamed but through the mount, `is_changed` tells of it. */
+/* Return the function that stats names in a directory. If nothing is renamed but through the mount, `is_changed`
+ * detects when a result may mix two inodes. */
 static inline Look *looking(const Request *request) {
     return request->core->is_shared ? peek : identify;
 }
@@ -416,38 +423,39 @@ static inline Look *looking(const Request *request) {
 /* acting.c: without the interpreter's lock */
 enum { CHOWN = 0, DAC_OVERRIDE = 1, DAC_READ_SEARCH = 2, FOWNER = 3, FSETID = 4 };
 enum { N_NEEDS_MAX = 8 };
-/* Whether a filesystem has refused an act. */
+/* Return whether a filesystem has refused an action. */
 static inline bool is_refusal(int error) { return error == EPERM || error == EACCES; }
 static const uint32_t NOBODY = 65534;
 static const int64_t ANY_GROUP = -1;
-/* A capability by which a process that is not the owner's may do something, and whose inode that is. */
+/* A capability that lets a process act on an inode of another owner, and that inode's owner. */
 typedef struct {
     uint32_t capability, uid;
-    int64_t gid; /* ANY_GROUP: whatever it is */
+    int64_t gid; /* ANY_GROUP: the group does not matter */
 } Need;
-/* For what an inode's mode and ACL allow; for what is its owner's to change in it (inode_owner_or_capable in fs/inode.c). */
+/* For actions that mode and ACL of an inode restrict; and that only its owner may do (inode_owner_or_capable,
+ * fs/inode.c). */
 static inline Need by_mode(const Seen *seen) { return (Need){DAC_OVERRIDE, seen->uid, seen->gid}; }
 static inline Need by_owner_alone(const Seen *seen) { return (Need){FOWNER, seen->uid, ANY_GROUP}; }
-/* An identity that a thread takes on for a call, as ThreadCredentials. */
+/* An identity that a thread assumes for a system call, as ThreadCredentials. */
 typedef struct {
-    uint32_t uid, gid; /* 0: its own */
-    const char *sets;  /* capabilities to take up; NULL: what the uid leaves */
+    uint32_t uid, gid; /* 0: the thread's own */
+    const char *sets;  /* capability sets to assume; NULL: those that setfsuid leaves */
     const uint32_t *groups;
     int n_groups;
-    bool makes;        /* something, with this umask */
+    bool makes;        /* the call creates something, with this umask */
     uint32_t umask, umask_before, uid_before, gid_before;
 } Actor;
 int act_begin(const Core *core, Actor *actor);
 void act_end(const Core *core, const Actor *actor);
-/* One act of a caller's; not to be copied once it is begun. */
+/* One action as the caller; not to be copied once it has begun. */
 typedef struct {
     const Request *request;
-    int next; /* of its tries */
+    int next; /* the next try */
     bool is_begun;
     Actor actor;
     Need needs[N_NEEDS_MAX];
     int n_needs;
-    bool is_powerless; /* it has none of the caller's capabilities */
+    bool is_powerless; /* without the caller's capabilities */
     uint32_t *groups;
     char sets[24];
 } Acting;
@@ -460,9 +468,9 @@ bool acts(Acting *acting, int *error);
 
 /* handles.c */
 typedef struct {
-    uint32_t owner; /* for whom it is written; see `file_writer` */
-    Fd *backing;    /* the id by which it is passed through; NULL: none */
-    int error;      /* why there is none, if there should be one */
+    uint32_t owner; /* whose blocks the file takes; see `owner_to_write_as` */
+    Fd *backing;    /* backing id for passthrough; NULL: none */
+    int error;      /* why there is no backing id, if one was to be opened */
 } Opening;
 int may_access(int fd, int mask);
 int open_held(const Request *request, int held, const Seen *seen, uint32_t flags, int *fd);
@@ -474,11 +482,11 @@ void put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_ke
 
 /* reach.c */
 typedef struct {
-    Node *node;       /* one use */
-    Fd *fd;           /* of it, one use; NULL: it has no open one */
-    Node *above;      /* the directory where it was found last, one use; NULL: it is not needed */
-    Fd *dir_fd;       /* of that, one use; NULL: it is not open */
-    char name[NAME_MAX + 1]; /* there */
+    Node *node;       /* one reference */
+    Fd *fd;           /* of the node, one reference; NULL: none is open */
+    Node *above;      /* the directory where it was found last, one reference; NULL: not needed */
+    Fd *dir_fd;       /* of `above`, one reference; NULL: not open */
+    char name[NAME_MAX + 1]; /* the node's name in `above` */
 } Known;
 int open_known(Request *request, uint64_t nodeid, Known *known);
 PyObject *core_hold(Core *core, PyObject *object);
@@ -509,7 +517,7 @@ Operation do_forget, do_batch_forget, do_opendir, do_readdirplus, do_fsyncdir, d
 
 /* answering.c */
 enum { HEAD_BYTES_IN = 40, HEAD_BYTES_OUT = 16 }; /* struct fuse_in_header, fuse_out_header */
-enum { BODY_BYTES_MAX = 1 << 20 }; /* of an answer: there is room for no more */
+enum { BODY_BYTES_MAX = 1 << 20 }; /* of a reply: buffers have no more room */
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
 void count(const Core *core, uint32_t at, uint64_t took_ns, bool has_failed);
 int answer(Worker *worker, const Incoming *incoming);

@@ -1,4 +1,4 @@
-/* /dev/fuse: requests are read and answered without Python, as long as they are ours. */
+/* /dev/fuse: reads requests, and answers those that the core serves, without Python. */
 #include "core.h"
 
 #include <poll.h>
@@ -6,32 +6,35 @@
 
 enum { OPEN = 14, OPENDIR = 27, CREATE = 35, TMPFILE = 51 };
 enum {
-    REQUEST_BYTES = (1 << 20) + (1 << 12), /* a write of as much as INIT says, and its head: the kernel reads into no less */
+    REQUEST_BYTES = (1 << 20) + (1 << 12), /* the largest write by INIT, and its head: the kernel refuses a smaller
+                                              buffer */
     ANSWER_BYTES = HEAD_BYTES_OUT + BODY_BYTES_MAX,
-    N_AT_ONCE = 50, /* requests that are answered while something waits for a step */
+    N_AT_ONCE = 50, /* requests that are answered while Python waits to do something */
 };
 enum {
-    AWAKE_NS = 30000, /* to go to sleep and to be woken takes about that */
-    SOON_NS = 100000, /* of which sleeping and waking take most */
+    AWAKE_NS = 30000, /* about the time that it takes to sleep and be woken */
+    SOON_NS = 100000, /* a wait so short consists mostly of sleeping and waking */
     N_LEFT_OUT_MAX = 64,
 };
 
-/* One thread's. */
+/* The state of one reader thread. */
 typedef struct {
     PyObject_HEAD
     Worker worker;
-    uint64_t began_ns; /* its request, which it serves or Python does for it; 0: none */
-    bool is_held_up;   /* in that for long: another thread reads what follows */
+    uint64_t began_ns; /* start of its request, which it or Python serves; 0: none */
+    bool is_held_up;   /* for long in that request: another thread reads the next ones */
     char *request, *answer;
     int wake_fd;          /* ends its wait for a request */
-    int rest_ms;          /* for which what has come may wait */
-    bool pays;   /* to wait awake: where client and daemon share a processor, it keeps the client from asking */
+    int rest_ms;          /* how long requests may wait */
+    /* Whether busy waiting pays: if client and daemon share the only CPU, it keeps the client from sending a
+     * request. */
+    bool pays;
     int n_to_leave_out, n_left_out_next;
-    uint64_t awake_until_ns, asleep_since_ns; /* 0: it is not */
+    uint64_t awake_until_ns, asleep_since_ns; /* asleep_since_ns: 0: it is not asleep */
 } CoreDevice;
 
-/* Waiting awake pays while a client asks one thing after another, and for nothing else: each time that nothing has
- * come, it is left out twice as often, until a request comes soon after going to sleep. */
+/* Busy waiting pays only while a client sends one request after another. After each time without a request it is
+ * skipped twice as often, until a request arrives soon after the thread has gone to sleep. */
 
 static bool is_awake(CoreDevice *device) {
     if (!device->awake_until_ns) {
@@ -68,19 +71,19 @@ static bool sleep_until_come(CoreDevice *device) {
     if (!device->asleep_since_ns)
         device->asleep_since_ns = now_ns();
     bool is_woken = poll(fds, 2, -1) > 0 && fds[0].revents;
-    if (!is_woken && device->rest_ms) /* even a sleep of 0 takes as long as the timer's slack, 50 µs */
+    if (!is_woken && device->rest_ms) /* even a sleep of 0 takes as long as the timer slack, 50 µs */
         is_woken = poll(fds, 1, device->rest_ms) > 0;
     return is_woken && read(device->wake_fd, &n_wakes, sizeof n_wakes) > 0;
 }
 
-/* A request begins: the watch is to see whether it takes long. */
+/* A request begins: the watch thread has to check whether it takes long. */
 static void work_begins(CoreDevice *device) {
     Core *core = device->worker.core;
     __atomic_store_n(&device->began_ns, now_ns(), __ATOMIC_RELAXED);
     if (__atomic_load_n(&core->watch_sleeps, __ATOMIC_SEQ_CST) &&
         __atomic_exchange_n(&core->watch_sleeps, false, __ATOMIC_SEQ_CST)) {
         uint64_t one = 1;
-        if (write(core->wake_fd, &one, sizeof one) < 0) { /* it is awake */
+        if (write(core->wake_fd, &one, sizeof one) < 0) { /* the watch is awake */
         }
     }
 }
@@ -91,7 +94,7 @@ static PyObject *reply_to_device(const Worker *worker, const Incoming *Py_UNUSED
     return PyObject_GetAttrString(worker->core->requests, "write");
 }
 
-/* Write the reply to a request that was ours; without the interpreter's lock. */
+/* Write the reply to a request that the core has served. Called without the interpreter's lock. */
 static void write_answer(CoreDevice *device, const char *head, int result) {
     Worker *worker = &device->worker;
     uint64_t unique, handle = 0;
@@ -103,7 +106,7 @@ static void write_answer(CoreDevice *device, const char *head, int result) {
         return;
     int error = errno;
     bool has_handle = opcode == OPEN || opcode == OPENDIR || opcode == CREATE || opcode == TMPFILE;
-    if (result >= 0 && has_handle) /* fuse_open_out; behind a fuse_entry_out */
+    if (result >= 0 && has_handle) /* in fuse_open_out, which follows a fuse_entry_out if a node was made */
         memcpy(&handle, device->answer + HEAD_BYTES_OUT + (opcode == OPEN || opcode == OPENDIR ? 0 : ENTRY_BYTES),
                sizeof handle);
     PyEval_RestoreThread(worker->released);
@@ -114,7 +117,7 @@ static void write_answer(CoreDevice *device, const char *head, int result) {
     worker->released = PyEval_SaveThread();
 }
 
-/* Answer the request that was read. Returns whether that is all: else Python may have something to do. */
+/* Answer the request that was read. Returns false if Python may have something to do. */
 static bool answer_read(CoreDevice *device, size_t size) {
     Worker *worker = &device->worker;
     const char *head = device->request;
@@ -157,7 +160,7 @@ static PyObject *core_device_read(CoreDevice *device, PyObject *args) {
             error = errno;
             if (error == EAGAIN && waits && !is_woken)
                 is_woken = !is_awake(device) && sleep_until_come(device);
-            else if (error != EINTR && error != ENOENT) /* ENOENT: its client was killed meanwhile */
+            else if (error != EINTR && error != ENOENT) /* ENOENT: the client was killed meanwhile */
                 break;
         }
         has_come(device);
@@ -190,7 +193,7 @@ static PyObject *core_device_new(PyTypeObject *type, PyObject *args, PyObject *P
     self->rest_ms = rest_ms;
     self->n_left_out_next = 1;
     self->pays = !rest_ms && !sched_getaffinity(0, sizeof processors, &processors) && CPU_COUNT(&processors) > 1;
-    self->request = PyMem_Malloc(REQUEST_BYTES + ANSWER_BYTES); /* what nothing has taken is not in memory */
+    self->request = PyMem_Malloc(REQUEST_BYTES + ANSWER_BYTES); /* pages that are never touched take no memory */
     if (self->request == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();

@@ -1,9 +1,9 @@
-/* What becomes of nodes: they lose names, get others, and end when the kernel forgets them. */
+/* What happens to nodes: they lose names, get other names, and end when the kernel forgets them. */
 #include "core.h"
 
-enum { PAIR_BYTES = 16, N_PART = 512, PAUSE_US = 500 }; /* the first of struct fuse_forget_one */
+enum { PAIR_BYTES = 16, N_PART = 512, PAUSE_US = 500 }; /* of struct fuse_forget_one */
 
-/* The node of what was seen, which has changed, as its cached attributes are to be forgotten; NULL: none. */
+/* Find the node of an inode that has changed, and have its cached attributes forgotten; NULL: no node. */
 static Node *node_seen(Request *request, const Seen *seen, bool has_ended) {
     Source source = source_of(seen);
     forget_source(request, &source, NULL, has_ended);
@@ -13,7 +13,7 @@ static Node *node_seen(Request *request, const Seen *seen, bool has_ended) {
     return node;
 }
 
-/* An incarnation lost a name. */
+/* An inode has lost a name. */
 void lose(Request *request, const Seen *seen, const Place *place) {
     Tables *t = request->core->tables;
     bool has_ended = S_ISDIR(seen->mode) || seen->nlink == 1;
@@ -27,7 +27,7 @@ void lose(Request *request, const Seen *seen, const Place *place) {
         drop_directory_fd(t, node);
 }
 
-/* An incarnation has another name. */
+/* An inode was renamed. */
 void move(Request *request, const Seen *seen, const Place *old, const Place *new) {
     Tables *t = request->core->tables;
     Node *node = node_seen(request, seen, false);
@@ -41,8 +41,8 @@ void move(Request *request, const Seen *seen, const Place *old, const Place *new
         renew(t, node);
 }
 
-/* Something is being taken from a store, in which a reaper may have worked behind the mount: nothing that was seen there
- * before is to be believed. Most often the kernel has forgotten it by then (tree/forget_stored.py). */
+/* Something is being moved out of a store, where the reaper may have worked behind the mount: nothing that was cached
+ * of it may be used. Usually the kernel has forgotten it already (tree/forget_stored.py). */
 void come_back(Request *request) {
     Tables *t = request->core->tables;
     request->has_come_back = t->is_caching;
@@ -51,7 +51,7 @@ void come_back(Request *request) {
     renew_lasting(t, TRASH);
 }
 
-/* End a node that nobody refers to, or have that done when the tables are let go, if Python may have something of it. */
+/* End a node without references; or if Python may refer to it, have that done after the tables lock was released. */
 void end_unused(Request *request, Node *node) {
     if (node->nlookup || node->n_open)
         return;
@@ -76,7 +76,7 @@ int do_forget(Request *request) {
     return NO_ANSWER;
 }
 
-/* Others have the tables between any two parts; and where there are many, a pause lets another thread read requests. */
+/* Other threads get the tables between two parts; if there are many, a pause lets another thread read requests. */
 int do_batch_forget(Request *request) {
     uint32_t n;
     memcpy(&n, request->own, sizeof n);

@@ -1,15 +1,15 @@
-/* What clients do with files, each by a handle. */
+/* Operations on open files, by handle, and OPEN. */
 #include "core.h"
 
 #include <stdio.h>
 #include <sys/uio.h>
 
-enum { DATA_ONLY = 1 };                           /* of FSYNC's flags */
-static const uint64_t COPIED_BYTES_MAX = 64 << 20; /* at a time: a client that is killed meanwhile waits for it */
+enum { DATA_ONLY = 1 };                           /* flag of FSYNC */
+static const uint64_t COPIED_BYTES_MAX = 64 << 20; /* per call: a client that is killed meanwhile waits for it */
 
 /* OPEN. */
 
-/* Whether a file can be read and written directly (O_DIRECT). Returns 0 or an errno: EINVAL: it can't */
+/* Check whether a file supports O_DIRECT. Returns 0 or an errno: EINVAL: it does not */
 static int try_direct(int fd) {
     char path[32];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
@@ -20,8 +20,8 @@ static int try_direct(int fd) {
     return 0;
 }
 
-/* Open a node as the caller, and have it passed through if it is not open yet. is_first: it is not open yet; is_passed:
- * it is passed through, or may be mapped so. Without the tables. Returns 0 or an errno. */
+/* Open a node as the caller, and get a backing id if it is not open yet. is_first: it is not open yet; is_passed: it is
+ * passed through, or may be mapped so. Called without the tables lock. Returns 0 or an errno. */
 static int open_file(Request *request, Known *known, uint32_t flags, bool is_first, bool is_passed, Seen *seen, int *fd,
                      Opening *opening) {
     const Core *core = request->core;
@@ -65,7 +65,8 @@ int do_open(Request *request) {
     bool truncates = flags & O_TRUNC, is_executed = false;
     for (const Handle *handle = node->handles; handle != NULL; handle = handle->next)
         is_executed |= handle->is_executed;
-    /* The kernel asks us to cut a program that runs before it looks at that itself, unless it is opened for writing, too. */
+    /* The kernel sends O_TRUNC for a running program before it checks for that itself, unless the file is also opened
+     * for writing. */
     int error = truncates && is_executed ? ETXTBSY : make_room(core->tables, request->uid) ? 0 : EMFILE;
     if (!error) {
         bool is_first = !node->n_open, is_passed = node->backing != NULL || node->is_mapped;
@@ -88,17 +89,17 @@ int do_open(Request *request) {
     return error ? -error : OPEN_BYTES;
 }
 
-/* By handles. */
+/* Operations by handle. */
 
 /* A file that a client has open. */
 typedef struct {
-    Node *node; /* one use */
-    Fd *fd;     /* one use */
+    Node *node; /* one reference */
+    Fd *fd;     /* one reference */
     int64_t writer;
-    bool may_have_pages; /* that the kernel has not written back */
+    bool may_have_pages; /* the kernel may have pages that it has not written back */
 } Opened;
 
-/* Returns false: there is no such handle. */
+/* Returns false if there is no such handle. */
 static bool take_handle(const Request *request, uint64_t fh, Opened *opened) {
     const Handle *handle = handle_of_number(request->core->tables, fh);
     *opened = (Opened){0};
@@ -130,7 +131,7 @@ static void end_changing(Request *request, Node *node) {
     forget_cached(request, node, NULL);
 }
 
-/* Have this thread write a file as it is written by everybody. Returns 0 or an errno; `act_end` must follow. */
+/* Assume the credentials that a file is written with, for any client. Returns 0 or an errno; `act_end` must follow. */
 static int write_begins(const Request *request, const Opened *opened, Actor *writer) {
     int64_t owner = opened->writer;
     Seen seen;
@@ -150,7 +151,7 @@ int do_read(Request *request) {
         uint64_t fh;
         int64_t offset;
         uint32_t size;
-    } in; /* the beginning of struct fuse_read_in */
+    } in; /* first part of struct fuse_read_in */
     Opened opened;
     memcpy(&in, request->own, 20);
     if (!take_handle(request, in.fh, &opened))
@@ -169,7 +170,7 @@ int do_write(Request *request) {
         int64_t offset;
         uint32_t size, how;
         uint64_t lock_owner;
-        uint32_t flags, padding; /* of the file, as they are now: with O_APPEND it is written at the end, wherever that is */
+        uint32_t flags, padding; /* the file's present flags: with O_APPEND, the data goes to the end of the file */
     } in;                        /* struct fuse_write_in */
     Opened opened;
     Actor writer;
@@ -195,16 +196,16 @@ int do_write(Request *request) {
     return sizeof out;
 }
 
-/* Where the next data is (SEEK_DATA), or the next hole.
+/* Find the next data (SEEK_DATA), or the next hole.
  *
- * The kernel asks without writing back what was written to memory: a file of which it may have such pages is data from one
- * end to the other, as on a filesystem that knows no holes. Source: fuse_file_llseek in fs/fuse/file.c */
+ * The kernel does not write back its pages before LSEEK. So a file that may have such pages is all data, as on a
+ * filesystem without holes. Source: fuse_file_llseek in fs/fuse/file.c */
 int do_lseek(Request *request) {
     struct {
         uint64_t fh;
         int64_t offset;
         uint32_t whence;
-    } in; /* the beginning of struct fuse_lseek_in */
+    } in; /* first part of struct fuse_lseek_in */
     Opened opened;
     Seen seen;
     memcpy(&in, request->own, 20);
@@ -228,7 +229,7 @@ int do_lseek(Request *request) {
     return error ? -error : (int)sizeof in.offset;
 }
 
-/* Blocks for a part of a file, or a hole, or zeros. */
+/* Allocate blocks for a part of a file, or make a hole or zeros. */
 int do_fallocate(Request *request) {
     struct {
         uint64_t fh;
@@ -252,8 +253,8 @@ int do_fallocate(Request *request) {
     return error ? -error : -error_of_bits;
 }
 
-/* Copy, perhaps by sharing blocks; for the rest the kernel asks again. EXDEV: the filesystem can't; then the kernel reads and
- * writes. Returns how many bytes, or a negative errno. */
+/* Copy, perhaps by sharing blocks; the kernel requests the rest again. After EXDEV (not supported) the kernel reads and
+ * writes instead. Returns the number of bytes, or a negative errno. */
 static ssize_t copy(Request *request) {
     struct {
         uint64_t fh;
@@ -285,7 +286,7 @@ static ssize_t copy(Request *request) {
     }
     act_end(request->core, &writer);
     int error_of_bits = keep_bits(request, to, mode);
-    bool is_accessed = !error && !look(from, "", 0, &after) && /* of which the kernel knows nothing */
+    bool is_accessed = !error && !look(from, "", 0, &after) && /* the kernel does not know that */
                        (before.atime_s != after.atime_s || before.atime_ns != after.atime_ns);
     end_changing(request, opened[1].node);
     forget_cached(request, opened[0].node, NULL);
@@ -308,7 +309,8 @@ int do_copy_file_range_64(Request *request) {
     return n < 0 ? (int)n : (int)sizeof n;
 }
 
-/* A client closes a file: what was written may fail now. ENOSYS, once: on this filesystem it never does. */
+/* A client closes a file: earlier writes may fail now. After ENOSYS, for filesystems where they never do, the kernel
+ * sends no more. */
 int do_flush(Request *request) {
     uint64_t fh;
     Opened opened;
@@ -341,7 +343,7 @@ int do_fsync(Request *request) {
     return -error;
 }
 
-/* With the last handle of what has no name any more, that has ended. */
+/* The last handle of a node without a name ends the node. */
 int do_release(Request *request) {
     Core *core = request->core;
     Tables *t = core->tables;
@@ -352,11 +354,11 @@ int do_release(Request *request) {
     if (!take_handle(request, fh, &opened))
         return -EBADF;
     Node *node = opened.node;
-    handle_of_number(t, fh)->is_executed = false; /* the next writer of a program may be quicker than the look */
+    handle_of_number(t, fh)->is_executed = false; /* the file's next writer may be quicker than the stat */
     if (node->n_open == 1 && node->at.parent == NULL && !is_root(core, node)) {
         calls_begin(request);
         if (look(opened.fd->number, "", core->statx_flags, &seen))
-            memset(&seen, 0, sizeof seen); /* nothing is known of it any more */
+            memset(&seen, 0, sizeof seen); /* treat it as removed, as nothing is known of it */
         calls_end(request);
         if (node->n_open == 1 && (node->is_directory || !seen.nlink))
             detach_node(t, node, &seen);

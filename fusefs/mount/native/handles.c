@@ -1,4 +1,4 @@
-/* How files are opened for clients: passed through to the backing filesystem where that can be, and their handles. */
+/* Opens files for clients, in passthrough where possible, and makes their handles. */
 #include "core.h"
 
 #include <stdio.h>
@@ -13,15 +13,15 @@ static const uint32_t KERNELS_OWN = O_CREAT | O_EXCL | O_NOFOLLOW | O_DIRECT | O
 static const long EXT_MAGIC = 0xEF53, FUSE_MAGIC = 0x65735546; /* linux/magic.h */
 static const int FACCESSAT2 = 439; /* Linux 5.8 */
 
-/* Whether this thread may access what an fd holds, as `access` says. Returns 0 or an errno. */
+/* Check whether this thread may access the inode of an fd, as access(2) does. Returns 0 or an errno. */
 int may_access(int fd, int mask) {
     return syscall(FACCESSAT2, fd, "", mask, AT_EACCESS | AT_EMPTY_PATH) < 0 ? errno : 0;
 }
 
-/* Open a file or directory that is held by an fd as the caller, when no lease on it is in the way. Without the tables.
+/* Open the file or directory of an fd as the caller, unless a lease prevents it. Called without the tables lock.
  *
- * Returns 0 or an errno: EAGAIN: a lease is; ESTALE: it is a FIFO, a socket or a device by now: to open these may wait, or
- * do something. */
+ * Returns 0 or an errno. EAGAIN: a lease has to be broken. ESTALE: it is a FIFO, a socket or a device by now, and
+ * opening these may block or have an effect. */
 int open_held(const Request *request, int held, const Seen *seen, uint32_t flags, int *fd) {
     char path[32];
     int how = (int)(flags & ~KERNELS_OWN) | O_CLOEXEC | O_NONBLOCK, error;
@@ -30,7 +30,7 @@ int open_held(const Request *request, int held, const Seen *seen, uint32_t flags
     snprintf(path, sizeof path, "/proc/self/fd/%d", held);
     const Need needs[] = {by_mode(seen), by_owner_alone(seen)};
     Acting acting = acting_by(request, needs, 2);
-    if (flags & FOR_EXECUTION) { /* a program need not be readable */
+    if (flags & FOR_EXECUTION) { /* an executable need not be readable */
         while (acts(&acting, &error))
             error = may_access(held, X_OK);
         if (error)
@@ -45,16 +45,17 @@ int open_held(const Request *request, int held, const Seen *seen, uint32_t flags
     return error;
 }
 
-/* The uid whose blocks a file takes: its owner's; nobody's if it is root's and others may write. */
+/* Return the uid that a file's blocks are charged to: its owner; nobody if it is root's and others may write. */
 uint32_t owner_to_write_as(const Seen *seen) {
     return seen->uid ? seen->uid : seen->mode & (S_IWGRP | S_IWOTH) ? NOBODY : 0;
 }
 
-/* The credentials that a file's content is written with, by its `owner_to_write_as`: in no group, else as itself, for all.
+/* Return the credentials that a file's content is written with, by its `owner_to_write_as`. They have no group, or are
+ * the thread's own if there is no such group.
  *
- * The same for all clients: reads and writes by a handle are the daemon's, or the kernel's with the credentials of the
- * daemon when it gave it the file. ext2, 3 and 4 give the blocks that they reserve for root to writes with root's fsuid, and a
- * process in a file's group may leave its set-group-ID bit.
+ * They are the same for all clients: reads and writes by a handle are made by the daemon, or by the kernel with the
+ * credentials that the daemon had when it opened the backing file. ext2, ext3 and ext4 let root's fsuid use the blocks
+ * that they reserve for root. A process in a file's group may keep its set-group-ID bit.
  * Source: ext4_has_free_clusters in fs/ext4/balloc.c, in_group_or_capable in fs/inode.c */
 Actor writer_of(const Core *core, int fd, uint32_t owner) {
     Actor writer = {.gid = core->nobody_gid};
@@ -66,14 +67,14 @@ Actor writer_of(const Core *core, int fd, uint32_t owner) {
     return writer;
 }
 
-/* Whether files of a filesystem may be passed through: a FUSE filesystem can report a failed write at the close of the handle
- * that it came by, and at no other's, and the kernel closes its own in silence. */
+/* Return whether files of a filesystem may be passed through. A FUSE filesystem can report a failed write when the
+ * handle that wrote is closed, and at no other close; in passthrough the kernel discards that error. */
 static bool may_pass(const Core *core, uint64_t dev, int fd) {
     struct statfs found;
     return dev == core->root_dev || (!fstatfs(fd, &found) && found.f_type != FUSE_MAGIC);
 }
 
-/* Get the id that a file which was just opened is passed through by. Without the tables. */
+/* Get a backing id for a file that was just opened. Called without the tables lock. */
 Opening open_backing(const Request *request, int fd, const Seen *seen) {
     const Core *core = request->core;
     struct {
@@ -96,15 +97,15 @@ Opening open_backing(const Request *request, int fd, const Seen *seen) {
     return opening;
 }
 
-/* An fd that was opened to append: not all that is written by its handle is. A file that may only grow keeps it. */
+/* Clear O_APPEND of an fd: not everything that is written by its handle is appended. An append-only file keeps it. */
 void write_anywhere(int fd) {
     int flags = fcntl(fd, F_GETFL);
     if (flags >= 0)
         fcntl(fd, F_SETFL, flags & ~O_APPEND);
 }
 
-/* Have a handle of a node, by an fd that is the tables' from now on, and put struct fuse_open_out. opening: by
- * `open_backing`. is_kept: the kernel may keep its pages. */
+/* Make a handle of a node, with an fd that belongs to the tables from now on, and put struct fuse_open_out. opening:
+ * from `open_backing`. is_kept: the kernel may keep the pages that it has cached. */
 void put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, Opening *opening, char *to) {
     open_handle(request->core->tables, node, fd, request->uid, flags, opening->backing, opening->owner);
     if (opening->error) {

@@ -1,7 +1,7 @@
-/* The nodes that the kernel knows: each nodeid means one incarnation of one inode, as long as the kernel has it.
+/* The nodes that the kernel knows: a nodeid means one incarnation of one inode as long as the kernel refers to it.
  *
- * A node exists iff the kernel holds references to it, a handle of it is open, or it is the root (I7); its nodeid is
- * not given to anything else meanwhile (I9). No system call is made here. */
+ * A node exists iff the kernel holds references to it, a handle of it is open, or it is the root (I7). Meanwhile its
+ * nodeid is not assigned to another node (I9). Nothing here makes system calls. */
 #include "core.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 static const uint64_t ROOT = 1, PRIVATE = 1ull << 62, TOP = 1ull << 62, NEVER = UINT64_MAX;
 enum { N_BUCKETS_FIRST = 64 };
 
-/* A partial table is worse than none: --replace brings the mount back. */
+/* Allocate memory, or end the process: incomplete tables would be worse, and --replace restores the mount. */
 void *allocate(void *old, size_t n_bytes) {
     void *memory = old == NULL ? calloc(1, n_bytes) : realloc(old, n_bytes);
     if (memory == NULL) {
@@ -19,7 +19,7 @@ void *allocate(void *old, size_t n_bytes) {
     return memory;
 }
 
-/* The two hash tables. */
+/* Two hash tables. */
 
 static uint64_t hash_of(const Source *source) {
     uint64_t hash = source->dev * 0x9E3779B97F4A7C15u;
@@ -91,7 +91,7 @@ static void grow(Tables *t) {
     free(sources);
 }
 
-/* The node that the kernel means by a nodeid; NULL: none. */
+/* Return the node of a nodeid; NULL: none. */
 Node *node_of(const Tables *t, uint64_t nodeid) {
     if (nodeid == ROOT || nodeid == TOP)
         return nodeid == ROOT ? (t->hides_root ? NULL : t->root) : t->has_top ? t->root : NULL;
@@ -101,7 +101,7 @@ Node *node_of(const Tables *t, uint64_t nodeid) {
     return node;
 }
 
-/* The live node of an incarnation; NULL: none. */
+/* Return the live node of an inode; NULL: none. */
 Node *find_node(const Tables *t, const Source *source) {
     Node *node = *at_source(t, source);
     for (; node != NULL; node = node->next_by_source) {
@@ -114,7 +114,7 @@ Node *find_node(const Tables *t, const Source *source) {
     return node;
 }
 
-/* Uses: by the table, by names of other nodes, by requests and by Python. Memory alone hangs on them. */
+/* References: from the table, from names of other nodes, from requests and from Python. They keep memory only. */
 
 Node *node_take(Node *node) {
     __atomic_add_fetch(&node->n_uses, 1, __ATOMIC_RELAXED);
@@ -139,7 +139,8 @@ static void forget_others(Node *node) {
 }
 
 void node_put(Node *node) {
-    while (node != NULL && !__atomic_sub_fetch(&node->n_uses, 1, __ATOMIC_ACQ_REL)) { /* a deep tree needs no deep stack */
+    /* A loop, since recursion in a deep tree would need a deep stack. */
+    while (node != NULL && !__atomic_sub_fetch(&node->n_uses, 1, __ATOMIC_ACQ_REL)) {
         Node *parent = node->at.parent;
         forget_others(node);
         free(node->at.name);
@@ -185,7 +186,7 @@ void tables_make(Tables *t, const Source *root, int root_fd) {
     t->opens_directories = true;
 }
 
-/* Whether clients know the root by TOP; it is found by ROOT all the same, until that is hidden. */
+/* Set whether clients know the root as TOP. The kernel may use ROOT for it as well, until `hides_root` is set. */
 void show_top(Tables *t, bool is_shown) {
     leave_nodeid(t, t->root);
     t->root->nodeid = is_shown ? TOP : ROOT;
@@ -195,7 +196,7 @@ void show_top(Tables *t, bool is_shown) {
 
 void tables_free(Tables *t) {
     close_tables(t);
-    free(t->root->dir_fd); /* which is its owner's */
+    free(t->root->dir_fd); /* the fd stays the caller's */
     for (uint64_t at = 0; at < t->n_buckets; at++)
         for (Node *node = t->by_nodeid[at], *next; node != NULL; node = next) {
             next = node->next_by_nodeid;
@@ -208,9 +209,9 @@ void tables_free(Tables *t) {
     free(t->shares);
 }
 
-/* Where a node lies. */
+/* Zones: where a node lies. */
 
-/* A store further down counts as well: a volume has one where the highest can't take a directory. */
+/* A store further down counts, too: a volume has one there if its top directory can't have one. */
 static Zone zone_in(Zone above, const char *name) {
     static const char *const hold_trash[] = {"drop", "stage", "orphans", "reaping", "restoring", "quarantine"};
     if (above == OUTSIDE)
@@ -221,7 +222,7 @@ static Zone zone_in(Zone above, const char *name) {
     return above;
 }
 
-/* It costs no more the deeper a node lies, but for the first time in an epoch. */
+/* The cost does not depend on the depth, except for the first call in an epoch. */
 Zone zone_of(Tables *t, Node *node) {
     if (node->epoch == t->epoch)
         return node->zone;
@@ -229,7 +230,7 @@ Zone zone_of(Tables *t, Node *node) {
     Node *at = node;
     for (; at->epoch != t->epoch && at->at.parent != NULL; at = at->at.parent)
         n++;
-    at->epoch = t->epoch; /* the root, or what has no name (any more): it lies where it lay */
+    at->epoch = t->epoch; /* the root, or a node without a name, whose zone does not change any more */
     Zone zone = at->zone;
     Node **late = n ? allocate(NULL, n * sizeof *late) : NULL;
     at = node;
@@ -244,10 +245,10 @@ Zone zone_of(Tables *t, Node *node) {
     return zone;
 }
 
-/* A place has changed: if its zone has, so has that of all that is known in it, and a new epoch begins. */
+/* A node was moved: if that changes its zone, the zones of all nodes below it change, too, and a new epoch begins. */
 static void settle_zone(Tables *t, Node *node) {
     if (node->epoch != t->epoch)
-        return; /* nor was anything in it asked for in this epoch, which would have asked for this one */
+        return; /* nor has any node in it a zone of this epoch: determining that would have determined this one */
     Zone before = node->zone;
     node->epoch = NEVER;
     if (zone_of(t, node) != before && node->is_directory)
@@ -262,14 +263,14 @@ static bool is_named(const NodeName *at, const Node *parent, const char *name) {
 
 bool is_at(const Node *node, const Node *parent, const char *name) { return is_named(&node->at, parent, name); }
 
-/* A node has no name any more, and lies where it lay, with all that is known in it. */
+/* A node has lost its last name; its zone, and that of all nodes below it, stays the same. */
 static void lose_name(Tables *t, Node *node) {
     zone_of(t, node);
     set_name(&node->at, NULL, NULL);
     forget_others(node);
 }
 
-/* If a node lies above its new parent by what is known, that was moved behind the mount: cut it off there. */
+/* If the tables have a node above its new parent, another directory was moved behind the mount: cut that off. */
 static void cut_off_above(Tables *t, Node *node, Node *parent) {
     for (Node *at = parent; at->at.parent != NULL; at = at->at.parent)
         if (at->at.parent == node) {
@@ -289,9 +290,9 @@ static void remember_other(Node *node) {
     node->at = (NodeName){NULL, NULL};
 }
 
-/* A node has this name now. is_linked: beside those that it had */
+/* Set the name of a node. is_linked: in addition to its other names */
 void put_name(Tables *t, Node *node, Node *parent, const char *name, bool is_linked) {
-    if (is_named(&node->at, parent, name) || parent == node) /* the latter: a mount of it in itself */
+    if (is_named(&node->at, parent, name) || parent == node) /* parent == node: a mount of it in itself */
         return;
     bool is_elsewhere = node->at.parent != parent;
     if (is_linked) {
@@ -307,7 +308,7 @@ void put_name(Tables *t, Node *node, Node *parent, const char *name, bool is_lin
     settle_zone(t, node);
 }
 
-/* A node has not this name any more. */
+/* Remove a name of a node. */
 void take_away_name(Tables *t, Node *node, Node *parent, const char *name) {
     NodeName *other = NULL;
     for (int at = 0; node->others != NULL && at < N_OTHERS_MAX; at++)
@@ -327,16 +328,17 @@ void take_away_name(Tables *t, Node *node, Node *parent, const char *name) {
     settle_zone(t, node);
 }
 
-/* A node has another name instead of one. */
+/* Replace a name of a node by another one. */
 void move_node(Tables *t, Node *node, Node *old_parent, const char *old, Node *new_parent, const char *new) {
     if (!node->is_directory)
         take_away_name(t, node, old_parent, old);
     put_name(t, node, new_parent, new, !node->is_directory);
 }
 
-/* The beginning and end of nodes. */
+/* Creation and end of nodes. */
 
-/* The node of what was just seen under a name, a new one if need be; not counted yet. */
+/* Return the node of an inode that was stat'ed under a name, a new one if necessary; the kernel's reference is not
+ * counted. */
 Node *learn_node(Tables *t, const Source *source, bool is_directory, bool is_linked, Node *parent, const char *name) {
     Node *node = find_node(t, source);
     if (node == NULL) {
@@ -347,8 +349,8 @@ Node *learn_node(Tables *t, const Source *source, bool is_directory, bool is_lin
     return node;
 }
 
-/* Whether a node has a private number only because the kernel had not yet let go of what had its own before: what was
- * deleted, and is not in use, is forgotten at once; the message is on its way. */
+/* Return whether a node has a private number only because the kernel still knows the inode that had its own number
+ * before. If that was deleted, and is not in use, the kernel forgets it at once: the FORGET is on its way. */
 bool lacks_its_number(const Tables *t, const Node *node) {
     if (node->nodeid == node->ino || node->dev != t->root_dev || node->nlookup > 1)
         return false;
@@ -356,7 +358,7 @@ bool lacks_its_number(const Tables *t, const Node *node) {
     return before == NULL || (before->last != NULL && !before->n_open);
 }
 
-/* Give a node its own number after all, if that is free by now; the kernel must not know it yet. */
+/* Give a node its own number if that is free by now. The kernel must not know the node yet. */
 void renumber(Tables *t, Node *node) {
     if (!node->is_listed || !lacks_its_number(t, node) || node_of(t, node->ino) != NULL)
         return;
@@ -365,7 +367,7 @@ void renumber(Tables *t, Node *node) {
     enter_nodeid(t, node);
 }
 
-/* End a node that the kernel does not refer to. Returns whether it has ended; the caller has a use of it. */
+/* End a node that the kernel does not refer to. Returns whether it has ended. The caller holds a reference. */
 bool drop_unused(Tables *t, Node *node) {
     if (node->nlookup || node->n_open || node == t->root)
         return false;
@@ -380,9 +382,9 @@ bool drop_unused(Tables *t, Node *node) {
     return true;
 }
 
-/* Its last link went, and it is not open: a request for it is answered with what it was.
+/* The last link of a node that is not open was removed: requests for it get its last attributes.
  *
- * What gets its inode number, even its handle, from now on is another inode. */
+ * An inode that gets its number, or even its handle, from now on is another one. */
 void detach_node(Tables *t, Node *node, const Seen *seen) {
     if (node->last == NULL)
         node->last = allocate(NULL, sizeof *node->last);

@@ -1,4 +1,4 @@
-/* Directories that are read: OPENDIR, READDIRPLUS, FSYNCDIR; the names, and what each of them means. */
+/* Directory handles: OPENDIR, READDIRPLUS, FSYNCDIR; the names of a directory, and the inode of each. */
 #include "core.h"
 
 #include <dirent.h>
@@ -8,13 +8,13 @@
 enum {
     BLOCK_BYTES = 32768,
     BLOCK_BYTES_MIN = 512,
-    N_STATS = 64, /* names that are looked up in one go; a slow filesystem is noticed after that */
+    N_STATS = 64, /* names that are stat'ed in one go; a slow filesystem is noticed after them */
     HEAD_BYTES = ENTRY_BYTES + 24,
     KEEP_CACHE = 1 << 1, CACHE_DIR = 1 << 3, /* FOPEN_* */
-    DATA_ONLY = 1 << 0, /* of FSYNCDIR */
-    REPLY_RATIO = 4, /* an entry of a reply takes at least so many times the bytes of one of getdents64 */
+    DATA_ONLY = 1 << 0, /* flag of FSYNCDIR */
+    REPLY_RATIO = 4, /* an entry of the reply takes at least so many times the bytes of one of getdents64 */
 };
-static const double SOON_S = 1.0; /* by then the process that lists has asked for the rest */
+static const double SOON_S = 1.0; /* within this time, a process that lists a directory has requested the rest */
 
 struct linux_dirent {
     uint64_t ino, next;
@@ -23,34 +23,34 @@ struct linux_dirent {
     char name[];
 } __attribute__((packed));
 
-/* A name of a block. */
+/* A name of a block that getdents64 returned. */
 typedef struct {
     const struct linux_dirent *dirent;
-    bool is_stat; /* its attributes come with it */
+    bool is_stat; /* its attributes are sent with it */
     int error;    /* of the lookup */
     Seen seen;
 } Entry;
 
 typedef struct {
     Request *request;
-    Node *node; /* the directory; one use */
-    Fd *fd;     /* of it, to be read; one use */
+    Node *node; /* the directory; one reference */
+    Fd *fd;     /* of the directory, open for reading; one reference */
     bool is_believed; /* its names may be cached */
-    uint32_t room, n; /* bytes of the reply, and those that are used */
-    uint64_t offset;  /* where what was read ends */
+    uint32_t room, n; /* size of the reply, and bytes that are in use */
+    uint64_t offset;  /* the offset after the last entry that was read */
     double now_s;
     bool is_full;
 } Listing;
 
-/* Whether the kernel has cached what a name means, for longer than a moment. Sent again it would drop the file's ACL, and
- * ask for that again. A directory's attributes may be cached for less long. */
+/* Return whether the kernel has this entry cached for more than a moment. If it were sent again, the kernel would drop
+ * the file's ACL, and request it again. Attributes of directories may have a shorter timeout. */
 static bool is_cached(const Listing *listing, const struct linux_dirent *dirent) {
     const Node *node = node_of(listing->request->core->tables, dirent->ino);
     return node != NULL && node->told_until_s > listing->now_s + SOON_S && node->nlookup && !node->is_directory &&
            is_at(node, listing->node, dirent->name);
 }
 
-/* Whether the attributes of a name are to be sent with it: not of `.` and `..`, nor where statx may wait. */
+/* Return whether the attributes of a name are sent with it: not for `.` and `..`, and not where statx may block. */
 static bool is_to_stat(const Listing *listing, const struct linux_dirent *dirent) {
     const Core *core = listing->request->core;
     if (!strcmp(dirent->name, ".") || !strcmp(dirent->name, ".."))
@@ -60,7 +60,7 @@ static bool is_to_stat(const Listing *listing, const struct linux_dirent *dirent
     return listing->is_believed && !may_wait(core, dirent->name) && !is_cached(listing, dirent);
 }
 
-/* Bytes of a reply that an entry takes. */
+/* Return the bytes that an entry takes in a reply. */
 static uint32_t size_of(const struct linux_dirent *dirent) {
     return HEAD_BYTES + (((uint32_t)strlen(dirent->name) + 7) & ~7u);
 }
@@ -80,13 +80,13 @@ static void put_dirent(Listing *listing, const struct linux_dirent *dirent, uint
     listing->n += n_all;
 }
 
-/* Put a name with its attributes; the kernel has one more reference to its node. */
+/* Put a name with its attributes; the kernel gets one more reference to its node. */
 static void put_known(Listing *listing, const Entry *entry) {
     Request *request = listing->request;
     Core *core = request->core;
     Place place = {.node = listing->node, .name = entry->dirent->name};
     Node *node = learn(request, &place, &entry->seen);
-    bool is_steady = entry->seen.dev == core->root_dev && !is_unsteady(node); /* Python knows of mounts inside */
+    bool is_steady = entry->seen.dev == core->root_dev && !is_unsteady(node); /* Python tracks mounts inside */
     double name_s = is_stores(place.name) || !listing->is_believed ? 0 : core->lifetime_s;
     double cached_s = put_entry_for(request, request->answer + listing->n, node, &entry->seen, is_steady, name_s);
     counted(node, node->is_directory);
@@ -95,13 +95,13 @@ static void put_known(Listing *listing, const Entry *entry) {
     node_put(node);
 }
 
-/* Put a name alone: the kernel looks it up when a process needs more. */
+/* Put a name only: the kernel looks it up when a process needs more. */
 static void put_name_alone(Listing *listing, const struct linux_dirent *dirent) {
     memset(listing->request->answer + listing->n, 0, ENTRY_BYTES);
     put_dirent(listing, dirent, dirent->ino, dirent->kind);
 }
 
-/* Look up some names, in that way. */
+/* Stat some names by this function. */
 static void stat_entries(Listing *listing, Look *stat_name, Entry *entries, int n) {
     Request *request = listing->request;
     const Core *core = request->core;
@@ -118,11 +118,11 @@ static void stat_entries(Listing *listing, Look *stat_name, Entry *entries, int 
     calls_end(request);
     if (n_stats)
         tell_took(request, &timed, n_stats);
-    if (stat_name == identify && is_changed(request, listing->node)) /* each may be of two inodes */
+    if (stat_name == identify && is_changed(request, listing->node)) /* each result may mix two inodes */
         stat_entries(listing, peek, entries, n);
 }
 
-/* Put some entries, for which there is room. */
+/* Put some entries, which fit. */
 static int put_entries(Listing *listing, Entry *entries, int n) {
     stat_entries(listing, looking(listing->request), entries, n);
     for (int at = 0; at < n; at++) {
@@ -137,7 +137,7 @@ static int put_entries(Listing *listing, Entry *entries, int n) {
     return 0;
 }
 
-/* Put a block of entries. Returns 0 or an errno. */
+/* Put a block of entries until the reply is full. Returns 0 or an errno. */
 static int put_block(Listing *listing, const char *block, int n_bytes) {
     Core *core = listing->request->core;
     int at = 0, error = 0;
@@ -160,7 +160,8 @@ static int put_block(Listing *listing, const char *block, int n_bytes) {
             entries[n++] = (Entry){.dirent = dirent, .is_stat = is_to_stat(listing, dirent)};
         }
         error = put_entries(listing, entries, n);
-        /* An empty reply would end the listing. Where it is slow, no other request has to wait for the rest. */
+        /* An empty reply would end the listing. On a slow filesystem a partial reply is sent at once, so that other
+         * requests need not wait. */
         bool is_slow = __atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED);
         listing->is_full = listing->n ? !has_room || is_slow : !has_room && !n;
     }
@@ -178,7 +179,7 @@ static int put_from(Listing *listing, uint64_t offset) {
     listing->offset = offset;
     while (n > 0 && !error && !listing->is_full) {
         calls_begin(request);
-        /* ext4 knows no offset of a directory that was removed meanwhile. */
+        /* ext4 accepts no offset of a directory that was removed meanwhile. */
         if (lseek(listing->fd->number, (off_t)listing->offset, SEEK_SET) < 0) {
             struct stat found;
             error = errno == EINVAL && !fstat(listing->fd->number, &found) && !found.st_nlink ? ENOENT : errno;
@@ -194,13 +195,13 @@ static int put_from(Listing *listing, uint64_t offset) {
     return error;
 }
 
-/* Have the directory of a handle; or of a nodeid, where the kernel sends no OPENDIR. Returns 0 or a result. */
+/* Get the directory of a handle; or of a nodeid, if the kernel sends no OPENDIR. Returns 0 or a result. */
 static int open_listing(Request *request, uint64_t fh, Listing *listing) {
     Tables *t = request->core->tables;
     if (fh) {
         const Handle *handle = handle_of_number(t, fh);
         if (handle == NULL)
-            return fh >> 32 ? NOT_OURS : -EBADF; /* a number of Python's */
+            return fh >> 32 ? NOT_OURS : -EBADF; /* a handle that Python has numbered */
         listing->node = node_take(handle->node);
         listing->fd = fd_take(handle->fd);
         return 0;
@@ -215,7 +216,8 @@ static int open_listing(Request *request, uint64_t fh, Listing *listing) {
     calls_end(request);
     close_place(&place);
     if (fd < 0)
-        return error == ESTALE ? -ENOENT : -error; /* any filesystem says so of a removed directory that is open */
+        return error == ESTALE ? -ENOENT : -error; /* any filesystem reports that for an open directory that was
+                                                      removed */
     listing->fd = fd_new(fd, -1, 0);
     return 0;
 }
@@ -238,7 +240,7 @@ int do_readdirplus(Request *request) {
         bool is_slow = __atomic_load_n(&request->core->mutex->is_slow, __ATOMIC_RELAXED);
         listing.is_believed = !is_slow && !are_fickle_in(request, listing.node, listing.fd->number);
         int error = put_from(&listing, in.offset);
-        result = listing.n ? (int)listing.n : -error; /* what failed behind an entry fails again in the next call */
+        result = listing.n ? (int)listing.n : -error; /* an error after the first entry is returned by the next call */
     }
     close_listing(&listing);
     return result;
@@ -261,7 +263,7 @@ int do_fsyncdir(Request *request) {
     return result;
 }
 
-/* The kernel is refused once where it need not ask: it opens directories itself from then on. */
+/* OPENDIR is refused once if the kernel need not send it: it opens directories itself from then on. */
 int do_opendir(Request *request) {
     Core *core = request->core;
     Tables *t = core->tables;
@@ -283,7 +285,7 @@ int do_opendir(Request *request) {
         Need need = by_mode(&seen);
         Acting acting = acting_by(request, &need, 1);
         while (acts(&acting, &error)) {
-            fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* "." would have to be searched for */
+            fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* "." would need search permission */
             error = fd < 0 ? errno : 0;
         }
     }

@@ -1,7 +1,7 @@
-/* The lock around the tables: held between system calls, and by nobody while a call to the backing filesystem waits.
+/* The lock around the tables: held between system calls, and by no thread during a call to the backing filesystem.
  *
- * Threads of Python's have it with the interpreter's lock; they let the latter go before they wait for this one. The
- * core's requests have it without the interpreter's lock, for a microsecond or two. */
+ * Python threads hold it together with the interpreter's lock, which they release before they wait for this one.
+ * Requests in the core hold it without the interpreter's lock, for a microsecond or two. */
 #include "core.h"
 
 enum { N_TRIES = 200 };
@@ -13,7 +13,7 @@ static inline void pause_briefly(void) {
 }
 
 void tables_lock(TablesMutex *lock) {
-    /* To sleep and to be woken takes longer than most have it. */
+    /* Sleeping and waking would take longer than the lock is usually held. */
     for (int at = 0; at < N_TRIES; at++) {
         if (!pthread_mutex_trylock(&lock->mutex))
             return;
@@ -24,13 +24,13 @@ void tables_lock(TablesMutex *lock) {
 
 void tables_unlock(TablesMutex *lock) { pthread_mutex_unlock(&lock->mutex); }
 
-/* Calls to the backing filesystem follow. */
+/* Release the tables for calls to the backing filesystem. */
 void calls_begin(Request *request) { tables_unlock(request->core->mutex); }
 
-/* They are done. */
+/* Take the tables again after the calls. */
 void calls_end(Request *request) { tables_lock(request->core->mutex); }
 
-/* What others change meanwhile. */
+/* Changes by other requests during a call. */
 
 void change_begins(Node *node) { node->n_changing++; }
 
@@ -39,22 +39,23 @@ void change_ends(Tables *t, Node *node) {
     node->changed_at = ++t->n_changes;
 }
 
-/* Whether a node, or what is in it, has changed since some number of changes. */
+/* Return whether a node, or a name in it, has changed since that value of n_changes. */
 bool has_changed(const Node *node, uint64_t since) { return node->n_changing || node->changed_at > since; }
 
-/* Something about a node was changed, and nothing that was seen of it before is to be believed. */
+/* Note a change of a node: nothing that was read of it before is valid. */
 void note_change(Request *request, Node *node) {
-    request->n_changes_before = node->changed_at = ++request->core->tables->n_changes; /* its own count for nothing */
+    /* its own changes do not count */
+    request->n_changes_before = node->changed_at = ++request->core->tables->n_changes;
 }
 
-/* Calls that change names in a directory, or in two, follow. */
+/* Release the tables for calls that change names in one or two directories. */
 void changes_begin(Request *request, Node *node, Node *other) {
     change_begins(node);
     change_begins(other);
     calls_begin(request);
 }
 
-/* They are done. */
+/* Take the tables again after these calls. */
 void changes_end(Request *request, Node *node, Node *other) {
     calls_end(request);
     node->n_changing--;
@@ -63,12 +64,12 @@ void changes_end(Request *request, Node *node, Node *other) {
     note_change(request, other);
 }
 
-/* Whether another request has changed a node, or what is in it, since this one began. */
+/* Return whether another request has changed a node, or a name in it, since this request began. */
 bool is_changed(const Request *request, const Node *node) { return has_changed(node, request->n_changes_before); }
 
-/* The type. */
+/* The Python type. */
 
-/* Have the tables with the interpreter's lock, which others have as long as it takes. */
+/* Take the tables with the interpreter's lock, which is released while the thread waits. */
 void wait_for_tables(TablesMutex *lock) {
     if (!pthread_mutex_trylock(&lock->mutex))
         return;

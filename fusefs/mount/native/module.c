@@ -1,5 +1,5 @@
-/* The module: Core, one mount's; CoreRings, one core's; CoreDevice, one thread's; TablesMutex, Tables, Node and
- * Prefetcher. */
+/* The module: Core, one per mount; CoreRings, one per CPU core; CoreDevice, one per reader thread; TablesMutex, Tables,
+ * Node and Prefetcher. */
 #include "core.h"
 
 static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
@@ -17,7 +17,7 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
             &self->n_total, &self->n_max, &self->n_first_bucket, &self->mount_fd, &self->statx_flags,
             &self->is_measured, &self->is_flushed, &self->shows_xattrs, &self->is_for_all, &self->hides_labels,
             &self->hides_trash, &self->lifetime_s, &self->quick_ns, &self->nobody_gid, &at_rest, &n_at_rest, &no_capabilities, &n_none)) {
-        self->calls = self->nodes = NULL, self->mutex = NULL; /* they are not ours yet */
+        self->calls = self->nodes = NULL, self->mutex = NULL; /* still borrowed: not to be freed */
         Py_DECREF(self);
         return NULL;
     }
@@ -53,7 +53,6 @@ static void core_free(Core *self) {
     free_object(self);
 }
 
-/* Core.connect */
 static PyObject *core_connect(Core *self, PyObject *args) {
     PyObject *requests;
     if (!PyArg_ParseTuple(args, "iiO", &self->device, &self->wake_fd, &requests))

@@ -1,8 +1,7 @@
-/* What names mean, and what changes them: LOOKUP, CREATE, TMPFILE, MKNOD, MKDIR, SYMLINK, LINK, READLINK, UNLINK, RMDIR,
- * RENAME.
+/* Names: LOOKUP, CREATE, TMPFILE, MKNOD, MKDIR, SYMLINK, LINK, READLINK, UNLINK, RMDIR, RENAME.
  *
- * The filesystem below judges each change, as its caller: see acting.c. What Python does is found out before anything is
- * changed: the link to the caller's drop folder, and what is moved into one. */
+ * The backing filesystem checks permissions for each change, as the caller: see acting.c. Python's parts are the link
+ * to the caller's drop folder and renames into a drop folder; they are detected before anything is changed. */
 #include "core.h"
 
 #include <stdio.h>
@@ -12,7 +11,7 @@ static const int ANEW = O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, NOT_BELOW = O
 static const uint64_t ROOT = 1;
 enum { TARGET_BYTES = 4096 };
 
-/* A place in which a name may be changed. Returns 0 or a negative errno. */
+/* Open a directory in which a name may be changed. Returns 0 or a negative errno. */
 static int open_changeable(Request *request, uint64_t nodeid, const char *name, Place *place) {
     int result = open_place(request, nodeid, name, place);
     if (result == 0 && is_drop_name(request->core, place->node, name)) {
@@ -22,7 +21,7 @@ static int open_changeable(Request *request, uint64_t nodeid, const char *name, 
     return result;
 }
 
-/* For what the mode and ACL of what an fd holds allow. */
+/* Return the capability for what the mode and ACL of an open inode restrict. */
 static Need by_mode_of(const Request *request, int fd) {
     struct stat found;
     if (!request->core->acts_as_others || fstat(fd, &found) < 0)
@@ -30,12 +29,13 @@ static Need by_mode_of(const Request *request, int fd) {
     return (Need){DAC_OVERRIDE, found.st_uid, found.st_gid};
 }
 
-/* For what is the owner's to do with a name of it: in a sticky directory, or make a link. */
+/* Return the capability for what only an inode's owner may do with its names: remove one in a sticky directory, or link
+ * it. */
 static Need by_owner(const Seen *seen) { return (Need){FOWNER, seen->uid, seen->gid}; }
 
-/* What a name means. */
+/* LOOKUP and READLINK. */
 
-/* Reply with what a name means. The kernel has one more reference. Returns how many bytes. */
+/* Put the entry of an inode that was stat'ed; the kernel gets one more reference. Returns its size. */
 static int put_found(Request *request, const Place *place, const Seen *seen) {
     Core *core = request->core;
     Node *node = learn(request, place, seen);
@@ -49,8 +49,8 @@ static int put_found(Request *request, const Place *place, const Seen *seen) {
     return ENTRY_BYTES;
 }
 
-/* Whether Python replies to a LOOKUP: of the link to the caller's drop folder; in a drop folder, where the caller finds what
- * it has just moved there; of the top's own name (mount/life/root_inode.py). */
+/* Return whether Python replies to a LOOKUP: of the link to the caller's drop folder; in a drop folder, where the
+ * caller still finds what it has just moved there; of the top's own name (mount/life/root_inode.py). */
 static bool is_pythons_lookup(const Request *request) {
     Tables *t = request->core->tables;
     const Node *directory = node_of(t, request->nodeid);
@@ -60,8 +60,8 @@ static bool is_pythons_lookup(const Request *request) {
     return is_for_top || is_drop_name(request->core, directory, request->payload) || is_drop_folder(t, directory);
 }
 
-/* Stat a name: anew where another request has changed a name in its directory meanwhile, as two inodes may have been seen.
- * Returns 0 or an errno. */
+/* Stat a name; once more if another request has changed a name in its directory meanwhile, as the result may mix two
+ * inodes. Returns 0 or an errno. */
 static int find(Request *request, const Place *place, Seen *seen) {
     const Core *core = request->core;
     for (Look *stat = looking(request);; stat = peek) {
@@ -107,7 +107,7 @@ int do_readlink(Request *request) {
     ssize_t n = -1;
     int result = open_known(request, request->nodeid, &known);
     if (result < 0)
-        return result; /* NOT_OURS: the link to a drop folder */
+        return result; /* NOT_OURS: a link to a drop folder */
     calls_begin(request);
     int error = reach(request->core, &known, &seen, &held);
     if (!error) {
@@ -117,7 +117,7 @@ int do_readlink(Request *request) {
     if (held >= 0)
         close(held);
     calls_end(request);
-    if (!error) { /* its time of access is new */
+    if (!error) { /* its atime has changed */
         renew(request->core->tables, known.node);
         forget_cached(request, known.node, NULL);
         memcpy(request->answer, target, (size_t)n);
@@ -128,8 +128,8 @@ int do_readlink(Request *request) {
 
 /* New names. */
 
-/* The making of what is to be the caller's: owner, group, ACLs, quota. mode: of a file, whose set-group-ID bit stays if the
- * caller may give that of the directory; 0 for others */
+/* Prepare to create an inode as the caller: owner, group, ACLs, quota. mode: of a file, which keeps its set-group-ID
+ * bit if the caller may set that of the directory's group; 0 for others */
 static Acting making_in(const Request *request, const Place *place, uint32_t mode, uint32_t with_umask) {
     Seen directory;
     Need need = by_mode_of(request, place->fd->number);
@@ -147,8 +147,8 @@ static void note_named(Request *request, const Place *place) {
     forget_cached(request, NULL, place);
 }
 
-/* Reply with what was made, and n bytes that follow; or prepare that, for when it has its own number. is_steady: as it was
- * before it was opened. Returns as an operation. */
+/* Put the entry of a new inode, with n bytes that follow; or prepare that for when the node has its own number.
+ * is_steady: before it was opened. Returns a result of an operation. */
 static int put_made(Request *request, const Place *place, Node *node, const Seen *seen, bool is_steady, int n) {
     Tables *t = request->core->tables;
     note_stored(request, node, place->node, false);
@@ -161,7 +161,7 @@ static int put_made(Request *request, const Place *place, Node *node, const Seen
     return LATER;
 }
 
-/* CREATE; and TMPFILE, of a file that no name leads to, which LINK may give it while it is open. */
+/* CREATE; and TMPFILE, which makes a file without a name. LINK may give it one while it is open. */
 static int create(Request *request, bool is_named) {
     Core *core = request->core;
     Tables *t = core->tables;
@@ -206,12 +206,13 @@ static int create(Request *request, bool is_named) {
         Node *node = learn(request, &place, &seen);
         if (!is_named)
             take_away_name(t, node, place.node, place.name);
-        bool is_steady = !is_unsteady(node); /* whoever writes now changes that */
+        bool is_steady = !is_unsteady(node); /* the open handle may change that */
         counted(node, false);
         put_handle(request, node, fd, in[0] | O_CREAT, true, &opening, request->answer + ENTRY_BYTES);
         result = put_made(request, &place, node, &seen, is_steady, OPEN_BYTES);
         node_put(node);
-    } else /* made meanwhile: the kernel then looks it up, and checks, again */
+    } else
+        /* EEXIST: created meanwhile. After ESTALE the kernel looks it up, and checks permissions, again. */
         result = error == EEXIST && is_named && !(in[0] & O_EXCL) ? -ESTALE : -error;
     close_place(&place);
     return result;
@@ -220,11 +221,11 @@ static int create(Request *request, bool is_named) {
 int do_create(Request *request) { return create(request, true); }
 
 int do_tmpfile(Request *request) {
-    /* Some of FUSE's filesystems lose such a file when it is closed, though it has a name. */
+    /* Some FUSE filesystems lose such a file when it is closed, even if it was linked. */
     return request->core->statx_flags & WITHOUT_HANDLES ? -EOPNOTSUPP : create(request, false);
 }
 
-/* What is made by a name: with a target a symbolic link, else what the mode says. */
+/* An inode to be made: with a target a symbolic link, else by its mode. */
 typedef struct {
     uint32_t mode, rdev, umask;
     const char *target;
@@ -310,7 +311,7 @@ int do_link(Request *request) {
     bool is_made = false;
     if (!error) {
         snprintf(path, sizeof path, "/proc/self/fd/%d", held < 0 ? known.fd->number : held);
-        /* Of the file, too: fs.protected_hardlinks. */
+        /* The file's mode counts, too: fs.protected_hardlinks. */
         Need needs[] = {by_mode_of(request, place.fd->number), by_mode(&seen), by_owner(&seen)};
         Acting acting = acting_by(request, needs, 3);
         while (acts(&acting, &error))
@@ -327,7 +328,7 @@ int do_link(Request *request) {
     if (is_made) {
         note_named(request, &place);
         forget_cached(request, known.node, NULL);
-        known.node->told_until_s = 0; /* of what has more names attributes last for less */
+        known.node->told_until_s = 0; /* attributes of a file with several names have a shorter timeout */
     } else {
         mistake(request, place.node, error);
         mistake(request, known.node, error);
@@ -339,7 +340,7 @@ int do_link(Request *request) {
     return error ? -error : result;
 }
 
-/* Names that go, or change. */
+/* UNLINK, RMDIR and RENAME. */
 
 static int remove_name(Request *request, int flags) {
     Core *core = request->core;
@@ -369,7 +370,7 @@ static int remove_name(Request *request, int flags) {
 int do_unlink(Request *request) { return remove_name(request, 0); }
 int do_rmdir(Request *request) { return remove_name(request, AT_REMOVEDIR); }
 
-/* Whether two names mean one inode. */
+/* Return whether two names belong to one inode. */
 static bool are_one(const Seen *seen, const Seen *other) {
     Source source = source_of(seen), than = source_of(other);
     return source.dev == than.dev && source.n_handle == than.n_handle &&
@@ -377,7 +378,7 @@ static bool are_one(const Seen *seen, const Seen *other) {
                             : source.ino == than.ino && source.btime_ns == than.btime_ns);
 }
 
-/* The tables have the names as they are after a rename. no_other: nothing had the new name */
+/* Update the tables after a rename. no_other: the new name did not exist */
 static void note_renamed(Request *request, const Place *old, const Place *new, const Seen *seen, const Seen *other,
                          bool no_other, bool is_exchanged) {
     Tables *t = request->core->tables;
@@ -389,7 +390,7 @@ static void note_renamed(Request *request, const Place *old, const Place *new, c
     forget_cached(request, NULL, old);
     forget_cached(request, NULL, new);
     if (!no_other && are_one(seen, other))
-        return; /* both names are left */
+        return; /* both names remain */
     if (is_exchanged)
         move(request, other, new, old);
     else if (!no_other)
@@ -397,7 +398,7 @@ static void note_renamed(Request *request, const Place *old, const Place *new, c
     move(request, seen, old, new);
 }
 
-/* A rename with flags of renameat2(2), which the filesystem below honours or refuses. */
+/* Rename with flags of renameat2(2), which the backing filesystem obeys or refuses. */
 static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
     Core *core = request->core;
     Tables *t = core->tables;
@@ -406,7 +407,7 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
     const char *second = request->payload + strlen(request->payload) + 1;
     const Node *to = node_of(t, new_parent);
     if (!request->is_pythons && to != NULL && !(flags & ~(uint32_t)RENAME_NOREPLACE) && is_drop_folder(t, to))
-        return NOT_OURS; /* an orphan from then on */
+        return NOT_OURS; /* Python makes an orphan of it */
     int result = open_changeable(request, request->nodeid, request->payload, &old);
     if (result < 0)
         return result;
@@ -427,7 +428,7 @@ static int change_name(Request *request, uint64_t new_parent, uint32_t flags) {
             needs[n++] = by_mode_of(request, new.fd->number);
         if (!no_other)
             needs[n++] = by_owner(&other);
-        if (old.node != new.node && S_ISDIR(seen.mode)) /* what is above it is written in it */
+        if (old.node != new.node && S_ISDIR(seen.mode)) /* its `..` changes */
             needs[n++] = by_mode(&seen);
         if (old.node != new.node && !no_other && S_ISDIR(other.mode))
             needs[n++] = by_mode(&other);

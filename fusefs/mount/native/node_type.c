@@ -1,10 +1,11 @@
-/* Nodes and fds for Python: thin objects over the C structures.
+/* Python types Node and FdUse: thin objects over the C structures.
  *
- * A Node object is made when Python asks for it, and is the same for as long as Python has it. It is used with the
- * tables' lock; the last use may go without. */
+ * A Node object is made when Python needs it; Python gets the same object as long as it refers to it. It is used with
+ * the tables lock, except when the last reference is dropped. */
 #include "core.h"
 
-#ifdef __SANITIZE_ADDRESS__ /* make sanitize: only daemons have such a module, and each use of the tables has the lock */
+#ifdef __SANITIZE_ADDRESS__ /* make sanitize: only daemons have such a module, and hold the lock for each use of the
+                               tables */
 #define WITH_TABLES()                                                                                                  \
     if (!holds_tables)                                                                                                 \
     Py_FatalError("the tables are used without their lock")
@@ -17,10 +18,10 @@ static PyObject *attributes_type, *fd_type;
 
 typedef struct {
     PyObject_HEAD
-    Node *node; /* one use */
+    Node *node; /* one reference */
 } NodeObject;
 
-/* A new reference to what Python has of a node; None for NULL. */
+/* Return a new reference to a node's Python object; None for NULL. */
 PyObject *object_of(Node *node) {
     if (node == NULL)
         Py_RETURN_NONE;
@@ -40,7 +41,7 @@ static void node_free(NodeObject *self) {
     free_object(self);
 }
 
-/* The node of an object; NULL: an exception. */
+/* Return the node of an object; NULL: an exception is set. */
 Node *node_from(PyObject *object) {
     WITH_TABLES();
     if (!PyObject_TypeCheck(object, node_type)) {
@@ -50,7 +51,8 @@ Node *node_from(PyObject *object) {
     return ((NodeObject *)object)->node;
 }
 
-/* Values. What has the name of a conversion is one for PyArg_ParseTuple: it returns 1, or 0 with an exception. */
+/* Conversions. The functions with void * arguments are converters for PyArg_ParseTuple: they return 1, or 0 and set an
+ * exception. */
 
 int to_node(PyObject *object, void *node) { return (*(Node **)node = node_from(object)) != NULL; }
 
@@ -61,7 +63,7 @@ PyObject *source_object(const Source *source) {
                          (long long)source->btime_ns);
 }
 
-/* Ns in 64 bits end in the year 2262; files may have later times. */
+/* 64 bits of nanoseconds end in the year 2262; files may have later times. */
 static const long NANO = 1000000000;
 
 static PyObject *time_object(int64_t seconds, uint32_t ns) {
@@ -75,7 +77,7 @@ static PyObject *time_object(int64_t seconds, uint32_t ns) {
     return time;
 }
 
-/* Returns 0, or -1 with an exception. */
+/* Returns 0, or -1 and sets an exception. */
 static int time_from(PyObject *time, int64_t *seconds, uint32_t *ns) {
     PyObject *nano = PyLong_FromLong(NANO), *parts = nano == NULL ? NULL : PyNumber_Divmod(time, nano);
     if (parts != NULL) {
@@ -109,7 +111,7 @@ PyObject *attributes_object(const Seen *seen) {
     return made;
 }
 
-/* What Attributes say. */
+/* Convert Attributes. */
 int to_seen(PyObject *attributes, void *to) {
     Seen *seen = to;
     uint64_t values[14];
@@ -133,7 +135,7 @@ int to_seen(PyObject *attributes, void *to) {
     return !PyErr_Occurred();
 }
 
-/* Which incarnation a SourceKey means; the bytes stay the object's. */
+/* Convert a SourceKey; the bytes of the handle stay the key's. */
 int to_source(PyObject *key, void *to) {
     Source *source = to;
     Py_ssize_t n = PyTuple_Check(key) ? PyTuple_Size(key) : 0;
@@ -200,7 +202,7 @@ static PyObject *get_last(NodeObject *self, void *Py_UNUSED(which)) {
     return attributes_object(self->node->last);
 }
 
-/* A plain field of the C structure: its name, its type in C, and READONLY or 0. */
+/* An attribute for a field of the C structure: its name, its type in C, and READONLY or 0. */
 #define FIELD(name, type, is_read_only, text)                                                                          \
     {#name, (getter)get_field, (setter)set_field, text,                                                                \
      &(PyMemberDef){#name, type, offsetof(Node, name), is_read_only, NULL}}
@@ -234,13 +236,13 @@ static PyType_Slot node_slots[] = {
 };
 PyType_Spec node_spec = TYPE("Node", NodeObject, false, node_slots);
 
-/* Fds: to Python a CountedFd, an int whose use goes with the object; or with the operation, as an exception may keep the
- * object for longer. All with the interpreter's lock. */
+/* Fds: a Python CountedFd is an int that holds a reference. The reference ends with the object, or with the thread's
+ * operation, since an exception may keep the object for longer. Everything here needs the interpreter's lock. */
 
 typedef struct FdUse {
     PyObject_HEAD
-    Fd *fd; /* one use; NULL: none any more */
-    struct FdUse *next, **at; /* of its operation's; NULL: it was made outside of one */
+    Fd *fd; /* one reference; NULL: dropped */
+    struct FdUse *next, **at; /* in the list of its operation; NULL: made outside of one */
 } FdUse;
 
 static _Thread_local FdUse *uses;
@@ -255,7 +257,7 @@ static void fd_use_end(FdUse *self) {
     self->fd = NULL;
 }
 
-/* The thread's operation has ended: it uses no fds any more. */
+/* The thread's operation has ended: drop its references to fds. */
 void end_uses(void) {
     while (uses != NULL)
         fd_use_end(uses);
@@ -271,7 +273,7 @@ static void fd_use_free(FdUse *self) {
     free_object(self);
 }
 
-/* What Python has of an fd, whose use is handed over; None for NULL. */
+/* Return a CountedFd, which takes over the caller's reference; None for NULL. */
 PyObject *fd_object(Fd *fd) {
     if (fd == NULL)
         Py_RETURN_NONE;
@@ -299,7 +301,7 @@ static PyObject *imported(const char *module, const char *name) {
     return value;
 }
 
-/* Import the types of Python's that values are made of. Returns 0, or -1 with an exception. */
+/* Import Python types that the conversions return. Returns 0, or -1 and sets an exception. */
 int import_types(void) {
     attributes_type = imported("fusefs.core.metadata_cache", "Attributes");
     fd_type = attributes_type == NULL ? NULL : imported("fusefs.linux.fd", "CountedFd");

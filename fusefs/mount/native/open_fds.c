@@ -1,7 +1,9 @@
-/* What is open: counted fds, directories' fds in a list of bounded length, clients' handles and their fair shares.
+/* Open fds: counted references to them, a bounded list of directories' fds, clients' handles and each user's share of
+ * these.
  *
- * Whoever uses an fd counts it, so none is closed under a call. The thread that drops the last use closes it later, in
- * `close_fds`, when it has neither the tables nor the interpreter's lock: a last close may take its time. */
+ * A thread counts a reference while it uses an fd, so none is closed during a call. The thread that drops the last
+ * reference closes the fd later, in `close_fds`, without the tables lock and the interpreter's lock, as the last close
+ * may take long. */
 #include "core.h"
 
 #include <sys/ioctl.h>
@@ -9,10 +11,10 @@
 static const unsigned long BACKING_CLOSE = 0x4004E502; /* FUSE_DEV_IOC_BACKING_CLOSE */
 enum { FOR_EXECUTION = 0x20, DIRECTORIES_MIN = 16 };
 
-_Thread_local bool holds_tables; /* this thread, for Python */
+_Thread_local bool holds_tables; /* this Python thread holds the tables lock */
 static _Thread_local Fd *to_close;
 
-/* An fd, or the id that a file is passed through by. */
+/* Make a counted fd, or the counted backing id of a file that is passed through. */
 Fd *fd_new(int number, int device, int backing_id) {
     Fd *fd = allocate(NULL, sizeof *fd);
     *fd = (Fd){.number = number, .device = device, .backing_id = backing_id, .n_uses = 1};
@@ -43,7 +45,7 @@ void close_fds(void) {
     }
 }
 
-/* Directories' fds. The root's is not in the list. */
+/* Fds of directories. The root's is not in the list. */
 
 static void leave_list(Tables *t, Node *node) {
     *(node->newer != NULL ? &node->newer->older : &t->newest) = node->older;
@@ -57,7 +59,7 @@ static void enter_list(Tables *t, Node *node) {
     t->newest = node;
 }
 
-/* The fd of a directory, with one use; NULL: none is open. */
+/* Return the fd of a directory, with one reference; NULL: it is not open. */
 Fd *directory_fd(Tables *t, Node *node) {
     if (node->dir_fd == NULL)
         return NULL;
@@ -77,21 +79,22 @@ void drop_directory_fd(Tables *t, Node *node) {
     t->n_directories--;
 }
 
-/* From now on no more directories may be open at a time. */
+/* Limit how many directories may be open. */
 void limit_directories(Tables *t, uint32_t n) {
     t->n_directories_max = n;
     while (t->n_directories > n)
         drop_directory_fd(t, t->oldest);
 }
 
-/* A directory was opened, unless another thread was quicker; its fd, with one use. */
+/* Keep the fd of a directory that was opened, unless another thread has done so meanwhile. Returns its fd, with one
+ * reference. */
 Fd *keep_directory_fd(Tables *t, Node *node, int number) {
     Fd *fd = fd_new(number, -1, 0);
     if (node->dir_fd != NULL) {
         fd_put(fd);
         return directory_fd(t, node);
     }
-    if (!node->is_listed) /* it has ended meanwhile */
+    if (!node->is_listed) /* the node has ended meanwhile */
         return fd;
     node->dir_fd = fd_take(fd);
     enter_list(t, node);
@@ -100,9 +103,10 @@ Fd *keep_directory_fd(Tables *t, Node *node, int number) {
     return fd;
 }
 
-/* Shares. An eighth is kept for each user's first sixteen, and a thirty-second for root. Of the rest no user may have more
- * than eight times what is left: one alone gets three quarters of all, the next one eight ninths of what is left then, and
- * so on. Nothing can be taken back, so the user with most must be refused in time. */
+/* Shares of handles. An eighth of all is reserved for the first sixteen of each user, and a thirty-second for root. Of
+ * the rest no user may have more than eight times what remains free: a single user gets three quarters of all, the next
+ * one eight ninths of the remainder, and so on. Handles can't be taken back, so the user with the most is refused
+ * early. */
 
 enum { RATIO = 8, KEPT_PART = 8, ROOTS_PART = 32, N_FIRST = 16 };
 
@@ -113,7 +117,7 @@ static Share *share_of(const Tables *t, uint32_t uid) {
     return NULL;
 }
 
-/* A user has so many more handles, or fewer. */
+/* Add n handles to a user's share; n may be negative. */
 void add_to_share(Tables *t, uint32_t uid, int64_t n) {
     Share *share = share_of(t, uid);
     if (share == NULL) {
@@ -127,7 +131,7 @@ void add_to_share(Tables *t, uint32_t uid, int64_t n) {
         *share = t->shares[--t->n_shares];
 }
 
-/* Whether a user may have one more. */
+/* Return whether a user may have one more handle. */
 static bool may_open(const Tables *t, uint32_t uid) {
     const Share *share = share_of(t, uid);
     int64_t left = t->n_handles_max - t->n_given, has = share == NULL ? 0 : share->n, n_first = N_FIRST;
@@ -141,14 +145,14 @@ static bool may_open(const Tables *t, uint32_t uid) {
     return has < n_first ? left > 0 : has < RATIO * (left - t->n_handles_max / KEPT_PART);
 }
 
-/* How many of n a lone user gets who is not root. */
+/* Return how many of n handles a single user gets who is not root. */
 int64_t most_of_one(int64_t n) {
     int64_t most = (n - n / ROOTS_PART - n / KEPT_PART) * RATIO / (RATIO + 1);
     return most > N_FIRST ? most : N_FIRST;
 }
 
-/* Room for a handle of a user's: the fds are shared between handles and directories, which give way. Returns false: the
- * user has its share. */
+/* Make room for a user's handle: handles and directories share the fds, so directories are closed. Returns false if the
+ * user may have no more. */
 bool make_room(Tables *t, uint32_t uid) {
     if (!may_open(t, uid))
         return false;
@@ -157,14 +161,15 @@ bool make_room(Tables *t, uint32_t uid) {
     return true;
 }
 
-/* Handles: the number of one is that of its fd. */
+/* Handles: the number of a handle is that of its fd. */
 
 Handle *handle_of_number(const Tables *t, uint64_t fh) { return fh < t->n_slots ? t->handles[fh] : NULL; }
 
-/* A handle of a node by an fd, which is the tables' from now on. The first one of a node decides for all how it is open.
+/* Make a handle of a node, with an fd that belongs to the tables from now on. The node's first handle decides between
+ * passthrough and page cache for all.
  *
- * backing: the id that the node is passed through by, if it is not open yet; NULL: the kernel keeps its pages
- * writer: whom it is written as, if it is not open yet */
+ * backing: the node's backing id if it is not open yet; NULL: the kernel caches its pages.
+ * writer: as whom it is written if it is not open yet. */
 void open_handle(Tables *t, Node *node, int number, uint32_t uid, uint32_t flags, Fd *backing, int64_t writer) {
     uint32_t access = flags & O_ACCMODE;
     if (!node->n_open)
@@ -185,22 +190,22 @@ void open_handle(Tables *t, Node *node, int number, uint32_t uid, uint32_t flags
     };
     node->handles = t->handles[number] = handle;
     node->n_open++;
-    free(node->last); /* if its last link went while it was being opened */
+    free(node->last); /* its last link was removed while it was being opened */
     node->last = NULL;
     if (handle->writes)
-        node->told_until_s = 0; /* the kernel forgets what it was sent of what it writes */
+        node->told_until_s = 0; /* the kernel drops cached attributes of a file that it writes */
     if (handle->is_passed && handle->writes)
         node->n_passing_writers++;
     if (handle->is_passed && handle->may_map && !node->is_mapped) {
         node->is_mapped = !t->is_shared;
-        if (!(flags & O_CREAT)) /* what is written to memory, the kernel does not notice itself */
+        if (!(flags & O_CREAT)) /* the kernel itself does not notice writes to mapped memory */
             notify_attributes(t, node);
     }
     t->n_handles++;
     add_to_share(t, uid, 1);
 }
 
-/* Let a handle go. Returns its node, with one use; NULL: there is no such handle. */
+/* Remove a handle. Returns its node, with one reference; NULL: no such handle. */
 Node *close_handle(Tables *t, uint64_t fh) {
     Handle *handle = handle_of_number(t, fh);
     if (handle == NULL)
@@ -224,10 +229,10 @@ Node *close_handle(Tables *t, uint64_t fh) {
     return node;
 }
 
-/* What may be written past us: its present attributes are unknown. A mapping outlives the handle that it was made by. */
+/* Return whether a node's attributes are unknown, as it may be written in passthrough. A mapping outlives its
+ * handle. */
 bool is_unsteady(const Node *node) { return node->n_passing_writers || node->is_mapped; }
 
-/* Close all. */
 void close_tables(Tables *t) {
     for (uint32_t fh = 0; fh < t->n_slots; fh++)
         node_put(close_handle(t, fh));

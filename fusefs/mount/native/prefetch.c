@@ -1,5 +1,5 @@
-/* Attributes that are fetched ahead: threads look up many names of a slow filesystem at a time, without Python. What
- * hangs in one directory leaves threads for the others; they end when there is nothing to do. */
+/* Prefetching: threads look up many names of a slow filesystem at a time, without Python. A directory that hangs leaves
+ * threads for the others. Threads end when there is nothing to do. */
 #include "core.h"
 
 #include <sched.h>
@@ -10,13 +10,13 @@
 enum {
     N_WAITING_MAX = 1 << 14,
     STACK_BYTES = 1 << 18,
-    REST_S = 10, /* for which a thread waits for the next lookup */
-    N_MANY = 32, /* results that are worth waking Python for at once */
-    GLANCE_MS = 1, /* for which fewer are gathered */
+    REST_S = 10, /* how long a thread waits for another lookup */
+    N_MANY = 32, /* results that are reported to Python at once */
+    GLANCE_MS = 1, /* for so long fewer results are gathered */
     VALUE_BYTES = 4096,
     N_XATTRS = 5,
 };
-static const char *const XATTRS[N_XATTRS] = { /* as in core/metadata_cache.py; the first: all names */
+static const char *const XATTRS[N_XATTRS] = { /* as in core/metadata_cache.py; the first one: the list of names */
     "", "system.posix_acl_access", "system.posix_acl_default", "security.capability", "security.selinux",
 };
 
@@ -25,21 +25,21 @@ typedef struct Queue Queue;
 typedef struct Lookup {
     struct Lookup *next;
     Queue *queue;
-    PyObject *batch, *object; /* what it is for, and the name */
+    PyObject *batch, *object; /* for Python: the batch, and the name */
     const char *name;
-    Fd *dir_fd; /* one use */
-    bool has_handle; /* is to be fetched, too */
+    Fd *dir_fd; /* one reference */
+    bool has_handle; /* the file handle is fetched, too */
     uint32_t xattrs[2]; /* of a file, and of a directory: a bit for each */
     int error;
     Seen seen;
     struct {
         bool is_there;
-        int n; /* bytes of the value, or a negative errno */
+        int n; /* size of the value, or a negative errno */
         char *value;
     } answers[N_XATTRS];
 } Lookup;
 
-/* Lookups of one listing, of which so many may be under way. */
+/* Lookups of one listing, and a limit of how many are under way at a time. */
 struct Queue {
     Queue *next;
     uint64_t number;
@@ -47,9 +47,9 @@ struct Queue {
     uint32_t n_running, n_running_max;
 };
 
-/* Of a mount. It is never freed, as threads may hang in a lookup. */
+/* The pool of a mount. It is never freed, as threads may hang in a lookup. */
 typedef struct {
-    pthread_mutex_t mutex; /* held for a moment only; who has it waits for no other lock */
+    pthread_mutex_t mutex; /* held for a moment only; its holder takes no other lock */
     pthread_cond_t has_work, has_results;
     Queue *queues;
     Lookup *results, **last;
@@ -62,14 +62,14 @@ typedef struct {
     Pool *pool;
 } Prefetcher;
 
-/* The threads. */
+/* Threads. */
 
 static void get_xattr(Lookup *lookup, int fd, int number) {
     char path[32], value[VALUE_BYTES];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     ssize_t n = number ? getxattr(path, XATTRS[number], value, sizeof value) : listxattr(path, value, sizeof value);
     if (n < 0 && errno == ERANGE)
-        return; /* a request gets it */
+        return; /* a request for it gets it */
     lookup->answers[number].is_there = true;
     lookup->answers[number].n = n < 0 ? -errno : (int)n;
     if (n > 0)
@@ -94,7 +94,7 @@ static void look_up(Lookup *lookup) {
         close(fd);
 }
 
-/* A queue of which a lookup may begin; NULL: there is none. */
+/* Return a queue whose next lookup may begin; NULL: none. */
 static Queue *next_queue(const Pool *pool) {
     Queue *queue = pool->has_ended ? NULL : pool->queues;
     while (queue != NULL && (queue->waiting == NULL || queue->n_running >= queue->n_running_max))
@@ -134,7 +134,7 @@ static void *work(void *argument) {
     Pool *pool = argument;
     cpu_set_t any;
     memset(&any, 0xFF, sizeof any);
-    sched_setaffinity(0, sizeof any, &any); /* the thread that began this one may be kept on a core */
+    sched_setaffinity(0, sizeof any, &any); /* the thread that started this one may be pinned to a core */
     pthread_mutex_lock(&pool->mutex);
     for (bool has_rested = false; !pool->has_ended;) {
         Queue *queue = next_queue(pool);
@@ -163,7 +163,7 @@ static void *work(void *argument) {
     return NULL;
 }
 
-/* Begin one more thread, if that can be. Returns whether there is any. */
+/* Start another thread, if possible. Returns whether there is any. */
 static bool begin_thread(Pool *pool) {
     pthread_attr_t attributes;
     pthread_t thread;
@@ -235,7 +235,7 @@ static PyObject *prefetcher_add(Prefetcher *self, PyObject *args) {
     return PyBool_FromLong(is_taken);
 }
 
-/* What a name is, as SeenByName; None: it can't be seen. */
+/* Return the result of a lookup, as SeenByName; None if it failed. */
 static PyObject *found_object(const Lookup *lookup) {
     if (lookup->error)
         Py_RETURN_NONE;

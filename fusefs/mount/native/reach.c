@@ -1,16 +1,15 @@
-/* How a node's inode is reached: by what is open of it, by its name in a directory that is open, or by its file handle;
- * always verified.
+/* Reaches a node's inode: by an open fd, by its name in an open directory, or by its file handle; always verified.
  *
- * Fds of directories are kept, up to some number of them; nothing else is, so that no deleted file's blocks are held. A
- * name that means something else by now is no obstacle where the backing filesystem has file handles. */
+ * Fds of directories are kept, up to a limit. No others are, so that the blocks of deleted files become free. If a name
+ * belongs to another inode by now, file handles of the backing filesystem still reach the node. */
 #include "core.h"
 
 static const int PEEK = O_PATH | O_NOFOLLOW | O_CLOEXEC;
 
-/* The links to drop folders (tree/trashd_dir.py) have nodeids of their own, behind which no node stands. */
+/* Links to drop folders (tree/trashd_dir.py) have nodeids without nodes. */
 static bool is_drop_link(uint64_t nodeid) { return nodeid >= 3ull << 61 && nodeid < 1ull << 63; }
 
-/* The quickest way to a node. */
+/* Get the fastest way to a node. */
 static Known way_to(Tables *t, Node *node) {
     Known known = {.node = node_take(node)};
     if (node->handles != NULL)
@@ -27,7 +26,7 @@ static Known way_to(Tables *t, Node *node) {
     return known;
 }
 
-/* The node of a nodeid, and the quickest way to it. Returns 0; -ESTALE: there is none; or NOT_OURS. */
+/* Get a node by its nodeid, and the fastest way to it. Returns 0; -ESTALE: no such node; or NOT_OURS. */
 int open_known(Request *request, uint64_t nodeid, Known *known) {
     Node *node = node_of(request->core->tables, nodeid);
     if (node == NULL)
@@ -44,8 +43,8 @@ void close_known(Known *known) {
     *known = (Known){0};
 }
 
-/* Whether attributes are those of a node: its number and its birth tell, where names change through the mount alone; else
- * its file handle. fd: of what has them */
+/* Return whether attributes are a node's: by inode number and birth time if names change through the mount only; else
+ * by its file handle. fd: of the inode with these attributes */
 static bool is_it(const Core *core, const Node *node, Seen *seen, int fd) {
     if (seen->ino != node->ino || seen->dev != node->dev)
         return false;
@@ -56,12 +55,13 @@ static bool is_it(const Core *core, const Node *node, Seen *seen, int fd) {
            !memcmp(node->handle, &seen->handle, node->n_handle);
 }
 
-/* How to stat a node: what is mounted inside may not have told anything of itself yet, so it is asked. */
+/* Return the flags to stat a node. A filesystem that is mounted inside is asked, as the kernel may know nothing of it
+ * yet. */
 static int flags_for(const Core *core, const Node *node) {
     return node->dev == core->root_dev ? core->statx_flags : core->statx_flags & WITHOUT_HANDLES;
 }
 
-/* Look at what has a name in a directory, in one call; ESTALE: it is not known to be the node. Without the tables. */
+/* Stat a node by its name, in one call; ESTALE: it is not certain to be the node. Called without the tables lock. */
 int look_by_name(const Core *core, const Known *known, Seen *seen) {
     if (known->dir_fd == NULL || core->is_shared)
         return ESTALE;
@@ -70,7 +70,7 @@ int look_by_name(const Core *core, const Known *known, Seen *seen) {
     return is_node ? 0 : ESTALE;
 }
 
-/* Open a node by a name. Returns 0 or an errno: ESTALE: the name means something else. */
+/* Open a node by a name (O_PATH). Returns 0 or an errno: ESTALE: the name belongs to another inode. */
 static int open_by_name(const Core *core, const Node *node, int dir_fd, const char *name, Seen *seen, int *fd) {
     int held = openat(dir_fd, name, PEEK);
     if (held < 0)
@@ -97,7 +97,7 @@ static int open_by_handle(const Core *core, const Node *node, Seen *seen, int *f
     return error;
 }
 
-/* One of the names of a node, by number, with the fd of its directory if that is open; false: there are no more. */
+/* Get a name of a node, by index, and the fd of its directory if that is open. Returns false after the last name. */
 static bool take_place(Core *core, const Node *node, int number, Known *place) {
     tables_lock(core->mutex);
     const NodeName *at = number ? &node->others[number - 1] : &node->at;
@@ -118,7 +118,7 @@ static void put_place(Core *core, Known *place) {
     tables_unlock(core->mutex);
 }
 
-/* Open a node by one of its names. opens: its directory is opened if need be */
+/* Open a node by one of its names. opens: open the name's directory, too, if necessary */
 static int open_by_names(Core *core, const Node *node, bool opens, Seen *seen, int *fd) {
     Known place;
     int error = ESTALE;
@@ -132,12 +132,12 @@ static int open_by_names(Core *core, const Node *node, bool opens, Seen *seen, i
     return error;
 }
 
-/* Whether a node is reached by its file handle, wherever it is. */
+/* Return whether a node can be reached by its file handle, wherever it is. */
 static bool has_lasting_handle(const Core *core, const Node *node) {
     return core->mount_fd >= 0 && node->n_handle && node->dev == core->root_dev;
 }
 
-/* Open a node that was moved, or whose directory is not open. Without the tables. Returns 0 or an errno. */
+/* Open a node that was moved, or whose directory is not open. Called without the tables lock. Returns 0 or an errno. */
 static int open_node(Core *core, const Node *node, Seen *seen, int *fd) {
     tables_lock(core->mutex);
     bool has_ended = node->last != NULL;
@@ -150,8 +150,9 @@ static int open_node(Core *core, const Node *node, Seen *seen, int *fd) {
     return error == ESTALE ? open_by_names(core, node, true, seen, fd) : error;
 }
 
-/* The fd of a directory, with one use, which is opened if need be: from the first one above it that is open, and not from
- * below, as a deep one would take a deep stack. Without the tables. Returns 0 or an errno. */
+/* Get the fd of a directory, with one reference. If necessary it is opened, downwards from the nearest open directory
+ * above it: without recursion, as a deep directory would need a deep stack. Called without the tables lock. Returns 0
+ * or an errno. */
 int open_directory(Core *core, Node *directory, Fd **fd) {
     Tables *t = core->tables;
     size_t n = 0;
@@ -167,11 +168,11 @@ int open_directory(Core *core, Node *directory, Fd **fd) {
         Node *node = closed[n];
         int number;
         Seen seen;
-        Fd *above = *fd; /* it stays open until this one is */
+        Fd *above = *fd; /* stays open until this one is */
         *fd = NULL;
         if (!error && (*fd = directory_fd(t, node)) == NULL) {
             tables_unlock(core->mutex);
-            close_fds(); /* those of directories that made room */
+            close_fds(); /* of directories that were closed to make room */
             error = open_node(core, node, &seen, &number);
             tables_lock(core->mutex);
             if (!error)
@@ -185,8 +186,8 @@ int open_directory(Core *core, Node *directory, Fd **fd) {
     return error;
 }
 
-/* Look at a node, of which an fd is the caller's then, if it is another than `known->fd`. Without the tables. Returns 0, or
- * an errno: ESTALE: it is not to be found any more. */
+/* Stat a node. If that takes a new fd, it is returned in `fd`, and the caller's. Called without the tables lock.
+ * Returns 0, or an errno: ESTALE: the node can't be found any more. */
 int reach(Core *core, Known *known, Seen *seen, int *fd) {
     *fd = -1;
     if (known->fd == NULL && known->node->is_directory) {
@@ -201,7 +202,7 @@ int reach(Core *core, Known *known, Seen *seen, int *fd) {
     return open_node(core, known->node, seen, fd);
 }
 
-/* An fd of a node for Python, which has the tables, or works on them alone. */
+/* Get an fd of a node for Python, whose thread may hold the tables lock. */
 PyObject *core_hold(Core *core, PyObject *object) {
     Node *node = node_from(object);
     Seen seen;
@@ -216,7 +217,7 @@ PyObject *core_hold(Core *core, PyObject *object) {
     tables_lock(core->mutex);
     Fd *fd = error ? NULL : number < 0 ? fd_take(known.fd) : fd_new(number, -1, 0);
     close_known(&known);
-    tables_unlock(core->mutex); /* the interpreter's lock comes first */
+    tables_unlock(core->mutex); /* lock order: the interpreter's lock comes first */
     PyEval_RestoreThread(released);
     if (holds_tables)
         wait_for_tables(core->mutex);

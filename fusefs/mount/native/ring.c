@@ -1,19 +1,20 @@
-/* io_uring: the kernel puts a request into an entry of the queue of its client's core, and of no other.
+/* FUSE over io_uring: the kernel puts a request into an entry of the queue of its client's CPU core, and of no other
+ * queue.
  *
- * An entry is memory for one request and its reply. It belongs to the thread that registered it: the kernel copies into
- * and out of it inside of io_uring_enter, called by that thread. So a thread that waits elsewhere must have no entry that
- * the kernel may use. Each core has three kinds of threads:
+ * An entry is memory for one request and its reply. It belongs to the thread that registered it: the kernel copies to
+ * and from it within io_uring_enter, called by that thread. So a thread that blocks elsewhere must have no entry that
+ * the kernel may use. Each core has four kinds of threads:
  *
- * - N_SERVERS servers have one entry each. A server does its request itself, whatever it waits for: meanwhile its only
- *   entry is in use.
- * - The dispatcher has all further entries, and passes their requests on. It waits for nothing else, the interpreter's
+ * - N_SERVERS servers have one entry each. A server serves its request itself, however long it blocks: meanwhile its
+ *   only entry is in use.
+ * - The dispatcher has all other entries, and passes their requests on. It blocks on nothing else, the interpreter's
  *   lock included.
- * - N_HELPERS helpers have no entries. They do what the dispatcher has.
- * - The clerk has a worker of the pool do what the dispatcher has while no helper is free.
+ * - N_HELPERS helpers have no entries. They serve the dispatcher's requests.
+ * - The clerk queues the dispatcher's requests for workers of the pool while no helper is free.
  *
- * The kernel uses the entry that was committed last, so the servers register theirs after the dispatcher. A request waits
- * in the kernel when all entries of its queue are in use, and is not sent before one is committed: a new entry does not
- * help it. So the dispatcher registers more while some are left, and gets the processor before clients do that wake it.
+ * The kernel uses the entry that was committed last, so the servers register theirs after the dispatcher. If all
+ * entries of its queue are in use, a request waits in the kernel until one is committed: a new entry does not help it.
+ * So the dispatcher registers more entries before they are used up, and gets the CPU before the clients that wake it.
  *
  * Source  linux/fuse.h: fuse_uring_req_header, fuse_uring_cmd_req; fs/fuse/dev_uring.c; docs/decisions/0060 */
 #include "core.h"
@@ -29,16 +30,16 @@
 typedef enum { DISPATCHER, CLERK, SERVER, HELPER } Kind;
 enum { N_SERVERS = 4, N_HELPERS = 2, N_THREADS = SERVER + N_SERVERS + N_HELPERS };
 enum {
-    N_ENTRIES = 256, /* of a core's queue at first; of one that is not online two */
-    N_SPARE = 64,    /* when the kernel may use fewer, so many more are registered */
-    N_MOST = 8192,   /* entries of a dispatcher */
-    N_RESULTS = 1024, /* that the kernel keeps elsewhere if there are more; memory that counts as locked */
+    N_ENTRIES = 256, /* entries of a core's queue at first; two for a core that is not online */
+    N_SPARE = 64,    /* when fewer are left to the kernel, so many more are registered */
+    N_MOST = 8192,   /* entries of a dispatcher at most */
+    N_RESULTS = 1024, /* size of the completion queue, in locked memory; the kernel keeps further results elsewhere */
     N_SUBMISSIONS = 64,
 };
-/* Parts of an entry: the request's head or the reply's, the operation's own part, the kernel's, and the payload. */
+/* Parts of an entry: head of the request or reply, the operation's struct, the kernel's part, and the payload. */
 enum { OWN_AT = 128, ENTRY_AT = 256, COMMIT_ID_AT = 264, SIZE_AT = 272, HEADERS_BYTES = 288, PAYLOAD_AT = 4096 };
 enum { ENTRY_SIZE = PAYLOAD_AT + BODY_BYTES_MAX, KEPT_BYTES = 1 << 16 /* of a payload that stay in memory */ };
-enum { REGISTER = 1, COMMIT_AND_FETCH = 2 }; /* commands of FUSE */
+enum { REGISTER = 1, COMMIT_AND_FETCH = 2 }; /* FUSE's io_uring commands */
 enum { WIDE = 1 << 10, SINGLE_ISSUER = 1 << 12, DEFER_TASKRUN = 1 << 13, NO_ARRAY = 1 << 16, WITH_CQ_SIZE = 1 << 3 };
 enum { GETEVENTS = 1 << 0, EXT_ARG = 1 << 3, SQE_BYTES = 128, URING_CMD = 46, MSG_RING = 40, SEND_MSG_RING = 31 };
 
@@ -48,14 +49,14 @@ typedef struct RingThread RingThread;
 typedef struct Entry {
     char *memory;
     RingThread *owner;
-    struct Entry *next; /* of those that are replied to, or that the clerk has */
+    struct Entry *next; /* of the entries that are replied to, or that the clerk has */
     struct iovec parts[2];
-    uint16_t queue; /* the kernel's number of it, which is that of the core */
-    uint16_t at;    /* in the rings' queues */
+    uint16_t queue; /* the kernel's number of it: the core's number */
+    uint16_t at;    /* index in the rings' `queues` */
     bool was_used, is_free, is_large;
 } Entry;
 
-/* Entries that were made together. */
+/* Entries that were allocated together. */
 typedef struct Block {
     struct Block *next;
     char *memory;
@@ -76,20 +77,21 @@ struct RingThread {
     Worker worker;
     Kind kind;
     CoreRings *rings;
-    Ring ring; /* the dispatcher's and the servers' */
+    Ring ring; /* of the dispatcher and the servers only */
     Block *blocks;
-    Entry *replied; /* to be committed; any thread adds to them */
+    Entry *replied; /* entries to be committed; any thread adds to them */
     bool has_large;
-    Entry *given;   /* a helper's or the clerk's, by the dispatcher; of a helper NULL: it is free */
-    sem_t has_work; /* a helper's or the clerk's */
+    /* An entry that the dispatcher passes to a helper or the clerk. NULL in a helper: it is free. */
+    Entry *given;
+    sem_t has_work; /* of a helper or the clerk */
 };
 
 typedef struct {
     uint16_t number;
-    unsigned n_free; /* entries of the dispatcher's that the kernel may use */
+    unsigned n_free; /* the dispatcher's entries that the kernel may use */
 } Queue;
 
-/* Of the queues of one core, or of all that are not online. */
+/* The queues of one core, or of all cores that are not online. */
 struct CoreRings {
     PyObject_HEAD
     int device; /* /dev/fuse */
@@ -99,16 +101,16 @@ struct CoreRings {
     RingThread threads[N_THREADS];
 };
 
-/* What Python calls with its answer to a request that has come in an entry. */
+/* The callable by which Python replies to a request in an entry. */
 typedef struct {
     PyObject_HEAD
     CoreRings *rings;
-    Entry *entry; /* NULL: it is replied to */
+    Entry *entry; /* NULL: already replied to */
 } EntryReply;
 
 PyTypeObject *entry_reply_type;
 const int N_RING_THREADS = N_THREADS;
-static Entry none; /* is given to a helper that has not begun */
+static Entry none; /* marks a helper that has not started as busy */
 static _Thread_local RingThread *this_thread;
 
 /* Rings. */
@@ -144,8 +146,8 @@ static void ring_close(Ring *ring) {
 
 static uint32_t n_submitted(const Ring *ring) { return *ring->sq_tail - __atomic_load_n(ring->sq_head, __ATOMIC_ACQUIRE); }
 
-/* Have the kernel take what was submitted, and wait for a result, for a second at most or as long as it takes. Returns 0
- * or an errno. */
+/* Have the kernel process submissions, and wait for a result: for a second at most, or without limit. Returns 0 or an
+ * errno. */
 static int enter(Ring *ring, bool waits, bool is_timed) {
     int64_t second[2] = {1, 0};
     struct {
@@ -159,7 +161,7 @@ static int enter(Ring *ring, bool waits, bool is_timed) {
     return error == ETIME || error == EINTR || error == EAGAIN || error == EBUSY ? 0 : error;
 }
 
-/* Have the kernel take all that was submitted; it may be short of memory, and take nothing at first. */
+/* Have the kernel process all submissions; if it is short of memory, it may process none at first. */
 static int flush(Ring *ring) {
     int error = 0;
     while (n_submitted(ring) && !error)
@@ -167,7 +169,7 @@ static int flush(Ring *ring) {
     return error;
 }
 
-/* Have the kernel do a command for an entry from the next `enter` on. */
+/* Submit a command for an entry, to be processed by the next `enter`. */
 static int submit(RingThread *thread, Entry *entry, uint32_t command, uint64_t commit_id) {
     Ring *ring = &thread->ring;
     int error = n_submitted(ring) > ring->sq_mask ? flush(ring) : 0;
@@ -192,7 +194,7 @@ static int submit(RingThread *thread, Entry *entry, uint32_t command, uint64_t c
     return 0;
 }
 
-/* Wake a thread that waits for a result of its ring; by any other. A ring whose thread has ended takes no message. */
+/* Wake a thread that waits in `enter`; called by another thread. A ring whose thread has ended accepts no message. */
 static void wake(const RingThread *thread) {
     struct io_uring_sqe sqe = {.opcode = MSG_RING, .fd = thread->ring.fd};
     while (syscall(SYS_io_uring_register, -1, SEND_MSG_RING, &sqe, 1) < 0 && (errno == ENOMEM || errno == EAGAIN))
@@ -201,7 +203,7 @@ static void wake(const RingThread *thread) {
 
 /* Entries. */
 
-/* Register so many entries of a thread's for a queue. Returns 0 or an errno; the kernel refuses an entry by its result. */
+/* Register n entries of a thread for a queue. Returns 0 or an errno; a refusal of an entry is in its result. */
 static int add_entries(RingThread *thread, unsigned at, unsigned n) {
     Block *block = malloc(sizeof *block + n * sizeof *block->entries);
     if (block == NULL)
@@ -213,7 +215,7 @@ static int add_entries(RingThread *thread, unsigned at, unsigned n) {
         return ENOMEM;
     }
     madvise(memory, (size_t)n * ENTRY_SIZE, MADV_DONTFORK);
-    madvise(memory, (size_t)n * ENTRY_SIZE, MADV_NOHUGEPAGE); /* what is not touched takes no memory */
+    madvise(memory, (size_t)n * ENTRY_SIZE, MADV_NOHUGEPAGE); /* pages that are never touched take no memory */
     *block = (Block){.next = thread->blocks, .memory = memory, .n = n};
     thread->blocks = block;
     Queue *queue = &thread->rings->queues[at];
@@ -231,15 +233,15 @@ static int add_entries(RingThread *thread, unsigned at, unsigned n) {
     return error ? error : flush(&thread->ring);
 }
 
-/* A request has come in an entry of the dispatcher's: have more before the kernel has used up those that there are. n_next:
- * results that are ready, for which this thread has not counted yet */
+/* A request has arrived in an entry of the dispatcher's: register more entries before they are used up. n_next: results
+ * that are ready, and not counted yet by this thread. */
 static int use_entry(RingThread *dispatcher, const Entry *entry, uint32_t n_next) {
     CoreRings *rings = dispatcher->rings;
     Queue *queue = &rings->queues[entry->at];
     if (--queue->n_free >= N_SPARE + n_next || rings->n_entries + N_SPARE >= N_MOST)
         return 0;
     int error = add_entries(dispatcher, entry->at, N_SPARE);
-    return error == ENOMEM ? 0 : error; /* those that there are have to do */
+    return error == ENOMEM ? 0 : error; /* ENOMEM: the existing ones must suffice */
 }
 
 static Incoming incoming_of(const Entry *entry) {
@@ -252,16 +254,16 @@ static Incoming incoming_of(const Entry *entry) {
     return incoming;
 }
 
-/* Add an entry to a list that any thread may add to, and one takes. Returns whether the list was empty. */
+/* Add an entry to a list that any thread may add to, and one thread takes. Returns whether the list was empty. */
 static bool push(Entry **list, Entry *entry) {
     Entry *first = __atomic_load_n(list, __ATOMIC_RELAXED);
     do
-        entry->next = first; /* another thread may have it once it is in the list */
+        entry->next = first; /* once it is in the list, another thread may take it */
     while (!__atomic_compare_exchange_n(list, &first, entry, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
     return first == NULL;
 }
 
-/* The reply to the request of an entry is in it: its thread commits it. By any thread. */
+/* Have the entry's thread commit the reply that is in the entry. Called by any thread. */
 static void give_back(Entry *entry, int result) {
     RingThread *owner = entry->owner;
     uint64_t unique;
@@ -290,7 +292,7 @@ static int commit_replied(RingThread *thread) {
     return error;
 }
 
-/* Let the memory go that large requests and replies have taken, of entries that the kernel has: it writes to none of them
+/* Return memory of large requests and replies to the kernel, of entries that are free: FUSE writes to none of them
  * before the next `enter`. */
 static void drop_memory(RingThread *thread) {
     thread->has_large = false;
@@ -306,7 +308,7 @@ static void drop_memory(RingThread *thread) {
 
 /* Threads. */
 
-/* Do what has come in an entry, whatever that waits for. */
+/* Serve the request in an entry, however long that blocks. */
 static void serve_entry(RingThread *thread, Entry *entry) {
     Incoming incoming = incoming_of(entry);
     int result = answer(&thread->worker, &incoming);
@@ -314,10 +316,10 @@ static void serve_entry(RingThread *thread, Entry *entry) {
         ask_python(&thread->worker, &incoming);
     else if (result != LATER)
         give_back(entry, result == NO_ANSWER ? 0 : result);
-    close_fds(); /* a server commits its reply after that: until then it can't take another request */
+    close_fds(); /* a server commits its reply after that; until then it gets no other request */
 }
 
-/* Have another thread do what has come in an entry of the dispatcher's. */
+/* Have another thread serve the request in an entry of the dispatcher's. */
 static void pass_on(CoreRings *rings, Entry *entry) {
     for (int at = SERVER; at < N_THREADS; at++) {
         RingThread *helper = &rings->threads[at];
@@ -334,17 +336,17 @@ static void pass_on(CoreRings *rings, Entry *entry) {
 }
 
 static bool is_gone(int error) {
-    /* EBADF: /dev/fuse was closed, as by the daemon's end before a thread has replied for the last time. */
+    /* EBADF: /dev/fuse was closed, when the daemon ended before a thread sent its last reply. */
     return error == ENOTCONN || error == ECONNABORTED || error == ECANCELED || error == ENOENT || error == EBADF;
 }
 
-/* Take results until there is none. Returns 0 or an errno. */
+/* Process results until there is none. Returns 0 or an errno. */
 static int take(RingThread *thread) {
     Ring *ring = &thread->ring;
     int error = 0;
     for (uint32_t head; !error && (head = *ring->cq_head) != __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE);) {
         const struct io_uring_cqe *cqe = &ring->cqes[head & ring->cq_mask];
-        Entry *entry = (Entry *)(uintptr_t)cqe->user_data; /* NULL: it was woken */
+        Entry *entry = (Entry *)(uintptr_t)cqe->user_data; /* NULL: a wake-up */
         int result = cqe->res;
         __atomic_store_n(ring->cq_head, head + 1, __ATOMIC_RELEASE);
         if (entry == NULL)
@@ -366,7 +368,7 @@ static int take(RingThread *thread) {
     return error;
 }
 
-/* Serve until the connection is gone. Returns that errno, or another one. */
+/* Serve until the connection is gone. Returns the errno that reports this, or another one. */
 static int serve_ring(RingThread *thread) {
     int error = 0;
     while (!error) {
@@ -400,7 +402,7 @@ static void help(RingThread *helper) {
     }
 }
 
-/* Have workers of the pool do what has come, the oldest first. */
+/* Have workers of the pool serve requests, the oldest first. */
 static void ask_for_workers(RingThread *clerk) {
     while (!__atomic_load_n(&clerk->rings->has_ended, __ATOMIC_ACQUIRE)) {
         Entry *newest = __atomic_exchange_n(&clerk->given, NULL, __ATOMIC_ACQUIRE), *oldest = NULL;
@@ -411,19 +413,19 @@ static void ask_for_workers(RingThread *clerk) {
         }
         for (Entry *next; oldest != NULL; oldest = next) {
             Incoming incoming = incoming_of(oldest);
-            next = oldest->next; /* a reply uses it */
+            next = oldest->next; /* the reply overwrites it */
             ask_python(&clerk->worker, &incoming);
         }
         wait_for_work(clerk);
     }
 }
 
-/* What Python's thread does. */
+/* Methods, called by Python threads. */
 
 static bool has_ring(const RingThread *thread) { return thread->kind == DISPATCHER || thread->kind == SERVER; }
 
-/* Have the calling thread get the processor as soon as it is woken, while others compute. Source: sched_setattr(2); Linux
- * 6.12 takes sched_runtime as the length of a slice */
+/* Let this thread get the CPU as soon as it is woken, even if others are busy. Source: sched_setattr(2); since Linux
+ * 6.12 sched_runtime is the length of a time slice. */
 static void take_short_slices(void) {
     struct {
         uint32_t size, policy;
@@ -432,7 +434,7 @@ static void take_short_slices(void) {
         uint32_t priority;
         uint64_t runtime_ns, deadline_ns, period_ns;
     } attributes = {.size = sizeof attributes, .nice = getpriority(PRIO_PROCESS, 0), .runtime_ns = 100000};
-    syscall(SYS_sched_setattr, 0, &attributes, 0); /* refused: it is later */
+    syscall(SYS_sched_setattr, 0, &attributes, 0); /* if refused, it only gets the CPU later */
 }
 
 static RingThread *thread_of(CoreRings *rings, PyObject *number) {
@@ -477,10 +479,11 @@ static int register_entries(RingThread *thread) {
     int error = thread->kind == SERVER ? add_entries(thread, 0, 1) : 0;
     for (unsigned at = 0; thread->kind == DISPATCHER && at < rings->n_queues && !error; at++)
         error = add_entries(thread, at, rings->is_pinned ? N_ENTRIES - N_SERVERS : 2);
-    /* What was refused is known now; requests that have come already stay in the ring. */
+    /* Refusals have arrived by now; requests that have arrived, too, stay in the ring. */
     for (uint32_t at = *ring->cq_head; !error && at != __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE); at++)
         error = ring->cqes[at & ring->cq_mask].res < 0 ? -ring->cqes[at & ring->cq_mask].res : 0;
-    if (error && thread->kind == DISPATCHER) { /* what the kernel must refuse, before all queues have entries, ends io_uring */
+    /* Submit an entry that the kernel must refuse: before all queues have entries, that turns io_uring off. */
+    if (error && thread->kind == DISPATCHER) {
         Entry refused = {.queue = rings->queues[0].number};
         if (!submit(thread, &refused, REGISTER, 0))
             flush(&thread->ring);

@@ -1,4 +1,4 @@
-/* Tables for Python: a thin object over the C structure. To be used with the tables' lock. */
+/* The Python type Tables: a thin object over the C structure. Callers hold the tables lock. */
 #include "core.h"
 
 static PyObject *tables_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
@@ -38,7 +38,7 @@ static int by_age(const void *one, const void *other) {
     return number < than ? -1 : number > than;
 }
 
-/* All nodes, in the order in which they were made. */
+/* Iterate over all nodes, in the order in which they were made. */
 static PyObject *tables_iter(TablesObject *self) {
     const Tables *t = &self->tables;
     Node **nodes = allocate(NULL, t->n_nodes * sizeof *nodes);
@@ -130,7 +130,7 @@ static PyObject *tables_renew_all(TablesObject *self, PyObject *Py_UNUSED(nothin
     return none();
 }
 
-/* A method whose only argument is a node of the tables `t`; and what it returns. */
+/* Define a method whose only argument is a node, and the object that it returns. `t`: the tables. */
 #define NODE_METHOD(name, returned)                                                                                    \
     static PyObject *tables_##name(TablesObject *self, PyObject *object) {                                             \
         Tables *t = &self->tables;                                                                                     \
@@ -162,7 +162,7 @@ static PyObject *tables_add_to_share(TablesObject *self, PyObject *args) {
     return none();
 }
 
-/* A handle by its number; NULL: an exception. */
+/* Return a handle by its number; NULL: an exception is set. */
 static Handle *handle_from(TablesObject *self, PyObject *fh) {
     uint64_t number = PyLong_AsUnsignedLongLong(fh);
     Handle *handle = PyErr_Occurred() ? NULL : handle_of_number(&self->tables, number);
@@ -193,7 +193,7 @@ static PyObject *tables_appends(TablesObject *self, PyObject *fh) {
 static PyObject *tables_runs_no_more(TablesObject *self, PyObject *fh) {
     Handle *handle = handle_from(self, fh);
     if (handle == NULL)
-        PyErr_Clear(); /* of a directory that is not open */
+        PyErr_Clear(); /* a handle of a directory that was not opened */
     else
         handle->is_executed = false;
     return none();

@@ -1,14 +1,14 @@
-/* Extended attributes, and ACLs, which are such: SETXATTR, GETXATTR, LISTXATTR, REMOVEXATTR.
+/* Extended attributes and ACLs, which are extended attributes: SETXATTR, GETXATTR, LISTXATTR, REMOVEXATTR.
  *
- * SELinux labels are not among them: with SELinux the kernel gives one label to all of a mount and asks no daemon; without
- * it `ls -l` asks for each entry's, unless the reply is once that there are none. */
+ * SELinux labels are not supported. With SELinux the kernel labels the whole mount, and asks no daemon. Without it `ls
+ * -l` reads the label of each entry, unless one reply is that labels are not supported. */
 #include "core.h"
 
 #include <stdio.h>
 #include <sys/syscall.h>
 #include <sys/xattr.h>
 
-static const int GETXATTRAT = 464, LISTXATTRAT = 465; /* Linux 6.13 */
+static const int GETXATTRAT = 464, LISTXATTRAT = 465; /* since Linux 6.13 */
 static const char LABEL[] = "security.selinux", TRUSTED[] = "trusted.", USERS[] = "user.", ACL[] = "system.posix_acl_",
                   CAPABILITY[] = "security.capability";
 enum { SYS_ADMIN = 21, SETFCAP = 31 };
@@ -19,7 +19,7 @@ struct room {
     uint32_t size, flags;
 };
 
-/* Whether there are such calls: kernels before Linux 6.13 have none, containers may deny them. */
+/* Return whether getxattrat and listxattrat work: kernels before Linux 6.13 lack them, containers may deny them. */
 bool can_getxattrat(void) {
     char value;
     return syscall(GETXATTRAT, -1, "name", 0, "user.none", NULL, (size_t)0) < 0 && errno != ENOSYS && errno != EPERM &&
@@ -28,8 +28,8 @@ bool can_getxattrat(void) {
 
 static bool begins(const char *xattr, const char *word) { return !strncmp(xattr, word, strlen(word)); }
 
-/* The value of an attribute of what has a name in a directory; of an open file if that is ""; NULL: of what an O_PATH fd
- * holds. xattr: NULL: the list of all their names. Returns how many bytes, or a negative errno. */
+/* Get an attribute of a name in a directory. name: "": of the open file; NULL: of the inode of an O_PATH fd. xattr:
+ * NULL: the list of all names. Returns its size, or a negative errno. */
 static int value_at(const Core *core, int fd, const char *name, const char *xattr, char *value) {
     char path[NAME_MAX + 32];
     struct room room = {(uint64_t)(uintptr_t)value, XATTR_SIZE_MAX, 0};
@@ -49,12 +49,13 @@ static int value_at(const Core *core, int fd, const char *name, const char *xatt
     return n < 0 ? -errno : (int)n;
 }
 
-/* The same of a node, without the tables; -EAGAIN: a name was changed meanwhile.
+/* Get an attribute of a node. Called without the tables lock. Returns its size, or a negative errno.
  *
- * No call takes an O_PATH fd for an attribute's (EBADF). Of a directory, which we have open so, "." is asked. Where
- * nothing is renamed but through the mount, a file is asked by its name, and one statx tells whether it was that, if no
- * name was changed there meanwhile. Where others rename, two renames could make the name ours between the two calls; the
- * kernel would keep the other file's ACL. So there the node is held, and that is asked. */
+ * No system call gets an attribute by an O_PATH fd itself (EBADF). A directory, which is open in that way, is reached
+ * as ".". A file is reached by its name if nothing is renamed but through the mount: afterwards one statx shows whether
+ * that name was the file, if no name was changed there meanwhile. If others may rename, two renames could give the name
+ * to our file between the two calls, and the kernel would cache the other file's ACL. So then the node is opened
+ * (O_PATH). */
 static int value_of(Request *request, Known *known, const char *xattr, char *value) {
     Core *core = request->core;
     Seen seen;
@@ -62,7 +63,7 @@ static int value_of(Request *request, Known *known, const char *xattr, char *val
     bool is_as_root = core->is_for_all || !core->acts_as_others;
     if (known->fd != NULL && is_as_root) {
         int n = value_at(core, known->fd->number, known->node->is_directory ? "." : "", xattr, value);
-        if (n != -EBADF) /* else it is no open file's, but an O_PATH fd kept for a client that was sent ESTALE */
+        if (n != -EBADF) /* EBADF: an O_PATH fd that is held for a client that got ESTALE */
             return n;
     }
     if (known->fd == NULL && known->dir_fd != NULL && !core->is_shared && core->is_for_all) {
@@ -88,13 +89,13 @@ static int value_of(Request *request, Known *known, const char *xattr, char *val
     return n;
 }
 
-/* Leave out names that are not shown to the caller. Returns how many bytes are left. */
+/* Remove names that the caller may not see from a list. Returns its new size. */
 static int only_shown(const Request *request, char *listed, int n) {
     char *end = listed;
-    int sees_trusted = -1; /* not known yet */
+    int sees_trusted = -1; /* not yet known */
     for (char *at = listed; at < listed + n;) {
         size_t room = (size_t)(listed + n - at), size = strnlen(at, room) + 1;
-        if (size > room) /* the filesystem's list lacks the NUL at its end */
+        if (size > room) /* the filesystem's list lacks its last NUL */
             break;
         bool is_shown = !request->core->hides_labels || strcmp(at, LABEL);
         if (begins(at, TRUSTED)) {
@@ -126,9 +127,9 @@ static int reply_value(Request *request, const char *xattr) {
         n = only_shown(request, request->answer, n);
     calls_end(request);
     if (!core->is_for_all && xattr != NULL && begins(xattr, ACL))
-        renew(core->tables, known.node); /* the kernel would have it for the next user, too */
+        renew(core->tables, known.node); /* else the kernel would cache it for the next user, too */
     if (n < 0)
-        result = n == -ENOSYS ? -EOPNOTSUPP : n; /* the former would mean all attributes */
+        result = n == -ENOSYS ? -EOPNOTSUPP : n; /* ENOSYS would turn off all attributes */
     else if (!room) {
         uint32_t size[2] = {(uint32_t)n, 0};
         memcpy(request->answer, size, sizeof size);
@@ -139,14 +140,14 @@ static int reply_value(Request *request, const char *xattr) {
     return result;
 }
 
-/* The name of an attribute in the payload, and what follows it. Returns 0, a negative errno, or NOT_OURS. */
+/* Get the attribute's name and what follows it from the payload. Returns 0, a negative errno, or NOT_OURS. */
 static int take_xattr(const Request *request, char xattr[XATTR_NAME_MAX + 1], const char **value) {
     size_t n = strnlen(request->payload, request->n_payload);
     if (!request->core->shows_xattrs)
         return -ENOSYS;
     if (!n || n == request->n_payload || n > XATTR_NAME_MAX)
         return n > XATTR_NAME_MAX ? -ERANGE : -EINVAL;
-    memcpy(xattr, request->payload, n + 1); /* the answer goes there, perhaps */
+    memcpy(xattr, request->payload, n + 1); /* the reply may overwrite the payload */
     *value = request->payload + n + 1;
     return request->core->hides_labels && !strcmp(xattr, LABEL) ? -EOPNOTSUPP : 0;
 }
@@ -160,8 +161,8 @@ int do_getxattr(Request *request) {
 
 int do_listxattr(Request *request) { return request->core->shows_xattrs ? reply_value(request, NULL) : -ENOSYS; }
 
-/* Set an attribute of what an fd holds, as the caller, or remove it if there is no value. An ACL that a caller sets that is
- * not in the file's group takes its set-group-ID bit. Source: xattr(7), capabilities(7). Returns 0 or an errno. */
+/* Set an attribute as the caller, or remove it without a value. If a caller outside of the file's group sets an ACL,
+ * the set-group-ID bit is cleared. Source: xattr(7), capabilities(7). Returns 0 or an errno. */
 static int change_xattr(const Request *request, int fd, const Seen *seen, const char *xattr, const char *value,
                         size_t n_value, int flags) {
     char path[32];
@@ -170,15 +171,16 @@ static int change_xattr(const Request *request, int fd, const Seen *seen, const 
     int n = 1, error;
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     if (begins(xattr, USERS)) {
-        needs[0] = by_mode(seen), needs[1] = by_owner_alone(seen); /* the latter of a sticky directory */
+        needs[0] = by_mode(seen), needs[1] = by_owner_alone(seen); /* by owner: in a sticky directory */
         n = 2;
     } else if (is_acl)
         needs[0] = by_owner_alone(seen);
     else if (!strcmp(xattr, CAPABILITY))
         needs[0] = (Need){SETFCAP, seen->uid, seen->gid};
-    else /* by which no other user namespace counts */
+    else /* no other user namespace's capability counts */
         needs[0] = (Need){SYS_ADMIN, UINT32_MAX, ANY_GROUP};
-    if (value == NULL && !strcmp(xattr, CAPABILITY)) /* the kernel asks, before a write, or a caller with the capability */
+    if (value == NULL && !strcmp(xattr, CAPABILITY)) /* from the kernel, before a write, or from a caller with
+                                                        CAP_SETFCAP */
         return removexattr(path, xattr) < 0 ? errno : 0;
     Acting acting = acting_by(request, needs, n);
     if (is_acl && value != NULL && keeps_group(request, seen))
@@ -209,7 +211,7 @@ static int change_value(Request *request, const char *xattr, const char *value, 
     forget_cached(request, node, NULL);
     mistake(request, node, error);
     if (!error)
-        renew(request->core->tables, node); /* an ACL is part of the mode */
+        renew(request->core->tables, node); /* an ACL changes the mode */
     close_known(&known);
     return -error;
 }

@@ -1,1 +1,1 @@
-"""Wing 0 of the mount: where mounts are, and what each leaves beside for others to read."""
+"""Layer 0 of the mount: mount points, and the files that a mount leaves in its runtime directory for other commands."""

@@ -1,9 +1,10 @@
-"""FUSE mounts of ours made, changed and unmade: by root with mount(2), by others through fusermount3.
+"""Mounts, remounts and unmounts trashd's FUSE mounts: as root with mount(2), as a user through fusermount3.
 
-libfuse takes the fd as its mount point (`/dev/fd/N`): its own way of mounting knows no bytes that are not ASCII.
+libfuse gets the fd as its mount point (`/dev/fd/N`), since its own mount function supports ASCII paths only.
 
-`mount -o remount,…` changes the kernel's flags alone, and the daemon need not know. Of a mount over itself the tree
-below /run/trashd is restricted as the mount is: first the mount, or what is refused there would go the other way.
+`mount -o remount,…` changes only the kernel's flags, which the daemon need not know. The backing tree of a mount over
+itself, below /run/trashd, gets the same restrictions as the mount: otherwise actions that the mount refuses would be
+possible there. The mount is restricted before the tree.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _FLAGS = {
 INHERITED = {
     "ro": os.ST_RDONLY, "nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC, "nosymfollow": 0x2000,
 }  # fmt: skip
-"""What a mount refuses where SRC's own does, as statvfs tells it."""
+"""Flags that a mount inherits from SRC's mount, as bits of statvfs."""
 _SUBTYPE = OURS.partition(b".")[2]
 _NO_FUSE = "load the kernel module with modprobe fuse; a container needs --device /dev/fuse"
 _NO_FUSERMOUNT = "install it (Debian: fuse3), or mount as root"
 _PATIENCE_S, _GLANCE_S = 5.0, 0.02
-"""For a daemon whose mount was unmounted to answer what was asked before, and to end; and for one to close what the
-last writer has closed."""
+"""How long an unmounted mount's daemon may take to reply to earlier requests and to end; and how long a daemon may take
+to close a file after its last writer has closed it."""
 _ALL = (
     mount_calls.MS_RDONLY | mount_calls.MS_NOSUID | mount_calls.MS_NODEV | mount_calls.MS_NOEXEC
     | mount_calls.MS_NOSYMFOLLOW
@@ -55,9 +56,9 @@ _FUSECTL = Path("/sys/fs/fuse/connections")
 class UnmountMode(Enum):
     """How to unmount.
 
-    PLAIN  unless it is in use
-    LAZY   for new users of it; files that are open stay so until they are closed
-    FORCE  for all, who get errors from now on; a daemon that hangs is killed
+    PLAIN  fails if the mount is in use
+    LAZY   no new users; files that are open stay so until they are closed
+    FORCE  current users get errors from now on; a daemon that hangs is killed
     """
 
     PLAIN = "plain"
@@ -68,8 +69,8 @@ class UnmountMode(Enum):
 class Attached(NamedTuple):
     """A mount, and the fd of /dev/fuse that serves it.
 
-    mount  at the mount point that it is for
-    apart  it is mounted nowhere yet, but in this fd; None: at its mount point
+    mount  the mount, with the mount point that it is for
+    apart  an fd that holds the mount unattached; None: it is at its mount point
     """
 
     fd: Fd
@@ -78,9 +79,9 @@ class Attached(NamedTuple):
 
 
 class Unmounted(NamedTuple):
-    """What became of an unmounted mount's daemon.
+    """The state of the daemon after its mount was unmounted.
 
-    is_ended   it is known to have ended, so that what is below can be unmounted too
+    is_ended   it has ended for certain, so that the filesystem below can be unmounted, too
     is_killed  it hung, and was killed
     """
 
@@ -89,15 +90,15 @@ class Unmounted(NamedTuple):
 
 
 def flags_of(dir_fd: int) -> frozenset[str]:
-    """The flags that a mount of this tree must have: what is no suid program or device there is none here."""
+    """Return the flags that a mount of this tree must inherit: nosuid, nodev and others also restrict the mount."""
     on = os.fstatvfs(dir_fd).f_flag
     return frozenset(name for name, flag in INHERITED.items() if on & flag)
 
 
 def attach_apart(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
-    """Mount as root, in no namespace until it is moved to its mount point: see mount/life/root_inode.py
+    """Mount as root, unattached until the mount is moved to its mount point: see mount/life/root_inode.py
 
-    Raises  OSError besides: not here, or not of this source, whose path may be too long
+    Raises  OSError also if the kernel can't do it, or not with this source, whose path may be too long
     """
     mount_calls.check_move_mount()
     with closed_on_error(_open_fuse()) as fd:
@@ -110,11 +111,11 @@ def attach_apart(source: bytes, target: bytes, options: MountOptions, flags: Ite
 
 
 def attach(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
-    """Mount; requests to it wait from now on until a daemon serves it.
+    """Mount; requests wait from now on until a daemon serves them.
 
-    source  what mountinfo is to tell as the backing path
-    flags   those that are on, by mount(8)'s names
-    Raises  Refused and its kin, with what is missing
+    source  the backing path that mountinfo is to show
+    flags   flags that are on, by mount(8)'s names
+    Raises  Refused and its subclasses, with the missing requirement
     """
     fd = _as_root(source, target, options, flags) if os.geteuid() == 0 else _as_user(source, target, options, flags)
     mount = top_mount(target, read_mounts())
@@ -134,12 +135,12 @@ def _open_fuse() -> Fd:
 
 
 def numbers(flags: Iterable[str]) -> int:
-    """The flags of mount(2) by mount(8)'s names."""
+    """Return the flags as bits for mount(2). flags: mount(8)'s names"""
     return sum({_FLAGS[name] for name in flags})
 
 
 def _data(fd: Fd, options: MountOptions) -> dict[str, str]:
-    """What the kernel's FUSE is told of a mount; what has no value has an empty one."""
+    """Return the mount options for the kernel's FUSE; options without a value have an empty one."""
     numbers = {"fd": f"{int(fd)}", "user_id": f"{os.geteuid()}", "group_id": f"{os.getegid()}"}
     return {**numbers, "rootmode": f"{stat.S_IFDIR:o}", **dict.fromkeys(_switches(options), "")}
 
@@ -149,7 +150,7 @@ def _as_root(source: bytes, target: bytes, options: MountOptions, flags: Iterabl
         try:
             with _open(target) as target_fd:
                 data = ",".join(f"{name}={value}" if value else name for name, value in _data(fd, options).items())
-                # With that flag the kernel leaves the umask to the daemon, though libfuse does not ask for that.
+                # The flag makes the kernel leave the umask to the daemon, although libfuse does not request that.
                 bits = numbers(flags) | mount_calls.MS_POSIXACL
                 mount_calls.mount(source, target_fd, OURS, bits, data.encode())
         except PermissionError as error:
@@ -171,7 +172,7 @@ def _as_user(source: bytes, target: bytes, options: MountOptions, flags: Iterabl
 
 
 def _hint(said: str) -> str:
-    """What helps where fusermount3 refuses to mount, by what it says. Source  fusermount3's own messages, libfuse 3"""
+    """Return a hint for an error message of fusermount3. Source  the messages of fusermount3, libfuse 3"""
     if "user_allow_other" in said:
         return "omit -o allow_other, or have root add the line user_allow_other to /etc/fuse.conf"
     if "/dev/fuse" in said:
@@ -184,9 +185,9 @@ def _switches(options: MountOptions) -> list[str]:
 
 
 def unmount(path: bytes, way: UnmountMode) -> Unmounted:
-    """Unmount a mount of ours.
+    """Unmount a mount of trashd.
 
-    Raises  NotFound: none of ours stands there; Busy; NotPermitted
+    Raises  NotFound: no mount of trashd is there; Busy; NotPermitted
     """
     target = real_path(path)
     mount = top_mount(target, read_mounts())
@@ -194,8 +195,9 @@ def unmount(path: bytes, way: UnmountMode) -> Unmounted:
         raise NotFound(f"a mount of trashd at {printable(target)}", "findmnt -t fuse.trashd lists the mounts of trashd")
     is_killed = False
     if way is UnmountMode.FORCE:
-        # Over io_uring a request is the daemon's before it has seen it: of a stopped one's, only its death lets go. The
-        # last to leave the mount waits for that in the kernel, so it must not be us before we have killed the daemon.
+        # Over io_uring, requests belong to the daemon before it has read them: if it is stopped, only its death
+        # releases them. The kernel makes the process that leaves the mount last wait for them; that must not be this
+        # process before it has killed the daemon.
         with servers(mount.connection(), mount.owner) as daemon, _open(mount.point):
             detach(mount, way)
             is_killed = kill_late(daemon, _PATIENCE_S)
@@ -210,7 +212,7 @@ def unmount(path: bytes, way: UnmountMode) -> Unmounted:
 def detach(mount: Mount, way: UnmountMode = UnmountMode.PLAIN) -> None:
     """Unmount.
 
-    Raises  Busy: it is in use (PLAIN only); NotPermitted: it is another user's
+    Raises  Busy: it is in use (PLAIN only); NotPermitted: it belongs to another user
     """
     path = printable(mount.point)
     busy = Busy(
@@ -221,13 +223,13 @@ def detach(mount: Mount, way: UnmountMode = UnmountMode.PLAIN) -> None:
         return
     flags = 0 if way is UnmountMode.PLAIN else mount_calls.MNT_DETACH
     if way is UnmountMode.FORCE:
-        flags |= mount_calls.MNT_FORCE  # which aborts the connection, as fusectl does
+        flags |= mount_calls.MNT_FORCE  # aborts the connection, as fusectl does
     try:
         mount_calls.unmount(mount.point, flags)
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise busy from error
-        if error.errno != errno.EINVAL:  # EINVAL: another process has done it meanwhile
+        if error.errno != errno.EINVAL:  # EINVAL: another process has unmounted it meanwhile
             raise
 
 
@@ -253,10 +255,10 @@ def _abort(mount: Mount) -> None:
 
 
 def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> bool:
-    """Change the flags of the mount at a mount point as `-o` says; whether it says remount at all.
+    """Change the flags of the mount at a mount point by the texts of `-o`. Returns  whether these contain `remount`
 
-    What SRC's own mount refuses stays refused, and what a user's mount does: its daemon may say that all is root's.
-    Raises  UsageError; Refused: it is no mount of ours; NotPermitted; Busy: a file is open for writing
+    Restrictions of SRC's own mount stay, and those of a user's mount, since its daemon may claim that files are root's.
+    Raises  UsageError; Refused: not a mount of trashd; NotPermitted; Busy: a file is open for writing
     """
     if flags_after(texts, frozenset(), is_sloppy=is_sloppy) is None:
         return False
@@ -310,7 +312,8 @@ def _restrict(tree: Fd, wanted: int) -> None:
 
 
 def _kept(mount: Mount, mounts: Sequence[Mount]) -> frozenset[str]:
-    """The flags of the mount that SRC is on, which over itself is the one below ours; and of a user's mount its own."""
+    """Return the restrictions that must stay: those of SRC's mount (for a mount over itself the one below it), and of a
+    user's mount its own."""
     holder = mount.parent_id if _is_over_itself(mount) else covering(mount.source, mounts)
     flags = frozenset(flag for one in mounts if one.mnt_id == holder for flag in one.flags())
     return flags & INHERITED.keys() | (mount.flags() & INHERITED.keys() if mount.owner else frozenset())

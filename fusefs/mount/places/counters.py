@@ -1,6 +1,6 @@
-"""What the daemon counts, in a file that it has mapped: always true, read by others without asking the daemon.
+"""The daemon's counters, in a file that it has mapped: always up to date, and read by others without asking the daemon.
 
-No writer wakes for it, and when the daemon is killed its last numbers stay.
+Nothing wakes up to write them, and if the daemon is killed, its last numbers stay.
 """
 
 from __future__ import annotations
@@ -25,70 +25,71 @@ from fusefs.mount.places import runtime_dir
 
 _LAYOUT: Final = CounterLayout(CounterTable(version="", pid=0, started_ns=0))
 CELL_OF: Final = _LAYOUT.operations
-"""Where the counters of an operation begin."""
+"""By operation: the cell where its counters begin."""
 LAYOUT: Final = (
     N_BUCKETS, BOUNDS_NS[0].bit_length() - 1, _LAYOUT.failed, _LAYOUT.total_ns, _LAYOUT.max_ns, _LAYOUT.buckets
 )  # fmt: skip
-"""For the native core, which counts all requests: many threads do so at once."""
+"""For the native core, which counts all requests, in many threads at once."""
 _LAG_S = 0.1
-"""From a change to the gauges that tell it: counting everything at each operation would cost more than most of them."""
+"""From a change to the update of the gauges: counting everything for each operation would cost more than most
+operations."""
 
 _log = logging.getLogger(__name__)
 
 
 class Counters:
-    """The numbers of one mount. No operation waits for them: each costs a fraction of a microsecond.
+    """The counters of one mount. Operations do not wait for them: each count takes a fraction of a microsecond.
 
-    The native core counts requests; everything else is counted under the tables' lock.
+    The native core counts requests; everything else is counted with the tables lock.
     """
 
     def __init__(self, cells: memoryview) -> None:
-        """cells: of `core.mount_counters.encode`, as numbers that can be changed; in_memory() has some of its own."""
+        """cells: from `core.mount_counters.encode`, as numbers that can be changed; in_memory() makes its own."""
         self.cells = cells
         self._has_changed = trio.Event()
         self.rests = bytearray(1)
-        """Whether `changed` is to be called: the native core looks at it, too."""
+        """Not 0 if `changed` is to be called after a change. The native core reads it, too."""
         self._token: trio.lowlevel.TrioToken | None = None
 
     @classmethod
     def in_memory(cls) -> Counters:
-        """Numbers that no other process sees."""
+        """Make counters that no other process can read."""
         return cls(memoryview(bytearray(8 * _LAYOUT.n_cells)).cast("Q"))
 
     def hit(self, sort: Remembering) -> None:
-        """Something was remembered when it was needed."""
+        """Count a cache hit."""
         self.cells[_LAYOUT.sorts + 2 * sort] += 1
 
     def miss(self, sort: Remembering) -> None:
-        """Something was not."""
+        """Count a cache miss."""
         self.cells[_LAYOUT.sorts + 2 * sort + 1] += 1
 
     def changed(self) -> None:
-        """A gauge may have changed; on any thread."""
+        """Note that a gauge may have changed; by any thread."""
         if self.rests[0] and self._token is not None:
             self.rests[0] = 0
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._has_changed.set)
 
     def mounted(self, device: int) -> None:
-        """From now on these are the numbers of the mount that has this st_dev."""
+        """Set the st_dev of the mount that is counted."""
         self.cells[_LAYOUT.device] = device
 
     async def keep_gauges(self, look: Callable[[], Gauges]) -> None:
-        """Set the gauges a moment after something happened, and on while threads work; never while nothing happens.
+        """Update the gauges a moment after each change, and while threads work; never wake up while nothing happens.
 
-        Checkpoint  between two looks
+        Checkpoint  between two updates
         """
         updated_ns = 0
         self._token = trio.lowlevel.current_trio_token()
         while True:
             self._has_changed = trio.Event()
-            self.rests[0] = 1  # before the look, or what changes during it is seen by nobody
+            self.rests[0] = 1  # before reading the gauges, or changes during that would go unnoticed
             gauges = look()
             for at, value in enumerate(gauges, _LAYOUT.gauges):
                 self.cells[at] = value
-            self.cells[_LAYOUT.updated_ns] = updated_ns  # a reader that sees this sees those, too
-            if not gauges.n_threads and not gauges.n_prefetches:  # nothing tells of their end
+            self.cells[_LAYOUT.updated_ns] = updated_ns  # a reader that sees this sees the gauges, too
+            if not gauges.n_threads and not gauges.n_prefetches:  # no request reports that these have ended
                 await self._has_changed.wait()
             await trio.sleep(_LAG_S)
             updated_ns = time.time_ns()
@@ -96,9 +97,9 @@ class Counters:
 
 @contextmanager
 def kept(target: bytes) -> Iterator[Counters]:
-    """The numbers of a mount to be, all 0, in the file where others look for them; it goes with the mount.
+    """Make the counters of a mount to be, all 0, in a file that other commands find; it is removed with the mount.
 
-    Without a place for it, or room, the mount works as well, and the log says so.
+    Without a place or space for the file the mount works as well, and a message is logged.
     """
     path = runtime_dir.file_of(target, runtime_dir.STATS)
     if path is None:
@@ -120,7 +121,7 @@ def kept(target: bytes) -> Iterator[Counters]:
 
 
 def _make(path: bytes) -> Fd:
-    """A new file of zeros, all of it allocated, and locked: a reader can tell that we run."""
+    """Make a new file of zeros, fully allocated, and locked, so that readers can tell that this process runs."""
     make_dir(os.path.dirname(path))
     with suppress(FileNotFoundError):
         os.unlink(path + NEW)
@@ -136,15 +137,15 @@ def _make(path: bytes) -> Fd:
 
 
 def _map(fd: Fd) -> memoryview:
-    """The counters of the file, to be changed in place."""
+    """Map the counters in the file."""
     mapped = mmap.mmap(fd, 0)
     return memoryview(mapped)[mapped.size() - 8 * _LAYOUT.n_cells :].cast("Q")
 
 
 def _remove(path: bytes, fd: Fd) -> None:
-    """Take our file away, and a user's directory for it; not another daemon's of the same mount point."""
+    """Remove our file, and a user's directory for it; not the file of another daemon of the same mount point."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(fd), os.stat(path)):
             os.unlink(path)
-            if os.geteuid():  # root's is locked by us, and not only for this
+            if os.geteuid():  # root's directory stays locked, also for other uses
                 os.rmdir(os.path.dirname(path))

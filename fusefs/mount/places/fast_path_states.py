@@ -1,4 +1,4 @@
-"""Which fast paths a mount has: decided while it starts, reported by `trashd mount --explain` and `trashd status`."""
+"""Which fast paths a mount has: decided while it starts, shown by `trashd mount --explain` and `trashd status`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _log = logging.getLogger(__name__)
 
 
 class FastPathStates:
-    """The fast paths of one mount: each is on until it is turned off for good."""
+    """The fast paths of one mount; each is on until it is turned off for good."""
 
     def __init__(self, target: bytes, device: int, off: Mapping[FastPath, str]) -> None:
-        """Begin with all but some.
+        """Turn all fast paths on, except some.
 
-        target  the mount point; its runtime directory is made by counters.kept, which must last longer
+        target  the mount point; `counters.kept` makes its runtime directory, and must outlive this object
         device  st_dev of the mount
-        off     those that the options switch off, and how
+        off     fast paths that the options turn off, and the reasons
         """
         self._target, self._device = target, device
         self._path = runtime_dir.file_of(target, runtime_dir.FAST_PATHS)
@@ -33,22 +33,23 @@ class FastPathStates:
             self.turn_off(path, why)
 
     def close(self) -> None:
-        """Remove the file, unless the mount stays."""
+        """Remove the file, unless the mount still exists."""
         if self._path is not None and not runtime_dir.stands(self._target):
             for name in (self._path, self._path + NEW):
                 with suppress(OSError):
                     os.unlink(name)
 
     def is_on(self, path: FastPath) -> bool:
-        """Whether the mount has it."""
+        """Return whether the mount has a fast path."""
         return self._states[path].is_on
 
     def why(self, path: FastPath) -> str:
-        """Return what it does, what limits it, or what keeps it off."""
+        """Return what a fast path does, what limits it, or why it is off."""
         return self._states[path].why
 
     def turn_off(self, path: FastPath, why: str | None) -> None:
-        """Do without it, if there is a reason; only the first one counts. Without the engine nothing is on."""
+        """Turn a fast path off if there is a reason; the first reason counts. Without the engine, all of them are
+        off."""
         if why is None or not self.is_on(path):
             return
         for one in FastPath if path is FastPath.ENGINE else (path,):
@@ -58,11 +59,11 @@ class FastPathStates:
             self._publish()
 
     def limit(self, path: FastPath, how: str) -> None:
-        """Say what limits one that is on."""
+        """Set the reason why a fast path that is on is limited."""
         self._states[path] = FastPathState(path.value, is_on=True, why=how)
 
     def begin(self) -> None:
-        """The mount is about to answer."""
+        """Log and publish the states; called when the mount is about to answer."""
         self._has_begun = True
         off = [f"{one.name} ({one.why})" for one in self._states.values() if not one.is_on]
         if off:

@@ -1,4 +1,4 @@
-"""The mounts of ours that this process sees, and their numbers; no mount is asked for anything, for it may hang."""
+"""Finds trashd's mounts that this process sees, and their counters, without accessing a mount, since that may hang."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_LINKS = 40
 
 
 def all_mounts() -> list[Mount]:
-    """Our mounts whose numbers this user may read, each once."""
+    """Return the mounts of trashd whose counters this user may read, each once."""
     mounts = read_mounts()
     seen = [mount for mount in mounts if mount.is_ours() and top_mount(mount.point, mounts) is mount]
     mine = [mount for mount in seen if mount.owner in (0, os.geteuid())]
@@ -32,7 +32,7 @@ def all_mounts() -> list[Mount]:
 
 
 def mounts_of(path: bytes) -> list[Mount]:
-    """Our mounts that a path belongs to: the one that it lies in, or those that serve it. Raises  NotFound"""
+    """Return the mounts that a path belongs to: the one that it lies in, or those that serve it. Raises  NotFound"""
     mounts = read_mounts()
     at = _follow(os.path.abspath(path), mounts)
     mount = top_mount(at, mounts)
@@ -45,9 +45,9 @@ def mounts_of(path: bytes) -> list[Mount]:
 
 
 def read_counters(mount: Mount) -> SeenMount:
-    """What a mount's daemon counted, and what makes it fast.
+    """Return the counters of a mount, and its fast paths.
 
-    Raises  NotFound: there are no numbers of it; NotPermitted: a user's mount; TrashdError: they are not understood
+    Raises  NotFound: it has no counters; NotPermitted: a user's mount; TrashdError: they can't be decoded
     """
     point = printable(mount.point)
     if mount.owner not in (0, os.geteuid()):
@@ -66,19 +66,20 @@ def read_counters(mount: Mount) -> SeenMount:
 
 
 def forget_earlier(mount: Mount) -> None:
-    """Take away what killed daemons left of mounts that had this new one's device number: the kernel gives it again.
+    """Remove counters that killed daemons left of mounts with this new one's device number, which the kernel reuses.
 
-    A process that sees a mount from another namespace finds its numbers by nothing else.
+    A process that sees a mount from another namespace finds its counters by that number only.
     """
     above, own, device = runtime_dir.home(), runtime_dir.file_of(mount.point, runtime_dir.STATS), mount.st_dev()
     for path in _all_files(above) if above is not None else ():
-        with suppress(OSError, TrashdError):  # gone meanwhile, or of another version
+        with suppress(OSError, TrashdError):  # removed meanwhile, or of another version
             if path != own and _read(path)[0].device == device:
                 os.unlink(path)
 
 
 def _files(mount: Mount) -> Iterator[bytes]:
-    """Where they may be: by the mount's place, or, if it was mounted elsewhere, wherever a mount's are."""
+    """Yield where a mount's file may be: by its mount point, or, if it was mounted elsewhere, in any mount's
+    directory."""
     above = HOME if mount.owner == 0 else runtime_dir.home()
     if above is None:
         return
@@ -95,12 +96,12 @@ def _all_files(above: bytes) -> Iterator[bytes]:
 
 def _read(path: bytes) -> tuple[MountStats, bool]:
     with _open(path) as fd:
-        is_running = is_locked(fd)  # before its numbers are read: those of its end are complete
+        is_running = is_locked(fd)  # before its counters are read, so that the last ones are complete
         return decode(os.read(fd, _MAX_BYTES)), is_running
 
 
 def _fast_paths(path: bytes, stats: MountStats) -> tuple[uring_choice.FastPathState, ...]:
-    """What a file tells that the same daemon wrote. Raises  TrashdError: it is not understood"""
+    """Return the states in a file if the same daemon wrote it. Raises  TrashdError: it can't be decoded"""
     with suppress(FileNotFoundError), _open(path) as fd:
         told = uring_choice.decode(os.read(fd, _MAX_BYTES))
         if (told.device, told.pid) == (stats.device, stats.table.pid):
@@ -109,7 +110,7 @@ def _fast_paths(path: bytes, stats: MountStats) -> tuple[uring_choice.FastPathSt
 
 
 def _as_it_is_now(state: uring_choice.FastPathState, stats: MountStats) -> uring_choice.FastPathState:
-    """Return the state of a fast path, which may be limited for now."""
+    """Return the state of a fast path, as limited for now."""
     if state.name == uring_choice.FastPath.ENGINE.value and state.is_on and stats.gauges.get("is_slow"):
         return uring_choice.FastPathState(state.name, is_on=True, why=uring_choice.SLOW)
     return state
@@ -124,7 +125,7 @@ def _open(path: bytes) -> Fd:
 
 
 def _follow(path: bytes, mounts: Sequence[Mount]) -> bytes:
-    """Where a path leads, up to the first mount of ours."""
+    """Resolve a path, up to the first mount of trashd."""
     left = path.split(b"/")[:0:-1]
     at, n_links = b"/", 0
     while left:
@@ -136,7 +137,7 @@ def _follow(path: bytes, mounts: Sequence[Mount]) -> bytes:
         if mount is not None and mount.is_ours():
             return below
         target = b""
-        with suppress(OSError):  # no link, or not there: then nothing is mounted there either
+        with suppress(OSError):  # not a link, or missing: then nothing is mounted there either
             target = os.readlink(below)
         if not target:
             at = below

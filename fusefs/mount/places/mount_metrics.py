@@ -1,4 +1,4 @@
-"""The mounts' numbers for Prometheus: amounts, of which it makes rates itself, over the time that is looked at."""
+"""Metrics of mounts for Prometheus: totals only, as Prometheus computes rates over any period itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GAUGES = {
 
 
 def prometheus_text(mounts: Sequence[SeenMount]) -> str:
-    """The numbers of several mounts in the text format, told apart by the label `mount`."""
+    """Return the metrics of several mounts in the text format, distinguished by the label `mount`."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Mounts(mounts))
     return generate_latest(registry).decode()
@@ -37,7 +37,6 @@ class _Mounts(Collector):
         self._mounts = {printable(seen.point): seen for seen in mounts}
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics."""
         info = GaugeMetricFamily("trashd_mount_info", "The mount.", labels=["mount", "source", "version"])
         up = GaugeMetricFamily("trashd_mount_up", "Whether the daemon of the mount is running.", labels=["mount"])
         started = GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""Mount points: what is mounted there, whether its daemon answers, and whether we may mount there."""
+"""Mount points: what is mounted there, whether its daemon answers, and whether a mount is possible there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEAD = b"dead"
 
 
 class Health(Enum):
-    """Whether a daemon serves a mount; SILENT: there is one, and it doesn't answer."""
+    """Whether a daemon serves a mount; SILENT: it runs, but does not answer."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -33,19 +33,19 @@ class Health(Enum):
 
 
 def real_path(path: bytes) -> bytes:
-    """The path without links, as mountinfo has it; what is mounted at the path itself is not asked."""
+    """Return the path without links, as in mountinfo. Does not access what is mounted at the path itself."""
     parent, name = os.path.split(os.path.abspath(path))
     path = os.path.join(os.path.realpath(parent), name)
     return path if top_mount(path, read_mounts()) else os.path.realpath(path)
 
 
 def top_mount(point: bytes, mounts: Sequence[Mount]) -> Mount | None:
-    """The mount that one sees at exactly this path."""
+    """Return the mount that is visible at exactly this path."""
     return next((mount for mount in reversed(mounts) if mount.point == point), None)
 
 
 def other_ways(path: bytes, mounts: Sequence[Mount]) -> list[bytes]:
-    """The paths by which a directory, or something in it, is reached beside its own: by other mounts of its filesystem.
+    """Return other paths to a directory, or to something in it: through other mounts of its filesystem.
 
     path  without links
     """
@@ -63,12 +63,12 @@ def other_ways(path: bytes, mounts: Sequence[Mount]) -> list[bytes]:
 
 
 def mount_of_device(device: bytes) -> Mount | None:
-    """The mount of a FUSE connection, wherever it was moved to; None if there is none (any more)."""
+    """Return the mount of a FUSE connection, wherever it was moved; None if it does not exist (any more)."""
     return next((mount for mount in reversed(read_mounts()) if mount.device == device and mount.is_ours()), None)
 
 
 def health(point: bytes) -> Health:
-    """Ask a mount of ours for its sizes: its attributes the kernel may know without asking."""
+    """Check a mount of trashd by statfs: the kernel might return attributes without asking the daemon."""
     (_point, told), *_ = ask_each([point], _ask, set(), lambda point: point)
     return Health.SILENT if told is None else Health.DEAD if told == _DEAD else Health.ALIVE
 
@@ -82,10 +82,10 @@ def _ask(point: bytes) -> bytes:
 
 
 def check(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
-    """Refuse what can't be mounted there; the dead mount of ours that is to be replaced, if one stands there.
+    """Raise an error if the mount is not possible; return the dead mount of trashd to be replaced, if there is one.
 
     source, target  from real_path
-    Raises          Refused and its kin, NotFound, NotPermitted
+    Raises          Refused and its subclasses, NotFound, NotPermitted
     """
     mounts = read_mounts()
     dead = _standing(target, top_mount(target, mounts), replaces=replaces)
@@ -109,7 +109,7 @@ def check(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
 
 
 def silent(target: bytes) -> Refused:
-    """What is said of a mount of ours whose daemon is there and does not answer."""
+    """Return the error for a mount of trashd whose daemon runs and does not answer."""
     path = printable(target)
     hint = f"if it stays so, remove the mount: trashd umount --force {shell_word(target)}"
     return Refused(f"{path}: already mounted by trashd, but it does not respond", hint)
@@ -150,7 +150,7 @@ def _require_directory(path: bytes, hint: str) -> None:
 
 
 def _refuse_ours_below(source: bytes, mounts: Sequence[Mount]) -> None:
-    """A tree that comes from a mount of ours would be served twice, and its trash found nowhere."""
+    """Refuse a tree that lies in a mount of trashd: it would be served twice, and its trash would not be found."""
     held_by = max((m for m in mounts if is_inside(source, m.point)), key=lambda m: len(m.point), default=None)
     if held_by is not None and held_by.is_ours():
         raise Refused(
@@ -160,7 +160,7 @@ def _refuse_ours_below(source: bytes, mounts: Sequence[Mount]) -> None:
 
 
 def _refuse_overlap(source: bytes, target: bytes, mounts: Sequence[Mount]) -> None:
-    """One inside the other, by their paths or through bind mounts."""
+    """Refuse if one contains the other, by path or through bind mounts."""
     below_source, below_target = find_place(source, mounts), find_place(target, mounts)
     if below_source is not None and below_source == below_target:
         raise Refused(

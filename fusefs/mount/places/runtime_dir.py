@@ -1,10 +1,11 @@
-"""/run/trashd/<mount>/: a lock while root's daemon lives, its numbers, and the backing tree of a mount over itself.
+"""/run/trashd/<mount>/: the lock of root's daemon, its counters, and the backing tree of a mount over itself.
 
-Such a mount hides its backing tree from all processes, trashd's commands included; a private clone of it, mounted
-in here, is the path by which root's find it, and no others can: users' get it by a socket (porter.py).
-Private, or namespaces made earlier would see the FUSE tree in there too.
+Such a mount hides its backing tree from all processes, trashd's commands included. A private clone of the tree, mounted
+in here, is the path by which root's commands reach it. Others can't; users' commands get an fd by a socket
+(mount/life/backing_fd_server.py). The clone is private because in namespaces made earlier the FUSE mount would
+otherwise appear in it, too.
 
-A user's daemon has only its numbers to keep, below $XDG_RUNTIME_DIR.
+A user's daemon keeps only its counters, below $XDG_RUNTIME_DIR.
 """
 
 from __future__ import annotations
@@ -24,34 +25,34 @@ from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.linux.runtime_directories import HOME, NEW
 
 STATS, FAST_PATHS = b"stats", b"fast-paths"
-"""The files of the daemon's numbers (counters.py), and of what makes it fast (fast_path_states.py)."""
+"""Files with the daemon's counters (counters.py), and its fast paths (fast_path_states.py)."""
 _PATIENCE_S = 5.0
-"""For an earlier daemon at the same mount point, whose mount is gone, to end."""
+"""How long to wait for an earlier daemon at the same mount point, whose mount is gone, to end."""
 _GLANCE_S = 0.02
 
 
 def home() -> bytes | None:
-    """The directory of the directories of this user's mounts; None if there is none: no login made it."""
+    """Return the directory with the directories of this user's mounts; None if there is none, as without a login."""
     if os.geteuid() == 0:
         return HOME
     for path in (os.environb.get(b"XDG_RUNTIME_DIR", b""), b"/run/user/%d" % os.geteuid()):
         with suppress(OSError):
-            if path.startswith(b"/") and os.stat(path).st_uid == os.geteuid():  # not another's, after su
+            if path.startswith(b"/") and os.stat(path).st_uid == os.geteuid():  # not another user's, after su
                 return path + b"/trashd"
     return None
 
 
 def file_of(target: bytes, name: bytes) -> bytes | None:
-    """A file that this user's mount at that mount point has in its directory; None without a place for it."""
+    """Return the path of a file in the directory of this user's mount at a mount point; None without a place for it."""
     above = home()
     return None if above is None else b"/".join([above, name_of(target), name])
 
 
 @contextmanager
 def claimed(target: bytes) -> Iterator[bytes]:
-    """A mount point's directory, locked for the block; what is not needed any more is gone before and after.
+    """Lock a mount point's directory for the block; remove obsolete files before and after it.
 
-    Raises  Busy: an earlier daemon still serves those that had its mount open
+    Raises  Busy: an earlier daemon still serves files that were open when its mount was unmounted
     """
     path = directory_of(target)
     _make(HOME)
@@ -72,12 +73,13 @@ def claimed(target: bytes) -> Iterator[bytes]:
 
 
 def stands(target: bytes) -> bool:
-    """Whether this user's mount is there, though its daemon may be gone: then its last numbers can be asked for."""
+    """Return whether this user's mount exists. Its daemon may have ended; its last counters are still available
+    then."""
     return any(mount.point == target and mount.is_ours() and mount.owner == os.geteuid() for mount in read_mounts())
 
 
 def clear(target: bytes, patience_s: float) -> bool:
-    """Whether no daemon serves a mount point of root's (any more); then nothing of it is left here either."""
+    """Return whether no daemon serves a mount point of root's any more; if so, remove its files."""
     path = directory_of(target)
     try:
         fd = _lock(path, patience_s, makes=False)
@@ -91,10 +93,10 @@ def clear(target: bytes, patience_s: float) -> bool:
 
 
 def clone(path: bytes, dir_fd: int, flags: int) -> tuple[Fd, bytes]:
-    """A private clone of a directory's mount: an O_PATH fd of its root, and where it is mounted in here.
+    """Make a private clone of a directory's mount; return an O_PATH fd of its root, and where it is mounted in here.
 
-    Only root reaches it by path.
-    flags  of the FUSE mount, as mount(2) takes them: what it refuses is refused here
+    Only root can reach it by path.
+    flags  of the FUSE mount, as bits for mount(2): they restrict the clone, too
     """
     tree = path + b"/" + TREE
     for directory in (os.path.dirname(tree), tree):
@@ -124,7 +126,7 @@ def _lock(path: bytes, patience_s: float, *, makes: bool) -> Fd | None:
             if os.path.samestat(os.fstat(fd), os.stat(path)):
                 return fd
         except FileNotFoundError:
-            pass  # its daemon took it away at the end
+            pass  # its daemon removed it at its end
         except BlockingIOError:
             if time.monotonic() > deadline_s:
                 fd.close()
@@ -134,7 +136,8 @@ def _lock(path: bytes, patience_s: float, *, makes: bool) -> Fd | None:
 
 
 def _remove(path: bytes, *, keeps_itself: bool = False) -> None:
-    """Take away the clone, unless a mount (a dead one too) has it as its source, the numbers, and the directories."""
+    """Remove the clone, the counters and the directories, unless a mount, even a dead one, has the clone as its
+    source."""
     mounts = read_mounts()
     if any(mount.is_ours() and mount.owner == 0 and is_inside(mount.source, path) for mount in mounts):
         return

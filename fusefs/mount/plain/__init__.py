@@ -1,1 +1,1 @@
-"""Plain mode: pyfuse3's handlers on trio. Nothing else imports pyfuse3, and only life/ imports this."""
+"""Layer 5 of the mount: plain mode, pyfuse3's handlers on trio. No other package imports pyfuse3."""

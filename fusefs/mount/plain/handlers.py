@@ -1,11 +1,11 @@
 """pyfuse3's handlers: each request is one call of the tree's operations, made by a worker thread.
 
-Slow, and complete but for what pyfuse3 has no handler for (docs/mount.md). Nothing is passed through, and the kernel
-caches no listing.
+They are slow, and complete except for requests that pyfuse3 has no handler for (docs/mount.md). Nothing is passed
+through, and the kernel caches no listing.
 
-A reply is made with the tables' lock and sent later by trio's thread. An attribute that changes in between is safe: the
-kernel drops attributes of a request that is older than its last notice or change of that inode (fs/fuse/inode.c,
-fuse_change_attributes). So are names, as the kernel locks the directory.
+A reply is made with the tables lock, and sent later by trio's thread. Attributes that change in between are safe: the
+kernel discards attributes from a request that is older than its last notice or change of that inode (fs/fuse/inode.c,
+fuse_change_attributes). Names are safe, too, since the kernel locks the directory.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _N_TASKS = 4096
-"""Requests under way at a time: those that wait must leave threads for those that do not."""
+"""Requests under way at a time: those that wait must leave threads for the others."""
 _N_OF_USER = 120
-"""Requests of a user that workers serve at a time; the others wait."""
+"""Requests of a user that workers serve at a time; further ones are queued."""
 _XATTR_ROOM = 1 << 16
 _LISTED_BYTES = 4096
-"""Of entries that are looked up at a time: what fits into the kernel's buffer is not known here."""
+"""Size of the entries that are looked up at a time: the size of the kernel's buffer is not known here."""
 _STATVFS = ("f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_bsize", "f_namemax", "f_frsize")
 _NOW_NS = 60 * 10**9
 _GENERATIONS = 0x7FFFFFFF
 Listed = tuple[bytes, EntryAttributes, int, int]
-"""A name, its attributes, the offset that follows, and the nodeid on which a reference is counted, or 0."""
+"""A name, its attributes, the next offset, and the nodeid whose reference is counted, or 0."""
 
 
 def _served(
     act: Callable[Concatenate[PlainHandlers, P], R],
 ) -> Callable[Concatenate[PlainHandlers, P], Coroutine[Any, Any, R]]:
-    """Make a handler of a function that a worker calls with the tables' lock."""
+    """Make a handler of a function that a worker is to call with the tables lock."""
     name = act.__name__
 
     @functools.wraps(act)
@@ -77,17 +77,17 @@ def _served(
 
 
 class PlainHandlers(pyfuse3.Operations):
-    """Those of one mount."""
+    """The handlers of one mount."""
 
     supports_dot_lookup = False
     enable_writeback_cache = False
 
     def __init__(self, vfs: Vfs, n_threads: int, *, has_acls: bool) -> None:
-        """has_acls: the kernel checks permissions, by ACLs too"""
+        """has_acls: the kernel checks permissions, including ACLs"""
         super().__init__()
         self.enable_acl = has_acls
         self.has_begun = trio.Event()
-        """The kernel has its answer to INIT."""
+        """Set when the kernel has the reply to INIT."""
         self._vfs = vfs
         self._lock = vfs.lock
         self._workers = trio.CapacityLimiter(n_threads)
@@ -113,7 +113,7 @@ class PlainHandlers(pyfuse3.Operations):
         workers: trio.CapacityLimiter,
         before: Callable[[], object] | None = None,
     ) -> R:
-        """before: called at once. Raises  FUSEError, and nothing else: that would end the mount"""
+        """before: called at once, in this thread. Raises  FUSEError only: any other exception would end the mount"""
         do = partial(self._lock.run_patiently, self._do, name, caller, act)
         try:
             if before is not None:
@@ -124,11 +124,11 @@ class PlainHandlers(pyfuse3.Operations):
             raise FUSEError(errno_of(error, name)) from None
 
     async def _end(self, name: str, act: Callable[[], object], before: Callable[[], object] | None = None) -> None:
-        """Serve what ends something, which waits for no other request."""
+        """Serve a release or a forget, which must not queue behind other requests."""
         await self._by_worker(name, None, act, self.ending, before)
 
     def _do(self, name: str, caller: RequestContext | None, act: Callable[[], R]) -> R:
-        """Serve a request, and count it; with the tables' lock."""
+        """Serve a request, and count it. Called with the tables lock."""
         has_failed, begun_ns = True, perf_counter_ns()
         try:
             result = act()
@@ -142,12 +142,13 @@ class PlainHandlers(pyfuse3.Operations):
             self._vfs.count(CELL_OF[name], begun_ns, has_failed=has_failed)
 
     def ask(self, opcode: Opcode, nodeid: int, caller: RequestContext | None, body: bytes = b"") -> bytes:
-        """The body of a reply to a request. caller: None: unknown; body: what follows the request's head"""
+        """Do a request; return the body of its reply. caller: None: unknown; body: everything after the request's
+        head"""
         ids = (0, 0, 0) if caller is None else (caller.uid, caller.gid, caller.pid)
         return self._vfs.answer(wire.request(opcode, nodeid, ids, body))
 
     def ask_entry(self, opcode: Opcode, nodeid: int, caller: RequestContext, body: bytes) -> EntryAttributes:
-        """The entry that a request is replied to with."""
+        """Do a request whose reply is an entry."""
         return _entry_in(self.ask(opcode, nodeid, caller, body), self._vfs.nodes)
 
     # Names.
@@ -216,7 +217,8 @@ class PlainHandlers(pyfuse3.Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        """libfuse does not say that a time is to be now, which whoever may write may set; nor that it is of a write."""
+        """Try again with the present time: pyfuse3 does not pass on that a time is to be now, which any writer may
+        set."""
         try:
             reply = self.ask(Opcode.SETATTR, inode, ctx, _changes_of(attr, fields, fh))
         except PermissionError:
@@ -276,7 +278,8 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_served
     def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        """Where none works behind the mount the kernel knows the end, and the offset is right though it appends."""
+        """Append if other machines may write: then the offset is outdated. Else the kernel knows the end of the
+        file."""
         flags = os.O_APPEND if self._vfs.is_shared and self._vfs.nodes.appends(fh) else 0
         reply = self.ask(Opcode.WRITE, ROOT, None, wire.WRITE_IN.pack(fh, off, len(buf), flags) + buf)
         return wire.written_in(reply)
@@ -290,7 +293,7 @@ class PlainHandlers(pyfuse3.Operations):
         self.ask(Opcode.FSYNC, ROOT, None, wire.FSYNC_IN.pack(fh, wire.FSYNC_DATA_ONLY if datasync else 0))
 
     async def release(self, fh: FileHandleT) -> None:
-        """The next writer of a program may be quicker than the worker."""
+        """Mark the program as ended at once: the next writer of its file may be quicker than the worker."""
         runs_no_more = partial(self._vfs.nodes.runs_no_more, fh)
         release = partial(self.ask, Opcode.RELEASE, ROOT, None, wire.HANDLE_IN.pack(fh))
         await self._end("release", release, before=runs_no_more)
@@ -302,7 +305,7 @@ class PlainHandlers(pyfuse3.Operations):
         return FileHandleT(wire.handle_in(self.ask(Opcode.OPENDIR, inode, ctx, bytes(wire.OPEN_IN.size))))
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        """The token is used on trio's thread: pyfuse3 frees its memory when the request is cancelled."""
+        """Use the token on trio's thread only: pyfuse3 frees its memory when the request is cancelled."""
         while True:
             listed = await self.serve("readdir", None, partial(self._list, fh, start_id))
             for n_taken, (name, entry, following, _nodeid) in enumerate(listed):
@@ -315,7 +318,7 @@ class PlainHandlers(pyfuse3.Operations):
                 return
 
     def _list(self, fh: int, offset: int) -> list[Listed]:
-        """The entries from an offset on: some, of whose nodes the kernel is to have one more reference each."""
+        """Return some entries from an offset on. The kernel is to get one more reference to each entry's node."""
         vfs, listed = self._vfs, []
         reply = self.ask(Opcode.READDIRPLUS, ROOT, None, wire.READ_IN.pack(fh, offset, _LISTED_BYTES))
         directory, _fd = vfs.nodes.handle(fh)
@@ -339,16 +342,16 @@ def _strings(*strings: bytes) -> bytes:
     return b"".join(string + b"\0" for string in strings)
 
 
-# Values of pyfuse3, made of the tree's.
+# Conversions to pyfuse3's types.
 
 
 def _entry_in(reply: bytes, nodes: Tables) -> EntryAttributes:
-    """The entry in a reply."""
+    """Return the entry at the beginning of a reply."""
     return _entry(wire.read_entry(reply), nodes)
 
 
 def _entry_listed(listed: wire.Listed, nodes: Tables) -> EntryAttributes:
-    """The entry of what a listing has; of `.` and `..` the kernel takes the number and the type."""
+    """Return the entry of a listed name; for `.` and `..` the kernel uses the inode number and the type only."""
     if listed.entry.nodeid:
         return _entry(listed.entry, nodes)
     entry = EntryAttributes()
@@ -358,7 +361,8 @@ def _entry_listed(listed: wire.Listed, nodes: Tables) -> EntryAttributes:
 
 
 def _entry(said: wire.Entry, nodes: Tables) -> EntryAttributes:
-    """The kernel makes file handles of nodeid and generation: each incarnation has one of its own."""
+    """Make an entry. The generation differs for each incarnation: the kernel makes file handles of nodeid and
+    generation."""
     node = nodes.get(said.nodeid) if said.nodeid else None
     entry = EntryAttributes()
     field: Any = entry
@@ -368,7 +372,7 @@ def _entry(said: wire.Entry, nodes: Tables) -> EntryAttributes:
 
 
 def _with_numbers(entry: EntryAttributes, numbers: tuple[int, ...]) -> EntryAttributes:
-    """An entry with those of struct fuse_attr."""
+    """Set the fields of struct fuse_attr in an entry."""
     field: Any = entry
     (
         field.st_ino, field.st_size, field.st_blocks, atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns,
@@ -381,7 +385,7 @@ def _with_numbers(entry: EntryAttributes, numbers: tuple[int, ...]) -> EntryAttr
 
 
 def _attributes_in(reply: bytes) -> EntryAttributes:
-    """The attributes in a reply."""
+    """Return the attributes in a reply."""
     said = wire.read_attr(reply)
     entry = EntryAttributes()
     entry.attr_timeout = said.attr_s
@@ -389,13 +393,13 @@ def _attributes_in(reply: bytes) -> EntryAttributes:
 
 
 def _file_info(reply: bytes) -> FileInfo:
-    """The handle in a reply to OPEN, of a file whose reads and writes come to the daemon."""
+    """Return the handle in a reply to OPEN. The daemon serves reads and writes of the file."""
     fh, flags, _backing_id = wire.read_opened(reply)
     return FileInfo(fh=FileHandleT(fh), keep_cache=bool(flags & wire.FOPEN_KEEP_CACHE))
 
 
 def _statvfs(reply: bytes) -> StatvfsData:
-    """The numbers in a reply to STATFS."""
+    """Return the fields of a reply to STATFS."""
     data = StatvfsData()
     for field, number in zip(_STATVFS, wire.STATFS_OUT.unpack(reply), strict=True):
         setattr(data, field, number)
@@ -404,7 +408,7 @@ def _statvfs(reply: bytes) -> StatvfsData:
 
 
 def _changes_of(attr: EntryAttributes, fields: SetattrFields, fh: int | None, more: int = 0) -> bytes:
-    """What SETATTR is to change. more: further FATTR_*"""
+    """Return the body of a SETATTR request. more: further FATTR_* flags"""
     valid = {
         wire.FATTR_MODE: fields.update_mode, wire.FATTR_UID: fields.update_uid, wire.FATTR_GID: fields.update_gid,
         wire.FATTR_SIZE: fields.update_size, wire.FATTR_ATIME: fields.update_atime,
@@ -419,18 +423,19 @@ def _changes_of(attr: EntryAttributes, fields: SetattrFields, fh: int | None, mo
 
 
 def _are_now(attr: EntryAttributes, fields: SetattrFields) -> bool:
-    """Whether both times are to be set, to what may be now: a time that is no further from that than a minute."""
+    """Return whether both times are set to the same time, within a minute of now: the caller may have asked for
+    "now"."""
     is_one = fields.update_atime and fields.update_mtime and attr.st_atime_ns == attr.st_mtime_ns
     return is_one and abs(time.time_ns() - attr.st_mtime_ns) <= _NOW_NS
 
 
-# The loop: libfuse reads each request, INIT first, and a task of trio serves it.
+# The loop: libfuse reads each request, the first of them INIT, and a trio task serves it.
 
 
 @contextmanager
 def session(handlers: PlainHandlers, device: int) -> Iterator[None]:
-    """A session of libfuse's on /dev/fuse, which stays its owner's."""
-    pyfuse3.init(handlers, f"/dev/fd/{os.dup(device)}", set())  # libfuse closes that
+    """Run a libfuse session on /dev/fuse, which stays the caller's."""
+    pyfuse3.init(handlers, f"/dev/fd/{os.dup(device)}", set())  # libfuse closes the copy
     try:
         yield
     finally:
@@ -438,5 +443,5 @@ def session(handlers: PlainHandlers, device: int) -> Iterator[None]:
 
 
 async def answer_requests() -> None:
-    """Answer requests until the connection is gone, or cancelled. Checkpoint  everywhere"""
+    """Serve requests until the connection is gone, or cancelled. Checkpoint  everywhere"""
     await pyfuse3.main(min_tasks=1, max_tasks=_N_TASKS)

@@ -1,1 +1,1 @@
-"""Wing 3 of the mount: the kernel's requests, read and answered without libfuse."""
+"""Layer 4 of the mount: reads the kernel's requests without libfuse, and sends the replies."""

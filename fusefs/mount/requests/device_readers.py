@@ -1,9 +1,9 @@
 """Threads that read requests from /dev/fuse: one at a time, and another as soon as that one is held up in a request.
 
-Which call to the backing filesystem will wait can't be foretold. So a watch looks every two milliseconds whether the
-reader is in the same request as before, and is held up there. If so another thread reads from then on. The request goes
-on; the thread that serves it replies, and ends, as it is not the reader any more. While no request comes, the watch
-sleeps. Where requests come by io_uring, what is read is FORGET and INTERRUPT.
+Which call to the backing filesystem will block can't be known in advance. So a watch thread checks every two
+milliseconds whether the reader is still in the same request, and blocked there. If so, another thread becomes the
+reader. The request goes on: its thread replies, and then ends, as it is not the reader any more. While no request
+arrives, the watch sleeps. If requests arrive over io_uring, only FORGET and INTERRUPT are read here.
 
 Source  docs/decisions/0060-how-requests-travel.md
 """
@@ -28,28 +28,28 @@ from fusefs.mount.requests.fuse_requests import FuseRequests
 
 _LOOK_S, _SELDOM_S = 0.002, 0.02
 _N_IN_VAIN = 3
-"""Times that the watch saw no request before it sleeps."""
+"""After so many checks without a request the watch sleeps."""
 _N_ACTIVE = 4
-"""Readers held up at a time; with more, the one that reads leaves all requests to workers."""
+"""With more readers held up, the reader passes all requests to workers."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Reader:
-    """A thread that reads; made by that thread."""
+    """State of a reader thread; made by that thread."""
 
     def __init__(self, device: CoreDevice) -> None:
         self.device = device
         self.progress = ThreadProgress()
         self.seen_ns = 0
-        """When the request began that it was in when the watch looked last."""
+        """Start time of the request that the reader was in at the last check."""
 
 
 class DeviceReaders:
-    """Those of one mount."""
+    """The readers of one mount."""
 
     def __init__(self, requests: FuseRequests, core: Core, gone: Callable[[], object]) -> None:
-        """Begin with none. gone: called by a thread that finds the connection gone"""
+        """Start no thread yet. gone: called by a thread that finds the connection closed"""
         self._requests = requests
         self._core = core
         self._gone = gone
@@ -59,22 +59,22 @@ class DeviceReaders:
         core.connect(requests.device, self._watch_wake, requests)
         self._threads: list[threading.Thread] = []
         self._reading: _Reader | None = None
-        """The thread that reads. It is not the reader any more when it finds another one here."""
+        """The current reader. A thread that finds another one here has been replaced."""
         self._held_up: set[_Reader] = set()
         self._has_ended = False
 
     def begin(self, rest_ms: int = 0) -> None:
-        """Read from now on.
+        """Start to read requests.
 
-        rest_ms  how long what has come may wait: beside a ring no client waits for it
-        Raises   RuntimeError: no more threads for us
+        rest_ms  how long requests may wait: beside a ring no client waits for them
+        Raises   RuntimeError: no more threads allowed
         """
         self._rest_ms = rest_ms
         self._start(self._read)
         self._start(self._watch)
 
     def end(self, limit_s: float) -> None:
-        """Let the threads end; one in a call that hangs stays, after that long."""
+        """End the threads. A thread in a call that hangs stays after limit_s."""
         self._has_ended = True
         os.eventfd_write(self._requests.wake, 1)
         os.eventfd_write(self._watch_wake, 1)
@@ -87,19 +87,19 @@ class DeviceReaders:
         thread.start()
         self._threads = [*(one for one in self._threads if one.is_alive()), thread]
 
-    # The reader.
+    # The reader thread.
 
     def _read(self) -> None:
         try:
             have_own_umask()
             reader = _Reader(CoreDevice(self._core, self._requests.wake, self._rest_ms))
         except (OSError, MemoryError) as error:
-            _log.warning("a thread can't start to read /dev/fuse: %s", error)
-            if self._reading is None:  # else that one goes on when its call is over
+            _log.warning("a thread that was to read /dev/fuse can't: %s", error)
+            if self._reading is None:  # else that one goes on when its call returns
                 self._end_mount()
             return
         if self._reading is not None and not self._reading.device.is_held_up:
-            return  # it is back already
+            return  # the reader has returned from its call meanwhile
         if len(self._held_up) > _N_ACTIVE:
             reader.device.pass_on()
         self._reading = reader
@@ -135,7 +135,7 @@ class DeviceReaders:
         with suppress(trio.RunFinishedError):
             self._gone()
 
-    # The watch.
+    # The watch thread.
 
     def _watch(self) -> None:
         n_in_vain = 0
@@ -149,7 +149,7 @@ class DeviceReaders:
                     n_in_vain = 0
 
     def _look(self) -> bool:
-        """Replace the reader if it is held up; whether it is in a request, and not held up already."""
+        """Replace the reader if it is held up. Returns whether it is in a request, and was not held up before."""
         reader = self._reading
         if reader is None or reader.device.is_held_up:
             return False
@@ -160,6 +160,6 @@ class DeviceReaders:
         elif began_ns and reader.progress.is_held_up():
             reader.device.is_held_up = True
             self._held_up.add(reader)
-            with suppress(RuntimeError):  # no more threads for us: that one goes on when its call is over
+            with suppress(RuntimeError):  # no more threads allowed: the reader goes on when its call returns
                 self._start(self._read)
         return bool(began_ns)

@@ -1,8 +1,8 @@
-"""The requests that the C core does not answer.
+"""Requests that the C core does not answer.
 
-A thread that has such a request replies itself, or has a worker of the pool do it: that depends on how long the thread
-may take. Where the backing filesystem is slow, what is cached is replied to at once. Requests are served with the
-tables' lock, which is released for each call to the backing filesystem.
+The thread that received such a request either replies itself or passes it to a worker of the pool, depending on how
+long it may block. For a slow backing filesystem, cached entries are replied at once. Requests are served with the
+tables lock, which is released for each call to the backing filesystem.
 
 Source  docs/decisions/0060-how-requests-travel.md
 """
@@ -31,44 +31,46 @@ from fusefs.mount.tree.mount_state import CELL_OF_OPCODE, errno_of
 from fusefs.mount.tree.vfs import Vfs
 
 GONE: Final = (errno.ENOENT, errno.ENODEV)
-"""The process that waits for a reply; the connection."""
+"""Errors of a reply: the process that waited for it is gone, or the connection is."""
 _FORGETS = (Opcode.FORGET, Opcode.BATCH_FORGET)
 _UNANSWERED = (*_FORGETS, Opcode.INTERRUPT)
 _OF_NOBODY = (Opcode.RELEASE, Opcode.RELEASEDIR)
-"""A handle is released: no client waits for that, and none may be refused it."""
+"""Releases of handles: no client waits for them, and they must not be refused."""
 _OPENING = (Opcode.OPEN, Opcode.OPENDIR, Opcode.CREATE, Opcode.TMPFILE)
 """Requests whose replies end with a handle."""
 _PATIENCE = 50
-"""Requests that are read before what was just made is known by another number: what is deleted and in use keeps its own
-longer than clients want to wait, and so does what stands behind a hundred thousand others that the kernel forgets."""
+"""So many requests are read before a new inode is known by another number. Its own number may stay in use for longer
+than clients want to wait: if it belongs to a deleted file that is open, or its FORGET is behind a hundred thousand
+others."""
 
 _log = logging.getLogger(__name__)
 
 SendReply = Callable[[wire.Answer, int], None]
-"""Sends a reply to the kernel; with the number of the request, and the tables' lock. Raises  OSError"""
+"""Sends a reply to the kernel: takes the reply and the request's number. Called with the tables lock. Raises
+OSError"""
 
 
 class Patience(IntEnum):
-    """How long a thread may take for a request; as in native/core.h."""
+    """How long a thread may block for a request; the values of native/core.h."""
 
     NO_CALLS = 0
-    """It makes no call to the backing filesystem, as other requests wait for it."""
+    """It must not call the backing filesystem, as other requests wait for this thread."""
     NO_WAITING = 1
-    """It leaves what takes long to a worker, as it reads the next request."""
+    """It leaves long requests to a worker, as it reads the next request, too."""
     ANY_TIME = 2
 
 
 class WaitClass(IntEnum):
-    """How long a request may take."""
+    """How long a request may block."""
 
     SHORT = 0
     LOOK = 1
     CHANGE = 2
-    """Waits where the filesystem below is frozen, or its journal busy."""
+    """Blocks if the backing filesystem is frozen, or its journal busy."""
     LONG = 3
-    """Takes its time on any filesystem."""
+    """Takes long on any filesystem."""
     OTHERS = 4
-    """Waits for another process, or another machine, perhaps for ever."""
+    """Waits for another process or another machine, perhaps for ever."""
 
 
 _WAIT_CLASSES: Final[dict[int, WaitClass]] = {
@@ -88,11 +90,11 @@ _WAIT_CLASSES: Final[dict[int, WaitClass]] = {
         WaitClass.LONG,
     ),
 }  # fmt: skip
-"""Of all others it is LOOK."""
+"""By opcode; all others are LOOK."""
 
 
 class _ReplyTo(NamedTuple):
-    """What a reply needs of its request."""
+    """The part of a request that its reply needs."""
 
     opcode: int
     unique: int
@@ -102,7 +104,7 @@ class _ReplyTo(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """What was made by a request, the body of its reply, and how often the number was not free."""
+    """A node that a request has made, the body of its reply, and how often its own number was in use."""
 
     to: _ReplyTo
     node: Node
@@ -111,13 +113,13 @@ class _Made(NamedTuple):
 
 
 class FuseRequests:
-    """One mount's requests."""
+    """The requests of one mount."""
 
     def __init__(self, vfs: Vfs, device: int, pool: ThreadPool) -> None:
-        """Begin.
+        """Serve requests of a device.
 
         device  /dev/fuse
-        pool    the threads that do what may wait
+        pool    workers for requests that may block
         """
         self._vfs = vfs
         self._nodes = vfs.nodes
@@ -125,13 +127,13 @@ class FuseRequests:
         self._stats = vfs.stats
         self._pool = pool
         self.device = device
-        os.set_blocking(self.device, False)  # the request that is there may be gone when we read
+        os.set_blocking(self.device, False)  # a request that poll reports may be gone when it is read
         self._unnumbered: deque[_Made] = deque()
         self.wake = Fd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        """Has the thread that reads /dev/fuse call `go_on`."""
+        """Wakes the thread that reads /dev/fuse, to call `go_on`."""
 
     def answer(self, request: bytes, send: SendReply, patience: int) -> None:
-        """Reply to a request, or have that done. patience: of this thread"""
+        """Reply to a request, or have a worker reply. patience: how long this thread may block"""
         lock = self._lock
         if wire.is_cut_off(request):
             self._refuse_cut_off(request, send)
@@ -162,25 +164,25 @@ class FuseRequests:
         except WouldWait:
             self._have_done(request, WaitClass.OTHERS, send)
 
-    # What is replied to when it has its own inode number for a nodeid, or won't get it. That may be the number of a
-    # file just deleted: the kernel forgets it at once, but prefers to send other requests.
+    # Replies that wait until the new node has its own inode number as nodeid, or until it won't get it. The number may
+    # belong to a file just deleted: the kernel forgets that file at once, but sends other requests first.
 
     def answer_later(
         self, node: Node, body: bytes, unique: int, pid: int, opcode: int, begun_ns: int, send: SendReply
     ) -> None:
-        """Reply to what has made a node when that has its own number; by any thread."""
+        """Reply to a request that has made a node, when that has its own number; by any thread."""
         if not self._try_number(_Made(_ReplyTo(opcode, unique, pid, begun_ns, send), node, body), is_last=False):
             os.eventfd_write(self.wake, 1)
 
     @property
     def n_unnumbered(self) -> int:
-        """How many requests wait for a number."""
+        """How many replies wait for a number."""
         return len(self._unnumbered)
 
     def go_on(self, *, is_idle: bool) -> None:
-        """See what has its number by now. is_idle: no request waits in /dev/fuse"""
+        """Retry the waiting replies. is_idle: no request waits in /dev/fuse"""
         for _ in range(len(self._unnumbered)):
-            with suppress(IndexError):  # another thread reads by now, and goes on with it
+            with suppress(IndexError):  # another thread is the reader now, and retries them
                 made = self._unnumbered.popleft()
                 self._try_number(made, is_last=is_idle or made.n_tries == _PATIENCE)
 
@@ -192,32 +194,32 @@ class FuseRequests:
         self._unnumbered.append(made._replace(n_tries=made.n_tries + 1))
         return False
 
-    # What is refused.
+    # Refused requests.
 
     def _refuse(self, error: int, request: bytes, send: SendReply) -> None:
         with self._lock:
             self._send(error, wire.read_head(request)[2], send)
 
     def _refuse_cut_off(self, request: bytes, send: SendReply) -> None:
-        """Reply to a request that lacks a part, if it can be seen whose reply that is and somebody waits for it."""
-        _log.error("the kernel sent a truncated request of %d bytes", len(request))
+        """Refuse a request that lacks a part, if its head can be read and a client waits for the reply."""
+        _log.error("the kernel has sent a request of %d bytes that is cut off", len(request))
         if len(request) >= REQUEST_HEAD_SIZE and wire.read_head(request)[1] not in _UNANSWERED:
             self._refuse(errno.EINVAL, request, send)
 
     def _interrupt(self, request: bytes) -> None:
-        """A killed client's request need not wait for its turn; all others go on, as natively."""
+        """Drop a killed client's request if it is still queued. All other requests go on, as on any filesystem."""
         (unique,) = wire.INTERRUPT_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         task = self._pool.parked(unique)
         if task is not None and is_killed(task.pid) and self._pool.remove(unique):
             with self._lock:
                 self._send(errno.EINTR, unique, task.send or self.write)
 
-    # In workers.
+    # Requests for workers.
 
     def _have_done(self, request: bytes, wait_class: WaitClass, send: SendReply) -> None:
         """Have a worker do a request."""
         _size, opcode, unique, _nodeid, uid, _gid, pid = wire.read_head(request)
-        if opcode == Opcode.RELEASE:  # the next writer may be quicker than the worker that lets it go
+        if opcode == Opcode.RELEASE:  # the file's next writer may be quicker than the worker that releases it
             with self._lock:
                 self._nodes.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.changed()
@@ -231,7 +233,7 @@ class FuseRequests:
         if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
             self._refuse(errno.EINTR, request, send)
             return
-        # A request that waits for another process must not hold up those of this kind.
+        # A request that waits for another process must not hold up others of its class.
         run = self._lock.run if wait_class < WaitClass.LONG else self._lock.run_patiently
         try:
             run(self._answer, request, send)
@@ -239,7 +241,7 @@ class FuseRequests:
             self._have_done(request, WaitClass.OTHERS, send)
 
     def _class_of(self, request: bytes, wait_class: WaitClass) -> WaitClass:
-        """With which of its user's requests one is queued. wait_class: of its opcode"""
+        """Return the class by which a user's request is queued. wait_class: of its opcode"""
         _size, opcode, _unique, nodeid, *_caller = wire.read_head(request)
         submounts = self._lock.submounts
         with self._lock:
@@ -252,12 +254,12 @@ class FuseRequests:
             return WaitClass.CHANGE
         return wait_class
 
-    # With the tables' lock.
+    # Callers hold the tables lock.
 
     def _answer(self, request: bytes, send: SendReply, find: Callable[[bytes], bytes | None] | None = None) -> bool:
-        """Reply to a request with what `find` returns, or by doing it.
+        """Reply to a request with the result of `find`, or by doing it.
 
-        Returns  False: it is not replied to, as nothing was found
+        Returns  False: `find` had no result, and nothing was replied
         Raises   WouldWait
         """
         begun_ns = perf_counter_ns()
@@ -290,17 +292,17 @@ class FuseRequests:
             self.lose_answer(error.errno, wire.handle_in(answer) if has_handle and isinstance(answer, bytes) else None)
 
     def write(self, answer: wire.Answer, unique: int) -> None:
-        """A SendReply: to /dev/fuse."""
+        """Write a reply to /dev/fuse; a SendReply."""
         if isinstance(answer, int):
             os.write(self.device, wire.refusal(unique, answer))
         else:
             os.writev(self.device, (wire.head(unique, len(answer)), answer))
 
     def lose_answer(self, error: int | None, fh: int | None) -> None:
-        """The kernel has not taken a reply. error: an errno; fh: a handle that it has opened"""
+        """Handle a reply that the kernel has refused. error: an errno; fh: the handle in the reply"""
         if error not in GONE:  # the client has got an error, too
-            _log.error("the kernel rejected a reply: %s", os.strerror(error or 0))
-        if fh:  # no client releases what none has heard of
+            _log.error("the kernel takes a reply for wrong: %s", os.strerror(error or 0))
+        if fh:  # no client knows this handle, so none releases it
             self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:

@@ -1,9 +1,9 @@
-"""The threads that serve requests which come by io_uring: native/ring.c has what they do.
+"""The threads that serve requests over io_uring; native/ring.c has their loops.
 
-Each core that is online has its own; all other cores that there could be have one set of them together.
+Each online core has its own set of threads; all cores that may come online later share one set.
 
-The clients of a core whose threads have ended would wait for ever: any end of one, whatever the reason, aborts the
-connection.
+If a core's threads ended, its clients would wait for ever. So when a thread ends for any reason, the connection is
+aborted.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from fusefs.linux.uring_offer import split_cores
 from fusefs.mount.native._core import N_RING_THREADS, Core, CoreRings
 
 _N_FDS = 5
-"""Of the rings of a core."""
+"""Fds that the rings of a core take."""
 _LIMIT_S = 10.0
 
 _log = logging.getLogger(__name__)
 
 
 class RingThreads:
-    """Those of one mount."""
+    """The ring threads of one mount."""
 
     def __init__(self, device: int, abort: Callable[[], None], n_fds: int) -> None:
-        """Begin with none.
+        """Start no thread yet.
 
         device  /dev/fuse
-        abort   ends the connection, whatever it takes
-        n_fds   that the rings of all threads may have
+        abort   ends the connection in any case
+        n_fds   fds that the rings of all threads may take
         """
         self._device = device
         self._abort = abort
         self._n_fds = n_fds
         self._core: Core | None = None
-        """What answers; None: there is nothing to answer after all."""
+        """Answers requests; None: there is nothing to serve."""
         self._may_register = tuple(threading.Event() for _ in range(N_RING_THREADS))
         self._threads: list[threading.Thread] = []
         self._reports: SimpleQueue[Exception | None] = SimpleQueue()
 
     def prepare(self) -> None:
-        """Make rings and threads for all cores that there could be, before the reply to INIT.
+        """Make rings and threads for all possible cores, before the reply to INIT.
 
-        Raises  OSError, RuntimeError: there are none to be had
+        Raises  OSError, RuntimeError: they can't be had
         """
         own, others = split_cores()
         try:
@@ -66,9 +66,9 @@ class RingThreads:
             raise
 
     def begin(self, core: Core) -> None:
-        """Serve from now on, after the reply to INIT.
+        """Serve, after the reply to INIT.
 
-        Raises  OSError: the kernel has refused, and goes on with /dev/fuse
+        Raises  OSError: the kernel refuses io_uring, and goes on with /dev/fuse
         """
         self._core = core
         for number, may_register in enumerate(self._may_register):  # the dispatchers first: see native/ring.c
@@ -83,12 +83,13 @@ class RingThreads:
                 _log.warning("a thread has no io_uring entry for requests: %s", error.strerror)
 
     def give_up(self) -> None:
-        """There is nothing to serve."""
+        """Let the threads end, as there is nothing to serve."""
         for may_register in self._may_register:
             may_register.set()
 
     def wait_for_end(self, limit_s: float) -> None:
-        """Let the threads end, as they do with the connection; one in a call that hangs stays, after that long."""
+        """Wait until the threads have ended, as they do with the connection. A thread in a call that hangs stays after
+        limit_s."""
         end_s = time.monotonic() + limit_s
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))

@@ -1,6 +1,6 @@
-"""Threads that do what may wait, each one request at a time; a user with too many requests waits for their own.
+"""Worker threads for requests that may wait, one request each; a user with too many requests waits for their own.
 
-They are given up, not waited for, when the process ends.
+The process ends without waiting for them.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from fusefs.core.fuse_protocol import Answer
 from fusefs.linux.thread_progress import run_on_any_core
 
 _N_OF_ONE = 120
-"""Requests of one sort that a user may have under way; of what is left to all, half at most."""
+"""Requests of one wait class that a user may have under way; at most half of the free threads."""
 _REST_S = 10.0
-"""For which a thread waits for more to do."""
+"""How long an idle thread waits for another task."""
 _PARKED_BYTES_MAX = 64 << 20
-"""Of one user's: a write that waits takes its megabyte."""
+"""Of one user's queued requests: a queued write takes its megabyte."""
 
 Key = tuple[int | None, int]
-"""The uid that asks, if known, and the sort of request."""
+"""The user's uid, if known, and the wait class of the request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolTask:
-    """Something to be done.
+    """A task for a worker.
 
-    act     what does it; told whether it had to wait for its turn
-    unique  the number of the request that it is about; 0: of none
-    pid     of the thread that has asked for it
-    n_bytes of memory that it takes as long as it waits
-    send    sends its reply
+    act      does it; its argument: whether the task had to queue
+    unique   the request's number; 0: none
+    pid      of the thread that sent the request
+    n_bytes  memory that it takes while it is queued
+    send     sends the reply
     """
 
     key: Key
@@ -46,10 +46,10 @@ class PoolTask:
 
 
 class ThreadPool:
-    """Those of one mount. Any thread may ask them."""
+    """The workers of one mount. Any thread may call the methods."""
 
     def __init__(self, n_threads: int) -> None:
-        """Begin with none. n_threads: that may be at work at a time"""
+        """Start no thread yet. n_threads: how many may be busy at a time"""
         self._n_max = n_threads
         self._mutex = threading.Lock()
         self._n_under_way: Counter[Key] = Counter()
@@ -59,7 +59,7 @@ class ThreadPool:
         self._idle: list[SimpleQueue[PoolTask]] = []
 
     def do(self, task: PoolTask) -> bool:
-        """Have something done, now or when it is its user's turn; False: that user has too much waiting already."""
+        """Do a task now, or queue it behind its user's others; False: too much of that user's is queued already."""
         with self._mutex:
             if self._has_room(task.key) and self._begin(task):
                 return True
@@ -71,13 +71,13 @@ class ThreadPool:
             return True
 
     def parked(self, unique: int) -> PoolTask | None:
-        """A request that still waits for its turn; None: it does not."""
+        """Return the queued task of a request; None if it is not queued."""
         with self._mutex:
             key = self._key_of.get(unique)
             return None if key is None else self._parked[key][unique]
 
     def remove(self, unique: int) -> bool:
-        """It need not be done any more; False: it has begun."""
+        """Remove the queued task of a request; False if it has begun."""
         with self._mutex:
             key = self._key_of.get(unique)
             if key is None:
@@ -86,7 +86,7 @@ class ThreadPool:
             return True
 
     def n_under_way(self) -> int:
-        """How many requests threads are at."""
+        """Return how many tasks workers are doing."""
         with self._mutex:
             return self._n_under_way.total()
 
@@ -101,7 +101,7 @@ class ThreadPool:
         else:
             try:
                 threading.Thread(target=self._work, args=(task,), daemon=True, name="helper").start()
-            except RuntimeError:  # no more threads for us: one that is there will do it
+            except RuntimeError:  # no more threads allowed; a worker that exists will do it
                 return False
         self._count(task.key, 1)
         return True
@@ -112,7 +112,7 @@ class ThreadPool:
             del self._n_under_way[key]
 
     def _take(self, task: PoolTask) -> None:
-        """It waits no more; its user is behind the others now."""
+        """Dequeue a task; its user's remaining tasks move behind those of all other users."""
         key, number = task.key, task.unique or -id(task)
         del self._key_of[number]
         parked = self._parked.pop(key)
@@ -124,7 +124,7 @@ class ThreadPool:
             del self._n_parked_bytes[key]
 
     def _next(self) -> PoolTask | None:
-        """A task of the user whose turn it is."""
+        """Return the next task whose user may have one more under way."""
         for key, parked in self._parked.items():
             if self._has_room(key):
                 return next(iter(parked.values()))

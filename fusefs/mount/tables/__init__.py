@@ -1,1 +1,1 @@
-"""Wing 1 of the mount: the tables and caches, and the one lock over them."""
+"""Layer 2 of the mount: the lock around the tables, the cache of a slow filesystem, and prefetching."""

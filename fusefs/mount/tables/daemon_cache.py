@@ -1,6 +1,6 @@
-"""A cache of a slow backing filesystem, for what the kernel has forgotten, or has not asked yet.
+"""A cache of a slow backing filesystem, for what the kernel has forgotten or not requested yet.
 
-Of a local one it learns nothing: the kernel below answers as quickly (docs/decisions/0065).
+It learns nothing of a local filesystem, which answers as quickly itself (docs/decisions/0065).
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock
 
 SeenByName = tuple[Attributes, bytes, Answers]
-"""What a look at a name finds: attributes, file handle, and those extended attributes that were looked for."""
+"""Result of looking up a name: attributes, file handle, and the extended attributes that were read with them."""
 NameIn = tuple[Node, bytes]
-"""A name in a directory."""
 
 
 class CacheFill:
-    """A look at the backing filesystem, from its beginning to its `end`: what it finds is as old as its beginning."""
+    """Collects results from the backing filesystem until `end`. Their age counts from its beginning."""
 
     def __init__(self, metadata: MetadataCache, lifetime_s: float, nodes: Tables) -> None:
         self._metadata = metadata
@@ -40,17 +39,17 @@ class CacheFill:
         self.end()
 
     def end(self) -> None:
-        """It learns nothing any more."""
+        """Stop collecting."""
         self._metadata.end()
         self._nodes.is_caching = not self._metadata.is_idle
 
     def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
-        """What a name means, and what that is."""
+        """Cache which inode a name has, and its attributes."""
         self._metadata.learn_name(directory.source, name, source, self._epoch, self._began_s)
         self.learn_attributes(source, seen)
 
     def learn_all(self, directory: Node, found: Mapping[bytes, SeenByName | None]) -> None:
-        """What many names of a directory mean, and what these are; None: it could not be seen."""
+        """Cache the entries of many names in a directory; None: the lookup failed."""
         for name, one in found.items():
             if one is None:
                 continue
@@ -61,20 +60,21 @@ class CacheFill:
                 self.learn_xattrs(source, xattrs)
 
     def learn_missing(self, directory: Node, name: bytes) -> None:
-        """Nothing has this name."""
+        """Cache that a name does not exist (a negative entry)."""
         self._metadata.learn_name(directory.source, name, None, self._epoch, self._began_s)
 
     def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
-        """What an inode is; not of a file with more names, of which one may be reaped behind the mount.
+        """Cache attributes, but not of a file with several names, one of which the reaper may delete behind the mount.
 
-        Nor of a set-user-ID program: its owner is asked for each time that it is run.
+        Nor of a set-user-ID program: its owner is read each time that it is executed.
         """
         if (seen.nlink > 1 and not seen.is_directory()) or seen.gives_rights() or self._is_passed(source):
             return
         self._metadata.learn_attributes(source, seen, self._epoch, self._began_s)
 
     def learn_xattrs(self, source: SourceKey, answers: Answers, uid: int = 0) -> None:
-        """Some of its extended attributes, as a user was told them. A write past us takes its capabilities."""
+        """Cache extended attributes, as this user sees them. A write in passthrough removes capabilities, so not of
+        such files."""
         if not self._is_passed(source):
             self._metadata.learn_xattrs(source, answers, self._epoch, self._began_s, uid)
 
@@ -83,18 +83,18 @@ class CacheFill:
         return node is not None and node.is_passed
 
     def learn_target(self, source: SourceKey, target: bytes) -> None:
-        """Where a link leads."""
+        """Cache the target of a symbolic link."""
         self._metadata.learn_target(source, target, self._epoch, self._began_s)
 
     def learn_listing(self, directory: Node, entries: PackedEntries) -> None:
-        """All entries of a directory."""
+        """Cache all entries of a directory."""
         self._metadata.learn_listing(directory.source, entries, self._epoch, self._began_s)
 
     def left_s(self, source: SourceKey | None, *, named: NameIn | None) -> float:
-        """For how long what it found may be believed from now on; 0: it has changed meanwhile.
+        """Return for how many seconds from now a result may be cached; 0 if it has changed meanwhile.
 
-        source  what it saw the attributes of
-        named   the name that it saw
+        source  the inode whose attributes were read
+        named   the name that was looked up
         """
         if source is not None and not self._metadata.is_unchanged(self._epoch, source):
             return 0
@@ -104,10 +104,10 @@ class CacheFill:
 
 
 class DaemonCache:
-    """The cache of one mount, as the vfs uses it."""
+    """The cache of one mount, as its operations use it."""
 
     def __init__(self, lock: TablesLock, nodes: Tables, stats: Counters, size_bytes: int, lifetime_s: float) -> None:
-        """lifetime_s: how long anything may be believed, by the kernel and by us together."""
+        """lifetime_s: how long anything may be cached by the kernel and the daemon together."""
         self.size_bytes = size_bytes
         self.is_kept = size_bytes > 0 and lifetime_s > 0
         self.lifetime_s = lifetime_s
@@ -117,19 +117,20 @@ class DaemonCache:
         self._stats = stats
 
     def looking(self) -> AbstractContextManager[CacheFill | None]:
-        """A look by this operation; None: the filesystem answers at once, and nothing is cached of it."""
+        """Begin a fill for one operation; None: the filesystem is not slow, and nothing of it is cached."""
         return self.looking_ahead() if self._lock.is_slow else nullcontext()
 
     def looking_ahead(self) -> CacheFill:
-        """A look by other threads, to be ended."""
+        """Begin a fill by other threads, which has to be ended."""
         return CacheFill(self.metadata, self.lifetime_s, self._nodes)
 
     def see_idle(self) -> None:
-        """See whether anything is cached or being fetched: if not, the native core makes changes itself."""
+        """Update whether anything is cached or being fetched; if not, the native core makes changes itself."""
         self._nodes.is_caching = not self.metadata.is_idle
 
     def knows(self, directory: Node, name: bytes, xattrs_of: Callable[[Attributes], Collection[bytes]]) -> bool:
-        """Whether it is remembered what a name means, and what that is, with some of its extended attributes."""
+        """Return whether the entry of a name is cached, with the attributes and these extended attributes of its
+        inode."""
         now_s = time.monotonic()
         found = self.metadata.name(directory.source, name, now_s)
         if found is None or found[0] is None:
@@ -140,48 +141,48 @@ class DaemonCache:
         return self.metadata.has_xattrs(found[0], xattrs_of(known[0]), now_s)
 
     def name(self, directory: Node, name: bytes) -> tuple[SourceKey | None, float] | None:
-        """What a name means (None: nothing has it), and for how many seconds that may be believed; None: not known."""
+        """Return the source of a name (None: no such name), and for how many seconds it is valid; None if not
+        cached."""
         found = self.metadata.name(directory.source, name, time.monotonic())
         sort = Remembering.MISSING_NAME if found is not None and found[0] is None else Remembering.NAME
         return found if self._is_known(sort, found) else None
 
     def attributes(self, source: SourceKey) -> tuple[Attributes, float] | None:
-        """What an inode is, and for how many seconds that may be believed; None: not known."""
+        """Return the attributes of an inode, and for how many seconds they are valid; None if not cached."""
         found = self.metadata.attributes(source, time.monotonic())
         return found if self._is_known(Remembering.ATTRIBUTES, found) else None
 
     def target(self, node: Node) -> bytes | None:
-        """Where a link leads; None: not known."""
+        """Return the target of a symbolic link; None if not cached."""
         found = self.metadata.target(node.source, time.monotonic())
         return found if self._is_known(Remembering.LINK_TARGET, found) else None
 
     def xattr(self, node: Node, name: bytes, uid: int) -> bytes | int | None:
-        """An extended attribute, or an errno if it has none, as a user was told; None: not known."""
+        """Return an extended attribute as a user sees it, or the errno of reading it; None if not cached."""
         found = self.metadata.xattr(node.source, name, time.monotonic(), uid)
         sort = Remembering.MISSING_XATTR if isinstance(found, int) else Remembering.XATTR
         return found if self._is_known(sort, found) else None
 
     def listing(self, directory: Node) -> PackedEntries | None:
-        """All entries of a directory; None: not known."""
+        """Return all entries of a directory; None if not cached."""
         found = self.metadata.listing(directory.source, time.monotonic())
         return found if self._is_known(Remembering.LISTING, found) else None
 
     def _is_known(self, sort: Remembering, found: object) -> bool:
-        """Whether what was found is to be told; it is counted."""
+        """Count a hit or a miss; return whether it is a hit."""
         is_known = found is not None
         (self._stats.hit if is_known else self._stats.miss)(sort)
         return is_known
 
     def clear(self) -> None:
-        """Forget all."""
         self.metadata.clear()
         self.see_idle()
 
     @contextmanager
     def changes(self, *sources: SourceKey, names: Sequence[NameIn] = ()) -> Iterator[None]:
-        """What the block changes is looked at anew: these inodes, these names, and the directories that have them.
+        """Forget inodes, names and the names' directories before and after the block, which changes them.
 
-        From its beginning, so that no client is sent what is wrong by then; and from its end, for looks made meanwhile.
+        Before it, so that no client is sent outdated entries; after it, because of results collected meanwhile.
         """
         nodes = {node for source in sources if (node := self._nodes.find(source)) is not None}
         nodes |= {directory for directory, _name in names}
@@ -197,7 +198,8 @@ class DaemonCache:
 
     @contextmanager
     def reads(self, source: SourceKey) -> Iterator[None]:
-        """What the block reads has another time of access then: the same of its attributes alone."""
+        """Forget the attributes of an inode whose atime the block changes by reading; its extended attributes stay
+        cached."""
         if not self.metadata.is_idle:
             self.metadata.accessed(source)
         try:
@@ -207,7 +209,7 @@ class DaemonCache:
                 self.metadata.accessed(source)
 
     def forget(self, sources: Iterable[SourceKey], names: Iterable[NameIn]) -> None:
-        """These inodes and names have changed, or may change now."""
+        """Forget inodes and names that have changed, or may change now."""
         if self.metadata.is_idle:
             return
         for source in sources:

@@ -1,12 +1,12 @@
-"""Processes that were told ESTALE for a name: what they find by it next is held until they have done what they wanted.
+"""Processes that got ESTALE for a name: the inode that their retry finds is held open until they are done with it.
 
-Between a look at a name and the open of what has it, it may be unlinked. On other filesystems it is opened all
-the same: a looked-up inode is held. We hold no file that is not open, as its space would not come back, and
-say ESTALE. The kernel then looks again and opens again, once; the second time it returns ESTALE, which no program
-expects. So it is with a change of its mode, a link's target, and all else.
+Between the lookup of a name and the open, the inode may be unlinked. Other filesystems open it all the same, since a
+looked-up inode is held. The daemon holds no file that is not open, as its space would not become free, and replies
+ESTALE. The kernel then looks up and opens once more; if it gets ESTALE again, it returns that, which no program
+expects. The same applies to chmod, readlink and all other calls.
 
-And processes that have moved something into a drop folder, where it has no name any more: mv(1) of several things looks
-at each when it has moved it. So they find it there once more.
+Also processes that have moved an entry into a drop folder, where it has no name any more: mv(1) of several entries
+stats each after it has moved it. So that one lookup still finds it there.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from fusefs.mount.tables.tables_lock import TablesLock
 
 _N_MAX = 64
 _LAST_S = 1.0
-"""The kernel tries again at once, and is done, or a daemon that is so slow has other troubles."""
+"""The kernel retries at once. If it takes longer, the daemon is so slow that this is the lesser problem."""
 
 _MOVED_S = 2.0
-"""mv looks at once, but the machine may be busy."""
+"""mv stats at once, but the machine may be busy."""
 
 
 class _Held(NamedTuple):
     """What is held for a process, and since when.
 
-    node, fd  what it has found, by an O_PATH fd; None: nothing yet. What it has moved may have no node
-    place     where it finds what it has moved once more; None: it has
+    node, fd  the inode that it has found, and an O_PATH fd of it; None: nothing yet. A moved inode may have no node
+    place     where a moved inode is found once more; None: it was found
     """
 
     since_s: float
@@ -46,28 +46,27 @@ class _Held(NamedTuple):
 
 
 class EstaleRetries:
-    """Threads of clients, by their numbers, and what is held for each. Touched as the tables are."""
+    """Clients' threads, by number, and what is held for each. Callers hold the tables lock."""
 
     def __init__(self, lock: TablesLock, nodes: Tables) -> None:
-        """Begin with none."""
         self._lock = lock
         self._nodes = nodes
         self._retries: dict[int, _Held] = {}
-        """Those told so longest ago come first."""
+        """The oldest come first."""
         self._moved: dict[int, _Held] = {}
         self._token: trio.lowlevel.TrioToken | None = None
         self._has_any = trio.Event()
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._retries) + len(self._moved)
 
     def __contains__(self, pid: int) -> bool:
-        """Whether a process is one."""
+        """Return whether a process got ESTALE recently."""
         return pid in self._retries
 
     def add(self, pid: int) -> None:
-        """A process is told ESTALE. The one told so longest ago makes room: it has long tried again. By any thread."""
+        """Note that a process got ESTALE, by any thread. With too many, the oldest is dropped: it has retried long
+        ago."""
         self._put(pid)
         self._notify()
         while len(self._retries) > _N_MAX:
@@ -79,7 +78,7 @@ class EstaleRetries:
                 self._token.run_sync_soon(self._see_one)
 
     def moved(self, pid: int, place: tuple[Node, bytes], source: SourceKey, fd: Fd) -> None:
-        """A process has moved something to where it has no name. fd: of it, O_PATH, which is ours from now on"""
+        """Note that a process moved an inode to where it has no name. fd: of it, O_PATH, which is ours from now on"""
         self._leave(pid)
         node = self._nodes.find(source)
         self._moved[pid] = _Held(time.monotonic(), node, fd, place)
@@ -89,7 +88,7 @@ class EstaleRetries:
             self._leave(next(iter(self._moved)))
 
     def moved_to(self, pid: int, place: tuple[Node, bytes]) -> Fd | None:
-        """An O_PATH fd of what a process has moved there, the caller's own, if it asks for the first time."""
+        """Return an O_PATH fd of what a process has moved to a place, which is the caller's, at the first call only."""
         moved = self._moved.get(pid)
         if moved is None or moved.fd is None or moved.place != place:
             return None
@@ -107,13 +106,13 @@ class EstaleRetries:
         self._close(before)
 
     def _keep(self, node: Node | None) -> None:
-        """Have a node reached by what is held of it, if anything is."""
+        """Have a node reached by an fd that is held for a process, if there is one."""
         if node is not None:
             held = (one.fd for one in (*self._retries.values(), *self._moved.values()) if one.node is node)
             self._nodes.keep_fd(node, next((fd for fd in held if fd is not None), -1))
 
     def remove(self, pid: int) -> None:
-        """A process has what it wanted."""
+        """Drop a process that has what it wanted to open."""
         self._nodes.retry(pid, False)
         self._close(self._retries.pop(pid, None))
 
@@ -123,11 +122,11 @@ class EstaleRetries:
             self._lock.call(held.fd.close)
 
     async def expire(self) -> None:
-        """Those that have long tried again do so no more: nobody says when they have what they wanted. Until cancelled.
+        """Drop processes that have retried long ago, until cancelled: nothing reports when they are done.
 
-        No request need come for that: what is held keeps a filesystem that is mounted inside from being unmounted.
+        This must not wait for a request: an open fd keeps a filesystem that is mounted inside from being unmounted.
 
-        Checkpoint  while there is none, and for as long as one lasts
+        Checkpoint  while there is no process, and while one is held
         """
         self._token = trio.lowlevel.current_trio_token()
         while True:
@@ -147,24 +146,24 @@ class EstaleRetries:
         self._has_any.set()
 
     def drop(self, node: Node) -> None:
-        """A node has ended. Its client has not found another yet: the kernel looks twice before it opens anything, and
-        lets go of what it finds first."""
+        """Release a node that has ended. Its client has not found another inode yet: before the kernel opens anything
+        it looks up twice, and forgets the first result."""
         for pid, held in list(self._retries.items()):
             if held.node is node:
                 self._retries[pid] = _Held(held.since_s)
                 self._close(held)
 
     def close(self) -> None:
-        """Let all go."""
+        """Release everything."""
         for pid in list(self._retries):
             self.remove(pid)
         for pid in list(self._moved):
             self._leave(pid)
 
     def open(self, pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
-        """An O_PATH fd of what has a name now, the caller's own; None: no such process.
+        """Return an O_PATH fd, the caller's, of the inode that has a name now; None if the process got no ESTALE.
 
-        Raises  OSError ENOENT: nothing has it. That is the answer: what a second look finds would not be held
+        Raises  OSError ENOENT: no such name. This is final: an inode that another lookup finds would not be held
         """
         if pid not in self._retries:
             return None

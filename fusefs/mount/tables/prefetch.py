@@ -1,9 +1,9 @@
-"""Attributes that are fetched before a process asks for them: many lookups on a slow filesystem at a time.
+"""Prefetching: many lookups on a slow filesystem at a time, before a process requests the attributes.
 
-READDIRPLUS returns names alone, at once. When a process then asks for the attributes of one of them, those of the next
-names are fetched, ever more of them; so a plain `ls` costs none, and `ls -l` waits a few round trips.
+READDIRPLUS returns names only, at once. When a process then stats one of them, the attributes of the next names are
+fetched, more and more at a time. So a plain `ls` costs none, and `ls -l` waits for a few round trips.
 
-Threads of C make the lookups (native/prefetch.c), and one thread of Python caches what they find.
+C threads do the lookups (native/prefetch.c), and one Python thread caches the results.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ from fusefs.store.layout import is_stores_own
 _BATCH = 256
 _N_QUEUES = 16
 _N_THREADS_MAX = 256
-"""Of all directories together: no request depends on these alone."""
+"""Of all directories together. Other requests do not depend on these threads."""
 _N_KEPT = 2
-"""Batches whose results are at hand for the next reply, whatever the cache holds."""
+"""Batches whose results are kept for the next reply, even if the cache does not keep them."""
 _NAMES_MAX, _N_TAKEN_MAX = 1 << 17, 1 << 12
 _N_PASSED_MAX = 1 << 10
-"""Names of which all is cached, that one request passes over: others wait meanwhile."""
+"""Cached names that one request skips at most: other requests wait meanwhile."""
 _GLANCE_S = 0.001
 _PATIENCE_S = 2.0
-"""For a name whose lookup hangs; it is then returned without attributes, and a request for them waits."""
+"""For a name whose lookup hangs. It is then returned without attributes, and a request for these waits."""
 _N_REFUSED_MAX = 64
 _Kind = tuple[bytes, bool]
-"""An extended attribute, and whether it is of directories, or else of files: a filesystem may have it of one alone."""
+"""An extended attribute, and whether of directories or else of files: a filesystem may support it for one of them
+only."""
 
 
 class PrefetchXattrs:
-    """Which extended attributes are fetched with attributes: a client asks the next file for what it asked one for.
+    """Which extended attributes are prefetched: a client will read of the next file what it has read of this one.
 
-    To be changed with the tables' lock; to be asked on any thread.
+    Changed with the tables lock; read by any thread.
     """
 
     def __init__(self, device: int) -> None:
-        """Begin with none. device: of the backing filesystem; what one mounted in it has not, that may have"""
+        """device: of the backing filesystem. A filesystem mounted inside it may support other attributes"""
         self._device = device
         self._kinds: frozenset[_Kind] = frozenset()
         self._new: frozenset[_Kind] = frozenset()
@@ -57,15 +58,15 @@ class PrefetchXattrs:
         self._refused: frozenset[_Kind] = frozenset()
 
     def begin(self) -> None:
-        """A listing begins: what was not asked for since the one before is not wanted any more."""
+        """Note that a listing begins: attributes that no client has read since the previous one are not fetched any
+        more."""
         self._kinds, self._new = self._kinds & self._new, frozenset()
 
     def has(self, name: bytes, *, is_directory: bool) -> bool:
-        """Whether one is among them."""
         return (name, is_directory) in self._kinds
 
     def add(self, name: bytes, *, is_directory: bool) -> bool:
-        """A client has asked for one: fetch it for this listing and the next. Returns  whether it is new"""
+        """Fetch an attribute that a client has read, for this listing and the next. Returns  whether it is new"""
         if not is_asked_of_all(name):
             return False
         kind = (name, is_directory)
@@ -76,14 +77,14 @@ class PrefetchXattrs:
         return is_new
 
     def of(self, seen: Attributes) -> tuple[bytes, ...]:
-        """Those of one inode."""
+        """Return the attributes to fetch of one inode."""
         if not self._kinds or not _is_common(seen):
             return ()
         is_directory = seen.is_directory()
         return tuple(name for name, of_directories in self._kinds if of_directories is is_directory)
 
     def bits(self) -> tuple[int, int]:
-        """Those of files, and of directories: a bit for each, as numbered in ASKED_OF_ALL."""
+        """Return the attributes to fetch of files, and of directories: a bit for each, as numbered in ASKED_OF_ALL."""
         files, directories = (
             sum(1 << ASKED_OF_ALL.index(name) for name, is_directory in self._kinds if is_directory is of_directories)
             for of_directories in (False, True)
@@ -91,11 +92,11 @@ class PrefetchXattrs:
         return files, directories
 
     def refuses(self, device: int, name: bytes, *, is_directory: bool) -> bool:
-        """Whether this filesystem has one not at all."""
+        """Return whether this filesystem does not support an attribute."""
         return device == self._device and (name, is_directory) in self._refused
 
     def answered(self, seen: Attributes, answers: Iterable[tuple[bytes, bytes | int]]) -> None:
-        """What was answered of one inode: what is unsupported, and never was there, need not be asked for again."""
+        """Note which attributes of an inode are unsupported, and never were seen, so that they are not read again."""
         if seen.dev != self._device or not _is_common(seen):
             return
         for name, answer in answers:
@@ -108,7 +109,7 @@ class PrefetchXattrs:
                 self._kinds -= {kind}
 
     def supported(self, name: bytes, *, is_directory: bool) -> None:
-        """A client has set one: it is there after all."""
+        """Note that a client has set an attribute, which is thus supported."""
         self._refused -= {(name, is_directory)}
 
 
@@ -117,17 +118,17 @@ def _is_common(seen: Attributes) -> bool:
 
 
 class Prefetch:
-    """The queues of a mount. To be used with the tables' lock."""
+    """The prefetch queues of a mount. Callers hold the tables lock."""
 
     def __init__(
         self, lock: TablesLock, cache: DaemonCache, device: int, *, has_handles: bool, n_in_flight: int, n_fds: int
     ) -> None:
-        """Begin with none.
+        """Start no thread yet.
 
         device       of the backing filesystem
-        has_handles  its file handles can be relied on: they are fetched, too
-        n_in_flight  lookups under way at a time, for one queue
-        n_fds        that lookups may have open for a moment
+        has_handles  its file handles are reliable, and are fetched, too
+        n_in_flight  lookups under way at a time, per queue
+        n_fds        fds that lookups may hold for a moment
         """
         self._lock = lock
         self._cache = cache
@@ -141,15 +142,15 @@ class Prefetch:
 
     @property
     def n_under_way(self) -> int:
-        """Names whose attributes are being fetched, or wait for it."""
+        """Names whose attributes are being fetched, or queued for it."""
         return sum(queue.n_left() for queue in self._queues.values())
 
     def close(self) -> None:
-        """Fetch nothing any more."""
+        """Begin no more lookups."""
         self._prefetcher.end()
 
     def begin(self, directory: Node) -> PrefetchQueue:
-        """A listing begins."""
+        """Return a new queue for a listing that begins."""
         self.xattrs.begin()
         self.drop(directory)
         queue = self._queues[directory] = PrefetchQueue(next(self._numbers))
@@ -158,13 +159,13 @@ class Prefetch:
         return queue
 
     def drop(self, directory: Node) -> None:
-        """A directory is forgotten, or listed anew."""
+        """Drop the queue of a directory that is forgotten, or listed again."""
         self._queues.pop(directory, None)
 
     def asked(self, directory: Node, fd: Fd | None) -> None:
-        """A process asks what a name in this directory is.
+        """Note that a process stats a name in this directory, and prefetch the next ones.
 
-        fd  of the directory, which stays its owner's; None: it is not open, and nothing is fetched for now
+        fd  of the directory; stays the caller's. None: the directory is not open, and nothing is fetched now
         """
         queue = self._queues.get(directory) or self._listed_long_ago(directory)
         if queue is None:
@@ -177,7 +178,7 @@ class Prefetch:
             self.fetch(queue, directory, fd, names)
 
     def asked_xattr(self, name: bytes, node: Node, fd: Fd | None) -> None:
-        """An extended attribute of what is in a directory was returned. fd: of the directory, as in `asked`"""
+        """Note that an extended attribute of a node was returned. fd: of the node's directory, as in `asked`"""
         if self.xattrs.add(name, is_directory=node.is_directory):
             for queue in self._queues.values():
                 queue.take_again()
@@ -185,7 +186,7 @@ class Prefetch:
             self.asked(node.parent, fd)
 
     def _listed_long_ago(self, directory: Node) -> PrefetchQueue | None:
-        """The queue of a directory whose listing the kernel and we have cached."""
+        """Return a queue for a directory whose listing was cached, by the kernel and by the daemon, before."""
         entries = self._cache.metadata.listing(directory.source, time.monotonic())
         if entries is None:
             return None
@@ -194,7 +195,7 @@ class Prefetch:
         return queue
 
     def missing(self, queue: PrefetchQueue, directory: Node, names: Sequence[bytes]) -> Sequence[bytes]:
-        """Those of some names that are returned next of which something is to be fetched."""
+        """Return the names whose entries are not cached completely, of those that are returned next."""
         queue.taken(names)
         return [name for name in names if not self._knows(directory, name)]
 
@@ -202,14 +203,14 @@ class Prefetch:
         return is_stores_own(name) or self._cache.knows(directory, name, self.xattrs.of)
 
     def fetch(self, queue: PrefetchQueue, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
-        """Begin to look up some names. fd: of the directory, its owner's"""
+        """Begin to look up some names. fd: of the directory; stays the caller's"""
         names = list(dict.fromkeys(names))
         if not names or not self._has_thread():
             return
         try:
             own_fd = os.dup(fd)
         except OSError:
-            return  # too many are open: the request looks up itself
+            return  # too many open fds: the request itself looks the name up
         batch = PrefetchBatch(self._cache.looking_ahead(), directory, frozenset(names))
         begun = self._prefetcher.add(
             batch, own_fd, names, self.xattrs.bits(), self._has_handles, queue.number, self._n_in_flight
@@ -224,12 +225,12 @@ class Prefetch:
             self._thread = threading.Thread(target=self._learn, daemon=True, name="prefetch")
             try:
                 self._thread.start()
-            except RuntimeError:  # no more threads for us
+            except RuntimeError:  # no more threads allowed
                 self._thread = None
         return self._thread is not None
 
     def _learn(self) -> None:
-        """Cache what is found, until the end."""
+        """Cache results, until the prefetcher ends."""
         run_on_any_core()
         while results := self._prefetcher.results():
             found: dict[PrefetchBatch, dict[bytes, SeenByName | None]] = {}
@@ -243,19 +244,19 @@ class Prefetch:
 
 
 class PrefetchBatch:
-    """Some names of a directory that are looked up together. To be used with the tables' lock."""
+    """Names of a directory that are looked up together. Callers hold the tables lock."""
 
     def __init__(self, look: CacheFill, directory: Node, names: frozenset[bytes]) -> None:
-        """look: the batch's own from now on"""
+        """look: belongs to the batch from now on"""
         self.found: dict[bytes, SeenByName | None] = {}
-        """None: a request for it finds out why."""
+        """None: the lookup failed; a request for the name finds out why."""
         self.look = look
         self._directory = directory
         self._names = names
         self._is_done = threading.Event()
 
     def learn(self, found: Mapping[bytes, SeenByName | None]) -> None:
-        """Some have been looked up."""
+        """Note results of some of the names."""
         self.found.update(found)
         self.look.learn_all(self._directory, found)
         if len(self.found) == len(self._names):
@@ -264,11 +265,11 @@ class PrefetchBatch:
 
     @property
     def n_left(self) -> int:
-        """How many have to be looked up yet."""
+        """How many names have not been looked up yet."""
         return len(self._names) - len(self.found)
 
     def wait_for(self, names: Iterable[bytes]) -> None:
-        """Until these have been looked up, or one of them keeps all waiting; without the tables' lock."""
+        """Wait until these names have been looked up, or one of them takes too long. Called without the tables lock."""
         deadline_s = time.monotonic() + _PATIENCE_S
         wanted = self._names.intersection(names)
         while not wanted <= self.found.keys() and time.monotonic() < deadline_s:
@@ -276,15 +277,15 @@ class PrefetchBatch:
 
 
 class PrefetchQueue:
-    """How far one listing has gone. To be used with the tables' lock.
+    """Prefetching for one listing. Callers hold the tables lock.
 
-    names       returned, perhaps without all that was wanted, and not fetched since
-    n_allowed   how many of them may be fetched, by what was asked for
-    is_asked    a process asks for attributes: they come with the names from now on
+    names      names that were returned, and are not fetched yet
+    n_allowed  how many of them may be fetched, by the number of requests so far
+    is_asked   a process stats names: from now on attributes are sent with them
     """
 
     def __init__(self, number: int) -> None:
-        """number: of its lookups"""
+        """number: identifies the queue for the C threads"""
         self.number = number
         self.names: deque[bytes] = deque(maxlen=_NAMES_MAX)
         self.n_allowed = 0
@@ -293,7 +294,7 @@ class PrefetchQueue:
         self._batches: list[PrefetchBatch] = []
 
     def take(self, n: int, knows: Callable[[bytes], bool]) -> Sequence[bytes]:
-        """The next names of which something is to be fetched, at most n: passing over those of which all is cached."""
+        """Take at most n names whose entries are not cached completely; skip the others."""
         found: list[bytes] = []
         for _ in range(min(len(self.names), _N_PASSED_MAX)):
             if len(found) == n:
@@ -305,23 +306,23 @@ class PrefetchQueue:
         return found
 
     def taken(self, names: Iterable[bytes]) -> None:
-        """Some are fetched before they are returned."""
+        """Note names that are fetched before they are returned."""
         self._taken.extend(names)
 
     def take_again(self) -> None:
-        """Something more is wanted of the last ones."""
+        """Fetch the last names again: another attribute is requested."""
         self.names.extendleft(reversed(self._taken))
         self._taken.clear()
 
     def add(self, batch: PrefetchBatch) -> None:
-        """Something more is being fetched."""
+        """Add a batch that is being fetched."""
         self._batches = [*self.batches(), batch]
 
     def batches(self) -> Sequence[PrefetchBatch]:
-        """What is being fetched, and the last that was."""
+        """Return the batches that are being fetched, and the last ones that were."""
         self._batches = [one for one in self._batches[:-_N_KEPT] if one.n_left] + self._batches[-_N_KEPT:]
         return self._batches
 
     def n_left(self) -> int:
-        """Names that are being fetched, or wait for it."""
+        """Return how many names are being fetched, or queued for it."""
         return sum(batch.n_left for batch in self._batches)

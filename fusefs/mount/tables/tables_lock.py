@@ -1,8 +1,7 @@
-"""The lock around the tables: held by one thread at a time, and by none while a call to the backing filesystem waits.
+"""The lock around the tables: held by one thread at a time, and by none during a call to the backing filesystem.
 
-The code of an operation has the tables between its calls: whatever asks the backing filesystem goes through `call`, and
-what was read from the tables before it may be old after it. Requests of the native core have the same lock
-(mount/native/lock.c).
+An operation holds the lock between its calls: it calls the backing filesystem through `call` only, and values read from
+the tables before a call may be outdated after it. Requests in the native core take the same lock (mount/native/lock.c).
 """
 
 from __future__ import annotations
@@ -27,71 +26,73 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
-"""Between two tries of what another process keeps: most leases are given up at once, some after 45 seconds."""
+"""Between two tries while another process holds a lease: most leases are released at once, some after 45 seconds."""
 
 _ANSWERS = frozenset({
     b"bcachefs", b"btrfs", b"cgroup2", b"devpts", b"devtmpfs", b"erofs", b"exfat", b"ext2", b"ext3", b"ext4", b"f2fs",
     b"iso9660", b"jfs", b"mqueue", b"nilfs2", b"ntfs3", b"proc", b"ramfs", b"reiserfs", b"squashfs", b"sysfs", b"tmpfs",
     b"udf", b"vfat", b"xfs", b"zfs",
 })  # fmt: skip
-"""Types of filesystems that need no server; all that is not known may."""
+"""Filesystem types that never wait for a server. Any other type may."""
 
 
 class WouldWait(Exception):
-    """A request waits for another process, and has changed nothing yet: it is to be queued among those that do."""
+    """The request would wait for another process. It has changed nothing yet, and is to be queued with others that
+    wait."""
 
 
 class Submounts:
-    """What is mounted inside SRC and may never answer: another machine's filesystem, or a program's (FUSE).
+    """Mounts inside SRC that may never answer: another machine's filesystem, or a program's (FUSE).
 
-    Whatever asks it goes to a thread, wherever SRC itself is. Where it is asked nothing, the kernel knows it well
-    enough: statx with AT_STATX_DONT_SYNC tells what a mount of FUSE is without its daemon, so that a directory with
-    such a mount point in it is listed at once. Of others (NFS, autofs) the name alone may wait. All are known as long
-    as `keep` runs; none before.
+    Requests that reach them go to a worker, even if SRC itself is local. Where their server is not asked, statx with
+    AT_STATX_DONT_SYNC returns what the kernel knows. For a FUSE mount it does so without the mount's daemon, so a
+    directory with such a mount point is listed at once. For others (NFS, autofs) even a lookup of the name may block.
+    All of them are known while `keep` runs; before that, none are.
     """
 
     def __init__(self) -> None:
         self.asks = True
-        """Whether a statx asks another machine, or a daemon, if it takes one; else what the kernel knows is replied."""
+        """Whether a statx asks a mount's server or daemon, if it has one; else the kernel's cached attributes are
+        returned."""
         self.names: frozenset[bytes] = frozenset()
-        """The last names of those of their mount points where even a look may wait."""
+        """Base names of the mount points where even a lookup may block."""
         self.devices: frozenset[int] = frozenset()
         self.folding: dict[int, bool] = {}
-        """By device: whether a name may have other spellings there, as MountState has found it."""
+        """By device: whether a name may have other spellings there, as detected by MountState."""
         self._top: bytes | None = None
         self._own = -1
         self._known: set[int] = set()
         self.tell: Callable[[], object] = lambda: None
-        """Called when `names` may be others, by any thread."""
+        """Called by any thread when `names` may have changed."""
 
     def begin(self, top: bytes, device: int) -> None:
-        """Know those below a path, as our mount namespace has it. device: of what is there itself"""
+        """Watch the mounts below a path, as our mount namespace has it. device: of the directory at that path"""
         self._top, self._own = top, device
         self._known = {device}
 
     def meet(self, device: int) -> None:
-        """What was found is on that device: it may have been mounted just now."""
+        """Note an inode on that device: the filesystem may have been mounted just now."""
         if device not in self._known and self._top is not None:
             self._known.add(device)
             self._read()
 
     def are_asked(self, device: int) -> bool:
-        """Whether attributes on a device are those that its server has, if it has one."""
+        """Return whether attributes on a device are up to date with its server, if it has one."""
         self.meet(device)
         return self.asks or device not in self.devices
 
     async def keep(self) -> None:
-        """See what is mounted and unmounted, until cancelled. Checkpoint  everywhere"""
+        """Keep track of mounts and unmounts, until cancelled. Checkpoint  everywhere"""
         with MountWatch() as watch:
             while True:
                 self._known = {self._own}
                 self.folding.clear()
-                await trio.to_thread.run_sync(self._read)  # of thousands of mounts it takes its time
+                await trio.to_thread.run_sync(self._read)  # takes a while with thousands of mounts
                 await trio.lowlevel.wait_readable(watch.fileno())
                 watch.seen()
 
     def _read(self) -> None:
-        with suppress(OSError):  # no /proc: none are known
+        with suppress(OSError):  # no /proc: no mounts are known
             waiting = [mount for mount in read_mounts() if self._may_wait(mount)]
             self.devices = frozenset(mount.st_dev() for mount in waiting)
             self.names = frozenset(os.path.basename(mount.point) for mount in waiting if not mount.is_fuse())
@@ -104,17 +105,17 @@ class Submounts:
 
 
 class TablesLock:
-    """`with` it: the calling thread has the tables, but for its calls."""
+    """As a context manager: the calling thread holds the tables, except during its calls."""
 
     def __init__(self, *, is_slow: bool = False, is_measured: bool = False) -> None:
-        """Begin with no thread inside.
+        """Set up the lock.
 
-        is_slow      whether the backing filesystem is
-        is_measured  until its answers tell otherwise
+        is_slow      whether the backing filesystem is slow
+        is_measured  whether response times may change that
         """
         self.mutex = TablesMutex()
         self.n_inside = 0
-        """Operations in threads of their own."""
+        """Number of operations that run in threads of their own."""
         self._own = threading.local()
         self.latency = Latency(is_slow=is_slow) if is_measured else None
         self.mutex.is_slow = is_slow
@@ -122,7 +123,7 @@ class TablesLock:
 
     @property
     def is_slow(self) -> bool:
-        """Whether operations go to threads now."""
+        """Whether the backing filesystem is slow: operations go to workers."""
         return self.mutex.is_slow
 
     @is_slow.setter
@@ -138,11 +139,11 @@ class TablesLock:
         close_unused()
 
     def held(self) -> AbstractContextManager[object]:
-        """Have the tables, unless the calling thread has them already."""
+        """Hold the tables, unless the calling thread holds them already."""
         return nullcontext() if self.mutex.is_held else self
 
     def call(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What a call to the backing filesystem returns; others have the tables meanwhile."""
+        """Call the backing filesystem with the tables released; return the result."""
         if not self.mutex.is_held:
             return act(*args, **kwargs)
         self.mutex.release()
@@ -152,11 +153,11 @@ class TablesLock:
             self.mutex.acquire()
 
     def patiently(self, pid: int, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What a function returns that says EAGAIN instead of waiting, as an open with O_NONBLOCK does for a lease.
+        """Retry a function that fails with EAGAIN instead of waiting, as an open with O_NONBLOCK does for a lease.
 
-        act     asks the backing filesystem by `call`
-        pid     of the thread that asks for it: once killed, it need not wait any more
-        Raises  WouldWait: unless this thread is one that may wait; OSError EINTR: the client was killed
+        act     calls the backing filesystem by `call`
+        pid     of the client's thread: once it is killed, the request need not wait any more
+        Raises  WouldWait: this thread must not wait; OSError EINTR: the client was killed
         """
         pause_s = _SHORTEST_PAUSE_S
         while True:
@@ -171,9 +172,9 @@ class TablesLock:
                 raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
 
     def took(self, took_ns: int, n: int) -> bool:
-        """How long the native core has waited for so many statx together, as it reports; by any thread.
+        """Note how long the native core has waited for n statx together; by any thread.
 
-        Returns  whether quick ones are to be reported, too
+        Returns  whether fast ones are to be reported, too
         """
         if self.latency is None:
             return False
@@ -182,7 +183,7 @@ class TablesLock:
         return self.latency.is_in_doubt
 
     def run_patiently(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As `run`, of an operation that may wait for another process."""
+        """Run an operation that may wait for another process, as `run` does."""
         self._own.is_patient = True
         try:
             return self.run(act, *args, **kwargs)
@@ -190,7 +191,7 @@ class TablesLock:
             self._own.is_patient = False
 
     def run(self, act: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """An operation in a thread of its own, from beginning to end."""
+        """Run an operation from beginning to end in the calling thread, which is used for operations only."""
         if not hasattr(self._own, "has_umask"):
             have_own_umask()
             self._own.has_umask = True

@@ -1,1 +1,1 @@
-"""Wing 2 of the mount: what an operation does to the backing filesystem, and what of it may be believed."""
+"""Layer 3 of the mount: operations on the backing filesystem, and for how long the kernel may cache their results."""

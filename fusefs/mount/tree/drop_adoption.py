@@ -1,7 +1,7 @@
-"""What is moved into a drop folder through the mount is an orphan at once (store/tidy_folder.py).
+"""Makes an orphan at once of an entry that is moved into a drop folder through the mount (store/tidy_folder.py).
 
-The container is made as the user whose drop folder it is; the rename is the caller's, as any. What can't become an
-orphan here is left to a plain rename, and to the reaper.
+The container is made as the user who owns the drop folder; the rename is made as the caller, like any rename. If an
+orphan can't be made here, the entry is renamed into the folder, and the reaper makes the orphan.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BY_MODE = 1 << Capability.DAC_OVERRIDE | 1 << Capability.DAC_READ_SEARCH
 
 
 class _NeededCapability(NamedTuple):
-    """A capability by which a process that is not the owner's may do something, and whose inode that is."""
+    """A capability that lets a process act on an inode of another owner, and that inode's owner."""
 
     capability: Capability
     uid: int
@@ -41,11 +41,11 @@ class _NeededCapability(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """What waits for the rename.
+    """A container that is ready for the rename.
 
-    item   what is to be moved
-    owner  the container's user
-    owned  closes all else
+    item   the entry to be moved
+    owner  the user who owns the container
+    owned  closes everything else
     """
 
     ready: ReadyContainer
@@ -55,7 +55,7 @@ class _Prepared(NamedTuple):
 
 
 class DropAdoption:
-    """That of one mount. To be used with the tables' lock."""
+    """Adoption for one mount. Callers hold the tables lock."""
 
     def __init__(self, mount: MountState) -> None:
         self._mount, self._lock, self._nodes = mount, mount.lock, mount.nodes
@@ -64,16 +64,17 @@ class DropAdoption:
     def take_in(
         self, old_fd: Fd, old: NameIn, seen: Attributes, new_fd: Fd, new_directory: Node, caller: Caller
     ) -> Fd | None:
-        """Make an orphan of what is to be moved to a directory, if that is a drop folder.
+        """Make an orphan of an entry that is to be moved into a directory, if that is a drop folder.
 
-        old      its place
-        seen     what it is
-        Returns  an O_PATH fd of it, the caller's own. None: it is no drop folder, or that can't be; it is where it was,
-                 and a plain rename works, or tells why not
+        old      the entry's directory and name
+        seen     its attributes
+        Returns  an O_PATH fd of the entry, which is the caller's. None: not a drop folder, or no orphan can be made;
+                 the entry is where it was, and a plain rename works, or reports why it does not
         Raises   OSError: nothing was changed
         """
         store = _store_above(self._nodes, new_directory)
-        # What lies in a store already, in a drop folder too, has no origin, and may be somebody's work.
+        # An entry that already lies in a store, even in a drop folder, has no origin, and another process may be
+        # working on it.
         if store is None or store.parent is None or is_below(self._nodes, old[0]):
             return None
         origin = _way(store.parent, *old)
@@ -86,10 +87,10 @@ class DropAdoption:
                 return None
         is_moved = False
         try:
-            with suppress(OSError):  # `finish` looks: a server that started again may say ENOENT of what it did
+            with suppress(OSError):  # `finish` checks: a restarted server may report ENOENT for a rename it made
                 self._move(old_fd, old, seen, prepared.ready, new_directory, caller)
                 is_moved = True
-            with suppress(OSError):  # nobody can tell now: the next recovery completes or undoes it
+            with suppress(OSError):  # the outcome is unknown: the next recovery completes or undoes it
                 is_moved = self._lock.call(call_as, prepared.owner, finish, prepared.ready, prepared.item)
         finally:
             if not is_moved:
@@ -100,7 +101,7 @@ class DropAdoption:
     def _prepare(
         self, base_fd: Fd, store: Name, drop: Fd, dir_fd: Fd, name: Name, origin: RelPath | None, caller: Caller
     ) -> _Prepared:
-        """Raises  OSError, TrashdError; nothing is left behind then"""
+        """Make a container for the entry. Raises  OSError, TrashdError: nothing remains of it"""
         kernel = self.kernel
         with ExitStack() as owned, closed_on_error(kernel.open_beneath(dir_fd, name)) as item:
             folder = open_folder_of(kernel, base_fd, store, drop, owned)
@@ -115,21 +116,21 @@ class DropAdoption:
     def _move(
         self, old_fd: Fd, old: NameIn, seen: Attributes, ready: ReadyContainer, drop: Node, caller: Caller
     ) -> None:
-        """Rename as the caller, so that the filesystem below judges it now. A user's own mount acts as that user.
+        """Rename as the caller, so that the backing filesystem checks permissions. A user's own mount acts as the user.
 
-        The kernel has judged by the owners and modes that it was sent last. If these were changed behind the mount,
-        a rename as root would let a former owner do it. First by the caller's ids alone where all is the caller's own,
-        since groups can't matter there. Else, and if that is refused, with what /proc has of the caller's groups and
-        capabilities: nothing of that is kept from one request to the next.
+        The kernel has checked the owners and modes that it was sent last. If they were changed behind the mount, a
+        rename as root would still let a former owner do it. If all inodes involved are the caller's, the first try uses
+        the caller's ids only, since groups can't matter then. If that is refused, or other owners are involved, the
+        groups and capabilities in /proc are used, too; nothing of them is kept for later requests.
         """
         rename = partial(self.kernel.rename, old_fd, old[1], ready.place, TREE)
         if os.geteuid():
             self._lock.call(rename)
             return
         needs = [self._by_mode_of(old_fd), self._by_mode_of(ready.place)]
-        needs.append(_NeededCapability(Capability.FOWNER, seen.uid, seen.gid))  # in a sticky directory
+        needs.append(_NeededCapability(Capability.FOWNER, seen.uid, seen.gid))  # needed in a sticky directory
         if seen.is_directory():
-            needs.append(_NeededCapability(Capability.DAC_OVERRIDE, seen.uid, seen.gid))  # its `..` is written
+            needs.append(_NeededCapability(Capability.DAC_OVERRIDE, seen.uid, seen.gid))  # the rename changes its `..`
         uid, gid = _known(caller.uid), _known(caller.gid)
         if all(need.uid == uid for need in needs):
             try:
@@ -146,19 +147,20 @@ class DropAdoption:
         try:
             self._lock.call(call_as, whole, rename)
         except PermissionError:
-            for node in (old[0], drop):  # they are not what the kernel took them for
+            for node in (old[0], drop):  # the kernel had outdated attributes of them
                 self._mount.cache.metadata.attributes_changed(node.source)
                 self._mount.timeouts.renew(node)
             raise
 
     def _by_mode_of(self, fd: Fd) -> _NeededCapability:
-        """For what the mode and ACL of what an fd holds allow."""
+        """Return the capability for whatever the mode and ACL of an open inode would otherwise allow."""
         st = self._lock.call(os.stat, fd)
         return _NeededCapability(Capability.DAC_OVERRIDE, st.st_uid, st.st_gid)
 
     def _capabilities(self, caller: Caller, rights: Rights, needs: Sequence[_NeededCapability]) -> int:
-        """Those that the caller acts with, as bits: all, if they are of our user namespace; of another one's those that
-        the rename needs, over what that namespace knows."""
+        """Return the capabilities that the caller acts with, as bits. If the caller is in our user namespace, these are
+        all of its capabilities; otherwise those that the rename needs, on inodes whose ids are mapped in that
+        namespace."""
         if rights.is_ours or not rights.capabilities:
             return rights.capabilities
         needed = unknown = 0
@@ -171,12 +173,12 @@ class DropAdoption:
 
 
 def _known(number: int) -> int:
-    """An id to act with: that of nobody for one of another user namespace, or none (what the kernel writes back)."""
+    """Return an id to act with: nobody's for an id that is not mapped here, or absent (the kernel's own write-back)."""
     return _NOBODY if number == NO_ID else number
 
 
 def _store_above(nodes: Tables, directory: Node) -> Node | None:
-    """The store in which a directory is a user's drop folder, STORE/AREA/FOLDER/drop; None: it is none."""
+    """Return the store in which a directory is a user's drop folder, STORE/AREA/FOLDER/drop; None if it is not one."""
     if not is_drop_folder(nodes, directory):
         return None
     at: Node | None = directory
@@ -186,7 +188,7 @@ def _store_above(nodes: Tables, directory: Node) -> Node | None:
 
 
 def _way(base: Node, directory: Node, name: bytes) -> RelPath | None:
-    """The path of a name relative to a directory above it; None: that is not above it."""
+    """Return the path of a name relative to a directory above it; None if that directory is not above it."""
     names, at = [name], directory
     while at is not base:
         if at.parent is None:

@@ -1,20 +1,20 @@
-"""Nodes in a trash store: the kernel is made to forget them bit by bit, before a rename waits, or space is missed.
+"""Has the kernel forget nodes in trash stores bit by bit, before renames have to wait or space stays occupied.
 
-And names in drop folders: what was moved there has no name any more, but the kernel gives it that which was asked for.
-That name expires, if what was moved is in use and so not forgotten: by a thread that answers nothing, as that waits for
-the folder's lock (I10), and when nothing more is being moved there: a daemon that is killed while it waits is not gone,
-nor are its clients free.
+The reaper deletes them behind the mount. As long as the kernel knows a directory, the daemon holds it open, so neither
+its blocks nor its inode become free. When the next entry of the same name is to be moved into a drop folder, that name
+is looked up again. The kernel then drops everything that it has cached below the first entry. That takes 5 µs per
+inode, and the caller and all renames wait for it.
 
-A reaper takes it from there behind the mount. For as long as the kernel knows a directory, we have it open, so that
-neither its blocks nor its inode would come back; and when a name in a drop folder is looked up again, since the next
-one of that name is to be moved there, the kernel lets go of all that it knows in the first one: 5 µs each, for which
-the caller waits, and all renames.
+The notice waits for no lock that a client holds, and skips what is in use. So the daemon itself can send the notice,
+without a helper process, and clients can stay in there; once they leave, their nodes are forgotten, too. The kernel
+also skips a directory in which it has cached a missing name. If such a directory was removed meanwhile, the daemon
+closes it and has the kernel forget its name with all below it. A kernel that does not know the first notice skips
+everything.
 
-No client holds what is waited for here, and what is in use is passed over. So the daemon itself may say it, without a
-process between, and clients stay in there; once they let go, that is forgotten as well. The kernel also passes over a
-directory in which it remembers that some name was missing. The daemon closes a directory that was passed over and was
-removed meanwhile, and has the kernel forget its name and all below it. A kernel that does not know the first message
-passes over everything.
+Names in drop folders are expired, too. An entry that was moved there has no name any more, but the kernel assigns the
+requested one. If the moved inode is in use, and so not forgotten, that name is expired instead. A thread that answers
+no requests sends that notice, since it waits for the folder's lock (I10). It does so when no more entries are being
+moved there: if the daemon is killed while it waits, it does not end, and its clients stay blocked.
 """
 
 from __future__ import annotations
@@ -39,61 +39,62 @@ from fusefs.mount.tree.trashd_dir import holds_trash
 _log = logging.getLogger(__name__)
 
 _SETTLE_S = 0.2
-"""From a move to the look at what is known: more may be moved."""
+"""Delay from a move to the check of all nodes: more entries may be moved."""
 _LONGEST_S = 10.0
-"""Between two looks at what is in use."""
+"""Longest time between two checks of nodes that are in use."""
 _REST_PER_WORK = 4
 _N_AT_A_TIME = 128
-"""Half a millisecond's work, for the kernel and for us, as it tells us what it has forgotten."""
+"""About half a millisecond of work, for the kernel and for the daemon, which receives a FORGET for each node."""
 
 
 class StoredNotices:
-    """Those of one mount: what the kernel was sent that lies in stores, since the last time, and is to forget."""
+    """Nodes of one mount that lie in stores, were sent to the kernel since the last check, and are to be forgotten."""
 
     def __init__(self, lock: TablesLock, nodes: Tables, timeouts: AttrTimeouts) -> None:
         self._lock, self._nodes, self._timeouts = lock, nodes, timeouts
         self._notify: Callable[[], object] = lambda: None
-        """Has `run` see that there is something, on whatever thread."""
+        """Wakes `run`; may be called by any thread."""
         self._has_moved = False
         self._seen: dict[Node, None] = {}
         self._named: dict[tuple[NodeId, bytes], Node] = {}
         self._named_s = 0.0
 
-    # With the tables' lock.
+    # Callers hold the tables lock.
 
     def note(self, node: Node, is_moved: bool) -> None:
-        """A client was sent a node in a directory that holds trash, or has moved it there, with all in it."""
+        """Note that a client was sent a node in a directory that holds trash, or moved it there with all below it."""
         if is_moved and node.is_directory:
             self._has_moved, self._nodes.is_trash_renewed = True, False
         self._seen[node] = None
         self._notify()
 
     def expire(self, directory: Node, name: bytes, node: Node) -> None:
-        """The kernel is about to give this name to a node that is somewhere else."""
+        """Note that the kernel is about to assign this name to a node that has been moved to another place."""
         self._named[directory.nodeid, name] = node
         self._named_s = time.monotonic()
         self._notify()
 
     def _take_names(self) -> list[tuple[NodeId, bytes]]:
-        """Such names, with their directories, that the kernel may still believe; none while more of them come."""
+        """Take the noted names, with their directories, that the kernel may still have cached; none while more are
+        added."""
         if time.monotonic() - self._named_s < _SETTLE_S:
             return []
         named, self._named = self._named, {}
         return [place for place, node in named.items() if self._nodes.get(node.nodeid) is node]
 
     def _take(self, left: Sequence[Node]) -> list[Node]:
-        """What may lie in a store, the oldest first. left: of the last time"""
+        """Take the nodes that may lie in a store, the oldest first. left: remaining from the last time"""
         seen, self._seen = self._seen, {}
         has_moved, self._has_moved = self._has_moved, False
         return list(self._nodes) if has_moved else [*dict.fromkeys([*left, *seen])]
 
-    # Without it.
+    # Callers do not hold it.
 
     async def run(self, device: int) -> None:
-        """Have the kernel forget what lies in stores, until cancelled.
+        """Have the kernel forget nodes that lie in stores, until cancelled.
 
         device      the connection's fd
-        Checkpoint  between parts of the table, and until something is moved or seen there
+        Checkpoint  between parts of the table, and until something is moved into a store or seen there
         """
         sends, news = trio.open_memory_channel[None](1)
 
@@ -128,7 +129,7 @@ class StoredNotices:
             pause_s = _SETTLE_S if goes_on else min(2 * pause_s, _LONGEST_S)
 
     async def _expire_names(self, device: int) -> None:
-        """Have the kernel ask anew what names in drop folders mean, unless that can wait. Checkpoint  for each"""
+        """Have the kernel look up names in drop folders again, once no more are added. Checkpoint  for each name"""
         with self._lock:
             names = self._take_names()
         for directory, name in names:
@@ -138,15 +139,15 @@ class StoredNotices:
                 _log.info("a name in a drop directory stays cached until its timeout: %s", error.strerror)
 
     async def _forget_all(self, device: int | None, nodes: list[Node], passed_over: Container[Node]) -> list[Node]:
-        """Those of some nodes that are to be looked at again.
+        """Have the kernel forget some nodes. Returns the nodes to be checked again.
 
-        device       None: the kernel doesn't know the message
-        passed_over  what it was asked to forget before
-        Raises       OSError: it does not know the message
+        device       None: the kernel does not know the notice
+        passed_over  nodes that it was asked to forget before
+        Raises       OSError: the kernel does not know the notice
         Checkpoint   between parts
         """
         left: list[Node] = []
-        # From the newest: what is in a directory goes before it, or that is in use.
+        # The newest first: a directory is in use as long as anything in it is known.
         for end in range(len(nodes), 0, -_N_AT_A_TIME):
             start_s = time.monotonic()
             part = nodes[max(0, end - _N_AT_A_TIME) : end]
@@ -163,14 +164,15 @@ class StoredNotices:
         return left[::-1]
 
     def _is_stored(self, node: Node) -> bool:
-        """Whether the kernel knows a node that lies in a store, or did until a reaper was seen to take it away."""
+        """Return whether the kernel knows a node that lies in a store, or that a reaper has been seen to delete."""
         if self._nodes.get(node.nodeid) is not node:
             return False
         return node.last is not None or holds_trash(self._nodes, node.parent or node)
 
     async def _close_removed(self, directories: list[Node]) -> list[Node]:
-        """Close those that were removed behind the mount, and have the kernel forget their names; the others.
+        """Close directories that were removed behind the mount, and have the kernel forget their names.
 
+        Returns     the directories that still exist
         Checkpoint  for each name
         """
         still_there, names = await trio.to_thread.run_sync(
@@ -184,7 +186,7 @@ class StoredNotices:
         return still_there
 
     def _detach_removed(self, directories: list[Node]) -> tuple[list[Node], list[tuple[NodeId, bytes]]]:
-        """The directories that are still there; the names of the others, with the directories that they were in."""
+        """Return the directories that still exist; and the names of the others, with their parent directories."""
         still_there, names = [], []
         for node in directories:
             fd = self._nodes.directory_fd(node)
@@ -201,6 +203,6 @@ class StoredNotices:
             if node.parent is not None:
                 names.append((node.parent.nodeid, node.name))
             if not node.n_open:
-                self._nodes.detach(node, seen)  # that is all that clients get of it from now on
+                self._nodes.detach(node, seen)  # clients get these attributes from now on
             self._nodes.drop_directory_fd(node)
         return still_there, names

@@ -1,17 +1,19 @@
-"""For how long the kernel may believe what a name or nodeid means, and what it is told before that becomes wrong.
+"""Entry and attr timeouts: how long the kernel may cache names and attributes, and which notices invalidate them early.
 
-An answer may reach the kernel, or be taken in by it, after that to a later change. For the attributes of files it finds
-that out itself: their changes are answered with new ones, or it counts them. A change in a directory is not, nor the
-time of change of what gets another name: an older answer that comes later would be believed for as long as
-it says. But a notice that the attributes are to be asked for again makes void whatever was asked before the notice. So
-there is one before the answer to the first change in a directory of which the kernel was told something lasting; and
-what it is told in the second after a change does not last, so that many changes in a row cost one notice. There is
-one, too, if the directory's name was looked up since the last: in a mount of root's the kernel asks what a directory
-is before it changes something there, and discards older answers to that question, but not to the other. What moves
-is followed by one: a directory always, a file if the kernel was told of it since the last.
+A reply may reach the kernel, or be processed by it, after the reply to a later change. For attributes of files the
+kernel detects this itself: replies to changes bring new attributes, or the kernel counts them. It does not detect it
+for a change in a directory, or for the ctime of an inode that gets another name: an older reply that arrives late would
+be cached until its timeout. But a notice that invalidates attributes also voids every reply to a request that was sent
+before the notice.
 
-What a set-user-ID program is does not last at all. The kernel runs it as the owner that it was told last; behind the
-mount it may have become another's, with other content, which would run as that owner then.
+So before the reply to the first change in a directory whose attributes have a long timeout, the daemon sends a notice.
+In the second after a change it sends attributes with a short timeout, so that many changes in a row cost one notice. A
+directory that was looked up since its last notice gets one, too: in a mount of root's the kernel sends GETATTR for a
+directory before it changes something there, and discards older replies to GETATTR, but not to LOOKUP. After a rename, a
+directory always gets a notice; a file does if its attributes were sent since its last one.
+
+Attributes of a set-user-ID program have no timeout at all. The kernel runs the program as the owner that it was sent
+last. Behind the mount the file may have got another owner and other content, which would then run as the former owner.
 
 Source  fs/fuse/inode.c: fuse_change_attributes and fuse_reverse_inval_inode, by attr_version
 """
@@ -27,18 +29,18 @@ from fusefs.linux.fuse_device import forget_attributes
 from fusefs.mount.native._core import Node, Tables
 
 NOTHING = Attributes(*[0] * len(Attributes._fields))
-"""Of a name that nothing has."""
+"""Attributes of a name that does not exist."""
 _SHORT_S = 1.0
-"""For attributes of a directory in which something has just changed. And of a file with more names: one of them may be
-in an orphan, and be reaped behind the mount."""
+"""Attr timeout of a directory in which something has just changed. Also of a file with several names: one of them may
+be in an orphan, and the reaper may delete it behind the mount."""
 
 
 class EntryParam(NamedTuple):
-    """What a name or a nodeid means now.
+    """A name or nodeid as it is now, like libfuse's fuse_entry_param.
 
-    nodeid     0: nothing has this name
-    timeout_s  for how long the kernel may believe it; 0: not at all
-    is_steady  False: the attributes change without a message, and may not be believed; the name may
+    nodeid     0: no such name
+    timeout_s  how long the kernel may cache it; 0: not at all
+    is_steady  False: the attributes change without a request, and may not be cached; the name may be
     """
 
     nodeid: NodeId
@@ -48,22 +50,21 @@ class EntryParam(NamedTuple):
 
 
 def shown_number(known: EntryParam) -> int:
-    """The inode number that users see: the nodeid, but for the root's."""
+    """Return the inode number that users see: the nodeid, except for the root."""
     return known.attributes.ino if known.nodeid in ROOTS else known.nodeid
 
 
 class AttrTimeouts:
-    """For how long one mount's kernel believes attributes. To be used with the tables' lock.
+    """Attr timeouts of one mount. Callers hold the tables lock.
 
-    Nothing lasts before the tables have the device: /dev/fuse.
+    Nothing gets a long timeout before the tables have the device, /dev/fuse.
     """
 
     def __init__(self, nodes: Tables) -> None:
         self._nodes = nodes
 
     def lifetimes(self, known: EntryParam) -> tuple[float, float]:
-        """For how long the kernel may believe what a name means, and what its attributes are, in the reply that is
-        sent now; seconds."""
+        """Return the entry timeout and the attr timeout for a reply that is sent now, in seconds."""
         _nodeid, attributes, timeout_s, is_steady = known
         if not is_steady or attributes.gives_rights():
             return timeout_s, 0
@@ -83,25 +84,25 @@ class AttrTimeouts:
         return node.is_lasting
 
     def changed(self, directory: Node) -> None:
-        """Something in a directory, or of itself, has changed; the reply to that must not have been sent yet."""
+        """Note a change in a directory, or of its attributes, before the reply to that change is sent."""
         directory.changed_s = time.monotonic()
         self.renew_those((directory,))
 
     def moved(self, node: Node) -> None:
-        """A node has another name: its time of change is new, and its parent."""
+        """Note that a node was renamed: it has a new ctime and perhaps another parent."""
         if node.is_directory:
             node.changed_s = time.monotonic()
         if node.is_directory or node.is_told:
             self.renew(node)
 
     def renew(self, node: Node) -> None:
-        """What the kernel was sent of any node is void, and what is under way to it."""
+        """Invalidate what the kernel was sent about a node, including replies that have not reached it yet."""
         node.is_told, node.is_lasting, node.told_until_s = False, False, 0.0
         if self._nodes.device >= 0:
             forget_attributes(self._nodes.device, node.nodeid)
 
     def renew_those(self, nodes: Iterable[Node]) -> None:
-        """What the kernel was sent of these is void, as far as they are directories whose attributes last."""
+        """Invalidate those of the nodes that were sent to the kernel since their last notice."""
         for node in nodes:
             if node.is_lasting or node.is_told:
                 self.renew(node)

@@ -1,12 +1,12 @@
-"""Listings. A local directory is listed by C (native/listings.c); of a slow one this is what is read, and cached.
+"""Directory listings. C lists a local directory (native/listings.c); this module lists a slow one, and caches it.
 
-READDIRPLUS of a slow directory returns names at once. Attributes come with the names that are cached, or as soon as a
-process has begun to ask for them (prefetch.py).
+READDIRPLUS of a slow directory returns names at once. Attributes are added for names that are cached, and for all names
+once a process has begun to stat them (prefetch.py).
 
-Offsets are the backing filesystem's own: an entry that exists during the whole listing comes exactly once.
+Offsets are the backing filesystem's own: an entry that exists during the whole listing is returned exactly once.
 
-Where the kernel opens directories without a message it asks by the node, not by a handle, and only for what it has not
-cached. Whether that is still right it tells by the directory's time, as for all that it caches.
+If the kernel opens directories without OPENDIR, it sends READDIRPLUS with a nodeid instead of a handle, and only for
+entries that it has not cached. It validates its cached listing by the directory's mtime, as all its caches.
 
 Source  docs/decisions/0063-what-the-kernel-caches.md, 0065-slow-filesystems.md
 """
@@ -38,25 +38,25 @@ from fusefs.store.layout import is_stores_own
 
 _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
 _SINCE = (6, 13)
-"""From then on two changes never leave a directory with the same time, if it was looked at in between."""
+"""Since Linux 6.13 two changes never leave a directory with the same time if the directory was stat'ed in between."""
 
 DIRECTORIES = frozenset({Opcode.OPENDIR, Opcode.READDIRPLUS, Opcode.FSYNCDIR, Opcode.RELEASEDIR})
 _TO_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DOTS = (b".", b"..")
 _N_REPLY = 256
-"""Entries of a reply: a little more than it takes."""
+"""Entries per reply: a few more than fit."""
 _N_AHEAD = 2048
-"""Entries whose attributes are fetched while others are returned."""
+"""Entries whose attributes are fetched while earlier ones are returned."""
 _SOON_S = 1.0
-"""By then the process that lists has asked for the rest."""
+"""Within this time, a process that lists a directory has requested the remaining entries."""
 _NO_FD = 1 << 32
-"""More than any fd: from here on handles of directories are numbered that are not open."""
+"""Above any fd: handles of directories that are not open are numbered from here."""
 
 
 def why_opened(root: Fd, *, checks_permissions: bool) -> str | None:
-    """Why the kernel has to send OPENDIR; None: it need not.
+    """Return why the kernel must send OPENDIR; None if it need not.
 
-    checks_permissions  the kernel does; else the filesystem below must, when a directory is opened
+    checks_permissions  the kernel checks permissions; else the backing filesystem must, when a directory is opened
     """
     if not checks_permissions:
         return "the backing filesystem must check which user opens a directory"
@@ -68,16 +68,16 @@ def why_opened(root: Fd, *, checks_permissions: bool) -> str | None:
 
 
 class SlowListing:
-    """How far a slow directory was read by a handle of ours.
+    """Progress of listing a slow directory by one handle.
 
-    entries      those from the offset `start` on, as far as they were read; or all, from the cache
-    is_complete  nothing follows them
-    position     how many of them were returned
-    n_requested  of how many of them the attributes were requested
-    queue        what is fetched for it; None: nothing may be cached in this directory
-    fill         by which all entries are cached at the end; None: they are not read from beginning to end
-    handle       the tables' handle; 0: the directory was not opened, as all entries were cached
-    fd           without a handle: opened when something had to be read
+    entries      from the offset `start` on, as far as they were read; or all entries, from the cache
+    is_complete  no more entries follow
+    position     how many of the entries were returned
+    n_requested  for how many of the entries attributes were requested
+    queue        prefetches for this listing; None: nothing in this directory may be cached
+    fill         caches all entries at the end; None: they are not read from beginning to end
+    handle       number in the tables; 0: the directory was not opened, as all its entries were cached
+    fd           of a listing without a handle: opened once something has to be read
     """
 
     def __init__(self, node: Node, uid: int, handle: int = 0) -> None:
@@ -91,7 +91,7 @@ class SlowListing:
         self.restart(-1)
 
     def restart(self, offset: int, cached: PackedEntries | None = None) -> None:
-        """Read on from an offset. cached: all entries, from the beginning on"""
+        """Continue at an offset. cached: all entries of the directory, from the first one"""
         self.start = offset if cached is None else 0
         self.entries = PackedEntries() if cached is None else cached
         self.is_complete = cached is not None
@@ -99,7 +99,7 @@ class SlowListing:
         self.end_fill()
 
     def keep(self, fd: Fd) -> Fd:
-        """Read by an fd from now on, unless another thread was quicker."""
+        """Read from this fd from now on, unless another thread has opened one meanwhile."""
         if self.fd is None:
             self.fd = fd
         else:
@@ -107,17 +107,17 @@ class SlowListing:
         return self.fd
 
     def end_fill(self) -> None:
-        """The entries are not cached at the end, or have been."""
+        """Stop collecting entries for the cache."""
         if self.fill is not None:
             self.fill.end()
             self.fill = None
 
     def offset_at(self, position: int) -> int:
-        """The offset of an entry."""
         return self.entries[position - 1][2] if position else self.start
 
     def seek(self, offset: int) -> bool:
-        """Return the entries from an offset on; False: it is not among them. The kernel may have lost a part."""
+        """Set the position to an offset; False if no entry has it. The kernel may have dropped part of the last
+        reply."""
         if offset != self.offset_at(self.position):
             position = 0 if offset == self.start else self.entries.after(offset)
             if position is None:
@@ -126,7 +126,7 @@ class SlowListing:
         return True
 
     def drop_returned(self) -> None:
-        """Keep what is yet to be returned: this directory is too large to be cached."""
+        """Drop the entries that were returned: this directory is too large for the cache."""
         start, entries, n = self.offset_at(self.position), self.entries, self.position
         n_requested = max(0, self.n_requested - n)
         self.restart(start)
@@ -135,7 +135,7 @@ class SlowListing:
 
 
 class Listings:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only."""
+    """Listings of one mount. Callers hold the tables lock; all methods raise OSError only."""
 
     def __init__(self, mount: MountState) -> None:
         self._mount, self._lock, self._nodes, self._cache = mount, mount.lock, mount.nodes, mount.cache
@@ -144,11 +144,11 @@ class Listings:
 
     @property
     def n_unopened(self) -> int:
-        """Handles of directories that were not opened."""
+        """How many handles belong to directories that were not opened."""
         return sum(not listing.handle for listing in self._slow.values())
 
     def answer(self, request: wire.Request) -> bytes:
-        """Do a whole request about a directory that is read; the body of its reply."""
+        """Do a request about a directory handle; return the body of its reply."""
         _size, opcode, _unique, nodeid, uid, _gid, _pid = wire.read_head(request)
         if opcode == Opcode.OPENDIR:
             return self._opendir(request, nodeid, uid)
@@ -179,7 +179,8 @@ class Listings:
         return self._opened(SlowListing(node, uid, wire.handle_in(reply)), reply)
 
     def recall(self, request: wire.Request) -> bytes | None:
-        """The reply to OPENDIR of a directory whose entries are cached: it need not be opened. None: it must be."""
+        """Return the reply to OPENDIR of a directory whose entries are cached, without opening it; None if it must be
+        opened."""
         _size, opcode, _unique, nodeid, uid, _gid, _pid = wire.read_head(request)
         node = self._nodes.get(nodeid)
         if opcode != Opcode.OPENDIR or not self._nodes.opens_directories or not self._mount.options.default_permissions:
@@ -194,7 +195,7 @@ class Listings:
         return self._opened(SlowListing(node, uid), wire.opened(0, flags))
 
     def release(self, fh: int) -> None:
-        """Close a handle, of a directory or a file, that no client closes."""
+        """Release a handle of a directory or file that no client will release."""
         self.answer(wire.request(Opcode.RELEASEDIR, ROOT, (0, 0, 0), wire.HANDLE_IN.pack(fh)))
 
     def _opened(self, listing: SlowListing, reply: bytes) -> bytes:
@@ -212,15 +213,16 @@ class Listings:
             self._lock.call(listing.fd.close)
 
     def _fd(self, listing: SlowListing) -> Fd:
-        """The fd to read a directory by."""
+        """Return the fd to read the directory from."""
         if listing.handle:
             return self._nodes.handle(listing.handle)[1]
         return listing.fd or listing.keep(self._open_to_read(listing.node))
 
     def _open_to_read(self, directory: Node) -> Fd:
-        """A new fd of a directory, to be read, of one that the kernel has opened already.
+        """Open a directory for reading, although the kernel has already opened it.
 
-        Raises  OSError ENOENT: it was removed behind the mount; any filesystem says so to those that have it open
+        Raises  OSError ENOENT: it was removed behind the mount; other filesystems report that for an open directory,
+                too
         """
         try:
             return Fd(self._lock.call(os.open, self._mount.fd_of(directory).path(), _TO_READ))
@@ -264,7 +266,7 @@ class Listings:
         with self._cache.reads(node.source):
             block = self._lock.call(Dirents(self._fd(listing)).block, offset)
         if listing.entries is not entries or listing.offset_at(len(entries)) != offset:
-            return  # a request of a killed process was still reading
+            return  # another request, whose process was killed, was still reading
         entries.extend(block)
         listing.is_complete = not block
         if block and entries.n_bytes > self._cache.metadata.largest_bytes:
@@ -275,12 +277,12 @@ class Listings:
                 with (
                     suppress(OSError),
                     self._cache.looking_ahead() as look,
-                ):  # it is cached, too, with its new time of access
+                ):  # the directory itself, too, with its new atime
                     look.learn_attributes(node.source, self._lock.call(look_at, self._fd(listing)))
             listing.end_fill()
 
     def _fetch(self, listing: SlowListing, queue: PrefetchQueue) -> Sequence[PrefetchBatch]:
-        """Fetch the attributes of what comes next, and wait for those of this reply."""
+        """Prefetch the attributes of the next entries, and wait for those of this reply."""
         entries, first = listing.entries, max(listing.position, listing.n_requested)
         listing.n_requested = max(first, min(len(entries), listing.position + _N_AHEAD))
         new = [entries[number][0] for number in range(first, listing.n_requested)]
@@ -295,7 +297,7 @@ class Listings:
         return batches
 
     def _reply(self, listing: SlowListing, batches: Sequence[PrefetchBatch], room: int) -> bytes:
-        """As many entries as there is room for; the kernel has one more reference to those with attributes."""
+        """Return as many entries as fit; the kernel gets one more reference to each that has attributes."""
         node, queue, reply = listing.node, listing.queue, []
         hides = hides_stores(node, shows_trash=self._mount.options.show_trash)
         is_cached = bool(batches) or self._cache.metadata.has_names(node.source)
@@ -326,7 +328,7 @@ class Listings:
         return b"".join(reply)
 
     def _known(self, directory: Node, batches: Collection[PrefetchBatch], name: bytes) -> EntryParam | None:
-        """What a name means, if it is cached; or was fetched for this reply, and the cache is small."""
+        """Return the entry of a name if it is cached, or was fetched for this reply and did not fit into the cache."""
         known = self._mount.cached_name(directory, name)
         for batch in batches if known is None else ():
             found = batch.found.get(name)
@@ -341,7 +343,7 @@ class Listings:
 
 
 def _is_cached_by_kernel(node: Node, known: EntryParam, directory: Node, name: bytes, now_s: float) -> bool:
-    """Whether the kernel has cached what a name means, for longer than a moment: see native/listings.c."""
+    """Return whether the kernel will still have this entry cached for more than a moment: see native/listings.c."""
     is_alone = known.is_steady and known.attributes.nlink == 1 and not node.is_directory
     is_cached = is_alone and node.told_until_s > now_s + _SOON_S and node.nlookup
     return bool(is_cached) and node.parent is directory and node.name == name

@@ -1,7 +1,7 @@
-"""What all operations of a mount share: its tables and caches, their lock, and the native core; what the core calls.
+"""State that all operations of a mount share: tables, caches, their lock, the native core, and what the core calls.
 
-All is synchronous, so that nothing happens between finding a node and counting its reference (I8). It runs with the
-tables' lock, which is released for each call to the backing filesystem.
+Everything is synchronous, so that nothing happens between finding a node and counting its reference (I8). Callers hold
+the tables lock, which is released for each call to the backing filesystem.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ from fusefs.store.layout import is_stores_own
 R = TypeVar("R")
 
 _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
-"""For the daemon's own needs, and those that operations hold for a moment: many, where many wait."""
+"""For the daemon itself, and for operations that hold an fd for a moment: with many threads waiting, that adds up."""
 _N_DIRECTORIES_MIN = 16
 _RACY_NS = 2_000_000_000
-"""As old as the slowest clock of a filesystem; another machine's may be off by more, and is then not believed."""
+"""As coarse as the slowest clock of a filesystem. The clock of another machine may be off by more, and is then not
+trusted."""
 _WITHOUT_HANDLES = 1 << 30
-"""As in core.h."""
+"""Value of WITHOUT_HANDLES in native/core.h."""
 _COUNTED_AS = {
     Opcode.BATCH_FORGET: "forget", Opcode.RENAME2: "rename", Opcode.COPY_FILE_RANGE_64: "copy_file_range",
     Opcode.READDIRPLUS: "readdir",
@@ -58,37 +59,37 @@ _COUNTED_AS = {
 CELL_OF_OPCODE: Final[dict[int, int]] = {
     opcode: CELL_OF[name] for opcode in Opcode if (name := _COUNTED_AS.get(opcode, opcode.name.lower())) in CELL_OF
 }
-"""Where the requests are counted that the mount replies to."""
+"""By opcode: the cell where the counters begin, for requests that get a reply."""
 _N_OPCODES = 64
-"""As in core.h."""
+"""Size of `cell_of` in native/core.h."""
 
 _log = logging.getLogger(__name__)
 
 
 def n_spare(max_fds: int) -> int:
-    """How many fds of a process that may have so many are the daemon's own."""
+    """Return how many fds of a process are for the daemon itself. max_fds: the process's limit"""
     return max(_SPARE_FDS, min(max_fds // 4, _SPARE_FDS_MAX))
 
 
 def n_handles(max_fds: int) -> int:
-    """How many handles the clients of such a process share; the rest holds directories."""
+    """Return how many handles all clients of a mount share. The remaining fds hold directories open."""
     return max(max_fds - n_spare(max_fds) - _N_DIRECTORIES_MIN, _N_DIRECTORIES_MIN)
 
 
 class MountState:
-    """What the operations of one mount share. To be used with the tables' lock; all methods raise OSError only."""
+    """State of one mount. Callers hold the tables lock; all methods raise OSError only."""
 
     def __init__(self, root: Fd, lock: TablesLock, stats: Counters, options: MountOptions, max_fds: int) -> None:
-        """Begin with a backing tree.
+        """Set up the state for a backing tree.
 
-        root     its directory (O_PATH will do), which stays the caller's
-        max_fds  how many fds this process may have
+        root     its directory (O_PATH is enough); stays the caller's
+        max_fds  fds that this process may have
         """
         kernel, seen, n_open = Kernel(), look_at(root), n_handles(max_fds)
         self.root, self.lock, self.stats, self.options = root, lock, stats, options
         self.is_shared = options.coherence is Coherence.SHARED
         self.has_handles = kernel.filesystem(root) != FUSE_MAGIC
-        """A file handle stays that of the same inode: a FUSE filesystem may forget an inode, and number anew."""
+        """File handles identify an inode for good. A FUSE filesystem may forget an inode and number it anew."""
         handle = self.lasting(handle_of(root))
         self._mount_fd = _open_mount(root, handle)
         self.nodes = Tables(
@@ -107,7 +108,7 @@ class MountState:
         lock.submounts.tell = self._wait_at
         lock.submounts.asks = not kernel.answers_at_once(root)
         self.has_common_xattrs = are_for_all(root)
-        """The filesystem below has the same extended attributes for every user."""
+        """Every user sees the same extended attributes on the backing filesystem."""
         self.core = self._make_core()
 
     def _make_core(self) -> Core:
@@ -146,7 +147,7 @@ class MountState:
         )
 
     def close(self) -> None:
-        """Close all fds; what clients have open is lost to them."""
+        """Close all fds, and with them the files that clients have open."""
         with self.lock:
             self.prefetch.close()
             self.nodes.close()
@@ -155,36 +156,37 @@ class MountState:
                 self._mount_fd.close()
 
     def lasting(self, handle: bytes) -> bytes:
-        """A file handle, if it stays that of the same inode."""
+        """Return the file handle if it identifies an inode for good, else no bytes."""
         return handle if self.has_handles else b""
 
     def do(self, request: Request, held: int = -1) -> bytes:
-        """Have the core do a whole request; the body of its reply. held: an fd of what the request is about, or -1"""
+        """Have the core do a request; return the body of its reply. held: an fd of the inode that it is about, or -1"""
         return self.lock.call(self.core.do, request, held)
 
     def count(self, cell: int, begun_ns: int, *, has_failed: bool) -> None:
-        """A request that Python has replied to has ended. cell: of CELL_OF; begun_ns: of perf_counter_ns"""
+        """Count a request that Python has replied to. cell: from CELL_OF; begun_ns: by perf_counter_ns"""
         self.core.count(cell, perf_counter_ns() - begun_ns, has_failed)
         self.stats.changed()
 
     def fd_of(self, directory: Node) -> Fd:
-        """The fd of a directory, open for as long as the caller has it. Raises  OSError ESTALE: it is gone"""
+        """Return the fd of a directory, open as long as the caller keeps it. Raises  OSError ESTALE: the directory is
+        gone"""
         fd = self.nodes.directory_fd(directory)
         return self.core.hold(directory) if fd is None else fd
 
-    # What names mean, and whether that may be remembered: the store's names change behind the mount; and where letter
-    # case does not matter, one name is many.
+    # Which names may be cached. Names in a store change behind the mount; in a directory that ignores letter case, one
+    # file has many names.
 
     def is_fickle(self, directory: Node, fd: Fd, name: bytes) -> bool:
-        """Whether a name must not be remembered. fd: the directory's"""
+        """Return whether a name must not be cached. fd: of the directory"""
         return (name.startswith(STORE) and is_stores_own(name)) or self.are_fickle_in(directory, fd)
 
     def are_fickle_in(self, directory: Node, fd: Fd) -> bool:
-        """Whether no name in a directory may be remembered. fd: of it"""
+        """Return whether no name in a directory may be cached. fd: of the directory"""
         return is_below(self.nodes, directory) or self._may_fold(directory, fd)
 
     def _may_fold(self, directory: Node, fd: int) -> bool:
-        """Whether a name in a directory may have other spellings. fd: of it"""
+        """Return whether a name in a directory may have other spellings. fd: of the directory"""
         known, device = self.lock.submounts.folding, directory.source[0]
         if directory.is_case_sensitive:
             return False
@@ -200,7 +202,8 @@ class MountState:
         return folds is not False
 
     def cached_name(self, directory: Node, name: bytes) -> EntryParam | None:
-        """What the cache has of a name, whose reference is not counted yet: that must follow. None: it has nothing"""
+        """Return the cached entry of a name; None if there is none. The caller has to count the reference to its
+        node."""
         if is_stores_own(name) or is_below(self.nodes, directory):
             return None
         found = self.cache.name(directory, name)
@@ -215,7 +218,7 @@ class MountState:
         seen, also_left_s = attributes
         return EntryParam(self.nodes.learn(source, seen, directory, name).nodeid, seen, min(left_s, also_left_s))
 
-    # What the native core calls, without the lock.
+    # Called by the native core without the lock.
 
     def _forget(self, source: SourceKey | None, directory: Node | None, name: bytes, has_ended: bool) -> None:
         with self.lock:
@@ -225,11 +228,11 @@ class MountState:
                 self.cache.metadata.directory_changed(source)
 
     def _end_unused(self, node: Node) -> None:
-        """The kernel has forgotten a node, or was not sent it after all."""
+        """End a node that the kernel has forgotten, or that it was not sent after all."""
         with self.lock.held():
             if self.nodes.drop_unused(node):
                 if node.is_passed:
-                    self.cache.metadata.attributes_changed(node.source)  # attributes read meanwhile may be old
+                    self.cache.metadata.attributes_changed(node.source)  # attributes read meanwhile may be outdated
                 self.prefetch.drop(node)
                 self.retries.drop(node)
 
@@ -244,7 +247,7 @@ def _with_tables(lock: TablesLock, act: Callable[..., R], *args: object) -> R:
 
 
 def _open_mount(root: Fd, handle: bytes) -> Fd | None:
-    """An fd on the mount that file handles are opened with; None where they can't be opened. handle: the root's"""
+    """Return an fd of the mount, to open file handles with; None where they can't be opened. handle: the root's"""
     if not handle:
         return None
     fd = Fd(os.open(root.path(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -257,10 +260,10 @@ def _open_mount(root: Fd, handle: bytes) -> Fd | None:
 
 
 def errno_of(error: Exception, failed: object) -> int:
-    """The errno for the client; what is no OSError is a fault of ours, and in the log."""
+    """Return the errno for the client. An exception that is no OSError is a bug, and is logged."""
     if isinstance(error, OSError):
         return error.errno or errno.EIO
-    if isinstance(error, (OverflowError, struct.error)):  # a number of the client's that no system call takes
+    if isinstance(error, (OverflowError, struct.error)):  # a number from the client that no system call accepts
         return errno.EINVAL
     _log.exception("%s failed", failed)
     return errno.EIO

@@ -1,7 +1,8 @@
-"""Requests about names, nodes and files: the native core does them; what Python has a part in comes before or after.
+"""Requests about names, nodes and files. The native core does them; this is what Python adds before or after.
 
-That is what a slow filesystem's cache learns and forgets, the link to the caller's drop folder, what is moved into a
-drop folder, what is found by a process that was sent ESTALE, and a wait for another process.
+Python maintains the cache of a slow filesystem, and answers for the link to the caller's drop folder. It makes orphans
+of entries that are moved into a drop folder, serves retries of processes that got ESTALE, and waits for other
+processes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fusefs.mount.tree.trashd_dir import DropLinks, is_below, is_drop, is_drop_f
 
 
 class NodeOperations:
-    """Those of one mount. To be used with the tables' lock; all methods raise OSError only."""
+    """Node operations of one mount. Callers hold the tables lock; all methods raise OSError only."""
 
     def __init__(self, mount: MountState) -> None:
         self._mount = mount
@@ -37,7 +38,7 @@ class NodeOperations:
         self.adoption = DropAdoption(mount)
 
     def answer(self, request: Request) -> bytes:
-        """Do a whole request; the body of its reply. Raises  OSError EINTR, WouldWait: see TablesLock.patiently"""
+        """Do a request; return the body of its reply. Raises  OSError EINTR, WouldWait: see TablesLock.patiently"""
         _size, opcode, _unique, nodeid, *ids = wire.read_head(request)
         caller = CallerIds(*ids)
         match opcode:
@@ -66,7 +67,7 @@ class NodeOperations:
         return self._lock.patiently(caller.pid, self._mount.do, request)
 
     def _do_learning(self, request: Request, parent: int, held: int = -1) -> bytes:
-        """Do what is replied to with the entry of a name, from which a slow filesystem's cache learns."""
+        """Do a request whose reply begins with an entry, and cache that entry if the filesystem is slow."""
         with self._cache.looking() as look:
             reply = self._mount.do(request, held)
             directory = self._nodes.get(parent)
@@ -77,7 +78,7 @@ class NodeOperations:
     def _learn(self, request: Request, directory: Node, reply: bytes, look: CacheFill) -> None:
         entry = wire.read_entry(reply)
         if not entry.name_s:
-            return  # it may not be believed
+            return  # it may not be cached
         name = wire.name_of_entry(request)
         node = self._nodes.get(entry.nodeid) if entry.nodeid else None
         if node is not None:
@@ -86,7 +87,8 @@ class NodeOperations:
             look.learn_missing(directory, name)
 
     def _directory(self, nodeid: int) -> tuple[Node, Fd]:
-        """A directory and its fd, to be used at once. Raises  OSError ENOENT: it was removed; ESTALE"""
+        """Return a directory and its fd, to be used at once. Raises  OSError ENOENT: it was removed; ESTALE: no such
+        node"""
         node = self._nodes.get(nodeid)
         if node is None:
             _fail(errno.ESTALE)
@@ -94,10 +96,10 @@ class NodeOperations:
             _fail(errno.ENOENT)
         return node, self._mount.fd_of(node)
 
-    # From the cache of a slow filesystem.
+    # Replies from the cache of a slow filesystem.
 
     def recall(self, request: Request) -> bytes | None:
-        """The body of a reply from what is cached; None: the filesystem must be asked."""
+        """Return the body of a reply from the cache; None if the filesystem has to be asked."""
         _size, opcode, _unique, nodeid, _uid, _gid, pid = wire.read_head(request)
         match opcode:
             case Opcode.LOOKUP:
@@ -118,7 +120,8 @@ class NodeOperations:
         return (wire.attr if opcode == Opcode.GETATTR else wire.statx)(number, known.attributes, attr_s)
 
     def _recall_name(self, parent: int, name: bytes, pid: int) -> EntryParam | None:
-        """What a name means to a thread of a client's; one more reference for the kernel."""
+        """Return the cached entry of a name, and count the kernel's reference to its node. pid: of the client's
+        thread"""
         directory = self._nodes.get(parent)
         if directory is None or directory.last is not None or pid in self._retries:
             return None
@@ -142,7 +145,7 @@ class NodeOperations:
         node.is_told |= not node.is_directory
         return EntryParam(node.nodeid, *attributes)
 
-    # What names and nodes are.
+    # LOOKUP, READLINK and stat.
 
     def _lookup(self, request: Request, parent: int, caller: CallerIds) -> bytes:
         (name,) = wire.names(request)
@@ -150,7 +153,7 @@ class NodeOperations:
         if is_drop(directory, name):
             seen = self._lock.call(self._drops.look, caller.uid, caller)
             return wire.entry(seen.ino, seen.ino, seen, 0, 0)
-        if parent == ROOT and name == TOP_NAME and self._nodes.root.nodeid == TOP:  # asked by mount/life/root_inode.py
+        if parent == ROOT and name == TOP_NAME and self._nodes.root.nodeid == TOP:  # for mount/life/root_inode.py
             self._nodes.root.nlookup += 1
             return wire.entry(TOP, TOP, self._lock.call(look_at, fd), 0, 0)
         if self._retries:
@@ -166,7 +169,11 @@ class NodeOperations:
     def _look_again(
         self, request: Request, directory: Node, dir_fd: Fd, name: bytes, caller: CallerIds
     ) -> bytes | None:
-        """What a name is to a client that was sent ESTALE, and has it held; None: it was not. Raises  OSError ENOENT"""
+        """Look up a name for a client that got ESTALE, and hold the inode open for it.
+
+        Returns  the reply; None if this client did not get ESTALE
+        Raises   OSError ENOENT
+        """
         fd = self._retries.open(caller.pid, dir_fd, name)
         if fd is None:
             return None
@@ -180,7 +187,8 @@ class NodeOperations:
         return reply
 
     def _find_moved(self, request: Request, directory: Node, name: bytes, caller: CallerIds) -> bytes | None:
-        """What a client has just moved to a name that does not mean it any more; None: nothing, or it has looked."""
+        """Look up what this client has just moved to a name in a drop folder, once; None if it moved nothing to that
+        name."""
         fd = self._retries.moved_to(caller.pid, (directory, name))
         if fd is None:
             return None
@@ -216,12 +224,13 @@ class NodeOperations:
                 look.learn_attributes(node.source, seen)
         return reply
 
-    # Names that change.
+    # Renames.
 
     def _rename(self, request: Request, opcode: int, old_parent: int, caller: CallerIds) -> bytes:
-        """What is moved into a drop folder is an orphan at once.
+        """Rename. An entry that is moved into a drop folder becomes an orphan at once.
 
-        Where that can't be nothing is replaced there (EEXIST): the reaper is to make an orphan of each thing.
+        If it can't, the rename is made, but replaces nothing there (EEXIST): the reaper has to make an orphan of each
+        entry.
         """
         numbers = wire.RENAME_IN if opcode == Opcode.RENAME else wire.RENAME2_IN
         new_parent, *flags = numbers.unpack_from(request, REQUEST_HEAD_SIZE)
@@ -234,7 +243,7 @@ class NodeOperations:
         return self._rename_free(request, new_parent, (old, new))
 
     def _rename_free(self, request: Request, new_parent: int, names: tuple[bytes, bytes]) -> bytes:
-        """A rename onto a free name, as Kernel.rename_free."""
+        """Rename without replacing anything, as Kernel.rename_free does."""
         free = wire.RENAME2_IN.pack(new_parent, RENAME_NOREPLACE) + b"".join(name + b"\0" for name in names)
         try:
             return self._mount.do(wire.like(request, Opcode.RENAME2, free))
@@ -248,19 +257,21 @@ class NodeOperations:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), names[1])
 
     def _drop(self, old: tuple[int, bytes], new: tuple[int, bytes], caller: CallerIds) -> bool:
-        """Make an orphan of what is moved into a drop folder; False: it is not moved yet, to wherever that is.
+        """Make an orphan of an entry that is moved into a drop folder. Returns  False: it could not, and nothing was
+        moved
 
-        Raises  OSError EPERM: one of the names is that of `.trashd/drop`
+        Raises  OSError EPERM: one of the names is `.trashd/drop`
         """
         (old_directory, _fd), (new_directory, _fd) = self._directory(old[0]), self._directory(new[0])
         if is_drop(old_directory, old[1]) or is_drop(new_directory, new[1]):
             _fail(errno.EPERM)
-        # Two directories at a time: neither must push out the other.
+        # Both directories are held open: opening the second could otherwise close the first.
         with self._mount.fd_of(old_directory) as old_fd, self._mount.fd_of(new_directory) as new_fd:
             return self._adopt(old_fd, (old_directory, old[1]), new_fd, (new_directory, new[1]), caller)
 
     def _adopt(self, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, caller: CallerIds) -> bool:
-        """The kernel gives it the new name, which expires soon after (forget_stored.py)."""
+        """Adopt the entry and record its new name. The kernel assigns that name, too, and it expires soon
+        (forget_stored.py)."""
         seen, handle = self._lock.call(_peek, old_fd, old[1])
         source = source_key(seen, self._mount.lasting(handle))
         with self._cache.changes(source, names=[old, new]):
@@ -285,6 +296,6 @@ def _fail(number: int) -> NoReturn:
 
 
 def _peek(dir_fd: Fd, name: bytes) -> tuple[Attributes, bytes]:
-    """The attributes and the file handle of a name in a directory, both of one inode."""
+    """Return the attributes and the file handle of a name in a directory, both of the same inode."""
     with Fd(os.open(name, TO_PEEK, dir_fd=dir_fd)) as fd:
         return peek_at(fd)

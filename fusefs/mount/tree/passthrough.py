@@ -1,8 +1,8 @@
-"""FUSE passthrough: files that the kernel reads and writes itself, on the backing filesystem, without asking us.
+"""FUSE passthrough: the kernel reads and writes files on the backing filesystem without sending requests.
 
-An inode that is open is either in this mode or in that of the kernel's page cache: an open that says the other is
-refused by the kernel with EIO. So the first open of a node decides for all, until the last one is released; the kernel
-has let go of the mode by then.
+An open inode uses either passthrough or the kernel's page cache: the kernel refuses an open in the other mode with EIO.
+So the first open of a node decides for all opens until the last handle is released. The kernel has left the mode by
+then.
 
 Source  docs/decisions/0064-passthrough.md
 """
@@ -30,31 +30,32 @@ _REASONS = {
     errno.ENOTTY: _TOO_OLD,
     errno.EOPNOTSUPP: _TOO_OLD,
 }
-"""That hold for all files of a filesystem."""
+"""Refusals that hold for all files of a filesystem."""
 
 _log = logging.getLogger(__name__)
 
 
 def why_not_here(fd: int) -> str | None:
-    """Why nothing on a filesystem may be passed through; None: it may be.
+    """Return why no file of this filesystem may be passed through; None if files may be.
 
-    A FUSE filesystem can tell of a failed write at the close of the handle that it came by, and at no other's; and the
-    kernel closes its own without a word.
+    A FUSE filesystem can report a failed write when the handle that wrote is closed, and at no other close. In
+    passthrough the kernel closes its own handle and discards that error.
     """
     return _TELLS_LATE if statfs_type(fd) == FUSE_MAGIC else None
 
 
 def stack_depth(root: int) -> int:
-    """What the kernel is told in INIT of a mount of that tree: it counts filesystems that lie on each other, up to 2.
+    """Return max_stack_depth for INIT, by the backing tree: the kernel allows at most 2 stacked filesystems.
 
-    What lies on a mount of ours that says 1 may be an overlayfs, of one that says 2 nothing: so 2 only where it takes
-    that to pass anything through.
+    An overlayfs may be mounted on a FUSE mount with depth 1, and nothing on one with depth 2. So the depth is 2 only
+    where passthrough needs it.
     """
     return 2 if statfs_type(root) == OVERLAY_MAGIC else 1
 
 
 def why_refused(device: int) -> str | None:
-    """Why the kernel opens no backing file for a mount, tried on a file in memory; None: it does."""
+    """Return why the kernel refuses a backing file for this mount, tried with a file in memory; None if it accepts
+    it."""
     with Fd(os.memfd_create("trashd")) as fd:
         try:
             close_backing(device, open_backing(device, fd))
@@ -64,22 +65,23 @@ def why_refused(device: int) -> str | None:
 
 
 def _reason_of(number: int) -> str:
-    """Why the kernel has no backing file for us, for people."""
+    """Return the reason for an errno, for users."""
     return _REASONS.get(number) or os.strerror(number)
 
 
 class Passthrough:
-    """What is open on one mount, and how. Touched on the trio thread or under the tables' lock, as those are.
+    """Which files of one mount are passed through. Callers hold the tables lock, or run on the trio thread.
 
-    Of what is written without us the present state is unknown: its attributes are not steady, and are not believed,
-    neither by the kernel nor by our memory. They are steady again when none can write any more; or when the node ends,
-    if one had it open for reading and writing: it may have mapped the file, and a mapping outlives its handle.
+    The attributes of a file that clients write without the daemon are unknown. They are not steady: neither the kernel
+    nor the daemon may cache them. They are steady again when no handle can write any more. If one was opened for
+    reading and writing, the file may be mapped, and a mapping outlives its handle: then they are steady only when the
+    node ends.
     """
 
     def __init__(self, lock: TablesLock, nodes: Tables, root: Fd) -> None:
-        """Begin without it; to be started when the kernel has agreed.
+        """Set up without passthrough; `start` is called when the kernel has agreed to it.
 
-        root  the backing tree's directory, which stays its owner's
+        root  the backing tree's directory; stays the caller's
         """
         self._lock = lock
         self._nodes = nodes
@@ -88,26 +90,27 @@ class Passthrough:
         self._told: set[int] = set()
 
     def start(self, give_up: Callable[[str], None]) -> None:
-        """From now on what is not open yet is passed through when it is opened.
+        """Pass files through that are opened from now on, unless they are open already.
 
-        give_up  told why, when it turns out that nothing can be on this mount; by any thread
+        give_up  called with the reason, by any thread, if it turns out that the kernel passes nothing through on this
+                 mount
         """
         self._give_up = give_up
         self._nodes.passes = True
 
     def stop(self) -> None:
-        """Nothing more from now on; what is open stays as it is."""
+        """Pass no more files through; files that are open stay as they are."""
         self._give_up = None
         self._nodes.passes = False
 
     def close(self) -> None:
-        """Let all ids go: the kernel would keep them, and the files, as long as a dead mount stays."""
+        """Release all backing ids: the kernel would keep them, and the files open, as long as a dead mount exists."""
         self.stop()
         with self._lock:
             self._nodes.drop_backing()
 
     def refused(self, node: Node, number: int, fd: int) -> None:
-        """The kernel has refused a backing file, with an errno: say so once, or that there will be none."""
+        """Log that the kernel has refused a backing file: once per errno, or that passthrough ends for the mount."""
         if number in _REASONS and statx(fd).mnt_id == statx(self._root).mnt_id:
             give_up = self._give_up
             self.stop()

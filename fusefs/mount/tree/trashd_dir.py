@@ -1,8 +1,9 @@
-"""The directory `.trashd` inside the mount: found by name, hidden from listings, never remembered; and `.trashd/drop`.
+"""The directory `.trashd` in the mount, found by name only, hidden from listings, never cached; and `.trashd/drop`.
 
-`.trashd/drop` is a link that no disk has: to each user it leads to their own drop folder. So `mv DIR .trashd/drop/` is
-all that a container needs that sees nothing but the mount. Its nodeid depends on the user and on where it leads: the
-kernel keeps an inode for each, with the target, and looks again at each use which it is: no name in here is remembered.
+`.trashd/drop` is a symbolic link that exists in the mount only: it leads each user to their own drop folder. So `mv DIR
+.trashd/drop/` is all that a container needs that sees nothing but the mount. The nodeid of the link depends on the user
+and on the target. The kernel keeps an inode with the target for each, and looks the link up at each use, since no name
+in here is cached.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fusefs.store.registry_lines import makes_common
 from fusefs.store.user_folders import open_user
 
 _DROPS = 0x6000_0000_0000_0000
-"""The lowest nodeid of a link; beyond any that the table of nodes gives, which counts its own up from half of that."""
+"""The lowest nodeid of a link, above any nodeid in the tables, whose private numbers count up from 1 << 62."""
 _UID_BITS, _DIGEST_BITS = 32, 29
 _DROPS_END = _DROPS + (1 << _UID_BITS + _DIGEST_BITS)
 _PRIVATE = 0o077
@@ -40,46 +41,48 @@ _LINK = stat.S_IFLNK | 0o777
 
 
 def is_below(nodes: Tables, node: Node) -> bool:
-    """Whether a node is a store or lies in one: what commands do there, they do behind the mount."""
+    """Return whether a node is a store or lies in one: commands change stores behind the mount."""
     return nodes.zone_of(node) != NodeZone.OUTSIDE
 
 
 def holds_trash(nodes: Tables, directory: Node) -> bool:
-    """Whether what lies in this directory is in a container or a drop folder: a reaper works there behind the mount."""
+    """Return whether entries of this directory lie in a container or a drop folder: the reaper deletes there behind the
+    mount."""
     return nodes.zone_of(directory) == NodeZone.TRASH
 
 
 def is_drop_folder(nodes: Tables, directory: Node) -> bool:
-    """Whether a directory is a user's drop folder, in whatever store."""
+    """Return whether a directory is a user's drop folder, in any store."""
     above = directory.parent
     return directory.name == DROP and above is not None and nodes.zone_of(above) == NodeZone.STORE
 
 
 def hides_stores(directory: Node, *, shows_trash: bool) -> bool:
-    """Whether a listing leaves stores out: the root's, or backups, searches and `rm -rf *` find them."""
+    """Return whether a listing omits stores: in the root, where backups, searches and `rm -rf *` would find them."""
     return directory.nodeid in ROOTS and not shows_trash
 
 
 def is_drop(directory: Node, name: bytes) -> bool:
-    """Whether a name is the link; nothing else can be made, renamed or removed under it (EPERM)."""
+    """Return whether a name is the link; creating, renaming or removing such a name fails with EPERM."""
     above = directory.parent
     return name == DROP and directory.name in (STORE, _own()) and above is not None and above.nodeid in ROOTS
 
 
 @cache
 def _own() -> Name:
-    """The daemon's own store: only where there is none of root's has it drop folders."""
+    """Return the name of the daemon's own store. It has drop folders only if root has no store."""
     return user_store(os.geteuid())
 
 
 def drop_of(uid: int, target: bytes) -> NodeId:
-    """The nodeid of a user's link that leads there: no node stands behind it, its references are not counted."""
+    """Return the nodeid of a user's link to this target. There is no node for it, and its references are not
+    counted."""
     digest = crc32(target) >> 32 - _DIGEST_BITS
     return NodeId(_DROPS | digest << _UID_BITS | uid)
 
 
 def user_of(nodeid: int) -> int | None:
-    """The user whose link a nodeid is; None if it is none."""
+    """Return the user whose link has this nodeid; None if it is not a link."""
     return nodeid & (1 << _UID_BITS) - 1 if _DROPS <= nodeid < _DROPS_END else None
 
 
@@ -87,23 +90,25 @@ class DropLinks:
     """The links of all users. All methods raise OSError only."""
 
     def __init__(self, kernel: Kernel, root: Fd) -> None:
-        """root: the backing tree's directory, which stays its owner's."""
+        """root: the backing tree's directory; stays the caller's."""
         self._kernel = kernel
         self._root = root
         self._making = threading.Lock()
-        """Held while a folder is made: two at a time are in each other's way, and neither would be proven."""
+        """Held while a drop folder is made: if two threads made one at the same time, neither folder would be
+        trusted."""
 
     def look(self, uid: int, caller: Caller) -> Attributes:
-        """A user's link; what it leads to is made if that user asks and it is missing.
+        """Return the attributes of a user's link. If its target is missing and that user asks, the target is made.
 
-        Raises  ENOENT without a store, or if another one asks for what was never made; what making it met
+        Raises  ENOENT: no store, or another user asks for a drop folder that was never made; or the error from making
+                it
         """
         with self._open(uid, caller) as folder:
             seen, target = look_at(folder.fd), _target(folder)
         return seen._replace(ino=drop_of(uid, target), mode=_LINK, nlink=1, size=len(target), blocks=0, rdev=0)
 
     def readlink(self, uid: int, caller: Caller) -> bytes:
-        """Where it leads, relative to `.trashd`; errors as for `look`."""
+        """Return the link's target, relative to `.trashd`. Raises as `look`."""
         with self._open(uid, caller) as folder:
             return _target(folder)
 
@@ -113,7 +118,7 @@ class DropLinks:
             if folder is None:
                 if caller.uid != uid:
                     raise _no_entry()
-                # Whatever the umask: it is the user's alone, who has to get in.
+                # The umask does not count: the folder is private to the user, who must be able to enter it.
                 uid_gid = (0, 0) if os.geteuid() else (caller.uid, caller.gid)
                 who = ThreadCredentials(*uid_gid, umask=_PRIVATE)
                 try:
@@ -124,7 +129,7 @@ class DropLinks:
         return folder
 
     def _open_store(self) -> Store:
-        """Raises  ENOENT if there is none, or none that we trust."""
+        """Raises  ENOENT: there is no store that we trust"""
         try:
             store = _open_dropped_in(self._kernel, self._root, b"")
         except TrashdError as error:
@@ -135,7 +140,7 @@ class DropLinks:
 
 
 def _made_by_root(store: Store, uid: int) -> UserFolder | None:
-    """A folder that root makes for a user, proven at once; None where that user must make it."""
+    """Make a user's folder as root, which is trusted at once; None if the user has to make it."""
     if not store.is_roots_to_keep():
         return None
     with suppress(OSError, NoStore):
@@ -152,9 +157,9 @@ def _no_entry() -> OSError:
 
 
 def _open_dropped_in(kernel: Kernel, root: Fd, path: bytes) -> Store | None:
-    """The store that has the drop folders of a mount: root's, or else the daemon's own; None if there is none.
+    """Open the store that has a mount's drop folders: root's, or else the daemon's own; None if there is neither.
 
-    Raises  OSError; Untrusted where root's name is another user's, and the daemon has no store of its own; BrokenStore
+    Raises  OSError; Untrusted: root's name belongs to another user, and the daemon has no store of its own; BrokenStore
     """
     untrusted: Untrusted | None = None
     for opener in (open_store, open_own_store):
@@ -172,10 +177,11 @@ def _open_dropped_in(kernel: Kernel, root: Fd, path: bytes) -> Store | None:
 
 
 def prepare_store(kernel: Kernel, root: Fd, path: bytes) -> TrashdError | OSError | None:
-    """See to it, before mounting, that there is a store: clients that see only the mount can't make one.
+    """Make a store before mounting if there is none: clients that see only the mount can't make one.
 
-    root    the backing tree's directory, which stays its owner's; path, for people
-    Returns what is in the way: reason for a word in the log, not for staying unmounted
+    root     the backing tree's directory; stays the caller's
+    path     for messages
+    Returns  an error to be logged; it does not keep the mount from working
     """
     flags = os.O_PATH | os.O_DIRECTORY
     try:

@@ -1,4 +1,4 @@
-"""The tree of a mount: its operations, and the state that they share. It does not depend on what calls it."""
+"""The operations of a mount and the state that they share, independent of what transports the requests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from fusefs.mount.tree.xattr_operations import XattrOperations
 
 
 class Vfs(MountState):
-    """One mounted tree."""
-
     def __init__(self, root: Fd, lock: TablesLock, stats: Counters, options: MountOptions, max_fds: int) -> None:
         super().__init__(root, lock, stats, options, max_fds)
         self.node_operations = NodeOperations(self)
@@ -24,11 +22,12 @@ class Vfs(MountState):
         self.listings = Listings(self)
 
     def answer(self, request: Request) -> bytes:
-        """Do a whole request about a name, a node or a file; the body of its reply. Raises  OSError: its errno is it"""
+        """Do a request about a name, a node or a file; return the body of its reply. Raises  OSError: with the reply's
+        errno"""
         return self._operations_for(request).answer(request)
 
     def recall(self, request: Request) -> bytes | None:
-        """The body of a reply from what is cached of a slow filesystem; None: that must be asked."""
+        """Return the body of a reply from the cache of a slow filesystem; None if the filesystem has to be asked."""
         return self._operations_for(request).recall(request)
 
     def _operations_for(self, request: Request) -> NodeOperations | XattrOperations | Listings:
@@ -38,7 +37,6 @@ class Vfs(MountState):
         return self.listings if opcode in DIRECTORIES else self.node_operations
 
     def gauges(self) -> Gauges:
-        """How much there is at the moment."""
         with self.lock:
             self.cache.see_idle()
             return Gauges(

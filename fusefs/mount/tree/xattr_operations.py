@@ -1,7 +1,7 @@
-"""Extended attributes, and ACLs, which are such: the native core does requests about them (native/xattrs.c).
+"""Extended attributes and ACLs, which are extended attributes. The native core does the requests (native/xattrs.c).
 
-Of a slow filesystem, what was asked for is cached, and what a client asks of one file is fetched of all that are listed
-with it.
+This module caches the values of a slow filesystem. When a client reads an attribute of one file, it prefetches that
+attribute of all files listed beside it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ROOM = 1 << 16
 class XattrOperations:
     """The extended attributes of a mount. All methods raise OSError only.
 
-    If they are not shown, the reply to the kernel's first request is that there are none, and the kernel sends no more.
-    Where the filesystem below has not the same ones for every user, each is read as the caller, and cached for that
-    user alone.
+    If they are not shown, the kernel's first request is refused with ENOSYS, and the kernel sends no more. If the
+    backing filesystem does not show the same attributes to every user, each is read as the caller, and cached for that
+    user only.
     """
 
     def __init__(self, mount: MountState) -> None:
@@ -39,11 +39,12 @@ class XattrOperations:
         self._wanted = mount.prefetch.xattrs
         self._are_shown = mount.options.has_xattrs
         self._are_ours = mount.has_common_xattrs or os.geteuid() != 0
-        """Whether the daemon is told what any caller would be: a user's own does all as that user, and asks so, too."""
+        """The daemon reads the same values as any caller. A user's own daemon does everything as that user, this
+        too."""
         self._hides_labels = not is_selinux_enabled()
 
     def answer(self, request: Request) -> bytes:
-        """Do a whole request; the body of its reply."""
+        """Do a request; return the body of its reply."""
         _size, opcode, _unique, nodeid, *_caller = wire.read_head(request)
         node = self._nodes.get(nodeid)
         if node is None or not self._lock.is_slow or not self._are_shown:
@@ -61,7 +62,7 @@ class XattrOperations:
         return name != LABEL or not self._hides_labels
 
     def _find(self, request: Request, node: Node, name: bytes) -> bytes | int:
-        """The value of one, or an errno; it is cached, too."""
+        """Return the value of an attribute, or an errno, and cache it."""
         caller = wire.caller_of(request)
         uid = self._asked_as(caller)
         with self._cache.looking() as look:
@@ -72,7 +73,7 @@ class XattrOperations:
         return self._shown(answer, name, caller)
 
     def _asked_as(self, caller: Caller) -> int:
-        """The uid that a value is asked for and remembered as: 0, the daemon's, for every user, or the caller's own."""
+        """Return the uid that a value is read and cached as: 0, the daemon's, for all users; or the caller's own."""
         return 0 if self._are_ours else caller.uid
 
     def _ask(self, node: Node, name: bytes, caller: Caller) -> bytes | int:
@@ -94,7 +95,7 @@ class XattrOperations:
             self._wanted.answered(self._lock.call(look_at, fd), [(name, errno.EOPNOTSUPP)])
 
     def recall(self, request: Request) -> bytes | None:
-        """The body of the reply to a request, from memory; None: not known."""
+        """Return the body of the reply from the cache; None if the value is not cached."""
         opcode, nodeid, caller = wire.read_head(request)[1], wire.read_head(request)[3], wire.caller_of(request)
         if not self._are_shown or opcode not in (Opcode.GETXATTR, Opcode.LISTXATTR):
             return None
@@ -115,17 +116,18 @@ class XattrOperations:
         if answer is None:
             return None
         if not self._mount.has_common_xattrs and name in ACLS:
-            self._mount.timeouts.renew(node)  # the kernel would have it for the next user, too
+            self._mount.timeouts.renew(node)  # else the kernel would cache it for the next user, too
         return _body(self._shown(answer, name, caller), request)
 
     def _ask_on(self, node: Node, name: bytes, uid: int) -> None:
-        """Have one fetched with those of what is listed beside it, which is asked for next, as the daemon is told."""
+        """Prefetch the attribute for what was listed beside this node, as it is probably read next. Only if read as the
+        daemon."""
         if self._lock.is_slow and self._cache.is_kept and not uid:
             fd = None if node.parent is None else self._nodes.directory_fd(node.parent)
             self._mount.prefetch.asked_xattr(name, node, fd)
 
     def _shown(self, answer: bytes | int, name: bytes, caller: Caller) -> bytes | int:
-        """Of a list of names those that the caller may see."""
+        """Leave out of a list of names those that the caller may not see."""
         if name != NAMES or isinstance(answer, int):
             return answer
         shown = [one for one in answer.split(b"\0")[:-1] if self._shows(one)]
@@ -135,12 +137,13 @@ class XattrOperations:
 
 
 def _name_in(request: Request) -> bytes:
-    """Which one a request asks for."""
+    """Return the name of the attribute that a request reads."""
     return NAMES if wire.read_head(request)[1] == Opcode.LISTXATTR else wire.strings(request, wire.GETXATTR_IN)[0]
 
 
 def _body(answer: bytes | int, request: Request) -> bytes:
-    """What is replied: a value, or its size if there is no room for it. Raises  OSError: there is none; ERANGE"""
+    """Return the reply: the value, or its size if the client asks for that. Raises  OSError: there is no value;
+    ERANGE"""
     (room,) = wire.GETXATTR_IN.unpack_from(request, wire.REQUEST_HEAD_SIZE)
     if isinstance(answer, int) or (room and len(answer) > room):
         number = answer if isinstance(answer, int) else errno.ERANGE
