@@ -6,7 +6,7 @@ from importlib import import_module
 
 import click
 
-from fusefs.cli.options import Command, write_manual_page
+from fusefs.cli.options import Command, note_usage, write_manual_page
 from fusefs.cli.output import failed, wants_json
 from fusefs.core.errors import EXIT_CODES, Exit, UsageError
 

@@ -118,7 +118,7 @@ def format_duration(seconds: int) -> str:
 SECOND_NS = 10**9
 CivilTime = tuple[int, int, int, int, int, int, int, int, int]
 """Year to second, then -1 three times, as time.mktime expects it."""
-_HOW = "write 7d or 12h for so long ago, 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for a file's own time"
+_HOW = "write 7d or 12h (ago), 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for the time of a file"
 _SECONDS = r"@(-?)([0-9]{1,15})(?:\.([0-9]{1,9}))?"
 _WHEN = r"""
     (?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})

@@ -142,7 +142,7 @@ def _check_format(found: int) -> None:
 def _to_record(wire: _Record, unknown: tuple[tuple[str, Any], ...]) -> Record:
     """Raises  ValueError: an id has a wrong form, or a path is not plain"""
     if not (is_container_id(wire.id) and is_volume_id(wire.volume)):
-        raise ValueError("an id has not the form of an id")
+        raise ValueError("invalid ID")
     # Only the origin of a sweep may be the directory that holds the store.
     is_of_store = wire.origin == "" and wire.method is Method.SWEEP
     return Record(

@@ -177,20 +177,20 @@ class RemovalGroup(NamedTuple):
         return (path for given, path in zip(self.all_given(), paths, strict=True) if given not in left)
 
 
-OUTSIDE = "outside of the directory"
+OUTSIDE = "outside the directory"
 """The `call` of a failure for a listed path outside of the directory."""
-DOTS = "ends in a dot"
+DOTS = "ends in . or .."
 """The same for a listed path that ends in `.` or `..`."""
-UNCLEAR = "not as the format has it"
+UNCLEAR = "not in the format of the list"
 """The same for a line of a list that can't be understood, or is ambiguous."""
 LOCKED_BY_OTHERS = "locked by a user who is neither its owner nor root"
-LOCKED_BY_UNKNOWN = "locked by a process that is not seen here"
-KEPT_BY_OTHERS = "holds .trashd-keep of a user who is neither its owner nor root"
+LOCKED_BY_UNKNOWN = "locked by a process that is not visible here"
+KEPT_BY_OTHERS = "contains a .trashd-keep of a user who is neither its owner nor root"
 """The same for a directory with a keep mark that is reported."""
-ANOTHER = "it is another one than the list tells: its inode number differs"
+ANOTHER = "its inode number differs from the one in the list"
 """Why a listed name is spared."""
-NOT_TAKEN = "another user's directory, which no earlier run saw there"
-NOT_GIVEN = "another user's directory, or one that others can write in, is in its place"
+NOT_TAKEN = "another user's directory, which no earlier run found there"
+NOT_GIVEN = "the destination is another user's directory, or one that others can write to"
 """The `call` of a failure for entries that root does not move across the boundary between users."""
 
 

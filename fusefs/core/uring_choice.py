@@ -111,7 +111,7 @@ ON: Final = {
     FastPath.LISTINGS: "the kernel lists an unchanged directory without a request",
 }
 """The effect of each fast path if nothing limits it."""
-SLOW: Final = "SRC answers slowly: Python answers from memory, and has threads ask for the rest"
+SLOW: Final = "SRC is slow: Python code answers from its cache, and threads fetch the rest"
 """What limits the engine at present."""
 
 

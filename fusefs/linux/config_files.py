@@ -180,7 +180,7 @@ def distrust(path: bytes, st: os.stat_result) -> Iterable[ConfigProblem]:
 
 def unreadable(path: bytes, error: OSError) -> ConfigProblem:
     """A problem of that file, from the kernel's error."""
-    fix = {PermissionError: "run it as root, or chmod it", FileNotFoundError: "name a file that exists"}
+    fix = {PermissionError: "run the command as root, or chmod the file", FileNotFoundError: "name a file that exists"}
     return ConfigProblem(printable(path), "", f"can't be read: {error.strerror}", fix.get(type(error), ""))
 
 

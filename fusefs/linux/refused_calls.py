@@ -19,9 +19,9 @@ _NO_FD = -1
 _NO_FLAGS = 0xFFFFFFFF
 _RING_BYTES = 120
 """Size of struct io_uring_params."""
-_NO_SWAP = "nothing can be swapped, restored or reaped"
-_NO_SERVICE = "the service does not run"
-_NOT_OVER_ITSELF = "no mount of a directory over itself"
+_NO_SWAP = "swap, restore and reap do not work"
+_NO_SERVICE = "the service can't run"
+_NOT_OVER_ITSELF = "a directory can't be mounted over itself"
 
 
 class RefusedCall(NamedTuple):

@@ -272,9 +272,10 @@ def _found_above(kernel: Kernel, path: bytes) -> Iterator[MeantDirectory]:
         try:
             above = owned.enter_context(found_directory(kernel, path))
         except Refused as error:
-            if error.hint == os.strerror(errno.ENOENT):  # a parent directory is missing
+            where, _, why = error.detail.rpartition(": ")
+            if why == os.strerror(errno.ENOENT):  # a parent directory is missing
                 raise NotFound(
-                    error.detail,
+                    where,
                     "create it with mkdir -p: only the last directory of the path to the purge lists is created",
                 ) from error
             raise

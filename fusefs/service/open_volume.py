@@ -542,7 +542,7 @@ def _open_vouched(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount], owned
     if wanted.line.name != STORE and stat.S_IMODE(kernel.fstat(fd).st_mode) != FOLDER_MODE:
         raise Untrusted(f"{where} (its mode is not {FOLDER_MODE:04o})")
     if compare(kernel.identify(fd), wanted.line.identity) is Likelihood.OTHER:
-        raise NoStore(wanted.line.path, "another store is there now than the one that its owner registered")
+        raise NoStore(wanted.line.path, "it is not the store that its owner registered")
     # The rest of its volume.json is read by the owner's process (service/forker.py).
     volume = Volume(wanted.line.volume, False, 0)
     kind = kernel.filesystem(fd)

@@ -310,8 +310,8 @@ class _Service:
                 self._fail(error)
                 return
             except Exception:
-                _LOG.exception("%s: a fault in trashd itself", printable(loop.path))
-                loop.broke("a fault in trashd itself: see the log")
+                _LOG.exception("%s: internal error in trashd", printable(loop.path))
+                loop.broke("internal error in trashd: see the log")
                 await trio.sleep(timers.current.find_pause_s)  # in case it recurs at once
 
     async def _watch_mounts(self, mounts: MountWatch) -> None:

@@ -77,7 +77,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-ITS_OWNERS = "look at it with ls; its owner can restore it himself: trashd restore ID --to PATH"
+ITS_OWNERS = "inspect it with ls; its owner can restore it: trashd restore ID --to PATH"
 """A hint about a tree that root does not put into place."""
 
 

@@ -170,7 +170,7 @@ def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[
             if held is ClaimLost.GONE:
                 with folder.open(state) as state_fd, suppress(FileNotFoundError):
                     if not stat.S_ISDIR(folder.store.kernel.stat(state_fd, name).st_mode):
-                        yield Finding(where, "not a container of trashd, but no directory", WAY_OUT)
+                        yield Finding(where, "not an orphan of trashd, and not a directory", WAY_OUT)
             return  # otherwise it is locked, or was moved
         with held:
             yield from _check_held(held, where)
@@ -229,7 +229,7 @@ def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
                 continue
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                    yield Finding(where, "leads through a link or to no directory", "remove it")
+                    yield Finding(where, "it leads through a symbolic link, or not to a directory", "remove it")
                 break  # that directory was removed or swapped, its store with it: nothing is lost
             if store is not None:
                 n_there += 1

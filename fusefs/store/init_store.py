@@ -272,7 +272,7 @@ def _see_to_it(
             return _InitStep(False, kernel.identify(fd), repaired)
         if not replaces:
             refuse_squashed(kernel, fd, base_path)  # root can't be shown who made it, and --known would not help
-            raise Untrusted(f"{printable(where)}, {why}", way_out(base_path))
+            raise Untrusted(f"{printable(where)} ({why})", way_out(base_path))
         made = build_store(kernel, base, name, identifier, replaces=fd)
     repaired.append(
         f"replaced the old store ({why}); the next command of each owner moves its orphans to the new store"
@@ -318,7 +318,7 @@ def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
             continue
         except OSError as error:
             if error.errno == errno.EXDEV:  # mounted by root, as no other user may mount there
-                raise NoStore(os.path.join(os.readlink(fd.path()), name), f"{MOUNTED}: {UNMOUNT}") from error
+                raise NoStore(os.path.join(os.readlink(fd.path()), name), UNMOUNT) from error
             raise  # otherwise a sound store would be set aside because of it
         if not stat.S_ISDIR(st.st_mode) or not _is_roots(st, sticky=name == NEW):
             return True

@@ -121,7 +121,7 @@ def find_mounted(
             sides = owned.enter_context(_open_both(kernel, root, relative))
             assert sides.mounted is not None
             if not is_shown_as(kernel.fstat(sides.fd), kernel.fstat(sides.mounted)):
-                raise _no_backing(mount, "it shows another directory there than its source has")
+                raise _no_backing(mount, "the mount shows another directory there than its source")
             st = kernel.fstat(wanted)  # the fds of a mount all have one superblock
             if not any(os.path.samestat(st, kernel.fstat(fd)) for fd in (sides.fd, sides.mounted)):
                 raise NotFound(path, "its directory was moved meanwhile")
@@ -156,7 +156,7 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndM
                 backing = knock(door, mounted)
             except OSError as error:
                 kernel.fstat(mounted)  # for a dead daemon it raises that error, with the hint for a restart
-                raise _no_backing(mount, f"its daemon does not give it ({error.strerror})") from error
+                raise _no_backing(mount, f"its daemon does not provide it ({error.strerror})") from error
         owned.pop_all()
         return BackingAndMount(backing, mounted)
 
@@ -215,7 +215,7 @@ def _place_of_root(
     for view in views(mounts, trusted_owners(os.geteuid())):
         if view.mount.mnt_id == mnt_id:
             return view.mount, view.backing  # we got it in a clone that is mounted nowhere
-    raise NotFound(root_path, "it was unmounted meanwhile")
+    raise NotFound(root_path, "the mount was removed meanwhile")
 
 
 def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:

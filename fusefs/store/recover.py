@@ -260,7 +260,7 @@ def _way_out_of(record: Record, volume: bytes, *first: str) -> str:
 
     if not re.fullmatch(_BOOT, record.boot):
         return WAY_OUT  # no valid boot id, and unsafe to paste into a shell
-    ends = f"if nothing of that boot does any more: trashd doctor --repair --ended {record.boot} {shell_word(volume)}"
+    ends = f"if that boot is over: trashd doctor --repair --ended {record.boot} {shell_word(volume)}"
     return " ".join((*first, ends))
 
 
@@ -429,7 +429,7 @@ def rescue_fresh(held: HeldContainer, name: Name) -> ContainerId | None:
 
 def rescue_hoisted(held: HeldContainer) -> ContainerId | None:
     """Make an orphan of directories that a reaper had moved up from deep inside; their original paths are unknown."""
-    note = f"directories from deep inside {held.id}, moved up when it was half-reaped"
+    note = f"directories from deep inside {held.id}, moved up by the reaper"
     return keep_as_orphan(held, HOISTED, None, note)
 
 

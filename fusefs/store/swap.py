@@ -537,4 +537,4 @@ def explain(error: OSError | TrashdError, victim: Victim) -> TrashdError:
 
 def shows_another(scope: Scope) -> NoBacking:
     """The meaning of ESTALE where one of our mounts shows the directory."""
-    return NoBacking(scope.root_path + b": it shows another directory than its source")
+    return NoBacking(scope.root_path + b" (it shows another directory than its source)")

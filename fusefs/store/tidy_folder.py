@@ -72,8 +72,8 @@ from fusefs.store.user_folders import (
 
 _MOST_NAMED = 3
 """Limit of names reported for one owner, as any user can make thousands."""
-_OWNER_DOES = "its owner takes it out by his next command here: trashd list"
-_HINT = "look into it; what is yours in there take out with mv; trashd touches nothing of it"
+_OWNER_DOES = "its owner's next command here, such as trashd list, moves it to the new store"
+_HINT = "inspect it, and move your own files out with mv; trashd does not touch it"
 
 
 def passed_over(store: Store, uid: int | None = None) -> list[Finding]:

@@ -692,7 +692,7 @@ def remember(store: Store) -> str:
         except FileNotFoundError:
             pass
         if compare(one.identity, store.volume.store) is Likelihood.OTHER:
-            return "it is a copy of another one"
+            return "it is a copy of another store"
         from fusefs.store.store_registry import add_line  # late: only the first use of a store needs it
 
         return add_line(store.kernel, one)

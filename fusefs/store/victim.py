@@ -86,7 +86,7 @@ from fusefs.store.layout import (
 from fusefs.store.registry_lines import makes_common, registered, way_out
 from fusefs.store.user_folders import NOT_MADE, plain_name, read_pointers
 
-DOTS = "name the directory itself: `.` and `..` are refused, as rm(1) refuses them"
+DOTS = "a path that ends in `.` or `..` is refused, as by rm(1)"
 """A shell expands `.*` to these names; users do not type them."""
 _OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
 """Errnos that may mean that a system call itself is refused, whatever its arguments; EINVAL comes from the C library.
@@ -433,7 +433,11 @@ def _mounted(victim: Victim, own: FilesystemPath) -> Iterator[TrashdError]:
     here = every_place(own, views(victim.parent.mounts, owners))
     for place in here:
         for mount in mounts_inside(place, victim.parent.mounts):
-            yield IsMountPoint(mount.point) if mount.point == victim.path() else MountInside(mount.point)
+            point = mount.point
+            if point == victim.path():
+                yield IsMountPoint(point)
+            else:
+                yield MountInside(victim.path(), f"unmount it first: umount {shell_word(point)}")
     # An exchange below a mount point of another namespace succeeds, and detaches that mount there. Only root may read
     # others' namespaces; for users the kernel's own check of this namespace has to suffice.
     if os.geteuid() == 0:

@@ -163,7 +163,7 @@ class GatedRename(NamedTuple):
             self.kernel.rename(through, part, self.parent, self.name)
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:  # another process wrote into it
-                return _Said(FileExistsError(errno.EEXIST, "something else has the name", self.name))
+                return _Said(FileExistsError(errno.EEXIST, "another file has the name", self.name))
             return _Said(error, holds_name=stat.S_ISDIR(st.st_mode))
         return _Said(gap_ns=gap_ns)
 

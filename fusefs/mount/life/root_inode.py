@@ -53,7 +53,7 @@ async def show(vfs: Vfs, mount: Mount, apart: Fd) -> None:
                 return
             vfs.nodes.show_top(False)
             vfs.timeouts.renew(vfs.nodes.root)  # attributes that the kernel was sent meanwhile were the top's
-        _log.info("another inode of %s can't be mounted: %s", printable(mount.point), os.strerror(number))
+        _log.info("the second inode of %s can't be mounted: %s", printable(mount.point), os.strerror(number))
         mount_calls.move_mount(apart, target)
 
 

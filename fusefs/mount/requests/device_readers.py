@@ -94,7 +94,7 @@ class DeviceReaders:
             have_own_umask()
             reader = _Reader(CoreDevice(self._core, self._requests.wake, self._rest_ms))
         except (OSError, MemoryError) as error:
-            _log.warning("a thread that was to read /dev/fuse can't: %s", error)
+            _log.warning("a thread can't start to read /dev/fuse: %s", error)
             if self._reading is None:  # else that one goes on when its call returns
                 self._end_mount()
             return

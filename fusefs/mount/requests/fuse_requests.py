@@ -202,7 +202,7 @@ class FuseRequests:
 
     def _refuse_cut_off(self, request: bytes, send: SendReply) -> None:
         """Refuse a request that lacks a part, if its head can be read and a client waits for the reply."""
-        _log.error("the kernel has sent a request of %d bytes that is cut off", len(request))
+        _log.error("the kernel sent a truncated request of %d bytes", len(request))
         if len(request) >= REQUEST_HEAD_SIZE and wire.read_head(request)[1] not in _UNANSWERED:
             self._refuse(errno.EINVAL, request, send)
 
@@ -301,7 +301,7 @@ class FuseRequests:
     def lose_answer(self, error: int | None, fh: int | None) -> None:
         """Handle a reply that the kernel has refused. error: an errno; fh: the handle in the reply"""
         if error not in GONE:  # the client has got an error, too
-            _log.error("the kernel takes a reply for wrong: %s", os.strerror(error or 0))
+            _log.error("the kernel rejected a reply: %s", os.strerror(error or 0))
         if fh:  # no client knows this handle, so none releases it
             self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
