@@ -441,7 +441,7 @@ class SettingsReader:
         if key in self._schema:
             return "write it above all tables, or as a table of its own"
         inside = [f"[{name}]" for name, inner in self._schema.items() if key in _schema_in(inner)]
-        return f"it stands below {' or '.join(inside)}" if inside else f"known here: {', '.join(known)}"
+        return f"it stands below {' or '.join(inside)}" if inside else f"known keys: {', '.join(known)}"
 
     def _value(self, found: Any, kind: ValueKind, place: ConfigKey, to: Key) -> None:
         try:

@@ -119,7 +119,7 @@ def test_a_dead_service_is_5_and_its_last_words_are_told_as_such(directory: byte
     done = trashd("status")
     assert done.code == 5
     assert "not running; its last status is 1h1m old" in done.out
-    assert "No reaper service runs" in done.err
+    assert "no reaper service is running" in done.err
 
 
 def test_a_service_that_says_nothing_is_14(alive: bytes) -> None:

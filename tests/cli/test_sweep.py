@@ -115,8 +115,8 @@ def test_nothing_says_what_to_take(top: Path) -> None:
     [
         (("--size", "5x"), "'5x' is not a size limit"),
         (("--regex", "("), "is not a regular expression"),
-        (("--user", "nobody-has-this-name"), "there is no user"),
-        (("--depth", "3..2"), "the wrong way round"),
+        (("--user", "nobody-has-this-name"), "unknown user"),
+        (("--depth", "3..2"), "is reversed"),
         (("--depth", "3..", "--depth", "2"), "no depth is at least 3 and at most 2"),
         (("--name", "*", "--by", "atime"), "--by needs --older or --newer"),
         (("--older", "1d", "--by", "atime", "--by", "mtime"), "--by atime and --by mtime can't be combined"),

@@ -81,7 +81,7 @@ def test_problems_of_all_files_come_together(etc: Path) -> None:
 def test_file_that_everybody_may_write_is_not_believed(etc: Path, mode: int) -> None:
     write(etc / "config.toml").chmod(mode)
     (problem,) = problems(partial(load, etc))
-    assert "everybody may write" in problem.what
+    assert "every user can write" in problem.what
     assert "chmod" in problem.fix
 
 
@@ -92,7 +92,7 @@ def test_file_that_a_group_may_write_is_not_believed_unless_it_is_our_own(etc: P
     assert load(etc).files
     os.chown(file, 0, USER)
     (problem,) = problems(partial(load, etc))
-    assert "its group may write" in problem.what
+    assert "its group can write" in problem.what
 
 
 @pytest.mark.needs("root")

@@ -325,4 +325,4 @@ def test_a_store_in_which_others_make_names_is_told_and_not_reaped_of(base: Path
         running.until(lambda: any(one.why for one in own_stores(running) if one.owner == BOB))
         outlasts(running, ALICE, home[ALICE], kept)
         # While the service checks the store again, the status shows no reason.
-        running.until(lambda: "The trash store there belongs to somebody else" in trashd("status").out)
+        running.until(lambda: "untrusted trash store" in trashd("status").out)
