@@ -461,7 +461,7 @@ def command(**options: Any) -> int:
       trashd reap
       trashd reap --now 20261121T032253.555Z-job-2fe7e4cb8ba8
       trashd reap --dry-run
-      trashd list --state quarantine --json | jq -r .id | xargs trashd reap
+      trashd list --state quarantine --json | jq -r .id | xargs -r trashd reap
       trashd reap --force 2fe7e4cb8ba8
       trashd reap --free 200G --volume /scratch
       trashd reap --wait

@@ -337,7 +337,7 @@ def test_what_can_not_be_deleted(ext4: Path) -> None:
         if name == "again":
             PAGE.typed("trashd reap ID", ext4, ID=identifier)
         elif name == "all":
-            in_bash("trashd list --state quarantine --json | jq -r .id | xargs trashd reap", ext4)
+            in_bash("trashd list --state quarantine --json | jq -r .id | xargs -r trashd reap", ext4)
             assert in_bash("trashd list --state quarantine", ext4).out == "no orphans\n"
         else:
             PAGE.typed("trashd reap --force ID", ext4, "--yes", ID=identifier)
