@@ -185,7 +185,7 @@ def command(
     owners = {uid: user_name(uid) for uid in {entry.uid for entry in entries}}
     rows = [_row(entry, owners[entry.uid], now_ns) for entry in entries]
     width = output.terminal_width()
-    head, *lines = output.aligned([("ID", "AGE", "EXPIRES", "SIZE", "OWNER", "STATE", "ORIGIN"), *rows], width)
+    head, *lines = output.aligned([("ID", "AGE", "EXPIRY", "SIZE", "OWNER", "STATE", "ORIGIN"), *rows], width)
     printed = [head]
     for line, entry in zip(lines, entries, strict=True):
         note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""

@@ -49,7 +49,7 @@ _NAMED_MAX = 3
 TOLERANCE_BYTES = 256 << 10
 """How much may be in deleted files that processes have open."""
 _HINTS = {
-    WaitReasonKind.NOBODY: "start the service, or delete now: trashd reap --now --wait --volume {volume} {ids}",
+    WaitReasonKind.NOBODY: "trashd reap --now --wait --volume {volume} {ids}",
     WaitReasonKind.PAUSED: "trashd resume {volume}",
     WaitReasonKind.BROKEN: "trashd status shows the errors",
     WaitReasonKind.LEFT: "trashd list --state quarantine",

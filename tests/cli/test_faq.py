@@ -63,7 +63,7 @@ def test_why_is_it_still_full_it_has_other_names(ext4: Path) -> None:
     job = make_job(ext4)
     os.link(job / "file", ext4 / "other")
     swapped(job, "--keep-for", "0s")
-    assert "1.00 MiB stay: other names have it" in PAGE.typed("trashd du", ext4)
+    assert "1.00 MiB stays: other hard links exist" in PAGE.typed("trashd du", ext4)
     PAGE.typed("trashd reap", ext4)
     assert (ext4 / "other").read_bytes()
 
