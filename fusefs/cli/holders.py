@@ -50,7 +50,7 @@ def holders_of(paths: list[bytes]) -> list[HeldTree]:
 
 
 def _places(path: bytes, mounts: list[Mount], ours: list[MountView]) -> list[FilesystemPath]:
-    """Find a path on the backing filesystem and in the trashd mounts that show it."""
+    """Find a path on the backing filesystem and in the mounts of trashd that show it."""
     place = find_place(path, mounts)
     if place is None:
         return []

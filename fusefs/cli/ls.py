@@ -97,7 +97,7 @@ def cat_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...]) -> int
     """
     if sys.__stdout__ is None:
         raise UsageError("standard output is closed")
-    kernel, (entry, asked) = _find_place(volumes, word, uid)
+    kernel, (entry, place) = _find_place(volumes, word, uid)
 
     def write(fd: Fd, _folder: UserFolder, within: RelPath) -> None:
         """Write the file to standard output; runs in a process of the orphan's owner."""
@@ -105,7 +105,7 @@ def cat_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...]) -> int
             while part:
                 part = part[os.write(1, part) :]
 
-    inside(kernel, volumes, entry, asked, write, None)
+    inside(kernel, volumes, entry, place, write, None)
     return 0
 
 
@@ -126,7 +126,7 @@ def diff_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_js
       trashd diff 2fe7e4cb8ba8
       trashd diff /scratch/job
     """
-    kernel, (entry, asked) = _find_place(volumes, word, uid)
+    kernel, (entry, place) = _find_place(volumes, word, uid)
     sys.stdout.flush()
 
     def compare(fd: Fd, folder: UserFolder, within: RelPath) -> int:
@@ -147,7 +147,7 @@ def diff_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_js
         sys.stdout.flush()
         return count
 
-    if not inside(kernel, volumes, entry, asked, compare, int) and not as_json:
+    if not inside(kernel, volumes, entry, place, compare, int) and not as_json:
         click.echo("no differences", err=True)
     return 0
 

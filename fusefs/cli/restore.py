@@ -157,10 +157,10 @@ def tell_restored(done: Restored, *, as_json: bool) -> int:
         print(f"  directories that the reaper had entered may now {change}: {find}")
     if are_rules_in_force():
         if done.is_spared:
-            print("  rules of trashd plan count its age from now on")
+            print("  rules (trashd plan) count its age from now on")
         else:
             why = "it could not be marked as restored (no permission, or no extended attributes)"
-            output.warn(f"rules of trashd plan may remove it again: {why}")
+            output.warn(f"rules (trashd plan) may remove it again: {why}")
     for warning in done.warnings:
         output.warn(warning)
     return code

@@ -110,12 +110,12 @@ class _RmCommand(NamedTuple):
 
     def run(self, paths: Iterator[bytes]) -> int:
         """Remove the paths; return the exit code."""
-        alone, groups = [*islice(paths, 2)], list[RemovalGroup]()
-        if len(alone) > 1:
+        singles, groups = [*islice(paths, 2)], list[RemovalGroup]()
+        if len(singles) > 1:
             from fusefs.sweep.remove_together import in_groups
 
-            groups, alone = in_groups(Kernel(), chain(alone, paths))
-        self._remove_each(alone)  # first: their paths may lead through a link that is removed as well
+            groups, singles = in_groups(Kernel(), chain(singles, paths))
+        self._remove_each(singles)  # first: their paths may lead through a link that is removed as well
         for group in groups:
             with StopSignals() as stop:
                 remaining = self._remove_together(group, stop)

@@ -44,7 +44,7 @@ _RESTART_S = 5.0
 _PATIENCE_S = 10.0
 """How long free space may stay the same, after the trees are deleted, before the waiting ends."""
 _MARKED_MAX = 200
-"""How many trees are kept open, to tell a restore from a reap."""
+"""How many trees are kept open, to distinguish a restore from a reap."""
 _NAMED_MAX = 3
 TOLERANCE_BYTES = 256 << 10
 """How much may be in deleted files that processes have open."""
@@ -235,9 +235,11 @@ class VolumeWait:
                 self._kernel.syncfs(directory)
         counted, since_s, held = -1, time.monotonic(), list[DeletedFile]()
         while not (self.is_reached() or stops()):
-            came = self.came_bytes()
-            if came > counted + counted // 50:  # in steps of 2 %, so that this ends even if others go on freeing space
-                counted, since_s = came, time.monotonic()
+            free_bytes = self.came_bytes()
+            if (
+                free_bytes > counted + counted // 50
+            ):  # in steps of 2 %, so that this ends even if others go on freeing space
+                counted, since_s = free_bytes, time.monotonic()
             else:
                 held = self._find_held()
                 # The daemon of a mount closes a file once the kernel has forgotten it.
