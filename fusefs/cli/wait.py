@@ -236,9 +236,7 @@ class VolumeWait:
         counted, since_s, held = -1, time.monotonic(), list[DeletedFile]()
         while not (self.is_reached() or stops()):
             free_bytes = self.came_bytes()
-            if (
-                free_bytes > counted + counted // 50
-            ):  # in steps of 2 %, so that this ends even if others go on freeing space
+            if free_bytes > counted + counted // 50:  # steps of 2 %: this ends even if others go on freeing space
                 counted, since_s = free_bytes, time.monotonic()
             else:
                 held = self._find_held()

@@ -112,7 +112,7 @@ def test_how_long(ext4: Path) -> None:
     identifier = swapped(make_job(ext4), "--keep-for", "3d")["id"]
     assert "2d23h" in PAGE.typed("trashd list", ext4)
     PAGE.typed("trashd keep ID", ext4, ID=identifier)
-    assert " kept " in PAGE.typed("trashd list", ext4)
+    assert " pinned " in PAGE.typed("trashd list", ext4)
 
 
 def test_one_file_of_it(ext4: Path) -> None:

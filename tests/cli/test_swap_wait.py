@@ -109,7 +109,7 @@ def test_without_a_reaper_it_says_so_at_once_and_what_to_do(volume: Path) -> Non
     assert list(victim.iterdir()) == []
     (told,) = trashd("list", "--json", "--volume", volume).objects()
     assert told["expires_ns"] - told["created_ns"] == 86_400 * 10**9, "nothing is given up"
-    (hint,) = re.findall(r"hint: trashd (.*), or start", done.err)
+    (hint,) = re.findall(r"hint: trashd (.*)\n", done.err)
     assert trashd(*hint.split()).code == 0
     assert trashd("list", "--json", "--volume", volume).out == ""
 
