@@ -12,16 +12,15 @@ from fusefs.cli.options import Command, volume_option
 from fusefs.core.errors import Refused
 
 
-@click.command("browse", cls=Command, short_help="Look through orphans on the whole terminal.")
+@click.command("browse", cls=Command, short_help="Browse orphans interactively: open, restore, keep or delete them.")
 @volume_option
 def command(volumes: tuple[bytes, ...]) -> int:
-    """Look through orphans, into them, and take back, keep or delete what is found there: all by keys.
+    """Browse orphans (trashed trees) on the whole terminal. Single keys open, restore, keep or delete them.
 
-    What there is comes from trashd list and trashd ls, and is looked at again every few seconds; what is done is done
-    by trashd restore, keep and reap, each in a process of its own and with its owner's rights. ? tells of the keys.
+    The list refreshes every few seconds. ? shows the keys. Each action runs the command trashd restore, keep or reap.
 
-    It needs a terminal that can place its cursor, and textual, which the extra `browse` brings. With NO_COLOR, and on
-    terminals without colours, it uses none.
+    It needs Textual, the optional dependency `browse` (pipx inject trashd textual), and a terminal that can place its
+    cursor. Colours are optional (NO_COLOR is respected).
 
     \b
     Examples:
@@ -34,30 +33,30 @@ def command(volumes: tuple[bytes, ...]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "fusefs").partition(".")[0] == "fusefs":
             raise
-        hint = "where pipx installed trashd: pipx inject trashd textual; beside a package: docs/install.md"
-        raise Refused(f"browsing needs textual, which can't be loaded ({error})", hint) from error
-    # Textual takes Python's first standard error, whose buffer fusefs.cli.main has taken from it.
+        hint = "with pipx, run: pipx inject trashd textual; docs/install.md describes the other ways"
+        raise Refused(f"trashd browse needs Textual, which can't be imported ({error})", hint) from error
+    # Textual writes to sys.__stderr__, whose buffer fusefs.cli.main has detached.
     terminal = open(os.dup(1), "w", encoding=locale.getpreferredencoding(), errors="replace")  # noqa: SIM115
     sys.__stderr__ = terminal  # type: ignore[misc]
-    started = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]  # Python, how it was started, and what it runs
+    started = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]  # Python, its own options, and the script
     return Browser(started, volumes).run(mouse=False) or 0
 
 
 def _check_terminal() -> None:
-    """Raises  Refused: nobody could read it, or not in places"""
+    """Raises  Refused: there is no terminal, or it can't place its cursor"""
     import curses
 
     if not (os.isatty(0) and os.isatty(1)):
-        raise Refused("browsing needs a terminal", "for programs: trashd list --json, trashd ls --json")
+        raise Refused("trashd browse needs a terminal", "programs use trashd list --json and trashd ls --json")
     if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
         can_place, n_colours = False, 0
     else:
         try:
             curses.setupterm()
-        except curses.error:  # it is not described here; all that are new enough for that can do it
+        except curses.error:  # the terminal has no entry in terminfo: it is new, and can do it
             return
         can_place, n_colours = curses.tigetstr("cup") is not None, curses.tigetnum("colors")
     if not can_place:
-        raise Refused("this terminal can't place its cursor (TERM)", "trashd list tells the same line by line")
+        raise Refused("the terminal can't place its cursor (TERM)", "trashd list prints the same, line by line")
     if n_colours <= 0:
         os.environ["NO_COLOR"] = "1"

@@ -1,4 +1,4 @@
-"""What an orphan takes: as its record has it, by its filesystem's word, or counted by its owner."""
+"""The size of an orphan: from its record, from its filesystem, or counted in a process of its owner."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fusefs.store.victim_rename import VisibleRename
 
 
 class CountedOrphan(NamedTuple):
-    """An orphan, and what it takes.
+    """An orphan and its size.
 
-    size        None: that is not known
-    n_failed    what could not be looked at
-    is_stopped  it was not counted to the end
+    size        None if it is unknown
+    n_failed    entries that could not be counted
+    is_stopped  the count was stopped before its end
     """
 
     entry: ListedContainer
@@ -37,12 +37,12 @@ class CountedOrphan(NamedTuple):
 
 
 class CountOptions(NamedTuple):
-    """How it is counted.
+    """How to count.
 
-    anew    what is noted in its record is asked for once more
-    far     on filesystems of a server, too
-    paced   others on the disk come first; they are told of on stderr
-    noted   for the next time
+    anew    ignore the size that the record has
+    far     count on network filesystems, too
+    paced   yield to other users of the disk, and report that on stderr
+    noted   store the size in the record
     """
 
     anew: bool = False
@@ -54,7 +54,7 @@ class CountOptions(NamedTuple):
 def count_orphan(
     kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, stops: Stops, how: CountOptions
 ) -> CountedOrphan:
-    """Find out what it takes. stops: asked now and then. Raises  TrashdError"""
+    """Find the size of an orphan. stops: called now and then; whether to stop. Raises  TrashdError"""
     kept = entry.size if entry.state is State.ORPHANS else None
     if kept is not None and not (kept.is_at_least or how.anew):
         return CountedOrphan(entry, kept)
@@ -72,7 +72,7 @@ def count_orphan(
             if how.noted and asked.size is not None and not asked.is_stopped and entry.state is State.ORPHANS:
                 pauses()
                 keep_size(folder, entry.id, asked.size)
-                pauses()  # its flush is felt more than looks are: it takes from the same share of the time
+                pauses()  # its flush disturbs others more than stat calls, and counts towards the same share
         return asked
 
     try:
@@ -86,17 +86,14 @@ def count_orphan(
 
 @contextmanager
 def _pace(kernel: Kernel, folder: UserFolder, stops: Stops) -> Iterator[Callable[[], None]]:
-    from fusefs.engine.pace import (
-        PacedLooks,
-        pacer_in,  # a restore counts for a moment, at full speed
-    )
+    from fusefs.engine.pace import PacedLooks, pacer_in  # imported late: a restore counts at full speed
 
     with pacer_in(kernel, folder.fd, Speed(), output.tell_why, may_write=False) as pacer:
         yield PacedLooks(pacer, stops)
 
 
 def size_by(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, end_s: float) -> str:
-    """What it takes, in words, as far as that is found out by then (time.monotonic)."""
+    """Format the size of an orphan, as far as it is counted by a moment (time.monotonic)."""
     try:
         counted = count_orphan(kernel, volumes, entry, lambda: time.monotonic() > end_s, CountOptions(noted=False))
     except TrashdError:
@@ -108,5 +105,5 @@ def size_by(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, en
 
 
 def in_column(size: TreeSize | None) -> str:
-    """What something takes, as a table has it."""
+    """Format a size for a table."""
     return "unknown" if size is None else (">=" if size.is_at_least else "") + format_size(size.n_bytes)

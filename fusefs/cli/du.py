@@ -24,10 +24,18 @@ from fusefs.linux.pressure import be_idle
 from fusefs.store.orphans import ListedContainer, all_entries, the_one_called
 
 
-@click.command("du", cls=Command, short_help="Tell what orphans take.")
+@click.command(
+    "du",
+    cls=Command,
+    short_help="Show how much space orphans take.",
+    headings={
+        "Select": "--user --older --within --path --state --larger --volume",
+        "Output": "--count --json",
+    },
+)
 @click.argument("identifiers", metavar="[ID]…", nargs=-1, type=OrphanId())
 @filter_options
-@click.option("--count", "anew", is_flag=True, help="Count all of it anew, on filesystems of a server, too.")
+@click.option("--count", "anew", is_flag=True, help="Count all sizes again, on network filesystems too.")
 @volume_option
 @json_option
 def command(
@@ -38,17 +46,13 @@ def command(
     as_json: bool,
     **filters: Any,
 ) -> int:
-    """Tell what orphans take, the largest first, and of each user all together.
+    """Show how much space orphans take, the largest first, with a total for each user.
 
-    Where the filesystem knows it (CephFS, a btrfs subvolume with quota groups, JuiceFS's Enterprise Edition), it is
-    asked. Else each tree is walked once, by its owner, at idle priority and at a pace that others on the disk don't
-    feel, and what was counted is noted in its record, for trashd list and status too. The reaper service does the same
-    for orphans older than a minute, on local filesystems, while nobody else uses the disk. On filesystems of a server
-    nothing is counted but what is named, or with --count, which also counts once more what is noted.
+    Users see their own orphans, root sees those of all users. Unknown sizes are counted once, at idle priority, and
+    stored for trashd list. On network filesystems, only an orphan that you name by ID is counted, or all with --count.
 
-    Counted are the blocks of each inode once. FREES is what comes back when it goes: files that have other names
-    outside stay, and of what reflinks or snapshots share as much may (`<=`). What could not be counted, or not to the
-    end (Ctrl-C), is told as at least (`>=`), what is not known as unknown. Everybody sees his own, root everybody's.
+    FREES is the space that its deletion frees: files with other names (hard links) outside the orphan stay. ">=" marks
+    an incomplete count, "<=" data that reflinks or snapshots may share.
 
     \b
     Examples:
@@ -59,14 +63,14 @@ def command(
     kernel = tended(volumes)
     lost: list[TrashdError] = []
     now_ns = time.time_ns()
-    found = OrphanFilter(**filters).picks(all_entries(kernel, volumes, lost, watched(notes=False)), now_ns)
+    entries = OrphanFilter(**filters).picks(all_entries(kernel, volumes, lost, watched(notes=False)), now_ns)
     if identifiers:
-        found = [_called(volumes, identifier, found) for identifier in identifiers]
+        entries = [_find(volumes, identifier, entries) for identifier in identifiers]
     how = CountOptions(anew, far=anew or bool(identifiers), paced=True)
     be_idle()
     with StopSignals() as stop:
         counted = []
-        for entry in found:
+        for entry in entries:
             if stop():
                 break
             try:
@@ -77,26 +81,26 @@ def command(
         counted = sorted(
             (one for one in counted if least is None or _n_bytes(one) >= least), key=lambda one: -_n_bytes(one)
         )
-        _tell(counted, now_ns, as_json=as_json)
+        _print_sizes(counted, now_ns, as_json=as_json)
         if stop():
             return stop.exit_code()
     return output.exit_code([*codes, Incomplete.exit_code if any(one.n_failed for one in counted) else 0])
 
 
-def _called(volumes: Sequence[bytes], identifier: str, found: Sequence[ListedContainer]) -> ListedContainer:
-    """Raises  NotFound; UsageError: several are called so"""
-    entry = the_one_called(volumes, identifier, found)
+def _find(volumes: Sequence[bytes], identifier: str, entries: Sequence[ListedContainer]) -> ListedContainer:
+    """Find an orphan by its ID. Raises  NotFound; UsageError: the ID is not unique"""
+    entry = the_one_called(volumes, identifier, entries)
     if entry is None:
         raise NotFound(os.fsencode(identifier))
     return entry
 
 
 def _n_bytes(one: CountedOrphan) -> int:
-    """As far as it is known; what is not known at all comes last."""
+    """The key to sort by: the known size, or -1."""
     return -1 if one.size is None else one.size.n_bytes
 
 
-def _tell(counted: Sequence[CountedOrphan], now_ns: int, *, as_json: bool) -> None:
+def _print_sizes(counted: Sequence[CountedOrphan], now_ns: int, *, as_json: bool) -> None:
     if as_json:
         for one in counted:
             whose = WhoseCount(one.entry.id, one.entry.uid, one.entry.origin)
@@ -123,17 +127,17 @@ def _sum(own: Sequence[CountedOrphan]) -> str:
 def _row(one: CountedOrphan, now_ns: int) -> tuple[str, ...]:
     entry = one.entry
     return (
-        *_told(one.size), user_name(entry.uid), format_duration(entry.age_s(now_ns)), entry.id[-ID_RANDOM_CHARS:],
+        *_columns(one.size), user_name(entry.uid), format_duration(entry.age_s(now_ns)), entry.id[-ID_RANDOM_CHARS:],
         output.origin(entry.origin) + _why_it_stays(one.size),
     )  # fmt: skip
 
 
-def _told(size: TreeSize | None) -> tuple[str, str, str]:
-    """What it takes, what it frees, and its entries."""
+def _columns(size: TreeSize | None) -> tuple[str, str, str]:
+    """Format the columns SIZE, FREES and ENTRIES."""
     if size is None:
         return in_column(size), "-", "-"
     bound = ">=" if size.is_at_least else ""
-    # Of what is both, a part and shared with others, nothing is known.
+    # A lower bound of something that may be shared bounds nothing.
     frees = "-" if size.is_at_least and size.may_share() else bound + ("<=" if size.may_share() else "")
     if frees != "-":
         frees += format_size(size.most_freed())
@@ -144,11 +148,11 @@ def _told(size: TreeSize | None) -> tuple[str, str, str]:
 def _why_it_stays(size: TreeSize | None) -> str:
     if size is None:
         return ""
-    told = []
+    reasons = []
     if size.linked_bytes:
-        told.append(f"{format_size(size.linked_bytes)} stay: other names have it")
+        reasons.append(f"{format_size(size.linked_bytes)} stays: other hard links exist")
     if size.shared_bytes:
-        told.append(f"up to {format_size(size.shared_bytes)} may stay: shared with reflinks or snapshots")
+        reasons.append(f"up to {format_size(size.shared_bytes)} may stay: shared with reflinks or snapshots")
     elif size.shared_bytes is None:
-        told.append("the server's snapshots may keep it")
-    return f"  ({'; '.join(told)})" if told else ""
+        reasons.append("snapshots on the server may keep it")
+    return f"  ({'; '.join(reasons)})" if reasons else ""

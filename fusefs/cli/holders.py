@@ -25,39 +25,40 @@ from fusefs.store.victim import find_victim
 
 
 class HeldTree(NamedTuple):
-    """The holders of one tree."""
+    """The processes that use one tree."""
 
     path: bytes
     holders: tuple[TreeHolder, ...]
 
 
 def holders_of(paths: list[bytes]) -> list[HeldTree]:
-    """The holders of the trees at some paths, in one look at /proc.
+    """Find the processes that use the trees at some paths, in one scan of /proc.
 
-    Without root only one's own processes can be seen.
+    Without root, only one's own processes are visible.
     """
     mounts = read_mounts()
     ours = views(mounts, trusted_owners(os.geteuid()))
     places = {path: _places(path, mounts, ours) for path in paths}
-    found: dict[FilesystemPath, list[TreeHolder]] = {place: [] for several in places.values() for place in several}
-    for place, holder in find_holders(list(found)):
-        found[place].append(holder)
-    daemons = {pid for pid in {h.pid for several in found.values() for h in several} if ours and serves_fuse(pid)}
+    holders: dict[FilesystemPath, list[TreeHolder]] = {place: [] for several in places.values() for place in several}
+    for place, holder in find_holders(list(holders)):
+        holders[place].append(holder)
+    daemons = {pid for pid in {h.pid for several in holders.values() for h in several} if ours and serves_fuse(pid)}
     return [
-        HeldTree(path, tuple(h for place in several for h in found[place] if h.pid not in daemons))
+        HeldTree(path, tuple(h for place in several for h in holders[place] if h.pid not in daemons))
         for path, several in places.items()
     ]
 
 
 def _places(path: bytes, mounts: list[Mount], ours: list[MountView]) -> list[FilesystemPath]:
-    """Where a path is on the backing filesystem and in the mounts of ours that show it."""
+    """Find a path on the backing filesystem and in the mounts of trashd that show it."""
     place = find_place(path, mounts)
     if place is None:
         return []
     places = every_place(place, ours)
     [place, *_] = places
     for view in ours:
-        # What the store moved behind a mount has its old path there, in /proc too, until the new one is looked at.
+        # A tree that was moved on the backing filesystem keeps its old path in the mount, and in /proc, until the
+        # mount looks up the new one.
         if view.backing.holds(place):
             with suppress(OSError):
                 patiently(partial(os.lstat, os.path.join(view.mount.point, below(place.path, view.backing.path))))
@@ -65,30 +66,31 @@ def _places(path: bytes, mounts: list[Mount], ours: list[MountView]) -> list[Fil
 
 
 def holders_of_path(kernel: Kernel, path: bytes) -> HeldTree:
-    """The holders of the directory or file that a person named, or of what is mounted there.
+    """Find the processes that use a directory or file, or the filesystem mounted there.
 
     Raises  TrashdError as `find_victim`
     """
     try:
         with find_victim(kernel, path) as victim:
-            found = victim.path()
+            directory = victim.path()
     except IsMountPoint:
-        found = os.path.realpath(path)
-    return holders_of([found])[0]
+        directory = os.path.realpath(path)
+    return holders_of([directory])[0]
 
 
-@click.command("holders", cls=Command, short_help="List the processes that work in a tree.", no_args_is_help=True)
+@click.command("holders", cls=Command, short_help="List processes that use a directory or an orphan.")
 @click.argument("what", type=OrphanIdOrPath(), metavar="ID|DIR")
 @volume_option
 @json_option
 def command(what: bytes, volumes: tuple[bytes, ...], as_json: bool) -> int:
-    """List the processes that have something in a tree open: fd, cwd, root, executable or mapping.
+    """List processes that use a tree: as an open file, working directory, root, executable or mapping.
 
-    With pid 0: the kernel, for a loop device (losetup -d detaches it) or an active swap file (swapoff ends it).
+    For an orphan's ID: processes that still use the old tree; reload or restart them. For a directory: processes that
+    would go on in the old tree after a swap. PID 0 is the kernel: a loop device (losetup -d detaches it) or a swap
+    file (swapoff ends it).
 
-    For an orphan's id: who still works in the old tree (reload or restart them). For a directory: who would.
-    Without root only your own processes can be seen. ID may be cut short as long as it is unique, and no name of a
-    file here.
+    Without root, only your own processes are visible. Any unique prefix or suffix of an ID will do, unless a file here
+    has that name.
 
     \b
     Examples:
@@ -107,12 +109,12 @@ def command(what: bytes, volumes: tuple[bytes, ...], as_json: bool) -> int:
         path = printable(h.path) or "."
         print(f"{h.pid:>8}  {user_name(h.uid):<12}  {printable(h.command.encode()):<16}  {h.kind:<5}  {path}")
     if not held.holders:
-        print(f"nobody holds {printable(held.path)}" + ("" if os.geteuid() == 0 else " (as far as you may see)"))
+        print(f"no process uses {printable(held.path)}" + ("" if os.geteuid() == 0 else " (of those visible to you)"))
     return 0
 
 
 def _is_path(what: bytes) -> bool:
-    """Whether it is no end of an id: it has a slash, or something here has that name, be it a mount that is dead."""
+    """Whether an argument is a path: it has a slash, or the name exists here (a dead mount, too)."""
     try:
         os.lstat(what)
     except FileNotFoundError:

@@ -1,6 +1,7 @@
-"""What commands add to the values that they print as JSON, or print instead where there is no such value.
+"""Types that commands print as JSON, alone or with the fields of other types.
 
-An object has the keys of several of these types, and of others: build_docs/json_schema.py says of which.
+build_docs/json_schema.py lists the types of each command's objects. The first line of a docstring is its description
+in the schema.
 """
 
 from __future__ import annotations
@@ -11,32 +12,32 @@ from fusefs.core.names import ContainerId
 
 
 class UndoCommand(NamedTuple):
-    """The command that takes it back; None if nothing does."""
+    """The command that restores it; null if it can't be restored."""
 
     restore: str | None
 
 
 class RestorableFor(NamedTuple):
-    """Seconds until its term ends, negative if it has; None: never by itself."""
+    """Seconds until the orphan expires, negative afterwards; null if it is pinned."""
 
     restorable_for_s: int | None
 
 
 class SummedBy(NamedTuple):
-    """What orphans were put together by: `user`, `project` or `age`."""
+    """The key of the sums: `user`, `project` or `age`."""
 
     sum_by: str
 
 
 class KeptAs(NamedTuple):
-    """The id that was asked for, and that of what is left of it now; None if nothing is."""
+    """The requested id, and the id of the remaining part; null if nothing remains."""
 
     id: ContainerId
     kept_as: ContainerId | None
 
 
 class WhoseCount(NamedTuple):
-    """The orphan that was counted; origin: None if it was dropped"""
+    """The orphan that was counted; origin is null if it comes from the drop directory."""
 
     id: ContainerId
     uid: int
@@ -44,7 +45,7 @@ class WhoseCount(NamedTuple):
 
 
 class KnownSize(NamedTuple):
-    """What it takes, as core.record.TreeSize has it; None: not known."""
+    """The size, with the keys of core.record.TreeSize; null if unknown."""
 
     n_entries: int | None = None
     n_bytes: int | None = None
@@ -56,20 +57,20 @@ class KnownSize(NamedTuple):
 
 
 class CountEnd(NamedTuple):
-    """What could not be looked at, and whether it was counted to the end."""
+    """The number of entries that could not be counted, and whether the count was stopped."""
 
     n_failed: int
     is_stopped: bool
 
 
 class PausedVolume(NamedTuple):
-    """The directory that holds the store; None: all of them."""
+    """The directory that holds the store; null for all."""
 
     volume: bytes | None
 
 
 class ToldSums(NamedTuple):
-    """Counts of a sweep. n_bytes: None if nothing was looked at beyond its name"""
+    """Counts of a sweep. n_bytes is null if entries were selected by name only."""
 
     n_seen: int
     n_matched: int
@@ -85,14 +86,14 @@ class ToldSums(NamedTuple):
 
 
 class SweepAction(NamedTuple):
-    """`trash`, `delete` or `move`, and whether it was only counted."""
+    """`trash`, `delete` or `move`, and whether the matches were only counted."""
 
     action: str
     dry_run: bool
 
 
 class SweepOutcome(NamedTuple):
-    """The counts, and the command that takes back what was trashed."""
+    """The counts, and the command that restores the trashed files."""
 
     sums: ToldSums
     undo: str | None
@@ -116,7 +117,7 @@ class PlannedRule(NamedTuple):
 
 
 class RuleLeftUndone(NamedTuple):
-    """A directory in which a rule did nothing, why, and the kind of the error if it should have."""
+    """A directory in which a rule did nothing, the reason, and the kind of the error if it failed."""
 
     rule: str
     directory: bytes
@@ -125,7 +126,7 @@ class RuleLeftUndone(NamedTuple):
 
 
 class WrittenPurgeLists(NamedTuple):
-    """The directory of purge lists, how many users have one, and whether nothing lacks in them."""
+    """The directory of purge lists, how many users have one, and whether the lists are complete."""
 
     lists: bytes
     n_users: int
@@ -134,7 +135,7 @@ class WrittenPurgeLists(NamedTuple):
 
 
 class ServiceLife(NamedTuple):
-    """The directory of a service's status file, whether that service lives, and how old the file is."""
+    """The directory of a service's status file, whether that service runs, and the age of the file."""
 
     directory: bytes
     is_running: bool
@@ -143,7 +144,7 @@ class ServiceLife(NamedTuple):
 
 
 class MemoryUse(NamedTuple):
-    """How often something was remembered when it was asked for; hit_rate: None if nothing was"""
+    """Hits and misses of a cache; hit_rate is null if there were none."""
 
     n_hits: int
     n_misses: int
@@ -151,7 +152,7 @@ class MemoryUse(NamedTuple):
 
 
 class RequestTimes(NamedTuple):
-    """How often a request came, and how long its answers took; None if none came."""
+    """The number of requests, and how long their replies took; null if there were none."""
 
     n: int
     n_failed: int
@@ -164,7 +165,7 @@ class RequestTimes(NamedTuple):
 
 
 class MountNumbers(NamedTuple):
-    """A mount's numbers. updated_ns: None before anything was asked"""
+    """The numbers of a mount. updated_ns is null before the first request."""
 
     mount_point: bytes
     source: bytes
@@ -187,14 +188,14 @@ class MountsSeen(NamedTuple):
 
 
 class FastPathReason(NamedTuple):
-    """Whether a fast path is on, and why not, or what it saves."""
+    """Whether a fast path is on, and the reason, or its benefit."""
 
     is_on: bool
     why: str
 
 
 class MountExplained(NamedTuple):
-    """A mount's fast paths."""
+    """The fast paths of a mount."""
 
     mount_point: bytes
     source: bytes
@@ -203,7 +204,7 @@ class MountExplained(NamedTuple):
 
 
 class UnmountedPath(NamedTuple):
-    """What is no longer mounted, whether its daemon ended, and whether it was killed for that."""
+    """The unmounted path, whether its daemon ended, and whether it had to be killed."""
 
     path: bytes
     is_ended: bool
@@ -211,7 +212,7 @@ class UnmountedPath(NamedTuple):
 
 
 class ErrorTold(NamedTuple):
-    """An error, on standard error: its kind, a sentence, the next step (may be empty), the exit code by itself."""
+    """An error, on standard error: its kind, message, hint (may be empty) and exit code."""
 
     error: str
     message: str

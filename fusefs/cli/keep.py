@@ -13,21 +13,26 @@ from fusefs.core.human_units import format_duration
 from fusefs.store.orphans import KeepFor, PinnedOrphan, Term, UsualTerm, find_container, keep_by_id
 
 
-@click.command("keep", cls=Command, short_help="Keep an orphan longer, or until you release it.", no_args_is_help=True)
+@click.command("keep", cls=Command, short_help="Keep an orphan longer, or until you release it.")
 @click.argument("identifier", metavar="ID", type=OrphanId())
 @click.option(
-    "--for", "seconds", type=DURATION, metavar="DURATION", help="So long from now on; default: until released."
+    "--for",
+    "seconds",
+    type=DURATION,
+    metavar="DURATION",
+    help="Keep it for DURATION from now. [default: until released]",
 )
-@click.option("--release", is_flag=True, help="The usual time again, as if nobody had asked for another.")
+@click.option("--release", is_flag=True, help="Let it expire as usual again: 24h after it was trashed.")
 @volume_option
 @json_option
 def command(identifier: str, seconds: int | None, release: bool, volumes: tuple[bytes, ...], as_json: bool) -> int:
-    """Pin an orphan: nothing reaps it by itself, however full the volume is, until you release it.
+    """Pin an orphan (a trashed tree): it does not expire, however full the volume is, until you release it.
 
-    With --for it is kept so long from now on, longer or shorter than before, and may go earlier only where space is
-    wanted. Released it goes after the usual time, counted from when it was swapped: perhaps at once. What is being
-    reaped, or lies in quarantine, is no orphan any more: `trashd restore` takes back what is left. ID may be cut
-    short as long as it is unique.
+    --for sets a new expiry instead, earlier or later than before. Unlike a pin, it can still be cut short when the
+    volume runs low on space. A released orphan may expire at once.
+
+    Any unique prefix or suffix of the ID will do. An orphan that is being deleted, or is in quarantine, can't be kept:
+    trashd restore recovers what remains of it.
 
     \b
     Examples:
@@ -36,7 +41,7 @@ def command(identifier: str, seconds: int | None, release: bool, volumes: tuple[
       trashd keep 2fe7e4cb8ba8 --release
     """
     if release and seconds is not None:
-        raise UsageError("--release with --for", "it is one or the other")
+        raise UsageError("--release can't be combined with --for")
     kernel = tended(volumes)
     entry = find_container(kernel, volumes, identifier)
     term: Term = UsualTerm() if release else KeepFor(seconds)
@@ -45,14 +50,14 @@ def command(identifier: str, seconds: int | None, release: bool, volumes: tuple[
     if as_json:
         output.as_json(kept)
     else:
-        print(f"{kept.id}: {_told(kept, seconds)}")
+        print(f"{kept.id}: {_format_term(kept, seconds)}")
     return 0
 
 
-def _told(kept: PinnedOrphan, asked_s: int | None) -> str:
+def _format_term(kept: PinnedOrphan, requested_s: int | None) -> str:
     if kept.expires_ns is None:
-        return f"kept until you release it (trashd keep --release {kept.id})"
-    if asked_s:
-        return f"kept for {format_duration(asked_s)}"
-    left_s = (kept.expires_ns - time.time_ns()) // 1_000_000_000
-    return f"no longer kept: it goes in {format_duration(left_s)}" if left_s > 0 else "no longer kept"
+        return f"pinned until you release it (trashd keep --release {kept.id})"
+    if requested_s:
+        return f"expires in {format_duration(requested_s)}"
+    remaining_s = (kept.expires_ns - time.time_ns()) // 1_000_000_000
+    return f"not kept: expires in {format_duration(remaining_s)}" if remaining_s > 0 else "not kept: expired"

@@ -26,10 +26,10 @@ from fusefs.linux.user_ids import uid_of
 from fusefs.store.orphans import ListedContainer, all_entries, explain_failure, sum_entries
 
 _PAST = (State.REAPING, State.QUARANTINE)
-"""Where the retention says nothing any more: it goes when the reaper comes to it, or when a person decides."""
+"""States in which the retention has no effect: a reaper has begun, or a person has to decide."""
 _UNKNOWN = "?"
 _MOST_REASONS = 3
-"""Of each in quarantine; --json has all."""
+"""Shown for each orphan in quarantine; --json has all."""
 _STATES = {
     "restorable": State.ORPHANS, "reaping": State.REAPING, "quarantine": State.QUARANTINE,
     "restoring": State.RESTORING, "unfinished": State.STAGE,
@@ -39,20 +39,28 @@ _FOREVER_S = 1 << 62
 
 filter_options = together(
     (
-        click.option("--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="Whose, for root."),
-        click.option("--older", "older_s", type=DURATION, metavar="AGE", help="Taken away longer ago than that."),
-        click.option("--within", "within_s", type=DURATION, metavar="TIME", help="Restorable for less than that."),
-        click.option("--path", "glob", metavar="GLOB", help="Came from a path that matches; * matches slashes, too."),
-        click.option("--state", type=click.Choice(list(_STATES)), help="In that state."),
+        click.option("--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="Only orphans of USER."),
+        click.option("--older", "older_s", type=DURATION, metavar="AGE", help="Only orphans older than AGE."),
         click.option(
-            "--larger", "least", type=ParsedValue("size", parse_size), metavar="SIZE", help="Only those that are."
+            "--within", "within_s", type=DURATION, metavar="TIME", help="Only orphans that expire within TIME."
+        ),
+        click.option(
+            "--path", "glob", metavar="GLOB", help="Only orphans whose original path matches GLOB; * matches / too."
+        ),
+        click.option("--state", type=click.Choice(list(_STATES)), help="Only orphans in this state."),
+        click.option(
+            "--larger",
+            "least",
+            type=ParsedValue("size", parse_size),
+            metavar="SIZE",
+            help="Only orphans of SIZE or more.",
         ),
     )
 )
 
 
 class OrphanFilter(NamedTuple):
-    """What is asked for, as the options are named. least: bytes that an orphan is known to take"""
+    """The values of the options. least: bytes that an orphan must take as far as its size is known"""
 
     uid: int | None
     older_s: int | None
@@ -62,18 +70,18 @@ class OrphanFilter(NamedTuple):
     least: int | None = None
 
     def picks(self, entries: Iterable[ListedContainer], now_ns: int) -> list[ListedContainer]:
-        """Those that are meant. What can't be read has no age and no path."""
-        return [entry for entry in entries if self.is_meant(entry, now_ns)]
+        """Select the entries that match. An unreadable one has no age and no path."""
+        return [entry for entry in entries if self.matches(entry, now_ns)]
 
-    def is_meant(self, entry: ListedContainer, now_ns: int) -> bool:
-        """Whether it is one of those."""
+    def matches(self, entry: ListedContainer, now_ns: int) -> bool:
+        """Whether an entry meets all conditions."""
         if self.uid not in (None, entry.uid) or (self.state is not None and entry.state is not _STATES[self.state]):
             return False
         if self.older_s is not None and (entry.problem or entry.age_s(now_ns) <= self.older_s):
             return False
         if self.within_s is not None:
-            left_s = None if entry.problem or entry.state is not State.ORPHANS else entry.left_s(now_ns)
-            if left_s is None or left_s >= self.within_s:
+            remaining_s = None if entry.problem or entry.state is not State.ORPHANS else entry.left_s(now_ns)
+            if remaining_s is None or remaining_s >= self.within_s:
                 return False
         if self.least is not None and (entry.size is None or entry.size.n_bytes < self.least):
             return False
@@ -84,18 +92,18 @@ ORDERS = ("age", "left", "path", "user", "size")
 
 
 def in_order(entries: list[ListedContainer], order: str, now_ns: int) -> list[ListedContainer]:
-    """One of ORDERS: the oldest first, those that go soonest, by where they came from, by whose they are, the largest.
+    """Sort by one of ORDERS: age (oldest first), left (soonest to expire first), path, user, size (largest first).
 
-    Those whose size is not known come last of these.
+    By size, entries of unknown size are last.
     """
 
-    def left_s(entry: ListedContainer) -> int:
-        left = entry.left_s(now_ns)
-        return _FOREVER_S if left is None else left
+    def remaining_s(entry: ListedContainer) -> int:
+        seconds = entry.left_s(now_ns)
+        return _FOREVER_S if seconds is None else seconds
 
     keys: dict[str, Callable[[ListedContainer], Any]] = {
         "age": lambda entry: entry.created_ns,
-        "left": left_s,
+        "left": remaining_s,
         "path": lambda entry: entry.origin or b"",
         "user": lambda entry: (entry.uid, entry.created_ns),
         "size": lambda entry: 1 if entry.size is None else -entry.size.n_bytes,
@@ -103,76 +111,89 @@ def in_order(entries: list[ListedContainer], order: str, now_ns: int) -> list[Li
     return sorted(entries, key=keys[order])
 
 
-@click.command("list", cls=Command, short_help="List what can be restored.")
+@click.command(
+    "list",
+    cls=Command,
+    short_help="List the trashed trees that can be restored.",
+    headings={
+        "Select": "--user --older --within --path --state --larger --volume",
+        "Output": "--sort --sum-by --depth --json",
+    },
+)
 @filter_options
-@click.option("--sort", "order", type=click.Choice(ORDERS), default="age", help="The oldest first (age), and so on.")
 @click.option(
-    "--sum-by", type=click.Choice([one.value for one in SumBy]), help="Not each: what they hold, put together by that."
+    "--sort",
+    "order",
+    type=click.Choice(ORDERS),
+    default="age",
+    show_default=True,
+    help="Show the oldest (age), the soonest to expire (left) or the largest first, or sort by path or user.",
 )
 @click.option(
-    "--depth", type=click.IntRange(1), default=1, metavar="N", help="So many directories are a project's name (1)."
+    "--sum-by",
+    type=click.Choice([one.value for one in SumBy]),
+    help="Print totals per user, project or age instead of one line per orphan.",
+)
+@click.option(
+    "--depth",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="With --sum-by project, take the first N directories of a path for the project.",
 )
 @volume_option
 @json_option
 def command(
     order: str, sum_by: str | None, depth: int, volumes: tuple[bytes, ...], as_json: bool, **filters: Any
 ) -> int:
-    """List the orphans: where they came from, their age, how long they can be restored, size, owner, state.
+    """List orphans: the trees that a swap, rm or sweep moved to the trash, and that can be restored.
 
-    An orphan is what a swap, a removal or a sweep took away, in the trash store of its filesystem. Everybody sees his
-    own, root everybody's. No tree is walked, so this is quick whatever they hold. What lies in a drop folder becomes
-    an orphan first, and what a killed command left is settled. Of an origin that is told as swept a sweep took some,
-    and the directory itself is still there. The ends of ids are shown, which are enough, and on a terminal of paths
-    and notes what fits: --json has them whole. Sizes are those that are known: trashd du counts the others, and
-    notes what it counted.
-
-    Below an orphan in quarantine are the first reasons why the reaper could not delete it: the call, the path in the
-    container and the kernel's error. --json has up to 50 reasons.
-
-    What they hold is told by user, by project (the first directories of where they came from) or by age with --sum-by:
-    from records alone, however many there are, and changing nothing.
+    Users see their own orphans, root sees those of all users. IDs are shortened to their ends, which every command
+    accepts. Sizes are shown if they are known; trashd du counts the others. "(swept)" after an origin: a sweep took
+    some of its files; the directory itself is still in place.
 
     \b
     Examples:
       trashd list
       trashd list --path '/scratch/*' --older 1d --sort left
-      trashd list --within 1d                      what is gone by tomorrow, for a login's profile
+      trashd list --within 1d               orphans that expire by tomorrow, for a login profile
       trashd list --volume /scratch --json | jq -r .id
-      trashd list --state quarantine               what the reaper could not delete, and why
+      trashd list --state quarantine        orphans that the reaper could not delete, and why
       trashd list --volume /scratch --sum-by project --older 7d
     """
-    wanted = OrphanFilter(**filters)
+    selection = OrphanFilter(**filters)
     if sum_by is not None:
-        return _print_sums(volumes, SumBy(sum_by), depth, wanted, as_json=as_json)
+        return _print_sums(volumes, SumBy(sum_by), depth, selection, as_json=as_json)
     kernel = tended(volumes)
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
-    # The origins by the paths that users know, where a mount over itself has lost its daemon.
+    # Show the paths that users know, also where the daemon of a mount over its own source is dead.
     every = [_by_mount_point(entry) for entry in all_entries(kernel, volumes, lost, watched(notes=False))]
-    found = in_order(wanted.picks(every, now_ns), order, now_ns)
+    entries = in_order(selection.picks(every, now_ns), order, now_ns)
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         from fusefs.cli.json_objects import RestorableFor
 
-        for entry in found:
+        for entry in entries:
             output.as_json(entry, RestorableFor(entry.left_s(now_ns)))
         return max(codes, default=0)
-    if not found:
+    if not entries:
         if not lost:
-            click.echo("no orphans" if not every else "no such orphans", err=True)
+            click.echo("no orphans" if not every else "no orphan matches", err=True)
         return max(codes, default=0)
-    owners = {uid: user_name(uid) for uid in {entry.uid for entry in found}}
-    rows = [_row(entry, owners[entry.uid], now_ns) for entry in found]
+    owners = {uid: user_name(uid) for uid in {entry.uid for entry in entries}}
+    rows = [_row(entry, owners[entry.uid], now_ns) for entry in entries]
     width = output.terminal_width()
-    head, *lines = output.aligned([("ID", "AGE", "LEFT", "SIZE", "OWNER", "STATE", "ORIGIN"), *rows], width)
+    head, *lines = output.aligned([("ID", "AGE", "EXPIRY", "SIZE", "OWNER", "STATE", "ORIGIN"), *rows], width)
     printed = [head]
-    for line, entry in zip(lines, found, strict=True):
+    for line, entry in zip(lines, entries, strict=True):
         note = f"  # {printable(entry.note.encode('utf-8', 'replace'))}" if entry.note else ""
         printed.append(line + note if width is None or len(line + note) <= width else line)
         printed += [f"  {reason}" for reason in _explain_quarantine(entry)]
     print("\n".join(printed))
-    if any(entry.problem for entry in found):
-        output.warn(f"of what is unreadable {WAY_OUT}")
+    if any(entry.problem for entry in entries):
+        output.warn(f"an orphan is unreadable: {WAY_OUT}")
     return max(codes, default=0)
 
 
@@ -183,43 +204,43 @@ def _by_mount_point(entry: ListedContainer) -> ListedContainer:
 
 
 def _row(entry: ListedContainer, owner: str, now_ns: int) -> tuple[str, ...]:
-    identifier = entry.id[-ID_RANDOM_CHARS:]  # enough for every command, and it leaves room for the rest
-    left = entry.left_s(now_ns)
-    kept = "kept" if left is None else format_duration(left) if left > 0 else "expired"
-    shown = "-" if entry.state in _PAST else kept
+    identifier = entry.id[-ID_RANDOM_CHARS:]  # enough for every command, and leaves room for the path
+    seconds = entry.left_s(now_ns)
+    expiry = "pinned" if seconds is None else format_duration(seconds) if seconds > 0 else "expired"
+    expiry = "-" if entry.state in _PAST else expiry
     state = _STATE_NAMES[entry.state]
     if entry.state is State.REAPING:
         state += " (stopped)" if entry.is_stopped else ""
     elif entry.partial:
-        state += " (partly reaped)"
+        state += " (partly deleted)"
     if entry.problem:
         return (identifier, "?", "?", "?", owner, "unreadable", entry.problem)
     age = format_duration(entry.age_s(now_ns))
     swept = " (swept)" if entry.method is Method.SWEEP else ""
     origin = output.origin(entry.origin) + swept
-    return (identifier, age, shown, in_column(entry.size), owner, state, origin)
+    return (identifier, age, expiry, in_column(entry.size), owner, state, origin)
 
 
 def _explain_quarantine(entry: ListedContainer) -> list[str]:
-    """The first reasons why it could not be deleted; none if it is not in quarantine."""
+    """The first reasons why an orphan could not be deleted; none if it is not in quarantine."""
     if entry.state is not State.QUARANTINE or entry.problem:
         return []
     if not entry.failures:
-        return ["no reason was recorded: the volume was full, or somebody put it there"]
+        return ["no reason is recorded: the volume was full, or a user moved it there"]
     reasons = [explain_failure(failure) for failure in entry.failures[:_MOST_REASONS]]
     n_more = entry.n_failed - len(reasons)
     if n_more > 0:
         more = f"{n_more}+" if entry.n_failed >= MAX_FAILURES else str(n_more)
-        reasons.append(f"and {more} more: --json shows them")
+        reasons.append(f"and {more} more (--json lists up to {MAX_FAILURES})")
     return reasons
 
 
-def _print_sums(volumes: Sequence[bytes], by: SumBy, depth: int, wanted: OrphanFilter, *, as_json: bool) -> int:
-    """Print the sums of those that are wanted; the exit code."""
+def _print_sums(volumes: Sequence[bytes], by: SumBy, depth: int, selection: OrphanFilter, *, as_json: bool) -> int:
+    """Print sums of the selected orphans; return the exit code."""
     lost: list[TrashdError] = []
     clocks = watched(notes=False)
-    sums = sum_entries(Kernel(), volumes, lambda: OrphanSums(by, depth), wanted.is_meant, lost, clocks)
-    found = [
+    sums = sum_entries(Kernel(), volumes, lambda: OrphanSums(by, depth), selection.matches, lost, clocks)
+    rows = [
         (key if key.project is None else key._replace(project=output.by_mount_point(key.project)), one)
         for key, one in sums
     ]
@@ -227,13 +248,13 @@ def _print_sums(volumes: Sequence[bytes], by: SumBy, depth: int, wanted: OrphanF
     if as_json:
         from fusefs.cli.json_objects import SummedBy
 
-        for key, one in found:
+        for key, one in rows:
             output.as_json(SummedBy(by.value), key, one)
-    elif not found:
+    elif not rows:
         click.echo("no orphans", err=True)
     else:
-        head = ("ORPHANS", "SIZE", "UNKNOWN", "DUE", "OLDEST", by.value.upper())
-        for line in output.aligned([head, *(_sum_row(by, *one) for one in found)], output.terminal_width()):
+        head = ("ORPHANS", "SIZE", "UNKNOWN", "EXPIRED", "OLDEST", by.value.upper())
+        for line in output.aligned([head, *(_sum_row(by, *one) for one in rows)], output.terminal_width()):
             print(line)
     return max(codes, default=0)
 

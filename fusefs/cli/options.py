@@ -1,4 +1,4 @@
-"""What several commands share: options and their values, clocks, and recovery before a list."""
+"""Options that several commands share, types of their values, clocks, and the recovery before a list."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 else:
 
     class ParamType(click.ParamType):
-        """One that can be told of which type its values are, as that of click before 8.4 can't (Debian 13 has 8.2)."""
+        """Accepts a type argument, which click's class does not before 8.4 (Debian 13 has 8.2)."""
 
         def __class_getitem__(cls, _value_type: object) -> type:
             return cls
@@ -41,19 +41,19 @@ _COMPLETION_LIMIT_S = 0.15
 
 
 class ParsedValue(ParamType[T], Generic[T]):
-    """A value as a function reads it, which says by ValueError what is wrong."""
+    """A value that a function parses; its ValueError has the message."""
 
-    def __init__(self, name: str, read: Callable[[str], T]) -> None:
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
         self.name = name
-        self._read = read
+        self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
-        """Read one; a default is not read."""
+        """Parse a value; a default is used as it is."""
         if not isinstance(value, str):
             default: T = value
             return default
         try:
-            return self._read(value)
+            return self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -61,34 +61,34 @@ class ParsedValue(ParamType[T], Generic[T]):
 DURATION = ParsedValue("duration", parse_duration)
 """Seconds, typed as 90s, 15m, 24h, 3d, 2w."""
 RATE = ParsedValue("rate", parse_rate)
-"""An amount a second."""
+"""An amount per second."""
 NOTE = ParsedValue("text", read_note)
-"""A sentence that lists show."""
+"""A note that lists show."""
 _MOST_WORKERS = 64
 
 
 class PathBytes(ParamType[bytes]):
-    """A path as the kernel has it."""
+    """A path as bytes."""
 
     name = "path"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
-        """Bytes of an argument."""
+        """Encode an argument as the filesystem does."""
         return value if isinstance(value, bytes) else os.fsencode(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Have the shell look for it."""
+        """Let the shell complete file names."""
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(incomplete, type="file")]
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
 def _check_volumes(_ctx: click.Context, _param: click.Parameter, volumes: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """The volumes as they were given. Raises  TrashdError if one can't be looked at: it would seem to be empty"""
+    """Return the volumes. Raises  TrashdError if stat fails for one: a list of it would seem to be empty"""
     for volume in volumes:
         with errors_about(volume):
             os.stat(volume)
@@ -102,15 +102,15 @@ volume_option: Decorator = click.option(
     multiple=True,
     metavar="DIR",
     callback=_check_volumes,
-    help="Look only in the store in DIR, or else in the nearest above it on the same filesystem (may be repeated); "
-    "default: all that are known.",
+    help="Only the trash store in DIR, or the nearest one above DIR on the same filesystem (repeatable). "
+    "[default: all known stores]",
 )
 paths_argument: Decorator = click.argument("paths", type=PathBytes(), nargs=-1, metavar="PATH…")
 whose_option: Decorator = click.option(
-    "--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="Whose orphan, for root."
+    "--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="As root, restrict to orphans of USER."
 )
 null_option: Decorator = click.option(
-    "-0", "--null", is_flag=True, help="Read more paths from standard input, separated by NUL (find -print0)."
+    "-0", "--null", is_flag=True, help="Read more paths from standard input, each ended by NUL (find -print0)."
 )
 
 
@@ -123,11 +123,11 @@ def note_usage(error: UsageError, ctx: click.Context) -> None:
 class Command(click.Command):
     """A command whose `--help` lists its options under headings and ends with the name of its manual page.
 
-    Options that no heading names are listed last, under `Options`.
+    Options without a heading are listed last, under `Options`.
     """
 
     def __init__(self, *args: Any, headings: Mapping[str, str] | None = None, **attributes: Any) -> None:
-        """headings: the long names of options, separated by spaces, by their heading."""
+        """headings: maps each heading to the long names of its options, separated by spaces."""
         super().__init__(*args, **attributes)
         self._headings = dict(headings or {})
 
@@ -140,7 +140,7 @@ class Command(click.Command):
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, each heading a section of its own."""
+        """Write a section for each heading."""
         listed = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
@@ -167,7 +167,7 @@ def write_manual_page(ctx: click.Context, formatter: click.HelpFormatter) -> Non
 
 
 def together(options: Sequence[Decorator]) -> Decorator:
-    """Several options as one, listed in their order."""
+    """Combine several options into one decorator; the help lists them in this order."""
     return lambda command: reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
@@ -176,33 +176,36 @@ threads_option: Decorator = click.option(
     "n_workers",
     type=click.IntRange(1, _MOST_WORKERS),
     metavar="N",
-    help="Work on so many directories at a time; default: what is fastest on the filesystem.",
+    help="Work on N directories at a time. [default: fastest for the filesystem]",
 )
 tempo_options = together(
     (
-        click.option("--max-rate", type=RATE, metavar="N/s", help="At most N entries a second."),
+        click.option("--max-rate", type=RATE, metavar="N/s", help="Process at most N entries per second."),
         click.option(
-            "--max-bytes", type=RATE, metavar="N/s", help="At most N bytes a second (K, M, G: powers of 1024)."
+            "--max-bytes",
+            type=RATE,
+            metavar="N/s",
+            help="Process at most N bytes per second (K, M, G: powers of 1024).",
         ),
         click.option(
-            "--paced", is_flag=True, help="Make way for whoever else works on the disk; full speed if nobody does."
+            "--paced", is_flag=True, help="Yield to other users of the disk; run at full speed while there are none."
         ),
     )
 )
-"""How fast it may go: `max_rate`, `max_bytes` and `paced`."""
+"""Limits of the speed: `max_rate`, `max_bytes` and `paced`."""
 
 
 def mpi_option(shares: Callable[[Any], Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """A command that gets `job`: what has the ranks of its MPI job share the work, as the first; None without --mpi.
+    """Add `--mpi` to a command, which then gets `job`: shares the work among the ranks; None without --mpi.
 
-    The other ranks do what the first sends them, and say nothing.
+    Only the first rank runs the command. The others carry out what it sends them, and print nothing.
 
-    shares  makes it of the job (engine.mpi_ranks.MpiJob)
+    shares  makes `job` of an engine.mpi_ranks.MpiJob
     """
 
     def decorated(act: Callable[..., int]) -> Callable[..., int]:
         @click.option(
-            "--mpi", is_flag=True, help="Be a rank of an MPI job (mpiexec -n N trashd …), all of which share it."
+            "--mpi", is_flag=True, help="Share the work with the other ranks of an MPI job (mpiexec -n N trashd …)."
         )
         @wraps(act)
         def command(*args: Any, mpi: bool, **options: Any) -> int:
@@ -213,13 +216,13 @@ def mpi_option(shares: Callable[[Any], Any]) -> Callable[[Callable[..., int]], C
             with joined() as job:
                 uids = job.uids()
                 if not job.is_first:
-                    # Root's takes no word from anybody: the first, which may be a user's, says why.
+                    # A rank of root's trusts no other: the first, which may be a user's, prints why it is refused.
                     return job.serve(Kernel()) if os.geteuid() else 0
-                as_whom = "start them as the user whose files they are"
+                hint = "start all ranks as the user who owns the files"
                 if 0 in uids:
-                    raise Refused(f"rank {uids.index(0)} runs as root", as_whom)
+                    raise Refused(f"rank {uids.index(0)} runs as root", hint)
                 if len({*uids}) > 1:
-                    raise Refused("the ranks run as different users", as_whom)
+                    raise Refused("the ranks run as different users", hint)
                 return act(*args, **options, job=shares(job))
 
         return command
@@ -228,61 +231,61 @@ def mpi_option(shares: Callable[[Any], Any]) -> Callable[[Callable[..., int]], C
 
 
 class OrphanId(ParamType[str]):
-    """An id, or a part of one. A shell completes the caller's own, in a moment, whatever hangs somewhere."""
+    """An ID, or a part of one. A shell completes the caller's own IDs, at once even if a mount hangs."""
 
     name = "id"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Those of the caller's own orphans."""
-        return _offered(incomplete)
+        """Complete the IDs of the caller's own orphans."""
+        return _complete_id(incomplete)
 
 
 class OrphanIdOrPath(PathBytes):
-    """An id, or a path."""
+    """An ID or a path."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Ids, where it may be one."""
-        offered = [] if "/" in incomplete or incomplete.startswith(".") else _offered(incomplete)
-        return offered or super().shell_complete(ctx, param, incomplete)
+        """Complete IDs if the word may be one, else paths."""
+        items = [] if "/" in incomplete or incomplete.startswith(".") else _complete_id(incomplete)
+        return items or super().shell_complete(ctx, param, incomplete)
 
 
-def _offered(incomplete: str) -> list[CompletionItem]:
-    """Ids that begin so, and the ends of those whose end does; with what they were."""
+def _complete_id(incomplete: str) -> list[CompletionItem]:
+    """IDs that begin with a text, and random ends of IDs that do, each with its origin as help."""
     from click.shell_completion import CompletionItem
 
-    offered = []
-    for identifier, origin in _own():
+    items = []
+    for identifier, origin in _own_orphans():
         if identifier.startswith(incomplete):
-            offered.append(CompletionItem(identifier, help=origin))
+            items.append(CompletionItem(identifier, help=origin))
         elif identifier[-ID_RANDOM_CHARS:].startswith(incomplete):
-            offered.append(CompletionItem(identifier[-ID_RANDOM_CHARS:], help=origin))
-    return offered
+            items.append(CompletionItem(identifier[-ID_RANDOM_CHARS:], help=origin))
+    return items
 
 
-def _own() -> list[tuple[str, str]]:
-    """The ids of what the caller has in all stores that are known, and where that came from; newest first.
+def _own_orphans() -> list[tuple[str, str]]:
+    """The IDs and origins of the caller's orphans in all known stores, newest first.
 
-    A child looks, as a dead mount blocks whoever looks at it: what it has not told in time is not offered. It has
-    nothing of ours open, or a shell would wait for it that reads what we say to the end.
+    A child process lists them, since a dead mount may block it; completion does without an answer that is late. The
+    child keeps none of our files open: a shell reads our output until every process has closed it.
     """
     from fusefs.linux.children import ask_each
     from fusefs.store.orphans import all_entries
 
     own = os.geteuid()
 
-    def tell(_asked: None) -> bytes:
-        found = (entry for entry in all_entries(Kernel(), (), []) if entry.uid == own)
-        return "".join(f"{entry.id}\t{output.origin(entry.origin)}\n" for entry in found).encode()
+    def list_own(_asked: None) -> bytes:
+        entries = (entry for entry in all_entries(Kernel(), (), []) if entry.uid == own)
+        return "".join(f"{entry.id}\t{output.origin(entry.origin)}\n" for entry in entries).encode()
 
-    ((_asked, answer),) = ask_each((None,), tell, set(), lambda _asked: None, limit_s=_COMPLETION_LIMIT_S)
+    ((_asked, answer),) = ask_each((None,), list_own, set(), lambda _asked: None, limit_s=_COMPLETION_LIMIT_S)
     pairs = [line.split(b"\t", 1) for line in (answer or b"").split(b"\n")[:-1]]
     return [(identifier.decode(), origin.decode()) for identifier, origin in reversed(pairs)]
 
 
 def watched(*, notes: bool = True) -> tuple[Clock, ...]:
-    """What this user's service and commands remember of the wall clock; nothing for a user without a home.
+    """Readings of the wall clock that this user's service and commands stored; none for a user without a home.
 
-    notes  have the next command know what the clock is now
+    notes  store the present reading for the next command
     """
     from fusefs.service.state_files import watched_clocks
 
@@ -292,30 +295,30 @@ def watched(*, notes: bool = True) -> tuple[Clock, ...]:
 
 
 class AgeCutoffs:
-    """The moments before which files are so old, however the wall clock was set since it was noted last."""
+    """Times before which a file has a certain age, corrected for changes of the wall clock since its last reading."""
 
     def __init__(self, kernel: Kernel, *, notes: bool) -> None:
-        """notes: have the next command know what the clock is now."""
+        """notes: store the present reading of the clock for the next command."""
         self.now = moment(kernel, watched(notes=notes))
         self._set_ns = 0
 
     def ago(self, span_ns: int) -> int:
-        """The one for so many nanoseconds."""
+        """The time that is so many nanoseconds ago."""
         cutoff_ns = self.now.cutoff_ns(span_ns)
         self._set_ns = max(self._set_ns, self.now.wall_ns - span_ns - cutoff_ns)
         return cutoff_ns
 
     def tell(self) -> None:
-        """Say so if files were called older than they are."""
+        """Warn if files are not as old as the wall clock makes them seem."""
         if self._set_ns >= STEP_NS:
             ahead = format_duration(round(self._set_ns / 1e9))
-            output.warn(f"the wall clock was set forward by {ahead}: what only seems to be old because of it stays")
+            output.warn(f"the wall clock was set forward by {ahead}: files that seem old only because of that are kept")
 
 
 def tended(
     volumes: Sequence[bytes], kernel: Kernel | None = None, ended: Collection[str] = (), waits: Waits | None = None
 ) -> Kernel:
-    """Recover, adopt drops and stock reserves as the caller may, and warn of what could not be settled.
+    """Complete unfinished operations, adopt drops and stock reserves, as far as the caller may; warn of what failed.
 
     ended, waits  as for `recover`
     """

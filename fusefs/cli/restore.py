@@ -1,4 +1,4 @@
-"""trashd restore."""
+"""trashd restore and undo; and the choice of an orphan by an ID or a path, which other commands share."""
 
 from __future__ import annotations
 
@@ -35,15 +35,17 @@ from fusefs.store.orphans import (
 from fusefs.store.restore import Restored, restore_by_id
 from fusefs.store.victim import check_operand
 
-_MOST_TOLD = 20
+_SHOWN_MAX = 20
 _PATIENCE_S = 0.5
 
 
-@click.command("restore", cls=Command, short_help="Take an orphan, or a part of it, back.")
+@click.command("restore", cls=Command, short_help="Restore an orphan, or a part of it, to its original path.")
 @click.argument("word", metavar="ID|PATH", type=OrphanIdOrPath(), required=False)
 @click.argument("inside", type=PathBytes(), required=False, metavar="[PATH-INSIDE]")
-@click.option("--last", is_flag=True, help="What your last command in this terminal took away (trashd undo).")
-@click.option("--to", type=PathBytes(), metavar="PATH", help="Restore to PATH, which must not exist, instead.")
+@click.option("--last", is_flag=True, help="Restore what your last command in this terminal removed (trashd undo).")
+@click.option(
+    "--to", type=PathBytes(), metavar="PATH", help="Restore to PATH on the same filesystem; PATH must not exist."
+)
 @whose_option
 @volume_option
 @json_option
@@ -56,19 +58,14 @@ def command(
     volumes: tuple[bytes, ...],
     as_json: bool,
 ) -> int:
-    """Put an orphan back where it was, or to another place on the same filesystem.
+    """Restore an orphan (a trashed tree) to its original path, or elsewhere with --to.
 
-    It is named by its ID, as long a part of that as is unique, or by the PATH that it was taken from; a path below
-    that restores this part alone. Of several that came from there you are asked which, on a terminal. By a path you
-    restore your own; root says with --user whose is meant.
+    Name it by ID (any unique prefix or suffix) or by its original PATH. A path below that, or PATH-INSIDE, restores
+    only that file or directory. If several orphans match, or without arguments, you choose from a list on a terminal.
 
-    The fresh directory makes way for it; if something was written there meanwhile, that becomes an orphan of its
-    own, kept for a week. Files that you restored from the same orphan before go back into the tree as they are now,
-    the newer copy; if the tree has the name again, both copies are kept and the command reports it.
-
-    What a sweep took goes back into the directory that it came from; where a name is taken by now it stays an orphan,
-    is told (exit code 13), and the same command brings it once the name is free. Root restores a user's orphan as
-    that user; with --to as root. Without ID and PATH you choose from a list, on a terminal.
+    The new, empty directory makes way. Files written there since the swap become an orphan of their own, kept for a
+    week. Files of a sweep whose names are in use stay in the trash and are reported (exit code 13); rerun the command
+    once the names are free.
 
     \b
     Examples:
@@ -78,42 +75,43 @@ def command(
       trashd restore 2fe7e4cb8ba8 results/final.csv
     """
     if last and (word is not None or to is not None or uid is not None):
-        raise UsageError("--last with what it is, whose, or where to", "it means all that the last command took away")
+        raise UsageError("--last can't be combined with ID, PATH, --to or --user")
     if word is None and not last and (as_json or not output.can_be_asked()):
-        raise UsageError("what is to come back?", "its ID, or the PATH that it was taken from; --last: see trashd undo")
+        raise UsageError("missing ID or PATH", "trashd list shows the IDs and paths of all orphans")
     kernel = tended(volumes)
     if last:
         return restore_last(kernel, volumes, as_json=as_json)
     if word is None:
-        meant = _asked_of_all(kernel, volumes, uid)
+        choice = _choose_of_all(kernel, volumes, uid)
     else:
         part = None if inside is None else os.path.normpath(inside)
-        meant = chosen(kernel, volumes, word, part, uid, as_json=as_json)
-    done = restore_by_id(kernel, volumes, meant.entry, meant.inside, to)
+        choice = chosen(kernel, volumes, word, part, uid, as_json=as_json)
+    done = restore_by_id(kernel, volumes, choice.entry, choice.inside, to)
     return tell_restored(done, as_json=as_json)
 
 
 def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> int:
-    """Take back all that the caller's last command in this session took away and is not back yet, the newest first.
+    """Restore the orphans of the caller's last command in this session, newest first, except restored ones.
 
-    What can't be taken back is told too, and the rest comes all the same.
-    Raises  NotFound
+    An orphan that can't be restored is reported, and the others are restored.
+    Raises  NotFound: there is no such orphan
     """
     lost: list[TrashdError] = []
     silent: list[bytes] = []
-    meant = _of_last(all_entries(kernel, volumes, lost, (), silent))
-    if not meant:
+    entries = _of_last_command(all_entries(kernel, volumes, lost, (), silent))
+    if not entries:
         if lost:
             raise lost[0]
-        hint = not_looked_at(silent) or "trashd list shows what there is; trashd restore PATH takes it back"
-        raise NotFound("nothing that a command of yours took away in this terminal is there", hint)
+        hint = not_looked_at(silent) or "trashd list shows all orphans; trashd restore PATH restores one"
+        raise NotFound("orphans that a command of yours made in this terminal", hint)
     if not as_json:
-        click.echo(f"taken away {format_duration(meant[0].age_s(time.time_ns()))} ago, comes back:", err=True)
-        for entry in meant:
-            origin = output.origin(entry.origin)
-            click.echo(f"  what was taken out of {origin}" if entry.method is Method.SWEEP else f"  {origin}", err=True)
+        age = format_duration(entries[0].age_s(time.time_ns()))
+        click.echo(f"restoring what you removed {age} ago:", err=True)
+        for entry in entries:
+            swept = " (swept files)" if entry.method is Method.SWEEP else ""
+            click.echo(f"  {output.origin(entry.origin)}{swept}", err=True)
     codes, paths = [], []
-    for entry in meant:
+    for entry in entries:
         try:
             done = restore_by_id(kernel, volumes, entry, None, None)
             codes.append(tell_restored(done, as_json=as_json))
@@ -123,7 +121,7 @@ def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> 
     return output.exit_code(codes)
 
 
-def _of_last(listed: Sequence[ListedContainer]) -> list[ListedContainer]:
+def _of_last_command(listed: Sequence[ListedContainer]) -> list[ListedContainer]:
     here, uid = session(), os.geteuid()
     own = [
         entry for entry in listed
@@ -135,46 +133,47 @@ def _of_last(listed: Sequence[ListedContainer]) -> list[ListedContainer]:
 
 
 def tell_restored(done: Restored, *, as_json: bool) -> int:
-    """Print the result of a restore; the exit code."""
+    """Print the result of a restore; return the exit code."""
     code = Incomplete.exit_code if done.n_left else 0
     if as_json:
         output.as_json(done)
         return code
-    print(f"{printable(done.path)}: restored" + (f", but {done.n_left:,} could not be" if done.n_left else ""))
+    except_for = f", except {output.counted(done.n_left, 'entry', 'entries')}" if done.n_left else ""
+    print(f"{printable(done.path)}: restored{except_for}")
     for failure in done.left:
         why = NOT_GIVEN if failure.call == NOT_GIVEN else os.strerror(failure.errno)
         print(f"  {printable(failure.name) or '.'}: {why}")
     if done.n_left > len(done.left):
         print(f"  and {done.n_left - len(done.left):,} more")
     if done.n_left:
-        print(f"  what is left stays in {done.id}: restore it again, or --to another place")
+        print(f"  the rest is still in the orphan {done.id}: restore it again, or elsewhere with --to")
     if done.rescued:
-        print(f"  what had been written there meanwhile is kept for a week as {done.rescued}")
+        print(f"  files written there since the swap are kept for a week as orphan {done.rescued}")
     if done.partial:
-        print("  the reaper had begun on it: what it had removed by then is gone")
+        print("  incomplete: the reaper had already deleted a part of it")
     if done.closed_uid is not None:
-        now = "root's and closed (0700)" if done.closed_uid == 0 else "closed (0700)"
+        change = "belong to root and have mode 0700" if done.closed_uid == 0 else "have mode 0700"
         find = f"find {shell_word(done.path)} -type d -user {done.closed_uid} -perm 0700"
-        print(f"  directories that it had entered may be {now} now: {find}")
+        print(f"  directories that the reaper had entered may now {change}: {find}")
     if are_rules_in_force():
         if done.is_spared:
-            print("  rules of trashd plan leave it alone for as long as their age, counted from now")
+            print("  rules (trashd plan) count its age from now on")
         else:
-            why = "it could not be marked as restored, for want of permission or of extended attributes"
-            output.warn(f"rules of trashd plan may take it again: {why}")
+            why = "it could not be marked as restored (no permission, or no extended attributes)"
+            output.warn(f"rules (trashd plan) may remove it again: {why}")
     for warning in done.warnings:
         output.warn(warning)
     return code
 
 
-@click.command("undo", cls=Command, short_help="Take back what the last command took away.")
+@click.command("undo", cls=Command, short_help="Undo your last swap, rm or sweep.")
 @volume_option
 @json_option
 def undo_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
-    """Take back all that your last swap, rm or sweep in this terminal took away.
+    """Restore everything that your last swap, rm or sweep in this terminal removed.
 
-    It is said first what that is. What has been taken back already is not meant any more, so that another undo takes
-    back what the command before took. The same as `trashd restore --last`.
+    Prints what will be restored. Run it again to undo the command before that, and so on. The same as trashd restore
+    --last.
 
     \b
     Examples:
@@ -187,81 +186,81 @@ def undo_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
 def chosen(
     kernel: Kernel, volumes: Sequence[bytes], word: bytes, inside: bytes | None, uid: int | None, *, as_json: bool
 ) -> CameFrom:
-    """What a word means, an id or a path; and which part of it is wanted.
+    """Find the orphan, or the part of one, that an ID or a path names.
 
     inside  a path in that
-    uid     whose orphan; None: by its id anybody's that the caller may see, by a path the caller's own
-    Raises  TrashdError; UsageError where it could be several, and nobody can be asked
+    uid     the user who owns the orphan; None: any for an ID, the caller for a path
+    Raises  TrashdError; UsageError if several match and there is no terminal to ask on
     """
     whose = _whose(uid)
     check_operand(word)
     if not word:
-        raise UsageError("an empty word is neither an id nor a path")
+        raise UsageError("the ID or PATH is empty")
     lost: list[TrashdError] = []
     silent: list[bytes] = []
     listed = all_entries(kernel, volumes, lost, (), silent)
     may_be_id = b"/" not in word and len(word) >= ID_LEAST_CHARS
     by_id = the_one_called(volumes, os.fsdecode(word), listed) if may_be_id else None
-    found = came_from(kernel, volumes, word, listed)
+    matches = came_from(kernel, volumes, word, listed)
     if by_id is not None and uid in (None, by_id.uid):
-        if found:
-            raise UsageError(f"{printable(word)} is a part of an id, and a name here", "for the name: ./ before it")
+        if matches:
+            raise UsageError(f"{printable(word)}: matches an ID and a path", f"write the path as ./{shell_word(word)}")
         return CameFrom(by_id, inside)
-    own = [one for one in found if one.entry.uid == whose]
+    own = [one for one in matches if one.entry.uid == whose]
     if not own:
-        others = sorted({user_name(one.entry.uid) for one in found})
-        if others:  # the origin in a record is its owner's word
-            raise Refused(word, f"{' and '.join(others)} took something away there: --user NAME says whose is meant")
+        others = sorted({user_name(one.entry.uid) for one in matches})
+        if others:  # a record's owner can write any origin into it
+            names = " and ".join(others)
+            raise Refused(f"{printable(word)}: the orphans from there belong to {names}", "choose one with --user NAME")
         if lost:
             raise lost[0]
-        raise NotFound(word, not_looked_at(silent) or "trashd list shows what there is, and where it came from")
-    one = own[0] if len(own) == 1 else _asked(kernel, volumes, word, own, as_json=as_json)
+        raise NotFound(word, not_looked_at(silent) or "trashd list shows all orphans with their original paths")
+    one = own[0] if len(own) == 1 else _choose(kernel, volumes, word, own, as_json=as_json)
     if not as_json and len(own) == 1:
         click.echo(_lines(kernel, volumes, [one])[0], err=True)
     return one if inside is None else CameFrom(one.entry, join(one.inside or b"", inside))
 
 
-def _asked_of_all(kernel: Kernel, volumes: Sequence[bytes], uid: int | None) -> CameFrom:
-    """Which of a user's orphans, as a person at a terminal says. Raises  NotFound: there is none"""
+def _choose_of_all(kernel: Kernel, volumes: Sequence[bytes], uid: int | None) -> CameFrom:
+    """Ask at the terminal for one of a user's orphans. Raises  NotFound: there is none"""
     whose, silent = _whose(uid), list[bytes]()
     listed = all_entries(kernel, volumes, [], (), silent)
-    found = [CameFrom(one, None) for one in listed if one.uid == whose and one.state is State.ORPHANS]
-    if not found:
-        raise NotFound(
-            "there is no orphan to restore", not_looked_at(silent) or "trashd list --help says which are listed"
-        )
-    found.sort(key=lambda one: one.entry.created_ns, reverse=True)
-    return _asked(kernel, volumes, b"", found, as_json=False)
+    own = [CameFrom(one, None) for one in listed if one.uid == whose and one.state is State.ORPHANS]
+    if not own:
+        hint = not_looked_at(silent) or "root restores orphans of other users with --user NAME"
+        raise NotFound(f"orphans of {user_name(whose)}", hint)
+    own.sort(key=lambda one: one.entry.created_ns, reverse=True)
+    return _choose(kernel, volumes, b"", own, as_json=False)
 
 
 def _whose(uid: int | None) -> int:
-    """The user whose orphans are meant: the caller unless named. Raises  NotPermitted: only root may name others"""
+    """The user whose orphans to restore, by default the caller. Raises  NotPermitted: only root may name others"""
     if uid not in (None, os.geteuid()) and os.geteuid():
-        raise NotPermitted("--user of somebody else", "root alone restores another user's orphans")
+        raise NotPermitted("--user", "only root can restore orphans of other users")
     return os.geteuid() if uid is None else uid
 
 
-def _asked(
-    kernel: Kernel, volumes: Sequence[bytes], word: bytes, found: Sequence[CameFrom], *, as_json: bool
+def _choose(
+    kernel: Kernel, volumes: Sequence[bytes], word: bytes, matches: Sequence[CameFrom], *, as_json: bool
 ) -> CameFrom:
-    """Which of several, as a person at a terminal says. Raises  UsageError: there is none"""
-    shown = found[:_MOST_TOLD]
+    """Ask at the terminal for one of several orphans. Raises  UsageError: there is no terminal"""
+    shown = matches[:_SHOWN_MAX]
     if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         ids = ", ".join(one.entry.id for one in shown)
-        more = f", and {len(found) - len(shown)} older ones" if len(found) > len(shown) else ""
-        raise UsageError(f"{len(found)} orphans came from {printable(word)}", f"name one by its id: {ids}{more}")
+        more = f", and {len(matches) - len(shown)} older ones" if len(matches) > len(shown) else ""
+        raise UsageError(f"{printable(word)}: {len(matches)} orphans match", f"choose one by its ID: {ids}{more}")
     for number, line in enumerate(_lines(kernel, volumes, shown), 1):
         click.echo(f"{number:>3}  {line}", err=True)
     number = click.prompt("Which one", type=click.IntRange(1, len(shown)), default=1, err=True)
     return shown[number - 1]
 
 
-def _lines(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom]) -> list[str]:
-    """One for each; what they take is counted for a moment, and told as far as it is known by then."""
+def _lines(kernel: Kernel, volumes: Sequence[bytes], orphans: Sequence[CameFrom]) -> list[str]:
+    """Format a line for each orphan; unknown sizes are counted for half a second, and shown as far as they got."""
     now_ns, end_s, lines = time.time_ns(), time.monotonic() + _PATIENCE_S, []
-    for entry, inside in found:
-        part = f", {printable(inside)} of it" if inside is not None else ""
+    for entry, inside in orphans:
+        part = f" (only {printable(inside)})" if inside is not None else ""
         size = size_by(kernel, volumes, entry, end_s)
         age = format_duration(entry.age_s(now_ns))
-        lines.append(f"{entry.id}: {output.origin(entry.origin)}{part}, taken {age} ago, {size}")
+        lines.append(f"{entry.id}: {output.origin(entry.origin)}{part}, removed {age} ago, {size}")
     return lines

@@ -1,4 +1,4 @@
-"""trashd rm, as click reads it; cli/rm_paths.py does it."""
+"""trashd rm: the command line; cli/rm_paths.py carries it out."""
 
 from __future__ import annotations
 
@@ -11,24 +11,42 @@ from fusefs.cli.rm_paths import remove_paths
 from fusefs.core.container_states import DEFAULT_RETENTION_S
 
 
-@click.command("rm", cls=Command, short_help="Make files and directories disappear, restorably.", no_args_is_help=True)
+@click.command(
+    "rm",
+    cls=Command,
+    short_help="Move files and directories to the trash instead of deleting them.",
+    headings={
+        "Select": "--force --interactive --recursive --dir --null",
+        "Act": "--keep-for --note --now",
+        "Output": "--verbose --json",
+    },
+)
 @paths_argument
 @null_option
-@click.option("-f", "--force", is_flag=True, help="What is not there is no error; nothing is asked.")
-@click.option("-i", "--interactive", "asks", is_flag=True, help="Ask before each.")
-@click.option("-r", "-R", "--recursive", is_flag=True, help="Directories, too: they go as they are, even without -r.")
-@click.option("-d", "--dir", "only_empty", is_flag=True, help="Directories only if they are empty, without -r.")
-@click.option("-v", "--verbose", is_flag=True, help="Name each that is gone, however many.")
-@click.option("--keep-for", type=DURATION, default=DEFAULT_RETENTION_S, help="Restorable that long (24h).")
-@click.option("--note", type=NOTE, default="", help="A sentence kept with the orphan.")
-@click.option("--now", is_flag=True, help="Don't keep it: reap it at once, in the foreground.")
+@click.option("-f", "--force", is_flag=True, help="Ignore paths that do not exist; never ask.")
+@click.option("-i", "--interactive", "asks", is_flag=True, help="Ask before each removal.")
+@click.option("-r", "-R", "--recursive", is_flag=True, help="Remove directories with their contents (the default).")
+@click.option(
+    "-d", "--dir", "only_empty", is_flag=True, help="Remove directories only if they are empty, unless -r is given."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Print every removed path, however many there are.")
+@click.option(
+    "--keep-for",
+    type=DURATION,
+    default=DEFAULT_RETENTION_S,
+    help="Keep removed files restorable for DURATION. [default: 24h]",
+)
+@click.option("--note", type=NOTE, default="", help="A note to store with the orphan.")
+@click.option("--now", is_flag=True, help="Delete at once, in the foreground, instead of keeping an orphan.")
 @json_option
 def command(**options: Any) -> int:
-    """Make files and directories disappear by one rename each; restorable.
+    """Move files and directories to the trash by one rename each.
 
-    What people type instead of rm -rf. A symbolic link is removed itself, never what it points to. What one command
-    removes is one orphan on each filesystem, which comes back whole (trashd undo) or by name (trashd restore PATH).
-    Don't call it rm by an alias: a script that counts on space being free at once, or another machine, has no trash.
+    The paths that one command removes become one orphan (a trashed tree) on each filesystem. Restore all of them with
+    trashd undo, or one with trashd restore PATH. A symbolic link is removed itself; its target is not touched.
+
+    Do not alias rm to this command: scripts may expect that rm frees space at once, and you would miss the trash on
+    other machines.
 
     \b
     Examples:

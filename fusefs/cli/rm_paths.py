@@ -1,4 +1,4 @@
-"""What `trashd rm` does with its paths, and its plain lines: loaded without click and msgspec."""
+"""Removes paths for `trashd rm`, and parses its plain command lines without click and msgspec."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fusefs.linux.mountinfo import below
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped, base_of, remove_path
 
-_MOST_TOLD = 10
+_SHOWN_MAX = 10
 
 
 def remove_paths(
@@ -42,19 +42,21 @@ def remove_paths(
     now: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Remove paths with the options of cli/rm.py; the exit code."""
+    """Remove paths with the options of cli/rm.py; return the exit code."""
     if asks and force:
-        raise UsageError("-i with -f", "it is asked, or it is not")
-    if asks and (null or not sys.stdin.isatty()):
-        raise UsageError("-i asks at a terminal", "paths can't be read from there, too")
+        raise UsageError("-i can't be combined with -f")
+    if asks and null:
+        raise UsageError("-i can't be combined with -0: both read standard input")
+    if asks and not sys.stdin.isatty():
+        raise UsageError("-i needs a terminal as standard input")
     if force and not paths and not null:
         return 0
-    wanted = every_path(paths, null=null)
+    selected = every_path(paths, null=null)
     options = SwapOptions(keep_for, note, invocation=invocation())
     removal = _RmCommand([], options, force, verbose, now, as_json)
     if only_empty and not recursive:
-        wanted = _emptied(wanted, removal.codes, as_json=as_json)
-    return removal.run(filter(_is_meant, wanted) if asks else iter(wanted))
+        selected = _without_full(selected, removal.codes, as_json=as_json)
+    return removal.run(filter(_is_accepted, selected) if asks else iter(selected))
 
 
 LINE = PlainLine(
@@ -76,27 +78,28 @@ LINE = PlainLine(
 )
 
 
-def _is_meant(path: bytes) -> bool:
-    what = "directory" if os.path.isdir(path) and not os.path.islink(path) else "file"
-    return not os.path.lexists(path) or is_confirmed(f"Remove {what} {printable(path)}?")
+def _is_accepted(path: bytes) -> bool:
+    """Whether the user confirms a removal. A missing path is not asked about: its removal reports it."""
+    kind = "directory" if os.path.isdir(path) and not os.path.islink(path) else "file"
+    return not os.path.lexists(path) or is_confirmed(f"Remove {kind} {printable(path)}?")
 
 
-def _emptied(paths: Iterable[bytes], codes: list[int], *, as_json: bool) -> Iterator[bytes]:
-    """Without directories that are not empty, each of which is an error."""
+def _without_full(paths: Iterable[bytes], codes: list[int], *, as_json: bool) -> Iterator[bytes]:
+    """Skip directories that are not empty: each is an error."""
     for path in paths:
         try:
             is_full = stat.S_ISDIR(os.lstat(path).st_mode) and bool(os.listdir(path))
         except OSError:
-            is_full = False  # its removal tells what is wrong
+            is_full = False  # its removal reports the error
         if is_full:
-            refusal = Refused(path, "it is a directory that is not empty: -r takes it with all that it holds")
+            refusal = Refused(f"{printable(path)}: directory not empty", "-r removes it with its contents")
             codes.append(output.failed(refusal, as_json=as_json))
         else:
             yield path
 
 
 class _RmCommand(NamedTuple):
-    """One command's. codes: of what was done so far"""
+    """The removal of one command. codes: the exit codes so far"""
 
     codes: list[int]
     options: SwapOptions
@@ -106,19 +109,19 @@ class _RmCommand(NamedTuple):
     as_json: bool
 
     def run(self, paths: Iterator[bytes]) -> int:
-        """Remove them; the exit code."""
-        alone, groups = [*islice(paths, 2)], list[RemovalGroup]()
-        if len(alone) > 1:
+        """Remove the paths; return the exit code."""
+        singles, groups = [*islice(paths, 2)], list[RemovalGroup]()
+        if len(singles) > 1:
             from fusefs.sweep.remove_together import in_groups
 
-            groups, alone = in_groups(Kernel(), chain(alone, paths))
-        self._remove_each(alone)  # first: they may be named through a link that goes, too
+            groups, singles = in_groups(Kernel(), chain(singles, paths))
+        self._remove_each(singles)  # first: their paths may lead through a link that is removed as well
         for group in groups:
             with StopSignals() as stop:
-                left = self._remove(group, stop)
+                remaining = self._remove_together(group, stop)
                 if stop():
                     return stop.exit_code()
-            self._remove_each(left)
+            self._remove_each(remaining)
         return output.exit_code(self.codes)
 
     def _remove_each(self, paths: Sequence[bytes]) -> None:
@@ -130,47 +133,47 @@ class _RmCommand(NamedTuple):
                 batch = batch._replace(after=lambda swapped: self._reap(swapped.base(), swapped.id))
             self.codes.append(swap_all(batch))
 
-    def _remove(self, group: RemovalGroup, stop: StopSignals) -> list[bytes]:
-        """Remove a group; the paths of what did not go, and is to be removed one by one."""
+    def _remove_together(self, group: RemovalGroup, stop: StopSignals) -> list[bytes]:
+        """Remove a group; return the paths that failed, to be removed one by one."""
         from fusefs.sweep.remove_together import remove_group
         from fusefs.sweep.request import SweepWishes
 
         try:
-            swept, left = remove_group(Kernel(), group, self.options, SweepWishes(stops=stop))
+            swept, remaining = remove_group(Kernel(), group, self.options, SweepWishes(stops=stop))
         except TrashdError:
-            return [*group.all_given()]  # each tells what is wrong with it, or works by itself
+            return [*group.all_given()]  # each then reports its own error, or succeeds
         if swept.orphan is not None:
-            self._tell(group, swept, frozenset(left))
+            self._print_removed(group, swept, frozenset(remaining))
             self.codes.append(Unsettled.exit_code if swept.warnings else 0)
             if self.now and swept.store is not None:
                 self.codes.append(self._reap(base_of(swept.store), swept.orphan))
-        return [] if stop() else left
+        return [] if stop() else remaining
 
     def _reap(self, base: bytes, orphan: str) -> int:
-        """Reap what was removed; the exit code."""
+        """Delete the orphan at once; return the exit code."""
         from fusefs.cli.reap import reap_one
 
         return reap_one(base, orphan, as_json=self.as_json)
 
-    def _tell(self, group: RemovalGroup, swept: Swept, left: frozenset[bytes]) -> None:
+    def _print_removed(self, group: RemovalGroup, swept: Swept, remaining: frozenset[bytes]) -> None:
         assert swept.orphan is not None
         assert swept.store is not None
         undo = output.restore_command(swept.orphan, swept.volume)
         if self.as_json:
             from fusefs.cli.json_objects import UndoCommand
 
-            for path in group.paths_without(left):
+            for path in group.paths_without(remaining):
                 one = Swapped(swept.orphan, path, swept.store, Method.SWEEP, None, (), swept.warnings, swept.volume)
                 one = one._replace(expires_ns=swept.expires_ns)
                 restore = f"{undo} {shell_word(below(path, group.directory))}"
                 output.as_json(one, UndoCommand(None if self.now else restore))
             return
-        n_gone = group.n() - len(left)
-        if n_gone <= _MOST_TOLD or self.verbose:
-            for path in group.paths_without(left):
+        n_removed = group.n() - len(remaining)
+        if n_removed <= _SHOWN_MAX or self.verbose:
+            for path in group.paths_without(remaining):
                 print(f"{printable(path)}: removed")
         else:
-            print(f"{printable(group.directory)}: {n_gone:,} removed")
+            print(f"{printable(group.directory)}: {n_removed:,} removed")
         print(f"  id    {swept.orphan}")
         if not self.now:
             print(f"  undo  {undo}")

@@ -1,4 +1,4 @@
-"""Ctrl-C as a request: what is under way comes to a clean end."""
+"""Ctrl-C as a request to stop at the next clean point."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Whether SIGINT or SIGTERM came, in this process or in one that it forked or was forked from.
+    """Whether SIGINT or SIGTERM arrived in this process, its parent or a child that acts for it.
 
-    The second one ends the process at once, which loses nothing either.
+    A second signal ends the process at once, which loses nothing either.
     """
 
     def __init__(self) -> None:
@@ -38,15 +38,15 @@ class StopSignals:
         return self._number[0] != 0
 
     def exit_code(self) -> int:
-        """128 and the signal's number, as shells tell it."""
+        """128 plus the signal's number, as in a shell."""
         return Exit.SIGNALLED + self._number[0]
 
     def _ask(self, number: int, _frame: FrameType | None) -> None:
         if self._is_asked:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        # In each process by itself: Ctrl-C comes to all of them.
+        # Each process counts for itself: the terminal sends Ctrl-C to all of them.
         self._is_asked = True
         self._number[0] = number
         if os.getpid() == self._pid:
-            os.write(2, b"trashd: stopping; once more to stop at once\n")
+            os.write(2, b"trashd: stopping; a second signal stops at once\n")

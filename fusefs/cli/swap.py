@@ -1,4 +1,4 @@
-"""trashd swap, and trashd check: a swap's preflight, printed, as by --dry-run."""
+"""trashd swap, and trashd check, which prints the preflight of a swap as --dry-run does."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fusefs.store.swap import Swapped, swap_path
 
 _WAIT = "--wait"
 _DONE = "done"
-"""The goal of a bare `--wait`: all trees are gone."""
+"""The goal of a bare `--wait`: all trees are deleted."""
 
 
 class _WaitOption(click.Option):
-    """`--wait[=SIZE]`: its value may be left out, and it takes no directory for it."""
+    """`--wait[=SIZE]`, whose value is optional; a directory after it is not taken for the value."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Its line in the help, without the space that click puts before a value."""
+        """Format its line in the help without the space that click puts before a value."""
         record = super().get_help_record(ctx)
         return record and (record[0].replace(" [=", "[="), record[1])
 
@@ -38,7 +38,7 @@ class _SwapCommand(Command):
     """A command with `--wait[=SIZE]`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Give a bare `--wait` its value. click's optional values would take the next argument, a directory, for it."""
+        """Give a bare `--wait` its value. An optional value of click would take the next argument, a directory."""
         options = [one for one in self.params if isinstance(one, click.Option) and not one.is_flag]
         with_value = {name for option in options for name in option.opts}
         words, at = list(args), 0
@@ -53,12 +53,12 @@ class _SwapCommand(Command):
 
 
 def _parse_goal(text: str) -> int:
-    """Parse the bytes that have to come back; 0 for `done`. Raises  ValueError"""
+    """Parse the number of bytes to become free; 0 for `done`. Raises  ValueError"""
     return 0 if text == _DONE else parse_size(text)
 
 
 def _is_goal(word: str = "") -> bool:
-    """Whether an argument after `--wait` is its value: a goal, and not the name of a file here."""
+    """Whether an argument after `--wait` is its value: a goal, and not the name of an existing file."""
     try:
         _parse_goal(word)
     except ValueError:
@@ -72,34 +72,41 @@ _wait_option: Decorator = click.option(
     cls=_WaitOption,
     type=ParsedValue("goal", _parse_goal),
     metavar="[=SIZE]",
-    help="Give up its retention, and wait until all trees are gone, or until SIZE more is free: 100G.",
+    help="Give up the retention; wait until the old trees are deleted, or until SIZE more is free.",
 )
 
 
 @click.command(
     "swap",
     cls=_SwapCommand,
-    short_help="Put a fresh, empty directory in the place of each.",
-    no_args_is_help=True,
+    short_help="Swap a directory for an empty one, keeping the old tree in the trash.",
+    headings={
+        "Select": "--keep --null",
+        "Act": "--keep-for --note --unlike --for-owner --now --wait --dry-run",
+        "Output": "--print-id --json",
+    },
 )
 @click.argument("directories", type=PathBytes(), nargs=-1, metavar="DIR…")
 @null_option
-@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only say what would be done, and what stands against it.")
+@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only print what a swap would do, as trashd check does.")
 @click.option(
     "--keep",
     "keep",
     multiple=True,
     metavar="GLOB",
-    help="Leave what in the top of DIR has such a name in view: files by a hard link, directories by a rename "
-    "right after the exchange (may be repeated).",
+    help="Keep files and directories at the top of DIR that match GLOB in the new directory (repeatable).",
 )
-@click.option("--keep-for", type=DURATION, help="Restorable that long (24h).")
-@click.option("--note", type=NOTE, default="", help="A sentence kept with the orphan.")
-@click.option("--unlike", is_flag=True, help="Accept a fresh directory that differs; encryption is never dropped.")
-@click.option("--for-owner", is_flag=True, help="As root: give the orphan to the directory's owner to restore.")
-@click.option("--now", is_flag=True, help="Don't keep it: reap it at once, in the foreground.")
+@click.option("--keep-for", type=DURATION, help="Keep the old tree restorable for DURATION. [default: 24h]")
+@click.option("--note", type=NOTE, default="", help="A note to store with the orphan.")
+@click.option(
+    "--unlike", is_flag=True, help="Accept a new directory with other attributes; encryption is never dropped."
+)
+@click.option(
+    "--for-owner", is_flag=True, help="As root, give the orphan to the owner of DIR, who can then restore it."
+)
+@click.option("--now", is_flag=True, help="Delete the old tree at once, in the foreground.")
 @_wait_option
-@click.option("--print-id", is_flag=True, help="Print the orphan's id and nothing else, a line each: for scripts.")
+@click.option("--print-id", is_flag=True, help="Print only the ID of each orphan, one per line, for scripts.")
 @json_option
 def command(
     directories: tuple[bytes, ...],
@@ -115,13 +122,13 @@ def command(
     print_id: bool,
     as_json: bool,
 ) -> int:
-    """Put a fresh, empty directory in each DIR's place by one atomic exchange.
+    """Replace each DIR by an empty directory, keeping the old tree in the trash.
 
-    It has the same owner, mode, ACLs, xattrs and project id. DIR's name never disappears. Who has files of the
-    old tree open keeps them, and space comes back when the reaper frees them.
+    The new directory has the same owner, mode, ACLs, xattrs and project ID. The swap is one atomic exchange, so the
+    name is never missing; NFS, Lustre, BeeGFS and CephFS need two renames, with a short gap.
 
-    With --keep some of what is in the top of DIR stays in view. Files are in the old tree as well, by a hard link; a
-    restore takes directories back into it. A GLOB that matches nothing is refused.
+    The old tree, called an orphan, can be restored until it expires. Processes keep the files that they have open in
+    it. Its space becomes free when the reaper deletes it.
 
     \b
     Examples:
@@ -136,10 +143,10 @@ def command(
     paths = every_path(directories, null=null)
     if print_id:
         beside = {"--json": as_json, "--dry-run": dry, "--now": now, "--wait": goal_bytes is not None}
-        for other in (option for option, is_told in beside.items() if is_told):
+        for other in (option for option, is_given in beside.items() if is_given):
             raise ids_with(other)
     if dry:
-        return _tell_preflight(paths, as_json=as_json, keep=keep, unlike=unlike)
+        return _print_preflights(paths, as_json=as_json, keep=keep, unlike=unlike)
     verb = _verb(for_owner=for_owner, now=now)
     is_given_up = goal_bytes is not None and not keep_for
     retention_s = DEFAULT_RETENTION_S if keep_for is None or is_given_up else keep_for
@@ -157,7 +164,7 @@ def command(
     if goal_bytes is None or (now and not goal_bytes):
         return swap_all(batch)
     if now:
-        raise UsageError("--now with --wait=SIZE", "--now waits for all of it, or not at all")
+        raise UsageError("--now can't be combined with --wait=SIZE", "--now --wait waits for all of the space")
     from fusefs.cli.wait import swap_and_wait
 
     return swap_and_wait(batch, goal_bytes, keep_for or 0)
@@ -167,74 +174,77 @@ def _verb(*, for_owner: bool, now: bool) -> SwapVerb:
     if not for_owner:
         return swap_path
     if os.geteuid() != 0:
-        raise NotPermitted("--for-owner", "only root can give an orphan to somebody else")
+        raise NotPermitted("--for-owner", "only root can give an orphan to another user")
     if now:
-        raise UsageError("--now with --for-owner", "leave one of them out")
+        raise UsageError("--now can't be combined with --for-owner")
     from fusefs.store.as_owner import swap_for_owner
 
     return swap_for_owner
 
 
-@click.command("check", cls=Command, short_help="Say what a swap would do, without doing it.", no_args_is_help=True)
-@click.argument("paths", type=PathBytes(), nargs=-1, metavar="DIR…")
+@click.command("check", cls=Command, short_help="Check whether and how directories can be swapped.")
+@click.argument("paths", type=PathBytes(), nargs=-1, metavar="DIR…", required=True)
 @json_option
 def check_command(paths: tuple[bytes, ...], as_json: bool) -> int:
-    """Say what a swap of each directory would do, without doing it; the exit code is the one that swap would have.
+    """Print whether and how each DIR can be swapped, without swapping it. The exit code is that of the swap.
 
-    What only trying tells is tried: empty directories are made beside DIR and where its store is or would be, and
-    removed again. DIR stays where it is, and what is in it is not touched.
-    System calls that this kernel or container lacks are named, and what that costs; where there is no exchange, or
-    other machines may have the filesystem mounted, what follows from that.
+    The check exchanges two empty directories, created next to DIR and at its trash store, and removes them again. DIR
+    itself stays in place, and its contents are not touched.
+
+    The output also names system calls that this kernel or container lacks, and their effect. Without an atomic
+    exchange, or on a shared filesystem, it shows the consequences.
 
     \b
     Examples:
       trashd check /scratch/job
       trashd check --json /scratch/*/
     """
-    return _tell_preflight(every_path(paths, null=False), as_json=as_json)
+    return _print_preflights(paths, as_json=as_json)
 
 
-def _tell_preflight(paths: Iterable[bytes], *, as_json: bool, keep: tuple[str, ...] = (), unlike: bool = False) -> int:
-    """Look at each directory and print it; the exit code that a swap of them would have."""
+def _print_preflights(
+    paths: Iterable[bytes], *, as_json: bool, keep: tuple[str, ...] = (), unlike: bool = False
+) -> int:
+    """Check each directory and print the result; return the exit code that a swap of them would have."""
     kernel = Kernel()
     codes = []
     for path in paths:
         try:
-            found = preflight(kernel, path, keep, unlike=unlike)
-            pids = {holder.pid for held in holders_of([found.path]) for holder in held.holders}
-            found = found._replace(n_holders=len(pids))
+            result = preflight(kernel, path, keep, unlike=unlike)
+            pids = {holder.pid for held in holders_of([result.path]) for holder in held.holders}
+            result = result._replace(n_holders=len(pids))
         except TrashdError as error:
             codes.append(output.failed(error, as_json=as_json))
             continue
         if as_json:
-            output.as_json(found)
+            output.as_json(result)
         else:
-            _tell(found)
-        codes.append(found.exit_code)
+            _print_preflight(result)
+        codes.append(result.exit_code)
     return output.exit_code(codes)
 
 
-def _tell(found: Preflight) -> None:
-    print(f"{printable(found.path)}: {'can NOT be swapped' if found.refusals else 'can be swapped'}")
-    print(f"  volume   {printable(found.mount_point)} ({found.filesystem})")
-    if found.store is not None:
-        print(f"  store    {printable(found.store)}{'' if found.exists else ' (would be made)'}")
-    gap = "" if found.gap_ns is None else f" ({found.gap_ns / 1e6:.2f} ms just now)"
+def _print_preflight(result: Preflight) -> None:
+    print(f"{printable(result.path)}: {'can NOT be swapped' if result.refusals else 'can be swapped'}")
+    print(f"  volume   {printable(result.mount_point)} ({result.filesystem})")
+    if result.store is not None:
+        print(f"  store    {printable(result.store)}{'' if result.exists else ' (would be created)'}")
+    gap = "" if result.gap_ns is None else f" ({result.gap_ns / 1e6:.2f} ms just now)"
     how = {"exchange": "one atomic exchange", "two-rename": f"two renames: the name is missing for a moment{gap}"}
-    if found.method in how:
-        print(f"  method   {how[found.method]}")
-    if found.takeover_s is not None:
-        print(f"  nodes    a killed command of another node is taken over after {found.takeover_s:g} s of silence")
-    if found.project:
-        print(f"  project  {found.project}: its quota counts the orphan until it is reaped")
-    if found.unlike:
-        print(f"  unlike   the fresh directory would have {', '.join(found.unlike)}")
-    if found.kept:
-        print(f"  keep     {output.names(found.kept)}")
-    if found.n_holders:
-        holders = output.counted(found.n_holders, "process", "processes")
-        print(f"  holders  {holders} (trashd holders {shell_word(found.path)})")
-    for missing in found.missing:
+    if result.method in how:
+        print(f"  method   {how[result.method]}")
+    if result.takeover_s is not None:
+        print(f"  nodes    a command of another node is taken over after {result.takeover_s:g} s of silence")
+    if result.project:
+        print(f"  project  {result.project}: its quota counts the orphan until it is deleted")
+    if result.unlike:
+        print(f"  unlike   the new directory would have {', '.join(result.unlike)}")
+    if result.kept:
+        print(f"  keep     {output.names(result.kept)}")
+    if result.n_holders:
+        holders = output.counted(result.n_holders, "process", "processes")
+        print(f"  holders  {holders} (trashd holders {shell_word(result.path)})")
+    for missing in result.missing:
         print(f"  missing  {missing.call} ({missing.errno}): {missing.cost}")
-    for message, hint in found.refusals:
-        print(f"  against  {message}\n           {hint}")
+    for message, hint in result.refusals:
+        print(f"  problem  {message}\n           {hint}")

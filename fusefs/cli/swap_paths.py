@@ -1,7 +1,6 @@
-"""What `trashd swap` does with its paths, and plain command lines, read as click reads them: without click and msgspec.
+"""Swaps paths from the command line or standard input, and parses plain command lines without click and msgspec.
 
-Paths come from the command line, or from standard input. A table lists the options that people type most; click reads
-every other line and reports every error (docs/decisions/0045).
+A table lists the most common options. Click parses every other line, and reports every error (docs/decisions/0045).
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from fusefs.store.swap import Swapped, swap_path
 class PlainOption(NamedTuple):
     """An option.
 
-    name   of click's parameter
-    reads  its value, or raises ValueError; None: it is a flag
+    name   the name of click's parameter
+    parse  parses the value, or raises ValueError; None for a flag
     """
 
     name: str
-    reads: Callable[[str], object] | None = None
+    parse: Callable[[str], object] | None = None
 
 
 class PlainLine(NamedTuple):
-    """What a plain command line may have after its command.
+    """The arguments that a plain command line may have.
 
-    paths    the name of click's parameter for them
-    options  as they are typed
-    run      carries the line out, with the values by their names; returns the exit code
+    paths    the name of click's parameter for the paths
+    options  the options as they are typed
+    run      carries the line out: gets the values by name, and returns the exit code
     """
 
     paths: str
@@ -46,7 +45,7 @@ class PlainLine(NamedTuple):
     run: Callable[..., int]
 
     def read(self, words: list[str]) -> dict[str, Any] | None:
-        """Read the values of click's parameters, without those that have their default; None: click reads this line."""
+        """Parse a line into the values of click's parameters, without defaults; None if click has to parse it."""
         paths: list[str] = []
         values: dict[str, Any] = {}
         remaining = words[::-1]
@@ -62,9 +61,9 @@ class PlainLine(NamedTuple):
                 paths.append(word)
             elif all(self._is_flag(flag) for flag in flags):
                 values |= {self.options[flag].name: True for flag in flags}
-            elif option is not None and option.reads is not None and (has_value or remaining):
+            elif option is not None and option.parse is not None and (has_value or remaining):
                 try:
-                    values[option.name] = option.reads(value if has_value else remaining.pop())
+                    values[option.name] = option.parse(value if has_value else remaining.pop())
                 except ValueError:
                     return None
             else:
@@ -72,11 +71,11 @@ class PlainLine(NamedTuple):
         return {self.paths: tuple(map(os.fsencode, paths)), **values} if paths and all(paths) else None
 
     def _is_flag(self, word: str) -> bool:
-        return word in self.options and self.options[word].reads is None
+        return word in self.options and self.options[word].parse is None
 
 
 def read_note(text: str) -> str:
-    """Read a note that lists show. Raises  ValueError if it is too long"""
+    """Parse a note. Raises  ValueError if it is too long"""
     note = os.fsencode(text).decode("utf-8", "replace")
     if len(note) > NOTE_MAX_CHARS:
         raise ValueError(f"a note has at most {NOTE_MAX_CHARS} characters")
@@ -88,11 +87,11 @@ _CHUNK = 1 << 16
 
 
 class SwapBatch(NamedTuple):
-    """What to do with many paths.
+    """Paths to swap or remove, and how.
 
-    kept   whether they can be restored afterwards; if not, no command for it is told
-    ids_only  print their ids, and nothing else
-    after  called with each result, to go on with it (reap at once); its exit code
+    kept      the orphans can be restored afterwards: print the command for it
+    ids_only  print only the ids
+    after     called with each result (to reap at once, for example); returns an exit code
     """
 
     paths: Iterable[bytes]
@@ -113,7 +112,7 @@ def _swap_plainly(
     print_id: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Carry out a plain line, whose values are named as click's parameters in cli/swap.py; the exit code."""
+    """Carry out a plain line, with the parameters of cli/swap.py; return the exit code."""
     if print_id and as_json:
         raise ids_with("--json")
     retention_s = DEFAULT_RETENTION_S if keep_for is None else keep_for
@@ -135,14 +134,14 @@ LINE = PlainLine(
 
 
 def ids_with(other: str) -> UsageError:
-    """What is wrong with --print-id and another option."""
-    return UsageError(f"--print-id with {other}", "it prints ids and nothing else; leave one of them out")
+    """Make the error for --print-id with another option."""
+    return UsageError(f"--print-id can't be combined with {other}")
 
 
 def swap_all(batch: SwapBatch) -> int:
-    """Swap or remove one path after the other, going on after failures; the exit code.
+    """Swap or remove one path after the other, also after failures; return the exit code.
 
-    A result that carries warnings counts as Unsettled. A signal that stopped what comes after ends it all.
+    A result with warnings counts as Unsettled. If a signal stopped `after`, the remaining paths are not touched.
     """
     kernel = Kernel()
     options = batch.options._replace(invocation=invocation())
@@ -161,12 +160,12 @@ def swap_all(batch: SwapBatch) -> int:
 
 
 def every_path(paths: tuple[bytes, ...], *, null: bool) -> Iterator[bytes]:
-    """The paths of the command line, then those of standard input as they come.
+    """Iterate over the paths of the command line, then over those of standard input as they arrive.
 
-    Raises  UsageError if there are none at all
+    Raises  UsageError if there is no path, and none to be read
     """
     if not paths and not null:
-        raise UsageError("no path was given", "name at least one, or use -0 to read them from standard input")
+        raise UsageError("missing path", "name at least one path, or read paths from standard input with -0")
     yield from paths
     if null:
         fd, rest = standard_input(), b""
@@ -178,7 +177,7 @@ def every_path(paths: tuple[bytes, ...], *, null: bool) -> Iterator[bytes]:
 
 
 def standard_input() -> int:
-    """Its fd. Raises  UsageError if it was closed: what has its number now is something else"""
+    """Return its fd. Raises  UsageError if it was closed: its number may be another file's now"""
     if sys.__stdin__ is None:
-        raise UsageError("standard input is closed", "what it should be read from must be open")
+        raise UsageError("standard input is closed")
     return sys.__stdin__.fileno()

@@ -1,7 +1,7 @@
-"""`--wait` of swap and reap: follows orphans until they are gone or enough space is free, and reports meanwhile.
+"""`--wait` of swap and reap: follows orphans until they are deleted or enough space is free, and shows the progress.
 
-Whether space came back is read from statvfs(2), whoever freed it. At the end the processes that have deleted files
-of these orphans open are named, each once.
+statvfs(2) has the space that became free, whichever process freed it. At the end each process that has deleted files
+of these orphans open is named once.
 """
 
 from __future__ import annotations
@@ -40,17 +40,16 @@ from fusefs.store.swap import Swapped
 
 _PAUSE_S = 0.2
 _RESTART_S = 5.0
-"""How long a service may be away, as in a restart, before the waiting ends."""
+"""How long a service may be missing, as during a restart, before the waiting ends."""
 _PATIENCE_S = 10.0
-"""How long free space may stay as it is, after the trees are gone, before an amount is given up."""
+"""How long free space may stay the same, after the trees are deleted, before the waiting ends."""
 _MARKED_MAX = 200
 """How many trees are kept open, to distinguish a restore from a reap."""
 _NAMED_MAX = 3
 TOLERANCE_BYTES = 256 << 10
-"""So much may be in deleted files that processes have open."""
+"""How much may be in deleted files that processes have open."""
 _HINTS = {
-    WaitReasonKind.NOBODY: "trashd reap --now --wait --volume {volume} {ids}, or start the service (trashd service run)"
-    "; or trashd restore --volume {volume} {ids}",
+    WaitReasonKind.NOBODY: "trashd reap --now --wait --volume {volume} {ids}",
     WaitReasonKind.PAUSED: "trashd resume {volume}",
     WaitReasonKind.BROKEN: "trashd status shows the errors",
     WaitReasonKind.LEFT: "trashd list --state quarantine",
@@ -58,7 +57,7 @@ _HINTS = {
 
 
 class FollowedOrphan:
-    """An orphan that is followed until it is gone, restored or in quarantine."""
+    """An orphan that is followed until it is deleted, restored or in quarantine."""
 
     def __init__(self, folder: UserFolder, container: ContainerId) -> None:
         self.folder = folder
@@ -77,7 +76,7 @@ class FollowedOrphan:
             self._tree = None
 
     def give_up(self, _visible: object = None) -> None:
-        """Move it to reaping/, where the next reaper goes on with it; to be run as the folder's owner.
+        """Move it to reaping/, where the next reaper deletes it; to be run as the folder's owner.
 
         It stays where it is if another process has locked it.
         Raises  BadRecord, OSError
@@ -88,7 +87,7 @@ class FollowedOrphan:
                 with_room(self.folder, FOR_REAPER, lambda: move(held, State.REAPING))
 
     def state(self) -> State | None:
-        """Find its state; None if it is in none. It may move meanwhile, into a state that was looked at already."""
+        """Find its state; None if it is in none. Two passes: it may move to a state that was just checked."""
         for _ in range(2):
             for state in (State.ORPHANS, State.REAPING, State.QUARANTINE, State.RESTORING, State.STAGE):
                 with suppress(FileNotFoundError):
@@ -97,7 +96,7 @@ class FollowedOrphan:
         return None
 
     def find_end(self) -> list[WaitReason] | None:
-        """None while it is followed; once it has ended, why its space does not come, if it does not."""
+        """Return why its space does not become free, an empty list if it does; None while it is followed."""
         state = self.state()
         if state is State.QUARANTINE:
             return [_explain_quarantine(self.id)]
@@ -112,15 +111,15 @@ class FollowedOrphan:
 
 
 def _explain_quarantine(container: ContainerId) -> WaitReason:
-    return WaitReason(WaitReasonKind.LEFT, f"{container} could not be removed, in quarantine")
+    return WaitReason(WaitReasonKind.LEFT, f"{container} could not be deleted completely: the rest is in quarantine")
 
 
 class VolumeWait:
-    """The free space of a volume since this object was made, and the containers whose space is to come back.
+    """The free space of a volume since this object was made, and the containers whose space should become free.
 
     ids         of the containers
     base        the directory that holds the store
-    owned       closes what is opened
+    owned       closes the opened files
     goal_bytes  as in `Waited`
     """
 
@@ -131,7 +130,7 @@ class VolumeWait:
         self._base = base
         self._owned = owned
         self._goal_bytes = goal_bytes
-        # Of a mount of ours the backing volume has the space, and its daemon has files open there.
+        # The space of a trashd mount is on the backing volume, where its daemon has files open.
         with open_shown(kernel, base) as shown:
             self._fd = owned.enter_context(kernel.open_beneath(shown.fd, b".", DIRECTORY))
         self._before = self._highest = kernel.free_bytes(self._fd)
@@ -140,23 +139,23 @@ class VolumeWait:
         self._reasons: list[WaitReason] = []
 
     def came_bytes(self) -> int:
-        """The most that was free, above what was free before: others may have used it since."""
+        """The largest amount that was free, above what was free before; others may have used it since."""
         self._highest = max(self._highest, self._kernel.free_bytes(self._fd))
         return self._highest - self._before
 
     def is_reached(self) -> bool:
-        """Whether the amount is free; never where the end of the trees is the goal."""
+        """Whether the amount is free; false if the goal is that the trees are deleted."""
         return 0 < self._goal_bytes <= self.came_bytes()
 
     def add_reaped(self, reaped: Reaped) -> None:
-        """Note what became of an orphan in a reap."""
+        """Add the result of the reap of an orphan."""
         if reaped.lost is None and not reaped.report.stopped:
             self.ids.append(reaped.id)
             if reaped.report.n_failed:
                 self._reasons.append(_explain_quarantine(reaped.id))
 
     def add_swapped(self, swapped: Swapped) -> None:
-        """Add an orphan, to be followed. Raises  TrashdError, OSError if its store can't be opened"""
+        """Add an orphan to follow. Raises  TrashdError, OSError if its store can't be opened"""
         if swapped.store not in self._folders:
             self._folders[swapped.store] = self._open(swapped)
         orphan = FollowedOrphan(self._folders[swapped.store], swapped.id)
@@ -167,7 +166,7 @@ class VolumeWait:
         self.ids.append(swapped.id)
 
     def _open(self, swapped: Swapped) -> UserFolder:
-        """The user's folder that has an orphan; it has another path by now if root's service has registered it."""
+        """Open the user's folder that has an orphan. Root's service may have moved the folder meanwhile."""
         for store in discover(self._kernel, (self._base,)):
             self._owned.enter_context(store)
             for folder in folders(store):
@@ -179,15 +178,15 @@ class VolumeWait:
     def follow(self, show_progress: Callable[[str], None], stops: Stops, *, keeps: bool) -> Waited:
         """Follow the orphans until all have ended, the amount is free, or no reaper reaps them.
 
-        show_progress  gets what is done now, a few times a second
+        show_progress  called with a text, a few times a second
         stops          whether to end now and leave everything as it is
-        keeps          the orphans keep their retention; else it is given up, if there is a reaper
-        Raises         TrashdError, OSError of what can't be followed
+        keeps          the orphans keep their retention; otherwise it is given up if there is a reaper
+        Raises         TrashdError, OSError if an orphan can't be followed
         """
         store, remaining, served_s = self._orphans[0].folder.store, list(self._orphans), time.monotonic()
-        kind, what = find_reaper(store)
+        kind, state = find_reaper(store)
         if kind is WaitReasonKind.NOBODY:
-            self._reasons.append(WaitReason(kind, what))
+            self._reasons.append(WaitReason(kind, state))
             return self.conclude(stops, are_gone=False)
         for orphan in () if keeps else self._orphans:
             if not stops():
@@ -201,33 +200,33 @@ class VolumeWait:
                 del remaining[0]
             if not remaining or self.is_reached() or stops():
                 return self.conclude(stops, are_gone=not remaining)
-            kind, what = find_reaper(store)
+            kind, state = find_reaper(store)
             if kind is None:
                 served_s = time.monotonic()
             elif kind is not WaitReasonKind.NOBODY or time.monotonic() - served_s > _RESTART_S:
-                self._reasons.insert(0, WaitReason(kind, what))
+                self._reasons.insert(0, WaitReason(kind, state))
                 return self.conclude(stops, are_gone=False)
-            show_progress(f"waiting: {format_size(self.came_bytes())} came back; {what}")
+            show_progress(f"waiting: {format_size(self.came_bytes())} became free; {state}")
             time.sleep(_PAUSE_S)
 
     def conclude(self, stops: Stops, *, are_gone: bool = True) -> Waited:
-        """Report how the waiting ended, and what keeps the rest.
+        """Report how the waiting ended, and what keeps the remaining space.
 
-        are_gone  no tree is followed any more: what the filesystem frees later is waited for
+        are_gone  no tree is followed any more: wait for space that the filesystem frees later
         """
         reasons = (*self._reasons, *(self._settle(stops) if are_gone else ()))
         is_reached = self.is_reached() or (not self._goal_bytes and are_gone and not reasons)
         if is_reached:
             reasons = ()
         elif are_gone and not reasons:
-            reasons = (WaitReason(WaitReasonKind.LESS, "the trees are gone, and no more space comes from them"),)
+            reasons = (WaitReason(WaitReasonKind.LESS, "the trees are deleted, and no more space becomes free"),)
         ids = " ".join(self.ids[:_NAMED_MAX]) + (" ..." if len(self.ids) > _NAMED_MAX else "")
         hint = next((_HINTS[reason.kind] for reason in reasons if reason.kind in _HINTS), "")
         hint = hint.format(volume=shell_word(self._base), ids=ids)
         return Waited(self._base, self._goal_bytes, is_reached, self.came_bytes(), reasons, hint)
 
     def _settle(self, stops: Stops) -> list[WaitReason]:
-        """Wait for what is freed after the removal: by a commit (btrfs), a worker (xfs), a server, a mount's daemon.
+        """Wait for space that is freed after the removal: by a commit (btrfs), a worker (xfs), a server, a daemon.
 
         Returns  the processes that still have deleted files open
         """
@@ -236,12 +235,12 @@ class VolumeWait:
                 self._kernel.syncfs(directory)
         counted, since_s, held = -1, time.monotonic(), list[DeletedFile]()
         while not (self.is_reached() or stops()):
-            came = self.came_bytes()
-            if came > counted + counted // 50:  # in steps, so that this ends whatever others free
-                counted, since_s = came, time.monotonic()
+            free_bytes = self.came_bytes()
+            if free_bytes > counted + counted // 50:  # steps of 2 %: this ends even if others go on freeing space
+                counted, since_s = free_bytes, time.monotonic()
             else:
                 held = self._find_held()
-                # The daemon of a mount closes a file when the kernel has forgotten it.
+                # The daemon of a mount closes a file once the kernel has forgotten it.
                 is_patient = self._goal_bytes or (held and all(serves_fuse(pid) for pid in {one.pid for one in held}))
                 if not is_patient or time.monotonic() - since_s >= _PATIENCE_S:
                     break
@@ -250,7 +249,7 @@ class VolumeWait:
         return [_name_holder(*who, [one for one in held if (one.pid, one.command) == who]) for who in holders]
 
     def _find_held(self) -> list[DeletedFile]:
-        """The deleted files that processes have open; none if they take next to nothing together."""
+        """The deleted files that processes have open; none if all together are within the tolerance."""
         device = device_of(self._fd)
         parts = [b"/%s/" % one.encode() for one in self.ids]
         held = list(find_deleted(device, lambda path: any(part in path for part in parts))) if device else []
@@ -259,10 +258,10 @@ class VolumeWait:
 
 def _name_holder(pid: int, command: str, files: list[DeletedFile]) -> WaitReason:
     largest = max(files, key=lambda file: file.n_bytes)
-    what = "a deleted file" if len(files) == 1 else f"{len(files)} deleted files"
+    count = "a deleted file" if len(files) == 1 else f"{len(files)} deleted files"
     where = f": {printable(largest.path)}" if largest.path else ""
-    who = f"{printable(command.encode())} (pid {pid})" if pid else f"the kernel, for {command},"
-    detail = f"{who} has {what} open{where}"
+    holder = f"{printable(command.encode())} (pid {pid})" if pid else f"the kernel, for {command},"
+    detail = f"{holder} has {count} open{where}"
     return WaitReason(WaitReasonKind.OPEN, detail, sum(file.n_bytes for file in files))
 
 
@@ -273,24 +272,24 @@ _IDLE_PHASES = {
     VolumePhase.GONE: WaitReasonKind.NOBODY,
     VolumePhase.UNPROVEN: WaitReasonKind.NOBODY,
 }
-"""The phases in which a reaper reaps nothing until an administrator acts."""
+"""Phases in which a reaper deletes nothing until an administrator acts."""
 
 
 def find_reaper(store: Store) -> tuple[WaitReasonKind | None, str]:
-    """Why no reaper reaps in a store, None if root's or else the caller's does; its phase."""
+    """Return why no reaper serves a store, None if root's or the caller's does; and the phase of that reaper."""
     from fusefs.service.state_files import served_volumes
 
     volumes, mounts = list[VolumeStatus](), read_mounts()
     for directory in dict.fromkeys((SYSTEM_RUNTIME, runtime_dir())):
-        with suppress(TrashdError, OSError):  # of another version, or not ours to read
+        with suppress(TrashdError, OSError):  # another version's, or not readable
             volumes += served_volumes(directory)
     place = find_place(store.base_path, mounts)
 
     def serves(volume: VolumeStatus) -> bool:
-        """A lower store is served with the upper one of its filesystem, which its user's pointers lead from."""
+        """A store below another one of its filesystem is served with that, through its users' pointers."""
         upper, is_below = find_place(volume.root(), mounts), is_inside(store.base_path, volume.root())
         is_upper = place is not None and upper is not None and place.device == upper.device and is_below
-        # An id is no secret: another user's own store may have the same.
+        # An id is not secret: the private store of another user may have the same one.
         return volume.owner in (None, store.owner) and (volume.id == store.volume.id or is_upper)
 
     serving = [volume for volume in volumes if serves(volume)]
@@ -302,10 +301,10 @@ def find_reaper(store: Store) -> tuple[WaitReasonKind | None, str]:
 
 
 def swap_and_wait(batch: SwapBatch, goal_bytes: int, keep_for_s: int) -> int:
-    """Swap one path after the other, then wait volume by volume; the exit code.
+    """Swap one path after the other, then wait volume by volume; return the exit code.
 
-    goal_bytes  what has to come back on each; 0: all trees are gone
-    keep_for_s  the retention that the user asked for; 0 if it is given up
+    goal_bytes  the space to become free on each; 0: until all trees are deleted
+    keep_for_s  the requested retention; 0 if it is given up
     """
     volumes: dict[bytes, VolumeWait] = {}
 
@@ -318,9 +317,9 @@ def swap_and_wait(batch: SwapBatch, goal_bytes: int, keep_for_s: int) -> int:
 
     with ExitStack() as owned:
         code = swap_all(batch._replace(after=after))
-        sys.stdout.flush()  # its reader knows now that the names are free
+        sys.stdout.flush()  # so that a reader sees that the names are free
         if keep_for_s and not batch.json_lines:
-            output.warn(f"nothing may be reaped before its retention ends, in {format_duration(keep_for_s)}")
+            output.warn(f"nothing is deleted before the retention ends, in {format_duration(keep_for_s)}")
         codes, show_progress = [code] if code else [], partial(_show_progress, batch.json_lines)
         stop = owned.enter_context(StopSignals())
         for base, volume in volumes.items():
@@ -337,11 +336,11 @@ def swap_and_wait(batch: SwapBatch, goal_bytes: int, keep_for_s: int) -> int:
 
 
 def print_waited(waited: Waited, *, as_json: bool) -> int:
-    """Print how much space came back on a volume, and what keeps the rest; the exit code."""
+    """Print how much space became free on a volume, and what keeps the rest; return the exit code."""
     if as_json:
         output.as_json(waited)
     else:
-        print(f"{printable(waited.volume)}: {format_size(waited.came_bytes)} came back")
+        print(f"{printable(waited.volume)}: {format_size(waited.came_bytes)} became free")
         for reason in waited.reasons:
             print(f"  {format_size(reason.n_bytes)}: {reason.detail}" if reason.n_bytes else f"  {reason.detail}")
         if waited.hint:
@@ -350,6 +349,6 @@ def print_waited(waited: Waited, *, as_json: bool) -> int:
 
 
 def _show_progress(as_json: bool, text: str) -> None:
-    """Draw the line of a terminal that shows the progress."""
+    """Draw the progress line on a terminal."""
     if not as_json and sys.stderr.isatty():
         os.write(2, b"\r" + text[: get_terminal_size().columns - 1].encode() + b"\x1b[K")

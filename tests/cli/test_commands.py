@@ -62,7 +62,7 @@ def test_list_shows_origin_note_and_time_left(volume: Path) -> None:
     victim = make_victim(volume)
     swapped(victim, "--note", "a note", "--keep-for", "3d")
     (_head, row) = done_well("list", "--volume", volume).out.splitlines()
-    assert "  2d23h  unknown  root   restorable  " in row
+    assert "  2d23h   unknown  root   restorable  " in row
     assert row.endswith(f"{victim}  # a note")
 
 
@@ -115,9 +115,9 @@ def test_restore_of_a_sweep_says_what_has_its_name_taken_and_brings_it_later(vol
     done = trashd("restore", "--volume", volume, orphan)
     assert done.code == 13
     assert done.out.splitlines() == [
-        f"{victim}: restored, but 1 could not be",
+        f"{victim}: restored, except 1 entry",
         "  file: File exists",
-        f"  what is left stays in {orphan}: restore it again, or --to another place",
+        f"  the rest is still in the orphan {orphan}: restore it again, or elsewhere with --to",
     ]
     assert (victim / "below/deep").read_text() == "more"
     done = trashd("restore", "--json", "--volume", volume, orphan)

@@ -211,7 +211,7 @@ def test_a_list_is_chosen_and_sorted(volume: Path) -> None:
     assert ids("--state", "restorable") == [first, second]
     assert ids("--state", "quarantine") == []
     assert ids("--user", str(USER)) == []
-    assert "no such orphans" in done_well("list", "--older", "1h", "--volume", volume).err
+    assert "no orphan matches" in done_well("list", "--older", "1h", "--volume", volume).err
 
 
 def test_what_its_owner_cannot_look_at_is_at_least(volume: Path) -> None:

@@ -63,7 +63,7 @@ def test_why_is_it_still_full_it_has_other_names(ext4: Path) -> None:
     job = make_job(ext4)
     os.link(job / "file", ext4 / "other")
     swapped(job, "--keep-for", "0s")
-    assert "1.00 MiB stay: other names have it" in PAGE.typed("trashd du", ext4)
+    assert "1.00 MiB stays: other hard links exist" in PAGE.typed("trashd du", ext4)
     PAGE.typed("trashd reap", ext4)
     assert (ext4 / "other").read_bytes()
 
@@ -112,7 +112,7 @@ def test_how_long(ext4: Path) -> None:
     identifier = swapped(make_job(ext4), "--keep-for", "3d")["id"]
     assert "2d23h" in PAGE.typed("trashd list", ext4)
     PAGE.typed("trashd keep ID", ext4, ID=identifier)
-    assert " kept " in PAGE.typed("trashd list", ext4)
+    assert " pinned " in PAGE.typed("trashd list", ext4)
 
 
 def test_one_file_of_it(ext4: Path) -> None:

@@ -24,18 +24,18 @@ def test_pinned_orphan_survives_a_reap(volume: Path) -> None:
 
 
 def test_kept_for_a_time_says_how_long(volume: Path) -> None:
-    assert done_well("keep", "--for", "7d", "--volume", volume, orphan(volume)).out.endswith(": kept for 1w\n")
+    assert done_well("keep", "--for", "7d", "--volume", volume, orphan(volume)).out.endswith(": expires in 1w\n")
 
 
 def test_kept_for_no_time_goes_with_the_next_reap(volume: Path) -> None:
     identifier = str(swapped(make_tree(volume / "job", {"a": "1"}))["id"])
-    assert done_well("keep", "--for", "0", "--volume", volume, identifier).out.endswith(": no longer kept\n")
+    assert done_well("keep", "--for", "0", "--volume", volume, identifier).out.endswith(": not kept: expired\n")
     done_well("reap", "--volume", volume)
     assert done_well("list", "--json", "--volume", volume).out == ""
 
 
 def test_released_it_says_when_it_goes(volume: Path) -> None:
-    assert "it goes in 23h59m" in done_well("keep", "--release", "--volume", volume, orphan(volume)).out
+    assert "expires in 23h59m" in done_well("keep", "--release", "--volume", volume, orphan(volume)).out
 
 
 def test_what_is_being_reaped_already_is_said_to_be(volume: Path) -> None:

@@ -44,7 +44,7 @@ def words_of(name: str) -> st.SearchStrategy[list[str]]:
     """Words after a command, those that it knows more often."""
     options = [one for param in click_command(name).params if isinstance(param, click.Option) for one in param.opts]
     plain = [*LINES[name].options]
-    valued = [one for one, option in LINES[name].options.items() if option.reads and one.startswith("--")]
+    valued = [one for one, option in LINES[name].options.items() if option.parse and one.startswith("--")]
     typed = st.sampled_from(VALUES_TYPED)
     return st.lists(
         st.one_of(
@@ -96,7 +96,7 @@ def test_options_of_a_plain_line_are_clicks(name: str) -> None:
     }
     for word, option in LINES[name].options.items():
         param = by_word[word]
-        assert (option.name, option.reads is None, False) == (param.name, param.is_flag, param.multiple)
+        assert (option.name, option.parse is None, False) == (param.name, param.is_flag, param.multiple)
 
 
 def list_imports(done: CommandResult) -> list[str]:

@@ -273,7 +273,7 @@ def test_a_stopped_reap_tells_programs_so_and_leaves_the_rest_to_the_next(volume
     (told,) = map(json.loads, out.splitlines())
     assert (told["id"], told["lost"], told["report"]["stopped"]) == (stopped, None, True)
     assert told["report"]["removed"] < N_LARGE
-    assert err == "trashd: stopping; once more to stop at once\n"
+    assert err == "trashd: stopping; a second signal stops at once\n"
     assert tree_of(volume, untried).exists()
     # What was begun is past its retention, what was not is not.
     assert done_well("reap", "--volume", volume).out.startswith(f"{stopped}: ")
@@ -303,7 +303,7 @@ def test_what_came_back_is_told_volume_by_volume(volume: Path) -> None:
     for name in ("a", "b"):
         make_orphan(volume, name)
     *_, told = done_well("reap", "--all", "--now", "--wait", "--volume", volume).out.splitlines()
-    assert re.fullmatch(rf"{volume}: 2\.\d+ MiB came back", told)
+    assert re.fullmatch(rf"{volume}: 2\.\d+ MiB became free", told)
 
 
 def test_an_orphan_in_quarantine_is_a_reason_and_13(volume: Path) -> None:
@@ -311,7 +311,9 @@ def test_an_orphan_in_quarantine_is_a_reason_and_13(volume: Path) -> None:
     set_flags(refused, IMMUTABLE)
     done = trashd("reap", "--all", "--now", "--wait", "--volume", volume)
     assert done.code == 13
-    assert done.out.splitlines()[-1] == f"  {refused.parts[-3]} could not be removed, in quarantine"
+    assert (
+        done.out.splitlines()[-1] == f"  {refused.parts[-3]} could not be deleted completely: the rest is in quarantine"
+    )
     done_well("reap", "--force", "--yes", "--volume", volume, refused.parts[-3])
 
 

@@ -41,7 +41,7 @@ def test_what_came_from_a_path_comes_back_there(volume: Path) -> None:
     told = done_well("restore", job)
     assert snapshot(job) == before
     assert identifier in told.err
-    assert "taken" in told.err
+    assert "removed" in told.err
 
 
 def test_a_path_need_not_be_there_any_more_nor_what_was_above_it(volume: Path) -> None:
@@ -112,12 +112,12 @@ def test_on_a_terminal_without_a_path_one_chooses_from_a_list(volume: Path, type
         done_well("rm", make(volume / job))
     terminal = Terminal("restore", "--volume", volume)
     terminal.type(typed)
-    assert (terminal.end(), "taken" in terminal.seen, (volume / name).exists()) == (0, True, True)
+    assert (terminal.end(), "removed" in terminal.seen, (volume / name).exists()) == (0, True, True)
     terminal = Terminal("restore", "--volume", volume, "--user", "0")
     terminal.type("\n")
     assert terminal.end() == 0
     terminal = Terminal("restore", "--volume", volume)
-    assert (terminal.end(), "there is no orphan to restore" in terminal.seen) == (5, True)
+    assert (terminal.end(), "orphans of root" in terminal.seen) == (5, True)
 
 
 def test_root_restores_his_own_by_a_path_and_anothers_when_he_names_him(volume: Path) -> None:

@@ -177,7 +177,7 @@ def test_quarantine_ends_it_with_a_reason(volume: Path) -> None:
 
     with served(volume), followed(volume, at_3=quarantine) as (following, swapped):
         waited = following.follow()
-    detail = f"{swapped.id} could not be removed, in quarantine"
+    detail = f"{swapped.id} could not be deleted completely: the rest is in quarantine"
     assert waited.reasons == (WaitReason(WaitReasonKind.LEFT, detail),)
 
 

@@ -148,7 +148,7 @@ def test_a_job_of_root_refuses_and_says_who_may(volume: Path, mpi: str) -> None:
     done = run_ranks(mpi, 2, "reap", "--mpi", "--now", "--volume", volume, identifier, uid=0)
     assert done.code == 3
     assert done.err.count("trashd: Refused: rank 0 runs as root\n") == 1
-    assert "  hint: start them as the user whose files they are" in done.err
+    assert "  hint: start all ranks as the user who owns the files" in done.err
     assert state_of_user(volume, identifier) == "orphans"
 
 

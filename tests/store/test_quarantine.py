@@ -61,7 +61,7 @@ def test_the_list_tells_why(volume: Path, capsys: pytest.CaptureFixture[str]) ->
     head, row, reason = capsys.readouterr().out.splitlines()
     assert head.split()[0] == "ID"
     assert row.split()[0] == entry.id[-12:]
-    assert f" {ALICE} quarantine (partly reaped) {volume}/alice/job" in " ".join(row.split())
+    assert f" {ALICE} quarantine (partly deleted) {volume}/alice/job" in " ".join(row.split())
     assert reason == "  unlink tree/roots/file: Permission denied"
 
 
@@ -74,7 +74,7 @@ def test_the_list_shows_the_first_reasons_and_says_that_there_are_more(
     list_quarantine(volume)
     *_, third, more = capsys.readouterr().out.splitlines()
     assert third == "  unlink tree/2: Input/output error"
-    assert more == "  and 2 more: --json shows them"
+    assert more == "  and 2 more (--json lists up to 50)"
 
 
 def test_forged_reasons_neither_break_the_list_nor_move_the_cursor(

@@ -244,7 +244,7 @@ _BARE = (
         for (command, option), hint in REMOVED.items()
     ),
     *(Scenario(words, 2, "UsageError", is_bare=True) for words in _WRONG_LINES),
-    Scenario("swap", 2, prints=("Usage: trashd swap",), is_bare=True),
+    Scenario("swap", 2, "UsageError", prints=("missing path",), is_bare=True),
     Scenario("browse", 3, "Refused", prints=("trashd list --json",), is_bare=True),
     Scenario("browse --volume /", 3, "Refused", prints=("trashd list --json",), is_bare=True),
     Scenario(
@@ -301,7 +301,7 @@ _IN_A_VOLUME = (
     Scenario("holders nothing", 5, "NotFound"),
     Scenario("holders no/such/thing", 5, "NotFound"),
     Scenario("restore {volume}/none", 5, "NotFound", prints=("{volume}/none",)),
-    Scenario("restore --volume {volume}", 2, "UsageError", prepare=swap_victim, prints=("its ID, or the PATH",)),
+    Scenario("restore --volume {volume}", 2, "UsageError", prepare=swap_victim, prints=("missing ID or PATH",)),
     Scenario("keep --release --for 1d --volume . {id}", 2, "UsageError", prepare=swap_victim),
     Scenario("reap --dry-run {id} --volume .", 13, prepare=swap_victim),
     Scenario("status", 5, "NotRunning", around=own_places, prints=("systemctl [--user] start trashd-reaper",)),
