@@ -419,8 +419,8 @@ def test_who_leaves_while_something_is_done_does_not_stop_it(volume: Path, job: 
 
 def test_a_store_that_can_not_be_looked_at_is_told_of(volume: Path) -> None:
     async def person(screen: Reader) -> None:
-        await screen.read(f"{volume}/none: not found", "hint: ")
-        assert not screen.sees("looking")
+        await screen.read(f"{volume}/none: not found")
+        assert not screen.sees("loading")
 
     browse(person, volume / "none")
 

@@ -129,7 +129,7 @@ def test_a_mark_that_does_not_count_is_told_by_the_exit_code(volume: Path) -> No
     os.chown(volume / "scratch/.trashd-keep", ALICE, ALICE)
     done = plan(volume, rule(volume, 'action = "delete"'), "apply")
     assert (done.code, left(volume)) == (13, {"new", ".trashd-keep"})
-    assert "  .: holds .trashd-keep of a user who is neither its owner nor root\n" in done.out
+    assert "  .: contains a .trashd-keep of a user who is neither its owner nor root\n" in done.out
 
 
 def test_system_s_rules_are_those_that_are_meant_without_a_file(
@@ -161,9 +161,9 @@ def test_a_removed_key_is_a_warning_and_the_rule_is_carried_out(volume: Path, co
     done = plan(volume, rule(volume, "copy = true"), command)
     assert (done.code, "2 matches (14 B) in 1 directory" in done.out) == (0, True)
     assert "trashd: warning: " in done.err
-    assert "copy: it has no effect" in done.err
+    assert "copy: this key was removed and has no effect" in done.err
 
 
 def test_a_removed_key_is_told_by_a_check_that_ends_well(volume: Path) -> None:
     done = plan(volume, rule(volume, "copy = true"), "check")
-    assert (done.code, "copy: it has no effect" in done.out, "no problems" in done.out) == (0, True, False)
+    assert (done.code, "copy: this key was removed and has no effect" in done.out, "no problems" in done.out) == (0, True, False)

@@ -270,4 +270,4 @@ def test_what_cannot_be_flushed_is_said_by_its_exit_code(volume: Path, monkeypat
     make(volume / "a", volume / "b")
     monkeypatch.setattr(sweep_container, "flush", flush_nothing)
     done = trashd("rm", "-r", volume / "a", volume / "b")
-    assert (done.code, "Input/output error in the end" in done.err) == (10, True), done
+    assert (done.code, "Input/output error at the end" in done.err) == (10, True), done

@@ -350,7 +350,7 @@ def test_the_switch_is_set_and_what_outlives_an_uninstall_is_printed(stand_in: P
 @pytest.mark.skipif(os.cpu_count() != len(os.sched_getaffinity(0)), reason="some cores are barred here")
 def test_a_kernel_with_known_faults_is_a_warning(stand_in: Path) -> None:
     stderr = stderr_of(stand_in, "6.14.1")
-    assert "Linux 6.14.1 may have faults in FUSE over io_uring" in stderr
+    assert "Linux 6.14.1 may have bugs in FUSE over io_uring" in stderr
     assert stand_in.read_text().startswith("Y")
 
 
