@@ -24,14 +24,14 @@ from bench.threads import CountsSlices
 from fusefs.core.pacing import SliceBudget
 from fusefs.core.results import Reaped
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork, UnfinishedDirectory
-from fusefs.engine.mpi_ranks import MpiJob, RankRunner, joined
+from fusefs.engine.mpi_ranks import MpiJob, RankRunner, join_job
 from fusefs.engine.pace import FULL_SPEED, SlicePace
 from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.strategy import choose_for_rank
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.reap import RemovalWishes, reap
+from fusefs.reaper.reap import RemovalOptions, reap
 from fusefs.reaper.remove_by_ranks import RemovalByRanks
-from fusefs.store.orphans import act_on, find_container
+from fusefs.store.orphans import call_in_folder, find_container
 
 _THREADS = 8
 _NAMES, _NAMES_A_SLICE = 400, 40
@@ -65,9 +65,9 @@ def reap_by(job: MpiJob, volume: Path, identifier: str, n_threads: int) -> None:
     kernel, pace = Kernel(), CountsSlices()
     volumes = [os.fsencode(volume)]
     entry = find_container(kernel, volumes, identifier)
-    wishes = RemovalWishes(n_workers=n_threads, pace=pace, job=RemovalByRanks(job))
+    wishes = RemovalOptions(n_workers=n_threads, pace=pace, job=RemovalByRanks(job))
     before = Used.so_far()
-    done = act_on(kernel, volumes, entry, lambda folder, _visible: reap(folder, entry.id, wishes), Reaped)
+    done = call_in_folder(kernel, volumes, entry, lambda folder, _visible: reap(folder, entry.id, wishes), Reaped)
     used = before.since()
     if done.report.n_failed:
         raise OSError(done.report.failures[0].errno, f"{done.report.n_failed} entries are left")
@@ -123,13 +123,15 @@ def plan_by(job: MpiJob, n_slices: int) -> None:
 
         def done(work: Slice, outcome: RemovalSliceResult) -> None:
             nonlocal n_done
-            plan.done(work, outcome)
+            plan.finish_slice(work, outcome)
             n_done += 1
-            plan.push(top, (f"more{n_done:07}",))
+            plan.add_subdirs(top, (f"more{n_done:07}",))
 
-        strategy = crew.ours.strategy._replace(n_workers=crew.n_workers)
+        strategy = crew.local_runner.strategy._replace(n_workers=crew.n_workers)
         before = Used.so_far()
-        SliceRunner(plan, ours.run, strategy, SlicePace(FULL_SPEED), lambda: n_done >= n_slices, done, crew).run()
+        SliceRunner(
+            plan, ours.run_slice, strategy, SlicePace(FULL_SPEED), lambda: n_done >= n_slices, done, crew
+        ).run_plan()
         used = before.since()
     tell(seconds=used.clock_s, n_slices=n_done, plan_s=used.main_s, used_s=used.all_s)
 
@@ -150,7 +152,7 @@ def plan_alone(n_workers: int, n_slices: int) -> float:
                 running.append(begun)
             work = running.popleft()
             given: Slice = pickle.loads(pickle.dumps(work))
-            plan.done(work, pickle.loads(pickle.dumps(runner.run(given, SliceBudget()))))
+            plan.finish_slice(work, pickle.loads(pickle.dumps(runner.run(given, SliceBudget()))))
 
     runner = Nothing(_NAMES)
     pass_on(n_workers)
@@ -162,7 +164,7 @@ def plan_alone(n_workers: int, n_slices: int) -> float:
 def main() -> None:
     """Be a rank."""
     what, *words = sys.argv[1:]
-    with joined() as job:
+    with join_job() as job:
         if not job.is_first:
             before = Used.so_far()
             job.serve(Kernel())

@@ -16,9 +16,9 @@ from types import MappingProxyType
 from bench.runner import Bed, Benchmark, Case
 from bench.support import FILES_PER_DIRECTORY, make_files, make_flat
 from bench.verdicts import Target, times
-from fusefs.core.pacing import AT_ONCE, Speed
+from fusefs.core.pacing import UNLIMITED, Speed
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.reap import RemovalWishes
+from fusefs.reaper.reap import RemovalOptions
 from tests.support.fuse_slow import slow_volume
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.reap_process import empty_container
@@ -49,9 +49,9 @@ class CountsSlices:
 
     def tempo(self) -> Speed:
         """See SetsSpeed."""
-        return AT_ONCE
+        return UNLIMITED
 
-    def done(self, _n_entries: int, _n_bytes: int, busy_s: float) -> None:
+    def record_work(self, _n_entries: int, _n_bytes: int, busy_s: float) -> None:
         """See SetsSpeed."""
         self.n_slices += 1
         self.busy_s += busy_s
@@ -71,7 +71,7 @@ def take_turn(make: Callable[[Path, int], int], n_files: int, n_threads: int, de
         kernel, pace = Kernel(), CountsSlices()
         with kernel.open_path(os.fsencode(slow.path / "container"), os.O_RDONLY | os.O_DIRECTORY) as fd:
             before, began_s = sum(slow.n_messages.values()), time.perf_counter()
-            report = empty_container(kernel, fd, RemovalWishes(n_workers=n_threads, pace=pace))
+            report = empty_container(kernel, fd, RemovalOptions(n_workers=n_threads, pace=pace))
             seconds = time.perf_counter() - began_s
         if report.n_failed:
             raise OSError(report.failures[0].errno, f"{report.n_failed} entries are left")

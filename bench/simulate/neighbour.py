@@ -10,8 +10,8 @@ from bench.simulate.ranks import Crew, SimulatedReap
 from bench.simulate.server import MetadataServer, Model
 from bench.simulate.tree import Tree, project_tree
 from bench.support import percentile
-from fusefs.core.pacing import Backlog, RateCaps, Speed, WorkDone
-from fusefs.engine.pace import FULL_SPEED, PressurePacer, SetsSpeed
+from fusefs.core.pacing import Backlog, RateCaps, Speed, WorkTotals
+from fusefs.engine.pace import FULL_SPEED, Pacer, PressurePacer
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.pressure import Psi, StallTimes
@@ -71,7 +71,7 @@ class ServicePace:
         self._clock = server.clock
         self._own = own
         self._node = node
-        self._done = WorkDone()
+        self._done = WorkTotals()
         self._is_probing = False
         psi = _NoPressure()
         self._pacer = PressurePacer(Kernel(), directory, RateCaps(), own.monotonic, psi, write=self._write_little)
@@ -82,10 +82,10 @@ class ServicePace:
         """See SetsSpeed."""
         return self._tick() if self._own.monotonic() >= self._next_s else self._tempo
 
-    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+    def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         """See SetsSpeed."""
         done = self._done
-        self._done = WorkDone(done.n_entries + n_entries, done.n_bytes + n_bytes, done.busy_s + busy_s)
+        self._done = WorkTotals(done.n_entries + n_entries, done.n_bytes + n_bytes, done.busy_s + busy_s)
 
     def wait(self, seconds: float) -> None:
         """See SetsSpeed."""
@@ -95,7 +95,7 @@ class ServicePace:
 
     def _tick(self) -> Speed:
         self._tempo = self._pacer.tick(self._done, Backlog())
-        if self._pacer.wants_probe() and not self._is_probing:
+        if self._pacer.is_probe_due() and not self._is_probing:
             self._is_probing = True
             self._clock.act(self._probe)
         self._next_s = self._own.monotonic() + self._pacer.next_tick_s()
@@ -141,7 +141,7 @@ def neighbour(
     def count(n: int) -> None:
         gone[0] += n if clock.now_s >= begins_s else 0
 
-    def reap_of(node: int, own: NodeClock, pacer: SetsSpeed) -> Callable[[], None]:
+    def reap_of(node: int, own: NodeClock, pacer: Pacer) -> Callable[[], None]:
         tree, crew = Tree(project_tree, 10**9, node), Crew((node,), n_threads, is_job=False)
         return SimulatedReap(server, tree, crew, pacer, lambda: clock.now_s >= 2 * begins_s, count, clock=own).drive
 

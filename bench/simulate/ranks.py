@@ -10,7 +10,7 @@ from bench.simulate.tree import Tree
 from fusefs.core.pacing import SliceBudget
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.mpi_ranks import SentSlice, SlicesOfRanks
-from fusefs.engine.pace import FULL_SPEED, KeepsTime, SetsSpeed, SlicePace
+from fusefs.engine.pace import FULL_SPEED, MonotonicClock, Pacer, SlicePace
 from fusefs.engine.run_slices import EndedSlice, SliceRunner
 from fusefs.engine.strategy import LEAST_RANKS_SHARE, Strategy, Workers, ranks_window
 from fusefs.store.layout import HOISTED, TREE
@@ -44,8 +44,8 @@ class Crew(NamedTuple):
             by_inode=False,
             splits=True,
             least_share=LEAST_RANKS_SHARE if self.is_job else LEAST_SHARE,
-            looks_ahead=True,
-            tells_types=True,
+            lookup_first=True,
+            lists_types=True,
             is_at_once=False,
             group_shift=None,
             afterwork=0.0,
@@ -60,11 +60,11 @@ class SimulatedReap:
         server: MetadataServer,
         tree: Tree,
         crew: Crew,
-        pacer: SetsSpeed = FULL_SPEED,
+        pacer: Pacer = FULL_SPEED,
         is_stopped: Callable[[], bool] = lambda: False,
         gone: Callable[[int], None] = lambda _n: None,
         plan_of: type[SlicePlan] = SlicePlan,
-        clock: KeepsTime | None = None,
+        clock: MonotonicClock | None = None,
     ) -> None:
         """Be ready.
 
@@ -92,7 +92,7 @@ class SimulatedReap:
 
     def drive(self) -> None:
         """All of it, or until it is stopped; of an actor."""
-        self._drive.run()
+        self._drive.run_plan()
 
     def run(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
         """See SliceRunner: by the first machine, while whoever has the plan waits."""
@@ -110,11 +110,11 @@ class SimulatedReap:
 
     def _done(self, work: Slice, outcome: RemovalSliceResult) -> None:
         self.n_slices += 1
-        self.n_begun += len(outcome.left) - len(self.plan.done(work, outcome))
+        self.n_begun += len(outcome.remaining) - len(self.plan.finish_slice(work, outcome))
         if outcome.hoisted:
             if self._hoisted is None:
                 self._hoisted = self.plan.add(0, HOISTED, SliceWork(), is_hoisted=True)
-            self.plan.push(self._hoisted, outcome.hoisted)
+            self.plan.add_subdirs(self._hoisted, outcome.hoisted)
         self._gone(outcome.removed)
 
 
@@ -141,7 +141,7 @@ class _PoolOfThreads:
         reap.clock.sleep(reap.server.model.planning_s)
         reap.clock.start(reap.remover.steps(reap.crew.machines[0], work, budget), end)
 
-    def ended(self, most_s: float) -> list[EndedSlice[Slice, RemovalSliceResult]]:
+    def collect_ended(self, most_s: float) -> list[EndedSlice[Slice, RemovalSliceResult]]:
         """See SlicePool."""
         if not self._ended:
             self._came.wait(most_s)
@@ -184,12 +184,12 @@ class _PoolOfRanks:
         self._reap.planned_s += seconds
         self._clock.sleep(seconds)
 
-    def ended(self, most_s: float) -> list[EndedSlice[Slice, RemovalSliceResult]]:
+    def collect_ended(self, most_s: float) -> list[EndedSlice[Slice, RemovalSliceResult]]:
         """See SlicePool."""
         if not self._ended:
             self._came.wait(most_s)
         ended, self._ended = self._ended, []
         model = self._reap.server.model
-        n_left = sum(len(outcome.left) for _number, outcome in ended)
+        n_left = sum(len(outcome.remaining) for _number, outcome in ended)
         self._plan(len(ended) * model.planning_s / 2 + n_left * model.left_s)
         return [self._slices.end(number, outcome) for number, outcome in ended]

@@ -9,9 +9,17 @@ from typing import NamedTuple
 from bench.simulate.clock import Steps
 from bench.simulate.server import MetadataServer
 from bench.simulate.tree import Directory, Tree
-from fusefs.core.names import join
-from fusefs.core.pacing import NamesPerLook, SliceBudget
-from fusefs.core.slices import RemovalSliceResult, Slice, SliceWork, UnfinishedDirectory, pack, raw, unpack
+from fusefs.core.names import join_path
+from fusefs.core.pacing import NamesPerClockCheck, SliceBudget
+from fusefs.core.slices import (
+    RemovalSliceResult,
+    Slice,
+    SliceWork,
+    UnfinishedDirectory,
+    encode_name,
+    pack_names,
+    unpack_names,
+)
 
 
 class SimulatedRemover(NamedTuple):
@@ -44,7 +52,7 @@ class _SliceRun:
         self._slice = work
         self._budget = budget
         self._frames = [_Frame("", work.path, self._tree.at[work.path], work.work)]
-        self._per_look = NamesPerLook()
+        self._per_look = NamesPerClockCheck()
         self._per_look.begin(budget.seconds)
         self._began_s = self._clock.now_s
         self._removed = 0
@@ -56,12 +64,12 @@ class _SliceRun:
             work = frame.work
             if work.emptied:
                 name, _ = work.emptied.pop()
-                path = join(frame.path, raw(name))
+                path = join_path(frame.path, encode_name(name))
                 yield from self._rmdir(frame, name, self._tree.at[path], path)
             elif work.names:
                 yield from self._unlink_some(frame)
             elif work.bundles:
-                work.names = unpack(work.bundles.pop())
+                work.names = unpack_names(work.bundles.pop())
             elif work.subdirs:
                 yield from self._enter(frame, work.subdirs.pop())
             elif not work.is_listed:
@@ -113,7 +121,7 @@ class _SliceRun:
             yield from self._server.unlink(self._machine, frame.directory.key, is_known=is_known)
             self._tree.unlink(frame.directory, name)
         self._removed += len(names)
-        self._per_look.took(len(names), self._clock.now_s - began_s)
+        self._per_look.record(len(names), self._clock.now_s - began_s)
 
     def _unlink_at_once(self, frame: _Frame, each_s: float) -> Steps:
         """All that has time, as one event: nobody waits for anybody on a server without a limit."""
@@ -131,7 +139,7 @@ class _SliceRun:
             yield from self._hoist(frame, name)
             return
         yield from self._server.looks(self._server.model.looks_a_directory)
-        directory, path = self._tree.enter(frame.directory, name), join(frame.path, raw(name))
+        directory, path = self._tree.enter(frame.directory, name), join_path(frame.path, encode_name(name))
         self._tree.at[path] = directory
         self._frames.append(_Frame(name, path, directory, SliceWork(is_listed=False)))
 
@@ -148,7 +156,7 @@ class _SliceRun:
         yield from self._server.looks(1)
         files, subdirs, is_all = frame.directory.list(self._window)
         work = frame.work
-        work.bundles += pack(files[::-1])
+        work.bundles += pack_names(files[::-1])
         work.subdirs += subdirs
         work.n_passes += is_all
         work.is_listed = is_all

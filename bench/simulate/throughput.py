@@ -70,7 +70,7 @@ class WatchedPlan(SlicePlan):
     def done(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
         """See SlicePlan."""
         began_s = time.thread_time()
-        found = super().done(done, outcome)
+        found = super().finish_slice(done, outcome)
         self.used_s += time.thread_time() - began_s
         self.n_done += 1
         return found

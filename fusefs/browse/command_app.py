@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from textual import events
 from textual.app import App
 
-from fusefs.core.printable_names import show
+from fusefs.core.printable_names import printable_text
 
 _PATIENCE_S = 5.0
 
@@ -151,4 +151,4 @@ def _lines(text: bytes) -> list[str]:
             told += [error["message"], f"  hint: {error['hint']}"] if error["hint"] else [error["message"]]
         else:
             told.append(line.removeprefix("trashd: "))
-    return [show(line) for line in told]
+    return [printable_text(line) for line in told]

@@ -29,7 +29,7 @@ from fusefs.browse.table_screen import (
     orphan_row,
 )
 from fusefs.core.human_units import format_size
-from fusefs.core.printable_names import printable, show
+from fusefs.core.printable_names import printable, printable_text
 
 T = TypeVar("T")
 
@@ -370,7 +370,7 @@ class OrphansScreen(TableScreen):
         row = self.table.chosen()
         if not isinstance(row, OrphanRow):
             return ()
-        note = f"  # {show(row.entry.note)}" if row.entry.note else ""
+        note = f"  # {printable_text(row.entry.note)}" if row.entry.note else ""
         return row.path(), f"{row.entry.id}{note}"
 
     def action_enter(self) -> None:

@@ -23,8 +23,8 @@ from textual.widgets import Input, Static
 
 from fusefs.browse.command_app import CommandApp
 from fusefs.core.container_states import State
-from fusefs.core.human_units import format_duration, format_size, in_calendar
-from fusefs.core.printable_names import printable, show
+from fusefs.core.human_units import format_duration, format_size, format_utc
+from fusefs.core.printable_names import printable, printable_text
 from fusefs.core.record import Method
 from fusefs.linux.children import user_name
 from fusefs.store.orphans import ListedContainer
@@ -66,7 +66,7 @@ class OrphanRow(NamedTuple):
 
     def left(self, now_ns: int) -> str:
         """The time until it expires, or its state."""
-        left_s = self.entry.left_s(now_ns)
+        left_s = self.entry.remaining_s(now_ns)
         if self.entry.problem:
             return "unreadable"
         if self.entry.state is not State.ORPHANS:
@@ -80,19 +80,19 @@ class OrphanRow(NamedTuple):
     def cells(self, now_ns: int) -> tuple[str, ...]:
         """The text of each column."""
         swept = " (swept)" if self.entry.method is Method.SWEEP else ""
-        where = show(self.entry.problem) or self.path() + swept
+        where = printable_text(self.entry.problem) or self.path() + swept
         return (self.age(now_ns), self.left(now_ns), self.size, self.owner, where)
 
     def style(self, now_ns: int) -> Style:
         """The colour of the row."""
-        left_s = self.entry.left_s(now_ns)
+        left_s = self.entry.remaining_s(now_ns)
         if self.entry.problem or self.entry.state is not State.ORPHANS:
             return _PAST
         return _SAFE if left_s is None else _URGENT if left_s < _SOON_S else _PLAIN
 
     def text(self) -> str:
         """The text to which a filter applies."""
-        return f"{self.path()}\n{self.owner}\n{self.entry.id}\n{show(self.entry.note)}"
+        return f"{self.path()}\n{self.owner}\n{self.entry.id}\n{printable_text(self.entry.note)}"
 
     def rank(self, order: str) -> tuple[Any, ...]:
         """The sort key. order: one of ORDERS"""
@@ -159,7 +159,7 @@ class InsideRow(NamedTuple):
 
     def cells(self, now_ns: int) -> tuple[str, ...]:
         """The text of each column."""
-        day = in_calendar(self.mtime_ns, "%Y-%m-%d %H:%M", "after 9999")
+        day = format_utc(self.mtime_ns, "%Y-%m-%d %H:%M", "after 9999")
         size = "" if self.is_directory() else format_size(self.n_bytes)
         return (stat.filemode(self.mode), size, day, self.owner, self.text())
 
@@ -194,7 +194,7 @@ def inside_row(told: dict[str, Any]) -> InsideRow:
 @cache
 def _user(uid: int) -> str:
     """The user's name, cached: a directory service may have to be queried."""
-    return show(user_name(uid))
+    return printable_text(user_name(uid))
 
 
 def lined_up(columns: tuple[Column, ...], cells: tuple[str, ...], width: int) -> str:

@@ -10,11 +10,11 @@ import click
 from fusefs.cli import output
 from fusefs.cli.group import OrderedGroup
 from fusefs.cli.options import Decorator, PathBytes, json_option
-from fusefs.core.config import Config, tell_config, tell_volume
+from fusefs.core.config import Config, format_config, format_volume
 from fusefs.core.errors import BadConfig, ConfigProblem, UsageError
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.printable_names import printable
-from fusefs.linux.config_files import SYSTEM_DIR, Loaded, check_files, config_dir, load_config, load_system_config
+from fusefs.linux.config_files import SYSTEM_DIR, LoadedConfig, check_files, config_dir, load_config, load_system_config
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.linux.user_ids import uid_of
 
@@ -83,11 +83,11 @@ def problems_in_force() -> tuple[ConfigProblem, ...]:
         return error.problems
 
 
-def _load(*, system: bool) -> Loaded:
+def _load(*, system: bool) -> LoadedConfig:
     return load_system_config() if system else load_config()
 
 
-def _missing(loaded: Loaded) -> Iterator[ConfigProblem]:
+def _missing(loaded: LoadedConfig) -> Iterator[ConfigProblem]:
     """Report users and programs in the configuration that this machine does not have."""
     for key, setting in loaded.settings.items():
         match key[-1]:
@@ -125,20 +125,20 @@ def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
         output.warn(str(warning))
     policy: Config | VolumePolicy = loaded.config
     if path is None:
-        text = tell_config(loaded.config, loaded.settings)
+        text = format_config(loaded.config, loaded.settings)
     else:
         path = os.path.realpath(path)
         # The mount point of the path's filesystem, or the directory in it that has a [[volume]] of its own.
         points = [*(mount.point for mount in read_mounts()), *(volume.path for volume in loaded.config.volumes)]
         point = max((point for point in points if is_inside(path, point)), key=len, default=b"/")
-        policy = volume = loaded.config.volume(point)
+        policy = volume = loaded.config.policy_of(point)
         if not os.path.lexists(path):
             output.warn(f"{printable(path)}: does not exist; these are the settings for {printable(volume.path)}")
         if path == volume.path:
-            text = tell_volume(volume, loaded.settings)
+            text = format_volume(volume, loaded.settings)
         else:
             policy = volume._replace(rules=volume.rules_for(path), paths=())
-            text = f"# for {printable(path)}\n{tell_volume(volume, loaded.settings, path)}"
+            text = f"# for {printable(path)}\n{format_volume(volume, loaded.settings, path)}"
     if as_json:
         output.as_json(policy)
     else:

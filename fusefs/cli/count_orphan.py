@@ -11,14 +11,14 @@ from fusefs.cli import output
 from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.core.human_units import format_size
-from fusefs.core.orphan_sums import AskedSize
+from fusefs.core.orphan_sums import MeasuredSize
 from fusefs.core.pacing import Speed
 from fusefs.core.record import TreeSize
-from fusefs.core.results import Stops
+from fusefs.core.results import ShouldStop
 from fusefs.linux.kernel import Kernel
-from fusefs.store.container import keep_size
+from fusefs.store.container import record_size
 from fusefs.store.layout import UserFolder
-from fusefs.store.orphans import ListedContainer, act_on
+from fusefs.store.orphans import ListedContainer, call_in_folder
 from fusefs.store.victim_rename import VisibleRename
 
 
@@ -52,15 +52,15 @@ class CountOptions(NamedTuple):
 
 
 def count_orphan(
-    kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, stops: Stops, how: CountOptions
+    kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, stops: ShouldStop, how: CountOptions
 ) -> CountedOrphan:
     """Find the size of an orphan. stops: called now and then; whether to stop. Raises  TrashdError"""
     kept = entry.size if entry.state is State.ORPHANS else None
     if kept is not None and not (kept.is_at_least or how.anew):
         return CountedOrphan(entry, kept)
 
-    def ask(folder: UserFolder, _visible: VisibleRename | None) -> AskedSize:
-        from fusefs.engine.count_tree import ask_size
+    def ask(folder: UserFolder, _visible: VisibleRename | None) -> MeasuredSize:
+        from fusefs.engine.count_tree import measure_tree
 
         with (
             folder.open(entry.state) as state,
@@ -68,15 +68,15 @@ def count_orphan(
             _pace(kernel, folder, stops) if how.paced else nullcontext(lambda: None) as pauses,
         ):
             walks = how.far or kernel.is_local(container)
-            asked = ask_size(kernel, container, walks=walks, stops=stops, pauses=pauses)
+            asked = measure_tree(kernel, container, walks=walks, stops=stops, pauses=pauses)
             if how.noted and asked.size is not None and not asked.is_stopped and entry.state is State.ORPHANS:
                 pauses()
-                keep_size(folder, entry.id, asked.size)
+                record_size(folder, entry.id, asked.size)
                 pauses()  # its flush disturbs others more than stat calls, and counts towards the same share
         return asked
 
     try:
-        asked = act_on(kernel, volumes, entry, ask, AskedSize)
+        asked = call_in_folder(kernel, volumes, entry, ask, MeasuredSize)
     except OSError as error:
         raise from_os(error, entry.id) from error
     known = [size for size in (asked.size, kept) if size is not None]
@@ -85,11 +85,11 @@ def count_orphan(
 
 
 @contextmanager
-def _pace(kernel: Kernel, folder: UserFolder, stops: Stops) -> Iterator[Callable[[], None]]:
-    from fusefs.engine.pace import PacedLooks, pacer_in  # imported late: a restore counts at full speed
+def _pace(kernel: Kernel, folder: UserFolder, stops: ShouldStop) -> Iterator[Callable[[], None]]:
+    from fusefs.engine.pace import WalkPacer, open_pacer  # imported late: a restore counts at full speed
 
-    with pacer_in(kernel, folder.fd, Speed(), output.tell_why, may_write=False) as pacer:
-        yield PacedLooks(pacer, stops)
+    with open_pacer(kernel, folder.fd, Speed(), output.tell_why, may_write=False) as pacer:
+        yield WalkPacer(pacer, stops)
 
 
 def size_by(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, end_s: float) -> str:

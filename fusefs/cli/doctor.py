@@ -37,23 +37,23 @@ from fusefs.core.errors import (
 from fusefs.core.names import STORE
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.results import Finding
-from fusefs.core.service_status import SeenStatus
-from fusefs.core.uring_choice import why_not
+from fusefs.core.service_status import ObservedStatus
+from fusefs.core.uring_choice import find_obstacle
 from fusefs.linux import systemd
 from fusefs.linux.fd import Fd
-from fusefs.linux.inotify import InotifyMask, open_inotify, watch
+from fusefs.linux.inotify import InotifyMask, add_watch, open_inotify
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mount_calls import MountLine, mount_lines
+from fusefs.linux.mount_calls import MountLine, read_mount_lines
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.pressure import PRESSURE, Psi, StallTimes
 from fusefs.linux.runtime_directories import runtime_dir
 from fusefs.linux.uring_offer import read_facts
 from fusefs.store.doctor import check_folder, check_registry, check_store, check_vouched
-from fusefs.store.find_stores import discover, stores_at
+from fusefs.store.find_stores import discover_stores, stores_at
 from fusefs.store.layout import Store, UserFolder
-from fusefs.store.orphans import each_folder
+from fusefs.store.orphans import call_in_each_folder
 from fusefs.store.root_squash import SQUASHED, refuse_squashed
-from fusefs.store.silent_nodes import Waits
+from fusefs.store.silent_nodes import Wait
 
 _PROPERTIES = (
     "Id", "LoadState", "UnitFileState", "ActiveState", "FragmentPath", "ExecStart", "NeedDaemonReload",
@@ -109,11 +109,11 @@ def command(volume: bytes | None, repair: bool, waits: bool, ended: tuple[str, .
     return _examine_all(repair, ended, waiting, as_json=as_json)
 
 
-def _examine_all(repair: bool, ended: Sequence[str], waits: Waits | None, *, as_json: bool) -> int:
+def _examine_all(repair: bool, ended: Sequence[str], waits: Wait | None, *, as_json: bool) -> int:
     """Check all known stores, and the parts of the machine that they need."""
     paths, silent, broken = dict[bytes, None](), list[bytes](), list[Finding]()
     try:
-        for store in discover(Kernel(), (), silent):
+        for store in discover_stores(Kernel(), (), silent):
             with store:
                 paths[store.base_path] = None
     except BrokenStore as error:
@@ -141,7 +141,7 @@ def _examine_machine(*, is_reaping: bool) -> Iterator[Finding]:
         yield Finding("reaper service", error.message(), error.hint)
     yield from _mounts()
     if os.geteuid() == 0:
-        lines = list(mount_lines())
+        lines = list(read_mount_lines())
         yield from _uring(lines)
         yield from _allow_other(lines)
         if is_reaping:
@@ -149,7 +149,7 @@ def _examine_machine(*, is_reaping: bool) -> Iterator[Finding]:
             yield from _pressure()
 
 
-def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Waits | None) -> list[Finding]:
+def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Wait | None) -> list[Finding]:
     """Raises  TrashdError"""
     kernel = Kernel()
     try:
@@ -166,7 +166,7 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Waits | Non
     def check(folder: UserFolder) -> list[Finding]:
         return [*check_vouched(folder), *check_folder(folder)]
 
-    for part in each_folder(discover(kernel, [path]), check, list[Finding], lost):
+    for part in call_in_each_folder(discover_stores(kernel, [path]), check, list[Finding], lost):
         problems += part
     return problems + [Finding(printable(path), error.message(), error.hint) for error in lost]
 
@@ -224,8 +224,8 @@ def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Findin
         units = []
         with suppress(systemd.SystemdFailed, FileNotFoundError):  # no systemctl, or no permission to query
             names = (REAPER,) if for_user else (REAPER, TIMER, SWEEP)
-            mounts = [] if for_user else systemd.properties(_PROPERTIES, (MOUNTS,))
-            units = systemd.properties(_PROPERTIES, names, for_user=for_user) + mounts
+            mounts = [] if for_user else systemd.unit_properties(_PROPERTIES, (MOUNTS,))
+            units = systemd.unit_properties(_PROPERTIES, names, for_user=for_user) + mounts
         for unit in units:
             if unit["Id"] != REAPER:
                 yield from _check_unit(unit, user_option, is_needed=has_rules)
@@ -292,7 +292,7 @@ def _check_unit(unit: Mapping[str, str], user_option: str, *, is_needed: bool) -
             )
 
 
-def _check_running(running: SeenStatus, user_option: str) -> Iterator[Finding]:
+def _check_running(running: ObservedStatus, user_option: str) -> Iterator[Finding]:
     """Check the running service."""
     directory = runtime_dir()
     if running.status.version != version("trashd"):
@@ -328,7 +328,7 @@ def _uring(lines: Sequence[MountLine]) -> Iterator[Finding]:
     facts = read_facts()._replace(barred=frozenset())  # a daemon may use cores that this command may not
     if mounts and facts.is_enabled is False:
         facts = facts._replace(is_enabled=True)
-    why = why_not(facts)
+    why = find_obstacle(facts)
     if why is None:
         return
     without = "remove uring=on there" if mounts else "trashd service install --no-uring"
@@ -354,7 +354,7 @@ def _inotify() -> Iterator[Finding]:
     """Find a limit of inotify that is used up; by inotify the reaper learns of new orphans. Source  inotify(7)"""
     try:
         with Fd(os.open("/", os.O_PATH)) as root, open_inotify() as inotify:
-            watch(inotify, root, InotifyMask.CREATE)
+            add_watch(inotify, root, InotifyMask.CREATE)
     except OSError as error:
         match error.errno:
             case errno.EMFILE:

@@ -20,8 +20,8 @@ from fusefs.core.human_units import format_duration, format_size
 from fusefs.core.names import ID_RANDOM_CHARS
 from fusefs.core.record import TreeSize
 from fusefs.linux.children import user_name
-from fusefs.linux.pressure import be_idle
-from fusefs.store.orphans import ListedContainer, all_entries, the_one_called
+from fusefs.linux.pressure import set_idle_priority
+from fusefs.store.orphans import ListedContainer, list_all_containers, match_id
 
 
 @click.command(
@@ -63,11 +63,11 @@ def command(
     kernel = tended(volumes)
     lost: list[TrashdError] = []
     now_ns = time.time_ns()
-    entries = OrphanFilter(**filters).picks(all_entries(kernel, volumes, lost, watched(notes=False)), now_ns)
+    entries = OrphanFilter(**filters).picks(list_all_containers(kernel, volumes, lost, watched(notes=False)), now_ns)
     if identifiers:
         entries = [_find(volumes, identifier, entries) for identifier in identifiers]
     how = CountOptions(anew, far=anew or bool(identifiers), paced=True)
-    be_idle()
+    set_idle_priority()
     with StopSignals() as stop:
         counted = []
         for entry in entries:
@@ -89,7 +89,7 @@ def command(
 
 def _find(volumes: Sequence[bytes], identifier: str, entries: Sequence[ListedContainer]) -> ListedContainer:
     """Find an orphan by its ID. Raises  NotFound; UsageError: the ID is not unique"""
-    entry = the_one_called(volumes, identifier, entries)
+    entry = match_id(volumes, identifier, entries)
     if entry is None:
         raise NotFound(os.fsencode(identifier))
     return entry

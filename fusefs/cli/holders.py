@@ -16,9 +16,18 @@ from fusefs.core.names import is_container_id
 from fusefs.core.printable_names import printable
 from fusefs.linux.children import user_name
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import FilesystemPath, Mount, MountView, below, every_place, find_place, read_mounts, views
+from fusefs.linux.mountinfo import (
+    FilesystemPath,
+    Mount,
+    MountView,
+    every_place,
+    find_place,
+    read_mounts,
+    relative_to,
+    trashd_views,
+)
 from fusefs.linux.tree_users import TreeHolder, find_holders, serves_fuse
-from fusefs.store.backing_and_mount import patiently
+from fusefs.store.backing_and_mount import retry_stale
 from fusefs.store.layout import trusted_owners
 from fusefs.store.orphans import find_container
 from fusefs.store.victim import find_victim
@@ -37,7 +46,7 @@ def holders_of(paths: list[bytes]) -> list[HeldTree]:
     Without root, only one's own processes are visible.
     """
     mounts = read_mounts()
-    ours = views(mounts, trusted_owners(os.geteuid()))
+    ours = trashd_views(mounts, trusted_owners(os.geteuid()))
     places = {path: _places(path, mounts, ours) for path in paths}
     holders: dict[FilesystemPath, list[TreeHolder]] = {place: [] for several in places.values() for place in several}
     for place, holder in find_holders(list(holders)):
@@ -61,7 +70,9 @@ def _places(path: bytes, mounts: list[Mount], ours: list[MountView]) -> list[Fil
         # mount looks up the new one.
         if view.backing.holds(place):
             with suppress(OSError):
-                patiently(partial(os.lstat, os.path.join(view.mount.point, below(place.path, view.backing.path))))
+                retry_stale(
+                    partial(os.lstat, os.path.join(view.mount.point, relative_to(place.path, view.backing.path)))
+                )
     return places
 
 

@@ -14,12 +14,12 @@ from fusefs.core.printable_names import printable
 from fusefs.core.results import Finding
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import runtime_dir
-from fusefs.store.init_store import choose_among_copies, initialise
-from fusefs.store.mounted_paths import open_shown
-from fusefs.store.registry_lines import UNNOTED
-from fusefs.store.root_squash import squash_told
-from fusefs.store.swap import own_folder
-from fusefs.store.tidy_folder import passed_over, told
+from fusefs.store.init_store import initialise, record_chosen_disk
+from fusefs.store.mounted_paths import open_both_sides
+from fusefs.store.registry_lines import NO_ROOT_MARK
+from fusefs.store.root_squash import convert_squash_errors
+from fusefs.store.swap import open_own_folder
+from fusefs.store.tidy_folder import find_refused_names, format_finding
 
 
 class RefusedFolders(NamedTuple):
@@ -53,13 +53,13 @@ def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int
 
     kernel = Kernel()
     path = os.path.realpath(volume)
-    with errors_about(path), squash_told(kernel, path):
-        base = open_shown(kernel, path)
-        store, done = initialise(kernel, base, path, is_known=is_known, replaces=replaces)
+    with errors_about(path), convert_squash_errors(kernel, path):
+        base = open_both_sides(kernel, path)
+        store, done = initialise(kernel, base, path, is_made_by_root=is_known, replaces=replaces)
     with store:
-        own_folder(store).fd.close()
-        refused = passed_over(store, os.geteuid() or None)
-        copies = choose_among_copies(store)
+        open_own_folder(store).fd.close()
+        refused = find_refused_names(store, os.geteuid() or None)
+        copies = record_chosen_disk(store)
     nudge(runtime_dir())  # a running service serves it at once
     if as_json:
         output.as_json(done, RefusedFolders(tuple(refused)))
@@ -73,7 +73,7 @@ def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int
             f"  {printable(copy)} is a copy with the same volume ID: until the next boot, the service serves this one"
         )
     if done.unnoted:
-        output.warn(f"{UNNOTED}: {done.unnoted}")
+        output.warn(f"{NO_ROOT_MARK}: {done.unnoted}")
     for problem in refused:
-        output.warn(told(problem))
+        output.warn(format_finding(problem))
     return 0

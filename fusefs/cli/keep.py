@@ -10,7 +10,14 @@ from fusefs.cli import output
 from fusefs.cli.options import DURATION, Command, OrphanId, json_option, tended, volume_option
 from fusefs.core.errors import UsageError, errors_about
 from fusefs.core.human_units import format_duration
-from fusefs.store.orphans import KeepFor, PinnedOrphan, Term, UsualTerm, find_container, keep_by_id
+from fusefs.store.orphans import (
+    DefaultRetention,
+    NewRetention,
+    PinnedOrphan,
+    RetentionFromNow,
+    change_retention,
+    find_container,
+)
 
 
 @click.command("keep", cls=Command, short_help="Keep an orphan longer, or until you release it.")
@@ -44,9 +51,9 @@ def command(identifier: str, seconds: int | None, release: bool, volumes: tuple[
         raise UsageError("--release can't be combined with --for")
     kernel = tended(volumes)
     entry = find_container(kernel, volumes, identifier)
-    term: Term = UsualTerm() if release else KeepFor(seconds)
+    term: NewRetention = DefaultRetention() if release else RetentionFromNow(seconds)
     with errors_about(entry.id):
-        kept = keep_by_id(kernel, volumes, entry, term)
+        kept = change_retention(kernel, volumes, entry, term)
     if as_json:
         output.as_json(kept)
     else:

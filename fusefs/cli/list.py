@@ -23,7 +23,7 @@ from fusefs.core.record import MAX_FAILURES, Method
 from fusefs.linux.children import user_name
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.user_ids import uid_of
-from fusefs.store.orphans import ListedContainer, all_entries, explain_failure, sum_entries
+from fusefs.store.orphans import ListedContainer, explain_failure, list_all_containers, sum_orphans
 
 _PAST = (State.REAPING, State.QUARANTINE)
 """States in which the retention has no effect: a reaper has begun, or a person has to decide."""
@@ -80,7 +80,7 @@ class OrphanFilter(NamedTuple):
         if self.older_s is not None and (entry.problem or entry.age_s(now_ns) <= self.older_s):
             return False
         if self.within_s is not None:
-            remaining_s = None if entry.problem or entry.state is not State.ORPHANS else entry.left_s(now_ns)
+            remaining_s = None if entry.problem or entry.state is not State.ORPHANS else entry.remaining_s(now_ns)
             if remaining_s is None or remaining_s >= self.within_s:
                 return False
         if self.least is not None and (entry.size is None or entry.size.n_bytes < self.least):
@@ -98,7 +98,7 @@ def in_order(entries: list[ListedContainer], order: str, now_ns: int) -> list[Li
     """
 
     def remaining_s(entry: ListedContainer) -> int:
-        seconds = entry.left_s(now_ns)
+        seconds = entry.remaining_s(now_ns)
         return _FOREVER_S if seconds is None else seconds
 
     keys: dict[str, Callable[[ListedContainer], Any]] = {
@@ -169,14 +169,14 @@ def command(
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
     # Show the paths that users know, also where the daemon of a mount over its own source is dead.
-    every = [_by_mount_point(entry) for entry in all_entries(kernel, volumes, lost, watched(notes=False))]
+    every = [_by_mount_point(entry) for entry in list_all_containers(kernel, volumes, lost, watched(notes=False))]
     entries = in_order(selection.picks(every, now_ns), order, now_ns)
     codes = [output.failed(error, as_json=as_json) for error in lost]
     if as_json:
         from fusefs.cli.json_objects import RestorableFor
 
         for entry in entries:
-            output.as_json(entry, RestorableFor(entry.left_s(now_ns)))
+            output.as_json(entry, RestorableFor(entry.remaining_s(now_ns)))
         return max(codes, default=0)
     if not entries:
         if not lost:
@@ -205,7 +205,7 @@ def _by_mount_point(entry: ListedContainer) -> ListedContainer:
 
 def _row(entry: ListedContainer, owner: str, now_ns: int) -> tuple[str, ...]:
     identifier = entry.id[-ID_RANDOM_CHARS:]  # enough for every command, and leaves room for the path
-    seconds = entry.left_s(now_ns)
+    seconds = entry.remaining_s(now_ns)
     expiry = "pinned" if seconds is None else format_duration(seconds) if seconds > 0 else "expired"
     expiry = "-" if entry.state in _PAST else expiry
     state = _STATE_NAMES[entry.state]
@@ -239,7 +239,7 @@ def _print_sums(volumes: Sequence[bytes], by: SumBy, depth: int, selection: Orph
     """Print sums of the selected orphans; return the exit code."""
     lost: list[TrashdError] = []
     clocks = watched(notes=False)
-    sums = sum_entries(Kernel(), volumes, lambda: OrphanSums(by, depth), selection.matches, lost, clocks)
+    sums = sum_orphans(Kernel(), volumes, lambda: OrphanSums(by, depth), selection.matches, lost, clocks)
     rows = [
         (key if key.project is None else key._replace(project=output.by_mount_point(key.project)), one)
         for key, one in sums

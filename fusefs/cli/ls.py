@@ -14,7 +14,7 @@ from fusefs.cli.options import Command, OrphanIdOrPath, json_option, tended, vol
 from fusefs.cli.restore import chosen
 from fusefs.core.errors import Refused, UsageError
 from fusefs.core.glob import compile_glob
-from fusefs.core.human_units import in_calendar
+from fusefs.core.human_units import format_utc
 from fusefs.core.names import RelPath
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Method
@@ -22,8 +22,15 @@ from fusefs.linux.children import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import UserFolder
-from fusefs.store.look_inside import EntryInside, content_of, differences, entries_inside, inside, there_now
-from fusefs.store.orphans import CameFrom, ListedContainer
+from fusefs.store.look_inside import (
+    EntryInside,
+    call_inside,
+    content_of,
+    entries_inside,
+    find_differences,
+    open_at_origin,
+)
+from fusefs.store.orphans import ListedContainer, OrphanFromPath
 
 _DIFFERENCES = {
     "gone": "only in the orphan",
@@ -64,7 +71,7 @@ def command(
     def list_entries(fd: Fd, _folder: UserFolder, _within: RelPath) -> list[EntryInside]:
         return entries_inside(kernel, fd, matches, most)
 
-    entries = inside(kernel, volumes, entry, within, list_entries, list[EntryInside])
+    entries = call_inside(kernel, volumes, entry, within, list_entries, list[EntryInside])
     if as_json:
         for one in entries:
             output.as_json(one)
@@ -79,7 +86,7 @@ def _row(one: EntryInside, word: bytes) -> tuple[str, ...]:
     name = printable(one.name or word)
     if one.target is not None:
         name += f" -> {printable(one.target)}"
-    day = in_calendar(one.mtime_ns, "%Y-%m-%d %H:%M", "after 9999")
+    day = format_utc(one.mtime_ns, "%Y-%m-%d %H:%M", "after 9999")
     return (stat.filemode(one.mode), str(one.n_links), user_name(one.uid), f"{one.n_bytes:>12}", day, name)
 
 
@@ -105,7 +112,7 @@ def cat_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...]) -> int
             while part:
                 part = part[os.write(1, part) :]
 
-    inside(kernel, volumes, entry, place, write, None)
+    call_inside(kernel, volumes, entry, place, write, None)
     return 0
 
 
@@ -135,10 +142,10 @@ def diff_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_js
         if not stat.S_ISDIR(kernel.fstat(fd).st_mode):
             raise Refused(f"{_name(entry, within)}: not a directory", "trashd cat prints the file, for diff -")
         count = 0
-        with there_now(kernel, folder, entry, within) as now:
+        with open_at_origin(kernel, folder, entry, within) as now:
             if not stat.S_ISDIR(kernel.fstat(now).st_mode):
                 raise Refused(f"{_name(entry, within)}: its original path is not a directory now")
-            for one in differences(kernel, fd, now, within, tells_new=tells_new):
+            for one in find_differences(kernel, fd, now, within, includes_new=tells_new):
                 count += 1
                 if as_json:
                     output.as_json(one)
@@ -147,12 +154,12 @@ def diff_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_js
         sys.stdout.flush()
         return count
 
-    if not inside(kernel, volumes, entry, place, compare, int) and not as_json:
+    if not call_inside(kernel, volumes, entry, place, compare, int) and not as_json:
         click.echo("no differences", err=True)
     return 0
 
 
-def _find_place(volumes: Sequence[bytes], word: bytes, uid: int | None) -> tuple[Kernel, CameFrom]:
+def _find_place(volumes: Sequence[bytes], word: bytes, uid: int | None) -> tuple[Kernel, OrphanFromPath]:
     """Find the place that a word names, after unfinished operations are completed."""
     kernel = tended(volumes)
     before, colon, after = word.partition(b":")

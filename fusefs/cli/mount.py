@@ -23,7 +23,7 @@ from fusefs.cli.json_objects import FastPathReason, MountExplained, UnmountedPat
 from fusefs.cli.main import settle_streams
 from fusefs.cli.options import Command, Decorator, PathBytes, json_option, together
 from fusefs.core.errors import DaemonGone, Exit, NotFound, NotPermitted, Refused, TrashdError, UsageError, from_os
-from fusefs.core.mount_counters import SeenMount
+from fusefs.core.mount_counters import ObservedMount
 from fusefs.core.mount_options import (
     LISTED,
     OPTIONS,
@@ -33,11 +33,11 @@ from fusefs.core.mount_options import (
     find_without_effect,
     parse_options,
 )
-from fusefs.core.printable_names import printable, show
+from fusefs.core.printable_names import printable, printable_text
 from fusefs.core.results import Finding
-from fusefs.core.uring_choice import why_not_trusted
+from fusefs.core.uring_choice import known_faults
 from fusefs.linux.mountinfo import is_inside, read_mounts
-from fusefs.linux.runtime_directories import HOME, make_dir
+from fusefs.linux.runtime_directories import MOUNTS_RUNTIME, make_dir
 from fusefs.linux.systemd import SystemdNotifier, make_handler
 from fusefs.linux.uring_offer import read_facts
 
@@ -51,7 +51,7 @@ Without MNT, the mount covers SRC itself. Root mounts for all users; other users
 directory of their own. The command returns when the mount answers. ro, nosuid, nodev, noexec and nosymfollow on SRC
 apply to MNT as well.
 
-Options for -o: {", ".join(option.word() for option in OPTIONS if option.is_told)}, and ro, nosuid, nodev, noexec,
+Options for -o: {", ".join(option.word() for option in OPTIONS if option.is_documented)}, and ro, nosuid, nodev, noexec,
 sync as in mount(8).
 
 \b
@@ -148,8 +148,11 @@ def _explain(path: bytes, *, as_json: bool) -> int:
     )
 
 
-def _explain_lines(seen: SeenMount) -> list[str]:
-    rows = [(f"  {show(one.name)}", "on" if one.is_on else "off", show(one.why)) for one in seen.fast_paths]
+def _explain_lines(seen: ObservedMount) -> list[str]:
+    rows = [
+        (f"  {printable_text(one.name)}", "on" if one.is_on else "off", printable_text(one.why))
+        for one in seen.fast_paths
+    ]
     few = few_files(seen)
     lines = [] if few is None else [f"  {few.what}", f"    hint: {few.hint}"]
     return [f"{printable(seen.point)} serves {printable(seen.source)}", *output.aligned(rows), *lines]
@@ -169,7 +172,7 @@ def serve(
 
     source, target = real_path(source), real_path(target)
     usual = Coherence.EXCLUSIVE if source == target else Coherence.SHARED
-    options = parse_options(words, as_root=os.geteuid() == 0, is_sloppy=is_sloppy, usual=usual)
+    options = parse_options(words, as_root=os.geteuid() == 0, is_sloppy=is_sloppy, default_coherence=usual)
     for word, why in find_without_effect(words):
         output.warn(f"-o {word} has no effect: {why}")
     if options.uring is UringMode.AUTO and os.geteuid() == 0:
@@ -194,10 +197,14 @@ def serve(
 def _name_switched_off_transport() -> None:
     """Print once in each boot that FUSE over io_uring is available but off, and how to switch it on."""
     facts = read_facts()
-    if facts.is_enabled is not False or why_not_trusted(facts.release) is not None:
+    if facts.is_enabled is not False or known_faults(facts.release) is not None:
         return
     with suppress(OSError):  # the file exists: it was printed before; or /run can't be written
-        os.close(os.open(make_dir(HOME) + b"/uring-named", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+        os.close(
+            os.open(
+                make_dir(MOUNTS_RUNTIME) + b"/uring-named", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644
+            )
+        )
         print(
             "trashd: mounts can be faster: FUSE over io_uring is switched off in this kernel\n"
             "  hint: trashd service install --uring",
@@ -207,19 +214,19 @@ def _name_switched_off_transport() -> None:
 
 def _warn_of_other_ways(target: bytes) -> None:
     """Warn that changes by other paths show in the mount only after the kernel's cache has expired."""
-    from fusefs.mount.places.mount_points import other_ways
+    from fusefs.mount.places.mount_points import other_paths
 
-    if ways := other_ways(target, read_mounts()):
+    if ways := other_paths(target, read_mounts()):
         output.warn(
             f"{printable(target)}: changes by another path ({', '.join(map(printable, ways))}) show late in the mount; "
             "use --coherence shared if programs use that path"
         )
 
 
-def few_files(seen: SeenMount) -> Finding | None:
+def few_files(seen: ObservedMount) -> Finding | None:
     """A finding if root's daemon of a mount has a low limit of open files; None if it is high or unknown."""
     from fusefs.mount.native._core import most_of_one
-    from fusefs.mount.tree.mount_state import n_handles
+    from fusefs.mount.tree.mount_state import n_client_handles
 
     try:
         with open(f"/proc/{seen.stats.table.pid}/limits", encoding="ascii") as file:
@@ -228,7 +235,7 @@ def few_files(seen: SeenMount) -> Finding | None:
         return None
     if limit is None or not seen.is_running or int(limit[1]) >= _FEW_FILES:
         return None
-    most = most_of_one(n_handles(int(limit[1])))
+    most = most_of_one(n_client_handles(int(limit[1])))
     what = f"open-file limit is {limit[1]} for the whole mount ({most} per user)"
     hint = f"raise it: LimitNOFILE={_MANY_FILES} in the unit, or ulimit -Hn {_MANY_FILES} before trashd mount"
     return Finding(printable(seen.point), what, hint)
@@ -279,7 +286,7 @@ def run_in_foreground(body: Callable[[Ready], int]) -> int:
     _log_to(make_handler("trashd") if "JOURNAL_STREAM" in os.environ else logging.StreamHandler())
     notifier = SystemdNotifier()
     try:
-        return body(notifier.ready)
+        return body(notifier.notify_ready)
     finally:
         notifier.close()
 
@@ -394,21 +401,21 @@ def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) 
 
     Raises  UsageError: the options are wrong; Refused: the mount does not answer
     """
-    from fusefs.mount.places.mount_points import Health, health, real_path, silent, top_mount
+    from fusefs.mount.places.mount_points import Health, health, real_path, silent_daemon_error, top_mount
 
     uid = os.geteuid()
-    options = parse_options(words, as_root=uid == 0, is_sloppy=is_sloppy, usual=Coherence.SHARED)
+    options = parse_options(words, as_root=uid == 0, is_sloppy=is_sloppy, default_coherence=Coherence.SHARED)
     source, target = real_path(source), real_path(target)
     mount = top_mount(target, read_mounts())
-    if mount is None or not mount.is_ours() or mount.owner != uid or mount.root != b"/":
+    if mount is None or not mount.is_trashd() or mount.owner != uid or mount.root != b"/":
         return False
-    is_it = mount.source == source or (source == target and is_inside(mount.source, HOME))
+    is_it = mount.source == source or (source == target and is_inside(mount.source, MOUNTS_RUNTIME))
     is_alike = "ro" not in options.flags or b"ro" in mount.options.split(b",")
     if not (is_it and is_alike):
         return False
     found = health(target)
     if found is Health.SILENT:
-        raise silent(target)
+        raise silent_daemon_error(target)
     return found is Health.ALIVE
 
 

@@ -17,14 +17,14 @@ from fusefs.core.human_units import format_duration, parse_duration, parse_rate
 from fusefs.core.names import ID_RANDOM_CHARS
 from fusefs.core.orphan_age import STEP_NS, Clock
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.machine_identity import moment
+from fusefs.linux.machine_identity import read_now
 from fusefs.linux.runtime_directories import state_dir
 from fusefs.linux.user_ids import uid_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from fusefs.store.silent_nodes import Waits
+    from fusefs.store.silent_nodes import Wait
 
     ParamType = click.ParamType
 else:
@@ -211,9 +211,9 @@ def mpi_option(shares: Callable[[Any], Any]) -> Callable[[Callable[..., int]], C
         def command(*args: Any, mpi: bool, **options: Any) -> int:
             if not mpi:
                 return act(*args, **options, job=None)
-            from fusefs.engine.mpi_ranks import joined
+            from fusefs.engine.mpi_ranks import join_job
 
-            with joined() as job:
+            with join_job() as job:
                 uids = job.uids()
                 if not job.is_first:
                     # A rank of root's trusts no other: the first, which may be a user's, prints why it is refused.
@@ -269,12 +269,12 @@ def _own_orphans() -> list[tuple[str, str]]:
     child keeps none of our files open: a shell reads our output until every process has closed it.
     """
     from fusefs.linux.children import ask_each
-    from fusefs.store.orphans import all_entries
+    from fusefs.store.orphans import list_all_containers
 
     own = os.geteuid()
 
     def list_own(_asked: None) -> bytes:
-        entries = (entry for entry in all_entries(Kernel(), (), []) if entry.uid == own)
+        entries = (entry for entry in list_all_containers(Kernel(), (), []) if entry.uid == own)
         return "".join(f"{entry.id}\t{output.origin(entry.origin)}\n" for entry in entries).encode()
 
     ((_asked, answer),) = ask_each((None,), list_own, set(), lambda _asked: None, limit_s=_COMPLETION_LIMIT_S)
@@ -299,7 +299,7 @@ class AgeCutoffs:
 
     def __init__(self, kernel: Kernel, *, notes: bool) -> None:
         """notes: store the present reading of the clock for the next command."""
-        self.now = moment(kernel, watched(notes=notes))
+        self.now = read_now(kernel, watched(notes=notes))
         self._set_ns = 0
 
     def ago(self, span_ns: int) -> int:
@@ -316,15 +316,15 @@ class AgeCutoffs:
 
 
 def tended(
-    volumes: Sequence[bytes], kernel: Kernel | None = None, ended: Collection[str] = (), waits: Waits | None = None
+    volumes: Sequence[bytes], kernel: Kernel | None = None, ended: Collection[str] = (), waits: Wait | None = None
 ) -> Kernel:
     """Complete unfinished operations, adopt drops and stock reserves, as far as the caller may; warn of what failed.
 
     ended, waits  as for `recover`
     """
-    from fusefs.store.orphans import tend_all  # late: half of the commands have options and no orphans
+    from fusefs.store.orphans import tidy_all_folders  # late: half of the commands have options and no orphans
 
     kernel = kernel or Kernel()
-    for problem in tend_all(kernel, volumes, ended, waits):
+    for problem in tidy_all_folders(kernel, volumes, ended, waits):
         output.warn(problem)
     return kernel

@@ -16,10 +16,10 @@ from typing import Any
 
 from fusefs.core.errors import ConfigProblem, Incomplete, KernelRefused, NotFound, TrashdError, UsageError, from_os
 from fusefs.core.names import ContainerId
-from fusefs.core.printable_names import printable, shell_word, show
+from fusefs.core.printable_names import printable, printable_text, shell_word
 from fusefs.core.record import Method
 from fusefs.linux.file_locks import is_service_running
-from fusefs.linux.runtime_directories import HOME, SYSTEM_RUNTIME, runtime_dir
+from fusefs.linux.runtime_directories import MOUNTS_RUNTIME, SYSTEM_RUNTIME, runtime_dir
 from fusefs.store.swap import Swapped
 
 _NAMED_MAX = 5
@@ -42,9 +42,9 @@ def failed(error: TrashdError, *, as_json: bool = False) -> int:
         return error.exit_code
     command, usage = (error.command, error.usage) if isinstance(error, UsageError) else ("", "")
     # A message may quote words as they were typed, or names that a glob expanded to.
-    lines = [f"{command or 'trashd'}: {show(error.message())}"]
+    lines = [f"{command or 'trashd'}: {printable_text(error.message())}"]
     if error.hint:
-        lines.append(f"  hint: {show(error.hint)}")
+        lines.append(f"  hint: {printable_text(error.hint)}")
     if usage:
         lines += [f"usage: {usage}", f"Try '{command} --help' for more information."]
     print("\n".join(lines), file=sys.stderr)
@@ -90,7 +90,7 @@ def exit_code(codes: Sequence[int]) -> int:
 
 def warn(text: str) -> None:
     """Tell something that is not an error on stderr."""
-    print(f"trashd: warning: {show(text)}", file=sys.stderr)
+    print(f"trashd: warning: {printable_text(text)}", file=sys.stderr)
 
 
 def plain(value: Any) -> Any:
@@ -167,11 +167,11 @@ def origin(path: bytes | None) -> str:
 
 def by_mount_point(path: bytes) -> bytes:
     """The path by which users know it: not that of the private tree of a mount whose daemon is dead."""
-    if not path.startswith(HOME):
+    if not path.startswith(MOUNTS_RUNTIME):
         return path
-    from fusefs.store.mounted_paths import by_mount_point
+    from fusefs.store.mounted_paths import to_mount_path
 
-    return by_mount_point(path)
+    return to_mount_path(path)
 
 
 def counted(count: int, what: str, several: str = "") -> str:

@@ -66,7 +66,7 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
         output.warn(f"{which} is not running; the pause applies when it starts")
     if None in named(volumes):
         for one in served_by_root():
-            output.warn(f"{printable(one.root())}: root's reaper serves it and is not paused; use trashd keep ID")
+            output.warn(f"{printable(one.root_path())}: root's reaper serves it and is not paused; use trashd keep ID")
     return 0
 
 
@@ -78,8 +78,8 @@ def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
     there = [] if volume is None else _stores_at(volume)
     for one in roots:
         # The id is no secret: another user's store may have the same, so the owner must match, too.
-        if volume is None or one.root() == volume or (one.id, one.owner or 0) in there:
-            raise NotPermitted(one.root(), "root's reaper serves it; trashd keep ID protects one of your orphans")
+        if volume is None or one.root_path() == volume or (one.id, one.owner or 0) in there:
+            raise NotPermitted(one.root_path(), "root's reaper serves it; trashd keep ID protects one of your orphans")
 
 
 def served_by_root() -> list[VolumeStatus]:
@@ -122,9 +122,9 @@ def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
 def _may_be_in(one: VolumeStatus, volume: bytes | None) -> bool:
     """Whether a pause of a directory applies to a served volume; the path of a user's store may be known in part."""
     if volume is None or one.owner is None:
-        return volume in (None, one.root())
-    seen = one.shown()
-    return is_inside(seen, volume) or (seen != one.root() and is_inside(volume, seen))
+        return volume in (None, one.root_path())
+    seen = one.public_path()
+    return is_inside(seen, volume) or (seen != one.root_path() and is_inside(volume, seen))
 
 
 def named(volumes: tuple[bytes, ...]) -> list[bytes | None]:

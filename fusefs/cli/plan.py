@@ -21,11 +21,11 @@ from fusefs.core.pacing import Speed
 from fusefs.core.plan_rules import (
     DeleteAction,
     MoveAction,
-    PurgeListed,
+    PurgeListsResult,
     Rule,
-    RuleDone,
-    RuleNotDone,
     RuleOutcome,
+    RuleResult,
+    SkippedRule,
     TrashAction,
 )
 from fusefs.core.printable_names import printable
@@ -33,7 +33,7 @@ from fusefs.core.results import Swept
 from fusefs.linux.children import ask_each
 from fusefs.linux.config_files import is_drop_in, load_plan, plan_dir
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import covering, read_mounts
+from fusefs.linux.mountinfo import covering_mount_id, read_mounts
 
 _NO_DIRECTORY = b"no directory"
 
@@ -151,7 +151,7 @@ def refused_rules(rules: Sequence[Rule], now_ns: int) -> Iterator[ConfigProblem]
     named = [rule for rule in rules if not has_wildcards(rule.directory)]
     # Children check, since a directory may hang; the check of the stores reports that.
     answers = ask_each(
-        named, lambda rule: _why_refused(rule, now_ns), set(), lambda rule: covering(rule.directory, mounts)
+        named, lambda rule: _why_refused(rule, now_ns), set(), lambda rule: covering_mount_id(rule.directory, mounts)
     )
     for rule, answer in answers:
         if answer == _NO_DIRECTORY:
@@ -172,7 +172,7 @@ def _why_refused(rule: Rule, now_ns: int) -> bytes:
     try:
         if not rule.trusts_atime:
             with find_scope(Kernel(), rule.directory) as scope:
-                refuse_stale(scope, rule.times(), now_ns, takes_dirs=rule.takes_dirs(), key="trusts_atime")
+                refuse_stale(scope, rule.times(), now_ns, takes_dirs=rule.uses_directory_times(), key="trusts_atime")
     except Refused as error:
         return error.detail.encode()
     except (OSError, TrashdError):
@@ -197,12 +197,12 @@ def _plan(
         _print_no_rules(paths)
     cutoffs.tell()
     from fusefs.plan.run_plan import PlanOptions, carry_out
-    from fusefs.sweep.request import SweepWishes
+    from fusefs.sweep.request import SweepOptions
 
     report, most = _PlanReport(runs=runs, as_json=as_json), Speed(max_rate, max_bytes)
     with StopSignals() as stop:
         why = output.tell_why if paced else None
-        how = PlanOptions(runs, cutoffs.now.wall_ns, SweepWishes(stops=stop), most, why)
+        how = PlanOptions(runs, cutoffs.now.wall_ns, SweepOptions(stops=stop), most, why)
         for outcome in carry_out(Kernel(), rules, how):
             report.print_outcome(outcome)
         report.print_sum()
@@ -243,11 +243,11 @@ class _PlanReport:
     def print_outcome(self, outcome: RuleOutcome) -> None:
         """Print the outcome of a rule in a directory."""
         match outcome:
-            case RuleDone(rule, swept):
+            case RuleResult(rule, swept):
                 self._print_done(rule, swept)
-            case RuleNotDone():
+            case SkippedRule():
                 self._print_not_done(outcome)
-            case PurgeListed():
+            case PurgeListsResult():
                 self._print_lists(outcome)
 
     def print_sum(self) -> None:
@@ -279,7 +279,7 @@ class _PlanReport:
         for warning in swept.warnings:
             output.warn(warning)
 
-    def _print_not_done(self, outcome: RuleNotDone) -> None:
+    def _print_not_done(self, outcome: SkippedRule) -> None:
         error = outcome.error
         self._codes.append(0 if error is None else error.exit_code)
         if self._as_json:
@@ -290,7 +290,7 @@ class _PlanReport:
         if error is not None and error.hint:
             print(f"  hint: {error.hint}")
 
-    def _print_lists(self, lists: PurgeListed) -> None:
+    def _print_lists(self, lists: PurgeListsResult) -> None:
         if lists.error is not None:
             self._codes.append(output.failed(lists.error, as_json=self._as_json))
             return
@@ -304,7 +304,7 @@ class _PlanReport:
 
 def _action(rule: Rule) -> tuple[str, str]:
     """The action of a rule, as a word and as a participle."""
-    match rule.act:
+    match rule.action:
         case TrashAction():
             return "trash", "trashed"
         case DeleteAction():

@@ -52,16 +52,16 @@ from fusefs.core.record import NOTE_MAX_CHARS, Record
 from fusefs.core.results import Reaped, Report
 from fusefs.linux.children import user_name
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.machine_identity import moment
+from fusefs.linux.machine_identity import read_now
 from fusefs.store.container import ClaimLost
 from fusefs.store.layout import UserFolder
 from fusefs.store.orphans import (
     ListedContainer,
-    act_on,
-    all_entries,
+    call_in_folder,
     explain_failure,
     find_container,
     find_containers,
+    list_all_containers,
     opened_folder,
 )
 from fusefs.store.victim_rename import VisibleRename
@@ -170,7 +170,7 @@ def is_due_as_chosen(entry: ListedContainer, record: Record) -> bool:
 
 def has_expired(_entry: ListedContainer, record: Record, clocks: tuple[Clock, ...] = ()) -> bool:
     """Whether the retention has ended (I11). clocks: earlier readings of the wall clock"""
-    now = moment(Kernel(), clocks)
+    now = read_now(Kernel(), clocks)
     expires_ns = record.expires_ns(now)
     return expires_ns is not None and expires_ns <= now.wall_ns
 
@@ -271,7 +271,7 @@ def reap_all(kernel: Kernel, due: Sequence[ListedContainer], how: ReapOptions) -
                         done = _reap_by_force(kernel, entry, how, shows, stop, is_away)
                     else:
                         act = partial(_reap, entry, how, shows, stop, is_away)
-                        done = act_on(kernel, how.volumes, entry, act, Reaped, needs_proof=True)
+                        done = call_in_folder(kernel, how.volumes, entry, act, Reaped, needs_proof=True)
                 if how.one and done.lost:
                     continue
                 reaped.append(done)
@@ -307,9 +307,9 @@ def _reap(
     folder: UserFolder,
     _visible: VisibleRename | None,
 ) -> Reaped:
-    from fusefs.engine.pace import pacer_in
-    from fusefs.reaper.not_removed import COMMAND_LIMIT_S, OutageWishes
-    from fusefs.reaper.reap import RemovalWishes, reap
+    from fusefs.engine.pace import open_pacer
+    from fusefs.reaper.not_removed import COMMAND_LIMIT_S, OutageOptions
+    from fusefs.reaper.reap import RemovalOptions, reap
 
     if entry.state in (State.STAGE, State.RESTORING):
         raise Refused(f"{entry.id}: an unfinished operation, in {entry.state.value}/", SETTLE)
@@ -317,11 +317,11 @@ def _reap(
     tempo = Speed(how.max_rate, how.max_bytes)
     counts = how.counts or (tempo.is_limited() and shows.is_seen)
     counted = shows.counted if counts else None
-    with pacer_in(folder.store.kernel, folder.fd, tempo, output.tell_why if how.paced else None) as pacer:
-        wishes = RemovalWishes(how.n_workers, pacer, shows.advance, stop, counted=counted, counting=shows.counting)
+    with open_pacer(folder.store.kernel, folder.fd, tempo, output.tell_why if how.paced else None) as pacer:
+        wishes = RemovalOptions(how.n_workers, pacer, shows.advance, stop, counted=counted, counting=shows.counting)
         wishes = wishes._replace(with_stores=how.with_stores, job=how.job)
         limit_s = 0.0 if is_away else COMMAND_LIMIT_S
-        outage = OutageWishes(limit_s, lambda number: output.tell_outage(number, limit_s))
+        outage = OutageOptions(limit_s, lambda number: output.tell_outage(number, limit_s))
         by_force, is_own = how.force and folder.uid == 0, folder.uid == entry.uid
         # With --force the owner has inspected their orphan and decided; a service never does that.
         wishes = wishes._replace(outage=outage, by_force=by_force, without_doubt=how.force and is_own)
@@ -341,9 +341,9 @@ def _reap_by_force(
     Raises  Busy, NotFound, or as for `seize` and `_reap`
     """
     from fusefs.store.as_owner import seize
-    from fusefs.store.swap import own_folder
+    from fusefs.store.swap import open_own_folder
 
-    with opened_folder(kernel, how.volumes, entry) as folder, own_folder(folder.store) as own:
+    with opened_folder(kernel, how.volumes, entry) as folder, open_own_folder(folder.store) as own:
         if folder.uid != own.uid:
             note = f"moved from {user_name(folder.uid)}'s quarantine to be deleted; was {output.origin(entry.origin)}"
             seized = seize(folder, entry.id, own, note[:NOTE_MAX_CHARS])
@@ -483,7 +483,9 @@ def _run(how: ReapOptions) -> int:
         if how.force:
             check_quarantined(choice.chosen)
     else:
-        reapable = [entry for entry in all_entries(kernel, how.volumes, lost, clocks) if entry.state in _REAPABLE]
+        reapable = [
+            entry for entry in list_all_containers(kernel, how.volumes, lost, clocks) if entry.state in _REAPABLE
+        ]
         choice = choose(reapable, everything=how.everything, pinned=how.pinned, now=how.now)
     waiting, ended = by_retention(choice.chosen)
     due, soon = choice.chosen if how.now else ended, list[ListedContainer]()
@@ -551,9 +553,9 @@ class Choice(NamedTuple):
 def choose(reapable: Sequence[ListedContainer], *, everything: bool, pinned: bool, now: bool) -> Choice:
     """Choose among all orphans, none being named."""
     uid = os.geteuid()
-    mine = [entry for entry in reapable if entry.is_served_by(uid)]
+    mine = [entry for entry in reapable if entry.may_be_reaped_by(uid)]
     # Only its user may select everything in an unproven folder, by --all.
-    theirs = [] if everything else [entry for entry in reapable if not entry.is_served_by(uid)]
+    theirs = [] if everything else [entry for entry in reapable if not entry.may_be_reaped_by(uid)]
     unproven = [entry for entry in theirs if not _waits(entry)]
     unvouched = [entry for entry in mine if not entry.is_vouched and (now or not _waits(entry))]
     chosen = [entry for entry in mine if entry.is_vouched]
@@ -615,7 +617,7 @@ def print_due(due: Sequence[ListedContainer], *, as_json: bool) -> None:
     now_ns = time.time_ns()
     for entry in due:
         if as_json:
-            output.as_json(entry, RestorableFor(entry.left_s(now_ns)))
+            output.as_json(entry, RestorableFor(entry.remaining_s(now_ns)))
         else:
             print(f"would be deleted: {line_of(entry, now_ns)}")
 
@@ -660,7 +662,7 @@ def print_early(early: Sequence[ListedContainer]) -> None:
 
 def line_of(entry: ListedContainer, now_ns: int) -> str:
     """Format an orphan: ID, owner, origin and when it expires."""
-    seconds = entry.left_s(now_ns)
+    seconds = entry.remaining_s(now_ns)
     expiry = "pinned" if seconds is None else f"expires in {format_duration(seconds)}" if seconds > 0 else "expired"
     return f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}  ({expiry})"
 

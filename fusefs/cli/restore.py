@@ -15,7 +15,7 @@ from fusefs.cli.options import Command, OrphanIdOrPath, PathBytes, json_option, 
 from fusefs.core.container_states import State
 from fusefs.core.errors import Incomplete, NotFound, NotPermitted, Refused, TrashdError, UsageError
 from fusefs.core.human_units import format_duration
-from fusefs.core.names import join
+from fusefs.core.names import join_path
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Method
 from fusefs.core.results import NOT_GIVEN
@@ -25,12 +25,12 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import session
 from fusefs.store.orphans import (
     ID_LEAST_CHARS,
-    CameFrom,
     ListedContainer,
-    all_entries,
-    came_from,
-    not_looked_at,
-    the_one_called,
+    OrphanFromPath,
+    find_by_origin,
+    hint_for_silent,
+    list_all_containers,
+    match_id,
 )
 from fusefs.store.restore import Restored, restore_by_id
 from fusefs.store.victim import check_operand
@@ -98,11 +98,11 @@ def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> 
     """
     lost: list[TrashdError] = []
     silent: list[bytes] = []
-    entries = _of_last_command(all_entries(kernel, volumes, lost, (), silent))
+    entries = _of_last_command(list_all_containers(kernel, volumes, lost, (), silent))
     if not entries:
         if lost:
             raise lost[0]
-        hint = not_looked_at(silent) or "trashd list shows all orphans; trashd restore PATH restores one"
+        hint = hint_for_silent(silent) or "trashd list shows all orphans; trashd restore PATH restores one"
         raise NotFound("orphans that a command of yours made in this terminal", hint)
     if not as_json:
         age = format_duration(entries[0].age_s(time.time_ns()))
@@ -185,7 +185,7 @@ def undo_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
 
 def chosen(
     kernel: Kernel, volumes: Sequence[bytes], word: bytes, inside: bytes | None, uid: int | None, *, as_json: bool
-) -> CameFrom:
+) -> OrphanFromPath:
     """Find the orphan, or the part of one, that an ID or a path names.
 
     inside  a path in that
@@ -198,14 +198,14 @@ def chosen(
         raise UsageError("the ID or PATH is empty")
     lost: list[TrashdError] = []
     silent: list[bytes] = []
-    listed = all_entries(kernel, volumes, lost, (), silent)
+    listed = list_all_containers(kernel, volumes, lost, (), silent)
     may_be_id = b"/" not in word and len(word) >= ID_LEAST_CHARS
-    by_id = the_one_called(volumes, os.fsdecode(word), listed) if may_be_id else None
-    matches = came_from(kernel, volumes, word, listed)
+    by_id = match_id(volumes, os.fsdecode(word), listed) if may_be_id else None
+    matches = find_by_origin(kernel, volumes, word, listed)
     if by_id is not None and uid in (None, by_id.uid):
         if matches:
             raise UsageError(f"{printable(word)}: matches an ID and a path", f"write the path as ./{shell_word(word)}")
-        return CameFrom(by_id, inside)
+        return OrphanFromPath(by_id, inside)
     own = [one for one in matches if one.entry.uid == whose]
     if not own:
         others = sorted({user_name(one.entry.uid) for one in matches})
@@ -214,20 +214,20 @@ def chosen(
             raise Refused(f"{printable(word)}: the orphans from there belong to {names}", "choose one with --user NAME")
         if lost:
             raise lost[0]
-        raise NotFound(word, not_looked_at(silent) or "trashd list shows all orphans with their original paths")
+        raise NotFound(word, hint_for_silent(silent) or "trashd list shows all orphans with their original paths")
     one = own[0] if len(own) == 1 else _choose(kernel, volumes, word, own, as_json=as_json)
     if not as_json and len(own) == 1:
         click.echo(_lines(kernel, volumes, [one])[0], err=True)
-    return one if inside is None else CameFrom(one.entry, join(one.inside or b"", inside))
+    return one if inside is None else OrphanFromPath(one.entry, join_path(one.inside or b"", inside))
 
 
-def _choose_of_all(kernel: Kernel, volumes: Sequence[bytes], uid: int | None) -> CameFrom:
+def _choose_of_all(kernel: Kernel, volumes: Sequence[bytes], uid: int | None) -> OrphanFromPath:
     """Ask at the terminal for one of a user's orphans. Raises  NotFound: there is none"""
     whose, silent = _whose(uid), list[bytes]()
-    listed = all_entries(kernel, volumes, [], (), silent)
-    own = [CameFrom(one, None) for one in listed if one.uid == whose and one.state is State.ORPHANS]
+    listed = list_all_containers(kernel, volumes, [], (), silent)
+    own = [OrphanFromPath(one, None) for one in listed if one.uid == whose and one.state is State.ORPHANS]
     if not own:
-        hint = not_looked_at(silent) or "root restores orphans of other users with --user NAME"
+        hint = hint_for_silent(silent) or "root restores orphans of other users with --user NAME"
         raise NotFound(f"orphans of {user_name(whose)}", hint)
     own.sort(key=lambda one: one.entry.created_ns, reverse=True)
     return _choose(kernel, volumes, b"", own, as_json=False)
@@ -241,8 +241,8 @@ def _whose(uid: int | None) -> int:
 
 
 def _choose(
-    kernel: Kernel, volumes: Sequence[bytes], word: bytes, matches: Sequence[CameFrom], *, as_json: bool
-) -> CameFrom:
+    kernel: Kernel, volumes: Sequence[bytes], word: bytes, matches: Sequence[OrphanFromPath], *, as_json: bool
+) -> OrphanFromPath:
     """Ask at the terminal for one of several orphans. Raises  UsageError: there is no terminal"""
     shown = matches[:_SHOWN_MAX]
     if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -255,7 +255,7 @@ def _choose(
     return shown[number - 1]
 
 
-def _lines(kernel: Kernel, volumes: Sequence[bytes], orphans: Sequence[CameFrom]) -> list[str]:
+def _lines(kernel: Kernel, volumes: Sequence[bytes], orphans: Sequence[OrphanFromPath]) -> list[str]:
     """Format a line for each orphan; unknown sizes are counted for half a second, and shown as far as they got."""
     now_ns, end_s, lines = time.time_ns(), time.monotonic() + _PATIENCE_S, []
     for entry, inside in orphans:

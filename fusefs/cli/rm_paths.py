@@ -21,7 +21,7 @@ from fusefs.core.record import Method
 from fusefs.core.results import RemovalGroup, Swept
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import invocation
-from fusefs.linux.mountinfo import below
+from fusefs.linux.mountinfo import relative_to
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped, base_of, remove_path
 
@@ -112,9 +112,9 @@ class _RmCommand(NamedTuple):
         """Remove the paths; return the exit code."""
         singles, groups = [*islice(paths, 2)], list[RemovalGroup]()
         if len(singles) > 1:
-            from fusefs.sweep.remove_together import in_groups
+            from fusefs.sweep.remove_together import group_paths
 
-            groups, singles = in_groups(Kernel(), chain(singles, paths))
+            groups, singles = group_paths(Kernel(), chain(singles, paths))
         self._remove_each(singles)  # first: their paths may lead through a link that is removed as well
         for group in groups:
             with StopSignals() as stop:
@@ -136,12 +136,12 @@ class _RmCommand(NamedTuple):
     def _remove_together(self, group: RemovalGroup, stop: StopSignals) -> list[bytes]:
         """Remove a group; return the paths that failed, to be removed one by one."""
         from fusefs.sweep.remove_together import remove_group
-        from fusefs.sweep.request import SweepWishes
+        from fusefs.sweep.request import SweepOptions
 
         try:
-            swept, remaining = remove_group(Kernel(), group, self.options, SweepWishes(stops=stop))
+            swept, remaining = remove_group(Kernel(), group, self.options, SweepOptions(stops=stop))
         except TrashdError:
-            return [*group.all_given()]  # each then reports its own error, or succeeds
+            return [*group.paths_as_given()]  # each then reports its own error, or succeeds
         if swept.orphan is not None:
             self._print_removed(group, swept, frozenset(remaining))
             self.codes.append(Unsettled.exit_code if swept.warnings else 0)
@@ -165,10 +165,10 @@ class _RmCommand(NamedTuple):
             for path in group.paths_without(remaining):
                 one = Swapped(swept.orphan, path, swept.store, Method.SWEEP, None, (), swept.warnings, swept.volume)
                 one = one._replace(expires_ns=swept.expires_ns)
-                restore = f"{undo} {shell_word(below(path, group.directory))}"
+                restore = f"{undo} {shell_word(relative_to(path, group.directory))}"
                 output.as_json(one, UndoCommand(None if self.now else restore))
             return
-        n_removed = group.n() - len(remaining)
+        n_removed = group.n_names() - len(remaining)
         if n_removed <= _SHOWN_MAX or self.verbose:
             for path in group.paths_without(remaining):
                 print(f"{printable(path)}: removed")

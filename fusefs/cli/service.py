@@ -24,12 +24,12 @@ from fusefs.cli.group import OrderedGroup
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import Busy, Incomplete, NotADirectory, NotFound, NotPermitted, Refused, TrashdError, UsageError
 from fusefs.core.printable_names import printable
-from fusefs.core.uring_choice import SWITCH, why_not, why_not_trusted
+from fusefs.core.uring_choice import SWITCH, find_obstacle, known_faults
 from fusefs.linux import systemd
 from fusefs.linux.kernel import OTHERS_WRITE
 from fusefs.linux.runtime_directories import replace_file
-from fusefs.linux.systemd import make_handler, send_to
-from fusefs.linux.uring_offer import enable, read_facts
+from fusefs.linux.systemd import make_handler, set_log_handler
+from fusefs.linux.uring_offer import enable_uring, read_facts
 
 _PACKAGE = Path(__file__).parents[1]
 _HOMES = (_PACKAGE / "share", _PACKAGE.parent, _PACKAGE.parent / "build")
@@ -113,7 +113,7 @@ class InstallPlace:
 
     def is_live(self) -> bool:
         """Whether the running systemd sees these files."""
-        return self._root == "/" and systemd.is_running(for_user=self._for_user)
+        return self._root == "/" and systemd.is_manager_running(for_user=self._for_user)
 
     def is_this_machine(self) -> bool:
         """Whether it is this machine's installation: neither a user's nor one for a package."""
@@ -236,7 +236,7 @@ class InstallPlace:
             if piece.content is None:
                 os.symlink(piece.link, made)
             else:
-                replace_file(os.fsencode(made), piece.content, _FILE_MODE, whatever_umask=True, is_durable=True)
+                replace_file(os.fsencode(made), piece.content, _FILE_MODE, ignores_umask=True, is_durable=True)
             os.rename(made, path)
 
     def _make_directory(self, path: str) -> None:
@@ -447,7 +447,7 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
 
     if directory is not None and os.path.isfile(directory):
         raise NotADirectory(directory, "--config takes the directory that contains config.toml")
-    send_to(make_handler("trashd"))
+    set_log_handler(make_handler("trashd"))
     # Policies and pauses have the real path.
     serve(lambda: load_config(directory), tuple(map(os.path.realpath, volumes)))
     return 0
@@ -602,14 +602,14 @@ def _stop(*, for_user: bool) -> None:
 
 def _shown(unit: str, *, for_user: bool = False) -> list[dict[str, str]]:
     try:
-        return systemd.properties(_PROPERTIES, (unit,), for_user=for_user)
+        return systemd.unit_properties(_PROPERTIES, (unit,), for_user=for_user)
     except systemd.SystemdFailed as error:
         raise TrashdError(f"systemctl: {error}") from error
 
 
 def _run(program: str, *words: str, for_user: bool = False) -> None:
     try:
-        systemd.run(program, *words, for_user=for_user)
+        systemd.run_tool(program, *words, for_user=for_user)
     except systemd.SystemdFailed as error:
         raise TrashdError(f"{program}: {error}", "the files are installed; run the failed command by hand") from error
 
@@ -617,9 +617,9 @@ def _run(program: str, *words: str, for_user: bool = False) -> None:
 def set_switch() -> None:
     """Set the switch; warn if no mount can use io_uring, or if this kernel may have faults in it."""
     try:
-        enable()
+        enable_uring()
         facts = read_facts()
-        why, faults = why_not(facts), why_not_trusted(facts.release)
+        why, faults = find_obstacle(facts), known_faults(facts.release)
     except OSError as error:
         why, faults = f"{SWITCH}: {error.strerror}", None
     if why is not None:

@@ -15,9 +15,9 @@ from fusefs.cli.json_objects import MemoryUse, MountNumbers, MountsSeen, Request
 from fusefs.cli.options import Command, json_option
 from fusefs.core.errors import DaemonGone, NotRunning, TrashdError, Unwell, UsageError, errors_about, from_os
 from fusefs.core.human_units import format_duration, format_size
-from fusefs.core.mount_counters import MountStats, Operation, SeenMount
-from fusefs.core.printable_names import printable, show
-from fusefs.core.service_status import SeenStatus, VolumePhase
+from fusefs.core.mount_counters import MountStats, ObservedMount, Operation
+from fusefs.core.printable_names import printable, printable_text
+from fusefs.core.service_status import ObservedStatus, VolumePhase
 from fusefs.core.uring_choice import FastPath
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 
@@ -71,7 +71,7 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
         if as_json:
             life = ServiceLife(directory, service.is_running, service.is_stale(), round(service.age_s, 3))
             # Unlike the file, JSON has paths unquoted.
-            volumes = tuple(replace(one, path=os.fsdecode(one.root())) for one in service.status.volumes)
+            volumes = tuple(replace(one, path=os.fsdecode(one.root_path())) for one in service.status.volumes)
             output.as_json(life, replace(service.status, volumes=volumes))
         else:
             print("\n".join([*[""] * bool(index), *status_text.lines(service, now_ns)]))
@@ -86,7 +86,7 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
     return max((output.failed(error, as_json=as_json) for error in errors), default=0)
 
 
-def find_services() -> list[tuple[bytes, SeenStatus]]:
+def find_services() -> list[tuple[bytes, ObservedStatus]]:
     """Find running services and their directories, root's first; if none runs, the last status of dead ones.
 
     Raises  NotRunning if none ever ran
@@ -106,21 +106,21 @@ def find_services() -> list[tuple[bytes, SeenStatus]]:
     return [(directory, service) for directory, service in services if service.is_running] or services
 
 
-def unwell(service: SeenStatus) -> list[TrashdError]:
+def unwell(service: ObservedStatus) -> list[TrashdError]:
     """Find problems of a running service and its volumes."""
     errors: list[TrashdError] = []
     if service.is_stale():
         errors.append(Unwell(f"pid {service.status.pid}: the reaper service hangs", "journalctl -u trashd-reaper"))
     # Not of users' own stores, which their users can break at any time.
     broken = [one for one in service.status.volumes if one.phase is VolumePhase.BROKEN and one.owner is None]
-    return errors + [Unwell(f"{printable(one.root())}: the reaper can't work on this volume") for one in broken]
+    return errors + [Unwell(f"{printable(one.root_path())}: the reaper can't work on this volume") for one in broken]
 
 
-def _find_mounts() -> tuple[list[SeenMount], list[TrashdError]]:
+def _find_mounts() -> tuple[list[ObservedMount], list[TrashdError]]:
     """Find mounts whose counters the caller may read, and an error for each that is unreadable or has no daemon."""
     from fusefs.mount.places.find_mounts import all_mounts, read_counters
 
-    mounts: list[SeenMount] = []
+    mounts: list[ObservedMount] = []
     errors: list[TrashdError] = []
     for mount in all_mounts():
         try:
@@ -130,7 +130,7 @@ def _find_mounts() -> tuple[list[SeenMount], list[TrashdError]]:
     return mounts, errors + [DaemonGone(one.point) for one in mounts if not one.is_running]
 
 
-def _numbers(mount: SeenMount) -> MountNumbers:
+def _numbers(mount: ObservedMount) -> MountNumbers:
     """The counters of a mount, with rates and percentiles."""
     point, source, stats, is_running, fast_paths = mount
     remembered = {name: MemoryUse(one.n_hits, one.n_misses, one.rate()) for name, one in stats.remembered.items()}
@@ -150,7 +150,7 @@ def _numbers(mount: SeenMount) -> MountNumbers:
     )  # fmt: skip
 
 
-def mount_lines(mounts: Sequence[SeenMount], now_ns: int) -> list[str]:
+def mount_lines(mounts: Sequence[ObservedMount], now_ns: int) -> list[str]:
     """Format a table of all mounts."""
     rows = [_HEADS, *(_row(one, now_ns) for one in mounts)]
     first, *numbers, last = zip(*rows, strict=True)
@@ -161,7 +161,7 @@ def mount_lines(mounts: Sequence[SeenMount], now_ns: int) -> list[str]:
     ]
 
 
-def _row(mount: SeenMount, now_ns: int) -> tuple[str, ...]:
+def _row(mount: ObservedMount, now_ns: int) -> tuple[str, ...]:
     total, gauges = _all_requests(mount.stats), mount.stats.gauges
     return (
         printable(mount.point), f"{total.n():,}", f"{total.n_failed:,}", _time_text(total.mean_ns()),
@@ -181,14 +181,14 @@ def _all_requests(stats: MountStats) -> Operation:
     )
 
 
-def _daemon(mount: SeenMount, now_ns: int) -> str:
+def _daemon(mount: ObservedMount, now_ns: int) -> str:
     """Format version, age and transport of the daemon, and fast paths that it lacks; or that it is not running."""
     stats = mount.stats
     if not mount.is_running:
         last = status_text.moment(stats.updated_ns, now_ns) if stats.updated_ns else "never"
         return f"not running; last request: {last}"
     age_s = max(0, (now_ns - stats.table.started_ns) // 1_000_000_000)
-    up = f"{show(stats.table.version)}, up {format_duration(age_s)}"
+    up = f"{printable_text(stats.table.version)}, up {format_duration(age_s)}"
     is_on = {one.name: one.is_on for one in mount.fast_paths}
     if not is_on:
         return up

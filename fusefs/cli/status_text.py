@@ -6,8 +6,8 @@ import time
 
 from fusefs.cli.output import counted
 from fusefs.core.human_units import format_duration, format_size
-from fusefs.core.printable_names import printable, show
-from fusefs.core.service_status import SeenNode, SeenStatus, Status, VolumePhase, VolumeStatus
+from fusefs.core.printable_names import printable, printable_text
+from fusefs.core.service_status import ObservedStatus, SeenNode, Status, VolumePhase, VolumeStatus
 
 _DAY_S = 86_400
 _HOUR_S = 3600
@@ -18,10 +18,10 @@ _SHOWN_NODES = 8
 def title(status: Status, now_ns: int) -> str:
     """Version, PID and uptime of the service."""
     since = format_duration(max(0, (now_ns - status.started_ns) // 1_000_000_000))
-    return f"trashd reaper {show(status.version)}, pid {status.pid}, up {since}"
+    return f"trashd reaper {printable_text(status.version)}, pid {status.pid}, up {since}"
 
 
-def trouble(service: SeenStatus) -> str | None:
+def trouble(service: ObservedStatus) -> str | None:
     """A problem of the service itself; None if it works."""
     age = format_duration(round(service.age_s))
     if not service.is_running:
@@ -33,15 +33,15 @@ def trouble(service: SeenStatus) -> str | None:
 
 def heading(volume: VolumeStatus) -> str:
     """The volume's path, filesystem and owner."""
-    about = [show(volume.filesystem)] if volume.filesystem else []
+    about = [printable_text(volume.filesystem)] if volume.filesystem else []
     if volume.owner is not None:
         about.append(f"own store of uid {volume.owner}")
-    return printable(volume.root()) + (f" ({', '.join(about)})" if about else "")
+    return printable(volume.root_path()) + (f" ({', '.join(about)})" if about else "")
 
 
 def doing(volume: VolumeStatus) -> str:
     """The phase and its reason."""
-    phase, why = volume.phase.value, show(volume.why)
+    phase, why = volume.phase.value, printable_text(volume.why)
     if not why or why.startswith(phase):
         return why or phase
     return f"{phase}: {why}"
@@ -92,7 +92,7 @@ def rate(volume: VolumeStatus) -> str:
 
 def now(volume: VolumeStatus) -> str:
     """The orphans that are being reaped."""
-    each = (f"{show(one.id_end)} of uid {one.uid} ({one.n_removed:,} removed)" for one in volume.current)
+    each = (f"{printable_text(one.id_end)} of uid {one.uid} ({one.n_removed:,} removed)" for one in volume.current)
     return ", ".join(each)
 
 
@@ -142,7 +142,7 @@ def done(volume: VolumeStatus) -> str | None:
 
 def nodes(volume: VolumeStatus) -> str | None:
     """The machines that serve the volume, by their heartbeats; None if there can be only this one."""
-    parts = [f"{show(one.host)} ({_node(one)})" for one in volume.nodes[:_SHOWN_NODES]]
+    parts = [f"{printable_text(one.host)} ({_node(one)})" for one in volume.nodes[:_SHOWN_NODES]]
     if len(volume.nodes) > _SHOWN_NODES:
         parts.append(f"and {len(volume.nodes) - _SHOWN_NODES:,} more (--json)")
     return ", ".join(parts) or None
@@ -154,12 +154,14 @@ def _node(one: SeenNode) -> str:
         return "here"
     if one.is_alive is None:
         return "no heartbeat yet"
-    return f"{show(one.phase)}, heartbeat {unchanged} ago" if one.is_alive else f"no heartbeat for {unchanged}"
+    return (
+        f"{printable_text(one.phase)}, heartbeat {unchanged} ago" if one.is_alive else f"no heartbeat for {unchanged}"
+    )
 
 
 def faults(volume: VolumeStatus, now_ns: int, most: int = _SHOWN_FAULTS) -> list[str]:
     """The last errors, the newest first."""
-    return [f"{moment(one.at_ns, now_ns)} {show(one.text)}" for one in volume.faults[: -most - 1 : -1]]
+    return [f"{moment(one.at_ns, now_ns)} {printable_text(one.text)}" for one in volume.faults[: -most - 1 : -1]]
 
 
 def moment(at_ns: int, now_ns: int) -> str:
@@ -168,7 +170,7 @@ def moment(at_ns: int, now_ns: int) -> str:
     return time.strftime("%H:%M:%S" if is_near else "%Y-%m-%d %H:%M", time.localtime(at_ns // 1_000_000_000))
 
 
-def lines(service: SeenStatus, now_ns: int) -> list[str]:
+def lines(service: ObservedStatus, now_ns: int) -> list[str]:
     """Format the complete status."""
     text_lines = [title(service.status, now_ns)]
     if problem := trouble(service):
@@ -181,7 +183,9 @@ def lines(service: SeenStatus, now_ns: int) -> list[str]:
     if service.status.passed_over:
         text_lines.append("")
     for one in service.status.passed_over:
-        text_lines.append(f"not served: {show(one.where)}: {show(one.what)} ({show(one.hint)})")
+        text_lines.append(
+            f"not served: {printable_text(one.where)}: {printable_text(one.what)} ({printable_text(one.hint)})"
+        )
     return text_lines
 
 
@@ -198,5 +202,8 @@ def _rows(volume: VolumeStatus, now_ns: int) -> list[tuple[str, str | None]]:
         ("done", done(volume)),
         ("nodes", nodes(volume)),
         *(("error", text) for text in faults(volume, now_ns)),
-        *(("refused", f"{show(one.where)}: {show(one.what)} ({show(one.hint)})") for one in volume.refused),
+        *(
+            ("refused", f"{printable_text(one.where)}: {printable_text(one.what)} ({printable_text(one.hint)})")
+            for one in volume.refused
+        ),
     ]

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from fusefs.cli import status_text
 from fusefs.core.errors import NotRunning
-from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
+from fusefs.core.service_status import ObservedStatus, VolumePhase, VolumeStatus
 
-FindServices = Callable[[], list[tuple[bytes, SeenStatus]]]
+FindServices = Callable[[], list[tuple[bytes, ObservedStatus]]]
 _REFRESH_S = 1.0
 _N_SAMPLES = 24
 _BAR_CELLS = 4
@@ -64,7 +64,7 @@ class StatusView:
         self._dot = "*" if is_ascii else "●"
         self._overflow: OverflowMethod = "crop" if is_ascii else "ellipsis"
 
-    def draw(self, services: Sequence[tuple[bytes, SeenStatus]], now_ns: int, n_lines: int) -> RenderableType:
+    def draw(self, services: Sequence[tuple[bytes, ObservedStatus]], now_ns: int, n_lines: int) -> RenderableType:
         """Draw the view, at most `n_lines` high."""
         head: list[RenderableType] = [_head(service, now_ns) for _directory, service in services]
         head += [Text(text, "bold red") for _, service in services if (text := status_text.trouble(service))]
@@ -147,7 +147,7 @@ class StatusView:
         return drawn.rjust(_N_SAMPLES)
 
 
-def _head(service: SeenStatus, now_ns: int) -> Table:
+def _head(service: ObservedStatus, now_ns: int) -> Table:
     head = Table.grid(expand=True)
     head.add_column(no_wrap=True)
     head.add_column(justify="right", style="dim", no_wrap=True)

@@ -16,7 +16,7 @@ from fusefs.core.errors import NotPermitted, TrashdError, UsageError
 from fusefs.core.human_units import parse_size
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.kernel import Kernel
-from fusefs.store.check_swap import Preflight, preflight
+from fusefs.store.check_swap import Preflight, check_swap
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped, swap_path
 
@@ -210,7 +210,7 @@ def _print_preflights(
     codes = []
     for path in paths:
         try:
-            result = preflight(kernel, path, keep, unlike=unlike)
+            result = check_swap(kernel, path, keep, accept_differences=unlike)
             pids = {holder.pid for held in holders_of([result.path]) for holder in held.holders}
             result = result._replace(n_holders=len(pids))
         except TrashdError as error:

@@ -38,14 +38,14 @@ from fusefs.cli.swap_paths import standard_input
 from fusefs.core import results, selection
 from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.errors import Incomplete, OtherFilesystem, Refused, Unsettled, UsageError, errors_about, from_os
-from fusefs.core.human_units import format_size, in_calendar, is_path, parse_when
-from fusefs.core.names import join
+from fusefs.core.human_units import format_size, format_utc, is_file_time, parse_time
+from fusefs.core.names import join_path
 from fusefs.core.pacing import Speed
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure
-from fusefs.core.results import Match, Stops, SweepSums, Swept
-from fusefs.core.selection import DIRECTORY, TIMES, Field, Listed, ListedName, ListFormat, Selection, TimeBound
-from fusefs.linux.batched_calls import look_at_all
+from fusefs.core.results import Match, ShouldStop, SweepSums, Swept
+from fusefs.core.selection import DIRECTORY, TIMES, Field, ListedName, ListedPath, ListFormat, Selection, TimeBound
+from fusefs.linux.batched_calls import lstat_all
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import invocation
 from fusefs.linux.user_ids import gid_of, uid_of
@@ -132,7 +132,7 @@ def _first(lines: Sequence[str], count: int) -> Iterator[str]:
 
 def _matches(head: str, matches: Sequence[Match]) -> Iterator[str]:
     for match in matches:
-        day = in_calendar(match.time_ns, "%Y-%m-%d", _LAST_DAY)
+        day = format_utc(match.time_ns, "%Y-%m-%d", _LAST_DAY)
         yield f"{head:<8}{format_size(match.n_bytes):>10}  {day}  {printable(match.path)}"
         head = ""
 
@@ -230,12 +230,12 @@ def _time_of(by: tuple[Field, ...], *, is_compared: bool) -> Field:
 
 def _when(kernel: Kernel, text: str, field: Field, now_ns: int, cutoff_ns: Callable[[int], int] | None = None) -> int:
     """A moment. Raises  ValueError, TrashdError"""
-    if not is_path(text):
-        return parse_when(text, now_ns, time.mktime, cutoff_ns)
+    if not is_file_time(text):
+        return parse_time(text, now_ns, time.mktime, cutoff_ns)
     path = os.fsencode(text)
     with errors_about(path), kernel.open_path(path, os.O_PATH) as fd:
         if field == "btime":
-            born_ns = kernel.statx(fd, asks=True).btime_ns
+            born_ns = kernel.statx(fd, asks_server=True).btime_ns
             if not born_ns:
                 raise ValueError(f"{text}: no birth time: the filesystem records none")
             return born_ns
@@ -441,7 +441,7 @@ def _refuse_stale(kernel: Kernel, options: SweepOptions) -> None:
 
 
 def _rsync_line(options: SweepOptions) -> str:
-    from fusefs.sweep.actions import rsync_line
+    from fusefs.sweep.actions import format_rsync_command
     from fusefs.sweep.request import IfExists
 
     more = [b"--null"] if options.null else []
@@ -452,7 +452,7 @@ def _rsync_line(options: SweepOptions) -> str:
     if options.most is not None:
         more += [b"--max-delete", b"%d" % options.most]
     directory, target = (os.path.abspath(path) for path in (options.directory, options.target or b""))
-    return rsync_line(directory, options.selection, target, IfExists(options.if_exists), more)
+    return format_rsync_command(directory, options.selection, target, IfExists(options.if_exists), more)
 
 
 def _act_on(kernel: Kernel, options: SweepOptions) -> int:
@@ -475,7 +475,7 @@ def _act_on(kernel: Kernel, options: SweepOptions) -> int:
     return Incomplete.exit_code if is_short else 0
 
 
-def _confirm(kernel: Kernel, options: SweepOptions, names: Iterable[Listed] | None) -> None:
+def _confirm(kernel: Kernel, options: SweepOptions, names: Iterable[ListedPath] | None) -> None:
     """Ask whether to act on so many matches.
 
     Ctrl-C ends the command at once: nothing has begun, and a question that waits for its answer can't end cleanly.
@@ -497,22 +497,24 @@ def _confirm(kernel: Kernel, options: SweepOptions, names: Iterable[Listed] | No
         raise Refused("nothing was touched")
 
 
-def _run(kernel: Kernel, options: SweepOptions, names: Iterable[Listed] | None, stops: Stops, *, counts: bool) -> Swept:
-    from fusefs.engine.pace import pacer_in
-    from fusefs.sweep.request import Request, SweepWishes, ToCount
-    from fusefs.sweep.run import run as sweep
+def _run(
+    kernel: Kernel, options: SweepOptions, names: Iterable[ListedPath] | None, stops: ShouldStop, *, counts: bool
+) -> Swept:
+    from fusefs.engine.pace import open_pacer
+    from fusefs.sweep.request import Request, SweepOptions, ToCount
+    from fusefs.sweep.run import run_request as sweep
 
     act: Any = ToCount(_act(options)) if counts else _act(options)
     request = Request(options.directory, options.selection, act, options.most, names, options.n_workers)
     if counts or options.prints_any():
-        return sweep(kernel, request, SweepWishes(stops=stops))
+        return sweep(kernel, request, SweepOptions(stops=stops))
     tempo = Speed(options.max_rate, options.max_bytes)
     # For the pacer only; the sweep opens it again, and reports what is wrong with it.
     with errors_about(options.directory):
         directory = kernel.open_path(options.directory)
     with (
         directory as fd,
-        pacer_in(kernel, fd, tempo, output.tell_why if options.paced else None) as pacer,
+        open_pacer(kernel, fd, tempo, output.tell_why if options.paced else None) as pacer,
         ProgressBar(printable(options.directory), shown=not options.as_json) as shows,
     ):
         before = SweepSums()
@@ -522,7 +524,7 @@ def _run(kernel: Kernel, options: SweepOptions, names: Iterable[Listed] | None, 
             shows.advance(sums.n_done + sums.n_inside - before.n_done - before.n_inside, sums.n_bytes - before.n_bytes)
             before = sums
 
-        return sweep(kernel, request, SweepWishes(pacer, progress, stops, options.job))
+        return sweep(kernel, request, SweepOptions(pacer, progress, stops, options.job))
 
 
 def _act(options: SweepOptions) -> Any:
@@ -555,7 +557,7 @@ def _print_result(options: SweepOptions, swept: Swept) -> None:
 def _print_paths(options: SweepOptions, here: Any, names: Sequence[str]) -> list[tuple[str, int]]:
     """Print paths as find does, beginning with the directory as it was typed. here: a sweep.request.ActionPlace"""
     end = b"\0" if options.prints_null else b"\n"
-    above = join(options.directory.rstrip(b"/"), here.upper) + b"/"
+    above = join_path(options.directory.rstrip(b"/"), here.upper) + b"/"
     paths = (above + os.fsencode(name) for name in names)
     is_escaped = not options.prints_null and sys.stdout.isatty()
     lines = (printable(path).encode() for path in paths) if is_escaped else paths
@@ -565,17 +567,17 @@ def _print_paths(options: SweepOptions, here: Any, names: Sequence[str]) -> list
 
 def _print_objects(options: SweepOptions, here: Any, names: Sequence[str]) -> list[tuple[str, int]]:
     """Print an object for each entry that statx succeeds for; return the others, each with its errno."""
-    above = join(options.directory.rstrip(b"/"), here.upper)
-    entries, refused = look_at_all(here.kernel, here.sides.fd, names)
+    above = join_path(options.directory.rstrip(b"/"), here.upper)
+    entries, refused = lstat_all(here.kernel, here.sides.fd, names)
     for st in entries:
         path = os.fsdecode(above + b"/" + os.fsencode(st.name))
-        match = SweepMatch(path, selection.letter_of(st.st_mode), st.st_size, st.st_mtime_ns, st.st_uid, st.st_gid)
+        match = SweepMatch(path, selection.kind_letter(st.st_mode), st.st_size, st.st_mtime_ns, st.st_uid, st.st_gid)
         sys.stdout.write(json.dumps(match._asdict()) + "\n")
     return refused
 
 
 @contextmanager
-def _open_list(kernel: Kernel, options: SweepOptions) -> Iterator[Callable[[], Iterator[Listed]]]:
+def _open_list(kernel: Kernel, options: SweepOptions) -> Iterator[Callable[[], Iterator[ListedPath]]]:
     """Open the list; yield a function that reads it from its beginning, name by name.
 
     If it is read twice and can't seek, it is copied to an unnamed file first, not to memory.
@@ -598,7 +600,7 @@ def _open_list(kernel: Kernel, options: SweepOptions) -> Iterator[Callable[[], I
                 fd = _copied(owned, fd, source)
             begins_at = os.lseek(fd, 0, os.SEEK_CUR)
 
-        def read() -> Iterator[Listed]:
+        def read() -> Iterator[ListedPath]:
             if begins_at is not None:
                 os.lseek(fd, begins_at, os.SEEK_SET)
             return _begun(read_list(fd, format_), source)
@@ -625,7 +627,7 @@ def _read(fd: int, source: bytes) -> bytes:
         return os.read(fd, _CHUNK)
 
 
-def _begun(names: Iterator[Listed], source: bytes) -> Iterator[Listed]:
+def _begun(names: Iterator[ListedPath], source: bytes) -> Iterator[ListedPath]:
     """The names of a list as absolute paths. The first is read now, so that a bad list is refused before any action."""
     try:
         first = next(names, None)
@@ -638,7 +640,7 @@ def _begun(names: Iterator[Listed], source: bytes) -> Iterator[Listed]:
     return _absolute(os.getcwdb(), chain((first,), names))
 
 
-def _absolute(here: bytes, names: Iterable[Listed]) -> Iterator[Listed]:
+def _absolute(here: bytes, names: Iterable[ListedPath]) -> Iterator[ListedPath]:
     """Make names absolute; a format with more than names has absolute ones already.
 
     `here` has no symbolic links, so leading `..` can be resolved in the text; `..` further on can't.

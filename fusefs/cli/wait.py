@@ -20,22 +20,22 @@ from fusefs.cli.swap_paths import SwapBatch, swap_all
 from fusefs.core.container_states import State
 from fusefs.core.errors import Incomplete, NotFound, TrashdError, from_os
 from fusefs.core.human_units import format_duration, format_size
-from fusefs.core.names import ContainerId, join
-from fusefs.core.printable_names import printable, shell_word, show
-from fusefs.core.results import Reaped, Stops, Waited, WaitReason, WaitReasonKind
+from fusefs.core.names import ContainerId, join_path
+from fusefs.core.printable_names import printable, printable_text, shell_word
+from fusefs.core.results import Reaped, ShouldStop, Waited, WaitReason, WaitReasonKind
 from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import find_place, is_inside, read_mounts
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
-from fusefs.linux.tree_users import DeletedFile, device_of, find_deleted, serves_fuse
-from fusefs.store.as_owner import as_owner
+from fusefs.linux.tree_users import DeletedFile, find_deleted, find_device, serves_fuse
+from fusefs.store.as_owner import call_as_owner
 from fusefs.store.backing_and_mount import DIRECTORY
-from fusefs.store.container import ClaimLost, hold, move
-from fusefs.store.find_stores import discover, folders
+from fusefs.store.container import ClaimLost, hold, move_to_state
+from fusefs.store.find_stores import discover_stores, folders_for_caller
 from fusefs.store.layout import TREE, Store, UserFolder
-from fusefs.store.mounted_paths import open_shown
-from fusefs.store.reserve import FOR_REAPER, with_room
+from fusefs.store.mounted_paths import open_both_sides
+from fusefs.store.reserve import SPARE_FOR_REAPER, call_with_room
 from fusefs.store.swap import Swapped
 
 _PAUSE_S = 0.2
@@ -84,7 +84,7 @@ class FollowedOrphan:
         held = hold(self.folder, State.ORPHANS, self.id)
         if not isinstance(held, ClaimLost):
             with held:
-                with_room(self.folder, FOR_REAPER, lambda: move(held, State.REAPING))
+                call_with_room(self.folder, SPARE_FOR_REAPER, lambda: move_to_state(held, State.REAPING))
 
     def state(self) -> State | None:
         """Find its state; None if it is in none. Two passes: it may move to a state that was just checked."""
@@ -107,7 +107,7 @@ class FollowedOrphan:
         return [WaitReason(WaitReasonKind.RESTORED, f"{self.id} was restored")] if is_restored else []
 
     def _path(self, state: State, *names: bytes) -> bytes:
-        return join(state.value.encode(), self.id.encode(), *names)
+        return join_path(state.value.encode(), self.id.encode(), *names)
 
 
 def _explain_quarantine(container: ContainerId) -> WaitReason:
@@ -131,7 +131,7 @@ class VolumeWait:
         self._owned = owned
         self._goal_bytes = goal_bytes
         # The space of a trashd mount is on the backing volume, where its daemon has files open.
-        with open_shown(kernel, base) as shown:
+        with open_both_sides(kernel, base) as shown:
             self._fd = owned.enter_context(kernel.open_beneath(shown.fd, b".", DIRECTORY))
         self._before = self._highest = kernel.free_bytes(self._fd)
         self._orphans: list[FollowedOrphan] = []
@@ -167,15 +167,15 @@ class VolumeWait:
 
     def _open(self, swapped: Swapped) -> UserFolder:
         """Open the user's folder that has an orphan. Root's service may have moved the folder meanwhile."""
-        for store in discover(self._kernel, (self._base,)):
+        for store in discover_stores(self._kernel, (self._base,)):
             self._owned.enter_context(store)
-            for folder in folders(store):
+            for folder in folders_for_caller(store):
                 if folder.path() == swapped.store or FollowedOrphan(folder, swapped.id).state() is not None:
                     return self._owned.enter_context(folder)
                 folder.fd.close()
         raise NotFound(swapped.store)
 
-    def follow(self, show_progress: Callable[[str], None], stops: Stops, *, keeps: bool) -> Waited:
+    def follow(self, show_progress: Callable[[str], None], stops: ShouldStop, *, keeps: bool) -> Waited:
         """Follow the orphans until all have ended, the amount is free, or no reaper reaps them.
 
         show_progress  called with a text, a few times a second
@@ -190,7 +190,7 @@ class VolumeWait:
             return self.conclude(stops, are_gone=False)
         for orphan in () if keeps else self._orphans:
             if not stops():
-                as_owner(orphan.folder, orphan.give_up, None)
+                call_as_owner(orphan.folder, orphan.give_up, None)
                 if orphan.state() is State.ORPHANS:
                     self._reasons.append(WaitReason(WaitReasonKind.PINNED, f"another process has locked {orphan.id}"))
                     remaining.remove(orphan)
@@ -209,7 +209,7 @@ class VolumeWait:
             show_progress(f"waiting: {format_size(self.came_bytes())} became free; {state}")
             time.sleep(_PAUSE_S)
 
-    def conclude(self, stops: Stops, *, are_gone: bool = True) -> Waited:
+    def conclude(self, stops: ShouldStop, *, are_gone: bool = True) -> Waited:
         """Report how the waiting ended, and what keeps the remaining space.
 
         are_gone  no tree is followed any more: wait for space that the filesystem frees later
@@ -225,7 +225,7 @@ class VolumeWait:
         hint = hint.format(volume=shell_word(self._base), ids=ids)
         return Waited(self._base, self._goal_bytes, is_reached, self.came_bytes(), reasons, hint)
 
-    def _settle(self, stops: Stops) -> list[WaitReason]:
+    def _settle(self, stops: ShouldStop) -> list[WaitReason]:
         """Wait for space that is freed after the removal: by a commit (btrfs), a worker (xfs), a server, a daemon.
 
         Returns  the processes that still have deleted files open
@@ -250,7 +250,7 @@ class VolumeWait:
 
     def _find_held(self) -> list[DeletedFile]:
         """The deleted files that processes have open; none if all together are within the tolerance."""
-        device = device_of(self._fd)
+        device = find_device(self._fd)
         parts = [b"/%s/" % one.encode() for one in self.ids]
         held = list(find_deleted(device, lambda path: any(part in path for part in parts))) if device else []
         return held if sum({one.inode or one.path: one.n_bytes for one in held}.values()) > TOLERANCE_BYTES else []
@@ -287,7 +287,7 @@ def find_reaper(store: Store) -> tuple[WaitReasonKind | None, str]:
 
     def serves(volume: VolumeStatus) -> bool:
         """A store below another one of its filesystem is served with that, through its users' pointers."""
-        upper, is_below = find_place(volume.root(), mounts), is_inside(store.base_path, volume.root())
+        upper, is_below = find_place(volume.root_path(), mounts), is_inside(store.base_path, volume.root_path())
         is_upper = place is not None and upper is not None and place.device == upper.device and is_below
         # An id is not secret: the private store of another user may have the same one.
         return volume.owner in (None, store.owner) and (volume.id == store.volume.id or is_upper)
@@ -295,9 +295,9 @@ def find_reaper(store: Store) -> tuple[WaitReasonKind | None, str]:
     serving = [volume for volume in volumes if serves(volume)]
     if not serving:
         return WaitReasonKind.NOBODY, f"no reaper serves {printable(store.base_path)}"
-    serving.sort(key=lambda one: (one.id != store.volume.id, -len(one.root()), one.phase in _IDLE_PHASES))
+    serving.sort(key=lambda one: (one.id != store.volume.id, -len(one.root_path()), one.phase in _IDLE_PHASES))
     phase, why = serving[0].phase, serving[0].why
-    return _IDLE_PHASES.get(phase), f"reaper: {phase.value}" + (f": {show(why)}" if why else "")
+    return _IDLE_PHASES.get(phase), f"reaper: {phase.value}" + (f": {printable_text(why)}" if why else "")
 
 
 def swap_and_wait(batch: SwapBatch, goal_bytes: int, keep_for_s: int) -> int:

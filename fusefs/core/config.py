@@ -73,7 +73,7 @@ class Config(NamedTuple):
     poll_s: int = POLL_S
     grace_s: int = GRACE_S
 
-    def named(self, path: bytes, identifier: str = "") -> VolumePolicy | None:
+    def find_section(self, path: bytes, identifier: str = "") -> VolumePolicy | None:
         """The section for the volume that is mounted there; None if there is none.
 
         identifier  the volume's id; empty if not known yet. A section that has an id matches by that id only, wherever
@@ -83,26 +83,26 @@ class Config(NamedTuple):
         by_path = (volume for volume in self.volumes if volume.path == path and not (volume.id and identifier))
         return next(by_id, None) or next(by_path, None)
 
-    def rules_of(self, path: bytes, identifier: str) -> bytes:
+    def rules_path(self, path: bytes, identifier: str) -> bytes:
         """The path of the section whose rules apply to the volume mounted there; empty if only the defaults apply.
 
         A path pattern in the defaults' `keep` that lies inside the volume counts as a rule of the volume, too.
         """
-        named = self.named(path, identifier)
+        named = self.find_section(path, identifier)
         kept = (re.split(r"[*?[]", pattern)[0].encode() for pattern in self.defaults.rules.keep)
         return named.path if named is not None else path if any(is_at_or_below(one, path) for one in kept) else b""
 
-    def volume(self, path: bytes, identifier: str = "") -> VolumePolicy:
+    def policy_of(self, path: bytes, identifier: str = "") -> VolumePolicy:
         """The policy of the volume that is mounted there; see `named`."""
         path = path.rstrip(b"/") or b"/"
-        named = self.named(path, identifier)
+        named = self.find_section(path, identifier)
         return self.defaults._replace(path=path) if named is None else named._replace(mounted_at=path)
 
     def may_serve(self, path: bytes) -> bool:
         """Whether the volume that is mounted there may be served, as long as its id is not known."""
-        return self.volume(path).is_served or any(volume.id and volume.is_served for volume in self.volumes)
+        return self.policy_of(path).is_served or any(volume.id and volume.is_served for volume in self.volumes)
 
-    def inside(self, path: bytes, point: bytes) -> VolumePolicy:
+    def policy_inside(self, path: bytes, point: bytes) -> VolumePolicy:
         """The policy of a store inside a volume: that of the nearest configured path at or above it.
 
         point  where the filesystem of that path is mounted
@@ -180,7 +180,9 @@ CONFIG: Schema = {
 }
 
 
-def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Config, Settings, tuple[ConfigProblem, ...]]:
+def read_config_with_places(
+    sources: Sequence[Source], defaults: Config
+) -> tuple[Config, Settings, tuple[ConfigProblem, ...]]:
     """Read all sources into one configuration, the place of each setting in force, and warnings.
 
     If two sources set the same key, the later one counts.
@@ -191,7 +193,7 @@ def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Confi
     settings: Settings = {}
     for source in sources:
         settings |= SettingsReader(read_document(source, problems), CONFIG, problems).settings
-    config = _ConfigBuilder(settings, problems).config(defaults)
+    config = _ConfigBuilder(settings, problems).build(defaults)
     if not all(problem.is_warning for problem in problems):
         raise BadConfig(problems=tuple(problems))
     return config, settings, tuple(problems)
@@ -200,21 +202,23 @@ def read_with_places(sources: Sequence[Source], defaults: Config) -> tuple[Confi
 class _ConfigBuilder(SettingsBuilder):
     """Builds a Config from settings."""
 
-    def config(self, base: Config) -> Config:
+    def build(self, base: Config) -> Config:
         """Build the whole configuration."""
-        defaults = self._volume(("defaults",), base.defaults)
-        volumes = tuple(self._volume(("volume", path), defaults._replace(path=path)) for path in self._paths("volume"))
+        defaults = self._build_volume(("defaults",), base.defaults)
+        volumes = tuple(
+            self._build_volume(("volume", path), defaults._replace(path=path)) for path in self._paths("volume")
+        )
         return Config(
             defaults=defaults,
             volumes=volumes,
-            hooks=HooksConfig(*self._each(("hooks",), HOOKS, base.hooks)),
-            metrics=self._metrics(base.metrics),
+            hooks=HooksConfig(*self._values(("hooks",), HOOKS, base.hooks)),
+            metrics=self._build_metrics(base.metrics),
             audit=self.get("audit", otherwise=base.audit),
             poll_s=self.get("poll", otherwise=base.poll_s),
             grace_s=self.get("grace", otherwise=base.grace_s),
         )
 
-    def _each(self, at: Key, keys: Iterable[str], base: Iterable[Any]) -> Iterator[Any]:
+    def _values(self, at: Key, keys: Iterable[str], base: Iterable[Any]) -> Iterator[Any]:
         """The values of some keys of a table, in their order; a key that is not set has its value of `base`."""
         return (self.get(*at, key, otherwise=value) for key, value in zip(keys, base, strict=True))
 
@@ -222,100 +226,105 @@ class _ConfigBuilder(SettingsBuilder):
         """The paths of an array of tables, in the order of their first mention."""
         return [path for key in self.settings if key[:-1] == above and isinstance(path := key[-1], bytes)]
 
-    def _volume(self, at: Key, base: VolumePolicy) -> VolumePolicy:
-        rules = self._rules(at, base.rules)
-        paths = tuple((path, self._rules((*at, "rules", path), rules)) for path in self._paths(*at, "rules"))
+    def _build_volume(self, at: Key, base: VolumePolicy) -> VolumePolicy:
+        rules = self._build_rules(at, base.rules)
+        paths = tuple((path, self._build_rules((*at, "rules", path), rules)) for path in self._paths(*at, "rules"))
         for path, _rules in paths:
             if not is_at_or_below(path, base.path):
-                what = f"{toml_reader.bare(path.decode())} is not inside {toml_reader.bare(base.path.decode())}"
-                self.wrong(what, "write rules below the [[volume]] to which they apply", (*at, "rules", path))
+                inside, above = (toml_reader.format_key(one.decode()) for one in (path, base.path))
+                what = f"{inside} is not inside {above}"
+                self.add_problem(what, "write rules below the [[volume]] to which they apply", (*at, "rules", path))
         values = {field: self.get(*at, key, otherwise=getattr(base, field)) for key, field in _FIELDS.items()}
         return VolumePolicy(
             path=base.path,
             id=self.get(*at, "id", otherwise=""),
             rules=rules,
             paths=paths,
-            quota=Quota(*self._each((*at, "quota"), Quota._fields, base.quota)),
-            blocks=self._watermark((*at, "free_space"), base.blocks),
-            inodes=self._watermark((*at, "free_inodes"), base.inodes),
+            quota=Quota(*self._values((*at, "quota"), Quota._fields, base.quota)),
+            blocks=self._build_watermark((*at, "free_space"), base.blocks),
+            inodes=self._build_watermark((*at, "free_inodes"), base.inodes),
             **values,
         )
 
-    def _rules(self, at: Key, base: RetentionRules) -> RetentionRules:
-        rules = RetentionRules(*self._each(at, RULES, base))
+    def _build_rules(self, at: Key, base: RetentionRules) -> RetentionRules:
+        rules = RetentionRules(*self._values(at, RULES, base))
         if rules.retention_s is not None and rules.retention_s < rules.minimum_age_s:
             fix = "lower minimum_age or raise retention: orphans younger than minimum_age are never reaped"
-            self.wrong("retention is shorter than minimum_age", fix, (*at, "retention"), (*at, "minimum_age"))
+            self.add_problem("retention is shorter than minimum_age", fix, (*at, "retention"), (*at, "minimum_age"))
         is_root = rules.delete_as is DeleteAs.ROOT
         if is_root and not rules.users:
             fix = 'add users = ["ci"]: a path proves nothing, since users write the records'
-            self.wrong('delete_as = "root" without users', fix, (*at, "delete_as"), (*at, "users"))
+            self.add_problem('delete_as = "root" without users', fix, (*at, "delete_as"), (*at, "users"))
         if not is_root and (*at, "users") in self.settings and rules.users:
-            self.wrong('users without delete_as = "root"', 'add delete_as = "root", or remove users', (*at, "users"))
+            self.add_problem(
+                'users without delete_as = "root"', 'add delete_as = "root", or remove users', (*at, "users")
+            )
         if rules.clears_flags and not is_root:
             fix = 'add delete_as = "root", or remove clears_flags: only root can clear these flags'
-            self.wrong('clears_flags without delete_as = "root"', fix, (*at, "clears_flags"), (*at, "delete_as"))
+            self.add_problem('clears_flags without delete_as = "root"', fix, (*at, "clears_flags"), (*at, "delete_as"))
         return rules
 
-    def _watermark(self, at: Key, base: Watermark | None) -> Watermark | None:
-        low, high = self._each(at, _FREE, base or _OFF)
+    def _build_watermark(self, at: Key, base: Watermark | None) -> Watermark | None:
+        low, high = self._values(at, _FREE, base or _OFF)
         if low == 0:
             return None
         if low >= high:
             what = f"low = {toml_reader.SHARE.write(low)} is not below high = {toml_reader.SHARE.write(high)}"
-            fix = f"hurrying begins below low and ends at high; low = {toml_reader.quoted('0%')} turns it off"
-            self.wrong(what, fix, (*at, "low"), (*at, "high"))
+            fix = f"hurrying begins below low and ends at high; low = {toml_reader.quote_text('0%')} turns it off"
+            self.add_problem(what, fix, (*at, "low"), (*at, "high"))
         return Watermark(low, high)
 
-    def _metrics(self, base: MetricsConfig) -> MetricsConfig:
-        metrics = MetricsConfig(*self._each(("metrics",), MetricsConfig._fields, base))
+    def _build_metrics(self, base: MetricsConfig) -> MetricsConfig:
+        metrics = MetricsConfig(*self._values(("metrics",), MetricsConfig._fields, base))
         allowed = self.get("metrics", "allow_remote", otherwise=False)
         if metrics.http is not None and metrics.http[0] not in _LOCAL_HOSTS and not allowed:
             what = f"http = {toml_reader.ADDRESS.write(metrics.http)} is open to other machines"
-            self.wrong(what, 'write "127.0.0.1:9817", or add allow_remote = true', ("metrics", "http"))
+            self.add_problem(what, 'write "127.0.0.1:9817", or add allow_remote = true', ("metrics", "http"))
         if metrics.textfile is not None and not metrics.textfile.endswith(".prom"):
-            what = f"textfile = {toml_reader.shown(metrics.textfile)} is not read by the node exporter"
-            self.wrong(what, "write a name that ends in .prom", ("metrics", "textfile"))
+            what = f"textfile = {toml_reader.format_value(metrics.textfile)} is not read by the node exporter"
+            self.add_problem(what, "write a name that ends in .prom", ("metrics", "textfile"))
         return metrics
 
 
-def tell_config(config: Config, settings: Settings) -> str:
+def format_config(config: Config, settings: Settings) -> str:
     """The whole configuration as TOML; reading it gives the same configuration."""
     hooks = {**config.hooks._asdict(), "warn_before": config.hooks.warn_before_s, "timeout": config.hooks.timeout_s}
     lines = [
-        *_table({**config._asdict(), "poll": config.poll_s, "grace": config.grace_s}, _TOP, [()], settings),
+        *_format_table({**config._asdict(), "poll": config.poll_s, "grace": config.grace_s}, _TOP, [()], settings),
         "\n[defaults]",
-        *_table(_volume_values(config.defaults), VOLUME, [("defaults",)], settings),
+        *_format_table(_volume_values(config.defaults), VOLUME, [("defaults",)], settings),
     ]
     for volume in config.volumes:
-        lines += ["", tell_volume(volume, settings).rstrip("\n")]
+        lines += ["", format_volume(volume, settings).rstrip("\n")]
     host = config.metrics.http[0] if config.metrics.http else "localhost"
     metrics = {**config.metrics._asdict(), "allow_remote": host not in _LOCAL_HOSTS}
     lines += [
         "\n[hooks]",
-        *_table(hooks, HOOKS, [("hooks",)], settings),
+        *_format_table(hooks, HOOKS, [("hooks",)], settings),
         "\n[metrics]",
-        *_table(metrics, METRICS, [("metrics",)], settings),
+        *_format_table(metrics, METRICS, [("metrics",)], settings),
     ]
     return "\n".join(lines) + "\n"
 
 
-def tell_volume(volume: VolumePolicy, settings: Settings, origin: bytes | None = None) -> str:
+def format_volume(volume: VolumePolicy, settings: Settings, origin: bytes | None = None) -> str:
     """The policy of one volume as a [[volume]] table.
 
     origin  include only the rules for orphans from there
     """
     at: Key = ("volume", volume.path)
     above: Key = ("defaults",)
-    deepest = volume.deepest(origin)
+    deepest = volume.deepest_rules_path(origin)
     places = [at, above] if deepest is None else [(*at, "rules", deepest), at, above]
-    lines = ["[[volume]]", f"path = {toml_reader.PATH.write(volume.path)}{_place(at, settings)}"]
-    lines += [f"id = {toml_reader.VOLUME_ID.write(volume.id)}{_place((*at, 'id'), settings)}"] if volume.id else []
-    lines += _table(_volume_values(volume._replace(rules=volume.rules_for(origin))), VOLUME, places, settings)
+    lines = ["[[volume]]", f"path = {toml_reader.PATH.write(volume.path)}{_format_place(at, settings)}"]
+    lines += (
+        [f"id = {toml_reader.VOLUME_ID.write(volume.id)}{_format_place((*at, 'id'), settings)}"] if volume.id else []
+    )
+    lines += _format_table(_volume_values(volume._replace(rules=volume.rules_for(origin))), VOLUME, places, settings)
     for path, rules in volume.paths if origin is None else ():
         here: Key = (*at, "rules", path)
-        lines += ["\n[[volume.rules]]", f"path = {toml_reader.PATH.write(path)}{_place(here, settings)}"]
-        lines += _table(_rules_values(rules), RULES, [here, at, above], settings)
+        lines += ["\n[[volume.rules]]", f"path = {toml_reader.PATH.write(path)}{_format_place(here, settings)}"]
+        lines += _format_table(_rules_values(rules), RULES, [here, at, above], settings)
     return "\n".join(lines) + "\n"
 
 
@@ -333,21 +342,21 @@ def _volume_values(volume: VolumePolicy) -> dict[str, Any]:
     }
 
 
-def _table(values: Mapping[str, Any], schema: Schema, origins: list[Key], settings: Settings) -> Iterator[str]:
+def _format_table(values: Mapping[str, Any], schema: Schema, origins: list[Key], settings: Settings) -> Iterator[str]:
     """The lines of a table, keys in the schema's order; keys of a nested table are dotted.
 
     origins  the places where a value may have been set, the nearest first
     """
     for key, kind in schema.items():
         if isinstance(kind, toml_reader.ValueKind) and key in values:
-            place = next(filter(None, (_place((*origin, key), settings) for origin in origins)), "")
+            place = next(filter(None, (_format_place((*origin, key), settings) for origin in origins)), "")
             yield f"{key} = {kind.write(values[key])}{place}"
         elif isinstance(kind, dict) and key in values:
             inner = [(*origin, key) for origin in origins]
-            yield from (f"{key}.{line}" for line in _table(values[key], kind, inner, settings))
+            yield from (f"{key}.{line}" for line in _format_table(values[key], kind, inner, settings))
 
 
-def _place(key: Key, settings: Settings) -> str:
+def _format_place(key: Key, settings: Settings) -> str:
     """A comment with the file of a setting; empty for a default."""
     setting = settings.get(key)
     return "" if setting is None else f"  # {setting.place.file}"

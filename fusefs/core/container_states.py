@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from fusefs.core.identity import Identity, Likelihood, compare, is_marked
+from fusefs.core.identity import Identity, IdentityMatch, compare, is_marked
 from fusefs.core.record import Method, Record
 
 DEFAULT_RETENTION_S = 24 * 3600
@@ -78,14 +78,14 @@ def decide_stage(
         return StageAction.BACK
     is_victim = compare(tree, record.victim)
     if record.method is Method.EXCHANGE:
-        if is_victim is Likelihood.SAME:
+        if is_victim is IdentityMatch.SAME:
             return StageAction.FORWARD
-        if compare(tree, record.fresh) is Likelihood.SAME:
+        if compare(tree, record.fresh) is IdentityMatch.SAME:
             return StageAction.BACK
         return StageAction.FORWARD if _lacks_the_mark(tree, record, is_victim) else StageAction.KEEP
     # The other methods put nothing at `tree` but the tree itself, so that an identity that proves nothing
     # (network filesystems) is enough. A contradicting identity is not.
-    if is_victim is Likelihood.OTHER:
+    if is_victim is IdentityMatch.OTHER:
         return StageAction.KEEP
     if record.method is Method.SWEEP:
         return StageAction.GATHERED
@@ -102,13 +102,13 @@ def decide_restoring(
         return RestoringAction.RETIRE if tree is None else RestoringAction.KEEP
     if tree is None:
         return RestoringAction.RETIRE
-    if record.fresh is not None and compare(tree, record.fresh) is Likelihood.SAME:
+    if record.fresh is not None and compare(tree, record.fresh) is IdentityMatch.SAME:
         return RestoringAction.RETIRE  # exchanged back: `tree` is the replacement now
     is_victim = compare(tree, record.victim)
     # A dropped tree may have no recorded identity; but nothing else was ever at `tree`.
-    exchanged = record.method is Method.EXCHANGE and is_victim is not Likelihood.SAME
+    exchanged = record.method is Method.EXCHANGE and is_victim is not IdentityMatch.SAME
     exchanged = exchanged and not _lacks_the_mark(tree, record, is_victim)
-    if is_victim is Likelihood.OTHER or exchanged:
+    if is_victim is IdentityMatch.OTHER or exchanged:
         return RestoringAction.KEEP
     if record.method is Method.SWEEP:
         return RestoringAction.REST
@@ -117,9 +117,9 @@ def decide_restoring(
     return RestoringAction.GIVE_BACK
 
 
-def _lacks_the_mark(tree: Identity, record: Record, is_victim: Likelihood) -> bool:
+def _lacks_the_mark(tree: Identity, record: Record, is_victim: IdentityMatch) -> bool:
     """Whether it may be the victim, and is not the replacement, because that was marked.
 
     If the replacement has lost its mark, it is adopted as an empty orphan, which loses nothing.
     """
-    return is_victim is Likelihood.UNKNOWN and is_marked(record.fresh) and not is_marked(tree)
+    return is_victim is IdentityMatch.UNKNOWN and is_marked(record.fresh) and not is_marked(tree)

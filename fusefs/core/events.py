@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from fusefs.core.human_units import format_duration, format_size
-from fusefs.core.printable_names import printable, show
+from fusefs.core.printable_names import printable, printable_text
 
 
 class EventKind(Enum):
@@ -77,7 +77,7 @@ class Event(NamedTuple):
     detail: str = ""
 
 
-def encode(event: Event) -> bytes:
+def encode_event(event: Event) -> bytes:
     r"""Encode an event as one JSON object in one line of ASCII, without a line end; every key is always present.
 
     Names that are not UTF-8 have lone surrogates (`\udcXX`), as in all JSON of trashd.
@@ -93,7 +93,7 @@ def encode(event: Event) -> bytes:
     return json.dumps(fields).encode("ascii")
 
 
-def variables(event: Event) -> dict[str, bytes]:
+def to_variables(event: Event) -> dict[str, bytes]:
     """An event as TRASHD_* variables, for a hook's environment or a journal's fields; empty if unknown.
 
     Paths are the kernel's bytes: make them printable before showing them.
@@ -110,7 +110,7 @@ def variables(event: Event) -> dict[str, bytes]:
     }
 
 
-def describe(event: Event) -> str:
+def describe_event(event: Event) -> str:
     """One line for a person, safe for a terminal: `reaped /scratch/job of uid 1000: 12,345 entries, 1.2 GiB in 12s`."""
     about = event.origin or (event.id or "").encode() or event.volume
     text = event.kind.value.replace("-", " ")
@@ -121,8 +121,8 @@ def describe(event: Event) -> str:
         amounts.append("1 entry" if event.n_entries == 1 else f"{event.n_entries:,} entries")
     if event.n_bytes is not None:
         amounts.append(format_size(event.n_bytes))
-    took = "" if event.seconds is None else f" in {format_duration(round(event.seconds))}"
-    parts = [", ".join(amounts) + took if amounts else took.strip(), show(event.detail)]
+    duration = "" if event.seconds is None else f" in {format_duration(round(event.seconds))}"
+    parts = [", ".join(amounts) + duration if amounts else duration.strip(), printable_text(event.detail)]
     return ": ".join([text, *filter(None, parts)])
 
 

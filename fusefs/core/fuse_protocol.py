@@ -46,7 +46,7 @@ _NO_ATTRIBUTES = (0,) * 21
 _OPEN = Struct("=QIi")
 _WRITTEN = Struct("=I4x")
 _BATCH_FORGET_IN = Struct("=I4x")
-_FORGET_ONE = Struct("=QQ")
+_FORGET_NODE = Struct("=QQ")
 
 
 class Opcode(IntEnum):
@@ -93,12 +93,12 @@ class Opcode(IntEnum):
     COPY_FILE_RANGE_64 = 53
 
 
-NAMES: Final = frozenset({
+NAME_OPCODES: Final = frozenset({
     Opcode.LOOKUP, Opcode.READLINK, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.UNLINK, Opcode.RMDIR,
     Opcode.RENAME, Opcode.RENAME2, Opcode.LINK, Opcode.CREATE, Opcode.TMPFILE,
 })  # fmt: skip
 """Requests that contain or return names."""
-XATTRS: Final = frozenset({Opcode.SETXATTR, Opcode.GETXATTR, Opcode.LISTXATTR, Opcode.REMOVEXATTR})
+XATTR_OPCODES: Final = frozenset({Opcode.SETXATTR, Opcode.GETXATTR, Opcode.LISTXATTR, Opcode.REMOVEXATTR})
 
 
 # The body of a request: numbers first, then names, each followed by a NUL byte.
@@ -174,26 +174,26 @@ def is_cut_off(request: Request) -> bool:
     return len(request) < REQUEST_HEAD_SIZE or len(request) < _SIZES.get(read_head(request)[1], 0)
 
 
-def strings(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list[bytes]:
+def read_strings(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list[bytes]:
     """The strings of a request, after its numbers.
 
     Raises  OSError EINVAL: there are not `n` strings, or the last one is not terminated
     """
-    found = bytes(request[REQUEST_HEAD_SIZE + after.size :]).split(b"\0")
-    if found.pop() or len(found) != n:
+    texts = bytes(request[REQUEST_HEAD_SIZE + after.size :]).split(b"\0")
+    if texts.pop() or len(texts) != n:
         raise OSError(errno.EINVAL, "strings are cut off")
-    return found
+    return texts
 
 
-def names(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list[bytes]:
+def read_names(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list[bytes]:
     """The names of directory entries in a request.
 
     Raises  OSError EINVAL: there are not `n` names, or one is not a plain name
     """
-    found = strings(request, after, n)
-    for name in found:
+    entry_names = read_strings(request, after, n)
+    for name in entry_names:
         check_name(name)
-    return found
+    return entry_names
 
 
 def check_name(name: bytes) -> None:
@@ -211,24 +211,24 @@ class CallerIds(NamedTuple):
     umask: int = 0
 
 
-def request(opcode: Opcode, nodeid: int, caller: tuple[int, int, int], body: bytes) -> bytes:
+def encode_request(opcode: Opcode, nodeid: int, caller: tuple[int, int, int], body: bytes) -> bytes:
     """Make a whole request. caller: uid, gid, pid"""
     return _REQUEST_HEAD.pack(REQUEST_HEAD_SIZE + len(body), opcode, 0, nodeid, *caller) + body
 
 
-def like(other: Request, opcode: Opcode, body: bytes) -> bytes:
+def encode_request_like(other: Request, opcode: Opcode, body: bytes) -> bytes:
     """Make a request of the same caller about the same node."""
     _size, _opcode, _unique, nodeid, *caller = read_head(other)
-    return request(opcode, nodeid, (caller[0], caller[1], caller[2]), body)
+    return encode_request(opcode, nodeid, (caller[0], caller[1], caller[2]), body)
 
 
-def name_of_entry(request: Request) -> bytes:
+def read_entry_name(request: Request) -> bytes:
     """The name in a request whose reply is the entry of that name."""
     at = REQUEST_HEAD_SIZE + _BEFORE_NAME[read_head(request)[1]].size
     return bytes(request[at:]).partition(b"\0")[0]
 
 
-def with_number(body: bytes, nodeid: int) -> bytes:
+def replace_nodeid(body: bytes, nodeid: int) -> bytes:
     """A reply that begins with fuse_entry_out, with another nodeid, which users also see as the inode number."""
     number = _NUMBER.pack(nodeid)
     return number + body[8:_ATTRIBUTES_AT] + number + body[_ATTRIBUTES_AT + 8 :]
@@ -263,7 +263,7 @@ def read_entry(body: bytes, at: int = 0) -> Entry:
     return Entry(nodeid, name_s + name_ns / NANO, attr_s + attr_ns / NANO, tuple(numbers))
 
 
-class Listed(NamedTuple):
+class ListedDirent(NamedTuple):
     """An entry in the reply to a listing: fuse_dirent and fuse_entry_out; its nodeid is 0 if only the name is sent."""
 
     name: bytes
@@ -273,10 +273,10 @@ class Listed(NamedTuple):
     entry: Entry
 
 
-def batch_forget(forgotten: Sequence[tuple[int, int]]) -> bytes:
+def encode_batch_forget(forgotten: Sequence[tuple[int, int]]) -> bytes:
     """Make a whole BATCH_FORGET. forgotten: nodeids, each with the number of references to forget"""
-    pairs = b"".join(_FORGET_ONE.pack(*one) for one in forgotten)
-    return request(Opcode.BATCH_FORGET, 0, (0, 0, 0), _BATCH_FORGET_IN.pack(len(forgotten)) + pairs)
+    pairs = b"".join(_FORGET_NODE.pack(*one) for one in forgotten)
+    return encode_request(Opcode.BATCH_FORGET, 0, (0, 0, 0), _BATCH_FORGET_IN.pack(len(forgotten)) + pairs)
 
 
 def read_attr(body: bytes) -> Entry:
@@ -291,24 +291,24 @@ def read_opened(body: bytes) -> tuple[int, int, int]:
     return fh, flags, backing_id
 
 
-def written_in(body: bytes) -> int:
+def read_written(body: bytes) -> int:
     """The number of written bytes in a reply to WRITE or COPY_FILE_RANGE."""
     (n,) = _WRITTEN.unpack(body)
     return int(n)
 
 
-def caller_of(request: Request) -> CallerIds:
+def read_caller(request: Request) -> CallerIds:
     """The process that made a request."""
     return CallerIds(*read_head(request)[4:])
 
 
-def attr(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
+def encode_attr(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
     """Make fuse_attr_out, with a node's attributes."""
     seconds, ns = _timeout(attr_s)
     return _ATTR.pack(seconds, ns, *_attributes(ino, attributes))
 
 
-def statx(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
+def encode_statx(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
     """Make fuse_statx_out, with a node's attributes and birth time."""
     (
         _dev, _ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, btime_ns,
@@ -327,18 +327,18 @@ def read_in(request: Request) -> tuple[int, int, int]:
     return fh, offset, min(size, _BODY_BYTES_MAX)
 
 
-def with_handle(request: Request, fh: int) -> bytes:
+def replace_handle(request: Request, fh: int) -> bytes:
     """A request whose numbers begin with a handle, with another handle."""
     at = REQUEST_HEAD_SIZE + HANDLE_IN.size
     return bytes(request[:REQUEST_HEAD_SIZE]) + HANDLE_IN.pack(fh) + bytes(request[at:])
 
 
-def refusal(unique: int, error: int) -> bytes:
+def encode_error(unique: int, error: int) -> bytes:
     """Make the reply to a failed request. error: an errno"""
     return _ANSWER_HEAD.pack(_ANSWER_HEAD.size, -error, unique)
 
 
-def head(unique: int, body_size: int) -> bytes:
+def encode_head(unique: int, body_size: int) -> bytes:
     """Make the header of a reply."""
     return _ANSWER_HEAD.pack(_ANSWER_HEAD.size + body_size, 0, unique)
 
@@ -354,13 +354,13 @@ def _attributes(ino: int, attributes: Attributes) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def missing(entry_s: float) -> bytes:
+def encode_missing_entry(entry_s: float) -> bytes:
     """Make fuse_entry_out for a name that does not exist."""
     seconds, ns = _timeout(entry_s)
     return _ENTRY.pack(0, 0, seconds, 0, ns, 0, *[0] * 15)
 
 
-def entry(nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float) -> bytes:
+def encode_entry(nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float) -> bytes:
     """Make fuse_entry_out.
 
     ino              the inode number that users see
@@ -371,18 +371,18 @@ def entry(nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s:
     return _ENTRY.pack(nodeid, 0, seconds, attr_seconds, ns, attr_ns, *_attributes(ino, attributes))
 
 
-def handle_in(message: bytes) -> int:
+def read_handle(message: bytes) -> int:
     """The handle in fuse_open_out at the end of a reply."""
     fh: int = _OPEN.unpack_from(message, len(message) - _OPEN.size)[0]
     return fh
 
 
-def opened(fh: int, flags: int) -> bytes:
+def encode_open(fh: int, flags: int) -> bytes:
     """Make fuse_open_out. flags: FOPEN_*"""
     return _OPEN.pack(fh, flags, 0)
 
 
-def flags_in(body: bytes) -> int:
+def read_open_flags(body: bytes) -> int:
     """The flags in fuse_open_out."""
     flags: int = _OPEN.unpack(body)[1]
     return flags
@@ -394,7 +394,7 @@ def _direntplus(n_words: int) -> Callable[..., bytes]:
     return Struct(_DIRENT_PLUS.format(8 * n_words)).pack
 
 
-def direntplus(
+def encode_direntplus(
     name: bytes, offset: int, nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float
 ) -> bytes:
     """Make an entry of a listing with its node's attributes. offset: of the next entry"""
@@ -411,23 +411,23 @@ def direntplus_size(name: bytes) -> int:
     return _ENTRY.size + _DIRENT.size + (len(name) + 7 & ~7)
 
 
-def direntplus_in(reply: bytes) -> Iterator[Listed]:
+def read_direntplus(reply: bytes) -> Iterator[ListedDirent]:
     """The entries in the reply to a listing."""
     at = 0
     while at < len(reply):
         ino, offset, n_name, kind = _DIRENT.unpack_from(reply, at + _ENTRY.size)
         name_at = at + _ENTRY.size + _DIRENT.size
         name = reply[name_at : name_at + n_name]
-        yield Listed(name, ino, offset, kind, read_entry(reply, at))
+        yield ListedDirent(name, ino, offset, kind, read_entry(reply, at))
         at += direntplus_size(name)
 
 
-def dirent_alone(name: bytes, offset: int, ino: int, kind: int) -> bytes:
+def encode_dirent_without_node(name: bytes, offset: int, ino: int, kind: int) -> bytes:
     """Make an entry of a listing without a node: the kernel looks it up when needed. kind: DT_DIR and so on"""
     return _direntplus((len(name) + 7) >> 3)(*_NO_ATTRIBUTES, ino, offset, len(name), kind, name)
 
 
 @lru_cache(maxsize=64)
-def _timeout(left_s: float) -> tuple[int, int]:
+def _timeout(timeout_s: float) -> tuple[int, int]:
     """Seconds and nanoseconds."""
-    return divmod(int(left_s * NANO), NANO)
+    return divmod(int(timeout_s * NANO), NANO)

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import groupby, takewhile
 from typing import NamedTuple
 
-Matches = Callable[[str], bool]
+NameTest = Callable[[str], bool]
 """A test of a name or path; bytes that are not UTF-8 are decoded as by os.fsdecode."""
 
 
@@ -44,7 +44,7 @@ _MEMBERS = rf"(?s:({_MEMBER})(?:-(?!\])({_MEMBER}))?)"
 """One character or a range; a dash before the end stands for itself."""
 
 
-def compile_glob(pattern: str, *, ignores_case: bool = False) -> Matches:
+def compile_glob(pattern: str, *, ignores_case: bool = False) -> NameTest:
     r"""Compile a glob into a test: `*`, `?`, `[a-z]`, `[!a]`, `[^a]`, `[[:digit:]]`, and `\` before any of them.
 
     A `?` is a character of UTF-8. A name that is not UTF-8 is matched byte by byte; so are all names if the pattern is
@@ -57,15 +57,15 @@ def compile_glob(pattern: str, *, ignores_case: bool = False) -> Matches:
     if "\0" in pattern:
         raise ValueError(f"{pattern!r} contains a NUL character, which no name can contain")
     folds = _fold if _is_utf8(pattern) else _fold_ascii
-    tokens = _read(pattern, folds if ignores_case else None)
+    tokens = _tokenize(pattern, folds if ignores_case else None)
     matches = _by_text(pattern, tokens, ignores_case) or _by_regex(pattern, tokens, ignores_case)
     return (lambda name: matches(folds(name))) if ignores_case else matches
 
 
 def name_ends(pattern: str) -> NameEnds:
     """The literal beginning and end of a case-sensitive glob; bytes that are not UTF-8 stand for themselves."""
-    tokens = _read(pattern, None)
-    first, last = (_text(takewhile(_is_literal, some)) for some in (tokens, tokens[::-1]))
+    tokens = _tokenize(pattern, None)
+    first, last = (_join_literals(takewhile(_is_literal, some)) for some in (tokens, tokens[::-1]))
     return NameEnds(*(text.encode("utf-8", "surrogateescape") for text in (first, last[::-1])))
 
 
@@ -73,12 +73,12 @@ def _is_literal(token: _Token) -> bool:
     return not isinstance(token, _Set) and token not in ("*", "?")
 
 
-def _text(tokens: Iterable[_Token]) -> str:
+def _join_literals(tokens: Iterable[_Token]) -> str:
     """The text of tokens that are characters."""
     return "".join(_CHARACTER.get(token, token) for token in tokens if isinstance(token, str))
 
 
-def _read(pattern: str, folds: _Fold | None) -> list[_Token]:
+def _tokenize(pattern: str, folds: _Fold | None) -> list[_Token]:
     """Split a pattern into tokens; `folds` removes case. Raises  ValueError"""
     tokens: list[_Token] = []
     at = 0
@@ -108,15 +108,15 @@ def _read_set(pattern: str, begin: int, folds: _Fold | None) -> tuple[_Token, in
     ranges: list[tuple[str, str]] = []
     classes: list[str] = []
     while at == first or not pattern.startswith("]", at):
-        if found := re.compile(_CLASS).match(pattern, at):
-            classes.append(_checked_class(pattern, found[1], ignores_case=folds is not None))
-        elif found := re.compile(_MEMBERS).match(pattern, at):
-            ranges.append(_checked_range(pattern, found, folds))
+        if match := re.compile(_CLASS).match(pattern, at):
+            classes.append(_checked_class(pattern, match[1], ignores_case=folds is not None))
+        elif match := re.compile(_MEMBERS).match(pattern, at):
+            ranges.append(_checked_range(pattern, match, folds))
         elif ("[", "[") in ranges or pattern.endswith(("-", "\\")):
             raise ValueError(rf"{pattern!r} has a [ that is never closed: write \[ for the character itself")
         else:
             return _LITERAL["["], begin
-        at = found.end()
+        at = match.end()
     return _Set(is_negated, tuple(ranges), tuple(classes)), at + 1
 
 
@@ -128,20 +128,20 @@ def _checked_class(pattern: str, name: str, *, ignores_case: bool) -> str:
     return name
 
 
-def _checked_range(pattern: str, found: re.Match[str], folds: _Fold | None) -> tuple[str, str]:
+def _checked_range(pattern: str, match: re.Match[str], folds: _Fold | None) -> tuple[str, str]:
     for group in range(1, 3):
-        if found[group] == "[" and pattern.startswith((":", "=", "."), found.end(group)):
-            what = f"{pattern!r}: [{pattern[found.end(group)]} begins a class, as in [[:digit:]], or what a locale says"
+        if match[group] == "[" and pattern.startswith((":", "=", "."), match.end(group)):
+            what = f"{pattern!r}: [{pattern[match.end(group)]} begins a class, as in [[:digit:]], or what a locale says"
             raise ValueError(rf"{what}: write \[ for the character itself")
-    low, high = (text[-1] for text in found.groups(default=found[1]))
+    low, high = (text[-1] for text in match.groups(default=match[1]))
     if folds:
         low, high = folds(low), folds(high)
     if high < low:
-        raise ValueError(f"{pattern!r}: the range {found[0]} is reversed")
+        raise ValueError(f"{pattern!r}: the range {match[0]} is reversed")
     return low, high
 
 
-def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matches | None:
+def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> NameTest | None:
     """A test by string methods for the most frequent patterns (exact, prefix, suffix, both, infix); None for others.
 
     In UTF-8, comparing characters and comparing bytes give the same result. With ignored case they don't, if names are
@@ -156,7 +156,7 @@ def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matc
         if token == "*":
             texts.append("")
         else:
-            texts[-1] += _text([token])
+            texts[-1] += _join_literals([token])
     match texts:
         case [text]:
             return text.__eq__
@@ -172,9 +172,11 @@ def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matc
     return None
 
 
-def _by_regex(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Matches:
-    in_bytes = _compile(_read(_bytewise(pattern), _fold_ascii if ignores_case else None), ASCII.__getitem__)
-    in_characters = cache(lambda: _compile(tokens, in_class))  # on demand: most names are ASCII, and classes are slow
+def _by_regex(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> NameTest:
+    in_bytes = _compile(_tokenize(_bytewise(pattern), _fold_ascii if ignores_case else None), ASCII.__getitem__)
+    in_characters = cache(
+        lambda: _compile(tokens, class_members)
+    )  # on demand: most names are ASCII, and classes are slow
     is_ascii, has_characters = pattern.isascii(), _is_utf8(pattern)
 
     def matches(name: str) -> bool:
@@ -253,7 +255,7 @@ _OF_IDEOGRAPHS = frozenset({"alnum", "alpha", "graph", "print"})
 
 
 @cache
-def in_class(name: str) -> str:
+def class_members(name: str) -> str:
     """The content of a regular expression's set for a class, including non-ASCII; close to the C library's classes.
 
     It takes a while the first time for each class. Combining marks (such as vowel signs in Hindi) are no letters here.
@@ -261,14 +263,14 @@ def in_class(name: str) -> str:
     belongs = _BEYOND_ASCII.get(name)
     if belongs is None:
         return ASCII[name]
-    found = [ASCII[name]]
+    parts = [ASCII[name]]
     for is_in, group in groupby(map(chr, range(0x80, _IDEOGRAPHS.start)), belongs):
         if is_in:
             first, *others = group
-            found.append(f"{first}-{others[-1]}" if others else first)
+            parts.append(f"{first}-{others[-1]}" if others else first)
     if name in _OF_IDEOGRAPHS:
-        found.append(f"{chr(_IDEOGRAPHS.start)}-{chr(_IDEOGRAPHS.stop - 1)}")
-    return "".join(found)
+        parts.append(f"{chr(_IDEOGRAPHS.start)}-{chr(_IDEOGRAPHS.stop - 1)}")
+    return "".join(parts)
 
 
 def _is_alpha(character: str) -> bool:

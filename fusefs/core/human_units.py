@@ -68,12 +68,17 @@ def format_size(n_bytes: int) -> str:
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 """The units used for output."""
 _YEAR_S = 31_557_600
-_WORDS = {
+_UNIT_NAMES = {
     "sec": 1, "second": 1, "min": 60, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800,
     "month": _YEAR_S // 12, "year": _YEAR_S,
 }  # fmt: skip
 """More units that users write, also with an s at the end. A year has 365.25 days, as in systemd.time(7)."""
-_DURATION_UNITS = {**SECONDS, "y": _YEAR_S, **_WORDS, **{f"{word}s": seconds for word, seconds in _WORDS.items()}}
+_DURATION_UNITS = {
+    **SECONDS,
+    "y": _YEAR_S,
+    **_UNIT_NAMES,
+    **{f"{word}s": seconds for word, seconds in _UNIT_NAMES.items()},
+}
 _SUM = r"(?:[0-9]+ ?[a-z]+ ?)*[0-9]+ ?[a-z]+"
 DURATION_MAX_S = 1000 * 366 * 86_400
 """A thousand years: records can hold it, and the expiry in nanoseconds still fits, whatever the clock shows."""
@@ -118,7 +123,7 @@ def format_duration(seconds: int) -> str:
 SECOND_NS = 10**9
 CivilTime = tuple[int, int, int, int, int, int, int, int, int]
 """Year to second, then -1 three times, as time.mktime expects it."""
-_HOW = "write 7d or 12h (ago), 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for the time of a file"
+_TIME_HELP = "write 7d or 12h (ago), 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for the time of a file"
 _SECONDS = r"@(-?)([0-9]{1,15})(?:\.([0-9]{1,9}))?"
 _WHEN = r"""
     (?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})
@@ -129,12 +134,12 @@ _WHEN = r"""
 _LAST = {"hour": 23, "minute": 59, "second": 59, "ahead_h": 23, "ahead_m": 59}
 
 
-def is_path(text: str) -> bool:
+def is_file_time(text: str) -> bool:
     """Whether a time is given as a file with a slash in its path; the file's own time is used."""
     return "/" in text
 
 
-def parse_when(
+def parse_time(
     text: str, now_ns: int, local_s: Callable[[CivilTime], float], cutoff_ns: Callable[[int], int] | None = None
 ) -> int:
     """Nanoseconds since the epoch from `7d` (ago), `2026-11-01`, `2026-11-01T12:00:00+01:00`, `@1793491200`.
@@ -145,48 +150,48 @@ def parse_when(
     cutoff_ns  the time so many nanoseconds ago; None: computed from `now_ns` only
     Raises     ValueError with a message for the user
     """
-    if found := re.fullmatch(_SECONDS, text, re.ASCII):
-        sign, whole, part = found.groups(default="")
+    if match := re.fullmatch(_SECONDS, text, re.ASCII):
+        sign, whole, part = match.groups(default="")
         return int(sign + "1") * (int(whole) * SECOND_NS + int(part.ljust(9, "0")))
-    if found := re.fullmatch(_WHEN, text, re.VERBOSE | re.ASCII):
-        return _civil_ns(text, found, local_s)
+    if match := re.fullmatch(_WHEN, text, re.VERBOSE | re.ASCII):
+        return _civil_ns(text, match, local_s)
     if re.fullmatch(r"[0-9]+", text, re.ASCII):
         raise ValueError(f"{text!r} of what? Write {text}d for days, {text}h for hours; a date as 2026-11-01")
     if not is_duration(text):
-        if found := re.fullmatch(r"[0-9]+ ?([A-Za-z]+)", text):
-            raise ValueError(f"{text!r}: unknown unit {found[1]!r}: use s, m (minutes), h, d, w, month or y")
-        raise ValueError(f"{text!r} is not a time: {_HOW}")
+        if match := re.fullmatch(r"[0-9]+ ?([A-Za-z]+)", text):
+            raise ValueError(f"{text!r}: unknown unit {match[1]!r}: use s, m (minutes), h, d, w, month or y")
+        raise ValueError(f"{text!r} is not a time: {_TIME_HELP}")
     span_ns = parse_duration(text) * SECOND_NS
     return now_ns - span_ns if cutoff_ns is None else cutoff_ns(span_ns)
 
 
-def _civil_ns(text: str, found: re.Match[str], local_s: Callable[[CivilTime], float]) -> int:
+def _civil_ns(text: str, match: re.Match[str], local_s: Callable[[CivilTime], float]) -> int:
     """Nanoseconds since the epoch of a date, which may have a time and a zone."""
     from calendar import monthrange
     from datetime import MAXYEAR, UTC, datetime, timedelta
 
-    parts = {key: int(value) for key, value in found.groupdict(default="0").items() if value.isdecimal()}
+    parts = {key: int(value) for key, value in match.groupdict(default="0").items() if value.isdecimal()}
     year, month, day = parts["year"], parts["month"], parts["day"]
     if not 1 <= year <= MAXYEAR or not 1 <= month <= 12:
-        raise ValueError(f"{text!r}: there is no month {found['year']}-{found['month']}")
+        raise ValueError(f"{text!r}: there is no month {match['year']}-{match['month']}")
     _, n_days = monthrange(year, month)
     if not 1 <= day <= n_days:
-        raise ValueError(f"{text!r}: this day does not exist: {found['year']}-{found['month']} has {n_days}")
+        raise ValueError(f"{text!r}: this day does not exist: {match['year']}-{match['month']} has {n_days}")
     for key, last in _LAST.items():
         if parts[key] > last:
-            raise ValueError(f"{text!r}: invalid time of day or time zone: {found[key]}")
-    at = datetime(year, month, day, parts["hour"], parts["minute"], parts["second"], tzinfo=UTC)
-    if found["zone"] is not None:
+            raise ValueError(f"{text!r}: invalid time of day or time zone: {match[key]}")
+    moment = datetime(year, month, day, parts["hour"], parts["minute"], parts["second"], tzinfo=UTC)
+    if match["zone"] is not None:
         ahead = timedelta(hours=parts["ahead_h"], minutes=parts["ahead_m"])
-        since = at - datetime(1970, 1, 1, tzinfo=UTC) + (ahead if found["sign"] == "-" else -ahead)
+        since = moment - datetime(1970, 1, 1, tzinfo=UTC) + (ahead if match["sign"] == "-" else -ahead)
         return (since.days * 86_400 + since.seconds) * SECOND_NS
     try:
-        return int(local_s((year, month, day, at.hour, at.minute, at.second, -1, -1, -1))) * SECOND_NS
+        return int(local_s((year, month, day, moment.hour, moment.minute, moment.second, -1, -1, -1))) * SECOND_NS
     except OverflowError as error:
         raise ValueError(f"{text!r} is out of the range of this machine's clock") from error
 
 
-def in_calendar(time_ns: int, pattern: str, beyond: str) -> str:
+def format_utc(time_ns: int, pattern: str, beyond: str) -> str:
     """Format a time in UTC by strftime. beyond: the text for a time outside of the calendar"""
     from datetime import UTC, datetime
 

@@ -17,7 +17,7 @@ MARK = "mark:"
 """Prefix of a handle that is no file handle but a mark, which trashd wrote on a directory without other identity."""
 
 
-class Likelihood(Enum):
+class IdentityMatch(Enum):
     """The result of comparing two identities."""
 
     SAME = "same"
@@ -43,7 +43,7 @@ class Identity(NamedTuple):
     btime_ns: int
 
 
-def compare(a: Identity | None, b: Identity | None) -> Likelihood:
+def compare(a: Identity | None, b: Identity | None) -> IdentityMatch:
     """Decide whether two identities are one incarnation of one inode; total.
 
     Handles decide if both identities have one. Otherwise inode number and birth time decide. An equal inode number
@@ -52,21 +52,21 @@ def compare(a: Identity | None, b: Identity | None) -> Likelihood:
     rollback only the snapshot exists (`is_in_snapshot` distinguishes the two).
     """
     if a is None or b is None:
-        return Likelihood.UNKNOWN
+        return IdentityMatch.UNKNOWN
     if a.handle and b.handle:
         if a.handle == b.handle:
-            return Likelihood.SAME
+            return IdentityMatch.SAME
         if not is_in_snapshot(a, b):
-            return Likelihood.OTHER
+            return IdentityMatch.OTHER
         if a.ino == b.ino == _SUBVOLUME_INO:
-            return Likelihood.UNKNOWN  # a directory can contain several subvolumes and all their snapshots
+            return IdentityMatch.UNKNOWN  # a directory can contain several subvolumes and all their snapshots
     if not a.ino or not b.ino:
-        return Likelihood.UNKNOWN
+        return IdentityMatch.UNKNOWN
     if a.ino != b.ino:
-        return Likelihood.OTHER
+        return IdentityMatch.OTHER
     if a.btime_ns and b.btime_ns:
-        return Likelihood.SAME if a.btime_ns == b.btime_ns else Likelihood.OTHER
-    return Likelihood.UNKNOWN
+        return IdentityMatch.SAME if a.btime_ns == b.btime_ns else IdentityMatch.OTHER
+    return IdentityMatch.UNKNOWN
 
 
 def is_marked(identity: Identity | None) -> bool:
@@ -101,14 +101,14 @@ def _split_btrfs(handle: str) -> _Btrfs | None:
     return _Btrfs(digits[16:32], (digits[:16], digits[32:]))
 
 
-def in_words(identity: Identity) -> str:
+def format_identity(identity: Identity) -> str:
     """An identity in the notation of notes that are not JSON: `HANDLE INO BTIME_NS`, `-` for no handle."""
     return f"{identity.handle or '-'} {identity.ino} {identity.btime_ns}"
 
 
-def from_words(words: bytes) -> Identity | None:
+def parse_identity(text: bytes) -> Identity | None:
     """Parse what `in_words` wrote; None for anything else."""
-    handle, *numbers = words.decode("ascii", "replace").split(" ")
+    handle, *numbers = text.decode("ascii", "replace").split(" ")
     if len(numbers) != _N_NUMBERS or not all(one.isdigit() and len(one) <= _MOST_DIGITS for one in numbers):
         return None
     ino, btime_ns = map(int, numbers)

@@ -66,52 +66,52 @@ UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 """After one of these errors other files need not be asked."""
 _ABSENT: Final = UNSUPPORTED | {errno.ENODATA}
 """The attribute does not exist; any other error may be temporary."""
-ASKED_OF_ALL: Final = (NAMES, ACCESS_ACL, DEFAULT_ACL, CAPABILITY, LABEL)
+CACHED_XATTRS: Final = (NAMES, ACCESS_ACL, DEFAULT_ACL, CAPABILITY, LABEL)
 """The attributes that are cached; numbered as in mount/native/prefetch.c."""
-_NUMBERS: Final = {name: number for number, name in enumerate(ASKED_OF_ALL)}
+_NUMBERS: Final = {name: number for number, name in enumerate(CACHED_XATTRS)}
 _LONGEST_BYTES = 4096
-_ONE = Struct("=IBi")
+_PACKED_XATTR = Struct("=IBi")
 """The uid that got the answer; the number of the name; and the size of the value that follows, or a negative errno."""
-Known = dict[tuple[int, bytes], bytes | int]
+UserAnswers = dict[tuple[int, bytes], bytes | int]
 """Answers by uid and name; uid 0: every user would get the same answer, or it is root's."""
 
 
-def is_asked_of_all(name: bytes) -> bool:
+def is_cached_xattr(name: bytes) -> bool:
     """Whether it is one of the cached names. No others are cached: some of them change by themselves."""
     return name in _NUMBERS
 
 
-def pack(known: Known) -> bytes:
+def pack_xattrs(answers: UserAnswers) -> bytes:
     """Encode the answers that may be cached: no temporary errors, no long values, no other names.
 
     A file's capabilities are not cached: they are read each time that the program is run.
     ENOSYS becomes EOPNOTSUPP, because the kernel's FUSE would take it as valid for all files.
     """
     parts = []
-    for (uid, name), answer in known.items():
+    for (uid, name), answer in answers.items():
         if name not in _NUMBERS:
             continue
         if isinstance(answer, int):
             if answer in _ABSENT:
                 number = errno.EOPNOTSUPP if answer in UNSUPPORTED else answer
-                parts.append(_ONE.pack(uid, _NUMBERS[name], -number))
+                parts.append(_PACKED_XATTR.pack(uid, _NUMBERS[name], -number))
         elif name != CAPABILITY and len(answer) <= _LONGEST_BYTES:
-            parts.append(_ONE.pack(uid, _NUMBERS[name], len(answer)) + answer)
+            parts.append(_PACKED_XATTR.pack(uid, _NUMBERS[name], len(answer)) + answer)
     return b"".join(parts)
 
 
-def unpack(packed: bytes, at: int = 0) -> Known:
+def unpack_xattrs(packed: bytes, at: int = 0) -> UserAnswers:
     """Decode what `pack` encoded, from an offset on."""
-    known: Known = {}
+    answers: UserAnswers = {}
     while at < len(packed):
-        uid, number, size = _ONE.unpack_from(packed, at)
-        at += _ONE.size
+        uid, number, size = _PACKED_XATTR.unpack_from(packed, at)
+        at += _PACKED_XATTR.size
         if size < 0:
-            known[uid, ASKED_OF_ALL[number]] = -size
+            answers[uid, CACHED_XATTRS[number]] = -size
         else:
-            known[uid, ASKED_OF_ALL[number]] = packed[at : at + size]
+            answers[uid, CACHED_XATTRS[number]] = packed[at : at + size]
             at += size
-    return known
+    return answers
 
 
 NodeId = NewType("NodeId", int)
@@ -124,9 +124,9 @@ TOP = NodeId(1 << 62)
 ROOTS = (ROOT, TOP)
 
 
-def source_key(seen: Attributes, handle: bytes) -> SourceKey:
+def source_key(attributes: Attributes, handle: bytes) -> SourceKey:
     """Identify an incarnation of an inode: by its handle, or by its birth time if there are no handles."""
-    return (seen.dev, handle) if handle else (seen.dev, seen.ino, seen.btime_ns)
+    return (attributes.dev, handle) if handle else (attributes.dev, attributes.ino, attributes.btime_ns)
 
 
 class NodeZone(enum.IntEnum):
@@ -238,28 +238,28 @@ def _name_bytes(name: bytes, source: SourceKey | None) -> int:
 class _NamesOfDirectory:
     """The names of one directory: the inode of each and the time at which the fact expires; None: no such name."""
 
-    __slots__ = ("known", "n_bytes")
+    __slots__ = ("entries", "n_bytes")
 
     def __init__(self) -> None:
-        self.known: dict[bytes, tuple[SourceKey | None, float]] = {}
+        self.entries: dict[bytes, tuple[SourceKey | None, float]] = {}
         self.n_bytes = _NAMES_BYTES
 
     def put(self, name: bytes, source: SourceKey | None, until_s: float) -> None:
-        known = self.known
-        before = known.get(name)
+        entries = self.entries
+        before = entries.get(name)
         if before is None:
-            table_bytes = getsizeof(known)
-            known[name] = (source, until_s)
-            self.n_bytes += getsizeof(known) - table_bytes + _name_bytes(name, source)
+            table_bytes = getsizeof(entries)
+            entries[name] = (source, until_s)
+            self.n_bytes += getsizeof(entries) - table_bytes + _name_bytes(name, source)
         elif before[1] <= until_s:
-            known[name] = (source, until_s)
+            entries[name] = (source, until_s)
             if before[0] != source:
                 self.n_bytes += _name_bytes(name, source) - _name_bytes(name, before[0])
 
     def drop(self, name: bytes) -> None:
-        before = self.known.pop(name, None)
-        if not self.known:  # a dict keeps its capacity when its entries are removed one by one
-            self.known = {}
+        before = self.entries.pop(name, None)
+        if not self.entries:  # a dict keeps its capacity when its entries are removed one by one
+            self.entries = {}
             self.n_bytes = _NAMES_BYTES
         elif before is not None:
             self.n_bytes -= _name_bytes(name, before[0])
@@ -297,7 +297,7 @@ class MetadataCache:
     """A cache bounded in bytes; it evicts the least recently used inode first, a directory with all its names."""
 
     __slots__ = (
-        "_changed_at", "_floor", "_items", "_lifetime_s", "_limit_bytes", "_n_bytes", "_n_looks", "epoch",
+        "_changed_at", "_floor", "_items", "_lifetime_s", "_limit_bytes", "_n_bytes", "_n_lookups", "epoch",
         "largest_bytes",
     )  # fmt: skip
 
@@ -315,7 +315,7 @@ class MetadataCache:
         self._lifetime_s = lifetime_s
         self._items: OrderedDict[SourceKey, _CachedInode] = OrderedDict()
         self._n_bytes = 0
-        self._n_looks = 0
+        self._n_lookups = 0
         self._changed_at: dict[_Changed, Epoch] = {}
         self._floor = self.epoch  # no earlier changes are recorded: results of lookups that began before are refused
 
@@ -326,29 +326,29 @@ class MetadataCache:
     @property
     def is_idle(self) -> bool:
         """Whether the cache is empty and no lookup is in progress: changes make no difference."""
-        return not self._items and not self._n_looks
+        return not self._items and not self._n_lookups
 
     @property
     def size_bytes(self) -> int:
         """The memory that the cache uses."""
         return self._n_bytes + getsizeof(self._items)
 
-    def begin(self) -> Epoch:
+    def begin_lookup(self) -> Epoch:
         """Begin a lookup; `end` must follow, whatever happens."""
-        self._n_looks += 1
+        self._n_lookups += 1
         return self.epoch
 
-    def end(self) -> None:
+    def end_lookup(self) -> None:
         """End a lookup: it stores nothing more."""
-        self._n_looks -= 1
-        if not self._n_looks:
+        self._n_lookups -= 1
+        if not self._n_lookups:
             self._forget_changes()
 
     def is_unchanged(self, epoch: Epoch, source: SourceKey) -> bool:
         """Whether an inode's attributes are unchanged since a lookup with this epoch began."""
         return epoch == self.epoch or not self._has_changed(epoch, source)
 
-    def is_named_so(self, epoch: Epoch, directory: SourceKey, name: bytes) -> bool:
+    def is_name_unchanged(self, epoch: Epoch, directory: SourceKey, name: bytes) -> bool:
         """Whether a name still has the meaning that it had when a lookup with this epoch began."""
         return epoch == self.epoch or not self._was_renamed(epoch, directory, name)
 
@@ -358,21 +358,21 @@ class MetadataCache:
         if item is None or item.packed is None:
             return None
         fields = _PACKED.unpack(item.packed)
-        left_s = fields[_N_FIELDS] - now_s
-        if left_s <= 0:
+        remaining_s = fields[_N_FIELDS] - now_s
+        if remaining_s <= 0:
             return None
         self._items.move_to_end(source)
-        return tuple.__new__(Attributes, fields[:_N_FIELDS]), left_s
+        return tuple.__new__(Attributes, fields[:_N_FIELDS]), remaining_s
 
     def name(self, directory: SourceKey, name: bytes, now_s: float) -> tuple[SourceKey | None, float] | None:
         """The inode of a name (None: no such name), and for how many seconds that stays valid; None: not cached."""
         item = self._items.get(directory)
         if item is None or item.names is None:
             return None
-        known = item.names.known.get(name)
-        if known is None:
+        entry = item.names.entries.get(name)
+        if entry is None:
             return None
-        source, until_s = known
+        source, until_s = entry
         if until_s <= now_s:
             return None
         self._items.move_to_end(directory)
@@ -395,14 +395,14 @@ class MetadataCache:
         """An extended attribute, or the errno that user got for it; None: not cached."""
         return self._xattrs(source, now_s)[0].get((uid, name))
 
-    def _xattrs(self, source: SourceKey, now_s: float) -> tuple[Known, float]:
+    def _xattrs(self, source: SourceKey, now_s: float) -> tuple[UserAnswers, float]:
         """The cached answers, and when they expire."""
         item = self._items.get(source)
         if item is not None and item.xattrs is not None:
             until_s: float = _UNTIL.unpack_from(item.xattrs)[0]
             if until_s > now_s:
                 self._items.move_to_end(source)
-                return unpack(item.xattrs, _UNTIL.size), until_s
+                return unpack_xattrs(item.xattrs, _UNTIL.size), until_s
         return {}, 0
 
     def has_xattrs(self, source: SourceKey, names: Iterable[bytes], now_s: float) -> bool:
@@ -417,7 +417,7 @@ class MetadataCache:
         self._items.move_to_end(directory)
         return item.listing[0]
 
-    def learn_attributes(self, source: SourceKey, seen: Attributes, epoch: Epoch, now_s: float) -> None:
+    def learn_attributes(self, source: SourceKey, attributes: Attributes, epoch: Epoch, now_s: float) -> None:
         """Store an inode's attributes.
 
         epoch  of the lookup that read them
@@ -428,7 +428,7 @@ class MetadataCache:
         item = self._item(source)
         if item.packed is None or _PACKED.unpack(item.packed)[_N_FIELDS] <= now_s + self._lifetime_s:
             try:
-                item.packed = _PACKED.pack(*seen, now_s + self._lifetime_s)
+                item.packed = _PACKED.pack(*attributes, now_s + self._lifetime_s)
             except error:  # a time after 2262, in nanoseconds
                 item.packed = None
         self._make_room()
@@ -471,18 +471,18 @@ class MetadataCache:
         if epoch != self.epoch and self._has_changed(epoch, source):
             return
         until_s = now_s + self._lifetime_s
-        known, known_until_s = self._xattrs(source, now_s)
+        cached, cached_until_s = self._xattrs(source, now_s)
         for name, answer in answers.items():
-            if until_s >= known_until_s or (uid, name) not in known:  # else the cached answer is newer
-                known.pop((uid, name), None)
-                known[uid, name] = answer
-        known = dict(list(known.items())[-_MOST_XATTRS:])
-        packed = pack(known)
+            if until_s >= cached_until_s or (uid, name) not in cached:  # else the cached answer is newer
+                cached.pop((uid, name), None)
+                cached[uid, name] = answer
+        cached = dict(list(cached.items())[-_MOST_XATTRS:])
+        packed = pack_xattrs(cached)
         if not packed:
             return
         item = self._item(source)
         self._n_bytes -= item.extra_bytes()
-        item.xattrs = _UNTIL.pack(min(until_s, known_until_s) if len(known) > len(answers) else until_s) + packed
+        item.xattrs = _UNTIL.pack(min(until_s, cached_until_s) if len(cached) > len(answers) else until_s) + packed
         self._n_bytes += item.extra_bytes()
         self._make_room()
 
@@ -511,30 +511,30 @@ class MetadataCache:
     def _make_room(self) -> None:
         items = self._items
         while items and self._n_bytes + getsizeof(items) > self._limit_bytes:
-            self._count_out(*items.popitem(last=False))
+            self._subtract_bytes(*items.popitem(last=False))
 
-    def _count_out(self, source: SourceKey, item: _CachedInode) -> None:
+    def _subtract_bytes(self, source: SourceKey, item: _CachedInode) -> None:
         self._n_bytes -= _ITEM_BYTES + _source_bytes(source) + item.extra_bytes()
 
-    def accessed(self, source: SourceKey) -> None:
+    def note_access(self, source: SourceKey) -> None:
         """An inode was read, so its cached access time is out of date."""
-        self._note(source)
+        self._record_changes(source)
         item = self._items.get(source)
         if item is not None:
             item.packed = None
 
-    def attributes_changed(self, source: SourceKey) -> None:
+    def note_attributes_change(self, source: SourceKey) -> None:
         """An inode's attributes changed, including the extended ones."""
-        self.accessed(source)
+        self.note_access(source)
         item = self._items.get(source)
         if item is not None:
             self._n_bytes -= item.extra_bytes()
             item.xattrs = None
             self._n_bytes += item.extra_bytes()
 
-    def name_changed(self, directory: SourceKey, name: bytes) -> None:
+    def note_name_change(self, directory: SourceKey, name: bytes) -> None:
         """A name was created, removed or replaced: the listing and the directory's attributes changed, too."""
-        self._note(directory, (directory, name), (directory, _LISTING))
+        self._record_changes(directory, (directory, name), (directory, _LISTING))
         item = self._items.get(directory)
         if item is None:
             return
@@ -544,12 +544,12 @@ class MetadataCache:
             item.names.drop(name)
         self._n_bytes += item.extra_bytes()
 
-    def directory_changed(self, directory: SourceKey) -> None:
+    def note_directory_change(self, directory: SourceKey) -> None:
         """What is cached for a directory may be wrong or of another inode, e.g. after its last link was removed."""
-        self._note(directory, (directory, None))
+        self._record_changes(directory, (directory, None))
         item = self._items.pop(directory, None)
         if item is not None:
-            self._count_out(directory, item)
+            self._subtract_bytes(directory, item)
 
     def clear(self) -> None:
         """Everything cached may be wrong, and so may results of lookups in progress."""
@@ -558,11 +558,11 @@ class MetadataCache:
         self._items.clear()
         self._n_bytes = 0
 
-    def _note(self, *changed: _Changed) -> None:
+    def _record_changes(self, *changed: _Changed) -> None:
         self.epoch = Epoch(self.epoch + 1)
         for one in changed:
             self._changed_at[one] = self.epoch
-        if not self._n_looks or len(self._changed_at) > _MOST_NOTES:
+        if not self._n_lookups or len(self._changed_at) > _MOST_NOTES:
             self._forget_changes()
 
     def _forget_changes(self) -> None:

@@ -19,9 +19,9 @@ from fusefs.core.uring_choice import FastPathState
 _SLOW_NS = 300_000
 """A stat takes 2 µs from memory, about 100 µs from a local SSD, and more over a network or from a rotating disk."""
 QUICK_NS = 60_000
-_MOST = 16.0
-_ENOUGH = 8.0
-_QUICK_LOCAL, _QUICK_REMOTE = 1 / 4, 1 / 64
+_SCORE_MAX = 16.0
+_SCORE_SLOW = 8.0
+_QUICK_WEIGHT_LOCAL, _QUICK_WEIGHT_REMOTE = 1 / 4, 1 / 64
 """The weight of a quick answer: a busy machine delays some answers; a network filesystem answers mostly from memory."""
 
 
@@ -35,8 +35,8 @@ class Latency:
 
     def __init__(self, *, is_slow: bool) -> None:
         """is_slow: the verdict until there are enough answers"""
-        self._quick = _QUICK_REMOTE if is_slow else _QUICK_LOCAL
-        self._score = _MOST if is_slow else 0.0
+        self._quick = _QUICK_WEIGHT_REMOTE if is_slow else _QUICK_WEIGHT_LOCAL
+        self._score = _SCORE_MAX if is_slow else 0.0
         self.is_slow = is_slow
 
     @property
@@ -44,14 +44,14 @@ class Latency:
         """Whether an answer quicker than QUICK_NS could change the verdict; on a local filesystem it seldom could."""
         return self._score > 0
 
-    def took(self, answer_ns: float, n: int = 1) -> None:
+    def record(self, answer_ns: float, n: int = 1) -> None:
         """Count n consecutive answers. One cause may have delayed all of them, so slow ones count as one.
 
         answer_ns  how long each took
         """
         if answer_ns > _SLOW_NS:
-            self._score = min(self._score + 1, _MOST)
-            self.is_slow |= self._score >= _ENOUGH
+            self._score = min(self._score + 1, _SCORE_MAX)
+            self.is_slow |= self._score >= _SCORE_SLOW
         elif answer_ns < QUICK_NS and self._score:
             self._score = max(self._score - n * self._quick, 0.0)
             self.is_slow &= self._score > 0
@@ -75,7 +75,7 @@ _CELL_BYTES = 8
 _N_MAX = 1 << 14
 
 
-class Remembering(IntEnum):
+class CachedKind(IntEnum):
     """Kinds of cached facts; MISSING_NAME and MISSING_XATTR: that there is no such name or extended attribute."""
 
     NAME = 0
@@ -127,12 +127,12 @@ class CounterTable(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started_ns: int
     gauges: tuple[str, ...] = Gauges._fields
-    sorts: tuple[str, ...] = tuple(sort.label() for sort in Remembering)
+    sorts: tuple[str, ...] = tuple(sort.label() for sort in CachedKind)
     operations: tuple[str, ...] = OPERATIONS
     bounds_ns: tuple[int, ...] = BOUNDS_NS
 
 
-class Remembered(NamedTuple):
+class CacheHits(NamedTuple):
     """Cache hits and misses for one kind of fact."""
 
     n_hits: int
@@ -177,10 +177,10 @@ class Operation(NamedTuple):
         if not n:
             return None
         rank = share * n
-        at = next(i for i, sum_ in enumerate(accumulate(self.counts)) if sum_ >= rank)
-        low = self.bounds_ns[at - 1] if at else 0
-        high = self.bounds_ns[at] if at < len(self.bounds_ns) else self.max_ns
-        inside = (rank - sum(self.counts[:at])) / self.counts[at]
+        bucket = next(i for i, sum_ in enumerate(accumulate(self.counts)) if sum_ >= rank)
+        low = self.bounds_ns[bucket - 1] if bucket else 0
+        high = self.bounds_ns[bucket] if bucket < len(self.bounds_ns) else self.max_ns
+        inside = (rank - sum(self.counts[:bucket])) / self.counts[bucket]
         return min(low + (high - low) * inside, float(self.max_ns or high))
 
 
@@ -195,11 +195,11 @@ class MountStats(NamedTuple):
     device: int
     updated_ns: int
     gauges: dict[str, int]
-    remembered: dict[str, Remembered]
+    remembered: dict[str, CacheHits]
     operations: dict[str, Operation]
 
 
-class SeenMount(NamedTuple):
+class ObservedMount(NamedTuple):
     """A mount as another process sees it.
 
     is_running  whether its daemon is alive
@@ -229,14 +229,14 @@ class CounterLayout:
         self.n_cells = first + step * len(table.operations)
 
 
-def encode(table: CounterTable) -> bytes:
+def encode_counters(table: CounterTable) -> bytes:
     """Encode a file with all counters at 0; the counters are its end."""
     text = msgspec.json.encode(table)
     text += b"\n" * (-len(text) % _CELL_BYTES)
     return _HEAD.pack(_MAGIC, _FORMAT, len(text)) + text + bytes(_CELL_BYTES * CounterLayout(table).n_cells)
 
 
-def decode(data: bytes | bytearray) -> MountStats:
+def decode_counters(data: bytes | bytearray) -> MountStats:
     """Read the counters from a file that a daemon may be changing. Raises  TrashdError for anything else"""
     try:
         magic, format_, n_table_bytes = _HEAD.unpack_from(data)
@@ -253,7 +253,7 @@ def decode(data: bytes | bytearray) -> MountStats:
         raise TrashdError(f"the numbers of this mount can't be read ({error})", hint) from error
     gauges = dict(zip(table.gauges, cells[layout.gauges : layout.sorts], strict=True))
     pairs = range(layout.sorts, layout.sorts + 2 * len(table.sorts), 2)
-    remembered = {name: Remembered(cells[at], cells[at + 1]) for name, at in zip(table.sorts, pairs, strict=True)}
+    remembered = {name: CacheHits(cells[at], cells[at + 1]) for name, at in zip(table.sorts, pairs, strict=True)}
     operations = {}
     for name, at in layout.operations.items():
         first = at + layout.buckets

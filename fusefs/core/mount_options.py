@@ -103,7 +103,7 @@ _NOT_OURS = frozenset({
 """Words for mount(8), systemd and libfuse that may be in the same line of fstab; ignored here."""
 _NOT_OURS_PREFIXES = ("x-", "X-", "comment=", "fsname=", "helper=", "subtype=", "uhelper=", "user=")
 
-_OF_THE_KERNELS_FUSE = ("user_id=", "group_id=", "rootmode=", "max_read=", "blksize=")
+_KERNEL_FUSE_PREFIXES = ("user_id=", "group_id=", "rootmode=", "max_read=", "blksize=")
 
 _REFUSED = {
     "remount": "mount -o remount,ro MNT changes the kernel's own flags; for other options, mount it again",
@@ -156,7 +156,7 @@ class MountOptions:
     default_permissions: bool
     flags: frozenset[str]
 
-    def off(self) -> dict[FastPath, str]:
+    def disabled_fast_paths(self) -> dict[FastPath, str]:
         """The fast paths that are switched off, and the option that did it."""
         off = {}
         if self.engine is EngineMode.PLAIN:
@@ -168,8 +168,8 @@ class MountOptions:
         return off
 
 
-def _one_of(those: Iterable[_OneOf], word: str) -> _OneOf:
-    by_value = {one.value: one for one in those}
+def _one_of(kind: Iterable[_OneOf], word: str) -> _OneOf:
+    by_value = {one.value: one for one in kind}
     try:
         return by_value[word.partition("=")[2]]
     except KeyError as error:
@@ -225,7 +225,7 @@ class MountOption(NamedTuple):
     value: str = ""
     help: str = ""
     metavar: str = ""
-    is_told: bool = True
+    is_documented: bool = True
 
     def word(self, value: str = "") -> str:
         """The word of `-o`: `cache_size=` and a value, or `no_xattr`."""
@@ -236,13 +236,13 @@ class MountOption(NamedTuple):
         return "--" + self.name.replace("_", "-")
 
 
-def _values(kind: type[_OneOf]) -> str:
+def _choices(kind: type[_OneOf]) -> str:
     return "|".join(one.value for one in kind)
 
 
 _OF_ANSWERS: Final = (
     MountOption(
-        "coherence", "coherence", None, partial(_one_of, Coherence), _values(Coherence),
+        "coherence", "coherence", None, partial(_one_of, Coherence), _choices(Coherence),
         "Whether SRC changes only through the mount. [default: shared; exclusive over itself]",
     ),
     MountOption(
@@ -260,27 +260,28 @@ _OF_ANSWERS: Final = (
         help="Serve no extended attributes and no ACLs, to save requests.",
     ),
     MountOption(
-        "backing", "backing", BackingSpeed.AUTO, partial(_one_of, BackingSpeed), _values(BackingSpeed),
+        "backing", "backing", BackingSpeed.AUTO, partial(_one_of, BackingSpeed), _choices(BackingSpeed),
         "Whether SRC answers at once, or slowly as over a network. [default: auto]",
     ),
     MountOption(
         "in_flight", "n_in_flight", _N_IN_FLIGHT, _number, "N",
         f"Send at most N parallel requests to a slow SRC, 1 to {_N_IN_FLIGHT_MAX}. [default: {_N_IN_FLIGHT}]",
     ),
-    MountOption("engine", "engine", EngineMode.AUTO, partial(_one_of, EngineMode), _values(EngineMode)),
+    MountOption("engine", "engine", EngineMode.AUTO, partial(_one_of, EngineMode), _choices(EngineMode)),
     MountOption(
-        "passthrough", "passthrough", PassthroughMode.AUTO, partial(_one_of, PassthroughMode), _values(PassthroughMode),
+        "passthrough", "passthrough", PassthroughMode.AUTO, partial(_one_of, PassthroughMode),
+        _choices(PassthroughMode),
         "Let reads and writes bypass the daemon; with on, fail if impossible. [default: auto]",
     ),
     MountOption(
-        "uring", "uring", UringMode.AUTO, partial(_one_of, UringMode), _values(UringMode),
+        "uring", "uring", UringMode.AUTO, partial(_one_of, UringMode), _choices(UringMode),
         "Transport requests by io_uring; with on, fail if impossible. [default: auto]",
     ),
 )  # fmt: skip
 _OF_ACCESS: Final = (
     MountOption("show_trash", "show_trash", False, help="List .trashd in the root directory, too."),
     MountOption("allow_other", "allow_other", None),
-    MountOption("default_permissions", "default_permissions", False, is_told=False),
+    MountOption("default_permissions", "default_permissions", False, is_documented=False),
 )
 OPTIONS: Final = _OF_ANSWERS + _OF_ACCESS
 """In the order of the words of `-o`, for `trashd mount` and mount(8)'s helper; `-o remount` ignores them."""
@@ -289,7 +290,9 @@ LISTED: Final = _OF_ACCESS + _OF_ANSWERS
 _BY_NAME: Final = {option.name: option for option in OPTIONS}
 
 
-def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = False, usual: Coherence) -> MountOptions:
+def parse_options(
+    texts: Iterable[str], *, as_root: bool, is_sloppy: bool = False, default_coherence: Coherence
+) -> MountOptions:
     """Parse the texts of all `-o` options; the last word wins.
 
     as_root    root mounts for all users, other users for themselves
@@ -297,9 +300,12 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
     usual      the coherence if no word sets it
     Raises     UsageError
     """
-    values = {option.field: option.default for option in OPTIONS} | {"coherence": usual, "allow_other": as_root}
+    values = {option.field: option.default for option in OPTIONS} | {
+        "coherence": default_coherence,
+        "allow_other": as_root,
+    }
     flags: set[str] = set()
-    for word in _words(texts):
+    for word in _split_words(texts):
         key, has_value, _ = word.partition("=")
         option = _BY_NAME.get(key)
         if word in _WITHOUT_EFFECT:
@@ -315,9 +321,9 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
         elif word in _REFUSED:
             raise UsageError(f"trashd mount does not support the option {word}", _REFUSED[word])
         elif word not in _NOT_OURS and not word.startswith(_NOT_OURS_PREFIXES) and not is_sloppy:
-            takes_none = has_value and (option is not None or key in _FLAGS)
-            reason = f"the option {key} takes no value" if takes_none else f"unknown option {word}"
-            ours = ", ".join(option.word(option.value) for option in OPTIONS if option.is_told)
+            has_unwanted_value = has_value and (option is not None or key in _FLAGS)
+            reason = f"the option {key} takes no value" if has_unwanted_value else f"unknown option {word}"
+            ours = ", ".join(option.word(option.value) for option in OPTIONS if option.is_documented)
             raise UsageError(reason, f"the options are {ours}, and those of mount(8): {', '.join(sorted(_FLAGS))}")
     if values["timeout_s"] is None:
         values["timeout_s"] = _TIMEOUTS_S[values["coherence"]]
@@ -333,7 +339,7 @@ def parse_options(texts: Iterable[str], *, as_root: bool, is_sloppy: bool = Fals
 
 def find_without_effect(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
     """The words of all `-o` that are accepted and ignored, each with the reason or with a replacement."""
-    return ((word, _WITHOUT_EFFECT[word]) for word in _words(texts) if word in _WITHOUT_EFFECT)
+    return ((word, _WITHOUT_EFFECT[word]) for word in _split_words(texts) if word in _WITHOUT_EFFECT)
 
 
 def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool = False) -> frozenset[str] | None:
@@ -342,13 +348,13 @@ def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool 
     Other words that mount(8) adds, from fstab or from the kernel's list of mounts, change nothing.
     Raises  UsageError
     """
-    words = list(_words(texts))
+    words = list(_split_words(texts))
     if "remount" not in words:
         return None
-    words = [word for word in words if word != "remount" and not word.startswith(_OF_THE_KERNELS_FUSE)]
+    words = [word for word in words if word != "remount" and not word.startswith(_KERNEL_FUSE_PREFIXES)]
     before = sorted(flag for flag in flags if flag in _FLAGS)
-    return parse_options([*before, *words], as_root=True, is_sloppy=is_sloppy, usual=Coherence.SHARED).flags
+    return parse_options([*before, *words], as_root=True, is_sloppy=is_sloppy, default_coherence=Coherence.SHARED).flags
 
 
-def _words(texts: Iterable[str]) -> Iterator[str]:
+def _split_words(texts: Iterable[str]) -> Iterator[str]:
     return (word for text in texts for word in re.findall(r'(?:[^,"]|"[^"]*"?)+', text))

@@ -53,7 +53,7 @@ def is_container_id(text: str) -> bool:
     return is_time and len(slug) <= _SLUG_MAX and _SLUG.issuperset(slug) and random[0] == "-" and is_hex(random[1:])
 
 
-def successor(container: ContainerId, random: bytes) -> ContainerId:
+def successor_id(container: ContainerId, random: bytes) -> ContainerId:
     """The name in the directory of its state for the container that takes this one's place.
 
     random  6 bytes
@@ -61,7 +61,7 @@ def successor(container: ContainerId, random: bytes) -> ContainerId:
     return ContainerId(container[:-ID_RANDOM_CHARS] + random.hex())
 
 
-def is_of(called: ContainerId, container: ContainerId) -> bool:
+def may_be_same_container(called: ContainerId, container: ContainerId) -> bool:
     """Whether a container with the name `called` may be the one with that id, or have taken its place."""
     return called[:-ID_RANDOM_CHARS] == container[:-ID_RANDOM_CHARS]
 
@@ -76,7 +76,7 @@ def is_hex(text: str) -> bool:
     return _HEX.issuperset(text)
 
 
-def whose(name: bytes) -> int | None:
+def parse_uid_name(name: bytes) -> int | None:
     """The uid in a name of the form `<uid>` or `<uid>.<12 hex digits>`; None for any other name."""
     digits, dot, suffix = name.partition(b".")
     if not digits.isdigit() or len(digits) > len(str(_MOST_UID)) or digits != b"%d" % int(digits):
@@ -86,17 +86,17 @@ def whose(name: bytes) -> int | None:
     return uid if (uid := int(digits)) <= _MOST_UID else None
 
 
-def user_store(uid: int) -> Name:
+def user_store_name(uid: int) -> Name:
     """The name of a user's own store; if it is taken, a dot and 12 hex digits are appended."""
     return Name(_OF_USER + b"%d" % uid)
 
 
-def whose_store(name: bytes) -> int | None:
+def parse_user_store_name(name: bytes) -> int | None:
     """The owner of a user's own store by its name; None for any other name, including root's store."""
-    return whose(name[len(_OF_USER) :]) if name.startswith(_OF_USER) else None
+    return parse_uid_name(name[len(_OF_USER) :]) if name.startswith(_OF_USER) else None
 
 
-def split(path: bytes) -> list[Name]:
+def split_path(path: bytes) -> list[Name]:
     """The components of a relative path.
 
     Raises  ValueError for an absolute path, an empty one, `.`, `..`, an empty component or a NUL:
@@ -113,6 +113,6 @@ def ends_in_dots(path: bytes) -> bool:
     return path.rstrip(b"/").rpartition(b"/")[2] in (b".", b"..")
 
 
-def join(*parts: bytes) -> RelPath:
+def join_path(*parts: bytes) -> RelPath:
     """Join relative parts by `/`; empty ones are dropped."""
     return RelPath(b"/".join(part for part in parts if part))

@@ -14,25 +14,25 @@ import msgspec
 
 from fusefs.core.service_status import SeenNode
 
-BEAT_S = 30.0
-SILENT_S = 3 * BEAT_S
+HEARTBEAT_S = 30.0
+SILENT_S = 3 * HEARTBEAT_S
 """A node counts as silent once its heartbeat has not changed for so long."""
 FORGOTTEN_S = 3 * 86_400.0
 """A heartbeat is removed so long after its last change: after a weekend people can still see which node is missing."""
-BEAT_BYTES = 512
+HEARTBEAT_BYTES = 512
 """Every heartbeat has this size: a single call overwrites it in place, without a new block."""
 LEAST_POLL_S = 10.0
 """Shortest time between two checks for other nodes' changes."""
-_N_RESTS = 20
+_WAIT_FACTOR = 20
 """After a check the watcher waits at least so many times the duration of that check."""
-_MOST_AT_ONCE_S = 2 * BEAT_S
+_MAX_STEP_S = 2 * HEARTBEAT_S
 """A check adds at most so much to a silence: a watcher that was frozen must not count its own pause as silence."""
 _HOST_CHARS = 64
 _NAME = re.compile(rb"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
-_Word = Annotated[str, msgspec.Meta(max_length=_HOST_CHARS)]
+_ShortText = Annotated[str, msgspec.Meta(max_length=_HOST_CHARS)]
 
 
-class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a heartbeat, which a service writes.
 
     started_ns  wall time at which the service started; together with `n` it identifies a heartbeat
@@ -43,101 +43,101 @@ class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
 
     started_ns: int
     n: int
-    version: _Word
-    phase: _Word
+    version: _ShortText
+    phase: _ShortText
     probe_ms: float | None = None
 
 
-def beat_name(host: str, boot_id: str) -> bytes:
+def heartbeat_name(host: str, boot_id: str) -> bytes:
     """The file name of a node's heartbeat: the plain characters of its host name, then its boot id."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", host)[:_HOST_CHARS].lstrip(".") or "_"
     return f"{plain}.{boot_id}".encode("ascii")
 
 
-def is_beat_name(name: bytes) -> bool:
+def is_heartbeat_name(name: bytes) -> bool:
     """Whether `beat_name` could have made this name."""
     return _NAME.fullmatch(name) is not None
 
 
-def encode_beat(beat: NodeBeat) -> bytes:
+def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
     """Encode as JSON, padded with blanks to BEAT_BYTES."""
-    return msgspec.json.encode(beat).ljust(BEAT_BYTES - 1) + b"\n"
+    return msgspec.json.encode(heartbeat).ljust(HEARTBEAT_BYTES - 1) + b"\n"
 
 
-def decode_beat(text: bytes) -> NodeBeat | None:
+def decode_heartbeat(text: bytes) -> Heartbeat | None:
     """Decode what `encode_beat` wrote; None for anything else, such as a half-written heartbeat."""
     try:
-        return msgspec.json.decode(text, type=NodeBeat)
+        return msgspec.json.decode(text, type=Heartbeat)
     except (msgspec.MsgspecError, ValueError):
         return None
 
 
-class _Watched(NamedTuple):
+class _WatchedHeartbeat(NamedTuple):
     """A heartbeat at the last check.
 
     unchanged_s  how long it has been watched since it last changed, or since the first check that read it
     has_changed  whether it changed while it was watched
     """
 
-    beat: NodeBeat | None
+    beat: Heartbeat | None
     unchanged_s: float = 0.0
     has_changed: bool = False
 
 
-class BeatWatch:
+class HeartbeatWatch:
     """The heartbeats of a volume as one watcher saw them, by its own monotonic clock in seconds."""
 
     def __init__(self) -> None:
-        self._watched: dict[bytes, _Watched] = {}
-        self._looked_s: float | None = None
+        self._watched: dict[bytes, _WatchedHeartbeat] = {}
+        self._updated_s: float | None = None
 
-    def look(self, beats: Mapping[bytes, NodeBeat | None], now_s: float) -> set[bytes]:
+    def update(self, heartbeats: Mapping[bytes, Heartbeat | None], now_s: float) -> set[bytes]:
         """Record the present heartbeats (None: unreadable). Returns  the nodes that were alive and no longer are"""
-        before = self.alive()
-        passed_s = 0.0 if self._looked_s is None else min(max(now_s - self._looked_s, 0.0), _MOST_AT_ONCE_S)
-        self._looked_s = now_s
-        self._watched = {name: self._seen(name, beat, passed_s) for name, beat in beats.items()}
-        return before - self.alive()
+        alive_before = self.alive_nodes()
+        passed_s = 0.0 if self._updated_s is None else min(max(now_s - self._updated_s, 0.0), _MAX_STEP_S)
+        self._updated_s = now_s
+        self._watched = {name: self._advance(name, beat, passed_s) for name, beat in heartbeats.items()}
+        return alive_before - self.alive_nodes()
 
-    def _seen(self, name: bytes, beat: NodeBeat | None, passed_s: float) -> _Watched:
+    def _advance(self, name: bytes, heartbeat: Heartbeat | None, passed_s: float) -> _WatchedHeartbeat:
         last = self._watched.get(name)
         if last is None:
-            return _Watched(beat)
-        if beat is not None and beat != last.beat:
-            return _Watched(beat, has_changed=last.beat is not None)
-        return _Watched(last.beat, last.unchanged_s + passed_s, last.has_changed)
+            return _WatchedHeartbeat(heartbeat)
+        if heartbeat is not None and heartbeat != last.beat:
+            return _WatchedHeartbeat(heartbeat, has_changed=last.beat is not None)
+        return _WatchedHeartbeat(last.beat, last.unchanged_s + passed_s, last.has_changed)
 
-    def alive(self) -> set[bytes]:
+    def alive_nodes(self) -> set[bytes]:
         """The nodes whose heartbeats changed within the last SILENT_S."""
-        return {name for name, one in self._watched.items() if _lives(one)}
+        return {name for name, one in self._watched.items() if _is_alive(one)}
 
-    def forgotten(self) -> list[bytes]:
+    def expired_names(self) -> list[bytes]:
         """The names of heartbeats that have not changed for FORGOTTEN_S."""
         return [name for name, one in self._watched.items() if one.unchanged_s >= FORGOTTEN_S]
 
-    def told(self, own: bytes | None) -> tuple[SeenNode, ...]:
+    def list_nodes(self, own: bytes | None) -> tuple[SeenNode, ...]:
         """All nodes, for people. own: the name of our own heartbeat, if we have one"""
-        return tuple(_told(name, one, is_here=name == own) for name, one in sorted(self._watched.items()))
+        return tuple(_to_seen_node(name, one, is_here=name == own) for name, one in sorted(self._watched.items()))
 
 
-def _lives(seen: _Watched) -> bool:
-    return seen.has_changed and seen.unchanged_s < SILENT_S
+def _is_alive(watched: _WatchedHeartbeat) -> bool:
+    return watched.has_changed and watched.unchanged_s < SILENT_S
 
 
-def _told(name: bytes, seen: _Watched, *, is_here: bool) -> SeenNode:
+def _to_seen_node(name: bytes, watched: _WatchedHeartbeat, *, is_here: bool) -> SeenNode:
     matched = _NAME.fullmatch(name)
     host, boot_id = (b"", b"") if matched is None else matched.groups()
-    beat = seen.beat
-    is_young = not seen.has_changed and seen.unchanged_s < SILENT_S
+    heartbeat = watched.beat
+    is_young = not watched.has_changed and watched.unchanged_s < SILENT_S
     return SeenNode(
         host=host.decode("ascii"),
         boot_id=boot_id.decode("ascii"),
         is_here=is_here,
-        is_alive=True if is_here else None if is_young else _lives(seen),
-        unchanged_s=0.0 if is_here else round(seen.unchanged_s, 1),
-        version="" if beat is None else beat.version,
-        phase="" if beat is None else beat.phase,
-        probe_ms=None if beat is None else beat.probe_ms,
+        is_alive=True if is_here else None if is_young else _is_alive(watched),
+        unchanged_s=0.0 if is_here else round(watched.unchanged_s, 1),
+        version="" if heartbeat is None else heartbeat.version,
+        phase="" if heartbeat is None else heartbeat.phase,
+        probe_ms=None if heartbeat is None else heartbeat.probe_ms,
     )
 
 
@@ -149,7 +149,7 @@ class PollInterval:
         self._least_s = least_s
         self._wait_s = least_s / 2
 
-    def after(self, took_s: float, most_s: float, *, is_lively: bool) -> float:
+    def next_wait_s(self, duration_s: float, most_s: float, *, is_lively: bool) -> float:
         """Seconds until the next check.
 
         took_s     how long this check took
@@ -157,4 +157,4 @@ class PollInterval:
         is_lively  whether something has changed, or other nodes serve the volume
         """
         self._wait_s = self._least_s if is_lively else min(2 * self._wait_s, most_s)
-        return min(max(self._wait_s, _N_RESTS * took_s), most_s)
+        return min(max(self._wait_s, _WAIT_FACTOR * duration_s), most_s)

@@ -82,9 +82,9 @@ class Now(NamedTuple):
         """
         if boot_ns is not None and boot == self.boot and boot_ns <= self.boot_ns:
             return self.boot_ns - boot_ns
-        return min([self.wall_ns - wall_ns, *(told_age_ns(clock, wall_ns) for clock in self.clocks)])
+        return min([self.wall_ns - wall_ns, *(record_age_ns(clock, wall_ns) for clock in self.clocks)])
 
-    def set_ns(self, wall_ns: int, boot_ns: int | None, boot: str) -> int:
+    def clock_change_ns(self, wall_ns: int, boot_ns: int | None, boot: str) -> int:
         """How far the wall clock was set forward since then, negative if back; 0 for less than a second."""
         set_ns = self.wall_ns - wall_ns - self.since(wall_ns, boot_ns, boot)
         return set_ns if abs(set_ns) >= STEP_NS else 0
@@ -105,7 +105,7 @@ class FirstSight(NamedTuple):
     age_ns: int
 
 
-def started(wall_ns: int, boot_ns: int, boot: str = "", saved: Clock | None = None) -> Clock:
+def start_clock(wall_ns: int, boot_ns: int, boot: str = "", saved: Clock | None = None) -> Clock:
     """The clock at the start of a service.
 
     saved  what an earlier service saved, if it did. No service watches during a reboot, so the wall clock is trusted
@@ -114,19 +114,19 @@ def started(wall_ns: int, boot_ns: int, boot: str = "", saved: Clock | None = No
     if saved is None:
         return Clock(wall_ns, boot_ns, wall_ns - boot_ns, (Era(0, 0),), boot)
     if saved.boot == boot and boot_ns >= saved.boot_ns:
-        return jumped(saved, wall_ns, boot_ns)
+        return advance_clock(saved, wall_ns, boot_ns)
     true_ns = max(saved.true_ns(), wall_ns - saved.ahead_ns())
-    return jumped(saved._replace(origin_ns=true_ns - boot_ns, boot_ns=0, boot=boot), wall_ns, boot_ns)
+    return advance_clock(saved._replace(origin_ns=true_ns - boot_ns, boot_ns=0, boot=boot), wall_ns, boot_ns)
 
 
-def jumped(clock: Clock, wall_ns: int, boot_ns: int) -> Clock:
+def advance_clock(clock: Clock, wall_ns: int, boot_ns: int) -> Clock:
     """The clock at a later check in the same boot; a new era begins if the wall clock was set since the last check."""
-    looked_ns = clock.true_ns()
+    checked_ns = clock.true_ns()
     clock = clock._replace(wall_ns=wall_ns, boot_ns=boot_ns)
     ahead_ns = wall_ns - clock.true_ns()
     if abs(ahead_ns - clock.ahead_ns()) < STEP_NS:
         return clock
-    return clock._replace(eras=_bounded((*clock.eras, Era(looked_ns, ahead_ns, clock.true_ns()))))
+    return clock._replace(eras=_bounded((*clock.eras, Era(checked_ns, ahead_ns, clock.true_ns()))))
 
 
 def _bounded(eras: tuple[Era, ...]) -> tuple[Era, ...]:
@@ -139,9 +139,9 @@ def _bounded(eras: tuple[Era, ...]) -> tuple[Era, ...]:
     return eras
 
 
-def see(clock: Clock, created_ns: int) -> FirstSight:
+def first_sight(clock: Clock, created_ns: int) -> FirstSight:
     """The first sight of an orphan; keep it as long as the orphan exists."""
-    return FirstSight(clock.boot_ns, told_age_ns(clock, created_ns))
+    return FirstSight(clock.boot_ns, record_age_ns(clock, created_ns))
 
 
 class FirstSights:
@@ -153,18 +153,18 @@ class FirstSights:
     def __init__(self, most: int) -> None:
         """most: how many are remembered; others stay at age 0 until the wall clock reaches the time in their record"""
         self._most = most
-        self._seen: dict[str, FirstSight] = {}
+        self._sights: dict[str, FirstSight] = {}
 
-    def of(self, clock: Clock, identifier: str, created_ns: int) -> FirstSight:
+    def get(self, clock: Clock, identifier: str, created_ns: int) -> FirstSight:
         """The first sight of an orphan, or an equivalent one."""
-        sight = self._seen.get(identifier) or see(clock, created_ns)
-        if sight.age_ns == 0 and len(self._seen) < self._most:
-            self._seen[identifier] = sight
+        sight = self._sights.get(identifier) or first_sight(clock, created_ns)
+        if sight.age_ns == 0 and len(self._sights) < self._most:
+            self._sights[identifier] = sight
         return sight
 
     def forget(self, identifier: str) -> None:
         """Forget an orphan that is gone; does nothing if it was not remembered."""
-        self._seen.pop(identifier, None)
+        self._sights.pop(identifier, None)
 
 
 def age_ns(clock: Clock, created_ns: int, sight: FirstSight) -> int:
@@ -176,10 +176,10 @@ def age_ns(clock: Clock, created_ns: int, sight: FirstSight) -> int:
              that an orphan from the future ages, too.
     """
     since_ns = max(0, clock.boot_ns - sight.boot_ns)
-    return min(sight.age_ns + since_ns, max(told_age_ns(clock, created_ns), since_ns))
+    return min(sight.age_ns + since_ns, max(record_age_ns(clock, created_ns), since_ns))
 
 
-def told_age_ns(clock: Clock, created_ns: int) -> int:
+def record_age_ns(clock: Clock, created_ns: int) -> int:
     """The age by the record's wall time: the least that any era allows, 0 if no era allows one.
 
     No era does if the record is from the future, or from a time that the wall clock jumped over (another host's clock).
@@ -207,33 +207,33 @@ def cutoff_ns(clock: Clock, span_ns: int) -> int:
     return now_ns - span_ns + min(ahead)
 
 
-def encode(clock: Clock) -> bytes:
+def encode_clock(clock: Clock) -> bytes:
     """Encode the clock as a small JSON object, which a service saves for the next one."""
     return json.dumps(clock._asdict()).encode("ascii") + b"\n"
 
 
-def decode(text: bytes) -> Clock | None:
+def decode_clock(text: bytes) -> Clock | None:
     """Decode what `encode` of this version, 0.2.0 or 0.3.0 wrote; None for anything else: the wall clock is trusted."""
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.keys() != set(Clock._fields) or not isinstance(found["boot"], str):
+    if not isinstance(fields, dict) or fields.keys() != set(Clock._fields) or not isinstance(fields["boot"], str):
         return None
-    raw = found["eras"]
+    raw = fields["eras"]
     if (
         not isinstance(raw, list)
         or not 0 < len(raw) <= _ERAS_READ
         or not all(_are_times(era, 3) or (_are_times(era, 4) and era[3] >= 0) for era in raw)
     ):
         return None
-    numbers = [found["wall_ns"], found["boot_ns"], found["origin_ns"]]
+    numbers = [fields["wall_ns"], fields["boot_ns"], fields["origin_ns"]]
     if not _are_times(numbers, 3):
         return None
     wall_ns, boot_ns, origin_ns = numbers
-    return Clock(wall_ns, boot_ns, origin_ns, _bounded(tuple(Era(*era) for era in raw)), found["boot"])
+    return Clock(wall_ns, boot_ns, origin_ns, _bounded(tuple(Era(*era) for era in raw)), fields["boot"])
 
 
-def _are_times(found: Any, n: int) -> bool:
+def _are_times(value: Any, n: int) -> bool:
     """Whether it is a list of n integers that a clock can have."""
-    return isinstance(found, list) and len(found) == n and all(type(x) is int and abs(x) < 1 << 63 for x in found)
+    return isinstance(value, list) and len(value) == n and all(type(x) is int and abs(x) < 1 << 63 for x in value)

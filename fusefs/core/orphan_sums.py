@@ -36,12 +36,12 @@ class Survey(NamedTuple):
     is_at_least: bool
     n_spare_names: int = 0
 
-    def goes(self) -> tuple[int, int]:
+    def freed_inodes_and_bytes(self) -> tuple[int, int]:
         """The inodes and the bytes that a delete frees."""
         return self.n_entries - self.n_spare_names, max(self.n_bytes - self.linked_bytes - self.shared_bytes, 0)
 
 
-class AskedSize(NamedTuple):
+class MeasuredSize(NamedTuple):
     """The size of a tree, as far as it could be determined.
 
     size        None: nothing is known
@@ -54,7 +54,7 @@ class AskedSize(NamedTuple):
     is_stopped: bool = False
 
 
-def taken_bytes(size: int, n_blocks: int, block_bytes: int, inline_max_bytes: int) -> int:
+def space_of_file(size: int, n_blocks: int, block_bytes: int, inline_max_bytes: int) -> int:
     """The disk space of a file, from its stat.
 
     n_blocks          in units of `STAT_BLOCK_BYTES`
@@ -131,7 +131,7 @@ class OrphanToSum(NamedTuple):
     base: bytes
     origin: bytes | None
     age_s: int | None
-    left_s: int | None
+    expires_in_s: int | None
     size: TreeSize | None
 
 
@@ -148,11 +148,11 @@ class OrphanSums:
         """Add one orphan."""
         size = one.size
         is_at_least = size is None or size.is_at_least
-        is_due = one.left_s is not None and one.left_s <= 0
-        known = 0 if size is None else size.n_bytes
-        self.take_in([(self._key(one), OrphanSum(1, known, int(size is None), is_at_least, int(is_due), one.age_s))])
+        is_due = one.expires_in_s is not None and one.expires_in_s <= 0
+        n_bytes = 0 if size is None else size.n_bytes
+        self.add_sums([(self._key(one), OrphanSum(1, n_bytes, int(size is None), is_at_least, int(is_due), one.age_s))])
 
-    def take_in(self, sums: Iterable[KeyedSum]) -> None:
+    def add_sums(self, sums: Iterable[KeyedSum]) -> None:
         """Add sums made elsewhere."""
         for key, one in sums:
             self._sums[key] = self._sums.get(key, OrphanSum()).plus(one)
@@ -177,8 +177,8 @@ def age_key(age_s: int | None) -> SumKey:
     """The bracket of an age; a negative age counts as new."""
     if age_s is None:
         return SumKey()
-    at = max(index for index, from_s in enumerate(_AGES_S) if index == 0 or age_s >= from_s)
-    return SumKey(from_s=_AGES_S[at], under_s=_AGES_S[at + 1] if at + 1 < len(_AGES_S) else None)
+    bracket = max(index for index, from_s in enumerate(_AGES_S) if index == 0 or age_s >= from_s)
+    return SumKey(from_s=_AGES_S[bracket], under_s=_AGES_S[bracket + 1] if bracket + 1 < len(_AGES_S) else None)
 
 
 def project_of(base: bytes, origin: bytes, depth: int) -> bytes:

@@ -25,10 +25,10 @@ SMALL_SLICE_S = 0.00015
 """A slice beside other users of the disk: their requests never queue behind more than a few of our calls. (Slices twice
 as long slow one in a hundred of their requests on xfs, measured; in slices half as long, overhead prevails.)
 """
-NAMES_AT_ONCE = 512
+MAX_NAMES_PER_CHECK = 512
 """Most entries between two readings of the clock: two or three milliseconds' work on a local disk."""
-_FEW_AT_ONCE = 128
-_LOOK_S = SLICE_S / 10
+_NAMES_IN_SMALL_SLICE = 128
+_OVERRUN_S = SLICE_S / 10
 """How far a slice may overrun its time, if its entries take as long as those before."""
 _GROWS = 4
 _STEP_BACK = 8
@@ -53,25 +53,25 @@ class SliceBudget(NamedTuple):
         return self.n_entries is not None or self.n_bytes is not None
 
 
-class NamesPerLook:
+class NamesPerClockCheck:
     """How many entries a worker handles between two readings of the clock; few where each waits for a server.
 
     It is kept from slice to slice: a slice that begins with one entry would need several rounds to find the number.
     """
 
     def __init__(self) -> None:
-        self.n, self._most = 1, NAMES_AT_ONCE
+        self.n, self._most = 1, MAX_NAMES_PER_CHECK
 
     def begin(self, slice_s: float) -> None:
         """Begin a slice of that length; a small slice ends after a number of entries instead."""
         if slice_s > SMALL_SLICE_S:
-            self.n, self._most = max(1, self.n // _STEP_BACK), NAMES_AT_ONCE
+            self.n, self._most = max(1, self.n // _STEP_BACK), MAX_NAMES_PER_CHECK
         else:
-            self.n = self._most = _FEW_AT_ONCE
+            self.n = self._most = _NAMES_IN_SMALL_SLICE
 
-    def took(self, n: int, seconds: float) -> None:
+    def record(self, n: int, seconds: float) -> None:
         """Record that n entries took so long."""
-        fits = int(n * _LOOK_S / max(seconds, 1e-6))
+        fits = int(n * _OVERRUN_S / max(seconds, 1e-6))
         self.n = max(1, min(fits, _GROWS * self.n, self._most))
 
 
@@ -94,12 +94,12 @@ class Speed(NamedTuple):
         """Whether entries or bytes are limited."""
         return self.entries_per_s is not None or self.bytes_per_s is not None
 
-    def holds(self) -> bool:
+    def must_wait(self) -> bool:
         """Whether nothing may be done now."""
         return self.entries_per_s == 0 or self.bytes_per_s == 0
 
 
-AT_ONCE = Speed()
+UNLIMITED = Speed()
 HOLD = Speed(entries_per_s=0, is_alone=False)
 
 
@@ -110,9 +110,9 @@ class TokenBucket:
     """
 
     def __init__(self, per_s: int, now_s: float, slice_s: float = SLICE_S) -> None:
-        self._at_s = now_s
+        self._filled_at_s = now_s
         self._set(per_s, slice_s)
-        self._left = self._least
+        self._balance = self._least
 
     def _set(self, per_s: int, slice_s: float) -> None:
         self._per_s = per_s
@@ -125,25 +125,25 @@ class TokenBucket:
         self._set(per_s, slice_s)
 
     def _fill(self, now_s: float) -> None:
-        self._left = min(self._most, self._left + (now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
+        self._balance = min(self._most, self._balance + (now_s - self._filled_at_s) * self._per_s)
+        self._filled_at_s = now_s
 
     def take(self, now_s: float) -> int:
         """Take everything available; 0 if that is less than a slice's worth. Return the unused part by `give_back`."""
         self._fill(now_s)
-        if self._left < self._least:
+        if self._balance < self._least:
             return 0
-        taken = int(self._left)
-        self._left -= taken
+        taken = int(self._balance)
+        self._balance -= taken
         return taken
 
     def give_back(self, n: int) -> None:
         """Return what was taken and not used; negative if more was used."""
-        self._left += n
+        self._balance += n
 
     def wait_s(self) -> float:
         """Seconds until something can be taken; 0 if it can be now; infinite at a rate of 0."""
-        missing = max(0.0, self._least - self._left)
+        missing = max(0.0, self._least - self._balance)
         if not self._per_s:
             return math.inf if missing else 0.0
         return missing / self._per_s
@@ -157,14 +157,14 @@ LONG_PERIOD_S, LONG_REST_S = 0.5, 0.06
 """With other users of the disk: long enough to measure their pace without us, too."""
 SETTLE_S = 0.004
 """Ignored at the start of a rest: the kernel may still be working for us."""
-FIRST_LOOK_S = 0.05
+FIRST_MEASUREMENT_S = 0.05
 """No work begins before the load was measured for so long."""
 LEAST_SHARE, FIRST_SHARE, MOST_SHARE = 0.005, 0.3, 0.4
 """Shares of the time beside other users of the disk: the least, the first, and the most, which is low enough that harm
 is measured before others would notice it."""
-_MOST_DEAF = 0.9
+_MAX_SHARE_DEAF = 0.9
 """The most where other users can't be detected."""
-_FAR_BACK, _BACK, _FORTH = 0.5, 0.8, 1.05
+_STRONG_CUT, _CUT, _GROWTH = 0.5, 0.8, 1.05
 _DECIDE_S = 2.0
 _MEMORY_S = 12.0
 _HARM, _MUCH_HARM = 1.3, 2.0
@@ -173,7 +173,7 @@ be chance in a few seconds' data. The mean of reads grows by a third before thei
 (measured).
 """
 _ENOUGH_REQUESTS, _ENOUGH_PROBES = 150, 4
-_NOTHING_S = 1e-6
+_MIN_MEASURED_S = 1e-6
 """Requests that took less time than this in all were not measured."""
 _KEPT_PROBES = 8
 _STALL_IO, _STALL_MEMORY, _STALL_CPU = 0.02, 0.05, 0.5
@@ -181,11 +181,11 @@ _STALL_IO, _STALL_MEMORY, _STALL_CPU = 0.02, 0.05, 0.5
 processors, so that only heavy use counts for them."""
 _REQUESTS = 2
 """Reads and flushes of others in a rest; a single one may be the journal's."""
-_COME, _OF_RESTS = 2, 3
+_N_RESTS_WITH_OTHERS, _N_RESTS_CHECKED = 2, 3
 """Others are assumed if they were detected in two of three rests; in one, it may have been the journal."""
-_GONE_RESTS = 4
+_N_RESTS_ALONE = 4
 """After so many long rests, at most one of them with others detected, there are no other users."""
-_PLANNED, _LAST_PART = 0.9, 0.01
+_PLANNED_PART, _LAST_PART = 0.9, 0.01
 """Parts of the horizon: the part after which everything is planned to be done, as new orphans need time, too; and the
 part over which overdue work is spread.
 """
@@ -212,7 +212,7 @@ class Backlog(NamedTuple):
     hurries: bool = False
 
 
-class WorkDone(NamedTuple):
+class WorkTotals(NamedTuple):
     """What all workers have done since the start, and the sum of their working times."""
 
     n_entries: int = 0
@@ -244,12 +244,12 @@ class Requests(NamedTuple):
         """The requests since `before`."""
         return Requests(*map(sub, self, before))
 
-    def faded(self, seconds: float) -> Requests:
+    def weighted_after(self, seconds: float) -> Requests:
         """The requests weighted by age, after so many seconds more."""
         by = exp(-seconds / _MEMORY_S)
         return Requests(*(one * by for one in self))
 
-    def plus(self, sample: Sample) -> Requests:
+    def plus_sample(self, sample: Sample) -> Requests:
         """The requests including those of one more sample."""
         return Requests(*map(add, self, sample.requests or Requests()))
 
@@ -292,7 +292,7 @@ class PacingState(NamedTuple):
 
     others: OtherUsers = OtherUsers.UNKNOWN
     share: float = FIRST_SHARE
-    heard: tuple[bool, ...] = ()
+    rests_with_others: tuple[bool, ...] = ()
     last: Sample | None = None
     resting: Requests = Requests()
     working: Requests = Requests()
@@ -300,7 +300,7 @@ class PacingState(NamedTuple):
     work_probes: tuple[float, ...] = ()
     undecided_s: float = 0.0
     busy_s_each: float | None = None
-    is_deaf: bool = False
+    cannot_detect_others: bool = False
 
 
 def rest_at(now_s: float, *, is_alone: bool) -> tuple[float, float]:
@@ -312,7 +312,7 @@ def rest_at(now_s: float, *, is_alone: bool) -> tuple[float, float]:
     return begins_s, begins_s + rest_s
 
 
-def is_somebody(sample: Sample) -> bool:
+def shows_others(sample: Sample) -> bool:
     """Whether others used the disk in a rest."""
     requests = sample.requests
     return (
@@ -323,42 +323,56 @@ def is_somebody(sample: Sample) -> bool:
     )
 
 
-def hear(state: PacingState, sample: Sample) -> PacingState:
+def after_sample(state: PacingState, sample: Sample) -> PacingState:
     """The state after a sample."""
     if sample.io is None and sample.requests is None:
-        state = state._replace(is_deaf=True, others=OtherUsers.SOME)
+        state = state._replace(cannot_detect_others=True, others=OtherUsers.SOME)
     if sample.is_rest:
-        state = state._replace(heard=(*state.heard, is_somebody(sample))[-_GONE_RESTS:], last=sample)
+        state = state._replace(
+            rests_with_others=(*state.rests_with_others, shows_others(sample))[-_N_RESTS_ALONE:], last=sample
+        )
     match state.others:
         case OtherUsers.UNKNOWN:
-            return _with(state, OtherUsers.SOME if state.heard[-1] else OtherUsers.NONE) if sample.is_rest else state
+            return (
+                _with_others(state, OtherUsers.SOME if state.rests_with_others[-1] else OtherUsers.NONE)
+                if sample.is_rest
+                else state
+            )
         case OtherUsers.NONE:
-            return _with(state, OtherUsers.SOME) if sum(state.heard[-_OF_RESTS:]) >= _COME else state
+            return (
+                _with_others(state, OtherUsers.SOME)
+                if sum(state.rests_with_others[-_N_RESTS_CHECKED:]) >= _N_RESTS_WITH_OTHERS
+                else state
+            )
         case OtherUsers.SOME:
-            if not state.is_deaf and len(state.heard) == _GONE_RESTS and sum(state.heard) <= 1:
-                return _with(state, OtherUsers.NONE)
-            return _decide(_added(state, sample))
+            if (
+                not state.cannot_detect_others
+                and len(state.rests_with_others) == _N_RESTS_ALONE
+                and sum(state.rests_with_others) <= 1
+            ):
+                return _with_others(state, OtherUsers.NONE)
+            return _decide(_with_requests(state, sample))
 
 
-def _with(state: PacingState, others: OtherUsers) -> PacingState:
+def _with_others(state: PacingState, others: OtherUsers) -> PacingState:
     """Others appeared or disappeared: earlier measurements are about another situation."""
-    return _forgetful(state)._replace(others=others, heard=())
+    return _without_measurements(state)._replace(others=others, rests_with_others=())
 
 
-def _forgetful(state: PacingState) -> PacingState:
+def _without_measurements(state: PacingState) -> PacingState:
     return state._replace(resting=Requests(), working=Requests(), rest_probes=(), work_probes=(), undecided_s=0.0)
 
 
-def _added(state: PacingState, sample: Sample) -> PacingState:
-    resting, working = state.resting.faded(sample.seconds), state.working.faded(sample.seconds)
+def _with_requests(state: PacingState, sample: Sample) -> PacingState:
+    resting, working = state.resting.weighted_after(sample.seconds), state.working.weighted_after(sample.seconds)
     if sample.is_rest:
-        resting = resting.plus(sample)
+        resting = resting.plus_sample(sample)
     else:
-        working = working.plus(sample)
+        working = working.plus_sample(sample)
     return state._replace(resting=resting, working=working, undecided_s=state.undecided_s + sample.seconds)
 
 
-def harm(state: PacingState) -> float | None:
+def harm_ratio(state: PacingState) -> float | None:
     """How many times as long others wait while we work; None if not known.
 
     From the device's request times; if it reports none, from probes. Stalls would not do: while we work, they include
@@ -369,9 +383,9 @@ def harm(state: PacingState) -> float | None:
     resting, working = state.resting, state.working
     ratios = []
     n_reads, n_flushes = min(resting.n_reads, working.n_reads), min(resting.n_flushes, working.n_flushes)
-    if n_reads >= _ENOUGH_REQUESTS and min(resting.reads_s, working.reads_s) > _NOTHING_S:
+    if n_reads >= _ENOUGH_REQUESTS and min(resting.reads_s, working.reads_s) > _MIN_MEASURED_S:
         ratios.append(working.reads_s / working.n_reads / (resting.reads_s / resting.n_reads))
-    if n_flushes >= _ENOUGH_REQUESTS and min(resting.flushes_s, working.flushes_s) > _NOTHING_S:
+    if n_flushes >= _ENOUGH_REQUESTS and min(resting.flushes_s, working.flushes_s) > _MIN_MEASURED_S:
         ratios.append(working.flushes_s / working.n_flushes / (resting.flushes_s / resting.n_flushes))
     if not ratios and min(len(state.rest_probes), len(state.work_probes)) >= _ENOUGH_PROBES:
         ratios.append(median(state.work_probes) / median(state.rest_probes))
@@ -381,43 +395,45 @@ def harm(state: PacingState) -> float | None:
 
 def needs_probes(state: PacingState) -> bool:
     """Whether the effect on others can be measured only by small writes of our own."""
-    few = min(state.resting.n_reads + state.resting.n_flushes, state.working.n_reads + state.working.n_flushes)
-    return state.others is OtherUsers.SOME and few < _ENOUGH_REQUESTS
+    n_requests = min(state.resting.n_reads + state.resting.n_flushes, state.working.n_reads + state.working.n_flushes)
+    return state.others is OtherUsers.SOME and n_requests < _ENOUGH_REQUESTS
 
 
-def felt(state: PacingState) -> PacingState:
+def after_remote_probe(state: PacingState) -> PacingState:
     """The state after a probe on a network filesystem, whose other clients can't be detected here.
 
     If no other process of this machine uses it, the removal runs at full speed until our small writes take longer while
     we work than in rests. From then on these writes decide the share.
     """
-    found = harm(state)
-    if state.others is not OtherUsers.NONE or found is None or found < _HARM:
+    ratio = harm_ratio(state)
+    if state.others is not OtherUsers.NONE or ratio is None or ratio < _HARM:
         return state
-    return _forgetful(state)._replace(others=OtherUsers.SOME, is_deaf=True, heard=())
+    return _without_measurements(state)._replace(
+        others=OtherUsers.SOME, cannot_detect_others=True, rests_with_others=()
+    )
 
 
 def _decide(state: PacingState) -> PacingState:
     """Lower the share, or raise it a little, if enough time has passed and the harm is known."""
-    found = harm(state)
-    if state.undecided_s < _DECIDE_S or found is None:
+    ratio = harm_ratio(state)
+    if state.undecided_s < _DECIDE_S or ratio is None:
         return state
-    if found >= _HARM:
+    if ratio >= _HARM:
         # The same evidence must not count twice: new measurements are about the smaller share.
-        by = _FAR_BACK if found >= _MUCH_HARM else _BACK
-        return _forgetful(state)._replace(share=max(state.share * by, LEAST_SHARE))
-    most = MOST_SHARE if not state.is_deaf else _MOST_DEAF
-    return state._replace(share=min(state.share * _FORTH, most), undecided_s=0.0)
+        by = _STRONG_CUT if ratio >= _MUCH_HARM else _CUT
+        return _without_measurements(state)._replace(share=max(state.share * by, LEAST_SHARE))
+    most = MOST_SHARE if not state.cannot_detect_others else _MAX_SHARE_DEAF
+    return state._replace(share=min(state.share * _GROWTH, most), undecided_s=0.0)
 
 
-def probed(state: PacingState, seconds: float, *, in_rest: bool) -> PacingState:
+def after_probe(state: PacingState, seconds: float, *, in_rest: bool) -> PacingState:
     """The state after a small durable write."""
     if in_rest:
         return state._replace(rest_probes=(*state.rest_probes, seconds)[-_KEPT_PROBES:])
     return state._replace(work_probes=(*state.work_probes, seconds)[-_KEPT_PROBES:])
 
 
-def progressed(state: PacingState, n_entries: int, busy_s: float) -> PacingState:
+def after_progress(state: PacingState, n_entries: int, busy_s: float) -> PacingState:
     """The state after so many entries, which took all workers together so long."""
     if n_entries <= 0 or busy_s <= 0:
         return state
@@ -426,7 +442,7 @@ def progressed(state: PacingState, n_entries: int, busy_s: float) -> PacingState
     return state._replace(busy_s_each=each if before is None else before + (each - before) / 4)
 
 
-def tempo(state: PacingState, caps: RateCaps, backlog: Backlog) -> Speed:
+def speed_now(state: PacingState, caps: RateCaps, backlog: Backlog) -> Speed:
     """The speed allowed now."""
     entries, n_bytes = caps.entries_per_s, caps.bytes_per_s
     if backlog.hurries:
@@ -442,8 +458,8 @@ def _share_needed(state: PacingState, caps: RateCaps, backlog: Backlog) -> float
     """The share needed to finish within the horizon, spread evenly over the time that remains."""
     if caps.horizon_s is None or state.busy_s_each is None:
         return 0.0
-    left_s = max(caps.horizon_s * _PLANNED - backlog.oldest_overdue_s, caps.horizon_s * _LAST_PART, 1.0)
-    return min(backlog.n_entries * state.busy_s_each / left_s, 1.0)
+    remaining_s = max(caps.horizon_s * _PLANNED_PART - backlog.oldest_overdue_s, caps.horizon_s * _LAST_PART, 1.0)
+    return min(backlog.n_entries * state.busy_s_each / remaining_s, 1.0)
 
 
 def describe(state: PacingState, caps: RateCaps, backlog: Backlog) -> str:
@@ -455,18 +471,18 @@ def describe(state: PacingState, caps: RateCaps, backlog: Backlog) -> str:
     share = max(state.share, _share_needed(state, caps, backlog))
     if share > state.share:
         return f"using {share:.0%} of the time to finish within the horizon"
-    if state.is_deaf:
+    if state.cannot_detect_others:
         return f"no pressure information (PSI), pacing by latency: using {share:.0%} of the time"
-    return f"yielding: {_whom(state.last)}; using {share:.0%} of the time"
+    return f"yielding: {_describe_others(state.last)}; using {share:.0%} of the time"
 
 
-def _whom(sample: Sample | None) -> str:
+def _describe_others(sample: Sample | None) -> str:
     """What other users of the disk wait for, as far as the last rest showed it."""
     if sample is None:
         return "others use the disk"
     shares = (("io", "the disk", _STALL_IO), ("memory", "memory", _STALL_MEMORY), ("cpu", "a processor", _STALL_CPU))
-    for kind, what, least in shares:
+    for kind, resource, least in shares:
         stalled: float | None = getattr(sample, kind)
         if stalled is not None and stalled >= least:
-            return f"others wait {stalled:.0%} of the time for {what}"
+            return f"others wait {stalled:.0%} of the time for {resource}"
     return "others use the disk"

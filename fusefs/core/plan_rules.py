@@ -11,7 +11,7 @@ from fusefs.core import selection, toml_reader
 from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.errors import BadConfig, ConfigProblem, TrashdError
 from fusefs.core.glob import compile_glob
-from fusefs.core.human_units import SECOND_NS, CivilTime, is_path, parse_when
+from fusefs.core.human_units import SECOND_NS, CivilTime, is_file_time, parse_time
 from fusefs.core.results import Swept
 from fusefs.core.selection import DEVICES, DIRECTORY, KINDS, TIMES, Field, Selection, SizeBound, TimeBound
 from fusefs.core.toml_reader import (
@@ -77,7 +77,7 @@ class Rule(NamedTuple):
     place: ConfigKey
     directory: bytes
     selection: Selection
-    act: TrashAction | DeleteAction | MoveAction = TrashAction()
+    action: TrashAction | DeleteAction | MoveAction = TrashAction()
     age: RuleAge | None = None
     is_unit: bool = False
     most: int | None = None
@@ -89,11 +89,11 @@ class Rule(NamedTuple):
         age = RuleAge((), 0) if self.age is None else self.age
         return (*self.selection.times, *(TimeBound(field, before_ns=age.before_ns) for field in age.fields))
 
-    def takes_dirs(self) -> bool:
+    def uses_directory_times(self) -> bool:
         """Whether directories' own times matter, if only those of empty ones."""
         return self.is_unit or self.selection.empty
 
-    def soon(self) -> Selection:
+    def upcoming_selection(self) -> Selection:
         """`selection` as it will be at the end of the purge list's period, if nothing changes."""
         ahead_ns = 0 if self.purge is None else self.purge.ahead_s * SECOND_NS
         times = self.selection.times
@@ -101,14 +101,14 @@ class Rule(NamedTuple):
         return self.selection._replace(times=tuple(later))
 
 
-class RuleDone(NamedTuple):
+class RuleResult(NamedTuple):
     """The result of a rule in one directory."""
 
     rule: Rule
     swept: Swept
 
 
-class RuleNotDone(NamedTuple):
+class SkippedRule(NamedTuple):
     """A directory in which a rule did nothing, and why; with an error, if it should have."""
 
     rule: Rule
@@ -117,7 +117,7 @@ class RuleNotDone(NamedTuple):
     error: TrashdError | None = None
 
 
-class PurgeListed(NamedTuple):
+class PurgeListsResult(NamedTuple):
     """The purge lists in one directory as they are now; with an error, as they were before.
 
     is_whole  otherwise entries that could not be read are missing, and the lists state that
@@ -130,7 +130,7 @@ class PurgeListed(NamedTuple):
     is_whole: bool = True
 
 
-RuleOutcome = RuleDone | RuleNotDone | PurgeListed
+RuleOutcome = RuleResult | SkippedRule | PurgeListsResult
 
 
 class PlanContext(NamedTuple):
@@ -151,17 +151,17 @@ class PlanContext(NamedTuple):
     warn: Callable[[ConfigProblem], None] = lambda _warning: None
 
 
-def _fields(found: Any) -> tuple[str, ...]:
-    fields = toml_reader.read_texts(found)
+def _fields(raw: Any) -> tuple[str, ...]:
+    fields = toml_reader.read_texts(raw)
     if not fields or not set(fields) <= set(TIMES):
-        raise ValueError(found)
+        raise ValueError(raw)
     return fields
 
 
-def _directories(found: Any) -> bytes:
-    path = toml_reader.read_path(found)
+def _directories(raw: Any) -> bytes:
+    path = toml_reader.read_path(raw)
     if path == b"/":
-        raise ValueError(found)
+        raise ValueError(raw)
     for name in path.decode().split("/")[1:]:
         compile_glob(name)
     return path
@@ -205,7 +205,7 @@ _NOT_OF_UNITS = ("size", "newer", "empty", "depth")
 _NARROWS = ("name", "iname", "path", "regex", "size", "older", "newer", "user", "group", "empty")
 
 
-def read_plan(sources: Sequence[Source], world: PlanContext) -> tuple[Rule, ...]:
+def read_plan(sources: Sequence[Source], context: PlanContext) -> tuple[Rule, ...]:
     """Read the rules of all sources, in order.
 
     Raises  BadConfig with all problems that were found
@@ -216,16 +216,16 @@ def read_plan(sources: Sequence[Source], world: PlanContext) -> tuple[Rule, ...]
         document = read_document(source, problems, "docs/plan.md")
         problems += _unknown_keys(document)
         for table in read_tables(document, "rule", RULE, problems):
-            rule = _RuleBuilder(table, world, problems).rule()
+            rule = _RuleBuilder(table, context, problems).build()
             if rule is not None:
                 rules.append(rule)
-    problems += _swept_lists(rules)
+    problems += _check_purge_lists(rules)
     if not all(problem.is_warning for problem in problems):
         raise BadConfig(
             hint="trashd plan check PLAN lists all errors; docs/plan.md describes the keys", problems=tuple(problems)
         )
     for warning in problems:
-        world.warn(warning)
+        context.warn(warning)
     return tuple(rules)
 
 
@@ -241,49 +241,49 @@ def _unknown_keys(document: Document) -> Iterator[ConfigProblem]:
             yield document.place(key).problem("unknown key", fix)
 
 
-def _swept_lists(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
+def _check_purge_lists(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
     """Problems for purge lists in a directory that a rule sweeps, which would take them."""
     for rule in rules:
         for other in rules:
-            if rule.purge is not None and _holds(other.directory, rule.purge.directory):
+            if rule.purge is not None and _matches_or_contains(other.directory, rule.purge.directory):
                 what = f"its purgelist is in a directory that the rule of {other.place} sweeps"
                 yield rule.place.problem(what, "name a directory that no rule sweeps, such as /var/spool/trashd")
 
 
-def _holds(pattern: bytes, path: bytes) -> bool:
+def _matches_or_contains(pattern: bytes, path: bytes) -> bool:
     """Whether a path is a directory that a pattern matches, or is below one."""
-    wanted, names = pattern.decode().split("/"), path.decode().split("/")
-    return len(wanted) <= len(names) and all(map(_is_meant, wanted[1:], names[1:]))
+    patterns, names = pattern.decode().split("/"), path.decode().split("/")
+    return len(patterns) <= len(names) and all(map(_matches_name, patterns[1:], names[1:]))
 
 
-def _is_meant(wanted: str, name: str) -> bool:
-    return name.startswith(".") <= wanted.startswith(".") and compile_glob(wanted)(name)
+def _matches_name(pattern: str, name: str) -> bool:
+    return name.startswith(".") <= pattern.startswith(".") and compile_glob(pattern)(name)
 
 
 class _RuleBuilder(SettingsBuilder):
     """Builds one rule from its settings, as far as they can be read."""
 
-    def __init__(self, table: SettingsReader, world: PlanContext, problems: list[ConfigProblem]) -> None:
+    def __init__(self, table: SettingsReader, context: PlanContext, problems: list[ConfigProblem]) -> None:
         super().__init__(table.settings, problems)
         self._table = table
-        self._world = world
+        self._context = context
 
-    def rule(self) -> Rule | None:
+    def build(self) -> Rule | None:
         """The rule; None if there is a problem."""
         n_before = len(self.problems)
         if self._is_absent("directory"):
-            self._lacks("no directory", 'add directory = "/…"')
+            self._add_rule_problem("no directory", 'add directory = "/…"')
         if not any(self.get(key) or self._is_wrong(key) for key in _NARROWS) and not self._table.has_unknown:
             fix = 'write older = "30d", or name = "*" to select everything'
-            self._lacks("it has no condition that selects files", fix)
-        age, is_unit = self._age(), self._has("unit")
+            self._add_rule_problem("it has no condition that selects files", fix)
+        age, is_unit = self._read_age(), self._has("unit")
         selection = self._selection(age, is_unit=is_unit)
         self._check_unit() if is_unit else self._check_types(selection)
-        purge, act = self._purge(age), self._act()
-        if len(self.problems) > n_before or self._table.wrong or self._table.has_unknown:
+        purge, action = self._read_purge(age), self._read_action()
+        if len(self.problems) > n_before or self._table.invalid_keys or self._table.has_unknown:
             return None
         return Rule(
-            self._table.place, self.get("directory"), selection, act, age, is_unit, self.get("max_delete"), purge,
+            self._table.place, self.get("directory"), selection, action, age, is_unit, self.get("max_delete"), purge,
             self.get("trusts_atime", otherwise=False),
         )  # fmt: skip
 
@@ -292,13 +292,13 @@ class _RuleBuilder(SettingsBuilder):
 
     def _is_wrong(self, *key: str) -> bool:
         """Whether its value is invalid: that is already reported, so nothing else should be."""
-        return key in self._table.wrong
+        return key in self._table.invalid_keys
 
     def _is_absent(self, *key: str) -> bool:
         """Whether it is not set, nor any unknown key that may be a misspelling of it."""
         return not (self._has(*key) or self._is_wrong(*key) or self._table.has_unknown)
 
-    def _lacks(self, what: str, fix: str) -> None:
+    def _add_rule_problem(self, what: str, fix: str) -> None:
         """Add a problem of the rule as a whole."""
         self.problems.append(self._table.place.problem(what, fix))
 
@@ -309,13 +309,13 @@ class _RuleBuilder(SettingsBuilder):
         try:
             return read(self.get(key))
         except ValueError as error:
-            self.wrong(str(error), "", (key,))
+            self.add_problem(str(error), "", (key,))
             return otherwise
 
     def _selection(self, age: RuleAge | None, *, is_unit: bool) -> Selection:
-        def one(key: str, check: Callable[[str], Any]) -> tuple[Any, ...]:
-            found = self._read(key, check)
-            return () if found is None else (found,)
+        def read_one(key: str, check: Callable[[str], Any]) -> tuple[Any, ...]:
+            value = self._read(key, check)
+            return () if value is None else (value,)
 
         def sizes(texts: tuple[str, ...]) -> tuple[SizeBound, ...]:
             return tuple(map(selection.parse_size_bound, texts))
@@ -323,69 +323,71 @@ class _RuleBuilder(SettingsBuilder):
         least, most = self._read("depth", selection.parse_depths, (1, None))
         types = self._read("type", lambda texts: selection.parse_types(",".join(texts)), frozenset())
         return Selection(
-            names=one("name", selection.check_name),
-            inames=one("iname", lambda text: selection.check_name(text, ignores_case=True)),
-            paths=one("path", selection.check_path),
-            regexes=one("regex", selection.check_regex),
+            names=read_one("name", selection.check_name),
+            inames=read_one("iname", lambda text: selection.check_name(text, ignores_case=True)),
+            paths=read_one("path", selection.check_path),
+            regexes=read_one("regex", selection.check_regex),
             excludes=self._read("exclude", lambda texts: tuple(map(selection.check_exclude, texts)), ()),
             types=types or (frozenset(KINDS) if is_unit else frozenset()),
             sizes=self._read("size", sizes, ()),
-            times=self._times(None if is_unit else age),
-            uids=one("user", self._world.uid_of),
-            gids=one("group", self._world.gid_of),
+            times=self._read_times(None if is_unit else age),
+            uids=read_one("user", self._context.uid_of),
+            gids=read_one("group", self._context.gid_of),
             empty=self.get("empty", otherwise=False),
             min_depth=least,
             max_depth=1 if is_unit else most,
         )
 
-    def _times(self, age: RuleAge | None) -> tuple[TimeBound, ...]:
-        newer_ns = self._read("newer", self._moment)
+    def _read_times(self, age: RuleAge | None) -> tuple[TimeBound, ...]:
+        newer_ns = self._read("newer", self._parse_moment)
         if self._has("by") and self._is_absent("older") and self._is_absent("newer"):
-            self.wrong("by without older or newer", 'add older = "30d"', ("by",))
+            self.add_problem("by without older or newer", 'add older = "30d"', ("by",))
         older = () if age is None else tuple(TimeBound(field, before_ns=age.before_ns) for field in age.fields)
         newer = () if newer_ns is None else tuple(TimeBound(field, after_ns=newer_ns) for field in self._fields())
         return older + newer
 
-    def _age(self) -> RuleAge | None:
-        older_ns = self._read("older", partial(self._moment, cutoff_ns=self._world.cutoff_ns))
+    def _read_age(self) -> RuleAge | None:
+        older_ns = self._read("older", partial(self._parse_moment, cutoff_ns=self._context.cutoff_ns))
         return None if older_ns is None else RuleAge(self._fields(), older_ns)
 
     def _fields(self) -> tuple[Field, ...]:
         return tuple(field for field in TIMES if field in self.get("by", otherwise=("mtime",)))
 
-    def _moment(self, text: str, cutoff_ns: Callable[[int], int] | None = None) -> int:
-        if is_path(text):
+    def _parse_moment(self, text: str, cutoff_ns: Callable[[int], int] | None = None) -> int:
+        if is_file_time(text):
             raise ValueError(f"{text!r}: a plan takes durations and dates, not the time of a file")
-        return parse_when(text, self._world.now_ns, self._world.local_s, cutoff_ns)
+        return parse_time(text, self._context.now_ns, self._context.local_s, cutoff_ns)
 
     def _check_unit(self) -> None:
         for key in filter(self._has, _NOT_OF_UNITS):
             fix = "remove the key: a unit is selected by name, owner and age, and taken as a whole"
-            self.wrong(f'{key} with unit = "top"', fix, (key,))
+            self.add_problem(f'{key} with unit = "top"', fix, (key,))
         if self._is_absent("older"):
-            self.wrong('unit = "top" without older', 'add older = "90d": the newest file inside decides', ("unit",))
+            self.add_problem(
+                'unit = "top" without older', 'add older = "90d": the newest file inside decides', ("unit",)
+            )
 
     def _check_types(self, selection: Selection) -> None:
-        is_meant = self._is_absent("unit") and not self._is_wrong("empty")
+        is_whole_tree = self._is_absent("unit") and not self._is_wrong("empty")
         if self._has("type") and selection.types & DEVICES:
-            self.wrong("it would select devices", "remove b and c: rules never touch devices", ("type",))
-        if selection.types & DIRECTORY and not selection.empty and is_meant:
+            self.add_problem("it would select devices", "remove b and c: rules never touch devices", ("type",))
+        if selection.types & DIRECTORY and not selection.empty and is_whole_tree:
             fix = 'add unit = "top" or empty = true: the age of a directory is not the age of the files in it'
-            self.wrong("it would take a directory with everything in it", fix, ("type",))
+            self.add_problem("it would take a directory with everything in it", fix, ("type",))
 
-    def _act(self) -> TrashAction | DeleteAction | MoveAction:
+    def _read_action(self) -> TrashAction | DeleteAction | MoveAction:
         action = self.get("action", otherwise="trash")
         if action != "trash" and self._has("keep_for"):
-            self.wrong(
+            self.add_problem(
                 f'keep_for with action = "{action}"',
                 'remove keep_for: it applies to action = "trash" only',
                 ("keep_for",),
             )
         if action != "move" and (self._has("action") or self._is_absent("action")):
             for key in filter(self._has, _OF_MOVE):
-                self.wrong(f'{key} without action = "move"', 'add action = "move", or remove the key', (key,))
+                self.add_problem(f'{key} without action = "move"', 'add action = "move", or remove the key', (key,))
         elif action == "move" and self._is_absent("move_to"):
-            self.wrong('action = "move" without move_to', 'add move_to = "/…"', ("action",))
+            self.add_problem('action = "move" without move_to', 'add move_to = "/…"', ("action",))
         match action:
             case "delete":
                 return DeleteAction()
@@ -395,7 +397,7 @@ class _RuleBuilder(SettingsBuilder):
             case _:
                 return TrashAction(self.get("keep_for", otherwise=DEFAULT_RETENTION_S))
 
-    def _purge(self, age: RuleAge | None) -> PurgeNotice | None:
+    def _read_purge(self, age: RuleAge | None) -> PurgeNotice | None:
         directory, ahead_s = self.get("purgelist", "directory"), self.get("purgelist", "ahead")
         if directory is None and ahead_s is None:
             return None
@@ -404,15 +406,15 @@ class _RuleBuilder(SettingsBuilder):
             if not self._is_absent("purgelist", "directory" if directory is None else "ahead"):
                 return None
             missing = "directory" if directory is None else "ahead"
-            self.wrong(f"purgelist without {missing}", 'write { directory = "/…", ahead = "7d" }', *keys)
+            self.add_problem(f"purgelist without {missing}", 'write { directory = "/…", ahead = "7d" }', *keys)
             return None
         if self._is_wrong("older") or (self._table.has_unknown and not self._has("older")):
             return None
         if not _SPAN.fullmatch(self.get("older", otherwise="")):
             fix = 'write older = "30d": a list can name in advance only files that reach an age'
-            self.wrong("purgelist without older, or with a fixed date", fix, *keys)
-        elif age is not None and self._world.now_ns - age.before_ns <= ahead_s * SECOND_NS:
-            self.wrong(
+            self.add_problem("purgelist without older, or with a fixed date", fix, *keys)
+        elif age is not None and self._context.now_ns - age.before_ns <= ahead_s * SECOND_NS:
+            self.add_problem(
                 "ahead is not shorter than older",
                 "write a shorter ahead: files that do not exist yet can't be listed",
                 *keys,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.names import ContainerId
-from fusefs.core.orphan_age import Clock, FirstSight, age_ns, see
+from fusefs.core.orphan_age import Clock, FirstSight, age_ns, first_sight
 
 DAY_MIN = 24 * 60
 
@@ -31,10 +31,10 @@ def parse_window(text: str) -> TimeWindow:
 
     Raises  ValueError
     """
-    found = re.fullmatch(r"([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})", text)
-    if not found:
+    match = re.fullmatch(r"([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})", text)
+    if not match:
         raise ValueError(text)
-    begins_h, begins_m, ends_h, ends_m = map(int, found.groups())
+    begins_h, begins_m, ends_h, ends_m = map(int, match.groups())
     begins, ends = begins_h * 60 + begins_m, ends_h * 60 + ends_m
     if begins_m > 59 or ends_m > 59 or begins >= DAY_MIN or ends > DAY_MIN or begins == ends:
         raise ValueError(text)
@@ -88,7 +88,7 @@ class RetentionRules(NamedTuple):
     users: tuple[str, ...] = ()
     clears_flags: bool = False
 
-    def gives_root(self, uid: int, name: str) -> bool:
+    def deletes_as_root(self, uid: int, name: str) -> bool:
         """Whether root deletes what this user swapped."""
         return self.delete_as is DeleteAs.ROOT and (name in self.users or str(uid) in self.users)
 
@@ -150,14 +150,14 @@ class VolumePolicy(NamedTuple):
     id: str = ""
     mounted_at: bytes = b""
 
-    def usual(self, origin: bytes | None) -> bytes | None:
+    def usual_origin(self, origin: bytes | None) -> bytes | None:
         """The origin as it would be if the volume were mounted at `path`, for which the rules are written."""
         if origin is None or self.mounted_at in (b"", self.path) or not is_at_or_below(origin, self.mounted_at):
             return origin
-        way = origin[len(self.mounted_at.rstrip(b"/")) :]
-        return self.path.rstrip(b"/") + way or b"/"
+        below = origin[len(self.mounted_at.rstrip(b"/")) :]
+        return self.path.rstrip(b"/") + below or b"/"
 
-    def part_of(self, rate: int | None) -> int | None:
+    def node_share(self, rate: int | None) -> int | None:
         """One node's share of a rate of the volume."""
         return None if rate is None else max(rate // self.n_nodes, 1)
 
@@ -170,13 +170,13 @@ class VolumePolicy(NamedTuple):
 
     def rules_for(self, origin: bytes | None) -> RetentionRules:
         """The rules for orphans from there; for a dropped tree, those of the volume."""
-        deepest = self.deepest(origin)
+        deepest = self.deepest_rules_path(origin)
         return self.rules if deepest is None else dict(self.paths)[deepest]
 
-    def deepest(self, origin: bytes | None) -> bytes | None:
+    def deepest_rules_path(self, origin: bytes | None) -> bytes | None:
         """The path in `paths` whose rules apply; None: those of the volume."""
-        found = (path for path, _rules in self.paths if origin is not None and is_at_or_below(origin, path))
-        return max(found, key=len, default=None)
+        paths = (path for path, _rules in self.paths if origin is not None and is_at_or_below(origin, path))
+        return max(paths, key=len, default=None)
 
 
 class OrphanSize(NamedTuple):
@@ -211,42 +211,42 @@ def is_at_or_below(path: bytes, top: bytes) -> bool:
     return path == top or path.startswith(top.rstrip(b"/") + b"/")
 
 
-def due_at_s(known: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: bool = False) -> float | None:
+def due_in_s(orphan: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: bool = False) -> float | None:
     """Seconds until an orphan may be reaped, 0 or less if it may be now; None: never automatically.
 
     early  space is low: its retention is ignored, but not its minimum age
     """
-    if known.is_claimed:
+    if orphan.is_claimed:
         return 0.0
-    if known.retention_s is None or rules.keeps(known.origin):
+    if orphan.retention_s is None or rules.keeps(orphan.origin):
         return None
-    asked_for_other = known.retention_s != DEFAULT_RETENTION_S
-    retention_s = known.retention_s if asked_for_other else rules.retention_s
-    least_s = min(rules.minimum_age_s, known.retention_s) if asked_for_other else rules.minimum_age_s
+    has_own_retention = orphan.retention_s != DEFAULT_RETENTION_S
+    retention_s = orphan.retention_s if has_own_retention else rules.retention_s
+    least_s = min(rules.minimum_age_s, orphan.retention_s) if has_own_retention else rules.minimum_age_s
     if early:
         wait_s = least_s
     elif retention_s is None:
         return None
     else:
         wait_s = max(retention_s, least_s)
-    return wait_s - age_s(known, clock)
+    return wait_s - age_s(orphan, clock)
 
 
-def warning_in_s(known: KnownOrphan, rules: RetentionRules, clock: Clock, before_s: float) -> float | None:
+def warning_in_s(orphan: KnownOrphan, rules: RetentionRules, clock: Clock, before_s: float) -> float | None:
     """Seconds until the warning that an orphan expires soon, 0 or less if it is due now; None: no warning.
 
     before_s  how long before the expiry. An orphan that is kept no longer than that needs no warning: its owner has
               only just trashed it. Nor does one that has expired, or is deleted early
     """
-    due_s = None if known.is_claimed else due_at_s(known, rules, clock)
-    if due_s is None or due_s <= 0 or due_s + age_s(known, clock) <= before_s:
+    due_s = None if orphan.is_claimed else due_in_s(orphan, rules, clock)
+    if due_s is None or due_s <= 0 or due_s + age_s(orphan, clock) <= before_s:
         return None
     return due_s - before_s
 
 
-def age_s(known: KnownOrphan, clock: Clock) -> float:
+def age_s(orphan: KnownOrphan, clock: Clock) -> float:
     """The age of an orphan in seconds."""
-    return age_ns(clock, known.created_ns, known.sight or see(clock, known.created_ns)) / 1e9
+    return age_ns(clock, orphan.created_ns, orphan.sight or first_sight(clock, orphan.created_ns)) / 1e9
 
 
 def hurries(watermark: Watermark | None, free: float | None, hurried: bool) -> bool:
@@ -260,7 +260,7 @@ def hurries(watermark: Watermark | None, free: float | None, hurried: bool) -> b
     return free < (watermark.high if hurried else watermark.low)
 
 
-class SpaceWanted(NamedTuple):
+class SpaceNeeded(NamedTuple):
     """The amount to be deleted early; 0: nothing of that kind."""
 
     n_inodes: int = 0
@@ -270,31 +270,31 @@ class SpaceWanted(NamedTuple):
         """Whether nothing more is needed."""
         return self.n_inodes <= 0 and self.n_bytes <= 0
 
-    def less(self, size: OrphanSize) -> SpaceWanted:
+    def minus(self, size: OrphanSize) -> SpaceNeeded:
         """The amount still needed after an orphan is deleted."""
-        return SpaceWanted(self.n_inodes - size.n_inodes, self.n_bytes - size.n_bytes)
+        return SpaceNeeded(self.n_inodes - size.n_inodes, self.n_bytes - size.n_bytes)
 
 
-Held = Mapping[int, Iterable[KnownOrphan]]
+OrphansByUser = Mapping[int, Iterable[KnownOrphan]]
 """The orphans of each user; those of a user's subordinate uids belong to that user."""
 _MATTERS = 100
 """Less than a hundredth of the amount needed doesn't help."""
 
 
-def beyond_quota(trash: Held, volume: VolumePolicy, total_bytes: int) -> SpaceWanted:
+def beyond_quota(trash: OrphansByUser, volume: VolumePolicy, total_bytes: int) -> SpaceNeeded:
     """How far the trash exceeds its quota.
 
     Orphans that were not counted are ignored, and so are claimed ones, which are being deleted.
     """
     sizes = [size for known in trash.values() for _known, size in _counted(known)]
-    return SpaceWanted(
+    return SpaceNeeded(
         _excess((size.n_inodes for size in sizes), volume.quota.inodes),
         _excess((size.n_bytes for size in sizes), volume.quota.limit_bytes(total_bytes)),
     )
 
 
-def go_early(
-    trash: Held, wanted: SpaceWanted, volume: VolumePolicy, clock: Clock, *, all_of_it: bool = True
+def choose_early_deletions(
+    trash: OrphansByUser, needed: SpaceNeeded, volume: VolumePolicy, clock: Clock, *, is_exact: bool = True
 ) -> list[ContainerId]:
     """The orphans to delete early, to free the amount needed: the oldest of the users with the most trash.
 
@@ -305,13 +305,14 @@ def go_early(
     held = {uid: list(_counted(known)) for uid, known in trash.items()}
     n_inodes = {uid: sum(size.n_inodes for _known, size in ones) for uid, ones in held.items()}
     n_bytes = {uid: sum(size.n_bytes for _known, size in ones) for uid, ones in held.items()}
-    few = _level(n_inodes.values(), sum(n_inodes.values()) - wanted.n_inodes)
-    little = _level(n_bytes.values(), sum(n_bytes.values()) - wanted.n_bytes)
-    going: list[tuple[ContainerId, OrphanSize]] = []
-    left = wanted
+    inode_level = _level(n_inodes.values(), sum(n_inodes.values()) - needed.n_inodes)
+    byte_level = _level(n_bytes.values(), sum(n_bytes.values()) - needed.n_bytes)
+    chosen: list[tuple[ContainerId, OrphanSize]] = []
+    remaining = needed
     surplus_of = {
-        uid: SpaceWanted(
-            n_inodes[uid] - few if wanted.n_inodes > 0 else 0, n_bytes[uid] - little if wanted.n_bytes > 0 else 0
+        uid: SpaceNeeded(
+            n_inodes[uid] - inode_level if needed.n_inodes > 0 else 0,
+            n_bytes[uid] - byte_level if needed.n_bytes > 0 else 0,
         )
         for uid in held
     }
@@ -319,26 +320,26 @@ def go_early(
         if surplus.is_met():
             continue
         for known, size in sorted(held[uid], key=lambda one: (-age_s(one[0], clock), one[0].id)):
-            if surplus.is_met() or left.is_met():
+            if surplus.is_met() or remaining.is_met():
                 break
-            due_s = due_at_s(known, volume.rules_for(known.origin), clock, early=True)
+            due_s = due_in_s(known, volume.rules_for(known.origin), clock, early=True)
             if due_s is None or due_s > 0:
                 continue
-            going.append((known.id, size))
-            surplus, left = surplus.less(size), left.less(size)
-    if not all_of_it:
-        _drop_what_cannot_help(going, wanted)
-    return [identifier for identifier, _size in going]
+            chosen.append((known.id, size))
+            surplus, remaining = surplus.minus(size), remaining.minus(size)
+    if not is_exact:
+        _drop_too_small(chosen, needed)
+    return [identifier for identifier, _size in chosen]
 
 
-def _drop_what_cannot_help(going: list[tuple[ContainerId, OrphanSize]], wanted: SpaceWanted) -> None:
+def _drop_too_small(chosen: list[tuple[ContainerId, OrphanSize]], needed: SpaceNeeded) -> None:
     """Drop the last orphans, as long as those dropped are together less than a hundredth of the amount needed."""
-    stays = SpaceWanted(wanted.n_inodes // _MATTERS, wanted.n_bytes // _MATTERS)
-    while going:
-        stays = stays.less(going[-1][1])
-        if (wanted.n_inodes > 0 and stays.n_inodes <= 0) or (wanted.n_bytes > 0 and stays.n_bytes <= 0):
+    stays = SpaceNeeded(needed.n_inodes // _MATTERS, needed.n_bytes // _MATTERS)
+    while chosen:
+        stays = stays.minus(chosen[-1][1])
+        if (needed.n_inodes > 0 and stays.n_inodes <= 0) or (needed.n_bytes > 0 and stays.n_bytes <= 0):
             return
-        going.pop()
+        chosen.pop()
 
 
 def _counted(trash: Iterable[KnownOrphan]) -> Iterator[tuple[KnownOrphan, OrphanSize]]:
@@ -354,8 +355,8 @@ def _level(held: Iterable[int], allowed: int) -> int:
     """The level to which each amount must be cut so that the sum is `allowed`."""
     amounts = sorted(held)
     for index, amount in enumerate(amounts):
-        n_left = len(amounts) - index
-        if amount * n_left > allowed:
-            return max(allowed, 0) // n_left
+        n_remaining = len(amounts) - index
+        if amount * n_remaining > allowed:
+            return max(allowed, 0) // n_remaining
         allowed -= amount
     return amounts[-1] if amounts else 0

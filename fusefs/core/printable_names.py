@@ -34,7 +34,7 @@ def printable(path: bytes) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
-def show(text: str) -> str:
+def printable_text(text: str) -> str:
     """A text made safe for a terminal, including lone surrogates."""
     return text if text.isprintable() else printable(text.encode("utf-8", "backslashreplace"))
 

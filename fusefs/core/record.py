@@ -212,14 +212,14 @@ class Record(NamedTuple):
 
     def clock_set_ns(self, now: Now) -> int:
         """How far the wall clock was set forward since the record was made; negative if back."""
-        return now.set_ns(self.created_ns, self.boot_ns, self.boot)
+        return now.clock_change_ns(self.created_ns, self.boot_ns, self.boot)
 
     def age_ns(self, now: Now) -> int:
         """The time since the record was made; negative if its maker's clock was ahead of ours."""
         return now.since(self.created_ns, self.boot_ns, self.boot)
 
 
-_LEFT_OUT = (
+_OMITTED_IF_EMPTY = (
     "superblock",
     "boot_ns",
     "heir",
@@ -234,7 +234,7 @@ _LEFT_OUT = (
 """Keys that are left out of a record if their value is empty."""
 
 
-def encode(record: Record) -> bytes:
+def encode_record(record: Record) -> bytes:
     """Encode as one indented JSON object that people can read.
 
     Raises  ValueError if it would not fit into `RECORD_MAX_BYTES`
@@ -244,24 +244,24 @@ def encode(record: Record) -> bytes:
     fields |= dict(record.unknown)
     fields["method"] = record.method.value
     for key in ("origin", "target"):
-        fields[key] = None if fields[key] is None else quote(fields[key])
+        fields[key] = None if fields[key] is None else quote_path(fields[key])
     for key in ("parent", "fresh", "victim", "heir", "invocation", "size"):
         fields[key] = fields[key] and fields[key]._asdict()
-    fields["kept"] = None if record.kept is None else {quote(one.name): one.ino for one in record.kept}
+    fields["kept"] = None if record.kept is None else {quote_path(one.name): one.ino for one in record.kept}
     fields["entered"] = dict(record.entered) or None
-    fields["parts"] = [quote(part) for part in record.parts] or None
+    fields["parts"] = [quote_path(part) for part in record.parts] or None
     fields["superblock"] = record.superblock or None
-    for key in _LEFT_OUT:
+    for key in _OMITTED_IF_EMPTY:
         if fields[key] is None:
             del fields[key]
-    fields["failures"] = [{**f._asdict(), "name": quote(f.name)} for f in record.failures]
+    fields["failures"] = [{**f._asdict(), "name": quote_path(f.name)} for f in record.failures]
     text = json.dumps(fields, indent=1).encode("ascii") + b"\n"
     if len(text) > RECORD_MAX_BYTES:
         raise ValueError(f"a record of {len(text)} bytes is too large (at most {RECORD_MAX_BYTES})")
     return text
 
 
-def quote(path: bytes) -> str:
+def quote_path(path: bytes) -> str:
     """Bytes as ASCII text: all but printable ASCII becomes %XX, as in FreeDesktop trash files."""
     text = path.decode("latin-1")
     if text.isascii() and text.isprintable() and "%" not in text:
@@ -269,12 +269,12 @@ def quote(path: bytes) -> str:
     return "".join(c if " " <= c <= "~" and c != "%" else f"%{ord(c):02X}" for c in text)
 
 
-def unquote(text: str) -> bytes:
+def unquote_path(text: str) -> bytes:
     """Decode what `quote` wrote.
 
     Raises  ValueError for anything that `quote` never writes
     """
     raw = unescape(text.encode("ascii"), b"%", 2, 16)
-    if quote(raw) != text:
+    if quote_path(raw) != text:
         raise ValueError("not a quoted path")
     return raw

@@ -8,7 +8,7 @@ import msgspec
 
 from fusefs.core.errors import BadRecord
 from fusefs.core.identity import Identity
-from fusefs.core.names import ContainerId, Name, RelPath, VolumeId, is_container_id, is_volume_id, join, split
+from fusefs.core.names import ContainerId, Name, RelPath, VolumeId, is_container_id, is_volume_id, join_path, split_path
 from fusefs.core.record import (
     FORMAT,
     MAX_ENTERED,
@@ -23,17 +23,17 @@ from fusefs.core.record import (
     NewOwner,
     Record,
     TreeSize,
-    unquote,
+    unquote_path,
 )
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Ino = Annotated[int, msgspec.Meta(ge=0)]
 _Mode = Annotated[int, msgspec.Meta(ge=0, le=0o7777)]
-_Word = Annotated[str, msgspec.Meta(max_length=400)]
+_ShortText = Annotated[str, msgspec.Meta(max_length=400)]
 
 
 class _Identity(msgspec.Struct):
-    handle: _Word
+    handle: _ShortText
     ino: _Ino
     btime_ns: int
 
@@ -46,12 +46,12 @@ class _Heir(msgspec.Struct):
 class _Failure(msgspec.Struct):
     name: str
     errno: _Count
-    call: _Word
+    call: _ShortText
 
 
 class _Invocation(msgspec.Struct):
-    id: _Word
-    session: _Word
+    id: _ShortText
+    session: _ShortText
 
 
 class _Size(msgspec.Struct):
@@ -60,7 +60,7 @@ class _Size(msgspec.Struct):
     linked_bytes: _Count
     shared_bytes: _Count | None
     is_at_least: bool
-    source: _Word
+    source: _ShortText
     at_ns: _Count
 
 
@@ -68,18 +68,18 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True):
     """The fields of a Record in JSON."""
 
     format: int
-    id: _Word
-    volume: _Word
+    id: _ShortText
+    volume: _ShortText
     method: Method
     origin: str | None
     parent: _Identity | None
     fresh: _Identity | None
     victim: _Identity | None
-    host: _Word
-    boot: _Word
+    host: _ShortText
+    boot: _ShortText
     created_ns: _Count
     retention_s: _Count | None
-    superblock: _Word = ""
+    superblock: _ShortText = ""
     boot_ns: _Count | None = None
     note: Annotated[str, msgspec.Meta(max_length=NOTE_MAX_CHARS)] = ""
     lent_mode: _Mode | None = None
@@ -89,7 +89,7 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True):
     kept: dict[str, _Ino] | None = None
     moved_ns: _Count | None = None
     taken_from: _Count | None = None
-    entered: Annotated[dict[_Word, _Count], msgspec.Meta(max_length=MAX_ENTERED)] = {}
+    entered: Annotated[dict[_ShortText, _Count], msgspec.Meta(max_length=MAX_ENTERED)] = {}
     partial: bool = False
     failures: Annotated[list[_Failure], msgspec.Meta(max_length=MAX_FAILURES)] = []
     invocation: _Invocation | None = None
@@ -104,7 +104,7 @@ class _Version(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Record)
 
 
-def decode(text: bytes) -> Record:
+def decode_record(text: bytes) -> Record:
     """Decode the bytes of a record.json.
 
     Raises  BadRecord for anything else: another format, a wrong type, a path that leads out, too many bytes
@@ -129,8 +129,8 @@ def _decode_with_unknown(text: bytes) -> Record:
     """
     raw: dict[str, Any] = msgspec.json.decode(text)
     _check_format(msgspec.convert(raw, type=_Version).format)
-    known = _Record.__struct_fields__
-    unknown = tuple((key, raw.pop(key)) for key in [*raw] if key not in known)
+    known_keys = _Record.__struct_fields__
+    unknown = tuple((key, raw.pop(key)) for key in [*raw] if key not in known_keys)
     return _to_record(msgspec.convert(raw, type=_Record), unknown)
 
 
@@ -150,9 +150,9 @@ def _to_record(wire: _Record, unknown: tuple[tuple[str, Any], ...]) -> Record:
         volume=VolumeId(wire.volume),
         method=wire.method,
         origin=RelPath(b"") if is_of_store else _path(wire.origin),
-        parent=_made(Identity, wire.parent),
-        fresh=_made(Identity, wire.fresh),
-        victim=_made(Identity, wire.victim),
+        parent=_to_tuple(Identity, wire.parent),
+        fresh=_to_tuple(Identity, wire.fresh),
+        victim=_to_tuple(Identity, wire.victim),
         host=wire.host,
         boot=wire.boot,
         created_ns=wire.created_ns,
@@ -163,30 +163,30 @@ def _to_record(wire: _Record, unknown: tuple[tuple[str, Any], ...]) -> Record:
         lent_mode=wire.lent_mode,
         lent_fresh=wire.lent_fresh,
         target=_path(wire.target),
-        heir=_made(NewOwner, wire.heir),
+        heir=_to_tuple(NewOwner, wire.heir),
         kept=None if wire.kept is None else tuple(KeptDirectory(_name(name), ino) for name, ino in wire.kept.items()),
         moved_ns=wire.moved_ns,
         taken_from=wire.taken_from,
         entered=tuple(Entered(*one) for one in wire.entered.items()),
         partial=wire.partial,
-        failures=tuple(Failure(unquote(one.name), one.errno, one.call) for one in wire.failures),
-        invocation=_made(Invocation, wire.invocation),
-        size=_made(TreeSize, wire.size),
-        parts=tuple(join(*split(unquote(part))) for part in wire.parts),
+        failures=tuple(Failure(unquote_path(one.name), one.errno, one.call) for one in wire.failures),
+        invocation=_to_tuple(Invocation, wire.invocation),
+        size=_to_tuple(TreeSize, wire.size),
+        parts=tuple(join_path(*split_path(unquote_path(part))) for part in wire.parts),
         unknown=unknown,
     )
 
 
-def _made(kind: Any, wire: msgspec.Struct | None) -> Any:
+def _to_tuple(kind: Any, wire: msgspec.Struct | None) -> Any:
     return None if wire is None else kind._make(msgspec.structs.astuple(wire))
 
 
 def _path(text: str | None) -> RelPath | None:
-    return None if text is None else join(*split(unquote(text)))
+    return None if text is None else join_path(*split_path(unquote_path(text)))
 
 
 def _name(text: str) -> Name:
-    names = split(unquote(text))
+    names = split_path(unquote_path(text))
     if len(names) != 1:
         raise ValueError("a kept name must be at the top of the tree")
     return names[0]

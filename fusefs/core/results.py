@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 """Called with the entries removed and the bytes freed since the last call (bytes: as far as sizes were read)."""
 
 
-Stops = Callable[[], bool]
+ShouldStop = Callable[[], bool]
 """Called now and then: once it returns True, work in progress ends and no more begins."""
 
 
@@ -94,22 +94,22 @@ class Waited(NamedTuple):
 
 STORE = "store"
 PINNED = "pinned"
-CAME_IN = "came-in"
+LATE_ARRIVAL = "came-in"
 """For a directory that may have been moved into the tree after the swap."""
-WORDS = {
+EXPLANATIONS = {
     STORE: "a trash store that is not empty; restore its orphans (trashd list --volume DIR, where DIR is the "
     "directory above it), or delete it too with trashd reap --with-stores ID",
     PINNED: "pinned in a trash store, so nothing deletes it from outside; restore it, or release it "
     "(trashd keep --release), with --volume DIR, where DIR is the directory above that store",
-    CAME_IN: "it was moved in or changed after the swap, perhaps by a user who may not delete it; "
+    LATE_ARRIVAL: "it was moved in or changed after the swap, perhaps by a user who may not delete it; "
     "trashd restore ID restores it, trashd reap --force ID deletes it",
 }
 """Explanations of these reasons for people."""
 
 
-def keeps_for_its_owner(failures: Iterable[Failure]) -> bool:
+def is_kept_for_owner(failures: Iterable[Failure]) -> bool:
     """Whether entries remain that root may not take over or decide about: their owner may want them back."""
-    return any(failure.call in WORDS for failure in failures)
+    return any(failure.call in EXPLANATIONS for failure in failures)
 
 
 def add_failures(noted: list[Failure], more: Iterable[Failure]) -> None:
@@ -120,13 +120,13 @@ def add_failures(noted: list[Failure], more: Iterable[Failure]) -> None:
     for one in more:
         if len(noted) < MAX_FAILURES:
             noted.append(one)
-        elif one.call in WORDS and not keeps_for_its_owner(noted):
+        elif one.call in EXPLANATIONS and not is_kept_for_owner(noted):
             noted[-1] = one
 
 
-def ours_first(failures: Iterable[Failure]) -> list[Failure]:
+def own_reasons_first(failures: Iterable[Failure]) -> list[Failure]:
     """Failures with a reason in WORDS before all others, so that these are kept if there is no room for all."""
-    return sorted(failures, key=lambda failure: failure.call not in WORDS)
+    return sorted(failures, key=lambda failure: failure.call not in EXPLANATIONS)
 
 
 class ListedDirectory(NamedTuple):
@@ -147,7 +147,7 @@ class ListedDirectory(NamedTuple):
 
         return (found[0] for found in re.finditer(rb"[^\0]+", self.packed))
 
-    def all_given(self) -> Iterator[bytes]:
+    def paths_as_given(self) -> Iterator[bytes]:
         """Their paths, as the user gave them."""
         return (self.given + name for name in self.names())
 
@@ -163,18 +163,18 @@ class RemovalGroup(NamedTuple):
     directory: bytes
     directories: tuple[ListedDirectory, ...]
 
-    def n(self) -> int:
+    def n_names(self) -> int:
         """The number of names."""
         return sum(listed.packed.count(b"\0") for listed in self.directories)
 
-    def all_given(self) -> Iterator[bytes]:
+    def paths_as_given(self) -> Iterator[bytes]:
         """Their paths, as the user gave them."""
-        return chain.from_iterable(listed.all_given() for listed in self.directories)
+        return chain.from_iterable(listed.paths_as_given() for listed in self.directories)
 
-    def paths_without(self, left: Container[bytes]) -> Iterator[bytes]:
+    def paths_without(self, remaining: Container[bytes]) -> Iterator[bytes]:
         """The absolute paths of all names but those in `left`, which are as the user gave them."""
         paths = chain.from_iterable(listed.paths() for listed in self.directories)
-        return (path for given, path in zip(self.all_given(), paths, strict=True) if given not in left)
+        return (path for given, path in zip(self.paths_as_given(), paths, strict=True) if given not in remaining)
 
 
 OUTSIDE = "outside the directory"
@@ -187,7 +187,7 @@ LOCKED_BY_OTHERS = "locked by a user who is neither its owner nor root"
 LOCKED_BY_UNKNOWN = "locked by a process that is not visible here"
 KEPT_BY_OTHERS = "contains a .trashd-keep of a user who is neither its owner nor root"
 """The same for a directory with a keep mark that is reported."""
-ANOTHER = "its inode number differs from the one in the list"
+OTHER_INODE = "its inode number differs from the one in the list"
 """Why a listed name is spared."""
 NOT_TAKEN = "another user's directory, which no earlier run found there"
 NOT_GIVEN = "the destination is another user's directory, or one that others can write to"
@@ -230,7 +230,7 @@ class SweepSums(NamedTuple):
         return SweepSums(*map(sum, zip(self, other, strict=True)))
 
 
-MATCHES_MAX = 5
+SHOWN_MATCHES_MAX = 5
 """The number of largest and of oldest entries that a dry run prints."""
 
 
@@ -257,7 +257,7 @@ class ReportedMark(NamedTuple):
     """
 
     why: str
-    is_left: bool
+    is_spared: bool
 
 
 class Swept(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol
 
-from fusefs.core.glob import Matches, NameEnds, compile_glob, name_ends
+from fusefs.core.glob import NameEnds, NameTest, compile_glob, name_ends
 from fusefs.core.human_units import SECOND_NS, parse_size
 
 Field = Literal["mtime", "atime", "ctime", "btime"]
@@ -17,12 +17,12 @@ _MOST: Final = 1 << 100
 _LEAST: Final = -_MOST
 _ANY: Final = (_LEAST, _MOST)
 _ANY_SIZE: Final = (0, _MOST)
-_WORD: Final = (1 << 63) - 1
+_WORD_MAX: Final = (1 << 63) - 1
 """Values beyond this are packed as unlimited."""
 TIMES: Final[tuple[Field, ...]] = ("mtime", "atime", "ctime", "btime")
 _PACKED: Final = struct.Struct("=12qI2B")
 """struct bounds of linux/native/look.c."""
-_WHOEVER: Final = -1
+_ANY_ID: Final = -1
 
 
 class SizeBound(NamedTuple):
@@ -76,7 +76,7 @@ class StatBounds(NamedTuple):
 
     size: Bound = _ANY_SIZE
     times: tuple[Bound, Bound, Bound, Bound] = (_ANY,) * 4
-    asks_birth: bool = False
+    limits_birth: bool = False
     uids: frozenset[int] = frozenset()
     gids: frozenset[int] = frozenset()
     must_be_empty: bool = False
@@ -92,7 +92,7 @@ class StatBounds(NamedTuple):
             for name, bound in zip(TIMES[:3], self.times[:3], strict=True)
             if bound != _ANY
         ]
-        if self.asks_birth:
+        if self.limits_birth:
             from_ns, to_ns = self.times[3]
             checks.append(lambda _st, btime_ns: bool(btime_ns) and from_ns <= (btime_ns or 0) <= to_ns)
         if self.uids:
@@ -103,7 +103,7 @@ class StatBounds(NamedTuple):
             checks.append(_is_empty)
         return checks
 
-    def takes(self) -> Check:
+    def combined_check(self) -> Check:
         """One test for all conditions."""
         checks = self.checks()
         if len(checks) == 1:
@@ -124,12 +124,12 @@ class StatBounds(NamedTuple):
         """
         size = self.size if len(self.uids) < 2 and len(self.gids) < 2 else (1, 0)
         bounds = [value for bound in (size, *self.times) for value in bound]
-        if any(_WORD <= abs(value) < _MOST for value in bounds):
+        if any(_WORD_MAX <= abs(value) < _MOST for value in bounds):
             return None
-        owners = [next(iter(ids), _WHOEVER) for ids in (self.uids, self.gids)]
+        owners = [next(iter(ids), _ANY_ID) for ids in (self.uids, self.gids)]
         kinds = sum(1 << format_ for format_ in formats)
-        words = [max(-_WORD, min(value, _WORD)) for value in bounds]
-        return _PACKED.pack(*words, *owners, kinds, self.asks_birth, self.must_be_empty)
+        words = [max(-_WORD_MAX, min(value, _WORD_MAX)) for value in bounds]
+        return _PACKED.pack(*words, *owners, kinds, self.limits_birth, self.must_be_empty)
 
 
 def stat_bounds(selection: Selection) -> StatBounds:
@@ -138,13 +138,13 @@ def stat_bounds(selection: Selection) -> StatBounds:
     least, most = [bound.least for bound in sizes], [bound.most for bound in sizes]
     mtime, atime, ctime, btime = [
         (
-            _within(max, [bound.after_ns for bound in times if bound.field == name], _LEAST, 1),
-            _within(min, [bound.before_ns for bound in times if bound.field == name], _MOST, -1),
+            _closest_bound(max, [bound.after_ns for bound in times if bound.field == name], _LEAST, 1),
+            _closest_bound(min, [bound.before_ns for bound in times if bound.field == name], _MOST, -1),
         )
         for name in TIMES
     ]
     return StatBounds(
-        (_within(max, least, 0), _within(min, most, _MOST)),
+        (_closest_bound(max, least, 0), _closest_bound(min, most, _MOST)),
         (mtime, atime, ctime, btime),
         any(bound.field == "btime" for bound in times),
         frozenset(selection.uids),
@@ -153,10 +153,12 @@ def stat_bounds(selection: Selection) -> StatBounds:
     )
 
 
-def _within(closest: Callable[[Iterable[int]], int], bounds: Sequence[int | None], widest: int, step: int = 0) -> int:
+def _closest_bound(
+    closest: Callable[[Iterable[int]], int], bounds: Sequence[int | None], widest: int, step: int = 0
+) -> int:
     """The closest of some bounds. step: from an excluded bound to the nearest included one"""
-    told = [bound + step for bound in bounds if bound is not None]
-    return closest([widest, *told])
+    included = [bound + step for bound in bounds if bound is not None]
+    return closest([widest, *included])
 
 
 def _is_timed(name: str, bound: Bound) -> Check:
@@ -182,7 +184,7 @@ DEVICES = frozenset("bc")
 _ALL = frozenset(KINDS)
 
 
-def letter_of(mode: int) -> str:
+def kind_letter(mode: int) -> str:
     """The letter in KINDS for a mode; `?` if find has none."""
     return _LETTERS.get(stat.S_IFMT(mode), "?")
 
@@ -237,7 +239,7 @@ class Matcher:
         names = [compile_glob(text) for text in selection.names]
         names += [compile_glob(text, ignores_case=True) for text in selection.inames]
         paths = [compile_glob(text) for text in selection.paths]
-        paths += [_whole(text) for text in selection.regexes]
+        paths += [_compile_regex(text) for text in selection.regexes]
         pruned = [(text, compile_glob(text)) for text in selection.excludes]
         ends = [name_ends(text) for text in selection.names]
         self.ends = NameEnds(*(max((one[at] for one in ends), key=len, default=b"") for at in range(2)))
@@ -246,41 +248,41 @@ class Matcher:
         self._pruned_path = _any([matches for text, matches in pruned if "/" in text])
         self._min_depth, self._max_depth = selection.min_depth, selection.max_depth
         self.bounds = stat_bounds(selection)
-        self.takes: Check = self.bounds.takes()
+        self.matches_stat: Check = self.bounds.combined_check()
         self.types = selection.types or (_ALL if selection.empty else _ALL - DIRECTORY)
         if selection.empty:
             self.types &= frozenset("fd")
-        self.needs_birth = self.bounds.asks_birth
+        self.needs_birth = self.bounds.limits_birth
         self.needs_emptiness = selection.empty and "d" in self.types
-        asked = self.bounds._replace(must_be_empty=self.bounds.must_be_empty and not self.types <= DIRECTORY)
-        self.needs_stat = bool(asked.checks())
+        stat_conditions = self.bounds._replace(must_be_empty=self.bounds.must_be_empty and not self.types <= DIRECTORY)
+        self.needs_stat = bool(stat_conditions.checks())
 
-    def names_in(self, upper: str) -> Matches | None:
+    def names_in(self, upper: str) -> NameTest | None:
         """The test that selects names in a directory; None: all names are selected.
 
         upper  the directory's relative path; empty for the directory that is swept
         """
-        return _all(_here(upper, self._by_name, self._by_path))
+        return _all(_checks_inside(upper, self._by_name, self._by_path))
 
-    def pruned_in(self, upper: str) -> Matches | None:
+    def pruned_in(self, upper: str) -> NameTest | None:
         """The test for names in a directory that are neither taken nor entered; None: no such names. upper: as above"""
-        return _any(_here(upper, self._pruned_name, self._pruned_path))
+        return _any(_checks_inside(upper, self._pruned_name, self._pruned_path))
 
-    def has_depth(self, depth: int) -> bool:
+    def selects_depth(self, depth: int) -> bool:
         """Whether entries of a depth can be selected."""
         return self._min_depth <= depth and (self._max_depth is None or depth <= self._max_depth)
 
-    def goes_below(self, depth: int) -> bool:
+    def selects_below(self, depth: int) -> bool:
         """Whether entries below a depth can be selected."""
         return self._max_depth is None or depth < self._max_depth
 
 
-def _whole(text: str) -> Matches:
+def _compile_regex(text: str) -> NameTest:
     fullmatch = re.compile(text, re.DOTALL).fullmatch
     return lambda path: fullmatch(path) is not None
 
 
-def _all(several: Sequence[Matches]) -> Matches | None:
+def _all(several: Sequence[NameTest]) -> NameTest | None:
     """A test that holds if all of several do; None if there are none."""
     match several:
         case []:
@@ -292,7 +294,7 @@ def _all(several: Sequence[Matches]) -> Matches | None:
     return lambda text: all(one(text) for one in several)
 
 
-def _any(several: Sequence[Matches]) -> Matches | None:
+def _any(several: Sequence[NameTest]) -> NameTest | None:
     """A test that holds if one of several does; None if there are none."""
     match several:
         case []:
@@ -304,14 +306,14 @@ def _any(several: Sequence[Matches]) -> Matches | None:
     return lambda text: any(one(text) for one in several)
 
 
-def _here(upper: str, by_name: Matches | None, by_path: Matches | None) -> list[Matches]:
+def _checks_inside(upper: str, by_name: NameTest | None, by_path: NameTest | None) -> list[NameTest]:
     """The tests that exist, both made to test names in the directory `upper`."""
     if by_path is not None and upper:
         by_path = _below(upper + "/", by_path)
     return [one for one in (by_name, by_path) if one is not None]
 
 
-def _below(above: str, by_path: Matches) -> Matches:
+def _below(above: str, by_path: NameTest) -> NameTest:
     return lambda name: by_path(above + name)
 
 
@@ -434,12 +436,12 @@ def parse_depths(text: str) -> tuple[int, int | None]:
 
     Raises  ValueError with a message for the user
     """
-    found = re.fullmatch(r"(?:([0-9]*)\.\.)?([0-9]*)", text, re.ASCII)
-    if not found or not text.strip("."):
+    match = re.fullmatch(r"(?:([0-9]*)\.\.)?([0-9]*)", text, re.ASCII)
+    if not match or not text.strip("."):
         raise ValueError(f"{text!r} is not a depth: write 2 for at most two levels, 2..3, 2.. or ..3")
-    if max(map(len, found.groups(default=""))) > _DEPTH_DIGITS_MAX:
+    if max(map(len, match.groups(default=""))) > _DEPTH_DIGITS_MAX:
         raise ValueError(f"{text!r} is deeper than any tree")
-    least, most = int(found[1] or 1), int(found[2]) if found[2] else None
+    least, most = int(match[1] or 1), int(match[2]) if match[2] else None
     if least < 1 or most == 0:
         raise ValueError(
             f"{text!r}: the entries of the directory are at depth 1; the directory itself is never selected"
@@ -493,18 +495,18 @@ class ListedName(NamedTuple):
     is_understood: bool = True
 
 
-NO_NAMES = frozenset((b"", b".", b".."))
+NOT_NAMES = frozenset((b"", b".", b".."))
 """Texts after a path's last slash that name no entry of the directory before it."""
 
 
-class ListedTogether(NamedTuple):
+class ListedNames(NamedTuple):
     """Several names in one directory, none of them `.`, `..` or with a slash. directory: as part of a path"""
 
     directory: bytes
     names: list[str]
 
 
-Listed = bytes | ListedName
+ListedPath = bytes | ListedName
 """A path, with or without more data about it."""
 
 

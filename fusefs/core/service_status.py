@@ -11,11 +11,11 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.record import unquote
+from fusefs.core.record import unquote_path
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 MOST_FAULTS = 10
-UNSEEN = "….".encode()
+HIDDEN = "….".encode()
 """Replaces, together with the end of the store's id, those names of a path that other users may not see."""
 
 
@@ -174,17 +174,17 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[PassedOver, ...] = ()
     nodes: tuple[SeenNode, ...] = ()
 
-    def root(self) -> bytes:
+    def root_path(self) -> bytes:
         """The directory that holds the store."""
-        return unquote(self.path)
+        return unquote_path(self.path)
 
-    def shown(self) -> bytes:
+    def public_path(self) -> bytes:
         """The part of that path that is shown."""
-        path = self.root()
-        return path if self.owner is None else path.partition(b"/" + UNSEEN)[0] or b"/"
+        path = self.root_path()
+        return path if self.owner is None else path.partition(b"/" + HIDDEN)[0] or b"/"
 
 
-IDLE_TELL_S = 300.0
+IDLE_WRITE_S = 300.0
 """Seconds between two status files while nothing happens."""
 
 
@@ -206,13 +206,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int
     updated_ns: int
     updated_boot_ns: int | None = None
-    refreshes_s: int = int(3 * IDLE_TELL_S)
+    refreshes_s: int = int(3 * IDLE_WRITE_S)
     config_files: tuple[str, ...] = ()
     volumes: tuple[VolumeStatus, ...] = ()
     passed_over: tuple[PassedOver, ...] = ()
 
 
-class SeenStatus(NamedTuple):
+class ObservedStatus(NamedTuple):
     """A status as another process reads it.
 
     is_running  whether the service that wrote it is alive
@@ -238,17 +238,17 @@ def age_s(status: Status, boot_id: str, boot_ns: int, wall_ns: int) -> float:
     return max(0.0, since_ns / 1e9)
 
 
-def encode(status: Status) -> bytes:
+def encode_status(status: Status) -> bytes:
     """Encode as indented JSON that people can read."""
     return msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n"
 
 
-def decode(text: bytes) -> Status:
+def decode_status(text: bytes) -> Status:
     """Decode what `encode` wrote. Raises  TrashdError for anything else"""
     try:
         status = msgspec.json.decode(text, type=Status)
         for volume in status.volumes:
-            volume.root()
+            volume.root_path()
         return status
     except (msgspec.MsgspecError, ValueError) as error:
         hint = "restart the service if it is of another version"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from fusefs.core.names import join
+from fusefs.core.names import join_path
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.results import Report, add_failures
 
@@ -36,18 +36,18 @@ _FEW_NAMES = 8
 """The smallest share, unless fewer names remain: handing out less takes longer than removing it from a local disk."""
 
 
-def raw(name: str) -> bytes:
+def encode_name(name: str) -> bytes:
     """A name as the kernel has it; the remover uses names as from os.scandir, which is faster."""
     return name.encode("utf-8", "surrogateescape")
 
 
-def pack(names: list[str]) -> list[bytes]:
+def pack_names(names: list[str]) -> list[bytes]:
     """Join names into bundles for one slice each, in the same order."""
     parts = (names[at : at + _MAX_NAMES] for at in range(0, len(names), _MAX_NAMES))
-    return [raw("/".join(part)) for part in parts]
+    return [encode_name("/".join(part)) for part in parts]
 
 
-def unpack(bundle: bytes) -> list[str]:
+def unpack_names(bundle: bytes) -> list[str]:
     """The names of a bundle."""
     return bundle.decode("utf-8", "surrogateescape").split("/")
 
@@ -78,7 +78,7 @@ class SliceWork(msgspec.Struct, eq=False):
     is_productive: bool = False
     cut_bytes: int | None = None
 
-    def fail(self, name: str) -> None:
+    def skip_failed(self, name: str) -> None:
         """Skip an entry from now on."""
         self.n_failed += 1
         if len(self.failed) < MAX_FAILED_NAMES:
@@ -88,7 +88,7 @@ class SliceWork(msgspec.Struct, eq=False):
         """Whether any work remains."""
         return bool(self.names or self.bundles or self.subdirs or self.emptied or self.cut_bytes) or not self.is_listed
 
-    def look_again(self) -> None:
+    def relist_if_needed(self) -> None:
         """At the end, have the directory listed once more if some entries failed and others were removed.
 
         readdir may have skipped entries meanwhile, as with some servers. No rmdir would show that here.
@@ -96,7 +96,7 @@ class SliceWork(msgspec.Struct, eq=False):
         if self.failed and self.is_productive and self.n_failed <= MAX_FAILED_NAMES and self.n_passes < MAX_PASSES:
             self.is_listed = False
 
-    def put_back(self, rest: SliceWork) -> None:
+    def merge_rest(self, rest: SliceWork) -> None:
         """Take back what a slice left undone of its share."""
         self.names += rest.names
         self.bundles += rest.bundles
@@ -104,7 +104,7 @@ class SliceWork(msgspec.Struct, eq=False):
         self.emptied += rest.emptied
         self.is_listed &= rest.is_listed
         for name in rest.failed:
-            self.fail(name)
+            self.skip_failed(name)
         self.n_failed += rest.n_failed - len(rest.failed)
         self.n_passes = max(self.n_passes, rest.n_passes)
         self.is_productive |= rest.is_productive
@@ -172,21 +172,21 @@ class RemovalSliceResult(NamedTuple):
     failures: tuple[Failure, ...]
     n_failed: int
     rest: SliceWork
-    left: tuple[UnfinishedDirectory, ...] = ()
+    remaining: tuple[UnfinishedDirectory, ...] = ()
     hoisted: tuple[str, ...] = ()
     made_hoisted: bool = False
     entered: tuple[Entered, ...] = ()
     busy_s: float = 0.0
-    away: int = 0
+    server_errno: int = 0
     doubts: frozenset[int] = frozenset()
 
     def fds(self) -> Sequence[int]:
         """The fds to send to another process together with it."""
-        return [left.fd for left in self.left]
+        return [unfinished.fd for unfinished in self.remaining]
 
     def with_fds(self, fds: Sequence[int]) -> RemovalSliceResult:
         """The value in the process that received its fds, with the numbers that they have there."""
-        return self._replace(left=tuple(one._replace(fd=fd) for one, fd in zip(self.left, fds, strict=True)))
+        return self._replace(remaining=tuple(one._replace(fd=fd) for one, fd in zip(self.remaining, fds, strict=True)))
 
 
 class FinishedDirectory(NamedTuple):
@@ -214,18 +214,18 @@ class _Node(msgspec.Struct, eq=False):
     n_unlinking: int = 0
     n_children: int = 0
 
-    def begins(self, share: SliceWork) -> bool:
+    def begin_slice(self, share: SliceWork) -> bool:
         """Register a slice that takes a share. Returns  whether it only works below directories in this one"""
         is_below = bool(share.subdirs or share.emptied)
         self.n_running += 1
         self.n_unlinking += not is_below
         return is_below
 
-    def ends(self, ended: Slice, rest: SliceWork) -> None:
+    def end_slice(self, ended: Slice, rest: SliceWork) -> None:
         """A slice ended, with `rest` undone."""
         self.n_running -= 1
         self.n_unlinking -= not ended.is_below
-        self.work.put_back(rest)
+        self.work.merge_rest(rest)
 
 
 def _can_clear(node: _Node) -> bool:
@@ -250,12 +250,12 @@ class _LastBegun:
         self._holds = holds
         self._nodes = nodes
         self._keys: list[int] = []  # a heap of negated keys, without those for which the condition can't hold
-        self._known: set[int] = set()
+        self._in_heap: set[int] = set()
 
-    def changed(self, key: int) -> None:
+    def reconsider(self, key: int) -> None:
         """The condition may hold for this directory now."""
-        if key not in self._known:
-            self._known.add(key)
+        if key not in self._in_heap:
+            self._in_heap.add(key)
             heappush(self._keys, -key)
 
     def find(self) -> int | None:
@@ -266,7 +266,7 @@ class _LastBegun:
             if node is not None and self._holds(node):
                 return key
             heappop(self._keys)
-            self._known.discard(key)
+            self._in_heap.discard(key)
         return None
 
 
@@ -316,18 +316,18 @@ class SlicePlan:
         key = self._n_added
         self._n_added += 1
         self._nodes[key] = node
-        self._changed(key)
+        self._reconsider(key)
         return key
 
-    def _changed(self, key: int) -> None:
+    def _reconsider(self, key: int) -> None:
         """There may be more work in a directory, or fewer workers."""
         for choice in self._choices:
-            choice.changed(key)
+            choice.reconsider(key)
 
-    def push(self, key: int, subdirs: tuple[str, ...]) -> None:
+    def add_subdirs(self, key: int, subdirs: tuple[str, ...]) -> None:
         """Add directories to remove in one that was added; that one is kept for it until the end."""
         self._nodes[key].work.subdirs += subdirs
-        self._changed(key)
+        self._reconsider(key)
 
     def is_dry(self) -> bool:
         """Whether `next` would return None."""
@@ -347,8 +347,8 @@ class SlicePlan:
         depth = max(n_free // self._n_workers, MIN_DEPTH)
         if (n_free <= 0 or node.path.count(b"/") > MAX_FDS) and node.parent is not None:
             depth = 0  # slices that end early leave their entered directories open, and others went as deep
-        share = self._cut(node)
-        is_below = node.begins(share)
+        share = self._take_share(node)
+        is_below = node.begin_slice(share)
         is_shared = self._n_sharing > 1 and not is_below and (node.n_unlinking > 1 or _has_names(node.work))
         return Slice(key, node.fd, node.path, share, depth, node.is_hoisted, is_below, is_shared)
 
@@ -356,7 +356,7 @@ class SlicePlan:
         """The last begun directory where a slice can run; one where others unlink only if there is no other."""
         return next((key for choice in self._choices if (key := choice.find()) is not None), None)
 
-    def _cut(self, node: _Node) -> SliceWork:
+    def _take_share(self, node: _Node) -> SliceWork:
         """Take a share of a directory's work; names at which others work only if there is nothing else."""
         work = node.work
         if work.emptied:
@@ -369,7 +369,7 @@ class SlicePlan:
             del work.subdirs[-n:]
             return share
         if not work.names and 0 < len(work.bundles) < self._n_sharing:
-            work.names = unpack(work.bundles.pop())
+            work.names = unpack_names(work.bundles.pop())
         if work.names:
             # Enough remains for each of the others; what a slice can't finish in its time is returned.
             n_names = len(work.names) + len(work.bundles) * _MAX_NAMES
@@ -391,27 +391,27 @@ class SlicePlan:
         work.is_productive = False
         return share
 
-    def done(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
+    def finish_slice(self, finished: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
         """Record the result of a slice. Returns  the directories that are finished now"""
-        self.note(outcome.entered)
+        self.record_entered(outcome.entered)
         self._removed += outcome.removed
         self._n_bytes += outcome.n_bytes
         add_failures(self._failures, outcome.failures)
         self._n_failed += outcome.n_failed
         self.doubts |= outcome.doubts
-        self._nodes[done.key].ends(done, outcome.rest)
-        self._changed(done.key)
-        key, path = done.key, done.path
-        for left in outcome.left:
+        self._nodes[finished.key].end_slice(finished, outcome.rest)
+        self._reconsider(finished.key)
+        key, path = finished.key, finished.path
+        for unfinished in outcome.remaining:
             self._nodes[key].n_children += 1
-            path = join(path, raw(left.name))
-            key = self._add(_Node(key, left.name, left.fd, path, left.work))
+            path = join_path(path, encode_name(unfinished.name))
+            key = self._add(_Node(key, unfinished.name, unfinished.fd, path, unfinished.work))
         return self._finish(key)
 
     def lost(self, lost: Slice) -> None:
         """A slice's worker ended, and it is not known how far it got: repeat all of it."""
-        self._nodes[lost.key].ends(lost, lost.work)
-        self._changed(lost.key)
+        self._nodes[lost.key].end_slice(lost, lost.work)
+        self._reconsider(lost.key)
 
     def _finish(self, key: int) -> list[FinishedDirectory]:
         """Drop a directory without remaining work, and its ancestors if it was their last. Returns  those dropped"""
@@ -421,21 +421,21 @@ class SlicePlan:
             if node.n_running or node.n_children or node.work.has_rest():
                 return finished
             if node.is_whole:
-                node.work.look_again()
+                node.work.relist_if_needed()
             if node.parent is None or node.work.has_rest():
                 return finished
             del self._nodes[key]
             finished.append(FinishedDirectory(node.fd, bool(node.work.n_failed)))
             above = self._nodes[node.parent]
             above.n_children -= 1
-            self._changed(node.parent)
+            self._reconsider(node.parent)
             if node.work.n_failed:
-                above.work.fail(node.name)
+                above.work.skip_failed(node.name)
             elif node.work.cut_bytes is None:
                 above.work.emptied.append((node.name, node.work.n_passes))
             key = node.parent
 
-    def note(self, entered: Iterable[Entered]) -> None:
+    def record_entered(self, entered: Iterable[Entered]) -> None:
         """Record directories of other users for the next reap, as many as a record has room for."""
         for one in entered:
             if len(self._entered) < MAX_ENTERED:
@@ -445,11 +445,11 @@ class SlicePlan:
         """The recorded directories."""
         return tuple(self._entered.values())
 
-    def count(self, removed: int) -> None:
+    def count_removed(self, removed: int) -> None:
         """Count entries that were removed outside of slices."""
         self._removed += removed
 
-    def fds(self) -> list[int]:
+    def unfinished_fds(self) -> list[int]:
         """The fds of unfinished directories: close them if the removal is abandoned."""
         return [node.fd for node in self._nodes.values() if node.parent is not None and node.fd >= 0]
 

@@ -40,81 +40,83 @@ class ValueKind(NamedTuple):
     write: Callable[[Any], str]
 
 
-def shown(found: object) -> str:
+def format_value(value: object) -> str:
     """A value for a message: in TOML notation, shortened, without control characters."""
-    match found:
+    match value:
         case dict():
             text = "a table"
-        case list() if any(isinstance(item, dict | list) for item in found):
+        case list() if any(isinstance(item, dict | list) for item in value):
             text = "an array"
         case list():
-            text = f"[{', '.join(shown(item) for item in found[:_SHOWN_MAX])}]"
+            text = f"[{', '.join(format_value(item) for item in value[:_SHOWN_MAX])}]"
         case bool():
-            text = str(found).lower()
+            text = str(value).lower()
         case str():
-            text = quoted(found)
+            text = quote_text(value)
         case int():
-            text = hex(found) if abs(found) >= 1 << 64 else str(found)  # str() refuses a number of 5000 digits
+            text = hex(value) if abs(value) >= 1 << 64 else str(value)  # str() refuses a number of 5000 digits
         case _:
-            text = str(found)
+            text = str(value)
     return text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "…"
 
 
-def quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     """A text as TOML's basic string, without control characters that a terminal would obey."""
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(text, ensure_ascii=False))
 
 
-def bare(text: str) -> str:
+def format_key(text: str) -> str:
     """A key or path for a message, shortened; in quotes unless it is plain."""
     if re.fullmatch(r"[A-Za-z0-9_./-]+", text) and len(text) <= _SHOWN_MAX:
         return text
-    return shown(text)
+    return format_value(text)
 
 
-def listed(items: tuple[str, ...]) -> str:
+def format_array(items: tuple[str, ...]) -> str:
     """Texts as an array in TOML."""
-    return f"[{', '.join(map(quoted, items))}]"
+    return f"[{', '.join(map(quote_text, items))}]"
 
 
-def _any_text(found: Any) -> str:
-    return convert(found, _AnyText)
+def _read_any_text(raw: Any) -> str:
+    return convert(raw, _AnyText)
 
 
-def _text(found: Any) -> str:
-    return convert(found, _Text)
+def _read_text(raw: Any) -> str:
+    return convert(raw, _Text)
 
 
-def read_texts(found: Any) -> tuple[str, ...]:
+def read_texts(raw: Any) -> tuple[str, ...]:
     """Read one text or a list of texts; ValueError for anything else."""
-    return tuple(map(_any_text, found)) if isinstance(found, list) else (_any_text(found),)
+    return tuple(map(_read_any_text, raw)) if isinstance(raw, list) else (_read_any_text(raw),)
 
 
-def _typed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    return lambda found: parse(_text(found))
+def _text_reader(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    return lambda found: parse(_read_text(found))
 
 
-def _items(found: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
-    return tuple(map(read, convert(found, _List)))
+def _read_items(raw: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
+    return tuple(map(read, convert(raw, _List)))
 
 
 def or_none(kind: ValueKind, none: str = NONE) -> ValueKind:
     """Values of a kind, or a word that stands for none."""
     return ValueKind(
-        f"{kind.name} or {quoted(none)}",
-        f"{kind.fix}, or {quoted(none)}",
+        f"{kind.name} or {quote_text(none)}",
+        f"{kind.fix}, or {quote_text(none)}",
         lambda found: None if found == none else kind.read(found),
-        lambda value: quoted(none) if value is None else kind.write(value),
+        lambda value: quote_text(none) if value is None else kind.write(value),
     )
 
 
-def _only(is_meant: Callable[[Any], bool], read: Callable[[Any], Any] = lambda found: found) -> Callable[[Any], Any]:
+def _checked_reader(
+    is_valid: Callable[[Any], bool], read: Callable[[Any], Any] = lambda found: found
+) -> Callable[[Any], Any]:
     """A reader that accepts only values for which `is_meant` holds; ValueError for all others."""
 
-    def read_checked(found: Any) -> Any:
-        value = read(found)
-        if not is_meant(value):
-            raise ValueError(found)
+    def read_checked(raw: Any) -> Any:
+        value = read(raw)
+        if not is_valid(value):
+            raise ValueError(raw)
         return value
 
     return read_checked
@@ -122,14 +124,14 @@ def _only(is_meant: Callable[[Any], bool], read: Callable[[Any], Any] = lambda f
 
 def one_of(*words: str) -> ValueKind:
     """One of a few words."""
-    known = ", ".join(map(quoted, words))
-    fix = f"write one of {known}" if len(words) > 1 else f"write {known}"
-    return ValueKind(f"one of {known}", fix, _only(words.__contains__), str)
+    choices = ", ".join(map(quote_text, words))
+    fix = f"write one of {choices}" if len(words) > 1 else f"write {choices}"
+    return ValueKind(f"one of {choices}", fix, _checked_reader(words.__contains__), str)
 
 
 def _write_duration(seconds: int) -> str:
     unit = max((u for u in SECONDS if seconds % SECONDS[u] == 0 and seconds), key=SECONDS.__getitem__, default="s")
-    return quoted(f"{seconds // SECONDS[unit]}{unit}")
+    return quote_text(f"{seconds // SECONDS[unit]}{unit}")
 
 
 def _size_text(size: int) -> str:
@@ -139,21 +141,21 @@ def _size_text(size: int) -> str:
     return str(size)
 
 
-def _read_share(found: Any) -> float:
-    typed = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,3})?) ?%", _text(found))
+def _read_share(raw: Any) -> float:
+    typed = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,3})?) ?%", _read_text(raw))
     if not typed or float(typed[1]) > 100:
-        raise ValueError(found)
+        raise ValueError(raw)
     return float(typed[1]) / 100
 
 
-def _read_count(found: Any) -> int:
-    value = convert(found, _Number | _Text)
+def _read_count(raw: Any) -> int:
+    value = convert(raw, _Number | _Text)
     return value if isinstance(value, int) else parse_size(value)
 
 
-def read_path(found: Any) -> bytes:
+def read_path(raw: Any) -> bytes:
     """Read an absolute path; a slash at its end is dropped."""
-    text = _text(found)
+    text = _read_text(raw)
     parts = text.split("/")
     if parts[0] or ".." in parts or "." in parts:
         raise ValueError(text)
@@ -164,23 +166,23 @@ def _is_user(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9_][^\s:,/*?\[\]]*", text) is not None and text.isprintable()
 
 
-def _read_command(found: Any) -> tuple[str, ...] | None:
-    words = _items(found, lambda word: "" if word == "" else _text(word))
+def _read_command(raw: Any) -> tuple[str, ...] | None:
+    words = _read_items(raw, lambda word: "" if word == "" else _read_text(word))
     if words and (not words[0].startswith("/") or words[0].endswith("/")):
-        raise ValueError(found)
+        raise ValueError(raw)
     return words or None
 
 
-def _read_address(found: Any) -> tuple[str, int]:
-    typed = re.fullmatch(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", _text(found))
+def _read_address(raw: Any) -> tuple[str, int]:
+    typed = re.fullmatch(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", _read_text(raw))
     if not typed or not 0 < int(typed[2]) < 1 << 16:
-        raise ValueError(found)
+        raise ValueError(raw)
     return typed[1].strip("[]"), int(typed[2])
 
 
 def _write_address(address: tuple[str, int]) -> str:
     host, port = address
-    return quoted(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return quote_text(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
 FLAG: Final = ValueKind(
@@ -188,14 +190,17 @@ FLAG: Final = ValueKind(
     lambda on: str(on).lower(),
 )  # fmt: skip
 DURATION: Final = ValueKind(
-    "a duration", 'write "90s", "15m", "24h", "3d" or a sum such as "1d12h", in quotes', _typed(parse_duration),
+    "a duration", 'write "90s", "15m", "24h", "3d" or a sum such as "1d12h", in quotes', _text_reader(parse_duration),
     _write_duration,
 )  # fmt: skip
-TIME_LIMIT: Final = DURATION._replace(name="a duration above 0", read=_only(bool, DURATION.read))
+TIME_LIMIT: Final = DURATION._replace(name="a duration above 0", read=_checked_reader(bool, DURATION.read))
 SIZE: Final = ValueKind(
-    "a size", 'write "500G", "1.5T" or "64M", in quotes', _typed(parse_size), lambda size: quoted(_size_text(size))
+    "a size",
+    'write "500G", "1.5T" or "64M", in quotes',
+    _text_reader(parse_size),
+    lambda size: quote_text(_size_text(size)),
 )
-TEXT: Final = ValueKind("a text", "write one text, in quotes; write another rule for another text", _any_text, str)
+TEXT: Final = ValueKind("a text", "write one text, in quotes; write another rule for another text", _read_any_text, str)
 TEXTS: Final = ValueKind("a text or a list of texts", 'write "…" or ["…", "…"]', read_texts, str)
 NUMBER_OR_TEXT: Final = ValueKind(
     "a name or number", 'write "anna" or 1000', lambda found: str(convert(found, _Id | _AnyText)), str
@@ -208,37 +213,43 @@ RATE: Final = ValueKind(
     "a rate",
     'write 5000, "5000/s" or "200M/s"',
     lambda found: parse_rate(str(convert(found, _Positive | _Text))),
-    lambda rate: quoted(_size_text(rate) + "/s"),
+    lambda rate: quote_text(_size_text(rate) + "/s"),
 )
-SHARE: Final = ValueKind("a share", 'write "10%", in quotes', _read_share, lambda share: quoted(f"{share * 100:.6g}%"))
+SHARE: Final = ValueKind(
+    "a share", 'write "10%", in quotes', _read_share, lambda share: quote_text(f"{share * 100:.6g}%")
+)
 PATH: Final = ValueKind(
     "an absolute path", 'write "/scratch", without `..`', read_path,
-    lambda path: quoted(path.decode("utf-8", "backslashreplace")),
+    lambda path: quote_text(path.decode("utf-8", "backslashreplace")),
 )  # fmt: skip
 VOLUME_ID: Final = ValueKind(
-    "a volume's id", "write the id that trashd status --json prints", _only(is_volume_id, _text), quoted
+    "a volume's id",
+    "write the id that trashd status --json prints",
+    _checked_reader(is_volume_id, _read_text),
+    quote_text,
 )
-FILE: Final = PATH._replace(read=lambda found: read_path(found).decode(), write=quoted)
+FILE: Final = PATH._replace(read=lambda found: read_path(found).decode(), write=quote_text)
 PATTERNS: Final = ValueKind(
     "a list of path patterns", 'write ["/scratch/keep/*", "*.precious"]; each begins with / or *',
-    lambda found: _items(found, _only(lambda text: text[0] in "/*?[", _text)), listed,
+    lambda found: _read_items(found, _checked_reader(lambda text: text[0] in "/*?[", _read_text)), format_array,
 )  # fmt: skip
 DELETE_AS: Final = ValueKind(
-    "an identity to delete as", 'write "owner" or "root"', lambda found: DeleteAs(_text(found)),
-    lambda user: quoted(user.value),
+    "an identity to delete as", 'write "owner" or "root"', lambda found: DeleteAs(_read_text(found)),
+    lambda user: quote_text(user.value),
 )  # fmt: skip
 USERS: Final = ValueKind(
     "a list of users", 'write ["ci", "12001"]: names or uids, no groups and no patterns',
-    lambda found: _items(found, _only(_is_user, _text)), listed,
+    lambda found: _read_items(found, _checked_reader(_is_user, _read_text)), format_array,
 )  # fmt: skip
-USER: Final = ValueKind("a user", 'write "nobody", a name or a uid', _only(_is_user, _text), quoted)
+USER: Final = ValueKind("a user", 'write "nobody", a name or a uid', _checked_reader(_is_user, _read_text), quote_text)
 WINDOWS: Final = ValueKind(
     "a list of windows", 'write ["22:00-06:00", "12:00-13:00"]; omit the key or write [] for always',
-    lambda found: _items(found, _typed(parse_window)), lambda windows: listed(tuple(map(TimeWindow.__str__, windows))),
+    lambda found: _read_items(found, _text_reader(parse_window)),
+    lambda windows: format_array(tuple(map(TimeWindow.__str__, windows))),
 )  # fmt: skip
 COMMAND: Final = ValueKind(
     "a command", 'write ["/usr/bin/logger", "gone"]: an absolute path and its arguments, no shell; [] for none',
-    _read_command, lambda words: listed(words or ()),
+    _read_command, lambda words: format_array(words or ()),
 )  # fmt: skip
 ADDRESS: Final = ValueKind("an address", 'write "127.0.0.1:9817"', _read_address, _write_address)
 TEXT_MAX_BYTES = 1 << 20
@@ -284,7 +295,7 @@ class Document(NamedTuple):
         """The place of a key in this document; a number is the index in an array of tables, counted from 0."""
         key = self.at
         for part in path:
-            key += f"[{part + 1}]" if isinstance(part, int) else f".{bare(part)}"
+            key += f"[{part + 1}]" if isinstance(part, int) else f".{format_key(part)}"
         return ConfigKey(self.name, key.removeprefix("."))
 
 
@@ -296,7 +307,7 @@ def decode_source(name: str, raw: bytes) -> Source:
         return Source(name, raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise _bad(name, f"line {line} is not UTF-8", "save it as UTF-8") from error
+        raise _file_problem(name, f"line {line} is not UTF-8", "save it as UTF-8") from error
 
 
 def read_document(source: Source, problems: list[ConfigProblem], manual: str = "docs/config.md") -> Document:
@@ -311,31 +322,31 @@ def read_document(source: Source, problems: list[ConfigProblem], manual: str = "
         if len(text) > TEXT_MAX_BYTES:
             raise _too_large(name)
         if text.startswith("\ufeff"):
-            raise _bad(name, "the file begins with a byte order mark", "save it as UTF-8 without one")
+            raise _file_problem(name, "the file begins with a byte order mark", "save it as UTF-8 without one")
         if too_long is not None:
             what = f"line {too_long} has more than {LINE_MAX_CHARS} characters"
-            raise _bad(name, what, "break the array into several lines")
+            raise _file_problem(name, what, "break the array into several lines")
         return Document(name, tomllib.loads(text))
     except BadConfig as error:
         problems += error.problems
     except RecursionError:
-        problems += _bad(name, "arrays or tables are nested too deeply", "nest them less deeply").problems
+        problems += _file_problem(name, "arrays or tables are nested too deeply", "nest them less deeply").problems
     except ValueError as error:
-        found = re.search(r"\(at line (\d+), column \d+\)$", str(error))
-        fix = _advice(lines[int(found[1]) - 1].strip()) if found else ""
-        problems += _bad(name, f"not TOML: {error}", fix or f"see {manual}").problems
+        position = re.search(r"\(at line (\d+), column \d+\)$", str(error))
+        fix = _advise(lines[int(position[1]) - 1].strip()) if position else ""
+        problems += _file_problem(name, f"not TOML: {error}", fix or f"see {manual}").problems
     return Document(name, {})
 
 
-def _bad(name: str, what: str, fix: str) -> BadConfig:
+def _file_problem(name: str, what: str, fix: str) -> BadConfig:
     return BadConfig(problems=(ConfigKey(name).problem(what, fix),))
 
 
 def _too_large(name: str) -> BadConfig:
-    return _bad(name, f"larger than {TEXT_MAX_BYTES >> 20} MiB", "remove what is not configuration")
+    return _file_problem(name, f"larger than {TEXT_MAX_BYTES >> 20} MiB", "remove what is not configuration")
 
 
-def _advice(line: str) -> str:
+def _advise(line: str) -> str:
     """Advice for the most frequent mistakes in a line; empty if it has none of them."""
     value = line.partition("=")[2].strip()
     if re.match(r"[0-9]+[A-Za-z%/]", value) or re.match(r"[A-Za-z/*]", value):
@@ -397,40 +408,40 @@ class SettingsReader:
         """problems: every problem found is appended to it"""
         self.place = document.place()
         self.settings: Settings = {}
-        self.wrong: set[Key] = set()
+        self.invalid_keys: set[Key] = set()
         self.has_unknown = False
         self._document = document
         self._schema = schema
         self._problems = problems
         self._read(document.tree, schema, (), ())
 
-    def _read(self, table: dict[str, Any], schema: Schema, at: tuple[str | int, ...], to: Key) -> None:
+    def _read(self, table: dict[str, Any], schema: Schema, at: tuple[str | int, ...], prefix: Key) -> None:
         """Read a table. `at` is its place in the document, `to` the key prefix of its settings."""
-        for key, found in table.items():
+        for key, raw in table.items():
             if len(self._problems) >= PROBLEMS_MAX:
                 return
             place, kind = self._document.place(*at, key), schema.get(key)
             match kind:
                 case None:
                     self.has_unknown = True
-                    self._problems.append(place.problem("unknown key", self._other_key(key, schema)))
+                    self._problems.append(place.problem("unknown key", self._suggest_key(key, schema)))
                 case ValueKind():
-                    self._value(found, kind, place, (*to, key))
+                    self._read_value(raw, kind, place, (*prefix, key))
                 case RemovedKey(instead):
                     what = "this key was removed and has no effect"
                     self._problems.append(place.problem(what, instead, is_warning=True))
                 case RenamedKey():
-                    self._renamed(found, kind, place, table, to)
+                    self._renamed(raw, kind, place, table, prefix)
                 case Tables(inner):
-                    self._tables(found, inner, (*at, key), (*to, key))
-                case inner if isinstance(found, dict):
-                    self._read(found, inner, (*at, key), (*to, key))
+                    self._read_tables(raw, inner, (*at, key), (*prefix, key))
+                case inner if isinstance(raw, dict):
+                    self._read(raw, inner, (*at, key), (*prefix, key))
                 case inner:
-                    self.wrong |= {(*to, key, name) for name in inner}
-                    what = f"expected a table, got {shown(found)}"
+                    self.invalid_keys |= {(*prefix, key, name) for name in inner}
+                    what = f"expected a table, got {format_value(raw)}"
                     self._problems.append(place.problem(what, f"write [{place.key}]"))
 
-    def _other_key(self, key: str, schema: Schema) -> str:
+    def _suggest_key(self, key: str, schema: Schema) -> str:
         """A hint for an unknown key: a similar key, or where the key belongs."""
         from difflib import get_close_matches  # imported for typing errors only
 
@@ -443,12 +454,12 @@ class SettingsReader:
         inside = [f"[{name}]" for name, inner in self._schema.items() if key in _schema_in(inner)]
         return f"it stands below {' or '.join(inside)}" if inside else f"known keys: {', '.join(known)}"
 
-    def _value(self, found: Any, kind: ValueKind, place: ConfigKey, to: Key) -> None:
+    def _read_value(self, raw: Any, kind: ValueKind, place: ConfigKey, to: Key) -> None:
         try:
-            self.settings[to] = Setting(kind.read(found), place)
+            self.settings[to] = Setting(kind.read(raw), place)
         except ValueError:
-            self.wrong.add(to)
-            what = f"expected {kind.name}, got {shown(found)}"
+            self.invalid_keys.add(to)
+            what = f"expected {kind.name}, got {format_value(raw)}"
             self._problems.append(place.problem(what, kind.fix))
 
     def _renamed(self, found: Any, kind: RenamedKey, place: ConfigKey, table: Mapping[str, Any], to: Key) -> None:
@@ -458,26 +469,26 @@ class SettingsReader:
             what = f"this key has no effect beside {kind.name}, which is its name now"
             self._problems.append(place.problem(what, "remove it", is_warning=True))
             return
-        self._value(value, kind.kind, place, (*to, kind.name))
+        self._read_value(value, kind.kind, place, (*to, kind.name))
         if (*to, kind.name) in self.settings:
-            fix = f"write {kind.name} = {shown(value)}"
+            fix = f"write {kind.name} = {format_value(value)}"
             self._problems.append(place.problem(f"this key is now called {kind.name}", fix, is_warning=True))
 
-    def _tables(self, found: Any, schema: Schema, at: tuple[str | int, ...], to: Key) -> None:
-        for index, table in enumerate(_listed(found, self._document.place(*at), self._problems)):
+    def _read_tables(self, raw: Any, schema: Schema, at: tuple[str | int, ...], to: Key) -> None:
+        for index, table in enumerate(_tables_of(raw, self._document.place(*at), self._problems)):
             if len(self._problems) >= PROBLEMS_MAX:
                 return
             place = self._document.place(*at, index, "path")
             if "path" not in table:
                 self._problems.append(self._document.place(*at, index).problem("no path", 'add path = "/…"'))
                 continue
-            self._value(table["path"], PATH, place, to)
+            self._read_value(table["path"], PATH, place, to)
             path = self.settings.pop(to, None)
             if path is None:
                 continue
             here = (*to, path.value)
             if here in self.settings:
-                what = f"{shown(table['path'])} is given twice"
+                what = f"{format_value(table['path'])} is given twice"
                 self._problems.append(place.problem(what, f"merge both into {self.settings[here].place.key[:-5]}"))
             self.settings[here] = path
             rest = {key: value for key, value in table.items() if key != "path"}
@@ -488,14 +499,14 @@ def read_tables(
     document: Document, name: str, schema: Schema, problems: list[ConfigProblem]
 ) -> Iterator[SettingsReader]:
     """Read each table of an array; keys don't include the array's name."""
-    for index, table in enumerate(_listed(document.tree.get(name, []), document.place(name), problems)):
+    for index, table in enumerate(_tables_of(document.tree.get(name, []), document.place(name), problems)):
         yield SettingsReader(Document(document.name, table, document.place(name, index).key), schema, problems)
 
 
-def _listed(found: Any, place: ConfigKey, problems: list[ConfigProblem]) -> list[dict[str, Any]]:
+def _tables_of(raw: Any, place: ConfigKey, problems: list[ConfigProblem]) -> list[dict[str, Any]]:
     """The tables of an array; if it is not a list of tables, add a problem and return none."""
-    if isinstance(found, list) and all(isinstance(one, dict) for one in found):
-        return found
+    if isinstance(raw, list) and all(isinstance(one, dict) for one in raw):
+        return raw
     name = re.sub(r"\[\d+\]", "", place.key)
     problems.append(place.problem("expected a list of tables", f"write [[{name}]] above each of them"))
     return []
@@ -514,11 +525,11 @@ class SettingsBuilder:
         setting = self.settings.get(key)
         return otherwise if setting is None else setting.value
 
-    def wrong(self, what: str, fix: str, *keys: Key) -> None:
+    def add_problem(self, problem: str, fix: str, *keys: Key) -> None:
         """Add a problem at the first of these keys that is set; if none is, there is nothing to report."""
         place = next((self.settings[key].place for key in keys if key in self.settings), None)
         if place is not None:
-            self.problems.append(place.problem(what, fix))
+            self.problems.append(place.problem(problem, fix))
 
 
 def _schema_in(kind: ValueKind | Schema | Tables | RemovedKey | RenamedKey) -> Schema:

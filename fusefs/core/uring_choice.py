@@ -14,11 +14,11 @@ from fusefs.core.errors import TrashdError
 SWITCH: Final = "/sys/module/fuse/parameters/enable_uring"
 """The switch of this machine, for the FUSE mounts of all users."""
 _SINCE = (6, 14)
-_TRUSTED = {(6, 18): 42, (7, 1): 6}
+_TRUSTED_PATCHES = {(6, 18): 42, (7, 1): 6}
 """The first release of each series with the fixes for the faults that end a mount, or block it for ever."""
 _TRUSTED_SINCE = (7, 2)
 _RELEASE = re.compile(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?", re.ASCII)
-_NOBODY, _GROUP_ONLY = 2, 1
+_DISABLED_FOR_ALL, _GROUP_ONLY = 2, 1
 
 
 class UringFacts(NamedTuple):
@@ -38,7 +38,7 @@ class UringFacts(NamedTuple):
     barred: frozenset[int]
 
 
-def why_not(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
+def find_obstacle(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
     """Why requests can't use io_uring, as known before the kernel is asked; None: no reason.
 
     trusts_all  also accept kernels that may have known faults
@@ -52,10 +52,10 @@ def why_not(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
             f"{SWITCH} is N for every FUSE mount of this machine; root can enable it with "
             "`trashd service install --uring`, or with a mount with uring=on"
         )
-    if not trusts_all and (faults := why_not_trusted(facts.release)):
+    if not trusts_all and (faults := known_faults(facts.release)):
         return faults
     if facts.refusal:
-        return _why_no_ring(facts)
+        return _describe_refusal(facts)
     if facts.barred:
         some = ", ".join(map(str, sorted(facts.barred)[:3])) + (", …" if len(facts.barred) > 3 else "")
         cores = "core" if len(facts.barred) == 1 else "cores"
@@ -63,28 +63,28 @@ def why_not(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
     return None
 
 
-def why_not_trusted(release: str) -> str | None:
+def known_faults(release: str) -> str | None:
     """The faults that a kernel may have, by its release; None: it is known to have none of them.
 
     A distribution may have fixed an older kernel; the release doesn't show that.
     Source  docs/decisions/0060
     """
     major_minor, patch = _version(release)
-    if major_minor >= _TRUSTED_SINCE or patch >= _TRUSTED.get(major_minor, patch + 1):
+    if major_minor >= _TRUSTED_SINCE or patch >= _TRUSTED_PATCHES.get(major_minor, patch + 1):
         return None
-    mended = ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in _TRUSTED.items())
+    fixed_releases = ", ".join(f"{major}.{minor}.{patch}" for (major, minor), patch in _TRUSTED_PATCHES.items())
     since = f"{_TRUSTED_SINCE[0]}.{_TRUSTED_SINCE[1]}"
-    return f"Linux {release} may have bugs in FUSE over io_uring that are fixed in {mended} and {since}"
+    return f"Linux {release} may have bugs in FUSE over io_uring that are fixed in {fixed_releases} and {since}"
 
 
 def _version(release: str) -> tuple[tuple[int, int], int]:
-    found = _RELEASE.match(release)
-    major, minor, patch = map(int, found.groups("0")) if found else (0, 0, 0)
+    match = _RELEASE.match(release)
+    major, minor, patch = map(int, match.groups("0")) if match else (0, 0, 0)
     return (major, minor), patch
 
 
-def _why_no_ring(facts: UringFacts) -> str:
-    if facts.disabled == _NOBODY:
+def _describe_refusal(facts: UringFacts) -> str:
+    if facts.disabled == _DISABLED_FOR_ALL:
         return "io_uring is disabled: kernel.io_uring_disabled is 2"
     if facts.refusal == errno.EPERM and facts.disabled == _GROUP_ONLY:
         return "kernel.io_uring_disabled is 1: only root and the group kernel.io_uring_group may use io_uring"
@@ -104,14 +104,14 @@ class FastPath(Enum):
     LISTINGS = "kept-listings"
 
 
-ON: Final = {
+FAST_PATH_EFFECTS: Final = {
     FastPath.ENGINE: "requests are answered by C code",
     FastPath.URING: "requests arrive through io_uring, at a thread on the caller's core",
     FastPath.PASSTHROUGH: "reads, writes and mmap use the backing file directly, without the daemon",
     FastPath.LISTINGS: "the kernel lists an unchanged directory without a request",
 }
 """The effect of each fast path if nothing limits it."""
-SLOW: Final = "SRC is slow: Python code answers from its cache, and threads fetch the rest"
+SLOW_BACKING: Final = "SRC is slow: Python code answers from its cache, and threads fetch the rest"
 """What limits the engine at present."""
 
 
@@ -131,12 +131,12 @@ class FastPathReport(msgspec.Struct, frozen=True):
     fast_paths: tuple[FastPathState, ...]
 
 
-def encode(report: FastPathReport) -> bytes:
+def encode_report(report: FastPathReport) -> bytes:
     """Encode as JSON."""
     return msgspec.json.format(msgspec.json.encode(report)) + b"\n"
 
 
-def decode(text: bytes) -> FastPathReport:
+def decode_report(text: bytes) -> FastPathReport:
     """Decode what `encode` wrote. Raises  TrashdError for anything else"""
     try:
         return msgspec.json.decode(text, type=FastPathReport)

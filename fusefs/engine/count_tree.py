@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from heapq import nsmallest
 
 from fusefs.core.names import Name
-from fusefs.core.orphan_sums import INLINE_MAX_BYTES, AskedSize, Survey, taken_bytes
+from fusefs.core.orphan_sums import INLINE_MAX_BYTES, MeasuredSize, Survey, space_of_file
 from fusefs.core.record import TreeSize
-from fusefs.core.results import Progress, Stops
-from fusefs.linux.disk_usage import known_size, may_share, never_shares, shared_bytes, tells_sharing
+from fusefs.core.results import Progress, ShouldStop
+from fusefs.linux.disk_usage import may_share, never_shares, reported_size, reports_sharing, shared_bytes
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
 from fusefs.store.layout import HOISTED, TREE
@@ -44,7 +44,7 @@ def survey(
     progress: Progress = lambda _entries, _bytes: None,
     *,
     with_shared: bool = False,
-    stops: Stops = lambda: False,
+    stops: ShouldStop = lambda: False,
     pauses: Callable[[], None] = lambda: None,
 ) -> Survey:
     """Count what `tree` and `hoisted` of a container hold. Runs as the container's owner.
@@ -56,8 +56,10 @@ def survey(
     pauses       called before each entry is opened; may block
     Raises       nothing for an entry: an entry that can't be read is counted as failed
     """
-    with Descent(kernel, container) as way:
-        return _CountingWalk(kernel, way, progress, stops, pauses, _TreeCount(kernel, container, with_shared)).run()
+    with Descent(kernel, container) as descent:
+        return _CountingWalk(
+            kernel, descent, progress, stops, pauses, _TreeCount(kernel, container, with_shared)
+        ).count()
 
 
 @dataclass(slots=True)
@@ -84,31 +86,31 @@ class _CountingWalk:
     def __init__(
         self,
         kernel: Kernel,
-        way: Descent,
+        descent: Descent,
         progress: Progress,
-        stops: Stops,
+        stops: ShouldStop,
         pauses: Callable[[], None],
         tally: _TreeCount,
     ) -> None:
         self._kernel = kernel
-        self._way = way
+        self._descent = descent
         self._progress = progress
         self._stops = stops
         self._pauses = pauses
         self._is_stopped = False
         self._tally = tally
-        self._told = (0, 0)
-        self._tells_types = kernel.tells_types(way.fd)
+        self._reported = (0, 0)
+        self._lists_types = kernel.lists_types(descent.fd)
         self._levels: list[_WalkLevel] = []
         self._n_keys = 0
 
-    def run(self) -> Survey:
+    def count(self) -> Survey:
         for top in (HOISTED, TREE):
-            self._way.go_back(0)
-            if top is HOISTED or self._look(top, counts=True):
+            self._descent.go_back(0)
+            if top is HOISTED or self._stat_entry(top, counts=True):
                 self._remember([(0, top)], None, is_cut=False)
                 self._walk()
-        self._tell()
+        self._report()
         return self._tally.survey()
 
     def _walk(self) -> None:
@@ -125,11 +127,11 @@ class _CountingWalk:
 
     def _is_back(self, level: _WalkLevel) -> bool:
         """Go back to a directory; False if it is no longer there."""
-        if self._way.mark == level.mark:
+        if self._descent.mark == level.mark:
             return True
         try:
-            self._way.go_back(level.mark)
-            st = self._kernel.fstat(self._way.fd)
+            self._descent.go_back(level.mark)
+            st = self._kernel.fstat(self._descent.fd)
         except OSError:
             pass
         else:
@@ -148,7 +150,7 @@ class _CountingWalk:
             self._tally.n_failed += 1
             return
         try:
-            self._way.descend(Name(level.last[1]))
+            self._descent.descend(Name(level.last[1]))
         except FileNotFoundError:
             return
         except OSError:
@@ -166,40 +168,40 @@ class _CountingWalk:
     def _subdirectories(self, after: Key | None) -> Iterator[Key]:
         """The subdirectories after a key, in any order; with `after=None` all entries are counted as well."""
         try:
-            with self._kernel.scan(self._way.fd) as entries:
+            with self._kernel.scan(self._descent.fd) as entries:
                 for entry in entries:
                     if self._is_stopped:
                         return
                     key = entry.inode(), os.fsencode(entry.name)
                     if after is None:
-                        is_wanted = self._look(Name(key[1]), counts=True)
-                    elif self._tells_types:
-                        is_wanted = key > after and entry.is_dir(follow_symlinks=False)
+                        is_subdirectory = self._stat_entry(Name(key[1]), counts=True)
+                    elif self._lists_types:
+                        is_subdirectory = key > after and entry.is_dir(follow_symlinks=False)
                     else:
-                        is_wanted = key > after and self._look(Name(key[1]), counts=False)
-                    if is_wanted:
+                        is_subdirectory = key > after and self._stat_entry(Name(key[1]), counts=False)
+                    if is_subdirectory:
                         yield key
         except OSError:
             self._tally.n_failed += 1
 
-    def _look(self, name: Name, *, counts: bool) -> bool:
+    def _stat_entry(self, name: Name, *, counts: bool) -> bool:
         """Stat an entry and count it if requested; returns whether it is a directory."""
         self._pauses()
-        is_directory = self._tally.look(self._way.fd, name, counts=counts)
-        if counts and self._tally.n_entries - self._told[0] >= _PROGRESS_EVERY:
-            self._tell()
+        is_directory = self._tally.stat_entry(self._descent.fd, name, counts=counts)
+        if counts and self._tally.n_entries - self._reported[0] >= _PROGRESS_EVERY:
+            self._report()
         return is_directory
 
     def _remember(self, keys: list[Key], last: Key | None, *, is_cut: bool) -> None:
         try:
-            st = self._kernel.fstat(self._way.fd)
+            st = self._kernel.fstat(self._descent.fd)
         except OSError:
             self._tally.n_failed += 1
             return
         if len(self._levels) >= _LEVELS_MAX:
             self._tally.n_failed += len(keys)
             return
-        self._levels.append(_WalkLevel(self._way.mark, st.st_dev, st.st_ino, keys, last, is_cut))
+        self._levels.append(_WalkLevel(self._descent.mark, st.st_dev, st.st_ino, keys, last, is_cut))
         self._n_keys += len(keys)
         if self._n_keys > 2 * WINDOW:
             self._forget()
@@ -214,10 +216,10 @@ class _CountingWalk:
                 level.keys = []
                 level.is_cut = True
 
-    def _tell(self) -> None:
-        n_entries, n_bytes = self._told
-        self._told = self._tally.n_entries, self._tally.n_bytes
-        self._progress(self._told[0] - n_entries, self._told[1] - n_bytes)
+    def _report(self) -> None:
+        n_entries, n_bytes = self._reported
+        self._reported = self._tally.n_entries, self._tally.n_bytes
+        self._progress(self._reported[0] - n_entries, self._reported[1] - n_bytes)
         self._is_stopped = self._stops()
 
 
@@ -244,7 +246,7 @@ class _TreeCount:
             self.n_entries, self.n_bytes, linked, self._shared, self.n_failed, self._is_at_least, n_spare_names
         )
 
-    def look(self, parent: Fd, name: Name, *, counts: bool) -> bool:
+    def stat_entry(self, parent: Fd, name: Name, *, counts: bool) -> bool:
         """Stat an entry and count it if requested; returns whether it is a directory."""
         try:
             st = self._kernel.stat(parent, name)
@@ -255,10 +257,10 @@ class _TreeCount:
             self.n_failed += counts
             return False
         if counts and self._count(st) and self._with_shared and stat.S_ISREG(st.st_mode) and st.st_blocks:
-            self._look_for_shared(parent, name, st)
+            self._count_shared(parent, name, st)
         return stat.S_ISDIR(st.st_mode)
 
-    def _look_for_shared(self, parent: Fd, name: Name, st: os.stat_result) -> None:
+    def _count_shared(self, parent: Fd, name: Name, st: os.stat_result) -> None:
         try:
             with self._kernel.open_beneath(parent, name) as fd:
                 # Open only regular files for reading: opening a tape device would rewind it.
@@ -269,7 +271,7 @@ class _TreeCount:
 
     def _bytes_of(self, st: os.stat_result) -> int:
         inline_max = self._inline_max if stat.S_ISREG(st.st_mode) else 0
-        return taken_bytes(st.st_size, st.st_blocks, st.st_blksize, inline_max)
+        return space_of_file(st.st_size, st.st_blocks, st.st_blksize, inline_max)
 
     def _count(self, st: os.stat_result) -> bool:
         """Count an entry; returns whether its inode is new."""
@@ -298,14 +300,14 @@ class _TreeCount:
 _READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def ask_size(
+def measure_tree(
     kernel: Kernel,
     container: Fd,
     *,
     walks: bool,
     pauses: Callable[[], None] = lambda: None,
-    stops: Stops = lambda: False,
-) -> AskedSize:
+    stops: ShouldStop = lambda: False,
+) -> MeasuredSize:
     """Measure the tree of a container: ask the filesystem, else walk the tree. Runs as the container's owner.
 
     container  open for reading
@@ -314,24 +316,24 @@ def ask_size(
     Raises  OSError of the container itself
     """
     with suppress(OSError), kernel.open_beneath(container, TREE, _READABLE) as tree:
-        known = None if HOISTED in kernel.list(container) else known_size(kernel, tree)
-        if known is not None:
-            return AskedSize(known)
+        fs_size = None if HOISTED in kernel.list(container) else reported_size(kernel, tree)
+        if fs_size is not None:
+            return MeasuredSize(fs_size)
     if not walks:
-        return AskedSize(None)
-    seen = survey(kernel, container, with_shared=True, stops=stops, pauses=pauses)
+        return MeasuredSize(None)
+    counts = survey(kernel, container, with_shared=True, stops=stops, pauses=pauses)
     is_stopped = stops()
-    return AskedSize(size_of(kernel, container, seen, is_stopped=is_stopped), seen.n_failed, is_stopped)
+    return MeasuredSize(size_of(kernel, container, counts, is_stopped=is_stopped), counts.n_failed, is_stopped)
 
 
 def size_of(
-    kernel: Kernel, container: Fd, seen: Survey, *, with_shared: bool = True, is_stopped: bool = False
+    kernel: Kernel, container: Fd, counts: Survey, *, with_shared: bool = True, is_stopped: bool = False
 ) -> TreeSize:
     """Convert counts to the size stored in a record. with_shared: the argument that `survey` had"""
     magic = kernel.filesystem(container)
-    knows = tells_sharing(magic) if with_shared else never_shares(magic)
-    shared = seen.shared_bytes if knows else None
-    is_at_least = seen.is_at_least or seen.n_failed > 0 or is_stopped
+    knows = reports_sharing(magic) if with_shared else never_shares(magic)
+    shared = counts.shared_bytes if knows else None
+    is_at_least = counts.is_at_least or counts.n_failed > 0 or is_stopped
     return TreeSize(
-        seen.n_entries, seen.n_bytes, seen.linked_bytes, shared, is_at_least, "count", kernel.now_ns()
+        counts.n_entries, counts.n_bytes, counts.linked_bytes, shared, is_at_least, "count", kernel.now_ns()
     )  # fmt: skip

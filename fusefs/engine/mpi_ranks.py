@@ -21,9 +21,9 @@ from typing import Any, Generic, NamedTuple, Self
 
 from fusefs.core.errors import Exit, Refused, TrashdError, from_os
 from fusefs.core.pacing import SliceBudget
-from fusefs.engine.run_slices import Done, EndedSlice, Result, Work, WorkerThreads, worker_threads
+from fusefs.engine.run_slices import EndedSlice, Outcome, Result, Work, WorkerThreads, worker_threads
 from fusefs.engine.strategy import Strategy
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel
 
 _SLICE_S = 0.25
@@ -38,7 +38,7 @@ _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")  # set by 
 class DirectoriesByPath:
     """Cache of open directories below a top directory. Thread-safe."""
 
-    def __init__(self, kernel: Kernel, top: Fd, takes: Callable[[Fd, bytes], bool], most: int = 256) -> None:
+    def __init__(self, kernel: Kernel, top: Fd, may_enter: Callable[[Fd, bytes], bool], most: int = 256) -> None:
         """Start with an empty cache.
 
         top    the fd stays its owner's
@@ -46,7 +46,7 @@ class DirectoriesByPath:
         """
         self._kernel = kernel
         self._top = top
-        self._takes = takes
+        self._may_enter = may_enter
         self._most = most
         self._open: dict[bytes, Fd] = {}  # the most recently used one last
         self._lock = threading.Lock()
@@ -74,8 +74,8 @@ class DirectoriesByPath:
         above, _, name = path.rpartition(b"/")
         with self._open_below(above) as upper:
             fd = self._kernel.open_dir(upper, name)
-        with closed_on_error(fd):
-            if not self._takes(fd, path):
+        with close_on_error(fd):
+            if not self._may_enter(fd, path):
                 raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
             self.keep(path, Fd(os.dup(fd)))
         return fd
@@ -110,12 +110,12 @@ _Threads = WorkerThreads[SentSlice[Any], Any]
 class RankRunner(NamedTuple, Generic[Work, Result]):
     """Runs slices in a rank. run: returns None if this rank does not see the directory; strategy: the rank's"""
 
-    run: Callable[[Work, SliceBudget], Result]
+    run_slice: Callable[[Work, SliceBudget], Result]
     strategy: Strategy
 
     def run_sent(self, sent: SentSlice[Work], budget: SliceBudget) -> Result:
         """Run a slice in a thread of the rank."""
-        return self.run(sent.work, budget)
+        return self.run_slice(sent.work, budget)
 
 
 OpensRunner = Callable[[Kernel, int], AbstractContextManager[object]]
@@ -147,7 +147,7 @@ class SlicesOfRanks(Generic[Work]):
         sent = self.sent[number] = SentSlice(number, work, budget)
         return self._ranks[number], sent
 
-    def end(self, number: int, outcome: Done | None) -> EndedSlice[Work, Done]:
+    def end(self, number: int, outcome: Outcome | None) -> EndedSlice[Work, Outcome]:
         """Take an ended slice off the list; its rank can run another one."""
         self._free.append(number)
         sent = self.sent.pop(number)
@@ -204,11 +204,11 @@ class MpiJob:
             self._sending.popleft()
 
     @contextmanager
-    def crew(self, ours: RankRunner[Work, Done], opens: OpensRunner) -> Iterator[RankCrew[Work, Done]]:
+    def crew(self, local_runner: RankRunner[Work, Outcome], opens: OpensRunner) -> Iterator[RankCrew[Work, Outcome]]:
         """All ranks, ready for slices: this one with its runner, the others with their own. Raises  as prepare"""
         n_slices = self.prepare(opens)
-        with worker_threads(ours.strategy.n_workers, ours.run_sent) as threads:
-            yield RankCrew(self, ours, threads, [threads.n_workers, *n_slices])
+        with worker_threads(local_runner.strategy.n_workers, local_runner.run_sent) as threads:
+            yield RankCrew(self, local_runner, threads, [threads.n_workers, *n_slices])
 
     def prepare(self, opens: OpensRunner) -> list[int]:
         """Have the other ranks make their runners; how many slices each runs. Raises  Refused: one of them can't"""
@@ -243,7 +243,7 @@ class MpiJob:
                     threads = self._open(kernel, message, owned)
                 elif threads is None:
                     time.sleep(_LONGEST_POLL_S)
-                elif ended := threads.ended(pause_s):
+                elif ended := threads.collect_ended(pause_s):
                     self.send([(sent.number, outcome) for sent, _budget, outcome in ended], 0)
                 else:
                     pause_s = min(1.5 * pause_s, _LONGEST_POLL_S)
@@ -271,13 +271,15 @@ def _end_rank(raised: threading.ExceptHookArgs) -> None:
     os._exit(Exit.FAILED)
 
 
-class RankCrew(Generic[Work, Done]):
+class RankCrew(Generic[Work, Outcome]):
     """All ranks of a job, ready for slices. See SlicePool."""
 
-    def __init__(self, job: MpiJob, ours: RankRunner[Work, Done], here: _Threads, n_slices: Sequence[int]) -> None:
-        self.ours = ours
+    def __init__(
+        self, job: MpiJob, local_runner: RankRunner[Work, Outcome], local_threads: _Threads, n_slices: Sequence[int]
+    ) -> None:
+        self.local_runner = local_runner
         self._job = job
-        self._here = here
+        self._local_threads = local_threads
         self._slices = SlicesOfRanks[Work](n_slices)
         self.n_workers = sum(n_slices)
         self.n_ranks = len(n_slices)
@@ -288,26 +290,26 @@ class RankCrew(Generic[Work, Done]):
         if rank:
             self._job.send(sent, rank)
         else:
-            self._here.submit(sent, sent.budget)
+            self._local_threads.submit(sent, sent.budget)
 
-    def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
+    def collect_ended(self, most_s: float) -> list[EndedSlice[Work, Outcome]]:
         """See SlicePool. Slices that another rank does not see run here; slices lost here are reported as lost."""
-        until_s, ended = time.monotonic() + most_s, list[EndedSlice[Work, Done]]()
+        until_s, ended = time.monotonic() + most_s, list[EndedSlice[Work, Outcome]]()
         while True:
             while (received := self._job.receive()) is not None:
                 for number, outcome in received[1]:
-                    if outcome is None and self._here.n_workers:
+                    if outcome is None and self._local_threads.n_workers:
                         unseen = self._slices.sent[number]
-                        self._here.submit(unseen, unseen.budget)
+                        self._local_threads.submit(unseen, unseen.budget)
                     else:
                         ended.append(self._slices.end(number, outcome))
-            for sent, _budget, outcome in self._here.ended(0.0 if ended else _POLL_S):
+            for sent, _budget, outcome in self._local_threads.collect_ended(0.0 if ended else _POLL_S):
                 ended.append(self._slices.end(sent.number, outcome))
             if ended or time.monotonic() >= until_s:
                 return ended
 
 
-def joined() -> MpiJob:
+def join_job() -> MpiJob:
     """Join the job that this process is a rank of; a process started without mpiexec is a job of one rank.
 
     Raises  Refused: mpi4py is missing, or it belongs to another MPI than the one that started this process
@@ -324,10 +326,10 @@ def joined() -> MpiJob:
         )
         raise Refused(f"--mpi needs mpi4py, which can't be loaded ({error})", hint) from error
     job = MpiJob(MPI, MPI.COMM_WORLD)
-    told = max((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdecimal()), default=1)
-    if job.n_ranks == 1 < told:
+    n_started = max((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdecimal()), default=1)
+    if job.n_ranks == 1 < n_started:
         MPI.Finalize()
         library = MPI.Get_library_version().splitlines()[0].rstrip("\0")
         hint = f"mpi4py uses {library}: start the ranks with the mpiexec of that MPI, or with the matching srun --mpi"
-        raise Refused(f"{told} ranks were started, but the MPI of mpi4py sees only one", hint)
+        raise Refused(f"{n_started} ranks were started, but the MPI of mpi4py sees only one", hint)
     return job

@@ -16,13 +16,13 @@ from typing import NamedTuple, Protocol
 
 from fusefs.core import pacing
 from fusefs.core.pacing import (
-    AT_ONCE,
-    FIRST_LOOK_S,
+    FIRST_MEASUREMENT_S,
     HOLD,
     SETTLE_S,
     SLICE_S,
     SMALL_SLICE_S,
     TICK_S,
+    UNLIMITED,
     Backlog,
     OtherUsers,
     PacingState,
@@ -33,16 +33,16 @@ from fusefs.core.pacing import (
     SliceBudget,
     Speed,
     TokenBucket,
-    WorkDone,
+    WorkTotals,
     rest_at,
 )
-from fusefs.core.results import Stops
+from fusefs.core.results import ShouldStop
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.metadata_writeback import MetadataWriteback
 from fusefs.linux.pressure import DeviceCounters, Psi, StallTimes
 
-GLANCE_S = 0.2
+REACTION_S = 0.2
 """Longest time until a change of speed or a request to stop is noticed."""
 _NAP_S = 0.002
 """Shorter waits than this are slept through, without a check whether to stop."""
@@ -54,7 +54,7 @@ _PATIENCE_S = 0.1
 """Longest wait of a small slice for an idle device: after it the slice starts all the same, so it can't starve."""
 
 
-class KeepsTime(Protocol):
+class MonotonicClock(Protocol):
     """A clock: the module `time`, or a simulated one."""
 
     def monotonic(self) -> float:
@@ -64,13 +64,13 @@ class KeepsTime(Protocol):
         """See time.sleep."""
 
 
-class SetsSpeed(Protocol):
+class Pacer(Protocol):
     """Sets the speed: a constant one from the command line, or one adapted to the load of the disk."""
 
     def tempo(self) -> Speed:
         """The speed allowed now; called at least before each slice."""
 
-    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+    def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         """Record a finished slice; busy_s: the time it took a worker."""
 
     def wait(self, seconds: float) -> None:
@@ -86,7 +86,7 @@ class ConstantSpeed(NamedTuple):
         """See SetsSpeed."""
         return self.always
 
-    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+    def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         """See SetsSpeed."""
 
     def wait(self, seconds: float) -> None:
@@ -94,7 +94,7 @@ class ConstantSpeed(NamedTuple):
         time.sleep(seconds)
 
 
-FULL_SPEED = ConstantSpeed(AT_ONCE)
+FULL_SPEED = ConstantSpeed(UNLIMITED)
 
 
 class SlicePace:
@@ -102,10 +102,10 @@ class SlicePace:
 
     def __init__(
         self,
-        pacer: SetsSpeed,
+        pacer: Pacer,
         is_busy: Callable[[], bool] = lambda: False,
         afterwork: float = 0.0,
-        clock: KeepsTime = time,
+        clock: MonotonicClock = time,
     ) -> None:
         """Start at full speed, then follow the pacer.
 
@@ -113,7 +113,7 @@ class SlicePace:
         afterwork  see Strategy
         """
         self._pacer = pacer
-        self._tempo = AT_ONCE
+        self._tempo = UNLIMITED
         self._entries: TokenBucket | None = None
         self._bytes: TokenBucket | None = None
         self._clock = clock
@@ -125,7 +125,7 @@ class SlicePace:
     def follow(self) -> Speed:
         """Read the current speed from the pacer, and adapt the limits to it."""
         tempo = self._pacer.tempo()
-        if tempo != self._tempo and not tempo.holds():
+        if tempo != self._tempo and not tempo.must_wait():
             now = self._clock.monotonic()
             slice_s = SLICE_S if tempo.is_alone else SMALL_SLICE_S
             self._entries = _changed(self._entries, tempo.entries_per_s, now, slice_s)
@@ -136,7 +136,7 @@ class SlicePace:
     def budget(self) -> SliceBudget | None:
         """The budget for a slice that begins now; None if it has to wait."""
         tempo = self.follow()
-        if tempo.holds() or (not tempo.is_alone and not self._small.may_begin()):
+        if tempo.must_wait() or (not tempo.is_alone and not self._small.may_begin()):
             return None
         now = self._clock.monotonic()
         seconds = self._seconds(tempo, now)
@@ -165,12 +165,12 @@ class SlicePace:
         self._rest_ends_s = ends_s if begins_s <= now_s else 0.0
         return min(seconds, begins_s - now_s)
 
-    def done(self, budget: SliceBudget, done: WorkDone) -> None:
+    def finish_slice(self, budget: SliceBudget, work: WorkTotals) -> None:
         """Account for a finished slice and its budget."""
-        self.give_back(budget, done.n_entries, done.n_bytes)
+        self.give_back(budget, work.n_entries, work.n_bytes)
         if not self._tempo.is_alone:
-            self._small.done(done, self._tempo.share, self._clock.monotonic())
-        self._pacer.done(*done)
+            self._small.finish_slice(work, self._tempo.share, self._clock.monotonic())
+        self._pacer.record_work(*work)
 
     def give_back(self, budget: SliceBudget, n_entries: int = 0, n_bytes: int = 0) -> None:
         """Return the unused part of a budget; overspending makes the next slices wait."""
@@ -184,7 +184,7 @@ class SlicePace:
         now = self._clock.monotonic()
         waits = [allowance.wait_s() for allowance in (self._entries, self._bytes) if allowance is not None]
         waits += [self._rest_ends_s - now, self._small.wait_s(now)]
-        seconds = GLANCE_S if self._tempo.holds() else min(max(waits), GLANCE_S)
+        seconds = REACTION_S if self._tempo.must_wait() else min(max(waits), REACTION_S)
         if 0.0 < seconds < _NAP_S:
             self._clock.sleep(seconds)
         else:
@@ -194,12 +194,12 @@ class SlicePace:
 class _SmallSlices:
     """Small slices while others use the disk: a share of the time, each begun when the device is idle."""
 
-    def __init__(self, is_busy: Callable[[], bool], afterwork: float, clock: KeepsTime) -> None:
+    def __init__(self, is_busy: Callable[[], bool], afterwork: float, clock: MonotonicClock) -> None:
         self._is_busy = is_busy
         self._afterwork = afterwork
         self._clock = clock
         self._due_s = 0.0
-        self._asked_s: float | None = None
+        self._waiting_since_s: float | None = None
         self._fit = 1
         self._share = 0.0
         self.n_entries = 1
@@ -213,27 +213,27 @@ class _SmallSlices:
         now_s = self._clock.monotonic()
         if now_s < self._due_s:
             return False
-        if self._asked_s is None:
-            self._asked_s = now_s
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
         nap_ends_s = now_s + _NAP_S
-        while now_s - self._asked_s < _PATIENCE_S and self._is_busy():
+        while now_s - self._waiting_since_s < _PATIENCE_S and self._is_busy():
             if now_s >= nap_ends_s:
                 return False
             self._clock.sleep(_GAP_S)
             now_s = self._clock.monotonic()
-        missed = (now_s - self._asked_s) * self._share / SMALL_SLICE_S
+        missed = (now_s - self._waiting_since_s) * self._share / SMALL_SLICE_S
         self.n_entries = round(self._fit * min(1.0 + missed, _MAKES_UP))
         return True
 
-    def done(self, done: WorkDone, share: float, now_s: float) -> None:
+    def finish_slice(self, work: WorkTotals, share: float, now_s: float) -> None:
         """Account for a finished slice; share: our share of the time."""
-        period_s = done.busy_s * (1.0 + self._afterwork) / share
+        period_s = work.busy_s * (1.0 + self._afterwork) / share
         # Missed time is made up for by shorter pauses, never by none at all.
         self._due_s = max(self._due_s + period_s, now_s + period_s / 2)
-        self._asked_s = None
+        self._waiting_since_s = None
         self._share = share
-        if done.n_entries:
-            fits = SMALL_SLICE_S * done.n_entries / max(done.busy_s, 1e-6)
+        if work.n_entries:
+            fits = SMALL_SLICE_S * work.n_entries / max(work.busy_s, 1e-6)
             self._fit = max(1, min(round((3 * self._fit + fits) / 4), 2 * self._fit))
 
     def wait_s(self, now_s: float) -> float:
@@ -252,7 +252,7 @@ class DeviceQueue:
     def is_busy(self) -> bool:
         """Whether the device has requests right now; False if no device can be found."""
         if not self._is_open:
-            self._device = DeviceCounters.of(self._volume_fd)
+            self._device = DeviceCounters.open_for(self._volume_fd)
             self._is_open = True
         return self._device is not None and self._device.is_busy()
 
@@ -270,7 +270,7 @@ def _changed(allowance: TokenBucket | None, per_s: int | None, now_s: float, sli
     return allowance
 
 
-_BEFORE_LOOK_S = 0.02
+_BEFORE_SAMPLE_S = 0.02
 """Time before the first look: small orphans are deleted before it begins."""
 _EARLY_S = 0.002
 """A sample for a rest ends this much before the rest does."""
@@ -320,40 +320,40 @@ class PressurePacer:
         self._caps = caps
         self._clock = clock
         self._psi = psi or Psi()
-        self._device = DeviceCounters.of(store_fd)
-        self._writeback = MetadataWriteback.of(store_fd)
+        self._device = DeviceCounters.open_for(store_fd)
+        self._writeback = MetadataWriteback.open_for(store_fd)
         self._wrote_back_s = clock()
         self._state = PacingState()
         self._backlog = Backlog()
-        self._done = WorkDone()
+        self._work_done = WorkTotals()
         self._began_s = clock()
         self._tempo = HOLD
-        self._last = self._look()
+        self._last = self._read_counters()
         self._probed_s = self._probe_ended_s = self._began_s - 1.0
         self._is_probing = False
         self._probes: deque[float] = deque(maxlen=_KEPT_PROBES)
         self._new_probes: deque[tuple[float, bool]] = deque()
 
-    def tick(self, done: WorkDone, backlog: Backlog) -> Speed:
+    def tick(self, work: WorkTotals, backlog: Backlog) -> Speed:
         """The speed from now on; to be called after `next_tick_s`, or sooner.
 
         done  by all workers, since the beginning
         """
         self._backlog = backlog
-        n_entries, busy_s = done.n_entries - self._done.n_entries, done.busy_s - self._done.busy_s
-        self._state = pacing.progressed(self._state, n_entries, busy_s)
-        self._done = done
+        n_entries, busy_s = work.n_entries - self._work_done.n_entries, work.busy_s - self._work_done.busy_s
+        self._state = pacing.after_progress(self._state, n_entries, busy_s)
+        self._work_done = work
         self._listen()
         while self._new_probes:
             seconds, in_rest = self._new_probes.popleft()
-            self._state = pacing.probed(self._state, seconds, in_rest=in_rest)
+            self._state = pacing.after_probe(self._state, seconds, in_rest=in_rest)
             if self._is_remote:
-                self._state = pacing.felt(self._state)
-        tempo = pacing.tempo(self._state, self._caps, backlog)
-        if self._state.others is OtherUsers.UNKNOWN and self._clock() < self._began_s + _BEFORE_LOOK_S:
-            tempo = pacing.tempo(self._state._replace(others=OtherUsers.SOME), self._caps, backlog)
+                self._state = pacing.after_remote_probe(self._state)
+        tempo = pacing.speed_now(self._state, self._caps, backlog)
+        if self._state.others is OtherUsers.UNKNOWN and self._clock() < self._began_s + _BEFORE_SAMPLE_S:
+            tempo = pacing.speed_now(self._state._replace(others=OtherUsers.SOME), self._caps, backlog)
         if tempo.is_alone != self._tempo.is_alone or tempo.rests != self._tempo.rests:
-            self._last = self._look()  # the rests differ from now on
+            self._last = self._read_counters()  # the rests differ from now on
         self._tempo = tempo
         return tempo
 
@@ -369,20 +369,23 @@ class PressurePacer:
         is_rest, until_s = self._span(self._last.at_s)
         if now_s < until_s:
             return
-        look, late_s = self._look(), now_s - until_s
+        counters, late_s = self._read_counters(), now_s - until_s
         is_ours = self._is_probing or self._probe_ended_s >= self._last.at_s
         is_whole = is_rest is not None and late_s <= (_EARLY_S if is_rest else _LATE_S)
         has_rests = self._tempo.rests or self._state.others is OtherUsers.UNKNOWN
         if has_rests and is_whole and not is_ours:
-            self._state = pacing.hear(self._state, _sample(self._last, look, is_rest=bool(is_rest)))
-        elif self._state.others is OtherUsers.UNKNOWN and look.at_s >= self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S:
-            self._began_s = look.at_s  # no tick came when the first look should have ended: begin it again
-        self._last = look
+            self._state = pacing.after_sample(self._state, _sample(self._last, counters, is_rest=bool(is_rest)))
+        elif (
+            self._state.others is OtherUsers.UNKNOWN
+            and counters.at_s >= self._began_s + _BEFORE_SAMPLE_S + FIRST_MEASUREMENT_S
+        ):
+            self._began_s = counters.at_s  # no tick came when the first look should have ended: begin it again
+        self._last = counters
 
     def _span(self, at_s: float) -> tuple[bool | None, float]:
         """Whether a moment is in a rest (True), between two (False) or at the edge of one (None); and until when."""
         if self._state.others is OtherUsers.UNKNOWN:
-            begins_s, ends_s = self._began_s + _BEFORE_LOOK_S, self._began_s + _BEFORE_LOOK_S + FIRST_LOOK_S
+            begins_s, ends_s = self._began_s + _BEFORE_SAMPLE_S, self._began_s + _BEFORE_SAMPLE_S + FIRST_MEASUREMENT_S
         else:
             begins_s, ends_s = rest_at(at_s, is_alone=self._tempo.is_alone)
         if at_s < begins_s:
@@ -393,11 +396,11 @@ class PressurePacer:
             return True, ends_s - _EARLY_S
         return None, ends_s
 
-    def _look(self) -> _CounterSample:
+    def _read_counters(self) -> _CounterSample:
         requests = None if self._device is None else self._device.requests()
         return _CounterSample(self._clock(), self._psi.read(), requests)
 
-    def wants_probe(self) -> bool:
+    def is_probe_due(self) -> bool:
         """Whether it is time for a small durable write; it should be done soon, in a thread that nothing waits for."""
         if not self._may_write:
             return False
@@ -430,7 +433,7 @@ class PressurePacer:
         self._probe_ended_s = self._clock()
         self._is_probing = False
 
-    def wants_write_back(self) -> bool:
+    def is_write_back_due(self) -> bool:
         """Whether it is time to write back some metadata, which the kernel would else write all at once."""
         if self._writeback is None or self._state.others is not OtherUsers.SOME:
             return False
@@ -489,24 +492,24 @@ def _sample(before: _CounterSample, after: _CounterSample, *, is_rest: bool) -> 
 
 
 @contextmanager
-def pacer_in(
-    kernel: Kernel, directory: Fd, most: Speed, tell: Callable[[str], None] | None, *, may_write: bool = True
-) -> Iterator[SetsSpeed]:
+def open_pacer(
+    kernel: Kernel, directory: Fd, most: Speed, report: Callable[[str], None] | None, *, may_write: bool = True
+) -> Iterator[Pacer]:
     """The pacer for a removal on a filesystem.
 
     directory  any directory on it; unnamed files are created in it, if may_write is set and the kernel permits that
     most       the highest speed
     tell       called with a sentence when the removal begins to yield to others, and when that ends; None: never yield
     """
-    if tell is None:
+    if report is None:
         yield ConstantSpeed(most)
         return
-    from fusefs.linux.pressure import be_idle
+    from fusefs.linux.pressure import set_idle_priority
 
-    be_idle()
+    set_idle_priority()
     pacer = PressurePacer(kernel, directory, RateCaps(most.entries_per_s, most.bytes_per_s), may_write=may_write)
     try:
-        yield ForegroundPacer(pacer, tell)
+        yield ForegroundPacer(pacer, report)
     finally:
         pacer.close()
 
@@ -514,11 +517,11 @@ def pacer_in(
 class ForegroundPacer:
     """A pacer without its own timer: measures when the engine calls it or waits."""
 
-    def __init__(self, pacer: PressurePacer, tell: Callable[[str], None]) -> None:
+    def __init__(self, pacer: PressurePacer, report: Callable[[str], None]) -> None:
         """tell: called with a sentence when we begin to yield, and when that ends."""
         self._pacer = pacer
-        self._tell = tell
-        self._done = WorkDone()
+        self._report = report
+        self._work_done = WorkTotals()
         self._was_yielding = False
         self._next_s = 0.0
         self._tempo = self._tick()
@@ -526,10 +529,10 @@ class ForegroundPacer:
     def tempo(self) -> Speed:
         return self._tick() if time.monotonic() >= self._next_s else self._tempo
 
-    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+    def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         """Account for a finished slice."""
-        done = self._done
-        self._done = WorkDone(done.n_entries + n_entries, done.n_bytes + n_bytes, done.busy_s + busy_s)
+        work = self._work_done
+        self._work_done = WorkTotals(work.n_entries + n_entries, work.n_bytes + n_bytes, work.busy_s + busy_s)
 
     def wait(self, seconds: float) -> None:
         """Wait for this time, or until the speed changes."""
@@ -538,22 +541,22 @@ class ForegroundPacer:
             time.sleep(max(min(until_s, self._next_s) - now, 0.0))
 
     def _tick(self) -> Speed:
-        if self._pacer.wants_probe():
+        if self._pacer.is_probe_due():
             self._pacer.probe()
-        if self._pacer.wants_write_back():
+        if self._pacer.is_write_back_due():
             self._pacer.write_back()
-        self._tempo = self._pacer.tick(self._done, Backlog())
+        self._tempo = self._pacer.tick(self._work_done, Backlog())
         self._next_s = time.monotonic() + self._pacer.next_tick_s()
         if self._pacer.is_yielding() != self._was_yielding:
             self._was_yielding = not self._was_yielding
-            self._tell(self._pacer.why())
+            self._report(self._pacer.why())
         return self._tempo
 
 
-class PacedLooks:
+class WalkPacer:
     """Paces a walk: called before each entry, returns when the entry may be read."""
 
-    def __init__(self, pacer: SetsSpeed, stops: Stops) -> None:
+    def __init__(self, pacer: Pacer, stops: ShouldStop) -> None:
         """stops: called while it waits; once it returns True there is no more waiting"""
         self._pace = SlicePace(pacer)
         self._stops = stops
@@ -567,7 +570,7 @@ class PacedLooks:
         now_s = time.monotonic()
         if self._n >= self._most or now_s >= self._ends_s:
             if self._budget is not None:
-                self._pace.done(self._budget, WorkDone(self._n, 0, now_s - self._began_s))
+                self._pace.finish_slice(self._budget, WorkTotals(self._n, 0, now_s - self._began_s))
             self._await_budget()
         self._n += 1
 

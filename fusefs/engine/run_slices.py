@@ -21,9 +21,9 @@ from socket import socket
 from threading import Thread
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
-from fusefs.core.pacing import SliceBudget, WorkDone
-from fusefs.core.results import Stops
-from fusefs.engine.pace import GLANCE_S, SlicePace
+from fusefs.core.pacing import SliceBudget, WorkTotals
+from fusefs.core.results import ShouldStop
+from fusefs.engine.pace import REACTION_S, SlicePace
 from fusefs.engine.strategy import Strategy, Workers
 from fusefs.linux.children import Child, ChildLost, is_stopped, receive, send
 
@@ -54,7 +54,7 @@ class SliceOutcome(HasFds, Protocol):
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Work = TypeVar("Work", bound=HasFds)
-Done = TypeVar("Done", bound=SliceOutcome)
+Outcome = TypeVar("Outcome", bound=SliceOutcome)
 
 
 class EndedSlice(NamedTuple, Generic[Task, Result]):
@@ -65,7 +65,7 @@ class EndedSlice(NamedTuple, Generic[Task, Result]):
     outcome: Result | None
 
 
-class SlicePool(Protocol[Work, Done]):
+class SlicePool(Protocol[Work, Outcome]):
     """Runs slices in parallel: threads, processes, or the ranks of an MPI job.
 
     n_workers  how many slices may run at a time; fewer than requested if the system refuses more
@@ -76,14 +76,16 @@ class SlicePool(Protocol[Work, Done]):
     def submit(self, work: Work, budget: SliceBudget) -> None:
         """Start a slice; there must be a free worker."""
 
-    def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
+    def collect_ended(self, most_s: float) -> list[EndedSlice[Work, Outcome]]:
         """The slices that have ended; waits up to most_s for the first one. Raises  errors of trashd's own code"""
 
 
 @contextmanager
-def worker_threads(n_workers: int, run: Callable[[Task, SliceBudget], Result]) -> Iterator[WorkerThreads[Task, Result]]:
+def worker_threads(
+    n_workers: int, run_slice: Callable[[Task, SliceBudget], Result]
+) -> Iterator[WorkerThreads[Task, Result]]:
     """Threads for the block, or fewer where a limit on threads is reached; running slices end first."""
-    workers = WorkerThreads(run)
+    workers = WorkerThreads(run_slice)
     try:
         try:
             for _ in range(n_workers):
@@ -98,16 +100,16 @@ def worker_threads(n_workers: int, run: Callable[[Task, SliceBudget], Result]) -
 class WorkerThreads(Generic[Task, Result]):
     """See SlicePool."""
 
-    def __init__(self, run: Callable[[Task, SliceBudget], Result]) -> None:
+    def __init__(self, run_slice: Callable[[Task, SliceBudget], Result]) -> None:
         self.n_workers = 0
-        self._run = run
+        self._run_slice = run_slice
         self._threads: list[Thread] = []
         self._submitted: SimpleQueue[tuple[Task, SliceBudget] | None] = SimpleQueue()
         self._ended = Queue[EndedSlice[Task, Result]]()
 
     def start(self) -> None:
         """Start one more thread. Raises  RuntimeError"""
-        thread = Thread(target=self._work)
+        thread = Thread(target=self._serve_slices)
         thread.start()
         self._threads.append(thread)
         self.n_workers += 1
@@ -116,7 +118,7 @@ class WorkerThreads(Generic[Task, Result]):
         """See SlicePool."""
         self._submitted.put((work, budget))
 
-    def ended(self, most_s: float) -> list[EndedSlice[Task, Result]]:
+    def collect_ended(self, most_s: float) -> list[EndedSlice[Task, Result]]:
         """See SlicePool."""
         slices = []
         try:
@@ -134,19 +136,21 @@ class WorkerThreads(Generic[Task, Result]):
         for thread in self._threads:
             thread.join()
 
-    def _work(self) -> None:
+    def _serve_slices(self) -> None:
         while (submitted := self._submitted.get()) is not None:
             outcome = None
             try:
-                outcome = self._run(*submitted)
+                outcome = self._run_slice(*submitted)
             finally:  # after a bug the slice is lost with this thread; the main thread runs it again and raises
                 self._ended.put(EndedSlice(*submitted, outcome))
 
 
 @contextmanager
-def worker_processes(n_workers: int, run: Callable[[Work, SliceBudget], Done]) -> Iterator[WorkerProcesses[Work, Done]]:
+def worker_processes(
+    n_workers: int, run_slice: Callable[[Work, SliceBudget], Outcome]
+) -> Iterator[WorkerProcesses[Work, Outcome]]:
     """Processes for the block, or fewer where a limit on processes is reached; all have ended afterwards."""
-    workers = WorkerProcesses(run)
+    workers = WorkerProcesses(run_slice)
     try:
         gc.freeze()  # keeps the children's garbage collectors from copying existing objects
         try:
@@ -161,20 +165,20 @@ def worker_processes(n_workers: int, run: Callable[[Work, SliceBudget], Done]) -
         workers.end()
 
 
-class WorkerProcesses(Generic[Work, Done]):
+class WorkerProcesses(Generic[Work, Outcome]):
     """See SlicePool. Any free worker runs a slice."""
 
-    def __init__(self, run: Callable[[Work, SliceBudget], Done]) -> None:
+    def __init__(self, run_slice: Callable[[Work, SliceBudget], Outcome]) -> None:
         self.n_workers = 0
-        self._run = run
+        self._run_slice = run_slice
         self._children: list[Child] = []
         self._free: list[Child] = []
         self._running: dict[int, tuple[Child, Work, SliceBudget]] = {}  # by the fd of the child's channel
-        self._heard = select.poll()
+        self._poll = select.poll()
 
     def fork(self) -> None:
         """Fork one more worker. Raises  OSError"""
-        child = Child(partial(_work, self._run))
+        child = Child(partial(_serve_slices, self._run_slice))
         self.n_workers += 1
         self._children.append(child)
         self._free.append(child)
@@ -183,21 +187,21 @@ class WorkerProcesses(Generic[Work, Done]):
         """See SlicePool."""
         child = self._free.pop()
         self._running[child.channel.fileno()] = child, work, budget
-        self._heard.register(child.channel, select.POLLIN)
+        self._poll.register(child.channel, select.POLLIN)
         try:
             child.send(dumps((work, budget)), work.fds())
         except ChildLost:
             child.kill()  # poll() reports that
 
-    def ended(self, most_s: float) -> list[EndedSlice[Work, Done]]:
+    def collect_ended(self, most_s: float) -> list[EndedSlice[Work, Outcome]]:
         """See SlicePool."""
-        heard = [fd for fd, _events in self._heard.poll(most_s * 1000)]
+        readable_fds = [fd for fd, _events in self._poll.poll(most_s * 1000)]
         stopped = (fd for fd, (child, _work, _budget) in self._running.items() if is_stopped(child.pid))
-        return [self._end_slice(fd) for fd in heard or list(stopped)]
+        return [self._end_slice(fd) for fd in readable_fds or list(stopped)]
 
-    def _end_slice(self, fd: int) -> EndedSlice[Work, Done]:
+    def _end_slice(self, fd: int) -> EndedSlice[Work, Outcome]:
         child, work, budget = self._running.pop(fd)
-        self._heard.unregister(fd)
+        self._poll.unregister(fd)
         self._free.append(child)
         try:
             message, fds = child.receive()
@@ -205,8 +209,8 @@ class WorkerProcesses(Generic[Work, Done]):
             # Its user may have stopped it, which must not delay an administrator; and it must not continue later.
             child.kill()
             return EndedSlice(work, budget, None)
-        done: Done = loads(message)
-        return EndedSlice(work, budget, done.with_fds(fds))
+        outcome: Outcome = loads(message)
+        return EndedSlice(work, budget, outcome.with_fds(fds))
 
     def end(self) -> None:
         """End all workers, which must be idle."""
@@ -214,7 +218,7 @@ class WorkerProcesses(Generic[Work, Done]):
             child.end()
 
 
-def _work(run: Callable[[Work, SliceBudget], Done], channel: socket) -> None:
+def _serve_slices(run_slice: Callable[[Work, SliceBudget], Outcome], channel: socket) -> None:
     """The main loop of a worker; its parent handles Ctrl-C."""
     signal(SIGINT, SIG_IGN)
     while True:
@@ -223,9 +227,9 @@ def _work(run: Callable[[Work, SliceBudget], Done], channel: socket) -> None:
         except EOFError:
             return
         work, budget = loads(message)
-        done = run(work.with_fds(fds), budget)
-        send(channel, dumps(done), done.fds())
-        for fd in {*fds, *done.fds()}:
+        outcome = run_slice(work.with_fds(fds), budget)
+        send(channel, dumps(outcome), outcome.fds())
+        for fd in {*fds, *outcome.fds()}:
             os.close(fd)
 
 
@@ -242,7 +246,7 @@ class SliceSource(Protocol[Work]):
         """Account for a slice that was lost with its worker; how much of it was done is unknown."""
 
 
-class SliceRunner(NamedTuple, Generic[Work, Done]):
+class SliceRunner(NamedTuple, Generic[Work, Outcome]):
     """Runs the slices of a plan at a pace.
 
     run_slice  runs one slice; a forked worker has its own copy. Fds in the work stay their owner's; the result may
@@ -252,28 +256,28 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
     """
 
     plan: SliceSource[Work]
-    run_slice: Callable[[Work, SliceBudget], Done]
+    run_slice: Callable[[Work, SliceBudget], Outcome]
     strategy: Strategy
     pace: SlicePace
-    is_stopped: Stops
-    done: Callable[[Work, Done], None]
-    pool: SlicePool[Work, Done] | None = None
+    is_stopped: ShouldStop
+    on_slice_end: Callable[[Work, Outcome], None]
+    pool: SlicePool[Work, Outcome] | None = None
 
-    def run(self, first_s: float | None = None) -> None:
+    def run_plan(self, first_s: float | None = None) -> None:
         """Run the whole plan. A plan of one slice starts no workers.
 
         first_s  the longest time for the first slice, if it is to be shorter than others
         """
-        self._run_alone(once=True, most_s=first_s)
+        self._run_in_process(once=True, most_s=first_s)
         is_whole = True
         while not self.plan.is_dry() and not self.is_stopped():
             if is_whole and self._uses_workers():
                 with self._workers() as pool:
-                    is_whole = self._run_with(pool)
+                    is_whole = self._run_in_pool(pool)
             else:
-                self._run_alone(once=is_whole)
+                self._run_in_process(once=is_whole)
 
-    def _workers(self) -> AbstractContextManager[SlicePool[Work, Done]]:
+    def _workers(self) -> AbstractContextManager[SlicePool[Work, Outcome]]:
         if self.pool is not None:
             return nullcontext(self.pool)
         if self.strategy.workers is Workers.THREADS:
@@ -295,7 +299,7 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
             return None
         return work, budget
 
-    def _run_alone(self, *, once: bool, most_s: float | None = None) -> None:
+    def _run_in_process(self, *, once: bool, most_s: float | None = None) -> None:
         """Run slices in this process: all, or only the next one that may begin."""
         while not self.plan.is_dry() and not self.is_stopped():
             begun = self._begin()
@@ -305,11 +309,11 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
             work, budget = begun
             if most_s is not None:
                 budget = budget._replace(seconds=min(budget.seconds, most_s))
-            self._take(work, budget, self.run_slice(work, budget))
+            self._account(work, budget, self.run_slice(work, budget))
             if once:
                 return
 
-    def _run_with(self, pool: SlicePool[Work, Done]) -> bool:
+    def _run_in_pool(self, pool: SlicePool[Work, Outcome]) -> bool:
         """Keep all workers busy while several may run. Returns False if a worker was lost or there is none: this
         process then continues by itself.
         """
@@ -320,20 +324,20 @@ class SliceRunner(NamedTuple, Generic[Work, Done]):
                 pool.submit(*begun)
                 n_running += 1
             if n_running:
-                for work, budget, outcome in pool.ended(GLANCE_S):
+                for work, budget, outcome in pool.collect_ended(REACTION_S):
                     n_running -= 1
                     if outcome is None:
                         is_whole = False
                         self.plan.lost(work)
                         self.pace.give_back(budget)
                     else:
-                        self._take(work, budget, outcome)
+                        self._account(work, budget, outcome)
             elif not goes_on or self.plan.is_dry():
                 return is_whole
             else:
                 self.pace.sleep()
 
-    def _take(self, work: Work, budget: SliceBudget, outcome: Done) -> None:
+    def _account(self, work: Work, budget: SliceBudget, outcome: Outcome) -> None:
         """Account for the result of a slice."""
-        self.pace.done(budget, WorkDone(outcome.removed, outcome.n_bytes, outcome.busy_s))
-        self.done(work, outcome)
+        self.pace.finish_slice(budget, WorkTotals(outcome.removed, outcome.n_bytes, outcome.busy_s))
+        self.on_slice_end(work, outcome)

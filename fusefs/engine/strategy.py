@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple, Self
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, FUSE_MAGIC, XFS_MAGIC, Kernel, is_at_once
+from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, FUSE_MAGIC, XFS_MAGIC, Kernel, needs_no_server
 
 _NETWORK = frozenset(
     {FUSE_MAGIC, 0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x00C36400, 0x0BD00BD0, 0x19830326, 0x01021997, 0x47504653}
@@ -68,8 +68,8 @@ class Strategy(NamedTuple):
     by_inode: bool
     splits: bool
     least_share: int
-    looks_ahead: bool
-    tells_types: bool
+    lookup_first: bool
+    lists_types: bool
     is_at_once: bool
     group_shift: int | None
     afterwork: float
@@ -85,13 +85,13 @@ def in_order(names: list[str], inos: list[int], *, by_inode: bool) -> list[str]:
     return names[::-1]
 
 
-def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strategy:
+def choose_strategy(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strategy:
     """The strategy for the filesystem of a container.
 
     n_workers  as requested by the user
     """
     magic = kernel.filesystem(container)
-    tells_types = kernel.tells_types(container)
+    tells_types = kernel.lists_types(container)
     by_inode = magic == EXT_MAGIC
     if magic in _NETWORK:
         most, workers = _MANY_THREADS, Workers.THREADS
@@ -109,9 +109,9 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
         by_inode=by_inode,
         splits=by_inode or magic in _NETWORK,
         least_share=_SERVERS_SHARE if workers is Workers.THREADS else _LOCAL_SHARE,
-        looks_ahead=workers is Workers.THREADS,
-        tells_types=tells_types,
-        is_at_once=is_at_once(magic),
+        lookup_first=workers is Workers.THREADS,
+        lists_types=tells_types,
+        is_at_once=needs_no_server(magic),
         group_shift=group_shift(kernel, container) if magic == XFS_MAGIC and most > 1 else None,
         afterwork=1.0 if magic == XFS_MAGIC else 0.0,
     )
@@ -119,12 +119,12 @@ def choose(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strat
 
 def choose_for_rank(kernel: Kernel, directory: Fd, n_workers: int | None, n_ranks: int) -> Strategy:
     """The strategy for each rank of a job: threads on a server's filesystem, else one process per rank."""
-    own = choose(kernel, directory, n_workers)
-    if own.workers is Workers.PROCESSES and n_workers is None:
-        own = own._replace(n_workers=1)
-    window = ranks_window(n_ranks * own.n_workers)
-    least_share = max(own.least_share, LEAST_RANKS_SHARE)
-    return own._replace(window=min(own.window, window), least_share=least_share, group_shift=None)
+    strategy = choose_strategy(kernel, directory, n_workers)
+    if strategy.workers is Workers.PROCESSES and n_workers is None:
+        strategy = strategy._replace(n_workers=1)
+    window = ranks_window(n_ranks * strategy.n_workers)
+    least_share = max(strategy.least_share, LEAST_RANKS_SHARE)
+    return strategy._replace(window=min(strategy.window, window), least_share=least_share, group_shift=None)
 
 
 def ranks_window(n_workers: int) -> int:
@@ -175,7 +175,7 @@ class AllocationGroups:
             self._locks.close()
 
     @contextmanager
-    def alone_in(self, fd: Fd) -> Iterator[None]:
+    def lock_group(self, fd: Fd) -> Iterator[None]:
         """Lock the group of a directory for the block. The kernel releases the lock of a killed process."""
         if self._locks is None:
             yield

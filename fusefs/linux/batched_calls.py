@@ -17,20 +17,20 @@ from fusefs.linux import getdents, syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import NO_NOREPLACE, Kernel, RefusedNames
 
-_statx = syscalls.statx_held
+_statx = syscalls.statx_with_gil
 """Called with Python's lock held: a local filesystem answers sooner than the lock could be taken again."""
 # Constants as ctypes objects: Python's ints would be converted at each call.
-_AS_IT_IS = ctypes.c_int(syscalls.AT_SYMLINK_NOFOLLOW | syscalls.AT_NO_AUTOMOUNT | syscalls.AT_STATX_DONT_SYNC)
+_LSTAT_FLAGS = ctypes.c_int(syscalls.AT_SYMLINK_NOFOLLOW | syscalls.AT_NO_AUTOMOUNT | syscalls.AT_STATX_DONT_SYNC)
 _BY_FD = ctypes.c_int(syscalls.AT_SYMLINK_NOFOLLOW | syscalls.AT_EMPTY_PATH)
 _BASIC, _BTIME, _MOUNT_ROOT = syscalls.STATX_BASIC_STATS, syscalls.STATX_BTIME, syscalls.STATX_ATTR_MOUNT_ROOT
-_WANTED = ctypes.c_uint(_BASIC | _BTIME)
+_STATX_MASK = ctypes.c_uint(_BASIC | _BTIME)
 _STATX = syscalls.statx_fields(
     "mask", "attributes", "nlink", "uid", "gid", "mode", "ino", "size", "blocks", "attributes_mask", "atime_s",
     "atime_ns", "btime_s", "btime_ns", "ctime_s", "ctime_ns", "mtime_s", "mtime_ns", "dev",
 )  # fmt: skip
 _CODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 _NANO = 1_000_000_000
-_HELPED = (*NO_NOREPLACE, errno.ESTALE)
+_HAS_FALLBACK = (*NO_NOREPLACE, errno.ESTALE)
 """Errors for which `Kernel.rename_free` has a fallback."""
 
 
@@ -101,18 +101,18 @@ class StatxResult(NamedTuple):
         return self.btime_s * _NANO + self.btime_rest_ns if self.has & _BTIME else 0
 
 
-def read_on(kernel: Kernel, fd: int, first: bytes = b"", last: bytes = b"") -> getdents.DirentBlock | None:
+def read_more(kernel: Kernel, fd: int, first: bytes = b"", last: bytes = b"") -> getdents.DirentBlock | None:
     """Some entries of a directory from the fd's position on; None at the end.
 
     first, last  except for directories, only names with this beginning and end are needed; others may be included
     """
-    kernel.reach("getdents")
+    kernel.announce("getdents")
     if _bulk is None:
-        return getdents.read_on(fd)
-    told = _bulk.read(fd, first, last)
-    if told is None:
+        return getdents.read_more(fd)
+    block = _bulk.read(fd, first, last)
+    if block is None:
         return None
-    text, inos, kinds, n_seen = told
+    text, inos, kinds, n_seen = block
     return getdents.DirentBlock(text, text.split("/") if inos else [], inos, kinds, n_seen)
 
 
@@ -141,13 +141,13 @@ def read_window(kernel: Kernel, fd: int, most: int, most_bytes: int, *, by_inode
     return DirectoryWindow(*_bulk.window(fd, most, most_bytes, by_inode))
 
 
-def remove_all(kernel: Kernel, dir_fd: int, names: Sequence[str], *, are_dirs: bool = False) -> RefusedNames:
+def unlink_all(kernel: Kernel, dir_fd: int, names: Sequence[str], *, are_dirs: bool = False) -> RefusedNames:
     """unlinkat of each name (rmdir for directories), with one call a name. Returns  those refused, with the errno"""
     if _bulk is not None and not kernel.is_watched:
         refused: RefusedNames = _bulk.unlink(dir_fd, list(names), syscalls.AT_REMOVEDIR if are_dirs else 0)
         return refused
     call, remove = ("rmdir", os.rmdir) if are_dirs else ("unlink", os.unlink)
-    reach = kernel.reach
+    reach = kernel.announce
     refused = []
     for name in names:
         try:
@@ -161,12 +161,12 @@ def remove_all(kernel: Kernel, dir_fd: int, names: Sequence[str], *, are_dirs: b
 def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[str]) -> RefusedNames:
     """`Kernel.rename_free` of each name to the same name elsewhere. Returns  those refused, with the errno"""
     refused: RefusedNames = []
-    again: Iterable[str] = names
+    retried: Iterable[str] = names
     if _bulk is not None and not kernel.is_watched:
-        told: RefusedNames = _bulk.rename(old_dir, new_dir, list(names), syscalls.RENAME_NOREPLACE)
-        refused = [one for one in told if one[1] not in _HELPED]
-        again = (name for name, number in told if number in _HELPED)
-    for name in again:
+        refusals: RefusedNames = _bulk.rename(old_dir, new_dir, list(names), syscalls.RENAME_NOREPLACE)
+        refused = [one for one in refusals if one[1] not in _HAS_FALLBACK]
+        retried = (name for name, number in refusals if number in _HAS_FALLBACK)
+    for name in retried:
         raw = os.fsencode(name)
         try:
             kernel.rename_free(old_dir, raw, new_dir, raw)
@@ -190,7 +190,7 @@ def read_small_files(
     return texts
 
 
-def may_lack(kernel: Kernel, dir_fd: int, names: list[str], tail: bytes) -> list[str]:
+def names_that_may_lack(kernel: Kernel, dir_fd: int, names: list[str], tail: bytes) -> list[str]:
     """Those of these directories that may not contain that name: all of them without native code."""
     if _bulk is None or kernel.is_watched:
         return names
@@ -208,7 +208,7 @@ class FileSizes(NamedTuple):
         return FileSizes(self.lengths[:n], self.spaces[:n])
 
 
-class ChosenByStat(NamedTuple):
+class MatchedByStat(NamedTuple):
     """Names that match the bounds, with their files' sizes, and names that must be checked one by one."""
 
     names: list[str]
@@ -216,19 +216,21 @@ class ChosenByStat(NamedTuple):
     unsure: list[str]
 
 
-def choose_all(kernel: Kernel, dir_fd: int, names: list[str], bounds: bytes | None, *, at_once: bool) -> ChosenByStat:
+def match_by_stat(
+    kernel: Kernel, dir_fd: int, names: list[str], bounds: bytes | None, *, needs_no_server: bool
+) -> MatchedByStat:
     """Check each name by statx.
 
     bounds   StatBounds.packed; None: all must be checked one by one
     at_once  whether the filesystem needs no server; otherwise all must be checked one by one
     """
-    if _bulk is None or bounds is None or kernel.is_watched or not at_once:
-        return ChosenByStat([], FileSizes([], []), names)
+    if _bulk is None or bounds is None or kernel.is_watched or not needs_no_server:
+        return MatchedByStat([], FileSizes([], []), names)
     names, lengths, spaces, unsure = _bulk.look(dir_fd, names, bounds)
-    return ChosenByStat(names, FileSizes(lengths, spaces), unsure)
+    return MatchedByStat(names, FileSizes(lengths, spaces), unsure)
 
 
-class UnlinkedByStat(NamedTuple):
+class UnlinkedMatches(NamedTuple):
     """The result of unlinking the names that match the bounds.
 
     n_gone, n_bytes, taken_bytes  how many were removed, their length and disk space
@@ -236,26 +238,26 @@ class UnlinkedByStat(NamedTuple):
     unsure   names that must be checked one by one; all others don't match
     """
 
-    n_gone: int
+    n_removed: int
     n_bytes: int
     taken_bytes: int
     refused: RefusedNames
     unsure: list[str]
 
 
-def unlink_chosen(kernel: Kernel, look_fd: int, unlink_fd: int, names: list[str], bounds: bytes) -> UnlinkedByStat:
+def unlink_matching(kernel: Kernel, stat_fd: int, unlink_fd: int, names: list[str], bounds: bytes) -> UnlinkedMatches:
     """statx of each name, and at once unlinkat of each that matches the bounds, so that no time passes in between.
 
     look_fd    the directory on its own filesystem, which must need no server
     unlink_fd  the same directory, by which names are changed in it
     """
     if _bulk is None or kernel.is_watched:
-        return UnlinkedByStat(0, 0, 0, [], names)
-    return UnlinkedByStat(*_bulk.unlink_chosen(look_fd, unlink_fd, names, bounds))
+        return UnlinkedMatches(0, 0, 0, [], names)
+    return UnlinkedMatches(*_bulk.unlink_chosen(stat_fd, unlink_fd, names, bounds))
 
 
-def look_at_all(
-    kernel: Kernel, dir_fd: int, names: Iterable[str], *, asks_birth: bool = False, at_once: bool | None = None
+def lstat_all(
+    kernel: Kernel, dir_fd: int, names: Iterable[str], *, needs_birth: bool = False, needs_no_server: bool | None = None
 ) -> tuple[list[StatxResult], RefusedNames]:
     """lstat of each name, but never of something mounted there (EXDEV): see `Kernel.stat`.
 
@@ -263,47 +265,47 @@ def look_at_all(
     at_once     whether the filesystem needs no server, if known: asking takes as long as a few names, and makes xfs
                 do work that it has deferred
     """
-    looked: list[StatxResult] = []
+    results: list[StatxResult] = []
     refused: RefusedNames = []
-    wanted = _BASIC | _BTIME if asks_birth else _BASIC
-    if at_once is None:
-        at_once = kernel.answers_at_once(dir_fd)
-    reach, glance = kernel.reach, _glancing(dir_fd) if at_once else _nothing
+    mask = _BASIC | _BTIME if needs_birth else _BASIC
+    if needs_no_server is None:
+        needs_no_server = kernel.needs_no_server(dir_fd)
+    reach, fast_stat = kernel.announce, _fast_stat_function(dir_fd) if needs_no_server else _no_fast_stat
     for name in names:
         try:
             reach("stat")
-            looked.append(glance(name) or _look_closely(dir_fd, name, wanted))
+            results.append(fast_stat(name) or _stat_by_fd(dir_fd, name, mask))
         except OSError as error:
             refused.append((name, error.errno or errno.EIO))
-    return looked, refused
+    return results, refused
 
 
-def _nothing(_name: str) -> None:
+def _no_fast_stat(_name: str) -> None:
     """Stands for `_glancing` if that may not be used: every name is checked closely."""
 
 
-def _glancing(dir_fd: int) -> Callable[[str], StatxResult | None]:
+def _fast_stat_function(dir_fd: int) -> Callable[[str], StatxResult | None]:
     """A function that checks a name by one call, in a third of the time of `_look_closely`; None: use that.
 
     The name of a mount point leads to the mount, but its server is not contacted, so that nothing waits for it; and the
     kernel reports that it is one.
     Source  statx(2): AT_STATX_DONT_SYNC, STATX_ATTR_MOUNT_ROOT (Linux 5.8)
     """
-    fd, told = ctypes.c_int(dir_fd), ctypes.create_string_buffer(syscalls.STATX_SIZE)
-    into, unpack = ctypes.byref(told), _STATX.unpack_from
+    fd, buffer = ctypes.c_int(dir_fd), ctypes.create_string_buffer(syscalls.STATX_SIZE)
+    into, unpack = ctypes.byref(buffer), _STATX.unpack_from
 
-    def glance(name: str) -> StatxResult | None:
-        if _statx(fd, name.encode(*_CODING), _AS_IT_IS, _WANTED, into):
+    def fast_stat(name: str) -> StatxResult | None:
+        if _statx(fd, name.encode(*_CODING), _LSTAT_FLAGS, _STATX_MASK, into):
             return None
-        looked = tuple.__new__(StatxResult, (name, *unpack(told)))  # the class's constructor takes twice as long
-        is_told = not looked.attributes & _MOUNT_ROOT and looked.has_attributes & _MOUNT_ROOT
-        return looked if is_told else None
+        result = tuple.__new__(StatxResult, (name, *unpack(buffer)))  # the class's constructor takes twice as long
+        is_certain = not result.attributes & _MOUNT_ROOT and result.has_attributes & _MOUNT_ROOT
+        return result if is_certain else None
 
-    return glance
+    return fast_stat
 
 
-def _look_closely(dir_fd: int, name: str, wanted: int) -> StatxResult:
-    told = ctypes.create_string_buffer(syscalls.STATX_SIZE)
+def _stat_by_fd(dir_fd: int, name: str, mask: int) -> StatxResult:
+    buffer = ctypes.create_string_buffer(syscalls.STATX_SIZE)
     with Fd(syscalls.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, syscalls.BENEATH)) as fd:
-        syscalls.checked(syscalls.statx_call(fd, b"", _BY_FD, wanted, told))
-    return StatxResult(name, *_STATX.unpack_from(told))
+        syscalls.check_result(syscalls.statx_function(fd, b"", _BY_FD, mask, buffer))
+    return StatxResult(name, *_STATX.unpack_from(buffer))

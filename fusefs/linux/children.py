@@ -19,16 +19,16 @@ from socket import recv_fds, send_fds, socket, socketpair
 from typing import NamedTuple, TypeVar
 
 from fusefs.linux import syscalls
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 
 _MESSAGE_MAX = 256 * 1024 * 1024
 _HEAD = struct.Struct("=QI")
 _MAX_FDS = 253
 """SCM_MAX_FD, unix(7)."""
-_GLANCE_S = 0.2
+_CHECK_S = 0.2
 _FIRST, _FD_MAX = 3, 2**31 - 1
 """The fds of a detached child begin after the standard ones."""
-_FAULT = 255
+_EXCEPTION_EXIT_CODE = 255
 """A child's exit code after any exception but an OSError; no errno has this value."""
 _STOPPED = b"T", b"t"
 """States in proc_pid_stat(5)."""
@@ -42,7 +42,7 @@ class ChildSilent(ChildLost):
     """The child was stopped, or took too long."""
 
 
-def fork(life: Callable[[], object], fds: Sequence[int] | None = None) -> int:
+def fork(main: Callable[[], object], fds: Sequence[int] | None = None) -> int:
     """Fork a child that the kernel kills when this thread ends. It exits with 0, or with the errno of an OSError.
 
     fds      the child's only fds, numbered from 3 on, without our signal mask and terminal; None: it inherits all
@@ -52,12 +52,12 @@ def fork(life: Callable[[], object], fds: Sequence[int] | None = None) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        code = _FAULT
+        code = _EXCEPTION_EXIT_CODE
         try:
             if fds is not None:
                 _detach(fds)
             _die_with(parent)
-            life()
+            main()
             code = 0
         except OSError as error:
             code = error.errno or code
@@ -82,7 +82,7 @@ def _die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent ends; exit now if the parent has already ended."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, SIGKILL)
     if os.getppid() != parent:
-        os._exit(_FAULT)
+        os._exit(_EXCEPTION_EXIT_CODE)
 
 
 def is_stopped(pid: int) -> bool:
@@ -141,25 +141,25 @@ def _read(channel: socket, size: int, wait: Callable[[], None]) -> bytes:
 class Child:
     """A child process, and our end of the channel to it."""
 
-    def __init__(self, life: Callable[[socket], object], *, is_detached: bool = False) -> None:
+    def __init__(self, main: Callable[[socket], object], *, is_detached: bool = False) -> None:
         """Fork it.
 
         life         called with its end of the channel
         is_detached  it inherits nothing else of ours, see `fork`
         Raises       OSError
         """
-        self.channel, theirs = socketpair()
-        with theirs, closed_on_error(self.channel):
+        self.channel, child_end = socketpair()
+        with child_end, close_on_error(self.channel):
             if is_detached:
-                self.pid = fork(lambda: life(socket(fileno=_FIRST)), [theirs.fileno()])
+                self.pid = fork(lambda: main(socket(fileno=_FIRST)), [child_end.fileno()])
             else:
-                self.pid = fork(partial(self._live, theirs, life))
+                self.pid = fork(partial(self._run_main, child_end, main))
         self._poll = select.poll()
         self._poll.register(self.channel, select.POLLIN)
 
-    def _live(self, theirs: socket, life: Callable[[socket], object]) -> None:
+    def _run_main(self, child_end: socket, main: Callable[[socket], object]) -> None:
         self.channel.close()
-        life(theirs)
+        main(child_end)
 
     def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send it a message. Raises  ChildLost"""
@@ -179,7 +179,7 @@ class Child:
 
         def wait() -> None:
             nonlocal deadline_s
-            while not self._poll.poll(min(_GLANCE_S, limit_s) * 1000):
+            while not self._poll.poll(min(_CHECK_S, limit_s) * 1000):
                 state = _state_of(self.pid)
                 if state == b"R" and not is_strict:
                     deadline_s = time.monotonic() + limit_s
@@ -225,7 +225,7 @@ Ask = Callable[[bytes], bytes]
 """Sends a question to the process for which we act, and returns its answer."""
 _NOBODY_GID = 65534
 _QUESTION, _RESULT = b"q", b"r"
-_PLACES = (b"RUNTIME_DIRECTORY", b"STATE_DIRECTORY", b"XDG_RUNTIME_DIR", b"XDG_STATE_HOME")
+_USER_DIRECTORY_VARIABLES = (b"RUNTIME_DIRECTORY", b"STATE_DIRECTORY", b"XDG_RUNTIME_DIR", b"XDG_STATE_HOME")
 """Variables with the places of a user's files: ours must not be inherited by another user's child."""
 
 
@@ -246,7 +246,7 @@ class UserCredentials(NamedTuple):
     home: bytes = b""
 
 
-def person(uid: int) -> UserCredentials:
+def user_credentials(uid: int) -> UserCredentials:
     """A user's credentials from the system's database; for an unknown user only the uid, and nogroup."""
     try:
         entry = pwd.getpwuid(uid)
@@ -255,25 +255,25 @@ def person(uid: int) -> UserCredentials:
     return UserCredentials(uid, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid), os.fsencode(entry.pw_dir))
 
 
-def become(wanted: UserCredentials) -> None:
+def become_user(user: UserCredentials) -> None:
     """Turn a child into that user, with that home, no capability and no way back, dying with its parent; needs root.
 
     Source   capabilities(7): a change from uid 0 to others clears all sets; prctl(2): the process becomes not dumpable,
              so that its user can't trace it, and no longer dies with its parent
     """
     parent = os.getppid()
-    os.setgroups(wanted.groups)
-    os.setresgid(wanted.gid, wanted.gid, wanted.gid)
-    os.setresuid(wanted.uid, wanted.uid, wanted.uid)
-    for variable in _PLACES:
+    os.setgroups(user.groups)
+    os.setresgid(user.gid, user.gid, user.gid)
+    os.setresuid(user.uid, user.uid, user.uid)
+    for variable in _USER_DIRECTORY_VARIABLES:
         os.environb.pop(variable, None)
-    os.environb[b"HOME"] = wanted.home or b"/nonexistent"
+    os.environb[b"HOME"] = user.home or b"/nonexistent"
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # the change of uid may not do it, depending on fs.suid_dumpable
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     _die_with(parent)
 
 
-def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask = lambda _question: b"") -> bytes:
+def call_in_child_as(uid: int, body: Callable[[Ask], bytes], answer: Ask = lambda _question: b"") -> bytes:
     """The result of `body`, run in a child with that uid and no capability; needs root.
 
     body    gets a function to ask us something while it runs
@@ -281,7 +281,7 @@ def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask = lambda _questi
     Raises  ChildLost if the child ended without a result or was stopped. A stopped child is killed: otherwise one user
             could block an administrator's command for all users. Errors of `body` must be part of its result.
     """
-    child = Child(partial(_call, person(uid), body))
+    child = Child(partial(_serve_call, user_credentials(uid), body))
     try:
         while True:
             message = child.receive_text()
@@ -292,12 +292,12 @@ def call_as(uid: int, body: Callable[[Ask], bytes], answer: Ask = lambda _questi
         child.end()
 
 
-def _call(wanted: UserCredentials, body: Callable[[Ask], bytes], channel: socket) -> None:
+def _serve_call(user: UserCredentials, body: Callable[[Ask], bytes], channel: socket) -> None:
     def ask(question: bytes) -> bytes:
         send(channel, _QUESTION + question)
         return receive(channel)[0]
 
-    become(wanted)
+    become_user(user)
     send(channel, _RESULT + body(ask))
 
 
@@ -312,8 +312,8 @@ def ask_each(
     questions: Sequence[T],
     ask: Callable[[T], bytes],
     silent: set[Hashable],
-    where: Callable[[T], Hashable],
-    person: UserCredentials | None = None,
+    place_of: Callable[[T], Hashable],
+    user: UserCredentials | None = None,
     limit_s: float | None = None,
 ) -> Iterator[tuple[T, bytes | None]]:
     """Each question with its answer; None if it is not answered in time, as for all other questions about that place.
@@ -327,12 +327,12 @@ def ask_each(
     child = None
     try:
         for index, question in enumerate(questions):
-            if where(question) in silent:
+            if place_of(question) in silent:
                 yield question, None
                 continue
             answer: bytes | None
             if child is None:
-                child = Child(partial(_answer, questions, ask, person), is_detached=True)
+                child = Child(partial(_serve_questions, questions, ask, user), is_detached=True)
             try:
                 child.send(b"%d" % index)
                 answer = child.receive_text(LIMIT_S if limit_s is None else limit_s, is_strict=limit_s is not None)
@@ -341,7 +341,7 @@ def ask_each(
                 child = None
                 answer = b""  # the question ended the child; the next child continues
                 if isinstance(lost, ChildSilent):
-                    silent.add(where(question))
+                    silent.add(place_of(question))
                     answer = None
             yield question, answer
     finally:
@@ -349,9 +349,11 @@ def ask_each(
             child.end(_END_S)
 
 
-def _answer(questions: Sequence[T], ask: Callable[[T], bytes], person: UserCredentials | None, channel: socket) -> None:
+def _serve_questions(
+    questions: Sequence[T], ask: Callable[[T], bytes], person: UserCredentials | None, channel: socket
+) -> None:
     if person is not None:
-        become(person)
+        become_user(person)
     while True:
         index, _fds = receive(channel)
         send(channel, ask(questions[int(index)]))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from fusefs.core.config import Config, read_with_places
+from fusefs.core.config import Config, read_config_with_places
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.plan_rules import PlanContext, Rule, read_plan
 from fusefs.core.printable_names import printable
@@ -54,7 +54,7 @@ def are_rules_in_force() -> bool:
 _FILE, _DROP_INS = b"config.toml", b"config.d"
 
 
-class Loaded(NamedTuple):
+class LoadedConfig(NamedTuple):
     """A configuration, the files that it was read from, in order, and the place of each setting.
 
     warnings  keys that have no effect any more
@@ -66,51 +66,51 @@ class Loaded(NamedTuple):
     warnings: tuple[ConfigProblem, ...] = ()
 
 
-def base_config(*, of_root: bool) -> Config:
+def default_config(*, of_root: bool) -> Config:
     """The configuration without any files: only root's service has an audit log by default."""
     return Config() if of_root else Config(audit=None)
 
 
-def load_config(directory: bytes | None = None) -> Loaded:
+def load_config(directory: bytes | None = None) -> LoadedConfig:
     """The configuration of this user; without any file the defaults.
 
     directory  instead of `config_dir`
     Raises     BadConfig with all problems in the files
     """
-    found, problems = _find(directory or config_dir())
-    return _load(found, problems, base_config(of_root=os.geteuid() == 0), is_trusting=False)
+    files, problems = _find_files(directory or config_dir())
+    return _load(files, problems, default_config(of_root=os.geteuid() == 0), is_trusting=False)
 
 
-def load_system_config() -> Loaded:
+def load_system_config() -> LoadedConfig:
     """The configuration of root's service, as far as this process may read it. Raises  as `load_config`"""
-    found, problems = _find(SYSTEM_DIR)
-    return _load(found, problems, base_config(of_root=True), is_trusting=False)
+    files, problems = _find_files(SYSTEM_DIR)
+    return _load(files, problems, default_config(of_root=True), is_trusting=False)
 
 
-def check_files(files: Sequence[bytes]) -> Loaded:
+def check_files(files: Sequence[bytes]) -> LoadedConfig:
     """The configuration in these files only, whoever owns them, so that a draft can be checked before it is installed.
 
     Raises  BadConfig
     """
-    return _load(files, [], base_config(of_root=os.geteuid() == 0), is_trusting=True)
+    return _load(files, [], default_config(of_root=os.geteuid() == 0), is_trusting=True)
 
 
-def _load(files: Sequence[bytes], problems: list[ConfigProblem], base: Config, *, is_trusting: bool) -> Loaded:
-    sources = read_sources(files, problems, is_trusting=is_trusting)
+def _load(files: Sequence[bytes], problems: list[ConfigProblem], base: Config, *, is_trusting: bool) -> LoadedConfig:
+    sources = read_sources(files, problems, skips_trust_check=is_trusting)
     try:
-        config, settings, warnings = read_with_places(sources, base)
+        config, settings, warnings = read_config_with_places(sources, base)
     except BadConfig as error:
         raise BadConfig(problems=(*problems, *error.problems)) from error
     if problems:
         raise BadConfig(problems=tuple(problems))
-    return Loaded(config, tuple(files), settings, warnings)
+    return LoadedConfig(config, tuple(files), settings, warnings)
 
 
-def _find(directory: bytes | None) -> tuple[list[bytes], list[ConfigProblem]]:
+def _find_files(directory: bytes | None) -> tuple[list[bytes], list[ConfigProblem]]:
     """The existing configuration files, and problems with their directories."""
     if directory is None:
         return [], []
-    found: list[bytes] = []
+    files: list[bytes] = []
     problems: list[ConfigProblem] = []
     drop_ins = os.path.join(directory, _DROP_INS)
     for where in (directory, drop_ins):
@@ -120,16 +120,16 @@ def _find(directory: bytes | None) -> tuple[list[bytes], list[ConfigProblem]]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            problems.append(unreadable(where, error))
+            problems.append(unreadable_problem(where, error))
             continue
         chosen = [name for name in names if name == _FILE or (where == drop_ins and is_drop_in(name))]
-        found += [os.path.join(where, name) for name in chosen]
+        files += [os.path.join(where, name) for name in chosen]
         if chosen:
-            problems += distrust(where, st)
-    return found, problems
+            problems += trust_problems(where, st)
+    return files, problems
 
 
-def read_sources(files: Iterable[bytes], problems: list[ConfigProblem], *, is_trusting: bool) -> list[Source]:
+def read_sources(files: Iterable[bytes], problems: list[ConfigProblem], *, skips_trust_check: bool) -> list[Source]:
     """Read files; for each one that can't be read or trusted add a problem.
 
     is_trusting  accept any owner and mode
@@ -137,7 +137,7 @@ def read_sources(files: Iterable[bytes], problems: list[ConfigProblem], *, is_tr
     sources = []
     for file in files:
         try:
-            sources.append(_read_source(file, is_trusting=is_trusting))
+            sources.append(_read_source(file, is_trusting=skips_trust_check))
         except BadConfig as error:
             problems += error.problems
     return sources
@@ -157,14 +157,14 @@ def _read_source(file: bytes, *, is_trusting: bool) -> Source:
                 raise BadConfig(
                     problems=(ConfigProblem(name, "", "not a regular file", "replace it by a regular file"),)
                 )
-            if not is_trusting and (problems := tuple(distrust(file, st))):
+            if not is_trusting and (problems := tuple(trust_problems(file, st))):
                 raise BadConfig(problems=problems)
             return decode_source(name, os.pread(fd, TEXT_MAX_BYTES + 1, 0))
     except OSError as error:
-        raise BadConfig(problems=(unreadable(file, error),)) from error
+        raise BadConfig(problems=(unreadable_problem(file, error),)) from error
 
 
-def distrust(path: bytes, st: os.stat_result) -> Iterable[ConfigProblem]:
+def trust_problems(path: bytes, st: os.stat_result) -> Iterable[ConfigProblem]:
     """Why a file is not trusted: a user other than ourselves or root can change it."""
     name = printable(path)
     owner = "root" if os.geteuid() == 0 else "you or root"
@@ -174,11 +174,11 @@ def distrust(path: bytes, st: os.stat_result) -> Iterable[ConfigProblem]:
         )
     shared = st.st_mode & OTHERS_WRITE & ~(stat.S_IWGRP if st.st_gid in (0, os.getegid()) else 0)
     if shared:
-        who = "every user" if shared & stat.S_IWOTH else "its group"
-        yield ConfigProblem(name, "", f"{who} can write to it", "chmod go-w")
+        writers = "every user" if shared & stat.S_IWOTH else "its group"
+        yield ConfigProblem(name, "", f"{writers} can write to it", "chmod go-w")
 
 
-def unreadable(path: bytes, error: OSError) -> ConfigProblem:
+def unreadable_problem(path: bytes, error: OSError) -> ConfigProblem:
     """A problem of that file, from the kernel's error."""
     fix = {PermissionError: "run the command as root, or chmod the file", FileNotFoundError: "name a file that exists"}
     return ConfigProblem(printable(path), "", f"can't be read: {error.strerror}", fix.get(type(error), ""))
@@ -206,12 +206,12 @@ def load_plan(
         try:
             files = _files(path, is_trusting=is_trusting)
         except OSError as error:
-            problems.append(unreadable(path, error))
+            problems.append(unreadable_problem(path, error))
             continue
         except BadConfig as error:
             problems += error.problems
             continue
-        sources += read_sources(files, problems, is_trusting=is_trusting)
+        sources += read_sources(files, problems, skips_trust_check=is_trusting)
     rules: tuple[Rule, ...] = ()
     try:
         rules = read_plan(sources, PlanContext(now_ns, time.mktime, uid_of, gid_of, cutoff_ns, warn))
@@ -228,6 +228,6 @@ def _files(path: bytes, *, is_trusting: bool) -> list[bytes]:
         names = sorted(os.listdir(path))
     except NotADirectoryError:
         return [path]
-    if not is_trusting and (problems := tuple(distrust(path, os.stat(path)))):
+    if not is_trusting and (problems := tuple(trust_problems(path, os.stat(path)))):
         raise BadConfig(problems=problems)
     return [os.path.join(path, name) for name in names if is_drop_in(name)]

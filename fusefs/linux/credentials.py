@@ -51,11 +51,11 @@ def drop_capabilities(*dropped: Capability) -> None:
     keep = ~sum(1 << capability for capability in dropped)
     low, high = keep & 0xFFFFFFFF, (keep >> 32) & 0xFFFFFFFF
     mask = (low, low, low, high, high, high)
-    kept = [has & may for has, may in zip(_SETS.unpack(_sets()), mask, strict=True)]
-    take_up(_SETS.pack(*kept))
+    kept = [has & may for has, may in zip(_SETS.unpack(_read_sets()), mask, strict=True)]
+    set_capability_sets(_SETS.pack(*kept))
 
 
-def act_as_others_can() -> None:
+def prepare_to_act_as_others() -> None:
     """Prepare this thread, and those that it starts, for calls as other users, with those users' rights.
 
     With SECBIT_NO_SETUID_FIXUP the kernel would not drop the capabilities over files when the fsuid changes. And a call
@@ -70,44 +70,44 @@ def act_as_others_can() -> None:
 
 
 @lru_cache(_N_KEPT)
-def with_effective(capabilities: int) -> bytes:
+def sets_with_effective(capabilities: int) -> bytes:
     """The capability sets of all threads, with only these bits effective, as far as the threads have them."""
-    _effective, permitted, inheritable, _more, more_permitted, more_inheritable = _SETS.unpack(at_rest())
+    _effective, permitted, inheritable, _more, more_permitted, more_inheritable = _SETS.unpack(own_capability_sets())
     low, high = capabilities & 0xFFFFFFFF & permitted, capabilities >> 32 & more_permitted
     return _SETS.pack(low, permitted, inheritable, high, more_permitted, more_inheritable)
 
 
-def are_ours(capabilities: int) -> bool:
+def include_all_ours(capabilities: int) -> bool:
     """Whether these bits include all capabilities of this process."""
-    return not _ours() & ~capabilities
+    return not _permitted_bits() & ~capabilities
 
 
 def may_use(capability: Capability) -> bool:
     """Whether this thread has a capability now."""
-    return bool(_SETS.unpack(_sets())[0] >> capability & 1)  # all members of Capability are below 32
+    return bool(_SETS.unpack(_read_sets())[0] >> capability & 1)  # all members of Capability are below 32
 
 
 @cache
-def at_rest() -> bytes:
+def own_capability_sets() -> bytes:
     """The capability sets of all threads, for `take_up`: from now on they are never extended, nor reduced for good.
 
     The first call must come from a thread that acts as no other user.
     """
-    return _sets()
+    return _read_sets()
 
 
 @cache
-def _ours() -> int:
-    _effective, low, _inheritable, _more, high, _more_inheritable = _SETS.unpack(at_rest())
+def _permitted_bits() -> int:
+    _effective, low, _inheritable, _more, high, _more_inheritable = _SETS.unpack(own_capability_sets())
     return int(high << 32 | low)
 
 
-def take_up(sets: bytes) -> None:
+def set_capability_sets(sets: bytes) -> None:
     """Give this thread back the capabilities that it had, or fewer."""
     capset(_HEADER, sets)
 
 
-def _sets() -> bytes:
+def _read_sets() -> bytes:
     return capget(_HEADER, _SETS.size)
 
 
@@ -137,12 +137,12 @@ class ThreadCredentials(NamedTuple):
     umask: int | None = None
 
 
-ITSELF = ThreadCredentials()
+OWN_CREDENTIALS = ThreadCredentials()
 
 
 def in_group(gid: int) -> ThreadCredentials:
     """Root in another group, to set a set-group-ID bit, which only its members can. Users are members already."""
-    return ITSELF if os.geteuid() else ThreadCredentials(gid=gid)
+    return OWN_CREDENTIALS if os.geteuid() else ThreadCredentials(gid=gid)
 
 
 @cache
@@ -152,18 +152,18 @@ def in_no_group() -> ThreadCredentials:
     In a user namespace no id is known to which nothing belongs.
     """
     with open("/proc/self/gid_map", "rb") as mapped:
-        knows_all = mapped.read().split() == [b"0", b"0", b"4294967295"]
-    return in_group(NO_GROUP) if knows_all else ITSELF
+        maps_all_ids = mapped.read().split() == [b"0", b"0", b"4294967295"]
+    return in_group(NO_GROUP) if maps_all_ids else OWN_CREDENTIALS
 
 
-def call_as(who: ThreadCredentials, act: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+def call_as(credentials: ThreadCredentials, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a function with these credentials. It must neither suspend nor start a thread.
 
     If the thread doesn't get its own identity back, the process ends, so that nothing is done as the wrong user.
     Raises  OSError EPERM: these ids are not available here (another user namespace)
     """
-    uid, gid, groups, capabilities, umask = who
-    effective = b"" if capabilities is None else with_effective(capabilities)
+    uid, gid, groups, capabilities, umask = credentials
+    effective = b"" if capabilities is None else sets_with_effective(capabilities)
     if groups and not _may_have_groups():  # they could not be taken back, either
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
     own_uid = own_gid = own_umask = -1
@@ -179,18 +179,18 @@ def call_as(who: ThreadCredentials, act: Callable[P, R], /, *args: P.args, **kwa
             if uid:
                 own_uid = setfsuid(uid)
             if effective:
-                take_up(effective)
+                set_capability_sets(effective)
             # Neither setfsgid nor setfsuid reports whether it succeeded.
             if (gid and setfsgid(NO_ID) != gid) or (uid and setfsuid(NO_ID) != uid):
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-            return act(*args, **kwargs)
+            return function(*args, **kwargs)
         finally:
             if own_uid >= 0:
                 setfsuid(own_uid)
             if own_gid >= 0:
                 setfsgid(own_gid)
             if effective:
-                take_up(at_rest())
+                set_capability_sets(own_capability_sets())
             if groups:
                 setgroups(())
             if own_umask >= 0:
@@ -198,16 +198,16 @@ def call_as(who: ThreadCredentials, act: Callable[P, R], /, *args: P.args, **kwa
             is_itself = (own_gid < 0 or setfsgid(NO_ID) == own_gid) and (own_uid < 0 or setfsuid(NO_ID) == own_uid)
     finally:
         if not is_itself:
-            _end()
+            _abort()
 
 
 @cache
 def _may_have_groups() -> bool:
     """Whether our user namespace allows supplementary groups."""
-    with open("/proc/self/setgroups", "rb") as said:
-        return said.read() != b"deny\n"
+    with open("/proc/self/setgroups", "rb") as setgroups_file:
+        return setgroups_file.read() != b"deny\n"
 
 
-def _end() -> NoReturn:
+def _abort() -> NoReturn:
     os.write(2, b"trashd: a thread could not restore its own identity\n")
     os._exit(os.EX_SOFTWARE)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
-from fusefs.linux.kernel import BTRFS_MAGIC, FUSE_MAGIC, IDENTITY_XATTR, RESTORED_XATTRS, Kernel, is_at_once
+from fusefs.linux.kernel import BTRFS_MAGIC, FUSE_MAGIC, IDENTITY_XATTR, RESTORED_XATTRS, Kernel, needs_no_server
 
 _NOT_COPIED = (
     "security.evm", "security.ima", IDENTITY_XATTR, *RESTORED_XATTRS,
@@ -67,7 +67,7 @@ _XFLAGS_FIXED = 0x80000000 | 0x01 | 0x02 | 0x08 | 0x10  # hasattr, realtime, pre
 _FLAGS = struct.Struct("=I4x")  # the kernel uses an int, though the ioctl number encodes a long
 _FSXATTR = struct.Struct("=IIIII8x")
 _ABSENT = frozenset({errno.ENOTTY, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODATA})
-_NOT_TO_BE_HAD = _ABSENT | {errno.EPERM, errno.EACCES, errno.E2BIG, errno.ERANGE}
+_UNAVAILABLE = _ABSENT | {errno.EPERM, errno.EACCES, errno.E2BIG, errno.ERANGE}
 
 
 class Fsxattr(NamedTuple):
@@ -105,7 +105,7 @@ class MetadataDifference(NamedTuple):
     got: str
 
 
-def read_likeness(kernel: Kernel, fd: int) -> DirectoryMetadata:
+def read_metadata(kernel: Kernel, fd: int) -> DirectoryMetadata:
     """Read the metadata of the directory behind an fd that is open for reading."""
     st, magic = kernel.fstat(fd), kernel.filesystem(fd)
     unreadable = [_UNREADABLE[magic]] if magic in _UNREADABLE else []
@@ -113,11 +113,11 @@ def read_likeness(kernel: Kernel, fd: int) -> DirectoryMetadata:
         unreadable.append(_UNREADABLE_BY_USERS[magic])
     flags, extended = 0, None
     try:
-        (flags,) = _asked(kernel, fd, _GETFLAGS, _FLAGS) or (0,)
-        extended = _extended(kernel, fd)
+        (flags,) = _ioctl_values(kernel, fd, _GETFLAGS, _FLAGS) or (0,)
+        extended = _read_extended(kernel, fd)
     except PermissionError:
         unreadable.append("inode flags and project id")
-    if unreadable or not is_at_once(magic):
+    if unreadable or not needs_no_server(magic):
         flags |= kernel.statx(fd).attributes & (_STATX_ONLY | _ENCRYPTED)
     return DirectoryMetadata(
         st.st_uid,
@@ -126,44 +126,44 @@ def read_likeness(kernel: Kernel, fd: int) -> DirectoryMetadata:
         _xattrs(kernel, fd, _UNLISTED_XATTRS.get(magic, ()), unreadable),
         flags & ~_INTERNAL,
         extended,
-        _policy(kernel, fd) if flags & _ENCRYPTED else None,
+        _read_policy(kernel, fd) if flags & _ENCRYPTED else None,
         magic == BTRFS_MAGIC and st.st_ino == _SUBVOLUME_INO,
         tuple(unreadable),
     )
 
 
-def apply_likeness(kernel: Kernel, fd: int, wanted: DirectoryMetadata) -> None:
+def apply_metadata(kernel: Kernel, fd: int, metadata: DirectoryMetadata) -> None:
     """Set an empty directory's metadata as far as the kernel allows; `differences` then shows what is missing.
 
     The order matters. chown clears set-id bits. xattrs include the ACL, which chmod would change. On btrfs the flag for
     compression resets the xattr to zlib. An encrypted directory can't get the casefold flag while its key is absent.
     Raises  OSError: ENOKEY if it can't be encrypted in the same way, EXDEV if it already has another encryption
     """
-    here = read_likeness(kernel, fd)
-    uid, gid = -1 if wanted.uid == here.uid else wanted.uid, -1 if wanted.gid == here.gid else wanted.gid
+    present = read_metadata(kernel, fd)
+    uid, gid = -1 if metadata.uid == present.uid else metadata.uid, -1 if metadata.gid == present.gid else metadata.gid
     steps: list[Callable[[], None]] = [partial(kernel.chown, fd, uid, gid)]
-    if wanted.flags != here.flags:
-        steps.append(partial(_set_flags, kernel, fd, wanted.flags))
-    if wanted.extended is not None and wanted.extended != here.extended:
-        steps.append(partial(_set_extended, kernel, fd, wanted.extended))
-    if wanted.encryption is not None and wanted.encryption != here.encryption:
-        steps.append(partial(_set_policy, kernel, fd, wanted.encryption))
-    steps += [partial(kernel.remove_xattr, fd, name) for name in here.xattrs.keys() - wanted.xattrs.keys()]
-    for name, value in wanted.xattrs.items():
-        is_reset = name == "btrfs.compression" and wanted.flags != here.flags
-        if is_reset or here.xattrs.get(name) != value:
+    if metadata.flags != present.flags:
+        steps.append(partial(_set_flags, kernel, fd, metadata.flags))
+    if metadata.extended is not None and metadata.extended != present.extended:
+        steps.append(partial(_set_extended, kernel, fd, metadata.extended))
+    if metadata.encryption is not None and metadata.encryption != present.encryption:
+        steps.append(partial(_set_policy, kernel, fd, metadata.encryption))
+    steps += [partial(kernel.remove_xattr, fd, name) for name in present.xattrs.keys() - metadata.xattrs.keys()]
+    for name, value in metadata.xattrs.items():
+        is_reset = name == "btrfs.compression" and metadata.flags != present.flags
+        if is_reset or present.xattrs.get(name) != value:
             steps.append(partial(kernel.set_xattr, fd, name, value))
-    steps.append(partial(kernel.chmod, fd, wanted.mode))
+    steps.append(partial(kernel.chmod, fd, metadata.mode))
     for step in steps:
         try:
             step()
         except OSError as error:
-            if error.errno not in _NOT_TO_BE_HAD:
+            if error.errno not in _UNAVAILABLE:
                 raise
 
 
-def make_like(
-    kernel: Kernel, place: Fd, new: bytes, wanted: DirectoryMetadata | None, appear: Callable[[], None]
+def make_directory_like(
+    kernel: Kernel, place: Fd, new: bytes, metadata: DirectoryMetadata | None, appear: Callable[[], None]
 ) -> None:
     """Make a directory with this metadata (None: mode 0700) and call `appear` to rename it, unless its name is taken.
 
@@ -175,12 +175,12 @@ def make_like(
     kernel.mkdir(place, new)
     try:
         with kernel.open_dir(place, new) as made:
-            if wanted is not None:
+            if metadata is not None:
                 # An owner must be able to write to a directory to move it.
-                apply_likeness(kernel, made, wanted._replace(mode=wanted.mode | stat.S_IRWXU))
+                apply_metadata(kernel, made, metadata._replace(mode=metadata.mode | stat.S_IRWXU))
             appear()
-            if wanted is not None and wanted.mode & stat.S_IRWXU != stat.S_IRWXU:
-                kernel.chmod(made, wanted.mode)
+            if metadata is not None and metadata.mode & stat.S_IRWXU != stat.S_IRWXU:
+                kernel.chmod(made, metadata.mode)
     except OSError as error:
         with suppress(OSError):
             kernel.rmdir(place, new)
@@ -193,9 +193,9 @@ def differences(wanted: DirectoryMetadata, got: DirectoryMetadata) -> list[Metad
 
     Encryption is not compared: without it there is no directory (`apply_likeness`).
     """
-    found = [MetadataDifference(what, UNREADABLE, "unknown") for what in wanted.unreadable]
-    found += [
-        MetadataDifference(name, _told(wanted, name), _told(got, name))
+    result = [MetadataDifference(what, UNREADABLE, "unknown") for what in wanted.unreadable]
+    result += [
+        MetadataDifference(name, _format_xattr(wanted, name), _format_xattr(got, name))
         for name in sorted(wanted.xattrs.keys() | got.xattrs.keys())
         if wanted.xattrs.get(name) != got.xattrs.get(name)
     ]
@@ -211,14 +211,14 @@ def differences(wanted: DirectoryMetadata, got: DirectoryMetadata) -> list[Metad
         ),
         ("kind", *("btrfs subvolume" if one.is_subvolume else "directory" for one in (wanted, got))),
     ]
-    return found + [MetadataDifference(*pair) for pair in pairs if pair[1] != pair[2]]
+    return result + [MetadataDifference(*pair) for pair in pairs if pair[1] != pair[2]]
 
 
 UNREADABLE = "unreadable"
 """Stands for a wanted value that can't be known."""
 
 
-def _told(likeness: DirectoryMetadata, name: str) -> str:
+def _format_xattr(likeness: DirectoryMetadata, name: str) -> str:
     value = likeness.xattrs.get(name)
     return "none" if value is None else value.hex()[:64]
 
@@ -234,26 +234,26 @@ _EXTENDED = {
 
 def _xattrs(kernel: Kernel, fd: int, unlisted: tuple[str, ...], unreadable: list[str]) -> dict[str, bytes]:
     """The attributes to copy; the names of those that may not be read are added to `unreadable`."""
-    found = {}
+    values = {}
     listed = (one for one in kernel.xattr_names(fd) if one not in _NOT_COPIED)
     for name in (*(one for one in listed if not one.startswith(_NOT_COPIED_PREFIXES)), *unlisted):
         try:
-            found[name] = kernel.read_xattr(fd, name)
+            values[name] = kernel.read_xattr(fd, name)
         except OSError as error:
-            if error.errno not in _NOT_TO_BE_HAD:
+            if error.errno not in _UNAVAILABLE:
                 raise
             if error.errno not in _ABSENT:
                 unreadable.append(name)
-    return found
+    return values
 
 
-def _policy(kernel: Kernel, fd: int) -> bytes:
+def _read_policy(kernel: Kernel, fd: int) -> bytes:
     """The policy of an encrypted directory; empty if it can't be read, e.g. through overlayfs. Source  fscrypt.rst"""
     buffer = bytearray(_POLICY_SIZE.pack(_POLICY_ROOM) + bytes(_POLICY_ROOM))
     try:
         kernel.ioctl(fd, _GET_POLICY, buffer)
     except OSError as error:
-        if error.errno not in {*_NOT_TO_BE_HAD, errno.EOVERFLOW}:
+        if error.errno not in {*_UNAVAILABLE, errno.EOVERFLOW}:
             raise
         return b""
     (size,) = _POLICY_SIZE.unpack_from(buffer)
@@ -269,13 +269,13 @@ def _set_policy(kernel: Kernel, fd: int, policy: bytes) -> None:
     except FileExistsError as error:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV)) from error
     except OSError as error:
-        if error.errno not in _NOT_TO_BE_HAD:
+        if error.errno not in _UNAVAILABLE:
             raise
         raise OSError(errno.ENOKEY, f"encrypting the new directory: {error.strerror}") from error
 
 
 def _set_flags(kernel: Kernel, fd: int, flags: int) -> None:
-    here = _asked(kernel, fd, _GETFLAGS, _FLAGS)
+    here = _ioctl_values(kernel, fd, _GETFLAGS, _FLAGS)
     if here:
         _put_flags(kernel, fd, here[0] & _INTERNAL | flags)
 
@@ -284,35 +284,35 @@ def _put_flags(kernel: Kernel, fd: int, flags: int) -> None:
     kernel.ioctl(fd, _SETFLAGS, bytearray(_FLAGS.pack(flags)))
 
 
-def _extended(kernel: Kernel, fd: int) -> Fsxattr | None:
-    told = _asked(kernel, fd, _GETXATTR, _FSXATTR)
-    if not told:
+def _read_extended(kernel: Kernel, fd: int) -> Fsxattr | None:
+    fields = _ioctl_values(kernel, fd, _GETXATTR, _FSXATTR)
+    if not fields:
         return None
-    flags, extent_size, _count, project, cow = told
+    flags, extent_size, _count, project, cow = fields
     return Fsxattr(flags & ~_XFLAGS_FIXED, extent_size, project, cow)
 
 
 def project_of(kernel: Kernel, fd: Fd) -> int | None:
     """The project id of a directory that is open for reading; None if the filesystem has none."""
-    extended = _extended(kernel, fd)
+    extended = _read_extended(kernel, fd)
     return None if extended is None else extended.project
 
 
 def inherited_project(kernel: Kernel, fd: Fd) -> int | None:
     """The project id that new entries of a directory inherit, and that entries renamed into it must have; or None."""
-    extended = _extended(kernel, fd)
+    extended = _read_extended(kernel, fd)
     return extended.project if extended is not None and extended.flags & _PROJECT_INHERITED else None
 
 
-def _set_extended(kernel: Kernel, fd: int, wanted: Fsxattr) -> None:
-    here = _asked(kernel, fd, _GETXATTR, _FSXATTR)
-    if here:
-        flags = here[0] & _XFLAGS_FIXED | wanted.flags
-        buffer = bytearray(_FSXATTR.pack(flags, wanted.extent_size, 0, wanted.project, wanted.cow_extent_size))
+def _set_extended(kernel: Kernel, fd: int, extended: Fsxattr) -> None:
+    present = _ioctl_values(kernel, fd, _GETXATTR, _FSXATTR)
+    if present:
+        flags = present[0] & _XFLAGS_FIXED | extended.flags
+        buffer = bytearray(_FSXATTR.pack(flags, extended.extent_size, 0, extended.project, extended.cow_extent_size))
         kernel.ioctl(fd, _SETXATTR, buffer)
 
 
-def _asked(kernel: Kernel, fd: int, request: int, layout: struct.Struct) -> tuple[int, ...]:
+def _ioctl_values(kernel: Kernel, fd: int, request: int, layout: struct.Struct) -> tuple[int, ...]:
     """The result of an ioctl; empty if the filesystem doesn't have it. Raises  OSError"""
     buffer = bytearray(layout.size)
     try:
@@ -340,7 +340,7 @@ def thaw(kernel: Kernel, fd: int) -> bool:
 
     Raises  OSError: EPERM without CAP_LINUX_IMMUTABLE
     """
-    (flags,) = _asked(kernel, fd, _GETFLAGS, _FLAGS) or (0,)
+    (flags,) = _ioctl_values(kernel, fd, _GETFLAGS, _FLAGS) or (0,)
     if not flags & _FREEZING:
         return False
     _put_flags(kernel, fd, flags & ~_FREEZING)

@@ -36,7 +36,7 @@ _N_INNER = 4088
 _SYSFS = "/sys/fs/btrfs"
 
 
-def known_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
+def reported_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
     """The size of a directory's content as its filesystem reports it; None if it has no sum for exactly this one.
 
     tree  open for reading
@@ -45,10 +45,10 @@ def known_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
     with suppress(OSError):
         magic = kernel.filesystem(tree)
         if magic == BTRFS_MAGIC:
-            return _of_subvolume(kernel, tree)
+            return _subvolume_size(kernel, tree)
         if not kernel.is_local(tree):
-            found = ceph_size(lambda name: kernel.get_xattr(tree, name), kernel.now_ns())
-            return found or (_of_juicefs(kernel, tree) if magic == FUSE_MAGIC else None)
+            size = ceph_size(lambda name: kernel.get_xattr(tree, name), kernel.now_ns())
+            return size or (_juicefs_size(kernel, tree) if magic == FUSE_MAGIC else None)
     return None
 
 
@@ -68,7 +68,7 @@ def _number(text: bytes | None) -> int | None:
     return None if text is None or not _NUMBER.fullmatch(text) else int(text)
 
 
-def _of_juicefs(kernel: Kernel, tree: Fd) -> TreeSize | None:
+def _juicefs_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
     """Source  juicefs.com, "Capacity and Quota" of the Enterprise Edition: a directory's size is the recursive sum"""
     st = kernel.fstat(tree)
     if st.st_size <= _JUICEFS_PLAIN_BYTES:
@@ -78,7 +78,7 @@ def _of_juicefs(kernel: Kernel, tree: Fd) -> TreeSize | None:
     return TreeSize(None, st.st_size, 0, None, False, "juicefs", kernel.now_ns())
 
 
-def _of_subvolume(kernel: Kernel, tree: Fd) -> TreeSize | None:
+def _subvolume_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
     """The size from a subvolume's own quota group, which every user can read in sysfs; nested subvolumes are separate.
 
     The part shared with others is exact. What was written in the last seconds is not counted yet.
@@ -86,16 +86,16 @@ def _of_subvolume(kernel: Kernel, tree: Fd) -> TreeSize | None:
     """
     if kernel.fstat(tree).st_ino != _SUBVOLUME_INO:
         return None
-    asked = bytearray(4096)
-    _TREE.pack_into(asked, 0, 0, _SUBVOLUME_INO)
-    kernel.ioctl(tree, _INO_LOOKUP, asked)
-    subvolume, _ = _TREE.unpack_from(asked)
-    told = bytearray(1024)
-    kernel.ioctl(tree, _FS_INFO, told)
-    groups = f"{_SYSFS}/{UUID(bytes=bytes(told[_FSID]))}/qgroups"
-    if _line(f"{groups}/inconsistent") != b"0" or _line(f"{groups}/mode") not in (None, b"qgroup"):
+    lookup_args = bytearray(4096)
+    _TREE.pack_into(lookup_args, 0, 0, _SUBVOLUME_INO)
+    kernel.ioctl(tree, _INO_LOOKUP, lookup_args)
+    subvolume, _ = _TREE.unpack_from(lookup_args)
+    fs_info = bytearray(1024)
+    kernel.ioctl(tree, _FS_INFO, fs_info)
+    groups = f"{_SYSFS}/{UUID(bytes=bytes(fs_info[_FSID]))}/qgroups"
+    if _read_line(f"{groups}/inconsistent") != b"0" or _read_line(f"{groups}/mode") not in (None, b"qgroup"):
         return None  # with simple quotas a group counts what was first written there, not what it holds
-    n_bytes, own_bytes = (_number(_line(f"{groups}/0_{subvolume}/{name}")) for name in ("referenced", "exclusive"))
+    n_bytes, own_bytes = (_number(_read_line(f"{groups}/0_{subvolume}/{name}")) for name in ("referenced", "exclusive"))
     if n_bytes is None or own_bytes is None:
         return None
     inner = bytearray(4096)
@@ -103,7 +103,7 @@ def _of_subvolume(kernel: Kernel, tree: Fd) -> TreeSize | None:
     return TreeSize(None, n_bytes, 0, max(n_bytes - own_bytes, 0), inner[_N_INNER] > 0, "qgroup", kernel.now_ns())
 
 
-def _line(path: str) -> bytes | None:
+def _read_line(path: str) -> bytes | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -120,7 +120,7 @@ _FS_IOC_FIEMAP = 0xC020660B
 _HEADER = struct.Struct("=QQIIII")  # start, length, flags, extents returned, room for extents
 _EXTENT = struct.Struct("=QQQ16xI12x")  # logical, physical, length, flags
 _LAST, _SHARED = 0x0001, 0x2000
-_AT_ONCE = 256
+_EXTENTS_PER_CALL = 256
 _WHOLE = (1 << 64) - 1
 
 
@@ -134,7 +134,7 @@ def never_shares(magic: int) -> bool:
     return magic in _NOT_SHARING
 
 
-def tells_sharing(magic: int) -> bool:
+def reports_sharing(magic: int) -> bool:
     """Whether it is known which blocks files of that filesystem share; not with a server, nor on ZFS with snapshots."""
     return may_share(magic) or never_shares(magic)
 
@@ -159,8 +159,8 @@ class _Extent(NamedTuple):
 def _extents(kernel: Kernel, fd: Fd) -> Iterator[_Extent]:
     start = 0
     while True:
-        buffer = bytearray(_HEADER.size + _AT_ONCE * _EXTENT.size)
-        _HEADER.pack_into(buffer, 0, start, _WHOLE - start, 0, 0, _AT_ONCE, 0)
+        buffer = bytearray(_HEADER.size + _EXTENTS_PER_CALL * _EXTENT.size)
+        _HEADER.pack_into(buffer, 0, start, _WHOLE - start, 0, 0, _EXTENTS_PER_CALL, 0)
         kernel.ioctl(fd, _FS_IOC_FIEMAP, buffer)
         n_extents = _HEADER.unpack_from(buffer)[3]
         for at in range(n_extents):

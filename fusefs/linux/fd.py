@@ -55,7 +55,7 @@ class CountedFd(Fd):
 
 
 @contextmanager
-def closed_on_error(opened: T) -> Iterator[T]:
+def close_on_error(opened: T) -> Iterator[T]:
     """Close an object if the block raises; otherwise it stays open and belongs to the caller."""
     try:
         yield opened
@@ -64,7 +64,7 @@ def closed_on_error(opened: T) -> Iterator[T]:
         raise
 
 
-def told_of(fd: int) -> dict[str, str]:
+def read_fdinfo(fd: int) -> dict[str, str]:
     """The kernel's data about an open fd, read without access to its filesystem.
 
     Source  proc_pid_fdinfo(5): pos, flags and mnt_id; ino since Linux 5.14

@@ -25,8 +25,8 @@ def lock_open_file(fd: int) -> None:
 
 def is_locked(fd: int) -> bool:
     """Whether that lock is held, in whatever pid namespace; an fd open for reading is enough."""
-    found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
-    return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+    lock = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+    return bool(_FLOCK.unpack(lock)[0] != fcntl.F_UNLCK)
 
 
 def flock_holders(st: os.stat_result) -> list[int]:
@@ -39,15 +39,15 @@ def flock_holders(st: os.stat_result) -> list[int]:
     with open("/proc/locks", "rb") as lines:
         fields = [line.split() for line in lines]
     device = b"%02x:%02x" % (os.major(st.st_dev), os.minor(st.st_dev))
-    found = [
+    holders = [
         (int(words[4]), words[5].rpartition(b":")[0])
         for words in fields
         if len(words) >= 6 and words[1] == b"FLOCK" and words[5].rpartition(b":")[2] == b"%d" % st.st_ino
     ]
-    same = [pid for pid, at in found if at == device]
-    if same or not found or any(mount.st_dev() == st.st_dev for mount in read_mounts()):
+    same = [pid for pid, at in holders if at == device]
+    if same or not holders or any(mount.st_dev() == st.st_dev for mount in read_mounts()):
         return same
-    return [pid for pid, _at in found]
+    return [pid for pid, _at in holders]
 
 
 def uids_of(pid: int) -> frozenset[int]:
@@ -59,7 +59,7 @@ def uids_of(pid: int) -> frozenset[int]:
         return frozenset()
 
 
-def take(directory: bytes, name: bytes = _NAME) -> Fd | None:
+def take_lock(directory: bytes, name: bytes = _NAME) -> Fd | None:
     """Take a directory's lock (by default the service's) for as long as the fd is open; None if another process has it.
 
     Only its owner may open the file: a user who can open it can lock it, and so keep us out. Processes forked later

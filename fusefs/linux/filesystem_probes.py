@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from fusefs.core.names import Name
 from fusefs.linux import syscalls
 from fusefs.linux.credentials import ThreadCredentials, call_as
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import NO_EXCHANGE, NO_TMPFILE
@@ -28,7 +28,7 @@ _CONTENT = b"trashd\n"
 _NOBODY = 65534
 _ONE, _OTHER, _MOVED, _CLOSED = (Name(name) for name in (b"one", b"other", b"moved", b"closed"))
 _OPEN_TO_ALL, _READ_ONLY = 0o777, 0o755
-TRIAL = b"trial-"
+PROBE_PREFIX = b"trial-"
 _MAX_DEPTH = 4
 
 
@@ -71,33 +71,35 @@ def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
     name    of a temporary directory for the probe
     Raises  OSError
     """
-    discard_trial(kernel, dir_fd, name)
+    discard_rights_probe(kernel, dir_fd, name)
     if os.geteuid() != 0:
         return kernel.is_local(dir_fd)
     kernel.mkdir(dir_fd, name)
     try:
         with ExitStack() as owned, suppress(_WrongMode):
             top = owned.enter_context(kernel.open_dir(dir_fd, name))
-            one, other = (owned.enter_context(_made(kernel, top, made, _OPEN_TO_ALL)) for made in (_ONE, _OTHER))
-            _made(kernel, one, _MOVED, _READ_ONLY).close()
-            _made(kernel, top, _CLOSED, 0o700).close()
-            kernel.reach("strangers")
+            one, other = (
+                owned.enter_context(_make_directory(kernel, top, made, _OPEN_TO_ALL)) for made in (_ONE, _OTHER)
+            )
+            _make_directory(kernel, one, _MOVED, _READ_ONLY).close()
+            _make_directory(kernel, top, _CLOSED, 0o700).close()
+            kernel.announce("strangers")
             try:
                 return call_as(ThreadCredentials(_NOBODY, _NOBODY), _is_refused, top, one, other)
             except PermissionError:
                 return kernel.is_local(dir_fd)  # this namespace has no other user
         return False
     finally:
-        discard_trial(kernel, dir_fd, name)
+        discard_rights_probe(kernel, dir_fd, name)
 
 
 class _WrongMode(Exception):
     """A directory does not have the mode that was set."""
 
 
-def _made(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
+def _make_directory(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
     kernel.mkdir(dir_fd, name)
-    with closed_on_error(kernel.open_dir(dir_fd, name)) as fd:
+    with close_on_error(kernel.open_dir(dir_fd, name)) as fd:
         kernel.chmod(fd, mode)
         st = kernel.fstat(fd)
         if st.st_mode & 0o777 != mode or st.st_uid != 0:
@@ -124,7 +126,7 @@ def _is_refused(top: Fd, one: Fd, other: Fd) -> bool:
     return False
 
 
-def discard_trial(kernel: Kernel, dir_fd: Fd, name: Name) -> None:
+def discard_rights_probe(kernel: Kernel, dir_fd: Fd, name: Name) -> None:
     """Remove what this probe, or a killed one, left. Raises  OSError"""
     try:
         top = kernel.open_dir(dir_fd, name)
@@ -140,27 +142,27 @@ def discard_trial(kernel: Kernel, dir_fd: Fd, name: Name) -> None:
     kernel.rmdir(dir_fd, name)
 
 
-def trial(name: str) -> Name:
+def probe_name(name: str) -> Name:
     """A name for a probe's file or directory."""
-    return Name(TRIAL + name.encode())
+    return Name(PROBE_PREFIX + name.encode())
 
 
 @contextmanager
-def trial_directory(kernel: Kernel, dir_fd: int, name: Name) -> Iterator[Fd]:
+def probe_directory(kernel: Kernel, dir_fd: int, name: Name) -> Iterator[Fd]:
     """A new private directory, removed at the end. What a killed probe left there is removed first.
 
     Raises  OSError
     """
-    discard_trial_directory(kernel, dir_fd, name)
+    discard_probe_directory(kernel, dir_fd, name)
     kernel.mkdir(dir_fd, name)
     try:
         with kernel.open_dir(dir_fd, name) as fd:
             yield fd
     finally:
-        discard_trial_directory(kernel, dir_fd, name)
+        discard_probe_directory(kernel, dir_fd, name)
 
 
-def discard_trial_directory(kernel: Kernel, dir_fd: int, name: Name) -> None:
+def discard_probe_directory(kernel: Kernel, dir_fd: int, name: Name) -> None:
     """Remove such a directory, if it exists. Raises  OSError; ENOTEMPTY if it has anything else in it"""
     with suppress(FileNotFoundError):
         _discard(kernel, dir_fd, name, _MAX_DEPTH)
@@ -173,7 +175,7 @@ def _discard(kernel: Kernel, dir_fd: int, name: bytes, depth: int) -> None:
         if depth:
             with kernel.open_dir(dir_fd, name) as fd:
                 for inner in kernel.list(fd):
-                    if inner.startswith(TRIAL):
+                    if inner.startswith(PROBE_PREFIX):
                         with suppress(FileNotFoundError):
                             _discard(kernel, fd, inner, depth - 1)
         kernel.rmdir(dir_fd, name)
@@ -215,7 +217,7 @@ class CaseFolding(NamedTuple):
     is_common: bool
 
 
-def case_folding(dir_fd: int) -> CaseFolding:
+def find_case_folding(dir_fd: int) -> CaseFolding:
     """Determine whether a directory, and others of its filesystem, find a name in another case, too.
 
     dir_fd  of a directory; O_PATH is enough
@@ -231,10 +233,10 @@ def case_folding(dir_fd: int) -> CaseFolding:
             return CaseFolding(folds=False, is_common=True)
         with Fd(os.open(b"/proc/self/fd/%d" % dir_fd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             if is_flagged:
-                flags = _asked(fd, _FS_IOC_GETFLAGS, _FLAGS)
+                flags = _ioctl_flags(fd, _FS_IOC_GETFLAGS, _FLAGS)
                 return CaseFolding(bool(flags & _FS_CASEFOLD_FL), is_common=False)
             if kind == _XFS:
-                flags = _asked(fd, _XFS_IOC_FSGEOMETRY_V1, _XFS_GEOMETRY)
+                flags = _ioctl_flags(fd, _XFS_IOC_FSGEOMETRY_V1, _XFS_GEOMETRY)
                 return CaseFolding(bool(flags & _XFS_FSOP_GEOM_FLAGS_DIRV2CI), is_common=True)
             return CaseFolding(_finds_another_spelling(fd), is_common=True)
     except OSError as error:
@@ -248,7 +250,7 @@ def _may_have_flag(kind: int, dir_fd: int) -> bool:
         return os.path.exists(_TMPFS_FEATURE)
     if kind == _EXT:
         with suppress(OSError):
-            return has_feature(_device_of(dir_fd))
+            return has_ext4_casefold(_device_of(dir_fd))
     return True
 
 
@@ -258,14 +260,14 @@ def _device_of(dir_fd: int) -> str:
     return os.path.join("/dev", os.path.basename(os.readlink(f"/sys/dev/block/{number}")))
 
 
-def has_feature(path: str) -> bool:
+def has_ext4_casefold(path: str) -> bool:
     """Whether directories of an ext4 filesystem may fold case. path: of its block device, or of an image"""
     with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         (features,) = _INCOMPATIBLE.unpack(os.pread(fd, _INCOMPATIBLE.size, _INCOMPATIBLE_AT))
         return bool(features & _EXT4_CASEFOLD)
 
 
-def _asked(fd: Fd, request: int, answer: struct.Struct) -> int:
+def _ioctl_flags(fd: Fd, request: int, answer: struct.Struct) -> int:
     buffer = bytearray(answer.size)
     syscalls.ioctl(fd, request, buffer)
     flags: int = answer.unpack(buffer)[0]
@@ -278,10 +280,10 @@ def _finds_another_spelling(fd: Fd) -> bool | None:
         other = name.swapcase()
         if other != name:
             try:
-                found = os.stat(other, dir_fd=fd, follow_symlinks=False)
+                other_stat = os.stat(other, dir_fd=fd, follow_symlinks=False)
             except FileNotFoundError:
                 return False
-            return os.path.samestat(found, os.stat(name, dir_fd=fd, follow_symlinks=False))
+            return os.path.samestat(other_stat, os.stat(name, dir_fd=fd, follow_symlinks=False))
     return None
 
 
@@ -289,13 +291,13 @@ _CONTROL = b".mergerfs"
 _KEEPS_PATHS = (b"ep", b"msp")
 
 
-def branches_with(fd: Fd) -> frozenset[bytes]:
+def mergerfs_branches(fd: Fd) -> frozenset[bytes]:
     """The branches that hold the file behind an fd; empty if not known."""
-    paths, below = _told(fd, b"allpaths"), _told(fd, b"relpath")
+    paths, below = _read_mergerfs_xattr(fd, b"allpaths"), _read_mergerfs_xattr(fd, b"relpath")
     return frozenset(path.removesuffix(below) for path in paths.split(b"\0") if path)
 
 
-def check_rename(root: Fd, source: Fd, directory: Fd) -> None:
+def check_mergerfs_rename(root: Fd, source: Fd, directory: Fd) -> None:
     """Check whether mergerfs's policies allow renaming one directory into another one, which may be on other branches.
 
     root    of the mount, for its settings; if they can't be read, nothing is checked
@@ -303,21 +305,24 @@ def check_rename(root: Fd, source: Fd, directory: Fd) -> None:
 
     Source  mergerfs 2.33, src/fuse_rename.cpp and the chapter on extended attributes of its README
     """
-    here, there = branches_with(source), branches_with(directory)
+    here, there = mergerfs_branches(source), mergerfs_branches(directory)
     try:
         control = Fd(os.open(_CONTROL, os.O_PATH, dir_fd=root))
     except OSError:
         return
     with control:
-        modes = dict(branch.rpartition(b"=")[::2] for branch in _told(control, b"branches").split(b":"))
-        creates, ignores = _told(control, b"func.create"), _told(control, b"ignorepponrename")
+        modes = dict(branch.rpartition(b"=")[::2] for branch in _read_mergerfs_xattr(control, b"branches").split(b":"))
+        creates, ignores = (
+            _read_mergerfs_xattr(control, b"func.create"),
+            _read_mergerfs_xattr(control, b"ignorepponrename"),
+        )
     if here and all(modes.get(branch, b"").startswith(b"RO") for branch in here):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     if creates.startswith(_KEEPS_PATHS) and ignores != b"true" and not here <= there:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
 
-def check_lower_layer(kernel: Kernel, parent: Fd, name: Name, filled: Name) -> None:
+def check_overlay_rename(kernel: Kernel, parent: Fd, name: Name, filled: Name) -> None:
     """Check that overlayfs can rename a directory, by a rename onto a directory that is not empty, which must fail.
 
     It can't rename a directory of a lower layer, and refuses that before it checks the new name. Nothing else shows
@@ -335,10 +340,10 @@ def check_lower_layer(kernel: Kernel, parent: Fd, name: Name, filled: Name) -> N
         kernel.rename_free(parent, filled, parent, name)
 
 
-def _told(fd: Fd, name: bytes) -> bytes:
-    from fusefs.linux.xattrs import get_of  # imported late: it loads pathlib
+def _read_mergerfs_xattr(fd: Fd, name: bytes) -> bytes:
+    from fusefs.linux.xattrs import read_xattr  # imported late: it loads pathlib
 
-    value = get_of(fd, b"user.mergerfs." + name)
+    value = read_xattr(fd, b"user.mergerfs." + name)
     return b"" if isinstance(value, int) else value
 
 
@@ -351,10 +356,10 @@ _NOREPLACE = Name(b"probe-noreplace")
 _UNKNOWN_FLAG = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-_FULL, _EMPTY, _FREE, _MARK = (trial(name) for name in ("full", "empty", "free", "mark"))
+_FULL, _EMPTY, _FREE, _MARK = (probe_name(name) for name in ("full", "empty", "free", "mark"))
 
 
-_FILE, _SECOND_FILE, _FREE_FILE = (trial(name) for name in ("file", "other", "free-file"))
+_FILE, _SECOND_FILE, _FREE_FILE = (probe_name(name) for name in ("file", "other", "free-file"))
 
 
 _CONTENTS = b"one", b"the other"
@@ -415,14 +420,14 @@ def probe_exchange(kernel: Kernel, dir_fd: Fd) -> FlagAnswer:
             return FlagAnswer.REFUSED if error.errno in _UNKNOWN_FLAG else FlagAnswer.IGNORED
         after = kernel.list_inos(dir_fd)
         listed = (after.get(a), after.get(b)) == (before.get(b), before.get(a))
-        is_kept = listed and _marks(kernel, dir_fd, a) == [b] and _marks(kernel, dir_fd, b) == [a]
+        is_kept = listed and _list_marks(kernel, dir_fd, a) == [b] and _list_marks(kernel, dir_fd, b) == [a]
         return FlagAnswer.KEPT if is_kept else FlagAnswer.IGNORED
     finally:
         for name in _PAIR:
             _discard_marked(kernel, dir_fd, name)
 
 
-def _marks(kernel: Kernel, dir_fd: Fd, name: Name) -> list[bytes]:
+def _list_marks(kernel: Kernel, dir_fd: Fd, name: Name) -> list[bytes]:
     try:
         with kernel.open_dir(dir_fd, name) as fd:
             return kernel.list(fd)
@@ -432,7 +437,7 @@ def _marks(kernel: Kernel, dir_fd: Fd, name: Name) -> list[bytes]:
 
 def _probe_noreplace(kernel: Kernel, dir_fd: Fd) -> bool:
     """Whether RENAME_NOREPLACE refuses and accepts correctly, with directories and files; the result is checked."""
-    with trial_directory(kernel, dir_fd, _NOREPLACE) as fd:
+    with probe_directory(kernel, dir_fd, _NOREPLACE) as fd:
         for name in (_FULL, _EMPTY):
             kernel.mkdir(fd, name)
         for name, content in zip((_FILE, _SECOND_FILE), _CONTENTS, strict=True):
@@ -441,19 +446,19 @@ def _probe_noreplace(kernel: Kernel, dir_fd: Fd) -> bool:
         with kernel.open_dir(fd, _FULL) as full:
             kernel.mkdir(full, _MARK)
         refused = _refuses(kernel, fd, _FULL, _EMPTY) and _refuses(kernel, fd, _FILE, _SECOND_FILE)
-        kept = _marks(kernel, fd, _FULL) == [_MARK] and _marks(kernel, fd, _EMPTY) == []
+        kept = _list_marks(kernel, fd, _FULL) == [_MARK] and _list_marks(kernel, fd, _EMPTY) == []
         contents = _read_file(kernel, fd, _FILE), _read_file(kernel, fd, _SECOND_FILE)
         if not refused or not kept or contents != _CONTENTS:
             return False
-        took = _takes(kernel, fd, _FULL, _FREE) and _takes(kernel, fd, _FILE, _FREE_FILE)
-        listed = set(kernel.list_anew(fd))
-        moved = _marks(kernel, fd, _FREE) == [_MARK] and _read_file(kernel, fd, _FREE_FILE) == _CONTENTS[0]
-        return took and moved and listed == {_FREE, _EMPTY, _FREE_FILE, _SECOND_FILE}
+        accepted = _accepts(kernel, fd, _FULL, _FREE) and _accepts(kernel, fd, _FILE, _FREE_FILE)
+        listed = set(kernel.list_reopened(fd))
+        moved = _list_marks(kernel, fd, _FREE) == [_MARK] and _read_file(kernel, fd, _FREE_FILE) == _CONTENTS[0]
+        return accepted and moved and listed == {_FREE, _EMPTY, _FREE_FILE, _SECOND_FILE}
 
 
 def rename_noreplace(kernel: Kernel, dir_fd: int, old: Name, new: Name) -> None:
     """renameat2 with RENAME_NOREPLACE, without a fallback. Raises  OSError"""
-    kernel.reach("renameat2")
+    kernel.announce("renameat2")
     syscalls.renameat2(dir_fd, old, dir_fd, new, syscalls.RENAME_NOREPLACE)
 
 
@@ -468,7 +473,7 @@ def _refuses(kernel: Kernel, fd: Fd, old: Name, taken: Name) -> bool:
     return False
 
 
-def _takes(kernel: Kernel, fd: Fd, old: Name, free: Name) -> bool:
+def _accepts(kernel: Kernel, fd: Fd, old: Name, free: Name) -> bool:
     try:
         rename_noreplace(kernel, fd, old, free)
     except OSError as error:
@@ -484,11 +489,11 @@ def _read_file(kernel: Kernel, fd: Fd, name: Name) -> bytes | None:
     return None
 
 
-def discard_rename_trials(kernel: Kernel, dir_fd: Fd) -> None:
+def discard_rename_probes(kernel: Kernel, dir_fd: Fd) -> None:
     """Remove what a killed `probe_renames` left. Raises  OSError"""
     for name in _PAIR:
         _discard_marked(kernel, dir_fd, name)
-    discard_trial_directory(kernel, dir_fd, _NOREPLACE)
+    discard_probe_directory(kernel, dir_fd, _NOREPLACE)
 
 
 def _discard_marked(kernel: Kernel, parent: Fd, name: Name) -> None:

@@ -38,10 +38,10 @@ class Rights(NamedTuple):
 
     groups: tuple[int, ...] = ()
     capabilities: int = 0
-    is_ours: bool = False
+    is_in_our_namespace: bool = False
 
 
-def rights_of(caller: Caller) -> Rights:
+def read_rights(caller: Caller) -> Rights:
     """The present rights of a caller; none if it can't be seen.
 
     A thread whose ids differ from those of the request acts for another process (overlayfs above, nfsd, io_uring), so
@@ -50,36 +50,41 @@ def rights_of(caller: Caller) -> Rights:
     if caller.pid <= 0:
         return Rights()
     try:
-        told = _status(caller.pid)
+        status = _status(caller.pid)
     except OSError:
         return Rights()
-    if (_words(told, b"\nUid:")[-1], _words(told, b"\nGid:")[-1]) != (b"%d" % caller.uid, b"%d" % caller.gid):
-        return Rights((), _ALL, is_ours=True) if caller.uid == 0 else Rights()
-    groups = tuple(map(int, _words(told, b"\nGroups:")))
-    capabilities = int(_words(told, b"\nCapEff:")[0], 16)
-    return Rights(groups, capabilities, is_ours=bool(capabilities) and _is_of_ours(caller.pid))
+    if (_status_words(status, b"\nUid:")[-1], _status_words(status, b"\nGid:")[-1]) != (
+        b"%d" % caller.uid,
+        b"%d" % caller.gid,
+    ):
+        return Rights((), _ALL, is_in_our_namespace=True) if caller.uid == 0 else Rights()
+    groups = tuple(map(int, _status_words(status, b"\nGroups:")))
+    capabilities = int(_status_words(status, b"\nCapEff:")[0], 16)
+    return Rights(groups, capabilities, is_in_our_namespace=bool(capabilities) and _is_in_our_namespace(caller.pid))
 
 
 def is_capable(caller: Caller, capability: Capability) -> bool:
     """Whether a caller has a capability in our user namespace."""
-    rights = rights_of(caller)
-    return rights.is_ours and bool(rights.capabilities >> capability & 1)
+    rights = read_rights(caller)
+    return rights.is_in_our_namespace and bool(rights.capabilities >> capability & 1)
 
 
-def keeps_group(caller: Caller, uid: int, gid: int) -> bool:
+def may_keep_setgid(caller: Caller, uid: int, gid: int) -> bool:
     """Whether a caller may set or keep the set-group-ID bit of an inode with that owner and group.
 
     Source  in_group_or_capable in the kernel's fs/inode.c
     """
     if caller.gid == gid:
         return True
-    rights = rights_of(caller)
+    rights = read_rights(caller)
     if gid in rights.groups:
         return True
-    return bool(rights.capabilities >> Capability.FSETID & 1) and (rights.is_ours or knows(caller, uid, gid))
+    return bool(rights.capabilities >> Capability.FSETID & 1) and (
+        rights.is_in_our_namespace or maps_ids(caller, uid, gid)
+    )
 
 
-def knows(caller: Caller, uid: int, gid: int | None) -> bool:
+def maps_ids(caller: Caller, uid: int, gid: int | None) -> bool:
     """Whether a caller's user namespace maps an owner and a group, so that the caller's capabilities count for them.
 
     gid     None: any
@@ -91,13 +96,13 @@ def knows(caller: Caller, uid: int, gid: int | None) -> bool:
 def is_killed(pid: int) -> bool:
     """Whether SIGKILL, or an equivalent, is pending for a thread, so that it ends as soon as the kernel lets it."""
     try:
-        told = _status(pid)
+        status = _status(pid)
     except OSError:
         return False  # in another pid namespace
-    return bool(int(_words(told, b"\nSigPnd:")[0], 16) >> signal.SIGKILL - 1 & 1)
+    return bool(int(_status_words(status, b"\nSigPnd:")[0], 16) >> signal.SIGKILL - 1 & 1)
 
 
-def _is_of_ours(pid: int) -> bool:
+def _is_in_our_namespace(pid: int) -> bool:
     try:
         return os.readlink(b"/proc/%d/ns/user" % pid) == os.readlink(b"/proc/self/ns/user")
     except OSError:
@@ -107,7 +112,7 @@ def _is_of_ours(pid: int) -> bool:
 def _is_mapped(caller: Caller, name: str, number: int) -> bool:
     try:
         with open(f"/proc/{caller.pid}/{name}", "rb") as lines:
-            ranges = [range(first, first + n) for _his, first, n in (map(int, line.split()) for line in lines)]
+            ranges = [range(first, first + n) for _inner_first, first, n in (map(int, line.split()) for line in lines)]
     except OSError:
         return False
     return any(number in one for one in ranges)
@@ -117,22 +122,22 @@ def _status(pid: int) -> bytes:
     """The content of a thread's status file."""
     fd = os.open(b"/proc/%d/status" % pid, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        told = b""
+        content = b""
         while more := os.read(fd, _STATUS_BYTES):
-            told += more
+            content += more
             if len(more) < _STATUS_BYTES:
                 break
-        return told
+        return content
     finally:
         os.close(fd)
 
 
-def _words(told: bytes, name: bytes) -> list[bytes]:
-    at = told.index(name) + len(name)
-    return told[at : told.index(b"\n", at)].split()
+def _status_words(status: bytes, name: bytes) -> list[bytes]:
+    at = status.index(name) + len(name)
+    return status[at : status.index(b"\n", at)].split()
 
 
-def have_own_umask() -> None:
+def unshare_umask() -> None:
     """Give this thread its own umask, root and working directory, independent of the process.
 
     Source  unshare(2), CLONE_FS; the C library's function acts on a thread, and needs no privilege

@@ -101,8 +101,8 @@ def forget_unused(device: int, nodeids: Collection[int]) -> None:
     Source  fs/fuse/dev.c: fuse_notify_prune
     """
     size = _PRUNE.size + 8 * len(nodeids)
-    told = struct.pack(f"={len(nodeids)}Q", *nodeids)
-    os.write(device, _PRUNE.pack(size, _NOTIFY_PRUNE, 0, len(nodeids), 0, 0) + told)
+    packed_nodeids = struct.pack(f"={len(nodeids)}Q", *nodeids)
+    os.write(device, _PRUNE.pack(size, _NOTIFY_PRUNE, 0, len(nodeids), 0, 0) + packed_nodeids)
 
 
 def open_abort(connection: int) -> Fd:
@@ -122,7 +122,7 @@ def abort(fd: int) -> None:
 
 
 @contextmanager
-def servers(connection: int, uid: int) -> Iterator[list[Fd]]:
+def open_servers(connection: int, uid: int) -> Iterator[list[Fd]]:
     """A pidfd of each process of a user that has a connection open, as far as we may see it; none before Linux 6.16.
 
     connection  its number: the mount's minor device number. It may be reused soon after the mount's end: call this
@@ -131,28 +131,32 @@ def servers(connection: int, uid: int) -> Iterator[list[Fd]]:
                 around (e.g. by D-Bus)
     Source      fs/fuse/dev.c: fuse_dev_show_fdinfo
     """
-    found: list[Fd] = []
+    pidfds: list[Fd] = []
     try:
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
             with suppress(OSError):  # it has ended, or we may not see it
                 pid_fd = Fd(os.pidfd_open(pid))  # first, so that it can't be of a later process than the one checked
-                if pid != os.getpid() and os.stat(f"/proc/{pid}").st_uid == uid and _serves(pid, connection):
-                    found.append(pid_fd)
+                if (
+                    pid != os.getpid()
+                    and os.stat(f"/proc/{pid}").st_uid == uid
+                    and _has_connection_open(pid, connection)
+                ):
+                    pidfds.append(pid_fd)
                 else:
                     pid_fd.close()
-        yield found
+        yield pidfds
     finally:
-        for pid_fd in found:
+        for pid_fd in pidfds:
             pid_fd.close()
 
 
-def _serves(pid: int, connection: int) -> bool:
-    told = b"fuse_connection:\t%d\n" % connection
+def _has_connection_open(pid: int, connection: int) -> bool:
+    connection_line = b"fuse_connection:\t%d\n" % connection
     for number in os.listdir(f"/proc/{pid}/fd"):
         with suppress(OSError):  # closed meanwhile
             if os.readlink(f"/proc/{pid}/fd/{number}") == _DEVICE:
                 with open(f"/proc/{pid}/fdinfo/{number}", "rb") as info:
-                    if told in info.read():
+                    if connection_line in info.read():
                         return True
     return False
 
@@ -188,11 +192,11 @@ def mount(target: bytes, options: bytes) -> Fd:
     Raises   FusermountFailed, FileNotFoundError without the program
     Source   libfuse's lib/mount.c, fuse_mount_fusermount()
     """
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        _run([b"-o", options, b"--", target], {_CHANNEL: str(theirs.fileno())}, [theirs.fileno()])
-        theirs.close()
-        _byte, fds, _flags, _address = socket.recv_fds(ours, 1, 1)
+    our_end, their_end = socket.socketpair()
+    with our_end, their_end:
+        _run_fusermount([b"-o", options, b"--", target], {_CHANNEL: str(their_end.fileno())}, [their_end.fileno()])
+        their_end.close()
+        _byte, fds, _flags, _address = socket.recv_fds(our_end, 1, 1)
     if not fds:
         raise FusermountFailed(f"{_PROGRAM} did not mount anything")
     return Fd(fds[0])
@@ -203,16 +207,16 @@ def unmount(target: bytes, *, lazily: bool) -> None:
 
     Raises  FusermountFailed, FileNotFoundError without the program
     """
-    _run([b"-u", *([b"-z"] if lazily else []), b"--", target], {}, [])
+    _run_fusermount([b"-u", *([b"-z"] if lazily else []), b"--", target], {}, [])
 
 
-def escaped(value: bytes) -> bytes:
+def escape_option(value: bytes) -> bytes:
     """Escape the value of fsname or subtype for `mount`."""
     return value.replace(b"\\", b"\\\\").replace(b",", b"\\,")
 
 
-def _run(arguments: list[bytes], variables: dict[str, str], pass_fds: Sequence[int]) -> None:
-    done = subprocess.run(
+def _run_fusermount(arguments: list[bytes], variables: dict[str, str], pass_fds: Sequence[int]) -> None:
+    result = subprocess.run(
         [_PROGRAM, *arguments],
         env={**os.environ, **variables, "LC_ALL": "C"},
         pass_fds=pass_fds,
@@ -220,5 +224,5 @@ def _run(arguments: list[bytes], variables: dict[str, str], pass_fds: Sequence[i
         capture_output=True,
         check=False,
     )
-    if done.returncode:
-        raise FusermountFailed(os.fsdecode(done.stderr).strip() or f"{_PROGRAM}: exit code {done.returncode}")
+    if result.returncode:
+        raise FusermountFailed(os.fsdecode(result.stderr).strip() or f"{_PROGRAM}: exit code {result.returncode}")

@@ -46,7 +46,7 @@ class DirentBlock(NamedTuple):
     n_seen: int
 
 
-def read_on(fd: int) -> DirentBlock | None:
+def read_more(fd: int) -> DirentBlock | None:
     """The entries of the next system call, from the fd's position on; None at the end.
 
     Nothing is read ahead: another process that gets the fd continues exactly there.
@@ -74,8 +74,8 @@ def read_on(fd: int) -> DirentBlock | None:
     return DirentBlock(text, text.split("/") if names else [], inos, kinds, len(names))
 
 
-def _call(act: Callable[[int, int], list[Dirent]], offset: int, size: int) -> list[Dirent]:
-    return act(offset, size)
+def _call(function: Callable[[int, int], list[Dirent]], offset: int, size: int) -> list[Dirent]:
+    return function(offset, size)
 
 
 class Dirents:
@@ -84,8 +84,8 @@ class Dirents:
     def __init__(self, fd: Fd) -> None:
         """fd: readable; still belongs to the caller"""
         self.fd = fd
-        self._ahead: list[Dirent] = []
-        self._at = 0
+        self._entries_ahead: list[Dirent] = []
+        self._offset = 0
         self._position = -1
 
     def read_from(self, offset: int, size: int = _SIZE, call: Call = _call) -> Iterator[Dirent]:
@@ -94,27 +94,27 @@ class Dirents:
         size  bytes of entries to read at a time; if that is too small for one entry, a little more
         call  makes each system call
         """
-        if offset == 0 or offset != self._at:
-            self._ahead = []
-            self._at = offset
+        if offset == 0 or offset != self._offset:
+            self._entries_ahead = []
+            self._offset = offset
         while True:
-            ahead = self._ahead
+            ahead = self._entries_ahead
             while ahead:
                 entry = ahead[-1]
                 yield entry
                 ahead.pop()
-                self._at = entry[2]
-            self._ahead = call(self.block, self._at, size)[::-1]
-            if not self._ahead:
+                self._offset = entry[2]
+            self._entries_ahead = call(self.block, self._offset, size)[::-1]
+            if not self._entries_ahead:
                 return
 
     def block(self, offset: int, size: int = _SIZE) -> list[Dirent]:
         """The entries of one system call, from an offset on; empty at the end. size: as for `read_from`"""
         if offset == 0 or offset != self._position:
             self._seek(offset)
-        found = self._read(max(size, _LEAST_SIZE))
-        self._position = found[-1][2] if found else -1
-        return found
+        entries = self._read(max(size, _LEAST_SIZE))
+        self._position = entries[-1][2] if entries else -1
+        return entries
 
     def _seek(self, offset: int) -> None:
         try:
@@ -130,11 +130,11 @@ class Dirents:
         raw = getdents64(self.fd, room)
         size = len(raw)
         head_at, end_of_name = _HEAD.unpack_from, raw.index
-        found = []
+        entries = []
         at = 0
         while at < size:
             ino, following, length, kind = head_at(raw, at)
             name_at = at + _NAME_AT
-            found.append((raw[name_at : end_of_name(0, name_at)], ino, following, kind))
+            entries.append((raw[name_at : end_of_name(0, name_at)], ino, following, kind))
             at += length
-        return found
+        return entries

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 
-_KNOWN = 0xFFC4
+_KNOWN_BITS = 0xFFC4
 _EVENT = struct.Struct("=iIII")
 """struct inotify_event: watch, mask, cookie, length of the name that follows (padded with NULs)."""
 _BUFFER_SIZE = 1 << 16
@@ -41,7 +41,7 @@ class InotifyEvent(NamedTuple):
     """
 
     watch: int
-    happened: InotifyMask
+    kinds: InotifyMask
     name: bytes
 
 
@@ -50,18 +50,18 @@ def open_inotify() -> Fd:
     return Fd(syscalls.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
 
-def watch(inotify: Fd, dir_fd: int, wanted: InotifyMask) -> int:
+def add_watch(inotify: Fd, dir_fd: int, kinds: InotifyMask) -> int:
     """Watch a directory (O_PATH is enough). Returns  the watch's number, always the same for the same directory
 
     A watch does not keep a filesystem busy: unmounting it ends the watch, with UNMOUNT and IGNORED.
     Raises  OSError: ENOSPC when fs.inotify.max_user_watches are in use
     """
     # The path through /proc leads to the directory that was opened, whatever its name leads to now.
-    mask = int(wanted | InotifyMask.DELETE_SELF | InotifyMask.MOVE_SELF) | _ONLYDIR
+    mask = int(kinds | InotifyMask.DELETE_SELF | InotifyMask.MOVE_SELF) | _ONLYDIR
     return syscalls.inotify_add_watch(inotify, b"/proc/self/fd/%d" % dir_fd, mask)
 
 
-def unwatch(inotify: Fd, number: int) -> None:
+def remove_watch(inotify: Fd, number: int) -> None:
     """Remove a watch. Raises  OSError: EINVAL if it has ended already"""
     syscalls.inotify_rm_watch(inotify, number)
 
@@ -79,5 +79,5 @@ def read_events(inotify: Fd) -> list[InotifyEvent]:
         at += _EVENT.size
         name = buffer[at : at + length].rstrip(b"\0")
         at += length
-        events.append(InotifyEvent(number, InotifyMask(mask & _KNOWN), name))
+        events.append(InotifyEvent(number, InotifyMask(mask & _KNOWN_BITS), name))
     return events

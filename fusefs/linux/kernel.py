@@ -38,7 +38,7 @@ IDENTITY_XATTR = "user.trashd.fresh"
 _N_MARK_DIGITS = 32
 _NAMES_BYTES = 32768
 _FEW_BYTES = 4096
-_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _no_hook(_call: str) -> None:
@@ -50,7 +50,7 @@ def is_local_kind(magic: int) -> bool:
     return magic in _LOCAL
 
 
-def is_at_once(magic: int) -> bool:
+def needs_no_server(magic: int) -> bool:
     """Whether such a filesystem can stat without a server; the layers of an overlayfs may need one."""
     return magic in _LOCAL - {OVERLAY_MAGIC}
 
@@ -70,9 +70,9 @@ class Kernel:
     def __init__(self, hook: CallHook = _no_hook) -> None:
         """hook: called with each call's name before it is made; it may raise OSError, or never return"""
         self._hook = hook
-        self.silent: set[Hashable] = set()
+        self.silent_mounts: set[Hashable] = set()
         """Ids of mounts that did not answer: they are not accessed again."""
-        self.discovered: object = None
+        self.cached_stores: object = None
         """The last result of store.find_stores, which uses it again for a short time."""
 
     @property
@@ -80,7 +80,7 @@ class Kernel:
         """Whether each call must be announced."""
         return self._hook is not _no_hook
 
-    def reach(self, call: str) -> None:
+    def announce(self, call: str) -> None:
         """Announce a call that another module makes, to the hook."""
         self._hook(call)
 
@@ -101,7 +101,7 @@ class Kernel:
         fd = self.open_path(b"/")
         for name in os.path.normpath(os.path.join(os.getcwdb(), path))[1:].split(b"/"):
             with fd:
-                fd = Fd(os.open(name, _STEP, dir_fd=fd))
+                fd = Fd(os.open(name, _OPEN_STEP, dir_fd=fd))
         return fd
 
     def open_plain(self, path: bytes) -> Fd:
@@ -167,10 +167,10 @@ class Kernel:
         self._hook("fstat")
         return os.fstat(fd)
 
-    def statx(self, fd: int, *, asks: bool = False) -> syscalls.Statx:
+    def statx(self, fd: int, *, asks_server: bool = False) -> syscalls.Statx:
         """Birth time and mount id of an fd. asks: for the birth time, also ask a FUSE daemon or server"""
         self._hook("statx")
-        return syscalls.statx(fd, asks=asks)
+        return syscalls.statx(fd, asks_server=asks_server)
 
     def filesystem(self, fd: int) -> int:
         """The filesystem's magic number."""
@@ -191,9 +191,9 @@ class Kernel:
         """Whether only one kernel can have this filesystem mounted, so that its locks exclude every process."""
         return is_local_kind(self.filesystem(fd))
 
-    def answers_at_once(self, fd: int) -> bool:
+    def needs_no_server(self, fd: int) -> bool:
         """See is_at_once."""
-        return is_at_once(self.filesystem(fd))
+        return needs_no_server(self.filesystem(fd))
 
     def identify(self, fd: int) -> Identity:
         """The identity of the file behind an fd.
@@ -203,7 +203,7 @@ class Kernel:
         self._hook("identify")
         x = syscalls.statx(fd)
         lasts = syscalls.statfs_type(fd) != FUSE_MAGIC
-        handle = syscalls.format_handle(syscalls.handle_of(fd)) if lasts else ""
+        handle = syscalls.format_handle(syscalls.name_to_handle_at(fd)) if lasts else ""
         if not handle and not x.btime_ns:
             handle = _read_mark(fd)
         # libfuse assigns inode numbers on demand and forgets them: without a birth time such a number proves nothing.
@@ -233,7 +233,7 @@ class Kernel:
             return False
         return os.path.samestat(self.fstat(fd), there)
 
-    def list_anew(self, dir_fd: int) -> list[bytes]:
+    def list_reopened(self, dir_fd: int) -> list[bytes]:
         """As `list`, for a directory that this fd may have listed before: sshfs returns its names only once."""
         with self.open_dir(dir_fd) as fd:
             return self.list(fd)
@@ -262,7 +262,7 @@ class Kernel:
         os.lseek(dir_fd, 0, os.SEEK_SET)  # btrfs lists the state at the last rewind, and scandir rewinds at its end
         return os.scandir(dir_fd)
 
-    def tells_types(self, dir_fd: int) -> bool:
+    def lists_types(self, dir_fd: int) -> bool:
         """Whether a listing contains the type of each entry (d_type), judged by this directory's first entries."""
         from fusefs.linux.getdents import Dirents  # imported late: swap and rm list nothing, and it takes 0.5 ms
 
@@ -305,7 +305,7 @@ class Kernel:
         self._hook("unlink")
         os.unlink(name, dir_fd=dir_fd)
 
-    def look_up_all(self, dir_fd: int, names: Iterable[str]) -> None:
+    def lookup_names(self, dir_fd: int, names: Iterable[str]) -> None:
         """Make the kernel look up names now, so that following calls need not."""
         for name in names:
             self._hook("openat2")
@@ -334,7 +334,7 @@ class Kernel:
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
-            self.look_up_all(old_dir, [os.fsdecode(old)])
+            self.lookup_names(old_dir, [os.fsdecode(old)])
             self._rename_free(old_dir, old, new_dir, new)
 
     def _rename_free(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
@@ -344,9 +344,9 @@ class Kernel:
         except OSError as error:
             if error.errno not in NO_NOREPLACE:
                 raise
-            self._rename_looking(old_dir, old, new_dir, new)
+            self._rename_after_stat(old_dir, old, new_dir, new)
 
-    def _rename_looking(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
+    def _rename_after_stat(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         try:
             self.stat(new_dir, new)
         except FileNotFoundError:
@@ -398,9 +398,9 @@ class Kernel:
     def write(self, fd: int, content: bytes) -> None:
         """Replace the whole content of a file."""
         self._hook("write")
-        done = 0
-        while done < len(content):
-            done += os.pwrite(fd, content[done:], done)
+        n_written = 0
+        while n_written < len(content):
+            n_written += os.pwrite(fd, content[n_written:], n_written)
         os.ftruncate(fd, len(content))
 
     def reserve_blocks(self, fd: int, size: int) -> None:
@@ -423,7 +423,7 @@ class Kernel:
         self._hook("chmod")
         os.chmod(f"/proc/self/fd/{int(fd)}", stat.S_IMODE(mode))
 
-    def refresh(self, mounted_fd: int) -> None:
+    def invalidate_attributes(self, mounted_fd: int) -> None:
         """Make the kernel ask a FUSE daemon for a directory's attributes, even if they are cached.
 
         A chown that changes nothing is a SETATTR without fields, which every user may do. A file would lose its

@@ -85,7 +85,7 @@ class _Process:
 _MOMENT_NS = 100_000_000
 
 
-def moment(kernel: Kernel, clocks: tuple[Clock, ...] = ()) -> Now:
+def read_now(kernel: Kernel, clocks: tuple[Clock, ...] = ()) -> Now:
     """The present moment. clocks: the saved histories of the wall clock"""
     return Now(kernel.now_ns(), kernel.boot_ns(), boot_id(), clocks)
 

@@ -24,19 +24,19 @@ class MetadataWriteback:
 
     def __init__(self, fd: Fd) -> None:
         self._fd = fd
-        self._used = Lock()
+        self._lock = Lock()
         """Held while a thread uses the fd, and for good once the fd is closed."""
         self._is_over = False
 
     @classmethod
-    def of(cls, volume_fd: int) -> Self | None:
+    def open_for(cls, volume_fd: int) -> Self | None:
         """None if the filesystem does this by itself (xfs, btrfs), or if we may not open the device."""
         with suppress(OSError):
             dev = os.fstat(volume_fd).st_dev
             if syscalls.statfs_type(volume_fd) == EXT_MAGIC:
                 fd = Fd(os.open(_path_of(dev), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-                told = os.fstat(fd)
-                if stat.S_ISBLK(told.st_mode) and told.st_rdev == dev:
+                device_stat = os.fstat(fd)
+                if stat.S_ISBLK(device_stat.st_mode) and device_stat.st_rdev == dev:
                     return cls(fd)
                 fd.close()
         return None
@@ -46,24 +46,24 @@ class MetadataWriteback:
 
         Runs in a thread, which may still be running when `close` is called.
         """
-        if self._used.acquire(blocking=False):
+        if self._lock.acquire(blocking=False):
             with suppress(OSError):  # unplugged
                 syscalls.sync_file_range(self._fd, syscalls.SYNC_FILE_RANGE_WRITE)
-            self._used.release()
-            self._let_go()
+            self._lock.release()
+            self._close_if_unused()
 
     def close(self) -> None:
         """Close the device, at the latest when no thread uses it any more."""
         self._is_over = True
-        self._let_go()
+        self._close_if_unused()
 
-    def _let_go(self) -> None:
-        if self._is_over and self._used.acquire(blocking=False):
+    def _close_if_unused(self) -> None:
+        if self._is_over and self._lock.acquire(blocking=False):
             self._fd.close()
 
 
 def _path_of(dev: int) -> bytes:
     """The path of a block device in /dev, by the kernel's name for it. Raises  OSError; there may be none"""
-    with open(f"{device_directory(dev)}/uevent", "rb") as told:
-        names = [line.partition(b"=")[2] for line in told.read().splitlines() if line.startswith(b"DEVNAME=")]
+    with open(f"{device_directory(dev)}/uevent", "rb") as uevent:
+        names = [line.partition(b"=")[2] for line in uevent.read().splitlines() if line.startswith(b"DEVNAME=")]
     return os.path.join(b"/dev", *names)

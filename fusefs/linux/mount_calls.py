@@ -14,8 +14,8 @@ from typing import NamedTuple
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.file_locks import flock_holders
-from fusefs.linux.mountinfo import OURS
-from fusefs.linux.runtime_directories import HOME
+from fusefs.linux.mountinfo import TRASHD_FSTYPE
+from fusefs.linux.runtime_directories import MOUNTS_RUNTIME
 from fusefs.linux.syscalls import AT_EMPTY_PATH
 
 MS_RDONLY = 1
@@ -56,20 +56,20 @@ def make_private(mount_fd: int, flags: int = 0) -> None:
     _set_attributes(mount_fd, flags, 0, _MS_PRIVATE)
 
 
-def set_flags(mount_fd: int, flags: int, unwanted: int = 0) -> None:
+def set_flags(mount_fd: int, flags: int, to_clear: int = 0) -> None:
     """Set some mount flags of mount(2) and clear others; flags of a filesystem are ignored.
 
     mount_fd  of the mount's root; O_PATH is enough
     Raises    OSError EBUSY: it is to become read-only, but a file on it is open for writing
     """
-    _set_attributes(mount_fd, flags, unwanted, 0)
+    _set_attributes(mount_fd, flags, to_clear, 0)
 
 
-def _set_attributes(mount_fd: int, flags: int, unwanted: int, propagation: int) -> None:
+def _set_attributes(mount_fd: int, flags: int, to_clear: int, propagation: int) -> None:
     """Source  mount_setattr(2); Linux 5.12"""
-    wanted = _attributes(flags)
-    cleared = _attributes(unwanted) & ~wanted
-    attributes = struct.pack("=QQQQ", wanted, cleared, propagation, 0)
+    bits_to_set = _attributes(flags)
+    cleared = _attributes(to_clear) & ~bits_to_set
+    attributes = struct.pack("=QQQQ", bits_to_set, cleared, propagation, 0)
     syscalls.mount_setattr(mount_fd, b"", AT_EMPTY_PATH, attributes)
 
 
@@ -139,12 +139,12 @@ _NAMESPACES = ("/proc/self/ns/mnt", "/proc/1/ns/mnt")
 """Our mount namespace, and the machine's: systemd gives a service its own, as a slave of that."""
 
 
-def directory_of(target: bytes) -> bytes:
+def claim_directory(target: bytes) -> bytes:
     """The directory for a mount point of this mount namespace: always the same, and different for any other."""
-    return HOME + b"/" + name_of(target)
+    return MOUNTS_RUNTIME + b"/" + claim_name(target)
 
 
-def name_of(target: bytes, namespace: str = _NAMESPACES[0]) -> bytes:
+def claim_name(target: bytes, namespace: str = _NAMESPACES[0]) -> bytes:
     """A name for a mount point.
 
     It depends on the mount namespace. /run may be shared with other namespaces, and removing a directory that is a
@@ -156,11 +156,11 @@ def name_of(target: bytes, namespace: str = _NAMESPACES[0]) -> bytes:
     return slug + b"-" + digest.encode()
 
 
-def is_claimed(target: bytes) -> bool:
+def is_mount_point_claimed(target: bytes) -> bool:
     """Whether a daemon of root has claimed a mount point, and serves it or is about to. Its lock is not touched."""
     for namespace in _NAMESPACES:
         with suppress(OSError):  # there is no claim, or this process may not read it
-            if flock_holders(os.stat(HOME + b"/" + name_of(target, namespace))):
+            if flock_holders(os.stat(MOUNTS_RUNTIME + b"/" + claim_name(target, namespace))):
                 return True
     return False
 
@@ -176,14 +176,14 @@ class MountLine(NamedTuple):
     options: frozenset[str]
 
 
-def mount_lines() -> Iterator[MountLine]:
+def read_mount_lines() -> Iterator[MountLine]:
     """The mounts of trashd in fstab and in the units' files, as far as this process may read those.
 
     Source  fstab(5), systemd.exec(5) for EnvironmentFile=
     """
     for number, line in _lines(_FSTAB):
         fields = line.split()
-        if len(fields) > 3 and fields[2] == OURS:
+        if len(fields) > 3 and fields[2] == TRASHD_FSTYPE:
             yield _line(_FSTAB, number, fields[3])
     names = list[bytes]()
     with suppress(OSError):

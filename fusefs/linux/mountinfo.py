@@ -16,7 +16,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
 
-OURS = b"fuse.trashd"
+TRASHD_FSTYPE = b"fuse.trashd"
 """The type of trashd's own mounts; their source is the path of the backing tree."""
 TOP = b".trashd@"
 """The name of that tree's top in such a filesystem, if not its own root is mounted (mount/life/root_inode.py)."""
@@ -49,9 +49,9 @@ class Mount(NamedTuple):
     owner: int = 0
     super_options: bytes = b""
 
-    def is_ours(self) -> bool:
+    def is_trashd(self) -> bool:
         """Whether it is a trashd mount."""
-        return self.fstype == OURS
+        return self.fstype == TRASHD_FSTYPE
 
     def is_fuse(self) -> bool:
         """Whether it is a FUSE mount, of trashd or another program."""
@@ -101,8 +101,8 @@ def _parse_mounts(table: bytes) -> tuple[Mount, ...]:
         kind = fields.index(b"-", 6) + 1
         fstype, super_options = fields[kind], fields[-1]
         root, point, source = (unescape(fields[n], b"\\", 3, 8) for n in (3, 4, kind + 1))
-        if fstype == OURS and is_inside(root, b"/" + TOP):
-            root = b"/" + below(root, b"/" + TOP)
+        if fstype == TRASHD_FSTYPE and is_inside(root, b"/" + TOP):
+            root = b"/" + relative_to(root, b"/" + TOP)
         owner = 0
         if fstype.partition(b".")[0] in _FUSE:
             uids = (one.removeprefix(_USER_ID) for one in super_options.split(b",") if one.startswith(_USER_ID))
@@ -124,7 +124,7 @@ def is_inside(path: bytes, directory: bytes) -> bool:
     return directory == b"/" or path == directory or path.startswith(directory + b"/")
 
 
-def below(path: bytes, directory: bytes) -> bytes:
+def relative_to(path: bytes, directory: bytes) -> bytes:
     """The path relative to a directory that contains it; empty for the directory itself."""
     return path[len(directory) :].lstrip(b"/")
 
@@ -141,21 +141,21 @@ def mount_of(path: bytes, mounts: Iterable[Mount]) -> Mount | None:
     return best
 
 
-def covering(path: bytes, mounts: Iterable[Mount]) -> int:
+def covering_mount_id(path: bytes, mounts: Iterable[Mount]) -> int:
     """The id of the mount that contains a path (absolute, without links); 0 if none does."""
-    found = mount_of(path, mounts)
-    return 0 if found is None else found.mnt_id
+    mount = mount_of(path, mounts)
+    return 0 if mount is None else mount.mnt_id
 
 
 def place_of(path: bytes, mount: Mount) -> FilesystemPath:
     """The place of a path on that mount."""
-    return place_below(FilesystemPath(mount.device, mount.root), below(path, mount.point))
+    return place_below(FilesystemPath(mount.device, mount.root), relative_to(path, mount.point))
 
 
 def find_place(path: bytes, mounts: Iterable[Mount]) -> FilesystemPath | None:
     """The place of a path (absolute, without links); None if no mount contains it."""
-    found = mount_of(path, mounts)
-    return None if found is None else place_of(path, found)
+    mount = mount_of(path, mounts)
+    return None if mount is None else place_of(path, mount)
 
 
 def place_below(directory: FilesystemPath, path: bytes) -> FilesystemPath:
@@ -171,32 +171,32 @@ class MountView(NamedTuple):
     shown: FilesystemPath
 
 
-def views(mounts: Iterable[Mount], owners: Container[int]) -> list[MountView]:
+def trashd_views(mounts: Iterable[Mount], owners: Container[int]) -> list[MountView]:
     """The trashd mounts, the latest first.
 
     From mountinfo only: if a source's path leads elsewhere from here, its backing place is wrong.
     owners  whose mounts count: a user's daemon may claim any source
     """
     table = list(mounts)
-    found = []
-    for mount in reversed([mount for mount in table if mount.is_ours() and mount.owner in owners]):
+    result = []
+    for mount in reversed([mount for mount in table if mount.is_trashd() and mount.owner in owners]):
         source = find_place(mount.source, table)
         if source is not None:
             backing = place_below(source, mount.root.lstrip(b"/"))
-            found.append(MountView(mount, backing, FilesystemPath(mount.device, mount.root)))
-    return found
+            result.append(MountView(mount, backing, FilesystemPath(mount.device, mount.root)))
+    return result
 
 
-def every_place(place: FilesystemPath, seen: Iterable[MountView]) -> list[FilesystemPath]:
+def every_place(place: FilesystemPath, mount_views: Iterable[MountView]) -> list[FilesystemPath]:
     """All places of one directory: on its backing filesystem, and in the trashd mounts that show it."""
-    ours = list(seen)
-    backing = next((_moved(place, view.shown, view.backing) for view in ours if view.shown.holds(place)), place)
-    shown = (_moved(backing, view.backing, view.shown) for view in ours if view.backing.holds(backing))
+    ours = list(mount_views)
+    backing = next((_translate(place, view.shown, view.backing) for view in ours if view.shown.holds(place)), place)
+    shown = (_translate(backing, view.backing, view.shown) for view in ours if view.backing.holds(backing))
     return list(dict.fromkeys((backing, *shown)))
 
 
-def _moved(place: FilesystemPath, old: FilesystemPath, new: FilesystemPath) -> FilesystemPath:
-    return place_below(new, below(place.path, old.path))
+def _translate(place: FilesystemPath, old: FilesystemPath, new: FilesystemPath) -> FilesystemPath:
+    return place_below(new, relative_to(place.path, old.path))
 
 
 class RulePath(NamedTuple):
@@ -206,13 +206,13 @@ class RulePath(NamedTuple):
     point: bytes
 
 
-def find_rule_path(path: bytes, mounts: Iterable[Mount], seen: Iterable[MountView]) -> RulePath:
+def find_rule_path(path: bytes, mounts: Iterable[Mount], mount_views: Iterable[MountView]) -> RulePath:
     """The path for rules; a directory that is visible in a trashd mount is known by its path there."""
     place = find_place(path, mounts)
-    for view in seen:
+    for view in mount_views:
         if place is not None and view.backing.holds(place):
             point = view.mount.point
-            return RulePath(os.path.join(point, below(place.path, view.backing.path)).rstrip(b"/"), point)
+            return RulePath(os.path.join(point, relative_to(place.path, view.backing.path)).rstrip(b"/"), point)
     mount = mount_of(path, mounts)
     return RulePath(path, b"/" if mount is None else mount.point)
 
@@ -230,12 +230,12 @@ def mounts_inside(directory: FilesystemPath, mounts: Iterable[Mount]) -> Iterato
 
 def other_namespaces() -> Iterator[tuple[str, list[Mount]]]:
     """A pid and the mounts of each mount namespace but ours, as far as we may inspect them (root: all)."""
-    seen = {os.readlink("/proc/self/ns/mnt")}
+    namespaces = {os.readlink("/proc/self/ns/mnt")}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
             namespace = os.readlink(f"/proc/{pid}/ns/mnt")
-            if namespace not in seen:
-                seen.add(namespace)
+            if namespace not in namespaces:
+                namespaces.add(namespace)
                 yield pid, read_mounts(pid)
         except OSError:
             continue  # it ended meanwhile, or we may not inspect it (see docs/security.md)
@@ -269,7 +269,7 @@ class MountWatch:
         """The fd to wait for."""
         return int(self._changed)
 
-    def seen(self) -> None:
+    def acknowledge(self) -> None:
         """Begin to wait for the next change."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._changed)
@@ -316,10 +316,10 @@ def disk_of(mount: Mount | None) -> Disk:
             if stat.S_ISBLK(st.st_mode):
                 device = f"{os.major(st.st_rdev)}:{os.minor(st.st_rdev)}"
     is_block = not mount.is_fuse() and os.path.isdir(f"/sys/dev/block/{device}")
-    return Disk(f"{boot_id()} {device} {_medium(device)}", is_block, is_block and _is_users(mount.point))
+    return Disk(f"{boot_id()} {device} {_medium(device)}", is_block, is_block and _is_user_mount(mount.point))
 
 
-def _is_users(point: bytes) -> bool:
+def _is_user_mount(point: bytes) -> bool:
     """Whether libmount recorded that a user asked for the mount. Source  mount(8), `uhelper` and `user`"""
     with suppress(OSError), open(_UTAB, "rb") as lines:
         for line in lines:

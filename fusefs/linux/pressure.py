@@ -69,7 +69,7 @@ class DeviceCounters:
         self._fd = fd
 
     @classmethod
-    def of(cls, volume_fd: int) -> Self | None:
+    def open_for(cls, volume_fd: int) -> Self | None:
         """The device below a directory; None if none is visible (network, btrfs, tmpfs)."""
         dev = os.fstat(volume_fd).st_dev
         own = device_directory(dev)
@@ -112,7 +112,7 @@ _IOPRIO_CLASS_IDLE = 3 << 13
 _NICEST = 19
 
 
-def be_idle() -> None:
+def set_idle_priority() -> None:
     """Run only when no other process needs a processor or the disk; inherited by processes forked from now on."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICEST)

@@ -38,7 +38,7 @@ class RefusedCall(NamedTuple):
     is_needed: bool
 
 
-class _Trial(NamedTuple):
+class _CallProbe(NamedTuple):
     """A call, and how to try it.
 
     act       raises OSError
@@ -49,81 +49,85 @@ class _Trial(NamedTuple):
     """
 
     call: str
-    act: Callable[[], object]
+    probe: Callable[[], object]
     cost: str
     denied: str = ""
-    is_roots: bool = False
-    is_faked: bool = False
+    needs_mount_right: bool = False
+    is_emulated: bool = False
 
 
-_TRIALS = (
-    _Trial("openat2", lambda: syscalls.openat2(_NO_FD, b"x", 0, 0), _NO_SWAP),
-    _Trial("statx", lambda: syscalls.statx(_NO_FD, b"x"), _NO_SWAP, is_faked=True),
-    _Trial(
+_CALL_PROBES = (
+    _CallProbe("openat2", lambda: syscalls.openat2(_NO_FD, b"x", 0, 0), _NO_SWAP),
+    _CallProbe("statx", lambda: syscalls.statx(_NO_FD, b"x"), _NO_SWAP, is_emulated=True),
+    _CallProbe(
         "renameat2",
         lambda: syscalls.renameat2(_NO_FD, b"x", _NO_FD, b"x", syscalls.RENAME_NOREPLACE),
         "a swap needs two renames, and the name is missing between them",
         denied=_NO_SWAP,
-        is_faked=True,
+        is_emulated=True,
     ),
-    _Trial(
+    _CallProbe(
         "pidfd_open",
         lambda: os.pidfd_open(0),
         f"list, restore, undo and reap fail where they query mounts; {_NO_SERVICE}",
     ),
-    _Trial(
+    _CallProbe(
         "name_to_handle_at",
-        lambda: syscalls.checked(syscalls.name_to_handle_at_held(_NO_FD, b"x", None, None, 0)),
+        lambda: syscalls.check_result(syscalls.name_to_handle_at_with_gil(_NO_FD, b"x", None, None, 0)),
         "files in a store are identified by their birth time only; a mount does not notice changes behind it",
     ),
-    _Trial("inotify_init1", lambda: syscalls.inotify_init1(-1), _NO_SERVICE),
-    _Trial(
+    _CallProbe("inotify_init1", lambda: syscalls.inotify_init1(-1), _NO_SERVICE),
+    _CallProbe(
         "pidfd_send_signal", lambda: signal.pidfd_send_signal(_NO_FD, 0), "the service can't kill a child that hangs"
     ),
-    _Trial("close_range", lambda: syscalls.close_range(1, 0), "files are closed one by one, which is slower"),
-    _Trial(
+    _CallProbe("close_range", lambda: syscalls.close_range(1, 0), "files are closed one by one, which is slower"),
+    _CallProbe(
         "copy_file_range", lambda: os.copy_file_range(_NO_FD, _NO_FD, 1), "files are copied by reading and writing them"
     ),
-    _Trial("memfd_create", lambda: os.memfd_create("", _NO_FLAGS), "a mount does not work"),
-    _Trial(
+    _CallProbe("memfd_create", lambda: os.memfd_create("", _NO_FLAGS), "a mount does not work"),
+    _CallProbe(
         "io_uring_setup",
         lambda: syscalls.io_uring_setup(0, ctypes.create_string_buffer(_RING_BYTES)),
         "a mount uses /dev/fuse, which is slower",
     ),
-    _Trial(
+    _CallProbe(
         "move_mount",
         lambda: syscalls.move_mount(_NO_FD, b"x", _NO_FD, b"x", 0),
         f"{_NOT_OVER_ITSELF}; other mounts get repeated requests for the ACL of their top directory",
-        is_roots=True,
+        needs_mount_right=True,
     ),
-    _Trial("open_tree", lambda: syscalls.open_tree(_NO_FD, b"x", 0), _NOT_OVER_ITSELF, is_roots=True),
-    _Trial("mount_setattr", lambda: syscalls.mount_setattr(_NO_FD, b"x", 0, b""), _NOT_OVER_ITSELF, is_roots=True),
-    _Trial(
+    _CallProbe("open_tree", lambda: syscalls.open_tree(_NO_FD, b"x", 0), _NOT_OVER_ITSELF, needs_mount_right=True),
+    _CallProbe(
+        "mount_setattr", lambda: syscalls.mount_setattr(_NO_FD, b"x", 0, b""), _NOT_OVER_ITSELF, needs_mount_right=True
+    ),
+    _CallProbe(
         "fsopen",
         lambda: syscalls.fsopen(b"", _NO_FLAGS),
         "a mount gets repeated requests for the ACL of its top directory",
-        is_roots=True,
+        needs_mount_right=True,
     ),
 )
 
 
-def refused_calls() -> tuple[RefusedCall, ...]:
+def find_refused_calls() -> tuple[RefusedCall, ...]:
     """The calls used by trashd that this process does not have; those that every swap needs come first."""
-    return tuple(_told(trial, number) for trial in _TRIALS if (number := _refusal(trial)))
+    return tuple(_to_refused_call(trial, number) for trial in _CALL_PROBES if (number := _refusal(trial)))
 
 
-def _told(trial: _Trial, number: int) -> RefusedCall:
+def _to_refused_call(trial: _CallProbe, number: int) -> RefusedCall:
     cost = trial.cost if number == errno.ENOSYS else trial.denied or trial.cost
     return RefusedCall(trial.call, errno.errorcode[number], cost, cost == _NO_SWAP)
 
 
-def _refusal(trial: _Trial) -> int:
+def _refusal(trial: _CallProbe) -> int:
     """The errno with which a call is refused; 0: it is not refused."""
     try:
-        trial.act()
+        trial.probe()
     except OSError as error:
-        if error.errno == errno.ENOSYS or (trial.is_faked and error.errno == errno.EINVAL):
+        if error.errno == errno.ENOSYS or (trial.is_emulated and error.errno == errno.EINVAL):
             return errno.ENOSYS
-        if error.errno in (errno.EPERM, errno.EACCES) and (not trial.is_roots or may_use(Capability.SYS_ADMIN)):
+        if error.errno in (errno.EPERM, errno.EACCES) and (
+            not trial.needs_mount_right or may_use(Capability.SYS_ADMIN)
+        ):
             return error.errno
     return 0

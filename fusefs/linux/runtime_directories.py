@@ -46,7 +46,7 @@ def replace_file(
     text: bytes,
     mode: int,
     *,
-    whatever_umask: bool = False,
+    ignores_umask: bool = False,
     is_durable: bool = False,
     owner: int | None = None,
     dir_fd: int | None = None,
@@ -67,7 +67,7 @@ def replace_file(
     with open(fd, "wb") as file:
         if owner is not None:
             os.fchown(fd, owner, -1)
-        if whatever_umask:
+        if ignores_umask:
             os.fchmod(fd, mode)
         file.write(text)
         if is_durable:
@@ -79,12 +79,12 @@ def replace_file(
 _ATTEMPTS = 8
 
 
-def nameless() -> bytes:
+def temporary_name() -> bytes:
     """A random name for a file or directory that gets its real name later."""
     return os.urandom(8).hex().encode()
 
 
-def is_nameless(name: bytes) -> bool:
+def is_temporary_name(name: bytes) -> bool:
     """Whether `nameless` could have made this name."""
     return len(name) == 16 and not name.strip(b"0123456789abcdef")
 
@@ -124,7 +124,7 @@ class PrivateDirectory:
 
     def _make(self) -> tuple[Name, Fd] | None:
         """Make and lock it; None if another process took it for abandoned and removed it before it was locked."""
-        name = Name(self._prefix + nameless())
+        name = Name(self._prefix + temporary_name())
         self._kernel.mkdir(self._parent, name)
         with ExitStack() as owned:
             owned.callback(self._remove, name)
@@ -146,12 +146,12 @@ class PrivateDirectory:
             self._kernel.rmdir(self._parent, name)
 
 
-HOME = b"/run/trashd"
+MOUNTS_RUNTIME = b"/run/trashd"
 """The directory with the directories of root's mounts and root's service."""
-SYSTEM_RUNTIME = HOME + b"/reaper"
+SYSTEM_RUNTIME = MOUNTS_RUNTIME + b"/reaper"
 _SYSTEM_STATE = b"/var/lib/trashd"
-_STATE_HOME, _OURS = b".local/state", b"trashd"
-STATE_BELOW_HOME = _STATE_HOME + b"/" + _OURS
+_STATE_HOME, _NAME = b".local/state", b"trashd"
+STATE_BELOW_HOME = _STATE_HOME + b"/" + _NAME
 """The place of a user's state without $XDG_STATE_HOME."""
 
 
@@ -161,9 +161,9 @@ def runtime_dir() -> bytes:
     For a user without $XDG_RUNTIME_DIR (cron, su) it is where a login would have made it, or else below the user's
     state directory.
     """
-    told = _told(b"RUNTIME_DIRECTORY")
-    if told is not None:
-        return told
+    from_systemd = _systemd_directory(b"RUNTIME_DIRECTORY")
+    if from_systemd is not None:
+        return from_systemd
     if os.geteuid() == 0:
         return SYSTEM_RUNTIME
     given = os.environb.get(b"XDG_RUNTIME_DIR", b"")
@@ -178,11 +178,11 @@ def state_dir() -> bytes:
 
     Raises  FileNotFoundError for a user without a home
     """
-    told = _told(b"STATE_DIRECTORY")
-    return lasting_dir() if told is None else told
+    from_systemd = _systemd_directory(b"STATE_DIRECTORY")
+    return persistent_dir() if from_systemd is None else from_systemd
 
 
-def lasting_dir() -> bytes:
+def persistent_dir() -> bytes:
     """The directory for data that this user's commands and service share: the same whatever systemd gives.
 
     Raises  FileNotFoundError for a user without a home
@@ -193,10 +193,10 @@ def lasting_dir() -> bytes:
     home = given if given.startswith(b"/") else os.path.expanduser(b"~/" + _STATE_HOME)
     if not home.startswith(b"/"):
         raise FileNotFoundError(errno.ENOENT, "there is no home directory, and XDG_STATE_HOME is not set")
-    return home + b"/" + _OURS
+    return home + b"/" + _NAME
 
 
-def _told(variable: bytes) -> bytes | None:
+def _systemd_directory(variable: bytes) -> bytes | None:
     """A directory from systemd. Source  systemd.exec(5): several are separated by colons"""
     first = os.environb.get(variable, b"").partition(b":")[0]
     return first if first.startswith(b"/") else None

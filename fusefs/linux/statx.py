@@ -15,9 +15,9 @@ from fusefs.core.metadata_cache import Attributes
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 
-_statx = syscalls.statx_call
-_name_to_handle = syscalls.name_to_handle_at_held
-_close = syscalls.close_held
+_statx = syscalls.statx_function
+_name_to_handle = syscalls.name_to_handle_at_with_gil
+_close = syscalls.close_with_gil
 
 _unpacked = syscalls.statx_fields(
     "mask", "blksize", "nlink", "uid", "gid", "mode", "ino", "size", "blocks", "atime_s", "atime_ns", "btime_s",
@@ -25,70 +25,70 @@ _unpacked = syscalls.statx_fields(
 ).unpack_from  # fmt: skip
 _BTIME = syscalls.STATX_BTIME
 _device_number = syscalls.device_number
-WANTED = syscalls.STATX_BASIC_STATS | _BTIME
+STATX_MASK = syscalls.STATX_BASIC_STATS | _BTIME
 BY_NAME = syscalls.AT_SYMLINK_NOFOLLOW
 BY_FD = syscalls.AT_SYMLINK_NOFOLLOW | syscalls.AT_EMPTY_PATH
 _HANDLE_HEAD, _MAX_HANDLE_SZ = syscalls.HANDLE_HEAD, syscalls.MAX_HANDLE_SZ
 _handle_size = struct.Struct("=I").unpack_from
 _NANO = 1_000_000_000
-TO_PEEK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StatxReader:
     """Calls statx for one name after the other with the same buffers. For one thread only."""
 
-    def __init__(self, *, asks: bool = True) -> None:
+    def __init__(self, *, asks_server: bool = True) -> None:
         """asks: also ask another machine or daemon, if needed; otherwise what the kernel knows is returned"""
-        sync = 0 if asks else syscalls.AT_STATX_DONT_SYNC
+        sync = 0 if asks_server else syscalls.AT_STATX_DONT_SYNC
         self._by_name, self._by_fd = BY_NAME | sync, BY_FD | sync
         self._statx = ctypes.create_string_buffer(syscalls.STATX_SIZE)
         self._handle = ctypes.create_string_buffer(_HANDLE_HEAD.size + _MAX_HANDLE_SZ)
         self._mount_id = ctypes.byref(ctypes.c_int())
 
-    def look(self, dir_fd: int, name: bytes = b"") -> Attributes:
+    def stat(self, dir_fd: int, name: bytes = b"") -> Attributes:
         """The attributes of a name in a directory, or of the fd itself; never through a link."""
-        if _statx(dir_fd, name, self._by_name if name else self._by_fd, WANTED, self._statx) < 0:
-            raise syscalls.failure(name)
-        return self.seen()
+        if _statx(dir_fd, name, self._by_name if name else self._by_fd, STATX_MASK, self._statx) < 0:
+            raise syscalls.last_error(name)
+        return self.parse_buffer()
 
     def identify(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
         """The attributes of a name in a directory, and its file handle; empty if there is none.
 
         After a rename in between the two belong to different inodes; `peek_name` has no such window.
         """
-        if _statx(dir_fd, name, self._by_name, WANTED, self._statx) < 0:
-            raise syscalls.failure(name)
-        return self.seen(), self.handle_of(dir_fd, name)
+        if _statx(dir_fd, name, self._by_name, STATX_MASK, self._statx) < 0:
+            raise syscalls.last_error(name)
+        return self.parse_buffer(), self.handle_of(dir_fd, name)
 
-    def ask(self, fd: int) -> Attributes:
+    def stat_from_server(self, fd: int) -> Attributes:
         """The attributes of an fd, as the filesystem's server has them."""
-        if _statx(fd, b"", BY_FD | syscalls.AT_STATX_FORCE_SYNC, WANTED, self._statx) < 0:
-            raise syscalls.failure()
-        return self.seen()
+        if _statx(fd, b"", BY_FD | syscalls.AT_STATX_FORCE_SYNC, STATX_MASK, self._statx) < 0:
+            raise syscalls.last_error()
+        return self.parse_buffer()
 
-    def find(self, dir_fd: int, name: bytes) -> Attributes | None:
+    def stat_or_none(self, dir_fd: int, name: bytes) -> Attributes | None:
         """The attributes of a name; None if it does not exist, as an exception would cost as much as the call."""
-        if _statx(dir_fd, name, self._by_name, WANTED, self._statx) < 0:
+        if _statx(dir_fd, name, self._by_name, STATX_MASK, self._statx) < 0:
             if ctypes.get_errno() == errno.ENOENT:
                 return None
-            raise syscalls.failure(name)
-        return self.seen()
+            raise syscalls.last_error(name)
+        return self.parse_buffer()
 
-    def peek(self, fd: int) -> tuple[Attributes, bytes]:
+    def identify_fd(self, fd: int) -> tuple[Attributes, bytes]:
         """Attributes and file handle of an fd."""
-        if _statx(fd, b"", self._by_fd, WANTED, self._statx) < 0:
-            raise syscalls.failure()
-        return self.seen(), self.handle_of(fd, b"", syscalls.AT_EMPTY_PATH)
+        if _statx(fd, b"", self._by_fd, STATX_MASK, self._statx) < 0:
+            raise syscalls.last_error()
+        return self.parse_buffer(), self.handle_of(fd, b"", syscalls.AT_EMPTY_PATH)
 
-    def peek_name(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
+    def identify_opened(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
         """Attributes and file handle of a name in a directory, both of one inode, whatever is renamed meanwhile."""
-        fd = os.open(name, TO_PEEK, dir_fd=dir_fd)
+        fd = os.open(name, OPEN_FLAGS, dir_fd=dir_fd)
         try:
-            return self.peek(fd)
+            return self.identify_fd(fd)
         finally:
             _close(fd)  # opened by O_PATH: closing never waits
 
-    def seen(self) -> Attributes:
+    def parse_buffer(self) -> Attributes:
         """The attributes in the buffer."""
         (
             mask, blksize, nlink, uid, gid, mode, ino, size, blocks, atime_s, atime_ns, btime_s, btime_ns,
@@ -106,35 +106,35 @@ class StatxReader:
         handle = self._handle
         _HANDLE_HEAD.pack_into(handle, 0, _MAX_HANDLE_SZ, 0)
         if _name_to_handle(dir_fd, name, handle, self._mount_id, flags) < 0:
-            return syscalls.no_handle(name)
+            return syscalls.empty_handle_or_raise(name)
         return handle.raw[: _HANDLE_HEAD.size + _handle_size(handle)[0]]
 
 
 class StatxReaders(threading.local):
     """One reader for each thread that uses it."""
 
-    def __init__(self, *, asks: bool = True) -> None:
+    def __init__(self, *, asks_server: bool = True) -> None:
         """asks: as for StatxReader"""
-        self.asks = asks
-        self.looker = StatxReader(asks=asks)
+        self.asks_server = asks_server
+        self.reader = StatxReader(asks_server=asks_server)
 
 
-_mine = StatxReaders()
+_readers = StatxReaders()
 
 
-def look_at(dir_fd: int, name: bytes = b"") -> Attributes:
+def stat_at(dir_fd: int, name: bytes = b"") -> Attributes:
     """The attributes of a name in a directory, or of the fd itself; never through a link."""
-    return _mine.looker.look(dir_fd, name)
+    return _readers.reader.stat(dir_fd, name)
 
 
-def look_anew(fd: int) -> Attributes:
+def stat_from_server(fd: int) -> Attributes:
     """The attributes of an fd as its server has them now, whatever is cached here."""
-    return _mine.looker.ask(fd)
+    return _readers.reader.stat_from_server(fd)
 
 
-def peek_at(fd: int) -> tuple[Attributes, bytes]:
+def identify_fd(fd: int) -> tuple[Attributes, bytes]:
     """Attributes and file handle of an fd."""
-    return _mine.looker.peek(fd)
+    return _readers.reader.identify_fd(fd)
 
 
 def open_handle(mount_fd: int, handle: bytes, flags: int) -> Fd:

@@ -62,7 +62,7 @@ _STATX = {
 }  # fmt: skip
 """struct statx, in its order; names with a leading `_` are padding. A device's two numbers are read as one: see
 `device_number`."""
-_WORD, _TWO_NUMBERS = struct.Struct("=Q"), struct.Struct("=II")
+_U64, _TWO_NUMBERS = struct.Struct("=Q"), struct.Struct("=II")
 _NANO = 1_000_000_000
 
 _NUMBERS = {
@@ -105,7 +105,7 @@ _PROTOTYPES: dict[str, tuple[type, ...]] = {
     "umount2": (c_char_p, c_int),
     "unshare": (c_int,),
 }
-_OFTEN = frozenset({
+_WITHOUT_PROTOTYPE = frozenset({
     "capset", "close", "fstatfs", "io_uring_enter", "name_to_handle_at", "openat2",
     "renameat2", "statx",
 })  # fmt: skip
@@ -128,39 +128,39 @@ class _Library(ctypes.CDLL):
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
         function = super().__getitem__(name if number is None else "syscall")
         function.restype = _RESULTS.get(name, c_int) if number is None else c_long
-        if name not in _OFTEN:
+        if name not in _WITHOUT_PROTOTYPE:
             function.argtypes = _PROTOTYPES[name] if number is None else (c_long, *_PROTOTYPES[name])
         return function if number is None else partial(function, number)
 
 
-class _LibraryHeld(_Library, ctypes.PyDLL):
+class _LibraryWithGil(_Library, ctypes.PyDLL):
     """The C library, called while Python's lock is held, so that other threads wait."""
 
 
 _libc = _Library(None, use_errno=True)
-_held = _LibraryHeld(None, use_errno=True)
+_libc_with_gil = _LibraryWithGil(None, use_errno=True)
 """For calls that never block: releasing Python's lock and taking it again takes as long as a tenth of a rename."""
 
 Function = Callable[..., int]
 """A function for very many calls in a row: its result is negative after a failure, with the errno in ctypes."""
-statx_call: Function = _libc.statx
-statx_held: Function = _held.statx
-name_to_handle_at_held: Function = _held.name_to_handle_at
-close_held: Function = _held.close
-_quiet = _LibraryHeld(None)
+statx_function: Function = _libc.statx
+statx_with_gil: Function = _libc_with_gil.statx
+name_to_handle_at_with_gil: Function = _libc_with_gil.name_to_handle_at
+close_with_gil: Function = _libc_with_gil.close
+_libc_without_errno = _LibraryWithGil(None)
 """For calls that can't fail, or don't report it."""
-setfsuid: Function = _quiet.setfsuid
-setfsgid: Function = _quiet.setfsgid
+setfsuid: Function = _libc_without_errno.setfsuid
+setfsgid: Function = _libc_without_errno.setfsgid
 
 
-def checked(result: int, name: bytes | None = None) -> int:
+def check_result(result: int, name: bytes | None = None) -> int:
     """The result of a C library call. Raises  OSError with errno and the name that was passed"""
     if result < 0:
-        raise failure(name)
+        raise last_error(name)
     return result
 
 
-def failure(name: bytes | None = None) -> OSError:
+def last_error(name: bytes | None = None) -> OSError:
     """The error of the last C library call."""
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number), name)
@@ -176,12 +176,12 @@ def openat2(dir_fd: int, path: bytes, flags: int, resolve: int, mode: int = 0) -
         fd: int = _libc.openat2(dir_fd, path, how, _HOW_SIZE)
         if fd >= 0 or ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
             break
-    return checked(fd, path)
+    return check_result(fd, path)
 
 
 def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: int) -> None:
     """renameat2(2)."""
-    checked(_libc.renameat2(old_dir_fd, old, new_dir_fd, new, flags), new)
+    check_result(_libc.renameat2(old_dir_fd, old, new_dir_fd, new, flags), new)
 
 
 class Statx(NamedTuple):
@@ -196,10 +196,10 @@ class Statx(NamedTuple):
     attributes: int
 
 
-def statx_fields(*wanted: str) -> struct.Struct:
+def statx_fields(*names: str) -> struct.Struct:
     """A parser for these fields of a struct statx, in the struct's order."""
     return struct.Struct(
-        "=" + "".join(code if name in wanted else f"{struct.calcsize(code)}x" for name, code in _STATX.items())
+        "=" + "".join(code if name in names else f"{struct.calcsize(code)}x" for name, code in _STATX.items())
     )
 
 
@@ -207,29 +207,29 @@ class _DeviceNumbers(dict[int, int]):
     """Device numbers as in os.stat, by their form in struct statx; cached, as a machine has few."""
 
     def __missing__(self, raw: int) -> int:
-        number = self[raw] = os.makedev(*_TWO_NUMBERS.unpack(_WORD.pack(raw)))
+        number = self[raw] = os.makedev(*_TWO_NUMBERS.unpack(_U64.pack(raw)))
         return number
 
 
 device_number: Callable[[int], int] = _DeviceNumbers().__getitem__
 """Convert a struct statx's device number to that of os.stat."""
-_TOLD = statx_fields("mask", "attributes", "ino", "btime_s", "btime_ns", "dev", "mnt_id")
+_STATX_FIELDS = statx_fields("mask", "attributes", "ino", "btime_s", "btime_ns", "dev", "mnt_id")
 
 
-def statx(fd: int, path: bytes = b"", *, asks: bool = False) -> Statx:
+def statx(fd: int, path: bytes = b"", *, asks_server: bool = False) -> Statx:
     """statx(2) on an fd (of any kind), or on a name below it (never following a link).
 
     asks  also ask a daemon or server, which may hang; otherwise only birth times that the kernel knows are returned
     """
     buffer = ctypes.create_string_buffer(STATX_SIZE)
-    flags = AT_SYMLINK_NOFOLLOW | (0 if asks else AT_STATX_DONT_SYNC) | (0 if path else AT_EMPTY_PATH)
-    checked(_libc.statx(fd, path, flags, STATX_BASIC_STATS | STATX_BTIME | STATX_MNT_ID, buffer), path)
-    mask, attributes, ino, btime_s, btime_ns, dev, mnt_id = _TOLD.unpack_from(buffer)
+    flags = AT_SYMLINK_NOFOLLOW | (0 if asks_server else AT_STATX_DONT_SYNC) | (0 if path else AT_EMPTY_PATH)
+    check_result(_libc.statx(fd, path, flags, STATX_BASIC_STATS | STATX_BTIME | STATX_MNT_ID, buffer), path)
+    mask, attributes, ino, btime_s, btime_ns, dev, mnt_id = _STATX_FIELDS.unpack_from(buffer)
     btime_ns = btime_s * _NANO + btime_ns if mask & STATX_BTIME else 0
     return Statx(ino, btime_ns, mnt_id, device_number(dev), attributes)
 
 
-def handle_of(dir_fd: int, name: bytes = b"") -> bytes:
+def name_to_handle_at(dir_fd: int, name: bytes = b"") -> bytes:
     """The file handle (inode and generation) of a name or an fd: struct file_handle, for open_by_handle_at.
 
     Returns  empty if there is none: EOPNOTSUPP on overlayfs and some network filesystems, EPERM and ENOSYS under a
@@ -239,15 +239,15 @@ def handle_of(dir_fd: int, name: bytes = b"") -> bytes:
     mount_id = ctypes.c_int()
     flags = 0 if name else AT_EMPTY_PATH
     if _libc.name_to_handle_at(dir_fd, name, buffer, ctypes.byref(mount_id), flags) < 0:
-        return no_handle(name)
+        return empty_handle_or_raise(name)
     size: int = HANDLE_HEAD.unpack_from(buffer)[0]
     return buffer.raw[: HANDLE_HEAD.size + size]
 
 
-def no_handle(name: bytes) -> bytes:
+def empty_handle_or_raise(name: bytes) -> bytes:
     """An empty handle if the last call failed because there are none. Raises  OSError otherwise"""
     if ctypes.get_errno() not in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EOVERFLOW):
-        raise failure(name)
+        raise last_error(name)
     return b""
 
 
@@ -259,7 +259,7 @@ def format_handle(handle: bytes) -> str:
 def statfs_type(fd: int) -> int:
     """The magic number of an fd's filesystem."""
     buffer = ctypes.create_string_buffer(256)
-    checked(_libc.fstatfs(fd, buffer))
+    check_result(_libc.fstatfs(fd, buffer))
     kind: int = struct.unpack_from("=l", buffer)[0]
     return kind & 0xFFFFFFFF
 
@@ -299,135 +299,135 @@ def fallocate(fd: int, mode: int, offset: int, size: int) -> None:
 def ioctl(fd: int, request: int, buffer: bytearray) -> None:
     """ioctl(2) with a buffer that the kernel reads, writes, or both."""
     argument = (ctypes.c_char * len(buffer)).from_buffer(buffer)
-    checked(_libc.ioctl(fd, request, argument))
+    check_result(_libc.ioctl(fd, request, argument))
 
 
 def prctl(option: int, argument: int = 0) -> int:
     """prctl(2) with one argument."""
-    return checked(_libc.prctl(option, argument, 0, 0, 0))
+    return check_result(_libc.prctl(option, argument, 0, 0, 0))
 
 
 def sync_file_range(fd: int, flags: int) -> None:
     """sync_file_range(2) of a whole file."""
-    checked(_libc.sync_file_range(fd, 0, 0, flags))
+    check_result(_libc.sync_file_range(fd, 0, 0, flags))
 
 
 def syncfs(fd: int) -> None:
     """syncfs(2): makes everything on that filesystem durable."""
-    checked(_libc.syncfs(fd))
+    check_result(_libc.syncfs(fd))
 
 
 def getdents64(fd: int, size: int) -> bytes:
     """getdents64(2) into a buffer of this size: struct linux_dirent64; empty at the end."""
     buffer = ctypes.create_string_buffer(size)
-    return ctypes.string_at(buffer, checked(_libc.getdents64(fd, buffer, size)))
+    return ctypes.string_at(buffer, check_result(_libc.getdents64(fd, buffer, size)))
 
 
 def open_by_handle_at(mount_fd: int, handle: bytes, flags: int) -> int:
     """open_by_handle_at(2)."""
-    return checked(_libc.open_by_handle_at(mount_fd, handle, flags))
+    return check_result(_libc.open_by_handle_at(mount_fd, handle, flags))
 
 
 def inotify_init1(flags: int) -> int:
     """inotify_init1(2)."""
-    return checked(_libc.inotify_init1(flags))
+    return check_result(_libc.inotify_init1(flags))
 
 
 def inotify_add_watch(fd: int, path: bytes, mask: int) -> int:
     """inotify_add_watch(2)."""
-    return checked(_libc.inotify_add_watch(fd, path, mask))
+    return check_result(_libc.inotify_add_watch(fd, path, mask))
 
 
 def inotify_rm_watch(fd: int, watch: int) -> None:
     """inotify_rm_watch(2)."""
-    checked(_libc.inotify_rm_watch(fd, watch))
+    check_result(_libc.inotify_rm_watch(fd, watch))
 
 
 def mount(source: bytes | None, target: bytes, kind: bytes | None, flags: int, data: bytes | None) -> None:
     """mount(2)."""
-    checked(_libc.mount(source, target, kind, flags, data))
+    check_result(_libc.mount(source, target, kind, flags, data))
 
 
 def umount2(target: bytes, flags: int) -> None:
     """umount2(2)."""
-    checked(_libc.umount2(target, flags), target)
+    check_result(_libc.umount2(target, flags), target)
 
 
 def open_tree(dir_fd: int, path: bytes, flags: int) -> int:
     """open_tree(2), Linux 5.2."""
-    return checked(_libc.open_tree(dir_fd, path, flags))
+    return check_result(_libc.open_tree(dir_fd, path, flags))
 
 
 def move_mount(from_fd: int, path: bytes, to_fd: int, to_path: bytes, flags: int) -> None:
     """move_mount(2), Linux 5.2."""
-    checked(_libc.move_mount(from_fd, path, to_fd, to_path, flags))
+    check_result(_libc.move_mount(from_fd, path, to_fd, to_path, flags))
 
 
 def fsopen(kind: bytes, flags: int) -> int:
     """fsopen(2), Linux 5.2."""
-    return checked(_libc.fsopen(kind, flags))
+    return check_result(_libc.fsopen(kind, flags))
 
 
 def fsconfig(fd: int, command: int, key: bytes | None, value: bytes | None) -> None:
     """fsconfig(2), Linux 5.2, without its number argument."""
-    checked(_libc.fsconfig(fd, command, key, value, 0))
+    check_result(_libc.fsconfig(fd, command, key, value, 0))
 
 
 def fsmount(fd: int, flags: int, attributes: int) -> int:
     """fsmount(2), Linux 5.2."""
-    return checked(_libc.fsmount(fd, flags, attributes))
+    return check_result(_libc.fsmount(fd, flags, attributes))
 
 
 def mount_setattr(dir_fd: int, path: bytes, flags: int, attributes: bytes) -> None:
     """mount_setattr(2), Linux 5.12. attributes: struct mount_attr"""
-    checked(_libc.mount_setattr(dir_fd, path, flags, attributes, len(attributes)))
+    check_result(_libc.mount_setattr(dir_fd, path, flags, attributes, len(attributes)))
 
 
 def io_uring_setup(n_entries: int, parameters: ctypes.Array[ctypes.c_char]) -> int:
     """io_uring_setup(2). parameters: struct io_uring_params, read and written"""
-    return checked(_libc.io_uring_setup(n_entries, parameters))
+    return check_result(_libc.io_uring_setup(n_entries, parameters))
 
 
 def io_uring_register(fd: int, operation: int, argument: ctypes.Array[ctypes.c_char], n_arguments: int) -> None:
     """io_uring_register(2). argument: read, and may be written"""
-    checked(_libc.io_uring_register(fd, operation, argument, n_arguments))
+    check_result(_libc.io_uring_register(fd, operation, argument, n_arguments))
 
 
 def io_uring_enter(
-    fd: int, n_to_submit: int, n_wanted: int, flags: int, argument: ctypes.Array[ctypes.c_char] | None = None
+    fd: int, n_to_submit: int, min_complete: int, flags: int, argument: ctypes.Array[ctypes.c_char] | None = None
 ) -> None:
     """io_uring_enter(2). argument: with IORING_ENTER_EXT_ARG, struct io_uring_getevents_arg"""
     size = c_size_t(0 if argument is None else len(argument))
-    checked(_libc.io_uring_enter(fd, n_to_submit, n_wanted, flags, argument, size))
+    check_result(_libc.io_uring_enter(fd, n_to_submit, min_complete, flags, argument, size))
 
 
 def close_range(first: int, last: int) -> None:
     """close_range(2), Linux 5.9."""
-    checked(_libc.close_range(first, last, 0))
+    check_result(_libc.close_range(first, last, 0))
 
 
 def unshare(flags: int) -> None:
     """unshare(2), of the calling thread."""
-    checked(_libc.unshare(flags))
+    check_result(_libc.unshare(flags))
 
 
 def capget(header: bytes, size: int) -> bytes:
     """capget(2), of the calling thread. size: of its sets in bytes"""
     sets = ctypes.create_string_buffer(size)
-    checked(_held.capget(header, sets))
+    check_result(_libc_with_gil.capget(header, sets))
     return sets.raw
 
 
 def capset(header: bytes, sets: bytes) -> None:
     """capset(2), of the calling thread."""
-    checked(_held.capset(header, sets))
+    check_result(_libc_with_gil.capset(header, sets))
 
 
 def setgroups(groups: Sequence[int]) -> None:
     """setgroups(2) for this thread only. Raises  OSError ENOSYS: the call's number on this machine is not known"""
-    checked(_held.setgroups(len(groups), struct.pack(f"={len(groups)}I", *groups)))
+    check_result(_libc_with_gil.setgroups(len(groups), struct.pack(f"={len(groups)}I", *groups)))
 
 
 def ioprio_set(which: int, who: int, priority: int) -> None:
     """ioprio_set(2). Raises  OSError ENOSYS: the call's number on this machine is not known"""
-    checked(_libc.ioprio_set(which, who, priority))
+    check_result(_libc.ioprio_set(which, who, priority))

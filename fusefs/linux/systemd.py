@@ -13,13 +13,13 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from fusefs.core.printable_names import printable, show
+from fusefs.core.printable_names import printable, printable_text
 
-_PATIENCE_S = 1.0
+_SEND_LIMIT_S = 1.0
 """A manager or journal that reads nothing for so long is given up: the service has other work."""
 _BOOTED = "/run/systemd/system"
 _JOURNAL = "/run/systemd/journal/socket"
-_DISTRUST_S = 10.0
+_NO_WAIT_S = 10.0
 """A journal that took no line for a second is not waited for during this time: the logging thread has other work."""
 _MOST_BYTES = 16 << 10
 """Limit of one field, so that a whole message fits into a datagram (net.core.wmem_default)."""
@@ -38,27 +38,27 @@ class SystemdNotifier:
         self._socket: socket.socket | None = None
         if address[:1] in ("/", "@"):
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-            self._socket.settimeout(_PATIENCE_S)
+            self._socket.settimeout(_SEND_LIMIT_S)
         self._watchdog_us = environment.get("WATCHDOG_USEC", "")
         self._watchdog_pid = environment.get("WATCHDOG_PID", "")
 
-    def ready(self, status: str = "") -> None:
+    def notify_ready(self, status: str = "") -> None:
         """The service is ready; also after a reload."""
         self._send("READY=1", status)
 
-    def status(self, text: str) -> None:
+    def set_status(self, text: str) -> None:
         """Set the status line in `systemctl status`."""
         self._send(status=text)
 
-    def reloading(self) -> None:
+    def notify_reloading(self) -> None:
         """The configuration is being read again, until `ready` is called."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
-    def stopping(self, status: str = "") -> None:
+    def notify_stopping(self, status: str = "") -> None:
         """The service is about to end."""
         self._send("STOPPING=1", status)
 
-    def alive(self) -> None:
+    def reset_watchdog(self) -> None:
         """Reset the watchdog: needed at least once in `watchdog_s`, better twice."""
         self._send("WATCHDOG=1")
 
@@ -87,21 +87,21 @@ class SystemdFailed(Exception):
     """A systemd tool failed; the text is its own."""
 
 
-def is_running(*, for_user: bool = False) -> bool:
+def is_manager_running(*, for_user: bool = False) -> bool:
     """Whether a systemd manager is running. Source  sd_booted(3)"""
     if for_user:
         return os.path.exists(f"{os.environ.get('XDG_RUNTIME_DIR', '')}/systemd/private")
     return os.path.isdir(_BOOTED)
 
 
-def run(program: str, *words: str, for_user: bool = False) -> str:
+def run_tool(program: str, *words: str, for_user: bool = False) -> str:
     """The output of systemctl, systemd-sysusers or another systemd tool.
 
     Raises  SystemdFailed, FileNotFoundError if the program does not exist
     """
     import subprocess  # imported late: a service starts no tool
 
-    done = subprocess.run(
+    result = subprocess.run(
         [program, *(["--user"] if for_user else []), *words],
         env={**os.environ, "LC_ALL": "C.UTF-8", "SYSTEMD_PAGER": "", "SYSTEMD_COLORS": "0"},
         stdin=subprocess.DEVNULL,
@@ -110,17 +110,17 @@ def run(program: str, *words: str, for_user: bool = False) -> str:
         errors="backslashreplace",
         check=False,
     )
-    if done.returncode:
-        raise SystemdFailed(done.stderr.strip() or f"{program}: exit code {done.returncode}")
-    return done.stdout
+    if result.returncode:
+        raise SystemdFailed(result.stderr.strip() or f"{program}: exit code {result.returncode}")
+    return result.stdout
 
 
-def properties(names: tuple[str, ...], units: tuple[str, ...], *, for_user: bool = False) -> list[dict[str, str]]:
+def unit_properties(names: tuple[str, ...], units: tuple[str, ...], *, for_user: bool = False) -> list[dict[str, str]]:
     """These properties of each unit, empty if its type has none; a pattern stands for the loaded units.
 
     Raises  SystemdFailed, FileNotFoundError if there is no systemctl
     """
-    text = run("systemctl", "show", f"--property={','.join(names)}", "--", *units, for_user=for_user)
+    text = run_tool("systemctl", "show", f"--property={','.join(names)}", "--", *units, for_user=for_user)
     blocks = (block.splitlines() for block in text.strip().split("\n\n") if block)
     none = dict.fromkeys(names, "")
     return [none | dict(line.split("=", 1) for line in lines if "=" in line) for lines in blocks]
@@ -172,19 +172,19 @@ class JournalHandler(logging.Handler):
         self._identifier = identifier
         self._address = address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-        self._otherwise = StderrHandler(has_priorities=True)
-        self._patient_at_s = 0.0
+        self._fallback = StderrHandler(has_priorities=True)
+        self._wait_again_at_s = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send a record."""
-        self._socket.settimeout(_PATIENCE_S if time.monotonic() >= self._patient_at_s else 0.0)
+        self._socket.settimeout(_SEND_LIMIT_S if time.monotonic() >= self._wait_again_at_s else 0.0)
         try:
             self._socket.sendto(self._message(record), self._address)
         except (TimeoutError, BlockingIOError):
-            self._patient_at_s = time.monotonic() + _DISTRUST_S
-            self._otherwise.emit(record)
+            self._wait_again_at_s = time.monotonic() + _NO_WAIT_S
+            self._fallback.emit(record)
         except OSError:
-            self._otherwise.emit(record)
+            self._fallback.emit(record)
 
     def close(self) -> None:
         """Close the socket."""
@@ -224,10 +224,10 @@ def _lines(record: logging.LogRecord) -> list[str]:
     lines = [record.getMessage()]
     if record.exc_info:
         lines += _FORMATTER.formatException(record.exc_info).split("\n")
-    return [show(line) for line in lines]
+    return [printable_text(line) for line in lines]
 
 
-def send_to(handler: logging.Handler) -> None:
+def set_log_handler(handler: logging.Handler) -> None:
     """Make a handler the only one of this process."""
     root = logging.getLogger()
     for other in root.handlers[:]:

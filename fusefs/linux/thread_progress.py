@@ -20,7 +20,7 @@ class ThreadProgress:
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         self._worked_s = 0.0
 
-    def note(self) -> None:
+    def begin_period(self) -> None:
         """Begin the period that `is_held_up` checks."""
         with suppress(OSError):  # the thread has ended
             self._worked_s = time.clock_gettime(self._clock)
@@ -39,6 +39,6 @@ class ThreadProgress:
             return True
 
 
-def run_on_any_core() -> None:
+def allow_all_cores() -> None:
     """Let this thread run wherever the process may: a thread started by one with a single core inherits that limit."""
     os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))  # the pid is the first thread's id

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fusefs.core.orphan_sums import STAT_BLOCK_BYTES
-from fusefs.linux.fd import Fd, told_of
-from fusefs.linux.mountinfo import FilesystemPath, Mount, below, find_place, read_mounts
+from fusefs.linux.fd import Fd, read_fdinfo
+from fusefs.linux.mountinfo import FilesystemPath, Mount, find_place, read_mounts, relative_to
 
 SECTOR_BYTES = 512
 """The unit in /sys/block, whatever the device's sector size is."""
@@ -81,13 +81,13 @@ def find_holders(trees: list[FilesystemPath]) -> Iterator[tuple[FilesystemPath, 
             place = find_place(path, mounts)
             for tree in trees:
                 if place is not None and tree.holds(place):
-                    yield tree, TreeHolder(int(pid), uid, command, kind, below(place.path, tree.path))
+                    yield tree, TreeHolder(int(pid), uid, command, kind, relative_to(place.path, tree.path))
     mounts = read_mounts()
     for hold in kernel_holds():
         place = find_place(hold.path, mounts)
         for tree in trees:
             if place is not None and tree.holds(place):
-                yield tree, TreeHolder(0, 0, hold.device, hold.kind, below(place.path, tree.path))
+                yield tree, TreeHolder(0, 0, hold.device, hold.kind, relative_to(place.path, tree.path))
 
 
 class KernelHold(NamedTuple):
@@ -172,12 +172,12 @@ class DeletedFile(NamedTuple):
     path: bytes
 
 
-def device_of(fd: int) -> bytes | None:
+def find_device(fd: int) -> bytes | None:
     """`major:minor` of an fd's superblock, as in mountinfo; None if it is not mounted in this namespace."""
-    return _device(fd, read_mounts())
+    return _device_of_fd(fd, read_mounts())
 
 
-def find_deleted(device: bytes, is_wanted: Callable[[bytes], bool]) -> Iterator[DeletedFile]:
+def find_deleted(device: bytes, is_included: Callable[[bytes], bool]) -> Iterator[DeletedFile]:
     """The deleted files of one filesystem that processes we may inspect keep open, once for each process.
 
     device     as from `device_of`; files that the kernel has open are not filtered by it, as only their path is known
@@ -185,32 +185,32 @@ def find_deleted(device: bytes, is_wanted: Callable[[bytes], bool]) -> Iterator[
     """
     for pid, uid, command, mounts in processes():
         with suppress(OSError):  # the process ended meanwhile
-            for inode, (n_bytes, path) in _kept_by(pid, device, mounts, is_wanted).items():
+            for inode, (n_bytes, path) in _deleted_files_of(pid, device, mounts, is_included).items():
                 yield DeletedFile(int(pid), uid, command, inode, n_bytes, path)
     for hold in kernel_holds():
-        if hold.is_deleted and is_wanted(hold.path):
+        if hold.is_deleted and is_included(hold.path):
             yield DeletedFile(0, 0, hold.device, None, hold.n_bytes, hold.path)
 
 
-def _kept_by(
-    pid: str, device: bytes, mounts: list[Mount], is_wanted: Callable[[bytes], bool]
+def _deleted_files_of(
+    pid: str, device: bytes, mounts: list[Mount], is_included: Callable[[bytes], bool]
 ) -> dict[tuple[int, int], tuple[int, bytes]]:
-    found: dict[tuple[int, int], tuple[int, bytes]] = {}
+    files: dict[tuple[int, int], tuple[int, bytes]] = {}
     for link in _kept_links(pid):
         with suppress(OSError):
             path = _deleted_path(link)
-            if path is None or (path and not is_wanted(path)):
+            if path is None or (path and not is_included(path)):
                 continue
             with Fd(os.open(link, os.O_PATH | os.O_CLOEXEC)) as fd:
-                if _device(fd, mounts) == device:
+                if _device_of_fd(fd, mounts) == device:
                     st = os.fstat(fd)
                     if st.st_nlink == 0:
-                        found[st.st_dev, st.st_ino] = st.st_blocks * STAT_BLOCK_BYTES, path
-    seen = {ino for _dev, ino in found}
-    for ino, n_bytes, path in _mapped(pid, device):
-        if ino not in seen and is_wanted(path):
-            found[0, ino] = found.get((0, ino), (0, path))[0] + n_bytes, path
-    return found
+                        files[st.st_dev, st.st_ino] = st.st_blocks * STAT_BLOCK_BYTES, path
+    inodes = {ino for _dev, ino in files}
+    for ino, n_bytes, path in _deleted_mappings(pid, device):
+        if ino not in inodes and is_included(path):
+            files[0, ino] = files.get((0, ino), (0, path))[0] + n_bytes, path
+    return files
 
 
 def _kept_links(pid: str) -> Iterator[str]:
@@ -231,13 +231,13 @@ def _deleted_path(link: str) -> bytes | None:
     return text.removesuffix(_DELETED) if text.endswith(_DELETED) else None
 
 
-def _device(fd: int, mounts: list[Mount]) -> bytes | None:
+def _device_of_fd(fd: int, mounts: list[Mount]) -> bytes | None:
     """The superblock of an fd by its mount id, without access to the filesystem."""
-    mnt_id = int(told_of(fd)["mnt_id"])
+    mnt_id = int(read_fdinfo(fd)["mnt_id"])
     return next((mount.device for mount in mounts if mount.mnt_id == mnt_id), None)
 
 
-def _mapped(pid: str, device: bytes) -> Iterator[tuple[int, int, bytes]]:
+def _deleted_mappings(pid: str, device: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Inode number, length and path of each mapping of a deleted file, if map_files can't be opened (not root)."""
     major, _, minor = device.partition(b":")
     with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as lines:

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Container, Sequence
 
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.mountinfo import Mount
 
@@ -36,7 +36,7 @@ def link_target(here: bytes, target: bytes) -> tuple[bytes, list[bytes]] | None:
     return None if b".." in names else (start, names)
 
 
-def open_way(kernel: Kernel, path: bytes, mounts: Sequence[Mount], trusted: Container[int]) -> Fd:
+def open_untrusted(kernel: Kernel, path: bytes, mounts: Sequence[Mount], trusted: Container[int]) -> Fd:
     """The directory (O_PATH) at an absolute path, which may be a hostile user's.
 
     A link is followed only if none but trusted users can have made it. A mount of another user is not accessed. An idle
@@ -44,7 +44,7 @@ def open_way(kernel: Kernel, path: bytes, mounts: Sequence[Mount], trusted: Cont
     mounts  read just before
     Raises  OSError: ELOOP for an untrusted link, EXDEV for an untrusted mount, ENOENT, also for an idle automount
     """
-    return _PathWalk(kernel, mounts, trusted).go(path)
+    return _PathWalk(kernel, mounts, trusted).open(path)
 
 
 class _PathWalk:
@@ -57,23 +57,23 @@ class _PathWalk:
         self._trusted = trusted
         self._n_links = _LINKS_MAX
 
-    def go(self, path: bytes) -> Fd:
+    def open(self, path: bytes) -> Fd:
         """Walk to the end of the path."""
         names = _names(path)
         fd, here, mount = self._kernel.open_path(b"/"), b"/", None
         while names:
-            with closed_on_error(fd):
+            with close_on_error(fd):
                 name = names.pop()
                 there = os.path.join(here, name)
                 if mount is not None and mount.fstype == _AUTOFS and there not in self._points:
                     raise _refusal(errno.ENOENT, there)
                 inner = Fd(os.open(name, _STEP, dir_fd=fd))
-                with closed_on_error(inner):
+                with close_on_error(inner):
                     mount = self._mount_of(inner, there)
                     st = self._kernel.fstat(inner)
                     is_link = stat.S_ISLNK(st.st_mode)
                     if is_link:
-                        start, added = self._followed(fd, here, name, st)
+                        start, added = self._resolve_link(fd, here, name, st)
                     elif not stat.S_ISDIR(st.st_mode):
                         raise _refusal(errno.ENOTDIR, there)
             fd.close()
@@ -95,7 +95,7 @@ class _PathWalk:
             raise _refusal(errno.EXDEV, path)
         return mount
 
-    def _followed(self, fd: Fd, here: bytes, name: bytes, link: os.stat_result) -> tuple[bytes, list[bytes]]:
+    def _resolve_link(self, fd: Fd, here: bytes, name: bytes, link: os.stat_result) -> tuple[bytes, list[bytes]]:
         """Resolve a link if it may be followed. Raises  OSError ELOOP"""
         there = os.path.join(here, name)
         if not self._n_links or not is_trusted_link(self._kernel.fstat(fd), link, self._trusted):

@@ -27,18 +27,18 @@ def read_facts() -> UringFacts:
         release=os.uname().release,
         is_enabled=_is_enabled(),
         refusal=_refusal(),
-        disabled=int(_text(_DISABLED) or "0"),
-        barred=frozenset(cores(_text(_ONLINE)) - os.sched_getaffinity(0)),
+        disabled=int(_read_text(_DISABLED) or "0"),
+        barred=frozenset(parse_cores(_read_text(_ONLINE)) - os.sched_getaffinity(0)),
     )
 
 
 def split_cores() -> tuple[list[int], list[int]]:
     """The online cores on which this thread may run; and all other cores that could ever exist."""
-    own = cores(_text(_ONLINE)) & os.sched_getaffinity(0)
-    return sorted(own), sorted(cores(_text(_POSSIBLE)) - own)
+    own = parse_cores(_read_text(_ONLINE)) & os.sched_getaffinity(0)
+    return sorted(own), sorted(parse_cores(_read_text(_POSSIBLE)) - own)
 
 
-def enable() -> None:
+def enable_uring() -> None:
     """Turn on the machine's switch, if it has one that is off, for mounts that begin from now on, and log that.
 
     Raises  OSError: it needs root, and a writable /sys
@@ -50,20 +50,20 @@ def enable() -> None:
     _log.warning("enabled FUSE over io_uring for every FUSE mount of this machine: %s is Y until the next boot", SWITCH)
 
 
-def cores(text: str) -> set[int]:
+def parse_cores(text: str) -> set[int]:
     """The numbers in a list of cores of /sys: `0-2,5`."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
         if first:
-            found |= set(range(int(first), int(last or first) + 1))
-    return found
+            numbers |= set(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def _is_enabled() -> bool | None:
     with suppress(OSError):  # if FUSE is a module, opening its device loads it
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
-    return {"Y": True, "N": False}.get(_text(SWITCH))
+    return {"Y": True, "N": False}.get(_read_text(SWITCH))
 
 
 def _refusal() -> int:
@@ -74,7 +74,7 @@ def _refusal() -> int:
     return 0
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     """The content of a kernel file; empty if there is none."""
     try:
         with open(path, encoding="ascii") as file:

@@ -56,10 +56,10 @@ def _range_in(line: str) -> SubuidRange | None:
     start, _, n_uids = numbers.partition(":")
     if not (name and start.isdecimal() and n_uids.isdecimal()):
         return None
-    return SubuidRange(int(start), int(n_uids), _holder(name, int(start)))
+    return SubuidRange(int(start), int(n_uids), _uid_of_holder(name, int(start)))
 
 
-def _holder(name: str, start: int) -> int:
+def _uid_of_holder(name: str, start: int) -> int:
     if name.isdecimal():
         return int(name)
     try:
@@ -77,17 +77,17 @@ def uid_of(text: str) -> int:
 
     Raises  ValueError with a message if there is no such user
     """
-    return _number(text, "user", lambda name: pwd.getpwnam(name).pw_uid)
+    return _id_of(text, "user", lambda name: pwd.getpwnam(name).pw_uid)
 
 
 def gid_of(text: str) -> int:
     """A gid from a group name or number; a name that looks like a number is a name."""
     import grp
 
-    return _number(text, "group", lambda name: grp.getgrnam(name).gr_gid)
+    return _id_of(text, "group", lambda name: grp.getgrnam(name).gr_gid)
 
 
-def _number(text: str, what: str, find: Callable[[str], int]) -> int:
+def _id_of(text: str, what: str, find: Callable[[str], int]) -> int:
     try:
         return find(text)
     except (KeyError, UnicodeEncodeError):  # the latter for a lone surrogate, which no name can contain

@@ -23,7 +23,7 @@ from fusefs.linux.mountinfo import read_mounts
 _FILESYSTEMS = Path("/proc/filesystems")
 
 
-def get_of(fd: int, xattr: bytes) -> bytes | int:
+def read_xattr(fd: int, xattr: bytes) -> bytes | int:
     """The value of an xattr of the file behind an fd of any kind, or an errno; NAMES: the list of all names."""
     path = b"/proc/self/fd/%d" % fd
     try:
@@ -34,7 +34,7 @@ def get_of(fd: int, xattr: bytes) -> bytes | int:
         return error.errno or errno.EIO
 
 
-def are_for_all(root: Fd) -> bool:
+def are_same_for_all_users(root: Fd) -> bool:
     """Whether a filesystem returns the same extended attributes to every user who may read them.
 
     A local one does, and a FUSE filesystem for which the kernel checks permissions. For any other it is not known: NFS
@@ -68,7 +68,7 @@ def mark_restored(kernel: Kernel, fd: Fd) -> bool:
     """Mark the file behind an fd of any kind. Returns  whether that succeeded"""
     value = b"%d" % time.time_ns()
     with suppress(OSError):
-        for name in _names_for(fd):
+        for name in _mark_names(fd):
             with suppress(OSError):
                 kernel.set_xattr(fd.path(), name, value)
                 return True
@@ -78,7 +78,7 @@ def mark_restored(kernel: Kernel, fd: Fd) -> bool:
 def restored_ns(fd: Fd) -> int:
     """When the file behind an fd of any kind was last restored, in nanoseconds since the epoch; 0 if not known."""
     times = [0]
-    for name in _names_for(fd):
+    for name in _mark_names(fd):
         try:
             value = os.getxattr(fd.path(), name)
         except OSError:
@@ -88,7 +88,7 @@ def restored_ns(fd: Fd) -> int:
     return max(times)
 
 
-def _names_for(fd: Fd) -> tuple[str, ...]:
+def _mark_names(fd: Fd) -> tuple[str, ...]:
     """The attributes that we can set and that count, the best first. Raises  OSError"""
     st, (roots, users) = os.fstat(fd), RESTORED_XATTRS
     is_shared = stat.S_ISDIR(st.st_mode) and st.st_mode & OTHERS_WRITE

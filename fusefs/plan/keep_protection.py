@@ -80,12 +80,12 @@ def find_keep_file(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        return ReportedMark(KEPT_BY_OTHERS, is_left=False)  # only users mount on their own files
+        return ReportedMark(KEPT_BY_OTHERS, is_spared=False)  # only users mount on their own files
     above = kernel.fstat(directory)
     # Users who can write in the directory can create a hard link to a file of its owner there.
     is_link = st.st_nlink > 1 and not stat.S_ISDIR(st.st_mode) and bool(above.st_mode & OTHERS_WRITE)
     is_counted = _has_say(st.st_uid, above) and not is_link
-    return KEPT if is_counted else ReportedMark(KEPT_BY_OTHERS, is_left=False)
+    return KEPT if is_counted else ReportedMark(KEPT_BY_OTHERS, is_spared=False)
 
 
 def find_lock(kernel: Kernel, directory: Fd, *, holds: bool) -> str | ReportedMark | None:
@@ -100,7 +100,9 @@ def find_lock(kernel: Kernel, directory: Fd, *, holds: bool) -> str | ReportedMa
     if any(uids and all(_has_say(uid, st) for uid in uids) for uids in holders):
         return LOCKED
     is_seen = bool(holders) and all(holders)
-    return ReportedMark(LOCKED_BY_OTHERS, is_left=False) if is_seen else ReportedMark(LOCKED_BY_UNKNOWN, is_left=True)
+    return (
+        ReportedMark(LOCKED_BY_OTHERS, is_spared=False) if is_seen else ReportedMark(LOCKED_BY_UNKNOWN, is_spared=True)
+    )
 
 
 def _has_say(uid: int, directory: os.stat_result) -> bool:

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from fusefs.core.errors import Incomplete, NotFound, Refused, from_os
-from fusefs.core.human_units import in_calendar
+from fusefs.core.human_units import format_utc
 from fusefs.core.names import Name
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.linux.children import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.user_ids import read_subordinates
-from fusefs.sweep.open_directories import MeantDirectory, found_directory
+from fusefs.sweep.open_directories import MatchedDirectory, open_directory
 from fusefs.sweep.request import Identified, identify
 
 _DIR = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -92,7 +92,7 @@ class PurgeLists(CountedPurges):
         """
         if self._error is not None:
             return
-        when = in_calendar(goes_ns, "%Y-%m-%dT%H:%M:%SZ", "9999-12-31T23:59:59Z")  # UTC to the second
+        when = format_utc(goes_ns, "%Y-%m-%dT%H:%M:%SZ", "9999-12-31T23:59:59Z")  # UTC to the second
         line = b"%s\t%s\n" % (when.encode(), line_path(path))
         self.n_entries += 1
         is_begun = uid in self._begun or uid in self._lines
@@ -266,11 +266,11 @@ def _way_to(kernel: Kernel, path: bytes) -> frozenset[Identified]:
 
 
 @contextmanager
-def _found_above(kernel: Kernel, path: bytes) -> Iterator[MeantDirectory]:
+def _found_above(kernel: Kernel, path: bytes) -> Iterator[MatchedDirectory]:
     """Open the parent of the lists' directory by a path that no other user can change. Raises  NotFound, Refused"""
     with ExitStack() as owned:
         try:
-            above = owned.enter_context(found_directory(kernel, path))
+            above = owned.enter_context(open_directory(kernel, path))
         except Refused as error:
             where, _, why = error.detail.rpartition(": ")
             if why == os.strerror(errno.ENOENT):  # a parent directory is missing

@@ -12,22 +12,22 @@ from typing import NamedTuple
 
 from fusefs.core.errors import AcrossUsers, NotFound, OtherFilesystem, Refused, TrashdError, errors_about, from_os
 from fusefs.core.human_units import SECOND_NS
-from fusefs.core.pacing import AT_ONCE, Speed
+from fusefs.core.pacing import UNLIMITED, Speed
 from fusefs.core.plan_rules import (
     DeleteAction,
     MoveAction,
-    PurgeListed,
+    PurgeListsResult,
     Rule,
-    RuleDone,
-    RuleNotDone,
     RuleOutcome,
+    RuleResult,
+    SkippedRule,
     TrashAction,
 )
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import MAX_FAILURES, Failure
-from fusefs.core.results import MATCHES_MAX, NOT_TAKEN, Match, ReportedMark, Spared, Stops, SweepSums, Swept
+from fusefs.core.results import NOT_TAKEN, SHOWN_MATCHES_MAX, Match, ReportedMark, ShouldStop, Spared, SweepSums, Swept
 from fusefs.core.selection import KINDS, Matcher, Selection
-from fusefs.engine.pace import SetsSpeed, pacer_in
+from fusefs.engine.pace import Pacer, open_pacer
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.keep_protection import Locking, why_spared
@@ -36,17 +36,17 @@ from fusefs.plan.units import Judged, Unit, Young, judge_units, open_quietly, ti
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.stage import SwapOptions
 from fusefs.store.victim import scope_of
-from fusefs.store.walk import SeenDirectories, is_bounded, load_seen
-from fusefs.sweep.actions import rsync_line
+from fusefs.store.walk import SeenDirectories, load_seen_directories, must_check_owners
+from fusefs.sweep.actions import format_rsync_command
 from fusefs.sweep.agenda import SliceCounts
-from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories
+from fusefs.sweep.open_directories import MatchedDirectory, SkippedDirectory, find_directories
 from fusefs.sweep.request import (
     Action,
     ActionPlace,
     Identified,
     IfExists,
     Request,
-    SweepWishes,
+    SweepOptions,
     TakingBoundary,
     ToCount,
     ToDelete,
@@ -56,7 +56,7 @@ from fusefs.sweep.request import (
     identify,
     refuse_stale,
 )
-from fusefs.sweep.run import NOTHING_SPECIAL, run
+from fusefs.sweep.run import DEFAULT_SWEEP, run_request
 
 _ALL = Selection(types=frozenset(KINDS))
 
@@ -77,8 +77,8 @@ class PlanOptions(NamedTuple):
 
     runs: bool
     now_ns: int
-    wishes: SweepWishes = NOTHING_SPECIAL
-    most: Speed = AT_ONCE
+    wishes: SweepOptions = DEFAULT_SWEEP
+    most: Speed = UNLIMITED
     tell: Callable[[str], None] | None = None
 
 
@@ -95,12 +95,12 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
         pacers = _Pacers(kernel, how, owned)
         ways = {path: one.way for path, one in lists.items()}
         with errors_about("can't read the directories that earlier runs noted"):
-            seen = owned.enter_context(load_seen()) if is_bounded() else None
+            seen = owned.enter_context(load_seen_directories()) if must_check_owners() else None
         for rule in rules:
             listed = CountedPurges() if rule.purge is None else lists[rule.purge.directory]
             for told in _carry_out(kernel, rule, how, pacers, listed, ways, seen):
                 # A directory that is gone is empty; any other failed directory may contain files that are not listed.
-                is_failed = isinstance(told, RuleNotDone) and not isinstance(told.error, NotFound | None)
+                is_failed = isinstance(told, SkippedRule) and not isinstance(told.error, NotFound | None)
                 if rule.purge is not None and is_failed:
                     listed.lack()
                 yield told
@@ -113,11 +113,11 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
                 seen.save()
 
 
-def _publish(path: bytes, lists: CountedPurges) -> PurgeListed:
+def _publish(path: bytes, lists: CountedPurges) -> PurgeListsResult:
     try:
-        return PurgeListed(path, lists.publish(), lists.n_entries, is_whole=lists.is_whole)
+        return PurgeListsResult(path, lists.publish(), lists.n_entries, is_whole=lists.is_whole)
     except (TrashdError, OSError) as error:
-        return PurgeListed(path, 0, 0, from_os(error, path))
+        return PurgeListsResult(path, 0, 0, from_os(error, path))
 
 
 class _Pacers:
@@ -128,14 +128,14 @@ class _Pacers:
         self._kernel = kernel
         self._how = how
         self._owned = owned
-        self._pacer: dict[int, SetsSpeed] = {}
+        self._pacer: dict[int, Pacer] = {}
 
-    def on(self, directory: Fd) -> SetsSpeed:
+    def on(self, directory: Fd) -> Pacer:
         """Return the pacer of a directory's filesystem."""
         device = self._kernel.fstat(directory).st_dev
         if device not in self._pacer:
             fd = self._owned.enter_context(self._kernel.reopen(directory, os.O_PATH | os.O_DIRECTORY))
-            pacer = pacer_in(self._kernel, fd, self._how.most, self._how.tell)
+            pacer = open_pacer(self._kernel, fd, self._how.most, self._how.tell)
             self._pacer[device] = self._owned.enter_context(pacer)
         return self._pacer[device]
 
@@ -148,7 +148,7 @@ def _carry_out(
     lists: CountedPurges,
     ways: _Ways,
     seen: SeenDirectories | None,
-) -> Iterator[RuleDone | RuleNotDone]:
+) -> Iterator[RuleResult | SkippedRule]:
     """Apply one rule in each of its directories."""
     is_any = False
     seen = None if seen is None else seen._replace(rule=rule.directory)
@@ -156,33 +156,33 @@ def _carry_out(
         if how.wishes.stops():
             return
         is_any = True
-        if isinstance(found, PassedDirectory):
-            yield RuleNotDone(rule, found.path, found.why)
+        if isinstance(found, SkippedDirectory):
+            yield SkippedRule(rule, found.path, found.why)
             continue
-        if is_bounded() and found.whose is None:
+        if must_check_owners() and found.whose is None:
             hint = "the next run takes files from it; if it does not belong there, move it back before that"
             error = AcrossUsers(found.path, hint)
-            yield RuleNotDone(rule, found.path, NOT_TAKEN, error)
+            yield SkippedRule(rule, found.path, NOT_TAKEN, error)
             continue
         try:
             with scope_of(kernel, found.fd, found.path) as scope:
                 _check_holds_none(kernel, scope, ways)
                 if not rule.trusts_atime:
                     key = "trusts_atime = true in the rule"
-                    refuse_stale(scope, rule.times(), how.now_ns, takes_dirs=rule.takes_dirs(), key=key)
+                    refuse_stale(scope, rule.times(), how.now_ns, takes_dirs=rule.uses_directory_times(), key=key)
                 there = how._replace(wishes=how.wishes._replace(pacer=pacers.on(found.fd)))
                 one = _RuleRun(kernel, rule, there, lists, found, scope, seen)
-                yield RuleDone(rule, one.units() if rule.is_unit else one.entries())
+                yield RuleResult(rule, one.units() if rule.is_unit else one.entries())
                 if rule.purge is not None and not rule.is_unit and not how.wishes.stops():
                     one.list_soon()
         except OtherFilesystem as error:
             told: TrashdError = OtherFilesystem(error.detail, _rsync_line(rule, found.path))
-            yield RuleNotDone(rule, found.path, told.message().removeprefix(f"{printable(found.path)}: "), told)
+            yield SkippedRule(rule, found.path, told.message().removeprefix(f"{printable(found.path)}: "), told)
         except (TrashdError, OSError) as error:
             told = from_os(error, found.path)
-            yield RuleNotDone(rule, found.path, told.message().removeprefix(f"{printable(found.path)}: "), told)
+            yield SkippedRule(rule, found.path, told.message().removeprefix(f"{printable(found.path)}: "), told)
     if not is_any:
-        yield RuleNotDone(rule, rule.directory, "no such directory")
+        yield SkippedRule(rule, rule.directory, "no such directory")
 
 
 def _check_holds_none(kernel: Kernel, scope: Scope, ways: _Ways) -> None:
@@ -198,7 +198,7 @@ def _check_holds_none(kernel: Kernel, scope: Scope, ways: _Ways) -> None:
 def _why_unlisted(kernel: Kernel, sides: BackingAndMount, since_ns: int | None) -> str | ReportedMark | None:
     """Return why a directory is spared. A mark that doesn't count leaves the list complete: the run reports it."""
     why = why_spared(kernel, sides, holds=False, since_ns=since_ns)
-    return why if not isinstance(why, ReportedMark) or why.is_left else None
+    return why if not isinstance(why, ReportedMark) or why.is_spared else None
 
 
 class _RuleRun:
@@ -210,7 +210,7 @@ class _RuleRun:
         rule: Rule,
         how: PlanOptions,
         lists: CountedPurges,
-        found: MeantDirectory,
+        found: MatchedDirectory,
         scope: Scope,
         seen: SeenDirectories | None,
     ) -> None:
@@ -222,9 +222,9 @@ class _RuleRun:
         self._since_ns = None if rule.age is None else rule.age.before_ns
         self._ahead_ns = 0 if rule.purge is None else rule.purge.ahead_s * SECOND_NS
         # The engine opens the path once more, and by this checks that it is still the same directory.
-        here = identify(kernel, scope.sides.names())
+        here = identify(kernel, scope.sides.names_fd())
         boundary = None if found.whose is None else TakingBoundary(found.whose, seen, is_judged=rule.is_unit)
-        self._boundary = boundary if is_bounded() else None
+        self._boundary = boundary if must_check_owners() else None
         self._request = Request(
             found.path, rule.selection, _act(rule), most=rule.most, inode=here, boundary=self._boundary
         )
@@ -234,15 +234,17 @@ class _RuleRun:
         spares = partial(why_spared, holds=self._how.runs, since_ns=self._since_ns)
         request = self._request._replace(spares=spares, wraps=self._locking(is_guarded=True))
         if not self._how.runs:
-            request = request._replace(act=ToCount(_act(self._rule)))
-        return run(self._kernel, request, self._how.wishes)
+            request = request._replace(action=ToCount(_act(self._rule)))
+        return run_request(self._kernel, request, self._how.wishes)
 
     def list_soon(self) -> None:
         """List the entries that expire soon."""
-        listing = self._request._replace(selection=self._rule.soon(), act=ToPrint(self._list), most=None)
+        listing = self._request._replace(
+            selection=self._rule.upcoming_selection(), action=ToPrint(self._list), most=None
+        )
         since_ns = None if self._since_ns is None else self._since_ns + self._ahead_ns
         listing = listing._replace(spares=partial(_why_unlisted, since_ns=since_ns))
-        seen = run(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
+        seen = run_request(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
         if seen.sums.n_failed or seen.why:
             self._lists.lack()
 
@@ -258,7 +260,7 @@ class _RuleRun:
             sieve = _UnitSorter(self._scope.path(), age.before_ns, self._due_ns, self._lists)
             if why is not None:
                 sieve.tally.fail(b"", errno.EPERM, why.why)
-                if why.is_left:
+                if why.is_spared:
                     return sieve.told(Swept(self._scope.path(), SweepSums()))
             soon = age._replace(before_ns=age.before_ns + self._ahead_ns)
             judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops, self._boundary)
@@ -272,7 +274,7 @@ class _RuleRun:
         request = self._request._replace(
             selection=_ALL, names=(unit.name for unit in sieve.due(judged)), late=True, wraps=wraps
         )
-        return sieve.told(run(self._kernel, request, self._how.wishes))
+        return sieve.told(run_request(self._kernel, request, self._how.wishes))
 
     def _locking(self, *, is_guarded: bool) -> Callable[[Action], Action]:
         since_ns = self._since_ns if is_guarded else None  # judge_units has checked this already
@@ -303,7 +305,7 @@ class _RuleRun:
 
 
 def _act(rule: Rule) -> ToTrash | ToDelete | ToMove:
-    match rule.act:
+    match rule.action:
         case TrashAction(keep_for_s):
             return ToTrash(SwapOptions(retention_s=keep_for_s, note=f"plan {rule.place}"))
         case DeleteAction():
@@ -314,12 +316,12 @@ def _act(rule: Rule) -> ToTrash | ToDelete | ToMove:
 
 def _rsync_line(rule: Rule, directory: bytes) -> str:
     """Return the rsync command for a move to another filesystem; an outline for units: rsync can't select their age."""
-    assert isinstance(rule.act, MoveAction)
+    assert isinstance(rule.action, MoveAction)
     if rule.is_unit:
-        source, target = (shell_word(os.path.join(path, b"")) for path in (directory, rule.act.target))
+        source, target = (shell_word(os.path.join(path, b"")) for path in (directory, rule.action.target))
         return f"rsync -aHAX --remove-source-files {source}NAME {target}"
     more = () if rule.most is None else (b"--max-delete", b"%d" % rule.most)
-    return rsync_line(directory, rule.selection, rule.act.target, IfExists(rule.act.if_exists), more)
+    return format_rsync_command(directory, rule.selection, rule.action.target, IfExists(rule.action.if_exists), more)
 
 
 class _UnitSorter:
@@ -365,7 +367,7 @@ class _UnitSorter:
             looks=True,
         )
 
-    def would_take(self, judged: Iterator[Judged], most: int | None, stops: Stops) -> Swept:
+    def would_take(self, judged: Iterator[Judged], most: int | None, stops: ShouldStop) -> Swept:
         """Return what a sweep of the due units would do. most: of them"""
         largest, oldest = list[Match](), list[Match]()
         n_matched = n_bytes = 0
@@ -377,8 +379,8 @@ class _UnitSorter:
             n_matched += 1
             n_bytes += unit.n_bytes
             match = Match(unit.name, unit.n_bytes, unit.newest_ns)
-            largest = nlargest(MATCHES_MAX, [*largest, match], key=lambda one: one.n_bytes)
-            oldest = nsmallest(MATCHES_MAX, [*oldest, match], key=lambda one: one.time_ns)
+            largest = nlargest(SHOWN_MATCHES_MAX, [*largest, match], key=lambda one: one.n_bytes)
+            oldest = nsmallest(SHOWN_MATCHES_MAX, [*oldest, match], key=lambda one: one.time_ns)
         sums = SweepSums(n_seen=n_matched, n_matched=n_matched, n_done=n_matched)
         would = self.told(Swept(self._directory, sums, is_stopped=is_stopped or stops(), is_limited=is_limited))
         return would._replace(sums=would.sums._replace(n_bytes=n_bytes), largest=tuple(largest), oldest=tuple(oldest))

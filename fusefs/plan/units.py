@@ -13,18 +13,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from fusefs.core.names import Name, join
+from fusefs.core.names import Name, join_path
 from fusefs.core.plan_rules import RuleAge
 from fusefs.core.record import Failure
-from fusefs.core.results import NOT_TAKEN, ReportedMark, Spared, Stops
-from fusefs.core.selection import Field, Matcher, letter_of
+from fusefs.core.results import NOT_TAKEN, ReportedMark, ShouldStop, Spared
+from fusefs.core.selection import Field, Matcher, kind_letter
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.xattrs import restored_ns
 from fusefs.plan.keep_protection import find_lock, why_exempt, why_held, why_kept, why_locked
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
-from fusefs.store.layout import is_stores_own
-from fusefs.store.walk import whose_is
+from fusefs.store.layout import is_store_name
+from fusefs.store.walk import attribute_directory
 from fusefs.sweep.request import TakingBoundary
 
 MOUNTED = "contains a mount point"
@@ -62,7 +62,7 @@ def time_of(kernel: Kernel, fields: Sequence[Field], fd: Fd, st: os.stat_result)
     """Return the latest of a file's given times and of its restore, in nanoseconds since the epoch."""
     times: list[int] = [getattr(st, f"st_{field}_ns") for field in fields if field != "btime"]
     if "btime" in fields:
-        times.append(kernel.statx(fd, asks=True).btime_ns or _NEVER_NS)
+        times.append(kernel.statx(fd, asks_server=True).btime_ns or _NEVER_NS)
     if st.st_ctime_ns > max(times):  # a restore changes the ctime
         times.append(restored_ns(fd))
     return max(times)
@@ -73,7 +73,7 @@ def judge_units(
     top: BackingAndMount,
     matcher: Matcher,
     age: RuleAge,
-    stops: Stops = lambda: False,
+    stops: ShouldStop = lambda: False,
     boundary: TakingBoundary | None = None,
 ) -> Iterator[Judged]:
     """Judge each unit of a directory, lazily, in the order of the listing.
@@ -87,7 +87,7 @@ def judge_units(
     is_unit, is_pruned = matcher.names_in(""), matcher.pruned_in("")
     with open_quietly(kernel, top.fd, b".") as fd, kernel.scan(fd) as entries:
         for entry in entries:
-            if is_stores_own(os.fsencode(entry.name)) or (is_pruned is not None and is_pruned(entry.name)):
+            if is_store_name(os.fsencode(entry.name)) or (is_pruned is not None and is_pruned(entry.name)):
                 continue
             if is_unit is None or is_unit(entry.name):
                 judged = _UnitLook(kernel, top, matcher, age, stops, boundary, Name(os.fsencode(entry.name))).judge()
@@ -124,7 +124,7 @@ class _UnitLook:
         top: BackingAndMount,
         matcher: Matcher,
         age: RuleAge,
-        stops: Stops,
+        stops: ShouldStop,
         boundary: TakingBoundary | None,
         name: Name,
     ) -> None:
@@ -147,7 +147,7 @@ class _UnitLook:
         try:
             with self._kernel.open_beneath(self._top.fd, self.name) as found:
                 st = self._kernel.fstat(found)
-            if letter_of(st.st_mode) not in self._matcher.types or not self._matcher.takes(st, None):
+            if kind_letter(st.st_mode) not in self._matcher.types or not self._matcher.matches_stat(st, None):
                 return None
             self._look(self.name, self._top.fd, self.name, 0 if self._boundary is None else self._boundary.whose)
             while self._ahead and not self._stops():
@@ -192,16 +192,16 @@ class _UnitLook:
                     if is_pruned is not None and is_pruned(entry.name):
                         raise self._spared("contains an excluded file")
                     name = Name(os.fsencode(entry.name))
-                    if is_stores_own(name):
+                    if is_store_name(name):
                         raise self._spared("contains a trash store")
                     with suppress(FileNotFoundError):
-                        self._look(join(path, name), fd, name, inside or 0)
+                        self._look(join_path(path, name), fd, name, inside or 0)
             if self._n_entries == n_before:
                 self._count(time_ns)
 
     def _whose(self, fd: Fd, whose: int) -> int | None:
         """Return the owner of a directory's content; None if root must not take files from there."""
-        return 0 if self._boundary is None else whose_is(self._kernel, fd, whose, self._boundary.seen)
+        return 0 if self._boundary is None else attribute_directory(self._kernel, fd, whose, self._boundary.seen)
 
     def _look(self, path: bytes, directory: Fd, name: Name, whose: int) -> None:
         """Judge one entry; note a directory for later."""

@@ -36,19 +36,19 @@ from typing import NamedTuple
 from fusefs.core.container_states import State
 from fusefs.core.errors import BadRecord, ServerAway
 from fusefs.core.human_units import format_duration
-from fusefs.core.names import RelPath, join
+from fusefs.core.names import RelPath, join_path
 from fusefs.core.record import MAX_ENTERED, RECORD_MAX_BYTES, Entered, Record
-from fusefs.core.record_decoding import decode
-from fusefs.core.results import PINNED, STORE, Report, Stops
-from fusefs.engine.pace import GLANCE_S
-from fusefs.linux.children import ChildLost, call_as
+from fusefs.core.record_decoding import decode_record
+from fusefs.core.results import PINNED, STORE, Report, ShouldStop
+from fusefs.engine.pace import REACTION_S
+from fusefs.linux.children import ChildLost, call_in_child_as
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, OTHERS_WRITE, Kernel
 from fusefs.linux.machine_identity import boot_id
 from fusefs.store.backing_and_mount import READABLE
 from fusefs.store.container import open_record
-from fusefs.store.layout import TREE, is_stores_own
-from fusefs.store.victim import Thing, things_in
+from fusefs.store.layout import TREE, is_store_name
+from fusefs.store.victim import StoreItem, list_items
 
 _BEGINS = ".trashd"
 
@@ -61,7 +61,7 @@ _MAY_BE_PINNED = (State.ORPHANS, State.STAGE, State.RESTORING)
 class InnerStoreStop(NamedTuple):
     """The reason not to enter a directory: `way` is the path of the obstacle below the parent of that directory."""
 
-    way: RelPath
+    path: RelPath
     why: str
 
 
@@ -87,20 +87,20 @@ class InnerStores:
         if not (name.startswith(_BEGINS) or not path):
             return None
         raw = os.fsencode(name)
-        if path and not is_stores_own(raw):
+        if path and not is_store_name(raw):
             return None
         if self._with_stores:
             pinned = next(_pinned_in(self._kernel, dir_fd, raw, self._owners), None)
-            return None if pinned is None else InnerStoreStop(join(raw, pinned.way()), PINNED)
-        if next(things_in(self._kernel, dir_fd, raw, self._owners), None) is None:
+            return None if pinned is None else InnerStoreStop(join_path(raw, pinned.relative_path()), PINNED)
+        if next(list_items(self._kernel, dir_fd, raw, self._owners), None) is None:
             return None
         return InnerStoreStop(RelPath(raw), STORE)
 
 
-def _pinned_in(kernel: Kernel, dir_fd: int, name: bytes, owners: Collection[int]) -> Iterator[Thing]:
+def _pinned_in(kernel: Kernel, dir_fd: int, name: bytes, owners: Collection[int]) -> Iterator[StoreItem]:
     """The orphans in an inner store that are pinned or have unreadable records, which their owner's process reads."""
-    by_folder: dict[tuple[int, RelPath], list[Thing]] = {}
-    for thing in things_in(kernel, dir_fd, name, owners):
+    by_folder: dict[tuple[int, RelPath], list[StoreItem]] = {}
+    for thing in list_items(kernel, dir_fd, name, owners):
         if not thing.name:
             yield thing
         elif thing.state in _MAY_BE_PINNED:
@@ -109,32 +109,32 @@ def _pinned_in(kernel: Kernel, dir_fd: int, name: bytes, owners: Collection[int]
         yield from _pinned_of(kernel, dir_fd, name, uid, things)
 
 
-def _pinned_of(kernel: Kernel, dir_fd: int, name: bytes, uid: int, things: list[Thing]) -> list[Thing]:
-    with kernel.open_beneath(dir_fd, join(name, things[0].folder), READABLE) as folder:
+def _pinned_of(kernel: Kernel, dir_fd: int, name: bytes, uid: int, things: list[StoreItem]) -> list[StoreItem]:
+    with kernel.open_beneath(dir_fd, join_path(name, things[0].folder), READABLE) as folder:
 
         def flags() -> bytes:
             return bytes(_may_be_pinned(kernel, folder, thing) for thing in things)
 
         if uid == os.geteuid():
-            found = flags()
+            pinned_flags = flags()
         else:
             try:
-                found = call_as(uid, lambda _ask: flags())
+                pinned_flags = call_in_child_as(uid, lambda _ask: flags())
             except ChildLost:
-                found = b"\1"  # its user stopped it: unknown, so all count as pinned
-    if len(found) != len(things):
+                pinned_flags = b"\1"  # its user stopped it: unknown, so all count as pinned
+    if len(pinned_flags) != len(things):
         return things
-    return [thing for thing, is_pinned in zip(things, found, strict=True) if is_pinned]
+    return [thing for thing, is_pinned in zip(things, pinned_flags, strict=True) if is_pinned]
 
 
-def _may_be_pinned(kernel: Kernel, folder: Fd, thing: Thing) -> bool:
+def _may_be_pinned(kernel: Kernel, folder: Fd, thing: StoreItem) -> bool:
     assert thing.state is not None
     try:
         with (
-            kernel.open_dir(folder, join(thing.state.value.encode(), thing.name)) as container,
+            kernel.open_dir(folder, join_path(thing.state.value.encode(), thing.name)) as container,
             open_record(kernel, container, thing.uid) as record,
         ):
-            return decode(kernel.read(record, RECORD_MAX_BYTES + 1)).expires_ns() is None
+            return decode_record(kernel.read(record, RECORD_MAX_BYTES + 1)).expires_ns() is None
     except (OSError, BadRecord):
         return True
 
@@ -166,13 +166,13 @@ class LateArrivals:
         # user count too.
         self._movers = frozenset({0, self._uid if record.taken_from is None else record.taken_from})
         # Only its user can write into a container: no other user can have put the top directories there.
-        self._tops = frozenset({bytes(TREE)} if record.taken_from is None else {bytes(TREE), join(TREE, TREE)})
+        self._tops = frozenset({bytes(TREE)} if record.taken_from is None else {bytes(TREE), join_path(TREE, TREE)})
         self._since_ns = _since_ns(kernel, container, record)
         self._entered = dict(record.entered)
         self._device = kernel.fstat(container).st_dev
         self._has_subvolumes = kernel.filesystem(container) == BTRFS_MAGIC
 
-    def takes(self, fd: Fd, path: bytes) -> bool:
+    def admit(self, fd: Fd, path: bytes) -> bool:
         """Whether a directory may be removed; if so it becomes the reaper's own, as far as possible.
 
         path    below the container
@@ -180,7 +180,7 @@ class LateArrivals:
         """
         st = self._kernel.fstat(fd)
         is_top = path in self._tops
-        if not (is_top or self._without_doubt or self._is_given(fd, st)):
+        if not (is_top or self._without_doubt or self._is_from_tree(fd, st)):
             return False
         if st.st_uid != self._uid:
             if self._uid == 0 and not is_top:
@@ -206,19 +206,19 @@ class LateArrivals:
 
         Raises  OSError
         """
-        noted: list[Entered] = []
+        entered: list[Entered] = []
         for number in fds:
-            if len(noted) == MAX_ENTERED:
+            if len(entered) == MAX_ENTERED:
                 break
             fd = Fd(number)
             if not stat.S_ISDIR(self._kernel.fstat(fd).st_mode) or _is_own(self._kernel.fstat(fd), self._movers):
                 continue
             ctime_ns, handle = self._last_change_ns(fd), self._kernel.identify(fd).handle
             if ctime_ns is not None and handle:
-                noted.append(Entered(handle, ctime_ns))
-        return tuple(noted)
+                entered.append(Entered(handle, ctime_ns))
+        return tuple(entered)
 
-    def _is_given(self, fd: Fd, st: os.stat_result) -> bool:
+    def _is_from_tree(self, fd: Fd, st: os.stat_result) -> bool:
         if _is_own(st, self._movers):
             return True
         if self._has_subvolumes and st.st_ino == _SUBVOLUME_INO and st.st_dev != self._device:
@@ -248,7 +248,7 @@ def _since_ns(kernel: Kernel, container: Fd, record: Record) -> int:
     ctime that much older. Jumps forth and back, and jumps during an earlier boot, can't be detected.
     """
     if record.moved_ns is None:
-        return kernel.statx(container, asks=True).btime_ns  # 0: unknown; then every directory counts as changed
+        return kernel.statx(container, asks_server=True).btime_ns  # 0: unknown; then every directory counts as changed
     if record.boot_ns is None or record.boot != boot_id():
         return record.moved_ns
     then_ns = record.created_ns - record.boot_ns
@@ -293,7 +293,7 @@ DOUBT_PAUSES_S = (0.5, 2.0)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
-class OutageWishes(NamedTuple):
+class OutageOptions(NamedTuple):
     """How long to wait for a server, and the callbacks.
 
     limit_s         longest time without progress
@@ -303,8 +303,8 @@ class OutageWishes(NamedTuple):
     """
 
     limit_s: float = COMMAND_LIMIT_S
-    tells: Callable[[int | None], None] = lambda _number: None
-    waits: Callable[[float], None] = time.sleep
+    on_outage: Callable[[int | None], None] = lambda _number: None
+    sleep: Callable[[float], None] = time.sleep
     doubt_pauses_s: tuple[float, ...] = DOUBT_PAUSES_S
 
 
@@ -321,21 +321,21 @@ class ServerWasAway(Exception):
 class ServerOutage:
     """Waits for outages during one reap."""
 
-    def __init__(self, kernel: Kernel, wishes: OutageWishes, stops: Stops) -> None:
+    def __init__(self, kernel: Kernel, options: OutageOptions, stops: ShouldStop) -> None:
         """stops: called during waits"""
         self._kernel = kernel
-        self._wishes = wishes
+        self._options = options
         self._stops = stops
         self._since_s: float | None = None
         self._pause_s = _FIRST_PAUSE_S
         self._n_doubts = 0
 
-    def has_gone_on(self) -> None:
+    def note_progress(self) -> None:
         """Something was removed: the outage is over."""
         if self._since_s is not None:
             self._since_s = None
             self._pause_s = _FIRST_PAUSE_S
-            self._wishes.tells(None)
+            self._options.on_outage(None)
 
     def wait(self, number: int, fd: int) -> bool:
         """Wait until the server answers for an fd again; False if asked to stop.
@@ -344,26 +344,26 @@ class ServerOutage:
         """
         if self._since_s is None:
             self._since_s = time.monotonic()
-            if self._wishes.limit_s > 0:
-                self._wishes.tells(number)
+            if self._options.limit_s > 0:
+                self._options.on_outage(number)
         while True:
-            if time.monotonic() - self._since_s >= self._wishes.limit_s:
-                limit_s = round(self._wishes.limit_s)
-                waited = f" (waited {format_duration(limit_s)})" if self._wishes.limit_s else ""
+            if time.monotonic() - self._since_s >= self._options.limit_s:
+                limit_s = round(self._options.limit_s)
+                waited = f" (waited {format_duration(limit_s)})" if self._options.limit_s else ""
                 raise ServerAway(f"{os.strerror(number)}{waited}", number=number)
             if not self._rest(self._pause_s):
                 return False
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             # A stale fd must be opened again, by its name.
-            if asked(self._kernel, fd) in (0, errno.ESTALE):
+            if probe_server(self._kernel, fd) in (0, errno.ESTALE):
                 return True
 
     def wait_in_doubt(self) -> bool:
         """Wait a little before a retry of failures in doubt; False after the last retry, or if asked to stop."""
-        if self._n_doubts >= len(self._wishes.doubt_pauses_s):
+        if self._n_doubts >= len(self._options.doubt_pauses_s):
             return False
         self._n_doubts += 1
-        return self._rest(self._wishes.doubt_pauses_s[self._n_doubts - 1])
+        return self._rest(self._options.doubt_pauses_s[self._n_doubts - 1])
 
     def wait_after(self, error: OSError, fd: int) -> bool:
         """Wait after a failed call outside of slices; returns whether to go on; False if asked to stop.
@@ -371,7 +371,7 @@ class ServerOutage:
         Raises  ServerAway; the error itself, if it is not caused by a server or does not pass
         """
         number = error.errno or errno.EIO
-        if number in CUT_OFF or (number in DOUBTFUL and asked(self._kernel, fd)):
+        if number in CUT_OFF or (number in DOUBTFUL and probe_server(self._kernel, fd)):
             return self.wait(number, fd)
         if number not in DOUBTFUL or not (self.wait_in_doubt() or self._stops()):
             raise error
@@ -379,10 +379,10 @@ class ServerOutage:
 
     def _rest(self, seconds: float) -> bool:
         ends_s = time.monotonic() + seconds
-        while (left_s := ends_s - time.monotonic()) > 0:
+        while (remaining_s := ends_s - time.monotonic()) > 0:
             if self._stops():
                 return False
-            self._wishes.waits(min(left_s, GLANCE_S))
+            self._options.sleep(min(remaining_s, REACTION_S))
         return not self._stops()
 
 
@@ -396,7 +396,7 @@ def may_be_away(kernel: Kernel, fd: int) -> bool:
         raise
 
 
-def asked(kernel: Kernel, fd: int) -> int:
+def probe_server(kernel: Kernel, fd: int) -> int:
     """Check that a server answers: the errno if it does not, 0 if it does, even with "permission denied"."""
     try:
         kernel.free_bytes(fd)

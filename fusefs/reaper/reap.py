@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from fusefs.core.container_states import State
 from fusefs.core.errors import BadRecord
-from fusefs.core.names import ContainerId, join
+from fusefs.core.names import ContainerId, join_path
 from fusefs.core.orphan_sums import Survey
-from fusefs.core.pacing import NamesPerLook, SliceBudget
-from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote
-from fusefs.core.results import Progress, Reaped, Report, Stops, ours_first
+from fusefs.core.pacing import NamesPerClockCheck, SliceBudget
+from fusefs.core.record import MAX_ENTERED, Entered, Failure, Record, quote_path
+from fusefs.core.results import Progress, Reaped, Report, ShouldStop, own_reasons_first
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
-from fusefs.engine.pace import FULL_SPEED, DeviceQueue, SetsSpeed, SlicePace
+from fusefs.engine.pace import FULL_SPEED, DeviceQueue, Pacer, SlicePace
 from fusefs.engine.run_slices import SliceRunner
-from fusefs.engine.strategy import AllocationGroups, choose
+from fusefs.engine.strategy import AllocationGroups, choose_strategy
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.not_removed import (
     CUT_OFF,
     InnerStores,
     LateArrivals,
-    OutageWishes,
+    OutageOptions,
     ServerOutage,
     ServerWasAway,
     may_be_away,
 )
 from fusefs.reaper.remove_slice import SliceRemover
-from fusefs.store.container import ClaimLost, HeldContainer, claim, dissolve, move, resume, rewrite
+from fusefs.store.container import ClaimLost, HeldContainer, claim, dissolve, move_to_state, resume, rewrite_record
 from fusefs.store.layout import HOISTED, TREE, UserFolder
 from fusefs.store.mounted_paths import refuse_mounted
 from fusefs.store.recover import Origin
-from fusefs.store.reserve import FOR_REAPER, with_room
+from fusefs.store.reserve import SPARE_FOR_REAPER, call_with_room
 from fusefs.store.stage import restock
 
 if TYPE_CHECKING:
@@ -47,17 +47,17 @@ Crew = AbstractContextManager["RankCrew[Slice, RemovalSliceResult]"]
 class SharesRemovals(Protocol):
     """An MPI job, as used by its first rank (RemovalByRanks)."""
 
-    def look(self, folder: UserFolder) -> None:
+    def check_folder(self, folder: UserFolder) -> None:
         """Check the folder on all ranks before anything is claimed. Raises  Refused: a rank does not find the folder"""
 
-    def crew(self, held: HeldContainer, wishes: RemovalWishes) -> Crew:
+    def crew(self, held: HeldContainer, options: RemovalOptions) -> Crew:
         """The ranks that remove the content of a container, for the block; the record must be as on disk.
 
         Raises  Refused: a rank can't find the container; TrashdError, OSError
         """
 
 
-class RemovalWishes(NamedTuple):
+class RemovalOptions(NamedTuple):
     """Options of a removal.
 
     n_workers  slices at a time; None: the best number for the filesystem
@@ -77,17 +77,17 @@ class RemovalWishes(NamedTuple):
     """
 
     n_workers: int | None = None
-    pace: SetsSpeed = FULL_SPEED
+    pace: Pacer = FULL_SPEED
     progress: Progress = lambda _entries, _bytes: None
-    stops: Stops = lambda: False
-    parks: Stops = lambda: False
+    stops: ShouldStop = lambda: False
+    parks: ShouldStop = lambda: False
     by_force: bool = False
     without_doubt: bool = False
     with_stores: bool = False
     counted: Callable[[Survey], None] | None = None
     counting: Progress = lambda _entries, _bytes: None
     waits: bool = False
-    outage: OutageWishes = OutageWishes()
+    outage: OutageOptions = OutageOptions()
     job: SharesRemovals | None = None
 
     def ends(self) -> bool:
@@ -95,7 +95,7 @@ class RemovalWishes(NamedTuple):
         return self.stops() or self.parks()
 
 
-NOTHING_SPECIAL = RemovalWishes()
+DEFAULT_REMOVAL = RemovalOptions()
 
 
 _NAME_MAX_BYTES = 4000
@@ -106,8 +106,8 @@ _NOTHING = Report(0, (), 0)
 def reap(
     folder: UserFolder,
     container: ContainerId,
-    wishes: RemovalWishes = NOTHING_SPECIAL,
-    is_meant: Callable[[Record], bool] = lambda _record: True,
+    options: RemovalOptions = DEFAULT_REMOVAL,
+    is_still_due: Callable[[Record], bool] = lambda _record: True,
 ) -> Reaped:
     """Reap an orphan, or finish one that a killed reaper left behind; runs as the folder's owner.
 
@@ -115,29 +115,33 @@ def reap(
     If the reap is stopped, or the server stays away, the orphan stays in reaping/, where the next reap continues.
     Raises   BadRecord; ServerAway; NoBacking if it is reached through a mount of ours; OSError of the container itself
     """
-    return _ReapRun(folder, container, wishes, is_meant).run()
+    return _ReapRun(folder, container, options, is_still_due).reap()
 
 
 class _ReapRun:
     """One reap: the first claim, and a further one after each outage of the server."""
 
     def __init__(
-        self, folder: UserFolder, container: ContainerId, wishes: RemovalWishes, is_meant: Callable[[Record], bool]
+        self,
+        folder: UserFolder,
+        container: ContainerId,
+        options: RemovalOptions,
+        is_still_due: Callable[[Record], bool],
     ) -> None:
         self._folder = folder
         self._kernel = folder.store.kernel
         self._container = container
-        self._wishes = wishes
-        self._is_meant = is_meant
-        self._outage = ServerOutage(self._kernel, wishes.outage, wishes.ends)
+        self._options = options
+        self._is_still_due = is_still_due
+        self._outage = ServerOutage(self._kernel, options.outage, options.ends)
         self._has_server = may_be_away(self._kernel, folder.fd)
         self._is_whole = False
         self._is_emptied = False
-        self._seen: Survey | None = None
+        self._counts: Survey | None = None
         self._entered: tuple[Entered, ...] = ()
         self._before = self._removed_now = _NOTHING._replace(n_bytes=0)
 
-    def run(self) -> Reaped:
+    def reap(self) -> Reaped:
         while True:
             try:
                 reaped = self._claim_and_remove()
@@ -152,50 +156,54 @@ class _ReapRun:
                 self._before = _sum(self._before, self._removed_now)._replace(failures=(), n_failed=0)
                 if not goes_on:
                     stopped = self._before._replace(stopped=True)
-                    return Reaped(self._container, None, stopped, self._seen)
+                    return Reaped(self._container, None, stopped, self._counts)
                 continue
             if reaped.lost is None:
-                self._outage.has_gone_on()
+                self._outage.note_progress()
             return reaped._replace(report=_sum(self._before, reaped.report))
 
     def _claim_and_remove(self) -> Reaped:
-        folder, wishes = self._folder, self._wishes
+        folder, options = self._folder, self._options
         self._removed_now = _NOTHING._replace(n_bytes=0)
         refuse_mounted(self._kernel, folder.fd)
-        if wishes.job is not None:
-            wishes.job.look(folder)
+        if options.job is not None:
+            options.job.check_folder(folder)
         held = self._hold()
         if isinstance(held, ClaimLost):
             lost = None if held is ClaimLost.GONE and self._is_emptied else held.value
-            return Reaped(self._container, lost, _NOTHING, self._seen)
+            return Reaped(self._container, lost, _NOTHING, self._counts)
         with held:
-            crew = None if wishes.job is None else wishes.job.crew(held, wishes)
+            crew = None if options.job is None else options.job.crew(held, options)
             held = held._replace(record=_with_entered(held.record, self._entered))
-            if self._seen is None:
-                self._seen = _survey(self._kernel, held.fd, wishes)
-            given = LateArrivals(self._kernel, held.fd, folder.uid, held.record, without_doubt=wishes.without_doubt)
-            report, entered = remove_contents(self._kernel, held.fd, given, wishes, self._outage, crew)
+            if self._counts is None:
+                self._counts = _survey(self._kernel, held.fd, options)
+            late_arrivals = LateArrivals(
+                self._kernel, held.fd, folder.uid, held.record, without_doubt=options.without_doubt
+            )
+            report, entered = remove_contents(self._kernel, held.fd, late_arrivals, options, self._outage, crew)
             self._removed_now = report
             if report.stopped:
                 if entered:
                     with suppress(OSError):  # no space on the volume: then they are in doubt the next time
-                        rewrite(held, _with_entered(held.record, entered))
-                return Reaped(self._container, None, report, self._seen)
+                        rewrite_record(held, _with_entered(held.record, entered))
+                return Reaped(self._container, None, report, self._counts)
             if report.n_failed == 0:
                 self._is_emptied = True
-                report = _with_known_size(_retire(held, report), held.record, is_whole=self._is_whole)
+                report = _with_recorded_size(_retire(held, report), held.record, is_whole=self._is_whole)
             if report.n_failed:
                 _set_aside(held, report, entered)
         restock(folder)
-        return Reaped(self._container, None, report, self._seen)
+        return Reaped(self._container, None, report, self._counts)
 
     def _hold(self) -> HeldContainer | ClaimLost:
         folder, container = self._folder, self._container
         try:
-            held = with_room(folder, FOR_REAPER, lambda: claim(folder, State.ORPHANS, container, self._is_meant))
+            held = call_with_room(
+                folder, SPARE_FOR_REAPER, lambda: claim(folder, State.ORPHANS, container, self._is_still_due)
+            )
             self._is_whole |= held is not ClaimLost.GONE
             if held is ClaimLost.GONE:
-                held = resume(folder, container, self._is_meant)
+                held = resume(folder, container, self._is_still_due)
             if held is ClaimLost.GONE:
                 held = claim(folder, State.QUARANTINE, container)
         except FileNotFoundError as error:
@@ -210,7 +218,7 @@ class _ReapRun:
         """Whether a container without a record has no tree either: another reap is just removing the rest of it."""
         try:
             with self._folder.open(State.REAPING) as reaping:
-                self._kernel.stat(reaping, join(self._container.encode(), TREE))
+                self._kernel.stat(reaping, join_path(self._container.encode(), TREE))
         except FileNotFoundError:
             return True
         return False
@@ -233,18 +241,18 @@ def _sum(before: Report, report: Report) -> Report:
     return report._replace(removed=before.removed + report.removed, n_bytes=n_bytes)
 
 
-def _survey(kernel: Kernel, container: Fd, wishes: RemovalWishes) -> Survey | None:
+def _survey(kernel: Kernel, container: Fd, options: RemovalOptions) -> Survey | None:
     """Count the content of a container if requested; after a stop the count is incomplete, and nothing is removed."""
-    if wishes.counted is None:
+    if options.counted is None:
         return None
     from fusefs.engine.count_tree import survey  # imported late: few reaps count
 
-    seen = survey(kernel, container, wishes.counting, stops=wishes.stops)
-    wishes.counted(seen)
-    return seen
+    counts = survey(kernel, container, options.counting, stops=options.stops)
+    options.counted(counts)
+    return counts
 
 
-def _with_known_size(report: Report, record: Record, *, is_whole: bool) -> Report:
+def _with_recorded_size(report: Report, record: Record, *, is_whole: bool) -> Report:
     """Take the removed tree's size from its record if files were not counted. is_whole: this reap removed it all"""
     size = record.size
     if size is None or size.is_at_least or record.partial or not is_whole or report.n_failed:
@@ -270,7 +278,7 @@ def _within(failures: Iterable[Failure], size_bytes: int) -> Iterator[Failure]:
     """The first failures whose quoted names fit into that many bytes; at least one, with its name cut."""
     for failure in failures:
         name = failure.name[-_NAME_MAX_BYTES:]
-        size_bytes -= len(quote(name))
+        size_bytes -= len(quote_path(name))
         if size_bytes < 0:
             return
         yield failure._replace(name=name)
@@ -278,25 +286,25 @@ def _within(failures: Iterable[Failure], size_bytes: int) -> Iterator[Failure]:
 
 def _with_entered(record: Record, entered: tuple[Entered, ...]) -> Record:
     """Add the directories noted by this reap to a record; keep those of earlier reaps that this one did not reach."""
-    noted = {one.handle for one in entered}
-    kept = (*entered, *(one for one in record.entered if one.handle not in noted))[:MAX_ENTERED]
-    return record._replace(entered=kept)
+    handles = {one.handle for one in entered}
+    all_entered = (*entered, *(one for one in record.entered if one.handle not in handles))[:MAX_ENTERED]
+    return record._replace(entered=all_entered)
 
 
 def _set_aside(held: HeldContainer, report: Report, entered: tuple[Entered, ...]) -> None:
-    failures = tuple(_within(ours_first(report.failures), _NAMES_MAX_BYTES))
+    failures = tuple(_within(own_reasons_first(report.failures), _NAMES_MAX_BYTES))
     with suppress(OSError):
         # A full volume may have no room for the reasons; the move to quarantine itself needs none.
-        noted = _with_entered(held.record, entered)
-        held = rewrite(held, noted._replace(failures=failures, partial=True, size=None))
-    move(held, State.QUARANTINE)
+        record = _with_entered(held.record, entered)
+        held = rewrite_record(held, record._replace(failures=failures, partial=True, size=None))
+    move_to_state(held, State.QUARANTINE)
 
 
 def remove_contents(
     kernel: Kernel,
     container: Fd,
-    given: LateArrivals,
-    wishes: RemovalWishes = NOTHING_SPECIAL,
+    late_arrivals: LateArrivals,
+    options: RemovalOptions = DEFAULT_REMOVAL,
     outage: ServerOutage | None = None,
     crew: Crew | None = None,
 ) -> tuple[Report, tuple[Entered, ...]]:
@@ -310,8 +318,8 @@ def remove_contents(
              Refused: a rank can't find the container
     """
     with ExitStack() as owned:
-        outage = outage or ServerOutage(kernel, wishes.outage, wishes.ends)
-        return _Removal(kernel, container, given, wishes, outage, crew, owned).run()
+        outage = outage or ServerOutage(kernel, options.outage, options.ends)
+        return _Removal(kernel, container, late_arrivals, options, outage, crew, owned).remove()
 
 
 class _Removal:
@@ -321,28 +329,28 @@ class _Removal:
         self,
         kernel: Kernel,
         container: Fd,
-        given: LateArrivals,
-        wishes: RemovalWishes,
+        late_arrivals: LateArrivals,
+        options: RemovalOptions,
         outage: ServerOutage,
         crew: Crew | None,
         owned: ExitStack,
     ) -> None:
         self._kernel = kernel
         self._container = container
-        self._given = given
-        self._wishes = wishes
+        self._late_arrivals = late_arrivals
+        self._options = options
         self._outage = outage
         self._away = 0
         self._owned = owned
         self._ranks: RankCrew[Slice, RemovalSliceResult] | None = None
         self._run_slice: Callable[[Slice, SliceBudget], RemovalSliceResult]
         if crew is None:
-            self._strategy = strategy = choose(kernel, container, wishes.n_workers)
-            self._run_slice = self._remover_here().run
+            self._strategy = strategy = choose_strategy(kernel, container, options.n_workers)
+            self._run_slice = self._remover_here().run_slice
         else:
             self._ranks = ranks = owned.enter_context(crew)
-            self._strategy = strategy = ranks.ours.strategy._replace(n_workers=ranks.n_workers)
-            self._run_slice = ranks.ours.run
+            self._strategy = strategy = ranks.local_runner.strategy._replace(n_workers=ranks.n_workers)
+            self._run_slice = ranks.local_runner.run_slice
         self._plan = SlicePlan(
             strategy.n_workers,
             splits_names=strategy.splits,
@@ -350,27 +358,27 @@ class _Removal:
             n_machines=0 if self._ranks is None else self._ranks.n_ranks,
         )
         queue = owned.enter_context(closing(DeviceQueue(container)))
-        self._pace = SlicePace(wishes.pace, queue.is_busy, strategy.afterwork)
+        self._pace = SlicePace(options.pace, queue.is_busy, strategy.afterwork)
         self._hoisted: int | None = None
         owned.callback(self._close)
 
     def _remover_here(self) -> SliceRemover:
-        kernel, container, wishes = self._kernel, self._container, self._wishes
+        kernel, container, options = self._kernel, self._container, self._options
         groups = self._owned.enter_context(AllocationGroups(kernel, self._strategy.group_shift))
-        inner_stores = InnerStores(kernel, container, with_stores=wishes.with_stores)
+        inner_stores = InnerStores(kernel, container, with_stores=options.with_stores)
         return SliceRemover(
             kernel,
             container,
             self._strategy,
             groups,
-            self._given,
+            self._late_arrivals,
             inner_stores,
-            NamesPerLook(),
-            wishes.by_force,
+            NamesPerClockCheck(),
+            options.by_force,
             has_server=may_be_away(kernel, container),
         )
 
-    def run(self) -> tuple[Report, tuple[Entered, ...]]:
+    def remove(self) -> tuple[Report, tuple[Entered, ...]]:
         names = [TREE.decode()]
         try:
             self._open_hoisted()
@@ -378,9 +386,9 @@ class _Removal:
             names.append(HOISTED.decode())  # hoisted is no directory
         self._plan.add(self._container, b"", SliceWork(names=names))
         slices = SliceRunner(
-            self._plan, self._run_slice, self._strategy, self._pace, self._is_stopped, self._done, self._ranks
+            self._plan, self._run_slice, self._strategy, self._pace, self._is_stopped, self._finish_slice, self._ranks
         )
-        slices.run()
+        slices.run_plan()
         stopped = not self._plan.is_dry()
         doubts = frozenset() if stopped else self._plan.doubts
         number = self._away or min(doubts & CUT_OFF, default=0)
@@ -388,38 +396,38 @@ class _Removal:
             goes_on = self._outage.wait(number, self._container) if number else self._outage.wait_in_doubt()
             if goes_on:
                 raise ServerWasAway(*self._end(stopped=True))
-            stopped = number != 0 or self._wishes.ends()
+            stopped = number != 0 or self._options.ends()
         if self._hoisted is not None and not stopped:
             with suppress(OSError):  # failures in it are already in the report
                 self._kernel.rmdir(self._container, HOISTED)
-                self._plan.count(1)
+                self._plan.count_removed(1)
         return self._end(stopped=stopped)
 
     def _end(self, *, stopped: bool) -> tuple[Report, tuple[Entered, ...]]:
         report = self._plan.report(paced=self._pace.was_always_limited, stopped=stopped)
-        self._note(self._plan.fds())
+        self._note(self._plan.unfinished_fds())
         return report, self._plan.entered()
 
     def _note(self, fds: list[int]) -> None:
         """Note directories that the next reap meets again."""
         with suppress(OSError):
-            self._plan.note(self._given.note(fds))
+            self._plan.record_entered(self._late_arrivals.note(fds))
 
     def _open_hoisted(self) -> None:
         """Add the directory with the hoisted ones, also one that a killed reaper left, to the plan."""
         if self._hoisted is None:
             with suppress(FileNotFoundError):
                 fd = self._owned.enter_context(self._kernel.open_dir(self._container, HOISTED))
-                if not self._given.takes(fd, HOISTED):
+                if not self._late_arrivals.admit(fd, HOISTED):
                     raise OSError(errno.EPERM, os.strerror(errno.EPERM))  # moved in by another process
                 work = SliceWork(is_listed=False)
                 self._hoisted = self._plan.add(fd, HOISTED, work, is_hoisted=True, is_whole=True)
 
     def _is_stopped(self) -> bool:
-        return self._away != 0 or self._wishes.stops() or (self._wishes.parks() and not self._plan.is_cutting())
+        return self._away != 0 or self._options.stops() or (self._options.parks() and not self._plan.is_cutting())
 
-    def _done(self, work: Slice, outcome: RemovalSliceResult) -> None:
-        for fd, has_failed in self._plan.done(work, outcome):
+    def _finish_slice(self, work: Slice, outcome: RemovalSliceResult) -> None:
+        for fd, has_failed in self._plan.finish_slice(work, outcome):
             if fd < 0:
                 continue  # by paths: a slice has already finished what must be noted
             if has_failed:
@@ -429,12 +437,12 @@ class _Removal:
             with suppress(OSError):  # removed by another process: whatever remains is met when the container is removed
                 self._open_hoisted()
             if self._hoisted is not None:
-                self._plan.push(self._hoisted, outcome.hoisted)
+                self._plan.add_subdirs(self._hoisted, outcome.hoisted)
         if outcome.removed:
-            self._outage.has_gone_on()
-        self._away = self._away or outcome.away
-        self._wishes.progress(outcome.removed, outcome.n_bytes)
+            self._outage.note_progress()
+        self._away = self._away or outcome.server_errno
+        self._options.progress(outcome.removed, outcome.n_bytes)
 
     def _close(self) -> None:
-        for fd in self._plan.fds():
+        for fd in self._plan.unfinished_fds():
             Fd(fd).close()

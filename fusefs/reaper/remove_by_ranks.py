@@ -12,24 +12,24 @@ from typing import NamedTuple
 
 from fusefs.core.container_states import State
 from fusefs.core.errors import NotFound
-from fusefs.core.names import ContainerId, Name, VolumeId, join
-from fusefs.core.pacing import NamesPerLook, SliceBudget
+from fusefs.core.names import ContainerId, Name, VolumeId, join_path
+from fusefs.core.pacing import NamesPerClockCheck, SliceBudget
 from fusefs.core.printable_names import printable
 from fusefs.core.record import Failure, Record
-from fusefs.core.results import CAME_IN
-from fusefs.core.slices import RemovalSliceResult, Slice, SliceWork, raw
+from fusefs.core.results import LATE_ARRIVAL
+from fusefs.core.slices import RemovalSliceResult, Slice, SliceWork, encode_name
 from fusefs.engine.mpi_ranks import DirectoriesByPath, MpiJob, RankCrew, RankRunner
 from fusefs.engine.strategy import AllocationGroups, choose_for_rank
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.reaper.not_removed import CUT_OFF, DOUBTFUL, InnerStores, LateArrivals, asked, may_be_away
-from fusefs.reaper.reap import RemovalWishes
+from fusefs.reaper.not_removed import CUT_OFF, DOUBTFUL, InnerStores, LateArrivals, may_be_away, probe_server
+from fusefs.reaper.reap import RemovalOptions
 from fusefs.reaper.remove_slice import SliceRemover
 from fusefs.store.container import HeldContainer, open_record, read_record
-from fusefs.store.find_stores import open_at
+from fusefs.store.find_stores import open_store_at
 from fusefs.store.layout import UserFolder
-from fusefs.store.user_folders import open_user
+from fusefs.store.user_folders import open_user_folder
 
 _GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 """The path of a slice's directory names nothing, or another object: the slice of its parent handles that."""
@@ -43,25 +43,25 @@ class RemovalByRanks(NamedTuple):
 
     job: MpiJob
 
-    def look(self, folder: UserFolder) -> None:
+    def check_folder(self, folder: UserFolder) -> None:
         """See SharesRemovals."""
         self.job.prepare(SharedFolder.of(folder).opened)
 
     @contextmanager
-    def crew(self, held: HeldContainer, wishes: RemovalWishes) -> Iterator[RankCrew[Slice, RemovalSliceResult]]:
+    def crew(self, held: HeldContainer, options: RemovalOptions) -> Iterator[RankCrew[Slice, RemovalSliceResult]]:
         """See SharesRemovals."""
-        flags = wishes.by_force, wishes.without_doubt, wishes.with_stores
-        folder, called = SharedFolder.of(held.folder), held.called or held.id
-        removal = SharedRemoval(folder, called, held.record, wishes.n_workers, *flags)
-        with removal.opened(held.folder.store.kernel, self.job.n_ranks) as ours:
-            here = RankRunner(partial(_run_here, ours), ours.strategy)
-            with self.job.crew(here, removal.opened) as crew:
+        flags = options.by_force, options.without_doubt, options.with_stores
+        folder, called = SharedFolder.of(held.folder), held.stored_as or held.id
+        removal = SharedRemoval(folder, called, held.record, options.n_workers, *flags)
+        with removal.opened(held.folder.store.kernel, self.job.n_ranks) as path_runner:
+            local_runner = RankRunner(partial(_run_local, path_runner), path_runner.strategy)
+            with self.job.crew(local_runner, removal.opened) as crew:
                 yield crew
 
 
-def _run_here(ours: _PathRunner, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
+def _run_local(runner: _PathRunner, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
     """Run a slice in the first rank; a directory that it does not see was removed."""
-    return ours.run(work, budget) or RemovalSliceResult(0, 0, (), 0, SliceWork())
+    return runner.run_slice(work, budget) or RemovalSliceResult(0, 0, (), 0, SliceWork())
 
 
 class SharedFolder(NamedTuple):
@@ -80,11 +80,11 @@ class SharedFolder(NamedTuple):
     def opened(self, kernel: Kernel, _n_ranks: int) -> Iterator[UserFolder]:
         """See OpensRunner. Raises  TrashdError, OSError: the folder is missing here, or another volume's"""
         base, name = os.path.split(self.store)
-        store = open_at(kernel, base, read_mounts(), Name(name))
+        store = open_store_at(kernel, base, read_mounts(), Name(name))
         if store is None:
             raise NotFound(f"a trash store in {printable(base)}")
         with store:
-            folder = open_user(store.judged(), self.uid)
+            folder = open_user_folder(store.with_maker(), self.uid)
             if folder is None:
                 raise NotFound(f"the directory of uid {self.uid} in the trash store of {printable(base)}")
             with folder:
@@ -114,14 +114,17 @@ class SharedRemoval(NamedTuple):
         """See OpensRunner."""
         with self._claimed(kernel) as container:
             strategy = choose_for_rank(kernel, container, self.n_workers, n_ranks)
-            given = LateArrivals(kernel, container, self.folder.uid, self.record, without_doubt=self.without_doubt)
+            late_arrivals = LateArrivals(
+                kernel, container, self.folder.uid, self.record, without_doubt=self.without_doubt
+            )
             inner_stores = InnerStores(kernel, container, with_stores=self.with_stores)
             remover = SliceRemover(
-                kernel, container, strategy, AllocationGroups(kernel, None), given, inner_stores, NamesPerLook(),
+                kernel, container, strategy, AllocationGroups(kernel, None), late_arrivals, inner_stores,
+                NamesPerClockCheck(),
                 self.by_force, has_server=may_be_away(kernel, container), by_paths=True,
             )  # fmt: skip
-            with closing(DirectoriesByPath(kernel, container, given.takes)) as directories:
-                yield RankRunner(PathRemover(remover, directories).run, strategy)
+            with closing(DirectoriesByPath(kernel, container, late_arrivals.admit)) as directories:
+                yield RankRunner(PathRemover(remover, directories).run_slice, strategy)
 
     def _claimed(self, kernel: Kernel) -> Fd:
         """Open the container. The cache of another machine may show it for a while at its place before the claim."""
@@ -130,7 +133,7 @@ class SharedRemoval(NamedTuple):
             try:
                 with self.folder.opened(kernel, 0) as folder, folder.open(State.REAPING) as reaping:
                     fd = kernel.open_dir(reaping, self.called.encode())
-                    with closed_on_error(fd), open_record(kernel, fd, folder.uid) as record_fd:
+                    with close_on_error(fd), open_record(kernel, fd, folder.uid) as record_fd:
                         if read_record(kernel, record_fd, folder, self.called) == self.record:
                             return fd
                         raise NotFound(f"{self.called} (another orphan has its name)")
@@ -146,7 +149,7 @@ class PathRemover(NamedTuple):
     remover: SliceRemover
     directories: DirectoriesByPath
 
-    def run(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult | None:
+    def run_slice(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult | None:
         """Run a slice; the directories that it leaves unfinished stay open here for the next slice.
 
         Returns  the result, with the errors of the kernel; None if the directory is not visible here
@@ -156,19 +159,21 @@ class PathRemover(NamedTuple):
         except OSError as error:
             return None if error.errno in _GONE else self._not_opened(work, error)
         with fd:
-            outcome = self.remover.run(work._replace(fd=fd), budget)
-        left, path = [], work.path
-        for one in outcome.left:
-            path = join(path, raw(one.name))
+            outcome = self.remover.run_slice(work._replace(fd=fd), budget)
+        unfinished, path = [], work.path
+        for one in outcome.remaining:
+            path = join_path(path, encode_name(one.name))
             self.directories.keep(path, Fd(one.fd))
-            left.append(one._replace(fd=-1))
-        return outcome._replace(left=tuple(left))
+            unfinished.append(one._replace(fd=-1))
+        return outcome._replace(remaining=tuple(unfinished))
 
     def _not_opened(self, work: Slice, error: OSError) -> RemovalSliceResult:
         number = error.errno or errno.EIO
         is_doubtful = self.remover.has_server and number in CUT_OFF | DOUBTFUL
-        if is_doubtful and (away := asked(self.remover.kernel, self.remover.container)):
-            return RemovalSliceResult(0, 0, (), 0, work.work, away=away)
-        failure = Failure(os.fspath(error.filename or work.path), number, CAME_IN if number == errno.EPERM else "open")
+        if is_doubtful and (away := probe_server(self.remover.kernel, self.remover.container)):
+            return RemovalSliceResult(0, 0, (), 0, work.work, server_errno=away)
+        failure = Failure(
+            os.fspath(error.filename or work.path), number, LATE_ARRIVAL if number == errno.EPERM else "open"
+        )
         doubts = frozenset({number} if is_doubtful else ())
         return RemovalSliceResult(0, 0, (failure,), 1, SliceWork(n_failed=1), doubts=doubts)

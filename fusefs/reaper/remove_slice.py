@@ -20,11 +20,11 @@ from contextlib import ExitStack, suppress
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from fusefs.core.names import join
+from fusefs.core.names import join_path
 from fusefs.core.orphan_sums import STAT_BLOCK_BYTES
-from fusefs.core.pacing import CUT_BYTES, NamesPerLook, SliceBudget
+from fusefs.core.pacing import CUT_BYTES, NamesPerClockCheck, SliceBudget
 from fusefs.core.record import MAX_ENTERED, Entered, Failure
-from fusefs.core.results import CAME_IN, add_failures
+from fusefs.core.results import LATE_ARRIVAL, add_failures
 from fusefs.core.slices import (
     MAX_FAILED_NAMES,
     MAX_PASSES,
@@ -32,16 +32,16 @@ from fusefs.core.slices import (
     Slice,
     SliceWork,
     UnfinishedDirectory,
-    pack,
-    raw,
-    unpack,
+    encode_name,
+    pack_names,
+    unpack_names,
 )
 from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, in_order
-from fusefs.linux.batched_calls import DirectoryWindow, StatxResult, look_at_all, read_window, remove_all
+from fusefs.linux.batched_calls import DirectoryWindow, StatxResult, lstat_all, read_window, unlink_all
 from fusefs.linux.directory_metadata import thaw
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.not_removed import CUT_OFF, DOUBTFUL, InnerStores, LateArrivals, asked
+from fusefs.reaper.not_removed import CUT_OFF, DOUBTFUL, InnerStores, LateArrivals, probe_server
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.layout import HOISTED
 
@@ -64,38 +64,38 @@ class LargeFiles:
         self._budget = budget
         self.n_bytes = 0
 
-    def n_entries_left(self, n_removed: int) -> int:
+    def n_entries_remaining(self, n_removed: int) -> int:
         """How many entries may be removed before the budget is spent."""
         most = self._budget.n_entries
         return 1 << 30 if most is None else max(most - n_removed, 0)
 
     def is_spent(self, n_removed: int) -> bool:
         most = self._budget.n_bytes
-        return (most is not None and self.n_bytes >= most) or self.n_entries_left(n_removed) == 0
+        return (most is not None and self.n_bytes >= most) or self.n_entries_remaining(n_removed) == 0
 
-    def count(self, dir_fd: Fd, seen: StatxResult) -> UnnamedLargeFile | None:
+    def count(self, dir_fd: Fd, entry_stat: StatxResult) -> UnnamedLargeFile | None:
         """Count a file's bytes before its unlink; a large file is unlinked here if it can be cut."""
-        if stat.S_ISDIR(seen.st_mode) or seen.st_nlink != 1:
+        if stat.S_ISDIR(entry_stat.st_mode) or entry_stat.st_nlink != 1:
             return None
-        n_bytes = seen.st_blocks * STAT_BLOCK_BYTES
-        if stat.S_ISREG(seen.st_mode) and n_bytes > CUT_BYTES:
-            fd = self._take(dir_fd, seen)
+        n_bytes = entry_stat.st_blocks * STAT_BLOCK_BYTES
+        if stat.S_ISREG(entry_stat.st_mode) and n_bytes > CUT_BYTES:
+            fd = self._unlink_to_cut(dir_fd, entry_stat)
             if fd is not None:
-                return UnnamedLargeFile(fd, seen.st_size)
+                return UnnamedLargeFile(fd, entry_stat.st_size)
         self.n_bytes += n_bytes
         return None
 
-    def _take(self, dir_fd: Fd, seen: StatxResult) -> Fd | None:
+    def _unlink_to_cut(self, dir_fd: Fd, entry_stat: StatxResult) -> Fd | None:
         """Unlink a file to be cut. None if it can't be cut: it still has its name, or was deleted in one piece."""
         try:
-            fd = self._open(dir_fd, seen.name)
+            fd = self._open(dir_fd, entry_stat.name)
         except OSError:
             return None
         try:
             self._kernel.lease(fd)
             st = self._kernel.fstat(fd)
-            if (st.st_dev, st.st_ino) == (seen.st_dev, seen.st_ino) and st.st_nlink == 1:
-                self._kernel.unlink(dir_fd, raw(seen.name))
+            if (st.st_dev, st.st_ino) == (entry_stat.st_dev, entry_stat.st_ino) and st.st_nlink == 1:
+                self._kernel.unlink(dir_fd, encode_name(entry_stat.name))
                 if self._is_ours(fd):
                     return fd
         except OSError:
@@ -105,12 +105,12 @@ class LargeFiles:
 
     def _open(self, dir_fd: Fd, name: str) -> Fd:
         try:
-            return self._kernel.open_beneath(dir_fd, raw(name), _FOR_WRITING)
+            return self._kernel.open_beneath(dir_fd, encode_name(name), _FOR_WRITING)
         except PermissionError:
-            with self._kernel.open_beneath(dir_fd, raw(name), _TO_INSPECT) as fd:
+            with self._kernel.open_beneath(dir_fd, encode_name(name), _TO_INSPECT) as fd:
                 if self._kernel.fstat(fd).st_nlink == 1:
                     self._kernel.chmod(fd, stat.S_IRUSR | stat.S_IWUSR)
-            return self._kernel.open_beneath(dir_fd, raw(name), _FOR_WRITING)
+            return self._kernel.open_beneath(dir_fd, encode_name(name), _FOR_WRITING)
 
     def _is_ours(self, fd: Fd) -> bool:
         """Whether a file has no link, and no process waits in open(2) for our lease to end."""
@@ -118,16 +118,16 @@ class LargeFiles:
 
     def cut(self, fd: Fd, size: int) -> int:
         """Cut one step off the end of a file; returns the remaining size, 0 once it is finished."""
-        left = max(size - CUT_BYTES, 0)
+        remaining_bytes = max(size - CUT_BYTES, 0)
         try:
             if not self._is_ours(fd):
                 return 0
             before = self._kernel.fstat(fd).st_blocks
-            self._kernel.truncate(fd, left)
+            self._kernel.truncate(fd, remaining_bytes)
             self.n_bytes += max(before - self._kernel.fstat(fd).st_blocks, 0) * STAT_BLOCK_BYTES
         except OSError:
             return 0  # it has no name: the rest is freed with the fd
-        return left
+        return remaining_bytes
 
 
 _CHUNK, _SERVERS_CHUNK = 1024, 128
@@ -155,16 +155,16 @@ class SliceRemover(NamedTuple):
     container: Fd
     strategy: Strategy
     groups: AllocationGroups
-    given: LateArrivals
+    late_arrivals: LateArrivals
     inner_stores: InnerStores
-    per_look: NamesPerLook
+    per_look: NamesPerClockCheck
     by_force: bool = False
     has_server: bool = False
     by_paths: bool = False
 
-    def run(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
+    def run_slice(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
         """Run a slice. Raises nothing: errors of the kernel are in the result."""
-        return _RemovalRun(self, work, budget).run()
+        return _RemovalRun(self, work, budget).run_slice()
 
 
 class _Frame:
@@ -193,7 +193,7 @@ class _RemovalRun:
         self._slice = work
         self._large = LargeFiles(remover.kernel, budget) if budget.is_paced() else None
         self._frames = [_Frame("", Fd(work.fd), work.path, work.work, is_listed_by_fd=True)]
-        self._looks_ahead = work.is_shared and self._remover.strategy.looks_ahead and self._large is None
+        self._lookup_first = work.is_shared and self._remover.strategy.lookup_first and self._large is None
         self._remover.per_look.begin(budget.seconds)
         self._began_at = time.monotonic()
         self._ends_at = self._began_at + budget.seconds
@@ -202,12 +202,12 @@ class _RemovalRun:
         self._n_failed = 0
         self._doubts: set[int] = set()
         self._away = 0
-        self._has_asked = False
+        self._has_probed = False
         self._hoisted: list[str] = []
         self._made_hoisted = False
         self._entered: list[Entered] = []
 
-    def run(self) -> RemovalSliceResult:
+    def run_slice(self) -> RemovalSliceResult:
         try:
             while not self._step() and not self._is_over():
                 pass
@@ -252,7 +252,7 @@ class _RemovalRun:
         elif work.names:
             self._unlink_some(frame)
         elif work.bundles:
-            work.names = unpack(work.bundles.pop())
+            work.names = unpack_names(work.bundles.pop())
         elif work.subdirs:
             self._enter(frame, work.subdirs.pop())
         elif not work.is_listed:
@@ -260,7 +260,7 @@ class _RemovalRun:
         elif len(self._frames) == 1:
             return True  # the plan decides whether to list it again: others may be at work in this directory
         else:
-            work.look_again()
+            work.relist_if_needed()
             if work.is_listed:
                 self._leave(frame)
         return False
@@ -273,18 +273,18 @@ class _RemovalRun:
         n, began_at = self._remover.per_look.n, time.monotonic()
         names = frame.work.names[: -n - 1 : -1]
         del frame.work.names[-n:]
-        if self._looks_ahead and len(self._frames) == 1:
-            self._kernel.look_up_all(frame.fd, names)
-        with self._remover.groups.alone_in(frame.fd):
+        if self._lookup_first and len(self._frames) == 1:
+            self._kernel.lookup_names(frame.fd, names)
+        with self._remover.groups.lock_group(frame.fd):
             self._unlink(frame, names)
-        self._remover.per_look.took(len(names), time.monotonic() - began_at)
+        self._remover.per_look.record(len(names), time.monotonic() - began_at)
 
     def _unlink(self, frame: _Frame, names: list[str]) -> None:
         if self._large is not None:
-            n_left = len(names) if frame.is_bound else self._large.n_entries_left(self._removed)
-            frame.work.names += names[n_left:][::-1]
-            names = self._look_at(frame, names[:n_left])
-        refused = remove_all(self._kernel, frame.fd, names)
+            n_allowed = len(names) if frame.is_bound else self._large.n_entries_remaining(self._removed)
+            frame.work.names += names[n_allowed:][::-1]
+            names = self._stat_files(frame, names[:n_allowed])
+        refused = unlink_all(self._kernel, frame.fd, names)
         n_removed = len(names) - len(refused)
         if refused:
             n_removed += self._refused(frame, refused)
@@ -295,7 +295,7 @@ class _RemovalRun:
         """Handle the names whose unlink failed; returns how many were removed after all."""
         may_again = any(number == errno.EACCES for _name, number in refused) and self._open_up(frame)
         again = [name for name, number in refused if may_again and number == errno.EACCES]
-        final = remove_all(self._kernel, frame.fd, again)
+        final = unlink_all(self._kernel, frame.fd, again)
         n_removed = len(again) - len(final)
         final += [(name, number) for name, number in refused if not (may_again and number == errno.EACCES)]
         for name, number in final:
@@ -311,23 +311,23 @@ class _RemovalRun:
                 self._fail(frame, name, number, "unlink")
         return n_removed
 
-    def _look_at(self, frame: _Frame, names: list[str]) -> list[str]:
+    def _stat_files(self, frame: _Frame, names: list[str]) -> list[str]:
         """Paced: count each file's bytes, and start with a large one; returns the names to unlink now."""
         assert self._large is not None
-        looked, refused = look_at_all(self._kernel, frame.fd, names, at_once=self._remover.strategy.is_at_once)
+        stats, refused = lstat_all(self._kernel, frame.fd, names, needs_no_server=self._remover.strategy.is_at_once)
         may_go = [name for name, _number in refused]  # the unlink will report the error
-        for at, seen in enumerate(looked, 1):
-            large = self._large.count(frame.fd, seen)
+        for at, entry_stat in enumerate(stats, 1):
+            large = self._large.count(frame.fd, entry_stat)
             if large is None:
-                may_go.append(seen.name)
+                may_go.append(entry_stat.name)
             else:
                 self._removed += 1
                 frame.work.is_productive = True
-                path = join(frame.path, raw(seen.name))
+                path = join_path(frame.path, encode_name(entry_stat.name))
                 work = SliceWork(cut_bytes=large.n_bytes)
-                self._frames.append(_Frame(seen.name, large.fd, path, work, is_bound=self._remover.by_paths))
+                self._frames.append(_Frame(entry_stat.name, large.fd, path, work, is_bound=self._remover.by_paths))
             if large is not None or self._large.is_spent(self._removed + len(may_go)):
-                frame.work.names += [later.name for later in reversed(looked[at:])]
+                frame.work.names += [later.name for later in reversed(stats[at:])]
                 break
         return may_go
 
@@ -361,15 +361,15 @@ class _RemovalRun:
         if fd is None:
             # A user who can move an empty directory can remove it.
             if not self._rmdir_unseen(frame, name):
-                self._fail(frame, name, errno.EPERM, CAME_IN)
+                self._fail(frame, name, errno.EPERM, LATE_ARRIVAL)
             return
         if frame.work.subdirs and self._remover.groups.is_crowded(fd):
             frame.work.subdirs.insert(0, name)
             fd.close()
             return
         work = SliceWork(is_listed=False, n_passes=n_passes)
-        path = join(frame.path, raw(name))
-        is_bound = frame.is_bound or (self._remover.by_paths and not self._remover.given.is_lasting(fd, path))
+        path = join_path(frame.path, encode_name(name))
+        is_bound = frame.is_bound or (self._remover.by_paths and not self._remover.late_arrivals.is_lasting(fd, path))
         self._frames.append(_Frame(name, fd, path, work, is_bound=is_bound))
 
     def _is_held_store(self, frame: _Frame, name: str) -> bool:
@@ -380,13 +380,13 @@ class _RemovalRun:
             self._fail(frame, name, error.errno or errno.EIO, "open")
             return True
         if stop is not None:
-            self._fail(frame, name, errno.EBUSY, stop.why, stop.way)
+            self._fail(frame, name, errno.EBUSY, stop.why, stop.path)
         return stop is not None
 
     def _rmdir_unseen(self, frame: _Frame, name: str) -> bool:
         """Remove a directory without opening it, if the kernel finds it empty; returns whether it was removed."""
         try:
-            self._kernel.rmdir(frame.fd, raw(name))
+            self._kernel.rmdir(frame.fd, encode_name(name))
         except OSError as error:
             self._is_outage(error.errno)
             return False
@@ -397,22 +397,22 @@ class _RemovalRun:
     def _open(self, frame: _Frame, name: str) -> Fd | None:
         """Open a directory for reading; None if it is in doubt. Adds missing permissions to one of our own."""
         try:
-            return self._taken(frame, name, self._kernel.open_dir(frame.fd, raw(name)))
+            return self._admit(frame, name, self._kernel.open_dir(frame.fd, encode_name(name)))
         except PermissionError:
             pass
-        seen = self._once_more(
-            frame, lambda: self._taken(frame, name, self._kernel.open_beneath(frame.fd, raw(name), DIRECTORY))
+        probe_fd = self._retry_opened_up(
+            frame, lambda: self._admit(frame, name, self._kernel.open_beneath(frame.fd, encode_name(name), DIRECTORY))
         )
-        if seen is None:
+        if probe_fd is None:
             return None
-        seen.close()
-        return self._taken(frame, name, self._kernel.open_dir(frame.fd, raw(name)))
+        probe_fd.close()
+        return self._admit(frame, name, self._kernel.open_dir(frame.fd, encode_name(name)))
 
-    def _taken(self, frame: _Frame, name: str, fd: Fd) -> Fd | None:
+    def _admit(self, frame: _Frame, name: str, fd: Fd) -> Fd | None:
         """Make a directory the reaper's own and return its fd; if it is in doubt, close it and return None."""
         with ExitStack() as owned:
             owned.enter_context(fd)
-            if not self._remover.given.takes(fd, join(frame.path, raw(name))):
+            if not self._remover.late_arrivals.admit(fd, join_path(frame.path, encode_name(name))):
                 return None
             owned.pop_all()
         return fd
@@ -435,10 +435,10 @@ class _RemovalRun:
                 is_plain = until_s is None and not work.n_failed
                 strategy = self._remover.strategy
                 sizes = strategy.window, strategy.window_chars
-                found = read_window(self._kernel, fd, *sizes, by_inode=strategy.by_inode) if is_plain else None
-                if found is None:
+                window = read_window(self._kernel, fd, *sizes, by_inode=strategy.by_inode) if is_plain else None
+                if window is None:
                     entries = islice(owned.enter_context(self._kernel.scan(fd)), n_passed, None)
-                    found = _read_window(entries, work.failed, self._remover.strategy, until_s)
+                    window = _read_window(entries, work.failed, self._remover.strategy, until_s)
         except OSError as error:
             work.is_listed = True
             if error.errno == errno.ENOENT:  # another worker has just removed it: hoisted ones may be listed twice
@@ -446,35 +446,35 @@ class _RemovalRun:
             else:
                 self._fail(frame, "", error.errno or errno.EIO, "getdents")
             return
-        work.bundles += found.bundles
-        work.subdirs += found.subdirs
-        work.n_passes += found.is_all or (until_s is not None and not was_productive)
-        work.is_listed = found.is_all
+        work.bundles += window.bundles
+        work.subdirs += window.subdirs
+        work.n_passes += window.is_all or (until_s is not None and not was_productive)
+        work.is_listed = window.is_all
 
     def _leave(self, frame: _Frame) -> None:
         """Finish a directory without further work: rmdir it, unless something in it failed. A file is gone already."""
         if frame.work.cut_bytes is None:
             parent = self._frames[-2]
-            with self._remover.groups.alone_in(frame.fd):
+            with self._remover.groups.lock_group(frame.fd):
                 if not frame.work.n_failed and not self._rmdir(parent, frame):
                     return
             if frame.work.n_failed:
-                parent.work.fail(frame.name)
+                parent.work.skip_failed(frame.name)
                 if len(self._entered) < MAX_ENTERED:
                     with suppress(OSError):
-                        self._entered += self._remover.given.note([frame.fd])
+                        self._entered += self._remover.late_arrivals.note([frame.fd])
         frame.fd.close()
         self._frames.pop()
 
     def _rmdir(self, parent: _Frame, frame: _Frame) -> bool:
         """Remove an empty directory; returns whether it is finished, removed or failed."""
-        name = raw(frame.name)
+        name = encode_name(frame.name)
         try:
             try:
                 self._kernel.rmdir(parent.fd, name)
             except PermissionError as error:
                 if error.errno == errno.EPERM and self._remover.by_force:
-                    has_changed = _take_flags_off(self._kernel, parent.fd, frame.fd)
+                    has_changed = _clear_flags(self._kernel, parent.fd, frame.fd)
                 else:
                     has_changed = error.errno == errno.EACCES and self._open_up(parent)
                 if not has_changed:
@@ -504,7 +504,7 @@ class _RemovalRun:
             if deep is None:
                 return False
             with deep:
-                if not self._remover.given.is_own(deep):
+                if not self._remover.late_arrivals.is_own(deep):
                     return False
         except OSError as error:
             self._is_outage(error.errno)
@@ -513,12 +513,12 @@ class _RemovalRun:
             with self._kernel.open_dir(self._remover.container, HOISTED) as hoisted:
                 # A random name: a number could clash with one of an earlier, killed run, or of another worker.
                 new = os.urandom(8).hex()
-                if not self._rename_up(frame, name, hoisted, raw(new)):
+                if not self._rename_up(frame, name, hoisted, encode_name(new)):
                     return False
         except FileNotFoundError:
-            went = self._rename_up(frame, name, self._remover.container, HOISTED)
-            self._made_hoisted |= went
-            return went
+            was_renamed = self._rename_up(frame, name, self._remover.container, HOISTED)
+            self._made_hoisted |= was_renamed
+            return was_renamed
         except OSError:
             return False
         if self._slice.is_hoisted:
@@ -529,7 +529,7 @@ class _RemovalRun:
 
     def _rename_up(self, frame: _Frame, name: str, target: Fd, new: bytes) -> bool:
         try:
-            self._once_more(frame, lambda: self._kernel.rename_free(frame.fd, raw(name), target, new))
+            self._retry_opened_up(frame, lambda: self._kernel.rename_free(frame.fd, encode_name(name), target, new))
         except OSError:
             return False
         return True
@@ -545,16 +545,16 @@ class _RemovalRun:
                 return True
         return False
 
-    def _once_more(self, frame: _Frame, act: Callable[[], T]) -> T:
+    def _retry_opened_up(self, frame: _Frame, call: Callable[[], T]) -> T:
         """Call a function, and once more with added permissions after EACCES. Raises  OSError"""
         try:
-            return act()
+            return call()
         except PermissionError:
             if not self._open_up(frame):
                 raise
-        return act()
+        return call()
 
-    def _fail(self, frame: _Frame, name: str, number: int, call: str, way: bytes = b"") -> None:
+    def _fail(self, frame: _Frame, name: str, number: int, call: str, reported_path: bytes = b"") -> None:
         """Note a failure of an entry or, without a name, of the directory itself. way: reported instead of the name"""
         if self._is_outage(number):
             return
@@ -562,16 +562,16 @@ class _RemovalRun:
         if self._remover.has_server and number in CUT_OFF | DOUBTFUL:
             self._doubts.add(number)
         if name:
-            frame.work.fail(name)
+            frame.work.skip_failed(name)
         else:
             frame.work.n_failed += 1
-        add_failures(self._failures, [Failure(join(frame.path, way or raw(name)), number, call)])
+        add_failures(self._failures, [Failure(join_path(frame.path, reported_path or encode_name(name)), number, call)])
 
     def _is_outage(self, number: int | None) -> bool:
         """Whether the server does not answer, as opposed to an entry that is unreadable."""
-        if self._remover.has_server and number in CUT_OFF | DOUBTFUL and not self._has_asked:
-            self._has_asked = True  # once per slice is enough, as slices are short
-            self._away = asked(self._kernel, self._remover.container)
+        if self._remover.has_server and number in CUT_OFF | DOUBTFUL and not self._has_probed:
+            self._has_probed = True  # once per slice is enough, as slices are short
+            self._away = probe_server(self._kernel, self._remover.container)
         return self._away != 0
 
 
@@ -592,18 +592,18 @@ def _read_window(
     # Read in chunks, to free the entries early: each takes as much memory as four names.
     while len(names) + len(subdirs) < strategy.window and n_chars < strategy.window_chars:
         chunk = list(islice(entries, size))
-        files = [e for e in chunk if not e.is_dir(follow_symlinks=False)] if strategy.tells_types else chunk
+        files = [e for e in chunk if not e.is_dir(follow_symlinks=False)] if strategy.lists_types else chunk
         if len(files) < len(chunk):
             subdirs += [e.name for e in chunk if e.is_dir(follow_symlinks=False)]
-        found = [e.name for e in files]
-        names += found
-        n_chars += sum(map(len, found))
+        file_names = [e.name for e in files]
+        names += file_names
+        n_chars += sum(map(len, file_names))
         if strategy.by_inode:
             inos += [e.inode() for e in files]
         if len(chunk) < size or (until_s is not None and time.monotonic() >= until_s):
             break
     ordered = in_order(names, inos, by_inode=strategy.by_inode)
-    return DirectoryWindow(pack(ordered), subdirs, next(entries, None) is None)
+    return DirectoryWindow(pack_names(ordered), subdirs, next(entries, None) is None)
 
 
 def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:
@@ -612,19 +612,19 @@ def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:
     Raises  OSError: EPERM for a file with other names too: they would lose its flags with this one
     """
     thaw(kernel, dir_fd)
-    with kernel.open_beneath(dir_fd, raw(name), _TO_INSPECT) as seen:
-        st = kernel.fstat(seen)
+    with kernel.open_beneath(dir_fd, encode_name(name), _TO_INSPECT) as path_fd:
+        st = kernel.fstat(path_fd)
         # Only these types have flags; opening a device or a FIFO would have effects.
         if stat.S_ISREG(st.st_mode) and st.st_nlink == 1:
-            with kernel.reopen(seen, os.O_RDONLY | os.O_NONBLOCK) as fd:
+            with kernel.reopen(path_fd, os.O_RDONLY | os.O_NONBLOCK) as fd:
                 thaw(kernel, fd)
-    kernel.unlink(dir_fd, raw(name))
+    kernel.unlink(dir_fd, encode_name(name))
 
 
-def _take_flags_off(kernel: Kernel, *directories: Fd) -> bool:
+def _clear_flags(kernel: Kernel, *directories: Fd) -> bool:
     """Clear the flags of directories; returns whether any had some."""
-    found = False
+    has_flags = False
     for fd in directories:
         with suppress(OSError):
-            found |= thaw(kernel, fd)
-    return found
+            has_flags |= thaw(kernel, fd)
+    return has_flags

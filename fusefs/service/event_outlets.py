@@ -28,20 +28,20 @@ import trio
 
 from fusefs.core.config import Config, HooksConfig
 from fusefs.core.config import MetricsConfig as Wanted
-from fusefs.core.events import ERRORS, TAKEN, WARNINGS, Event, EventKind, describe, encode, variables
-from fusefs.core.printable_names import show
+from fusefs.core.events import ERRORS, TAKEN, WARNINGS, Event, EventKind, describe_event, encode_event, to_variables
+from fusefs.core.printable_names import printable_text
 from fusefs.core.service_status import HookCounts, Status
-from fusefs.linux.children import person
+from fusefs.linux.children import user_credentials
 from fusefs.linux.fd import Fd
 from fusefs.linux.runtime_directories import make_dir
 from fusefs.linux.user_ids import read_subordinates
 from fusefs.service import timers
-from fusefs.service.metrics import PrometheusMetrics, serve
+from fusefs.service.metrics import PrometheusMetrics, serve_metrics
 
 _HOOKS_AT_ONCE = 4
 _QUEUE_MAX = 1000
 """Most queued events of one user, including the user's subordinate uids."""
-_TOLD_BYTES = 2000
+_OUTPUT_MAX_BYTES = 2000
 """Limit for the output of a hook in the log."""
 _CHUNK = 1 << 16
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -67,7 +67,7 @@ class HookRunner:
         self._queues: dict[int | None, deque[Event]] = {}  # the next user first; None: events of no user
         self._n_waiting = trio.Semaphore(0)
         self.tally = HookCounts()
-        self._n_dropped_untold: Counter[int | None] = Counter()
+        self._n_dropped_unlogged: Counter[int | None] = Counter()
 
     def __call__(self, event: Event) -> None:
         """Queue an event that has a hook. Dropped if its user's queue is full; that is logged and counted."""
@@ -80,11 +80,11 @@ class HookRunner:
             self._n_waiting.release()
             return
         self.tally = self.tally._replace(n_dropped=self.tally.n_dropped + 1)
-        if not self._n_dropped_untold[user]:
+        if not self._n_dropped_unlogged[user]:
             _LOG.warning("hooks%s: %d events are waiting, so further events are dropped", _for_user(user), _QUEUE_MAX)
-        self._n_dropped_untold[user] += 1
+        self._n_dropped_unlogged[user] += 1
 
-    async def run(self) -> None:
+    async def run_hooks(self) -> None:
         """Run hooks until cancelled, which kills the running ones."""
         async with trio.open_nursery() as nursery:
             for _ in range(_HOOKS_AT_ONCE):
@@ -95,7 +95,7 @@ class HookRunner:
             await self._n_waiting.acquire()
             event = self._next()
             if argv := _argv(self.hooks, event.kind):
-                is_well = await _run(argv, event, self.hooks.user, self.hooks.timeout_s)
+                is_well = await _run_hook(argv, event, self.hooks.user, self.hooks.timeout_s)
                 n_run, n_failed, n_dropped = self.tally
                 self.tally = HookCounts(n_run + 1, n_failed + (not is_well), n_dropped)
 
@@ -106,7 +106,7 @@ class HookRunner:
         event = queue.popleft()
         if queue:
             self._queues[user] = queue
-        elif n_dropped := self._n_dropped_untold.pop(user, 0):
+        elif n_dropped := self._n_dropped_unlogged.pop(user, 0):
             _LOG.warning("hooks%s: no event is waiting any more; %d events were dropped", _for_user(user), n_dropped)
         return event
 
@@ -128,24 +128,24 @@ def _argv(hooks: HooksConfig, kind: EventKind) -> tuple[str, ...] | None:
     return others.get(kind)
 
 
-async def _run(argv: tuple[str, ...], event: Event, user: str, timeout_s: float) -> bool:
+async def _run_hook(argv: tuple[str, ...], event: Event, user: str, timeout_s: float) -> bool:
     """Run a hook to its end or its time limit; returns whether it exited with 0. Logs any failure."""
-    fields = {"fields": variables(event)}
+    fields = {"fields": to_variables(event)}
     name = f"hook {argv[0]} for {event.kind.value}"
     try:
         account = await trio.to_thread.run_sync(_account, user, abandon_on_cancel=True)
-        code, said = await _finish(argv, event, account, timeout_s)
+        code, output = await _finish(argv, event, account, timeout_s)
     except (OSError, KeyError, subprocess.SubprocessError) as error:
         _LOG.warning("%s could not be started: %s", name, error, extra=fields)
         return False
     if code is None:
-        _LOG.warning("%s was killed after %g s%s", name, timeout_s, said, extra=fields)
+        _LOG.warning("%s was killed after %g s%s", name, timeout_s, output, extra=fields)
     elif code < 0:
-        _LOG.warning("%s was ended by signal %d (%s)%s", name, -code, signal.strsignal(-code), said, extra=fields)
+        _LOG.warning("%s was ended by signal %d (%s)%s", name, -code, signal.strsignal(-code), output, extra=fields)
     elif code:
-        _LOG.warning("%s ended with exit code %d%s", name, code, said, extra=fields)
+        _LOG.warning("%s ended with exit code %d%s", name, code, output, extra=fields)
     else:
-        _LOG.info("%s succeeded%s", name, said, extra=fields)
+        _LOG.info("%s succeeded%s", name, output, extra=fields)
     return code == 0
 
 
@@ -174,7 +174,7 @@ async def _finish(
             nursery.start_soon(output.read)
             code = await _wait(process, timeout_s)
             nursery.cancel_scope.cancel()  # a process that it left running may keep the pipe open for ever
-        return code, output.told()
+        return code, output.format_output()
     finally:
         output.close()
 
@@ -200,30 +200,30 @@ class _HookOutput:
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
-        self._said = bytearray()
+        self._output = bytearray()
 
     async def read(self) -> None:
         """Read until no process has the pipe open for writing."""
         while True:
             await trio.lowlevel.wait_readable(self._fd)
             with suppress(BlockingIOError):
-                if not self._take():
+                if not self._read_chunk():
                     return
 
-    def told(self) -> str:
+    def format_output(self) -> str:
         """The output as one line, after a colon; empty if there is none."""
         with suppress(BlockingIOError):
-            while len(self._said) < _TOLD_BYTES and self._take():
+            while len(self._output) < _OUTPUT_MAX_BYTES and self._read_chunk():
                 pass
-        text = bytes(self._said[:_TOLD_BYTES]).decode("utf-8", "backslashreplace").strip()
-        return f": {show(text)}" if text else ""
+        text = bytes(self._output[:_OUTPUT_MAX_BYTES]).decode("utf-8", "backslashreplace").strip()
+        return f": {printable_text(text)}" if text else ""
 
     def close(self) -> None:
         os.close(self._fd)
 
-    def _take(self) -> bool:
+    def _read_chunk(self) -> bool:
         part = os.read(self._fd, _CHUNK)
-        self._said += part[: max(_TOLD_BYTES - len(self._said), 0)]
+        self._output += part[: max(_OUTPUT_MAX_BYTES - len(self._output), 0)]
         return bool(part)
 
 
@@ -231,7 +231,7 @@ def _stdin(event: Event) -> Fd:
     """The event's JSON as a file in memory: a hook that does not read it blocks nothing."""
     fd = Fd(os.memfd_create("event", os.MFD_CLOEXEC))
     with open(fd, "wb", closefd=False) as file:
-        file.write(encode(event) + b"\n")
+        file.write(encode_event(event) + b"\n")
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
 
@@ -239,21 +239,21 @@ def _stdin(event: Event) -> Fd:
 def _account(user: str) -> _HookAccount:
     """The account for hooks: the configured one for root's service, else our own. Raises  KeyError"""
     if os.geteuid() != 0:
-        ours = pwd.getpwuid(os.geteuid())
-        return _HookAccount(ours.pw_name, ours.pw_dir)
+        own_entry = pwd.getpwuid(os.geteuid())
+        return _HookAccount(own_entry.pw_name, own_entry.pw_dir)
     entry = pwd.getpwnam(user)
-    known = person(entry.pw_uid)
-    return _HookAccount(user, entry.pw_dir, known.uid, known.gid, tuple(known.groups))
+    credentials = user_credentials(entry.pw_uid)
+    return _HookAccount(user, entry.pw_dir, credentials.uid, credentials.gid, tuple(credentials.groups))
 
 
 def _environment(event: Event, account: _HookAccount) -> Mapping[str, str]:
-    known = {"PATH": _PATH, "LANG": "C.UTF-8", "USER": account.name, "LOGNAME": account.name, "HOME": account.home}
-    return {**known, **{name: os.fsdecode(value) for name, value in variables(event).items()}}
+    base = {"PATH": _PATH, "LANG": "C.UTF-8", "USER": account.name, "LOGNAME": account.name, "HOME": account.home}
+    return {**base, **{name: os.fsdecode(value) for name, value in to_variables(event).items()}}
 
 
 _LOG = logging.getLogger(__name__)
 _SPAN_S = 10.0
-_MOST_TOLD = 1000
+_EVENTS_MAX = 1000
 """Events of one user in that time: users and their scripts rarely cause a hundred per second."""
 
 
@@ -273,12 +273,12 @@ class EventLimit:
         """Whether to report one more event of a user now."""
         if now_s >= self._since_s + _SPAN_S:
             for one, count in self._counts.items():
-                if count > _MOST_TOLD:
-                    _LOG.warning("%d more events and faults of uid %d were not logged", count - _MOST_TOLD, one)
+                if count > _EVENTS_MAX:
+                    _LOG.warning("%d more events and faults of uid %d were not logged", count - _EVENTS_MAX, one)
             self._since_s, self._counts = now_s, {}
         holder = self._holder_of(uid)
         self._counts[holder] = self._counts.get(holder, 0) + 1
-        return self._counts[holder] <= _MOST_TOLD
+        return self._counts[holder] <= _EVENTS_MAX
 
 
 class EventOutlets:
@@ -289,10 +289,10 @@ class EventOutlets:
         self._audit = _open_audit(config)
         self._audit_path = config.audit
         self._metrics: PrometheusMetrics | None = None
-        self._wanted = Wanted()
+        self._metrics_config = Wanted()
         self._listening = trio.CancelScope()
 
-    def tell(self, event: Event, *, is_own: bool) -> None:
+    def report(self, event: Event, *, is_own: bool) -> None:
         """Report an event to all outlets. is_own: it happened in a user's own store"""
         log_event(event)
         if self._audit is not None:
@@ -306,9 +306,9 @@ class EventOutlets:
         if self._metrics is not None:
             self._metrics.publish(status, self._hooks.tally)
 
-    def run(self, config: Config, nursery: trio.Nursery) -> None:
+    def start(self, config: Config, nursery: trio.Nursery) -> None:
         """Start the tasks of the outlets in a nursery."""
-        nursery.start_soon(self._hooks.run)
+        nursery.start_soon(self._hooks.run_hooks)
         self._serve_metrics(config.metrics, nursery)
 
     def configure(self, config: Config, nursery: trio.Nursery) -> None:
@@ -328,25 +328,25 @@ class EventOutlets:
         if self._audit is not None:
             self._audit.close()
 
-    def _serve_metrics(self, wanted: Wanted, nursery: trio.Nursery) -> None:
-        if wanted == self._wanted:
+    def _serve_metrics(self, config: Wanted, nursery: trio.Nursery) -> None:
+        if config == self._metrics_config:
             return
-        self._wanted = wanted
+        self._metrics_config = config
         self._listening.cancel()
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
-        if wanted.textfile is None and wanted.http is None:
+        if config.textfile is None and config.http is None:
             return
-        self._metrics = PrometheusMetrics(None if wanted.textfile is None else os.fsencode(wanted.textfile))
-        if wanted.http is not None:
+        self._metrics = PrometheusMetrics(None if config.textfile is None else os.fsencode(config.textfile))
+        if config.http is not None:
             self._listening = trio.CancelScope()
-            nursery.start_soon(_answer, *wanted.http, self._metrics, self._listening)
+            nursery.start_soon(_answer, *config.http, self._metrics, self._listening)
 
 
 async def _answer(host: str, port: int, metrics: PrometheusMetrics, listening: trio.CancelScope) -> None:
     with listening:
-        await serve(host, port, metrics.text)
+        await serve_metrics(host, port, metrics.text)
 
 
 def _open_audit(config: Config) -> Audit | None:
@@ -362,7 +362,7 @@ def _open_audit(config: Config) -> Audit | None:
 def log_event(event: Event) -> None:
     """Write an event to the service's log."""
     level = logging.ERROR if event.kind in ERRORS else logging.WARNING if event.kind in WARNINGS else logging.INFO
-    _LOG.log(level, "%s", describe(event), extra={"fields": variables(event)})
+    _LOG.log(level, "%s", describe_event(event), extra={"fields": to_variables(event)})
 
 
 class Audit:
@@ -376,7 +376,7 @@ class Audit:
 
     def __call__(self, event: Event) -> None:
         """Write one line. If it fits in part only, that part stays, and the next event begins a new line."""
-        line = b"\n" * self._is_cut + encode(event) + b"\n"
+        line = b"\n" * self._is_cut + encode_event(event) + b"\n"
         try:
             n_written = os.write(self._fd, line)
         except OSError as error:

@@ -13,17 +13,17 @@ from functools import partial
 
 from fusefs.core.container_states import State
 from fusefs.core.events import EventKind
-from fusefs.core.names import Name, is_container_id, join
+from fusefs.core.names import Name, is_container_id, join_path
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
-from fusefs.linux.mountinfo import below
+from fusefs.linux.mountinfo import relative_to
 from fusefs.linux.user_ids import read_subordinates
 from fusefs.service import timers
 from fusefs.service.shared_context import ServiceContext, boot_s
 from fusefs.service.user_state import FolderPart, UserState, note_once
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.layout import DROP, Store, open_areas
-from fusefs.store.user_folders import open_user
+from fusefs.store.user_folders import open_user_folder
 
 _LOG = logging.getLogger(__name__)
 _ORPHANS, _RESTORING, _REAPING = (
@@ -48,22 +48,22 @@ class FolderWatches:
         self._n_blind = 0
         self.next_at_s = math.inf  # next attempt to watch the remaining folders; the interval grows
 
-    def post(self, store: Store, users: Mapping[int, UserState]) -> None:
+    def watch_users(self, store: Store, users: Mapping[int, UserState]) -> None:
         """Watch all users' folders that are not watched yet, up to a limit of stores for each user."""
         for uid in [uid for uid, user in self._users.items() if users.get(uid) is not user]:
-            self.dismiss(uid)
+            self.unwatch_user(uid)
         self._users = dict(users)
         holder_of = read_subordinates().holder_of
-        n_left: defaultdict[int, int] = defaultdict(lambda: _MOST_WATCHED)
+        n_allowed: defaultdict[int, int] = defaultdict(lambda: _MOST_WATCHED)
         is_full = True
         for uid, user in users.items():
-            watches, most = self._watches.setdefault(uid, {}), n_left[holder_of(uid)]
+            watches, most = self._watches.setdefault(uid, {}), n_allowed[holder_of(uid)]
             for base in user.parts.keys() - watches.keys():
                 if len(watches) < most:
                     self._try_to_watch(store, user, base)
             for base in watches.keys() - user.parts.keys():
-                self._leave(uid, base)
-            n_left[holder_of(uid)] -= len(watches)
+                self._unwatch_store(uid, base)
+            n_allowed[holder_of(uid)] -= len(watches)
             # If some folders are not watched then, the user has too many stores.
             is_full &= len(watches) >= min(most, len(user.parts))
         self._n_blind = 0 if is_full else self._n_blind + 1
@@ -73,30 +73,30 @@ class FolderWatches:
         """Whether every change in a user's folders will be reported."""
         return uid in self._watches and self._watches[uid].keys() == self._users[uid].parts.keys()
 
-    def dismiss(self, uid: int) -> None:
+    def unwatch_user(self, uid: int) -> None:
         """Remove all watches of a user."""
         self._users.pop(uid, None)
         self._blind.pop(uid, None)
         for base in list(self._watches.get(uid, ())):
-            self._leave(uid, base)
+            self._unwatch_store(uid, base)
         self._watches.pop(uid, None)
 
-    def post_areas(self, store: Store, notice: Callable[[InotifyEvent], None]) -> None:
+    def watch_areas(self, store: Store, notice: Callable[[InotifyEvent], None]) -> None:
         """Watch the areas in which users' folders are created, as far as possible, if not watched yet."""
         if self._areas:
             return
-        wanted = InotifyMask.CREATE | InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.DELETE
+        mask = InotifyMask.CREATE | InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.DELETE
         for _name, area in store.areas.all():
             with suppress(OSError):
-                self._areas.append(self._context.watcher.add(area, wanted, notice))
+                self._areas.append(self._context.watcher.add(area, mask, notice))
 
-    def leave_areas(self) -> None:
+    def unwatch_areas(self) -> None:
         """Remove the watches on the areas."""
         for number in self._areas:
             self._context.watcher.remove(number)
         self._areas.clear()
 
-    def _leave(self, uid: int, base: bytes) -> None:
+    def _unwatch_store(self, uid: int, base: bytes) -> None:
         for number in self._watches[uid].pop(base):
             self._context.watcher.remove(number)
 
@@ -108,11 +108,11 @@ class FolderWatches:
             if base not in self._blind[user.uid]:
                 _LOG.warning("the directory of uid %d can't be watched: %s", user.uid, error.strerror)
             self._blind[user.uid].add(base)
-            self._leave(user.uid, base)
+            self._unwatch_store(user.uid, base)
         else:
             if base in self._blind[user.uid]:
                 self._blind[user.uid].remove(base)
-                user.look_again()  # changes during that time are unknown
+                user.rescan()  # changes during that time are unknown
 
     def _watch(self, store: Store, user: UserState, part: FolderPart) -> None:
         """Watch a user's folder in one store."""
@@ -123,9 +123,9 @@ class FolderWatches:
             (DROP, InotifyMask.MOVED_TO | InotifyMask.CREATE, self._on_drop),
         )
         with open_part(store, part.base, user.uid) as folder:
-            for name, wanted, notice in watched:
+            for name, mask, notice in watched:
                 with store.kernel.open_beneath(folder, name, DIRECTORY) as fd:
-                    number = self._context.watcher.add(fd, wanted, partial(self._on, user, part, notice))
+                    number = self._context.watcher.add(fd, mask, partial(self._on, user, part, notice))
                 self._watches[user.uid][part.base].append(number)
 
     def _on(
@@ -135,14 +135,14 @@ class FolderWatches:
         notice: Callable[[UserState, FolderPart, InotifyEvent], None],
         event: InotifyEvent,
     ) -> None:
-        if event.happened & InotifyMask.OVERFLOW:
-            user.look_again()
-        elif event.happened & (
+        if event.kinds & InotifyMask.OVERFLOW:
+            user.rescan()
+        elif event.kinds & (
             InotifyMask.IGNORED | InotifyMask.DELETE_SELF | InotifyMask.MOVE_SELF | InotifyMask.UNMOUNT
         ):
             if part.base in self._watches.get(user.uid, ()):
-                self._leave(user.uid, part.base)
-                user.look_again()  # this also watches the remaining directories again
+                self._unwatch_store(user.uid, part.base)
+                user.rescan()  # this also watches the remaining directories again
         else:
             notice(user, part, event)
         self._wake()
@@ -151,35 +151,35 @@ class FolderWatches:
         identifier = _id(event)
         if identifier is None:
             return
-        if event.happened & InotifyMask.MOVED_TO:
-            note_once(user.came, identifier)
-        if event.happened & (InotifyMask.MOVED_TO | InotifyMask.ATTRIB):
-            part.look_at(identifier)  # new, or its retention was changed (`trashd keep`)
+        if event.kinds & InotifyMask.MOVED_TO:
+            note_once(user.arrived_ids, identifier)
+        if event.kinds & (InotifyMask.MOVED_TO | InotifyMask.ATTRIB):
+            part.mark_unread(identifier)  # new, or its retention was changed (`trashd keep`)
         else:
-            part.leaves(identifier)
+            part.note_departed(identifier)
 
     def _on_restoring(self, user: UserState, part: FolderPart, event: InotifyEvent) -> None:
         identifier = _id(event)
         if identifier is not None:
             user.forget(identifier)
-            part.look_at(identifier)  # to update the number of orphans
-            self._context.tell(EventKind.RESTORED, volume=self._volume, uid=user.uid, identifier=identifier)
+            part.mark_unread(identifier)  # to update the number of orphans
+            self._context.report(EventKind.RESTORED, volume=self._volume, uid=user.uid, identifier=identifier)
 
     def _on_reaping(self, user: UserState, part: FolderPart, event: InotifyEvent) -> None:
         identifier = _id(event)
-        if identifier is None or identifier in user.ours:
+        if identifier is None or identifier in user.reaping_ids:
             return
-        if event.happened & InotifyMask.MOVED_TO:
-            part.look_at(identifier)  # left to us (`trashd swap --wait`), or claimed by another process of the user
+        if event.kinds & InotifyMask.MOVED_TO:
+            part.mark_unread(identifier)  # left to us (`trashd swap --wait`), or claimed by another process of the user
             return
         user.forget(identifier)
-        part.look_at(identifier)
+        part.mark_unread(identifier)
         detail = "by another process"
-        self._context.tell(EventKind.REAPED, volume=self._volume, uid=user.uid, identifier=identifier, detail=detail)
+        self._context.report(EventKind.REAPED, volume=self._volume, uid=user.uid, identifier=identifier, detail=detail)
 
     def _on_drop(self, user: UserState, _part: FolderPart, event: InotifyEvent) -> None:
         now_s = boot_s()
-        if event.happened & InotifyMask.MOVED_TO:
+        if event.kinds & InotifyMask.MOVED_TO:
             user.tend_at_s = now_s
         elif user.tend_at_s > now_s:  # a directory moved into drop/ need not wait, a copy must be complete first
             user.tend_at_s = now_s + timers.current.copy_pause_s
@@ -194,13 +194,13 @@ def open_part(store: Store, path: bytes, uid: int) -> Fd:
     """
     kernel = store.kernel
     base, name = os.path.split(path)
-    with kernel.open_beneath(store.base.fd, join(below(base, store.base_path), name), DIRECTORY) as fd:
+    with kernel.open_beneath(store.base.fd, join_path(relative_to(base, store.base_path), name), DIRECTORY) as fd:
         areas = open_areas(kernel, fd, Name(name))
     with areas:
-        found = open_user(store._replace(areas=areas), uid)
-    if found is None:
+        folder = open_user_folder(store._replace(areas=areas), uid)
+    if folder is None:
         raise FileNotFoundError(errno.ENOENT, "the user has no directory there")
-    return found.fd
+    return folder.fd
 
 
 def _id(event: InotifyEvent) -> str | None:

@@ -32,20 +32,20 @@ from fusefs.core.errors import BadRecord, ServerAway, TrashdError
 from fusefs.core.names import ContainerId, Name, is_container_id
 from fusefs.core.pacing import HOLD, Speed
 from fusefs.core.record import RECORD_MAX_BYTES
-from fusefs.core.results import Reaped, keeps_for_its_owner
-from fusefs.engine.count_tree import ask_size, size_of, survey
-from fusefs.engine.pace import PacedLooks
+from fusefs.core.results import Reaped, is_kept_for_owner
+from fusefs.engine.count_tree import measure_tree, size_of, survey
+from fusefs.engine.pace import WalkPacer
 from fusefs.linux.batched_calls import read_small_files
-from fusefs.linux.children import UserCredentials, become, fork, is_stopped, person
+from fusefs.linux.children import UserCredentials, become_user, fork, is_stopped, user_credentials
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.linux.pressure import be_idle
+from fusefs.linux.pressure import set_idle_priority
 from fusefs.linux.runtime_directories import STATE_BELOW_HOME
-from fusefs.linux.untrusted_path import open_way
-from fusefs.reaper.not_removed import OutageWishes
-from fusefs.reaper.reap import RemovalWishes, reap
+from fusefs.linux.untrusted_path import open_untrusted
+from fusefs.reaper.not_removed import OutageOptions
+from fusefs.reaper.reap import RemovalOptions, reap
 from fusefs.service import timers
 from fusefs.service.messages import (
     FROM_CHILD,
@@ -53,6 +53,7 @@ from fusefs.service.messages import (
     PAGE,
     TO_CHILD,
     Answer,
+    ContainerEntry,
     DueContainer,
     Forked,
     FromChild,
@@ -67,7 +68,6 @@ from fusefs.service.messages import (
     ReadRecords,
     ReadRegistries,
     Reap,
-    SeenContainer,
     SetTempo,
     Spawn,
     Tend,
@@ -77,13 +77,13 @@ from fusefs.service.messages import (
     fits,
 )
 from fusefs.service.open_volume import ROOTS, is_own
-from fusefs.store.as_owner import give_what_is_left
+from fusefs.store.as_owner import give_unfinished_to_heirs
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.container import decode_record, keep_size, look_at_record
-from fusefs.store.find_stores import mount_points, with_lower
+from fusefs.store.container import decode_record, read_record_unlocked, record_size
+from fusefs.store.find_stores import mount_points, with_lower_folders
 from fusefs.store.layout import FOLDERS, RECORD, Areas, Store, UserFolder, open_areas, read_volume
-from fusefs.store.store_registry import LineOf, stores_at_roots, stores_of_users
-from fusefs.store.tidy_folder import tend
+from fusefs.store.store_registry import UserLine, stores_at_roots, stores_of_users
+from fusefs.store.tidy_folder import tidy_folder
 
 _PAGE_BYTES = MESSAGE_MAX // 4
 _MOST_QUARANTINED, _LONG = 50, 1500
@@ -110,51 +110,51 @@ class Child:
         self._is_parked = False
         self._is_stopped = False
         self._sums = Heartbeat(0, 0, 0.0)
-        self._told_at = 0.0
+        self._sent_at_s = 0.0
         self._away_since_s: float | None = None
         self._ahead: tuple[ReadRecords, float, Page] | None = None
-        self._listing = _NOTHING
+        self._listing = _NO_LISTING
 
     def serve(self) -> None:
         """Carry out orders until the service is gone."""
         try:
             while True:
                 while not self._orders:
-                    self._hear(None)
+                    self._wait_message(None)
                 self._is_parked = self._is_stopped = False
-                self._do(self._orders.popleft())
+                self._carry_out(self._orders.popleft())
         except ServiceGone:
             return
 
-    def _do(self, order: Order) -> None:
+    def _carry_out(self, order: Order) -> None:
         """Carry out an order. Errors of the folder or the volume are reported to the service, not raised."""
         try:
             self._folder = _as_it_is(self._folder)
             match order:
                 case Tend():
-                    self._say(self._tend(order.takeover_s))
+                    self._send(self._tend(order.takeover_s))
                 case ReadRecords():
-                    self._say(self._take_read_ahead(order) or self._look(order))
+                    self._send(self._take_read_ahead(order) or self._read_records(order))
                     self._read_ahead(order)
                 case Reap():
                     for chosen in order.chosen:
                         if not self._is_parked:
-                            self._say(self._reap(order, chosen))
-                    self._say(OrderDone())
+                            self._send(self._reap(order, chosen))
+                    self._send(OrderDone())
                 case Measure():
                     for identifier in order.ids:
                         if not self._is_parked:
                             measure = self._measure_when_idle if order.when_idle else self._measure
                             measured = measure(order.base, ContainerId(identifier))
                             if measured is not None:
-                                self._say(measured)
-                    self._say(OrderDone())
+                                self._send(measured)
+                    self._send(OrderDone())
                 case _:
                     assert_never(order)
         except TrashdError as error:
-            self._say(OrderDone(error.message(), error.errno))
+            self._send(OrderDone(error.message(), error.errno))
         except OSError as error:
-            self._say(OrderDone(os.strerror(error.errno or errno.EIO), error.errno or errno.EIO))
+            self._send(OrderDone(os.strerror(error.errno or errno.EIO), error.errno or errno.EIO))
 
     def _tend(self, takeover_s: int) -> Tended:
         bases, problems = [], []
@@ -163,15 +163,15 @@ class Child:
             for part in FOLDERS:
                 folder.open(part).close()  # makes the missing ones, which could not be watched
             store = folder.store._replace(takeover_s=takeover_s)
-            problems += [*tend(folder._replace(store=store)), *_given(folder)]
+            problems += [*tidy_folder(folder._replace(store=store)), *_complete_handovers(folder)]
         return Tended(bases, [problem[:_TOLD_CHARS] for problem in problems[:_TOLD_PROBLEMS]])
 
     def _served(self) -> Iterator[UserFolder]:
         """This user's folders in all stores, if trusted; a user's own service includes untrusted ones."""
-        return (one for one in with_lower(self._folder) if one.is_proven or not self._folder.is_proven)
+        return (one for one in with_lower_folders(self._folder) if one.is_proven or not self._folder.is_proven)
 
     @contextmanager
-    def _in(self, base: bytes) -> Iterator[UserFolder]:
+    def _open_in(self, base: bytes) -> Iterator[UserFolder]:
         """Open this user's folder in a store, after a check that it is the same volume."""
         for folder in self._served():
             if folder.store.path() == base:
@@ -179,13 +179,15 @@ class Child:
                 return
         raise FileNotFoundError(errno.ENOENT, "the trash store no longer exists")
 
-    def _look(self, order: ReadRecords) -> Page:
-        with self._in(order.base) as folder:
+    def _read_records(self, order: ReadRecords) -> Page:
+        with self._open_in(order.base) as folder:
             if order.ids is None:
-                return self._look_on(folder, order)
+                return self._read_next_page(folder, order)
             claimed = set(_ids(folder, State.REAPING))
-            seen = [self._read(folder, name, State.REAPING if name in claimed else State.ORPHANS) for name in order.ids]
-            return Page(order.base, [*filter(None, seen)], "", _count(folder), len(_ids(folder, State.QUARANTINE)))
+            entries = [
+                self._read(folder, name, State.REAPING if name in claimed else State.ORPHANS) for name in order.ids
+            ]
+            return Page(order.base, [*filter(None, entries)], "", _count(folder), len(_ids(folder, State.QUARANTINE)))
 
     def _read_ahead(self, order: ReadRecords) -> None:
         """Read the next page while the service handles the one that was sent."""
@@ -193,7 +195,7 @@ class Child:
         if order.ids is None and after and not self._orders:
             following = msgspec.structs.replace(order, after=after, and_quarantined=False)
             with suppress(OSError, TrashdError):  # the order for that page will meet the same error
-                self._ahead = (following, time.monotonic(), self._look(following))
+                self._ahead = (following, time.monotonic(), self._read_records(following))
 
     def _take_read_ahead(self, order: ReadRecords) -> Page | None:
         """Return the page that was read ahead if it matches the order and is less than a second old, else None.
@@ -203,38 +205,38 @@ class Child:
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return None
-        wanted, read_at_s, page = ahead
-        return page if order == wanted and time.monotonic() - read_at_s <= _AHEAD_S else None
+        ahead_order, read_at_s, page = ahead
+        return page if order == ahead_order and time.monotonic() - read_at_s <= _AHEAD_S else None
 
-    def _look_on(self, folder: UserFolder, order: ReadRecords) -> Page:
+    def _read_next_page(self, folder: UserFolder, order: ReadRecords) -> Page:
         """Read the next page of the listing."""
         if not order.after or self._listing.base != order.base or self._listing.last != order.after:
             self._listing = _list(folder, order)
         listing = self._listing
-        wanted = listing.next_ids(PAGE)
-        texts = self._read_texts(folder, [one for one in wanted if one not in listing.claimed])
-        seen: list[SeenContainer] = []
+        ids = listing.next_ids(PAGE)
+        texts = self._read_texts(folder, [one for one in ids if one not in listing.claimed])
+        entries: list[ContainerEntry] = []
         size, at, last = 0, listing.at, ""
-        for last in wanted:
+        for last in ids:
             at += len(last) + 1
             state = State.REAPING if last in listing.claimed else State.ORPHANS
-            found = self._read(folder, last, state, texts.get(last))
-            if found is not None:
-                seen.append(found)
-                size += _size(found)
+            entry = self._read(folder, last, state, texts.get(last))
+            if entry is not None:
+                entries.append(entry)
+                size += _size(entry)
             self._listen()
             if size >= _PAGE_BYTES:
                 break
         is_last = at >= len(listing.names)
-        self._listing = _NOTHING if is_last else listing._replace(at=at, last=last)
+        self._listing = _NO_LISTING if is_last else listing._replace(at=at, last=last)
         in_quarantine = _ids(folder, State.QUARANTINE)
-        told = in_quarantine[:_MOST_QUARANTINED] if order.and_quarantined else []
+        reported_ids = in_quarantine[:_MOST_QUARANTINED] if order.and_quarantined else []
         quarantined = [
-            one for name in told if (one := self._read(folder, name, State.QUARANTINE)) and _size(one) < _LONG
+            one for name in reported_ids if (one := self._read(folder, name, State.QUARANTINE)) and _size(one) < _LONG
         ]
         # The last page has the current count: orphans may have arrived during the listing.
         n_orphans = _count(folder) if is_last else listing.n_listed
-        return Page(order.base, seen, "" if is_last else last, n_orphans, len(in_quarantine), quarantined)
+        return Page(order.base, entries, "" if is_last else last, n_orphans, len(in_quarantine), quarantined)
 
     def _read_texts(self, folder: UserFolder, ids: list[str]) -> dict[str, bytes | None]:
         """Read the record texts of many orphans, by id; None for a record that must be read individually.
@@ -243,66 +245,68 @@ class Child:
         """
         kernel = folder.store.kernel
         with folder.open(State.ORPHANS) as orphans_fd:
-            if not kernel.answers_at_once(orphans_fd):
+            if not kernel.needs_no_server(orphans_fd):
                 return {}
             texts = read_small_files(kernel, orphans_fd, ids, RECORD, folder.uid, RECORD_MAX_BYTES)
         return dict(zip(ids, texts, strict=True))
 
-    def _read(self, folder: UserFolder, name: str, state: State, text: bytes | None = None) -> SeenContainer | None:
+    def _read(self, folder: UserFolder, name: str, state: State, text: bytes | None = None) -> ContainerEntry | None:
         """Read a record; None if the container is gone. text: of the record, if already read"""
         is_claimed, container = state is State.REAPING, ContainerId(name)
         try:
             if text is None:
-                record = look_at_record(folder, state, container)
+                record = read_record_unlocked(folder, state, container)
             else:
                 record = decode_record(text, folder, container)
         except FileNotFoundError:
             return None
         except (BadRecord, OSError) as error:
             problem = error.message() if isinstance(error, BadRecord) else str(error.strerror)
-            return SeenContainer(name, is_claimed, 0, None, None, None, problem[:_TOLD_CHARS])
+            return ContainerEntry(name, is_claimed, 0, None, None, None, problem[:_TOLD_CHARS])
         origin = None if record.origin is None else os.path.join(folder.store.base_path, record.origin)
-        told = SeenContainer(name, is_claimed, record.created_ns, record.retention_s, origin, record.method)
+        entry = ContainerEntry(name, is_claimed, record.created_ns, record.retention_s, origin, record.method)
         boot_ns = record.boot_ns if record.boot == boot_id() else None
         # On a full volume the reasons could not be stored: root must not assume that it may take the container over.
         is_reasonless = state is State.QUARANTINE and not record.failures
-        is_kept = is_reasonless or keeps_for_its_owner(record.failures)
-        told = told._replace(is_kept=is_kept, boot_ns=boot_ns)
+        is_kept = is_reasonless or is_kept_for_owner(record.failures)
+        entry = entry._replace(is_kept=is_kept, boot_ns=boot_ns)
         size = record.size
         if size is None or size.is_at_least or record.partial or is_claimed:
-            return told
-        return told._replace(n_bytes=size.n_bytes)
+            return entry
+        return entry._replace(n_bytes=size.n_bytes)
 
     def _reap(self, order: Reap, chosen: DueContainer) -> OrphanEnded:
         container = ContainerId(chosen.id)
         began = time.monotonic()
         origin = None
         try:
-            with self._in(order.base) as folder:
-                seen = self._read(folder, container, State.ORPHANS) or self._read(folder, container, State.REAPING)
-                origin = seen.origin if seen is not None else None
-                wishes = RemovalWishes(
+            with self._open_in(order.base) as folder:
+                entry = self._read(folder, container, State.ORPHANS) or self._read(folder, container, State.REAPING)
+                origin = entry.origin if entry is not None else None
+                options = RemovalOptions(
                     pace=self,
                     stops=self._stops,
                     parks=lambda: self._is_parked,
                     by_force=order.by_force,
                     outage=self._outage(),
                 )
-                ended = _ended(reap(folder, container, wishes, lambda record: record.retention_s == chosen.retention_s))
+                ended = _to_orphan_ended(
+                    reap(folder, container, options, lambda record: record.retention_s == chosen.retention_s)
+                )
         except (BadRecord, ServerAway) as error:
             ended = OrphanEnded(container, error=error.message()[:_TOLD_CHARS], errno=error.errno)
         except OSError as error:
             ended = OrphanEnded(container, error=str(error.strerror), errno=error.errno or errno.EIO)
         if not ended.stopped:
             self._is_away(None)
-        self._say(self._sums)  # the figures arrive before the result
+        self._send(self._sums)  # the figures arrive before the result
         return msgspec.structs.replace(ended, origin=origin, seconds=time.monotonic() - began)
 
-    def _outage(self) -> OutageWishes:
+    def _outage(self) -> OutageOptions:
         """The wait for a server; turns of other users do not extend it."""
         since_s, limit_s = self._away_since_s, timers.current.outage_limit_s
-        left_s = limit_s if since_s is None else max(since_s + limit_s - time.monotonic(), 0.0)
-        return OutageWishes(left_s, self._is_away, self.wait, timers.current.doubt_pauses_s)
+        remaining_s = limit_s if since_s is None else max(since_s + limit_s - time.monotonic(), 0.0)
+        return OutageOptions(remaining_s, self._is_away, self.wait, timers.current.doubt_pauses_s)
 
     def _is_away(self, number: int | None) -> None:
         if number is None:
@@ -312,7 +316,7 @@ class Child:
         self._sums = msgspec.structs.replace(self._sums, away=number or 0)
 
     def _measure(self, base: bytes, container: ContainerId) -> Measured:
-        with self._in(base) as folder:
+        with self._open_in(base) as folder:
             for state in (State.ORPHANS, State.REAPING):
                 with folder.open(state) as state_fd:
                     try:
@@ -321,20 +325,20 @@ class Child:
                         continue
                 with fd:
                     kernel = folder.store.kernel
-                    found = survey(
+                    counts = survey(
                         kernel, fd, lambda _entries, _bytes: self._listen(), with_shared=True, stops=self._stops
                     )
                     if state is State.ORPHANS and not self._is_stopped:
-                        keep_size(folder, container, size_of(kernel, fd, found))
-                    return Measured(container, *found.goes())
+                        record_size(folder, container, size_of(kernel, fd, counts))
+                    return Measured(container, *counts.freed_inodes_and_bytes())
         return Measured(container, 0, 0)
 
     def _measure_when_idle(self, base: bytes, container: ContainerId) -> Measured | None:
         """Store an orphan's size in its record; None if stopped. Slow: no order waits for it."""
-        with self._in(base) as folder:
+        with self._open_in(base) as folder:
             kernel = folder.store.kernel
             try:
-                record = look_at_record(folder, State.ORPHANS, container)
+                record = read_record_unlocked(folder, State.ORPHANS, container)
                 with folder.open(State.ORPHANS) as state_fd:
                     fd = kernel.open_dir(state_fd, container.encode())
             except FileNotFoundError:
@@ -343,16 +347,16 @@ class Child:
                 if record.partial or record.size is not None:
                     return Measured(container, 0, 0)
                 idle = _WhenIdle(self)
-                looks = PacedLooks(idle, idle.stops)
-                asked = ask_size(kernel, fd, walks=True, pauses=looks, stops=idle.stops)
-                looks()
-                if asked.is_stopped or idle.stops():
+                pacer = WalkPacer(idle, idle.stops)
+                measured = measure_tree(kernel, fd, walks=True, pauses=pacer, stops=idle.stops)
+                pacer()
+                if measured.is_stopped or idle.stops():
                     return None
-                if asked.size is not None:
-                    keep_size(folder, container, asked.size)
+                if measured.size is not None:
+                    record_size(folder, container, measured.size)
                 return Measured(container, 0, 0)
 
-    def is_told_to_stop(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether to leave the current work unfinished."""
         self._listen()
         return self._is_parked or self._is_stopped
@@ -364,7 +368,7 @@ class Child:
         self._listen()
         return self._tempo
 
-    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+    def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         """Add to the sums for the next heartbeat."""
         sums = self._sums
         self._sums = msgspec.structs.replace(
@@ -376,8 +380,8 @@ class Child:
 
     def wait(self, seconds: float) -> None:
         """Wait for this time, or until the service sends a message."""
-        self._hear(seconds)
-        self._beat()
+        self._wait_message(seconds)
+        self._send_heartbeat()
 
     def _stops(self) -> bool:
         self._listen()
@@ -388,15 +392,15 @@ class Child:
     def _listen(self) -> None:
         """Handle all messages that have arrived, and send a heartbeat if it is due."""
         while self._poll.poll(0):
-            self._take()
-        self._beat()
+            self._receive()
+        self._send_heartbeat()
 
-    def _hear(self, seconds: float | None) -> None:
+    def _wait_message(self, seconds: float | None) -> None:
         """Wait for one message, at most that long."""
         if self._poll.poll(None if seconds is None else seconds * 1e3):
-            self._take()
+            self._receive()
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
         packet = self._channel.recv(MESSAGE_MAX)
         if not packet:
             raise ServiceGone
@@ -412,14 +416,14 @@ class Child:
             case _:
                 assert_never(message)
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         now = time.monotonic()
         every_s = timers.current.held_heartbeat_s if self._tempo == HOLD else timers.current.heartbeat_s
-        if now - self._told_at >= every_s:
-            self._say(self._sums)
+        if now - self._sent_at_s >= every_s:
+            self._send(self._sums)
 
-    def _say(self, message: FromChild) -> None:
-        self._told_at = time.monotonic()
+    def _send(self, message: FromChild) -> None:
+        self._sent_at_s = time.monotonic()
         try:
             self._channel.send(msgspec.json.encode(message))
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -443,7 +447,7 @@ class _WhenIdle:
             self._beside_others_since_s = time.monotonic()
         return HOLD
 
-    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+    def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         """Nothing was removed, so there is nothing to add."""
 
     def wait(self, seconds: float) -> None:
@@ -454,15 +458,15 @@ class _WhenIdle:
         """Whether to give up: parked, or others have used the disk for too long."""
         since_s = self._beside_others_since_s
         is_late = since_s is not None and time.monotonic() - since_s >= timers.current.beside_others_limit_s
-        return is_late or self._child.is_told_to_stop()
+        return is_late or self._child.should_stop()
 
 
-def _given(folder: UserFolder) -> list[str]:
+def _complete_handovers(folder: UserFolder) -> list[str]:
     """Hand over the trees that a killed `swap --for-owner` left in root's folder; returns the failures."""
     if folder.uid or not folder.is_proven or not folder.list(State.STAGE):
         return []
     with open_areas(folder.store.kernel, folder.store.fd, folder.store.name) as areas:
-        return give_what_is_left(folder._replace(store=folder.store._replace(areas=areas)))
+        return give_unfinished_to_heirs(folder._replace(store=folder.store._replace(areas=areas)))
 
 
 def _as_it_is(folder: UserFolder) -> UserFolder:
@@ -477,9 +481,9 @@ def _as_it_is(folder: UserFolder) -> UserFolder:
     return folder._replace(store=store._replace(volume=volume))
 
 
-def _size(seen: SeenContainer) -> int:
+def _size(entry: ContainerEntry) -> int:
     """Approximate size in a message."""
-    return 200 + len(seen.id) + 2 * len(seen.origin or b"") + 6 * len(seen.problem)
+    return 200 + len(entry.id) + 2 * len(entry.origin or b"") + 6 * len(entry.problem)
 
 
 class _ContainerListing(NamedTuple):
@@ -509,14 +513,14 @@ class _ContainerListing(NamedTuple):
         return ids
 
 
-_NOTHING = _ContainerListing(b"", b"", frozenset(), 0)
+_NO_LISTING = _ContainerListing(b"", b"", frozenset(), 0)
 
 
 def _list(folder: UserFolder, order: ReadRecords) -> _ContainerListing:
     claimed = frozenset(_ids(folder, State.REAPING))
-    found = [*_ids(folder, State.ORPHANS), *claimed]
-    names = b"".join(name.encode() + b"\n" for name in sorted(found) if name > order.after)
-    return _ContainerListing(order.base, names, claimed, len(found), last=order.after)
+    ids = [*_ids(folder, State.ORPHANS), *claimed]
+    names = b"".join(name.encode() + b"\n" for name in sorted(ids) if name > order.after)
+    return _ContainerListing(order.base, names, claimed, len(ids), last=order.after)
 
 
 def _count(folder: UserFolder) -> int:
@@ -530,7 +534,7 @@ def _ids(folder: UserFolder, state: State) -> list[str]:
     return [name for name in names if is_container_id(name)]
 
 
-def _ended(reaped: Reaped) -> OrphanEnded:
+def _to_orphan_ended(reaped: Reaped) -> OrphanEnded:
     report = reaped.report
     return OrphanEnded(
         id=reaped.id,
@@ -540,7 +544,7 @@ def _ended(reaped: Reaped) -> OrphanEnded:
         n_failed=report.n_failed,
         stopped=report.stopped,
         failure=report.failures[0] if report.failures else None,
-        is_kept=keeps_for_its_owner(report.failures),
+        is_kept=is_kept_for_owner(report.failures),
     )
 
 
@@ -580,7 +584,7 @@ class ChildHandle:
         self._socket = channel
         self._channel = trio.socket.from_stdlib_socket(channel)
         self._tempo = HOLD
-        self._heard_at = trio.current_time()
+        self._received_at_s = trio.current_time()
         self._why_lost = ""
         self._inbox_end, self._inbox = trio.open_memory_channel[Answer](_ANSWERS)
 
@@ -606,7 +610,7 @@ class ChildHandle:
         try:
             while packet := await self._channel.recv(MESSAGE_MAX):
                 message = FROM_CHILD.decode(packet)
-                self._heard_at = trio.current_time()
+                self._received_at_s = trio.current_time()
                 if isinstance(message, Heartbeat):
                     self.sums = message
                 else:
@@ -618,14 +622,14 @@ class ChildHandle:
         finally:
             self._inbox_end.close()
 
-    def lead(self, tempo: Speed) -> None:
+    def set_speed(self, tempo: Speed) -> None:
         """Set the speed. During a long system call of the child the socket buffer limits how many messages are sent."""
         if tempo != self._tempo and self._send(SetTempo(tempo)):
             self._tempo = tempo
 
     def park(self, *, now: bool = False) -> None:
         """Have the child leave its work unfinished; it answers soon. now: even while a large file is being cut"""
-        self._say(Park(now))
+        self._send_or_kill(Park(now))
 
     async def answers(self, order: Order) -> AsyncGenerator[Answer]:
         """The answers to an order, without the final OrderDone.
@@ -635,8 +639,8 @@ class ChildHandle:
         """
         self.is_busy = True
         try:
-            self._heard_at = trio.current_time()
-            self._say(order)
+            self._received_at_s = trio.current_time()
+            self._send_or_kill(order)
             async for answer in self._inbox:
                 if isinstance(answer, OrderDone):
                     if answer.errno:
@@ -652,9 +656,9 @@ class ChildHandle:
         finally:
             self.is_busy = False
 
-    def look_after(self) -> None:
+    def check_alive(self) -> None:
         """Kill the child if it was stopped or hangs."""
-        silent_s = trio.current_time() - self._heard_at
+        silent_s = trio.current_time() - self._received_at_s
         if not self.is_busy or silent_s < timers.current.silent_limit_s:
             return
         if is_stopped(self.pid):
@@ -662,7 +666,7 @@ class ChildHandle:
         elif silent_s > timers.current.lost_limit_s:
             self.kill(f"it was silent for {silent_s:.0f} s")
 
-    def _say(self, message: ToChild) -> None:
+    def _send_or_kill(self, message: ToChild) -> None:
         if not self._send(message):
             self.kill("it does not read its messages")
 
@@ -685,7 +689,7 @@ class Forker:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._in_turn = trio.Lock()
         with theirs:
-            self.pid = fork(partial(_run, self._ours, theirs))
+            self.pid = fork(partial(_run_forker, self._ours, theirs))
         self._ours.setblocking(False)
         self._pidfd = Fd(os.pidfd_open(self.pid))
 
@@ -719,12 +723,12 @@ class Forker:
             fds.append(store.base.mounted)
         with theirs, ExitStack() as owned:
             owned.enter_context(ours)
-            born, pidfd = await self._ask(spawn, fds)
+            born, pidfd = await self._request(spawn, fds)
             owned.pop_all()
         ours.setblocking(False)
         return ChildHandle(folder.uid, born.pid, pidfd, ours)
 
-    async def read_registries(self, uids: list[int], take: TakesRegistry, seconds: float) -> bool:
+    async def read_registries(self, uids: list[int], on_registry: TakesRegistry, seconds: float) -> bool:
         """Have a child read all users' registries; returns whether it finished within that time.
 
         take    called for each user with a registry
@@ -734,13 +738,13 @@ class Forker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs:
-                _born, pidfd = await self._ask(ReadRegistries(uids), [theirs.fileno()])
+                _born, pidfd = await self._request(ReadRegistries(uids), [theirs.fileno()])
             ours.setblocking(False)
             with pidfd:
                 ours.send(_GO)
                 try:
                     with trio.move_on_after(seconds):
-                        while await _take_home(ours, take):
+                        while await _receive_registry(ours, on_registry):
                             pass
                         return True
                 finally:
@@ -748,7 +752,7 @@ class Forker:
                         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         return False
 
-    async def _ask(self, spawn: Spawn | ReadRegistries, fds: list[int]) -> tuple[Forked, Fd]:
+    async def _request(self, spawn: Spawn | ReadRegistries, fds: list[int]) -> tuple[Forked, Fd]:
         """Send one request and wait for its answer."""
         async with self._in_turn:
             try:
@@ -769,24 +773,24 @@ class Forker:
         return forked, Fd(received[0])
 
 
-async def _take_home(channel: socket.socket, take: TakesRegistry) -> bool:
+async def _receive_registry(channel: socket.socket, on_registry: TakesRegistry) -> bool:
     """Receive one user's registry; False if there are no more."""
     await trio.lowlevel.wait_readable(channel)
     packet, received, flags, _address = socket.recv_fds(channel, MESSAGE_MAX, 1)
     with ExitStack() as owned:
         fds = [owned.enter_context(Fd(fd)) for fd in received]
         if packet and not flags & socket.MSG_TRUNC:
-            take(msgspec.json.decode(packet, type=UserRegistry), fds[0] if fds else None)
+            on_registry(msgspec.json.decode(packet, type=UserRegistry), fds[0] if fds else None)
     return bool(packet)
 
 
-def _run(service: socket.socket, channel: socket.socket) -> None:
+def _run_forker(service: socket.socket, channel: socket.socket) -> None:
     """The main loop of the forker."""
     service.close()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no wait(2) for children: the kernel reaps them
-    be_idle()
+    set_idle_priority()
     while True:
         packet, fds, flags, _address = socket.recv_fds(channel, _PACKET_MAX, _MAX_FDS)
         if not packet:
@@ -813,23 +817,23 @@ def _fork(channel: socket.socket, spawn: Spawn | ReadRegistries, fds: list[int],
             socket.send_fds(channel, [msgspec.json.encode(Forked(pid))], [pidfd])
 
 
-def _live(channel: socket.socket, life: Callable[[], None]) -> None:
+def _live(channel: socket.socket, main: Callable[[], None]) -> None:
     """Run a child. channel: the forker's"""
     channel.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it has children of its own, and waits for them
     try:
-        life()
+        main()
     except BaseException:
         traceback.print_exc()  # a bug in trashd: goes to the service's log
         sys.stderr.flush()
         raise
 
 
-def _read(wanted: ReadRegistries, fds: list[int]) -> None:
+def _read(request: ReadRegistries, fds: list[int]) -> None:
     """The main function of a child that reads registries."""
     with socket.socket(fileno=fds[0]) as channel, suppress(BrokenPipeError, ConnectionResetError):
         if channel.recv(len(_GO)):
-            tell_homes(channel, wanted.uids)
+            send_registries(channel, request.uids)
 
 
 def _serve(spawn: Spawn, fds: list[int]) -> None:
@@ -837,7 +841,7 @@ def _serve(spawn: Spawn, fds: list[int]) -> None:
     channel_fd, folder_fd, base_fd, store_fd, *mounted = map(Fd, fds)
     uid = spawn.person.uid
     if os.geteuid() != uid:
-        become(spawn.person)
+        become_user(spawn.person)
     base = BackingAndMount(base_fd, mounted[0] if mounted else None)
     areas = Areas(Fd(-1))  # the child opens them when it needs them
     kind, name = Kernel().filesystem(store_fd), Name(spawn.name)
@@ -847,23 +851,25 @@ def _serve(spawn: Spawn, fds: list[int]) -> None:
         Child(channel, folder).serve()
 
 
-def tell_homes(channel: socket.socket, uids: Iterable[int]) -> None:
+def send_registries(channel: socket.socket, uids: Iterable[int]) -> None:
     """Send the stores in all users' registries, one user per packet. Raises  OSError: the service is gone"""
     kernel, mounts = Kernel(), read_mounts()
-    homes: dict[int, list[LineOf]] = {}
-    for word in stores_of_users(kernel, mounts, uids):
-        homes.setdefault(word.uid, []).append(word)
-    for word in stores_at_roots(kernel, mount_points(mounts), mounts):
-        known = homes.setdefault(word.uid, [])
+    homes: dict[int, list[UserLine]] = {}
+    for line_of in stores_of_users(kernel, mounts, uids):
+        homes.setdefault(line_of.uid, []).append(line_of)
+    for line_of in stores_at_roots(kernel, mount_points(mounts), mounts):
+        user_lines = homes.setdefault(line_of.uid, [])
         # If the user has registered the same volume elsewhere, one of the two is a copy: the user's registration
         # decides.
-        if all(word.line.volume != one.line.volume for one in known):
-            known.append(word)
-    for uid, words in homes.items():
-        home = _home(uid, [word for word in words if is_own(kernel, word, mounts)])
+        if all(line_of.line.volume != one.line.volume for one in user_lines):
+            user_lines.append(line_of)
+    for uid, lines in homes.items():
+        home = _to_user_registry(uid, [word for word in lines if is_own(kernel, word, mounts)])
         fds: list[int] = []
         with suppress(OSError):
-            fds.append(open_way(kernel, os.path.join(person(uid).home, STATE_BELOW_HOME), mounts, ROOTS))
+            fds.append(
+                open_untrusted(kernel, os.path.join(user_credentials(uid).home, STATE_BELOW_HOME), mounts, ROOTS)
+            )
         try:
             socket.send_fds(channel, [msgspec.json.encode(home)], fds)
         finally:
@@ -871,13 +877,13 @@ def tell_homes(channel: socket.socket, uids: Iterable[int]) -> None:
                 os.close(fd)
 
 
-def _home(uid: int, words: Sequence[LineOf]) -> UserRegistry:
+def _to_user_registry(uid: int, lines: Sequence[UserLine]) -> UserRegistry:
     """The newest of a user's stores, up to the limits."""
-    told: list[LineOf] = []
+    served: list[UserLine] = []
     n_bytes = 0
-    for word in reversed(words[-_MOST_STORES:]):
-        n_bytes += 2 * len(word.line.path) + _LINE_BYTES
+    for line_of in reversed(lines[-_MOST_STORES:]):
+        n_bytes += 2 * len(line_of.line.path) + _LINE_BYTES
         if n_bytes > _MOST_BYTES:
             break
-        told.insert(0, word)
-    return UserRegistry(uid, told, len(words) - len(told))
+        served.insert(0, line_of)
+    return UserRegistry(uid, served, len(lines) - len(served))

@@ -10,7 +10,7 @@ from typing import Self
 import trio
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.inotify import InotifyEvent, InotifyMask, open_inotify, read_events, unwatch, watch
+from fusefs.linux.inotify import InotifyEvent, InotifyMask, add_watch, open_inotify, read_events, remove_watch
 
 _BREATH_S, _LONGEST_BREATH_S = 0.02, 0.5
 """Pause between two reads: a user who creates and removes files all day must not keep the service busy."""
@@ -35,13 +35,13 @@ class InotifyWatches:
     def __exit__(self, *_error: object) -> None:
         self._inotify.close()
 
-    def add(self, dir_fd: int, wanted: InotifyMask, notice: Notice) -> int:
+    def add(self, dir_fd: int, mask: InotifyMask, notice: Notice) -> int:
         """Watch a directory; returns the watch's number.
 
         notice  called for each event in it, with OVERFLOW when events were lost, with IGNORED when the watch is gone
         Raises  OSError: ENOSPC when the kernel's limit is reached
         """
-        number = watch(self._inotify, dir_fd, wanted)
+        number = add_watch(self._inotify, dir_fd, mask)
         self._notices[number] = notice
         return number
 
@@ -49,26 +49,26 @@ class InotifyWatches:
         """End a watch."""
         if self._notices.pop(number, None) is not None:
             with suppress(OSError):
-                unwatch(self._inotify, number)
+                remove_watch(self._inotify, number)
 
-    async def run(self) -> None:
+    async def dispatch_events(self) -> None:
         """Read events and call back until cancelled. Checkpoint"""
         before_s = time.thread_time()
         while True:
             await trio.lowlevel.wait_readable(self._inotify)
             for event in read_events(self._inotify):
-                self._tell(event)
+                self._dispatch(event)
             now_s = time.thread_time()
             rest_s, before_s = _N_RESTS * (now_s - before_s), now_s
             await trio.sleep(min(max(_BREATH_S, rest_s), _LONGEST_BREATH_S))
 
-    def _tell(self, event: InotifyEvent) -> None:
-        if event.happened & InotifyMask.OVERFLOW:
+    def _dispatch(self, event: InotifyEvent) -> None:
+        if event.kinds & InotifyMask.OVERFLOW:
             for notice in list(self._notices.values()):
                 notice(event)
             return
-        told = self._notices.get(event.watch)
-        if event.happened & InotifyMask.IGNORED:
+        callback = self._notices.get(event.watch)
+        if event.kinds & InotifyMask.IGNORED:
             self._notices.pop(event.watch, None)
-        if told is not None:
-            told(event)
+        if callback is not None:
+            callback(event)

@@ -17,7 +17,7 @@ import msgspec
 
 from fusefs.core.config import Config
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.core.record import quote, unquote
+from fusefs.core.record import quote_path, unquote_path
 from fusefs.linux.mountinfo import Disk
 from fusefs.linux.runtime_directories import make_dir, read_file, replace_file
 from fusefs.service.open_volume import Unproven
@@ -29,7 +29,7 @@ _MOST, _MOST_BYTES = 1000, 1 << 20
 _OF_USER = " "
 """Separates the id and the owner in the key of a user's own store."""
 _MOST_WINDOWS = 4
-_EVER_S = -1e18
+_BEFORE_BOOT_S = -1e18
 """Before the earliest possible expiry."""
 
 
@@ -104,16 +104,16 @@ class _MountedVolume(NamedTuple):
     """look_again: has its loop check it again; True: a copy was mounted, False: one is gone"""
 
     disk: Disk
-    look_again: Callable[[bool], None]
+    on_change: Callable[[bool], None]
 
 
-class KnownVolumes:
+class RememberedVolumes:
     """The service's memory of volumes, in a file for its successor, and the list of mounted ones."""
 
     def __init__(self, state: bytes) -> None:
         """state: the service's state directory."""
         self._path = os.path.join(state, _FILE)
-        self._known = self._read()
+        self._volumes = self._read()
         self._mounted: dict[str, dict[bytes, _MountedVolume]] = {}
 
     def _read(self) -> dict[str, _Remembered]:
@@ -125,51 +125,51 @@ class KnownVolumes:
             _LOG.warning("%s: the saved state of the volumes can't be read: %s", printable(self._path), error)
             return {}
 
-    def _note(self, volume: str, one: _Remembered, *, is_durable: bool = False) -> None:
-        if self._known.pop(volume, None) == one:
-            self._known[volume] = one
+    def _note(self, volume: str, entry: _Remembered, *, is_durable: bool = False) -> None:
+        if self._volumes.pop(volume, None) == entry:
+            self._volumes[volume] = entry
             return
-        self._known[volume] = one
-        while len(self._known) > _MOST:
+        self._volumes[volume] = entry
+        while len(self._volumes) > _MOST:
             # Users can make any number of stores: theirs are forgotten before any of root's volumes.
-            del self._known[next((one for one in self._known if _OF_USER in one), next(iter(self._known)))]
+            del self._volumes[next((one for one in self._volumes if _OF_USER in one), next(iter(self._volumes)))]
         try:
             make_dir(os.path.dirname(self._path))
-            replace_file(self._path, msgspec.json.encode(self._known), 0o600, is_durable=is_durable)
+            replace_file(self._path, msgspec.json.encode(self._volumes), 0o600, is_durable=is_durable)
         except OSError as error:
             _LOG.warning("%s can't be written: %s", printable(self._path), error.strerror)
 
     def _of(self, volume: str) -> _Remembered:
-        return self._known.get(volume, _Remembered())
+        return self._volumes.get(volume, _Remembered())
 
     def appear(self, volume: str, where: bytes, disk: Disk, now_s: float, grace_s: float) -> Grace:
         """The grace for a volume whose disk is newly served."""
-        known = self._of(volume)
-        is_same = bool(disk.name) and known.disk == disk.name
-        last = GraceWindow(known.until_s if is_same else _EVER_S, now_s, now_s + grace_s)
-        windows = tuple(one for one in known.windows if is_same and one.ends_s > now_s)
+        entry = self._of(volume)
+        is_same = bool(disk.name) and entry.disk == disk.name
+        last = GraceWindow(entry.until_s if is_same else _BEFORE_BOOT_S, now_s, now_s + grace_s)
+        windows = tuple(one for one in entry.windows if is_same and one.ends_s > now_s)
         if len(windows) == _MOST_WINDOWS:
             windows, last = windows[:-1], last._replace(after_s=windows[-1].after_s)
         windows = (*windows, last)
-        self._note(volume, msgspec.structs.replace(known, disk=disk.name, until_s=now_s, windows=windows))
+        self._note(volume, msgspec.structs.replace(entry, disk=disk.name, until_s=now_s, windows=windows))
         return Grace(where, windows)
 
     def disappear(self, volume: str, disk: Disk, served_until_s: float) -> None:
         """Note that the disk of a volume is no longer served, for now or for good."""
-        known = self._of(volume)
-        if known.disk == disk.name:
-            self._note(volume, msgspec.structs.replace(known, until_s=served_until_s))
+        entry = self._of(volume)
+        if entry.disk == disk.name:
+            self._note(volume, msgspec.structs.replace(entry, until_s=served_until_s))
 
-    def refuse_copy(self, volume: str, path: bytes, disk: Disk, look_again: Callable[[bool], None]) -> None:
+    def refuse_copy(self, volume: str, path: bytes, disk: Disk, on_change: Callable[[bool], None]) -> None:
         """Refuse both of two disks with one volume's id, unless `trashd init` chose one of them. Raises  CopyMounted"""
         if not disk.is_block:
             return
         mounted = self._mounted.setdefault(volume, {})
-        mounted[path] = _MountedVolume(disk, look_again)
+        mounted[path] = _MountedVolume(disk, on_change)
         copies = {other: one for other, one in mounted.items() if one.disk.name != disk.name}
         if not disk.is_users:  # a user who mounts a disk must not block another user's volume
             for one in copies.values():
-                one.look_again(True)
+                one.on_change(True)
             copies = {other: one for other, one in copies.items() if not one.disk.is_users}
         if copies and read_chosen().get(volume) != disk.name:
             where = " and ".join(printable(one) for one in (path, *copies))
@@ -180,27 +180,27 @@ class KnownVolumes:
         mounted = self._mounted.get(volume, {})
         if mounted.pop(path, None) is not None:
             for one in list(mounted.values()):
-                one.look_again(False)
+                one.on_change(False)
 
     def refuse_without_rules(self, volume: str, path: bytes, config: Config) -> None:
         """Refuse to serve a volume by the defaults that had rules at another path. Raises  RulesMissing
 
         If the configuration no longer has these rules at the same path, its administrator removed them on purpose.
         """
-        known, rules = self._of(volume), config.rules_of(path, volume)
-        had = unquote(known.rules) if known.rules else b""
+        entry, rules = self._of(volume), config.rules_path(path, volume)
+        had = unquote_path(entry.rules) if entry.rules else b""
         if not rules and had not in (b"", path):
             hint = f'mount it there, add id = "{volume}" to its [[volume]], or add a [[volume]] for this path'
             raise RulesMissing(f"{printable(path)} (before: {printable(had)})", hint)
-        self._note(volume, msgspec.structs.replace(known, rules=quote(rules) if rules else ""), is_durable=True)
+        self._note(volume, msgspec.structs.replace(entry, rules=quote_path(rules) if rules else ""), is_durable=True)
 
 
 class ServedVolume:
     """What one volume's loop knows of its volume's past: the disk that it serves, and the grace period."""
 
-    def __init__(self, known: KnownVolumes, path: bytes, owner: int | None) -> None:
+    def __init__(self, memory: RememberedVolumes, path: bytes, owner: int | None) -> None:
         """owner: of a user's own store that root's service serves; None for any other store."""
-        self._known = known
+        self._memory = memory
         self._path = path
         self._owner = owner
         self._volume = ""
@@ -208,42 +208,42 @@ class ServedVolume:
         self._until_s = 0.0
         self.grace = NO_GRACE
 
-    def recognise(self, volume: str, disk: Disk, config: Config, look_again: Callable[[bool], None]) -> None:
+    def recognise(self, volume: str, disk: Disk, config: Config, on_change: Callable[[bool], None]) -> None:
         """Check that an opened volume is the known one and has its rules. Raises  Unproven
 
         look_again  see `refuse_copy`
         """
         if volume != self._volume:
-            self.is_gone()
+            self.note_unmounted()
         self._volume = volume
         if self._owner is None:
-            self._known.refuse_copy(volume, self._path, disk, look_again)
-            self._known.refuse_without_rules(volume, self._path, config)
+            self._memory.refuse_copy(volume, self._path, disk, on_change)
+            self._memory.refuse_without_rules(volume, self._path, config)
         if disk != self._disk:
-            self.end()
+            self.note_unserved()
             where = self._path if self._owner is None else b""
-            self.grace = self._known.appear(self._key(), where, disk, _boot_s(), config.grace_s)
+            self.grace = self._memory.appear(self._key(), where, disk, _boot_s(), config.grace_s)
             self._disk = disk
-        self.goes_on()
+        self.note_served()
 
     def _key(self) -> str:
         """The key under which the volume is remembered: a user can give an own store any id."""
         return self._volume if self._owner is None else f"{self._volume}{_OF_USER}{self._owner}"
 
-    def goes_on(self) -> None:
+    def note_served(self) -> None:
         """Note that it is still served."""
         self._until_s = _boot_s()
 
-    def end(self) -> None:
+    def note_unserved(self) -> None:
         """Note that it is no longer served, since the last `goes_on`."""
         if self._disk is not None:
-            self._known.disappear(self._key(), self._disk, self._until_s)
+            self._memory.disappear(self._key(), self._disk, self._until_s)
         self._disk = None
 
-    def is_gone(self) -> None:
+    def note_unmounted(self) -> None:
         """Note that it is no longer mounted."""
-        self.end()
-        self._known.forget_mounted(self._volume, self._path)
+        self.note_unserved()
+        self._memory.forget_mounted(self._volume, self._path)
 
 
 def _boot_s() -> float:

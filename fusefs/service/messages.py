@@ -10,7 +10,7 @@ from fusefs.core.pacing import Speed
 from fusefs.core.record import Failure, Method
 from fusefs.linux.children import UserCredentials
 from fusefs.store.layout import Volume
-from fusefs.store.store_registry import LineOf
+from fusefs.store.store_registry import UserLine
 
 MESSAGE_MAX = 128 * 1024
 """Largest packet: a page of records, the largest message, is cut to fit."""
@@ -108,7 +108,7 @@ class Tended(msgspec.Struct, tag=True):
     problems: list[str]
 
 
-class SeenContainer(NamedTuple):
+class ContainerEntry(NamedTuple):
     """A container as described by its record.
 
     is_claimed  in reaping/: a reap has begun
@@ -140,11 +140,11 @@ class Page(msgspec.Struct, tag=True):
     """
 
     base: bytes
-    seen: list[SeenContainer]
+    seen: list[ContainerEntry]
     last: str
     n_orphans: Count
     n_quarantined: Count
-    quarantined: list[SeenContainer] = []
+    quarantined: list[ContainerEntry] = []
 
 
 class OrphanEnded(msgspec.Struct, tag=True):
@@ -231,7 +231,7 @@ class UserRegistry(msgspec.Struct):
     """
 
     uid: int
-    words: list[LineOf]
+    words: list[UserLine]
     n_more: int
 
 

@@ -22,7 +22,7 @@ import trio
 from fusefs.core.events import Event
 from fusefs.core.printable_names import printable
 from fusefs.core.service_status import HookCounts, Status, VolumePhase, VolumeStatus
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import OTHERS_WRITE
 from fusefs.linux.runtime_directories import replace_file
 from fusefs.service import timers
@@ -122,7 +122,7 @@ class PrometheusMetrics:
 
     def __call__(self, event: Event, *, is_own: bool = False) -> None:
         """Count an event. is_own: in a user's own store"""
-        name = _own(event.uid) if is_own else printable(event.volume or b"")
+        name = _own_label(event.uid) if is_own else printable(event.volume or b"")
         self._events[name, event.kind.value] += 1
 
     def publish(self, status: Status, hooks: HookCounts) -> None:
@@ -133,7 +133,7 @@ class PrometheusMetrics:
         try:
             directory, name = os.path.split(self._textfile)
             with _open_unshared(directory) as fd:
-                replace_file(name, self.text(), 0o644, whatever_umask=True, dir_fd=fd)
+                replace_file(name, self.text(), 0o644, ignores_umask=True, dir_fd=fd)
             self._is_broken = False
         except OSError as error:
             if not self._is_broken:
@@ -181,7 +181,7 @@ class PrometheusMetrics:
 
 def _open_unshared(path: bytes) -> Fd:
     """A directory in which only root and we can create, replace or remove a file. Raises  OSError"""
-    with closed_on_error(Fd(os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))) as fd:
+    with close_on_error(Fd(os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))) as fd:
         st = os.fstat(fd)
         if st.st_uid not in (0, os.geteuid()) or st.st_mode & OTHERS_WRITE:
             raise PermissionError(errno.EACCES, "other users can write to its directory: chown it to root, chmod go-w")
@@ -208,7 +208,7 @@ def _shares(status: Status) -> Iterator[Metric]:
     for volume in status.volumes:
         if volume.owner is not None:
             continue
-        name = printable(volume.root())
+        name = printable(volume.root_path())
         for resource, share in (("io", volume.io), ("memory", volume.memory), ("cpu", volume.cpu)):
             if share is not None:
                 stalls.add_metric([name, resource], share)
@@ -232,13 +232,13 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, row: _Row, status: 
         if volume.owner is not None:
             sums[volume.owner] += int(value or 0) if row.adds else 0
         elif value is not None:
-            family.add_metric([printable(volume.root())], value)
+            family.add_metric([printable(volume.root_path())], value)
     for owner, total in sorted(sums.items()) if row.adds else ():
-        family.add_metric([_own(owner)], total)
+        family.add_metric([_own_label(owner)], total)
     return family
 
 
-def _own(uid: int | None) -> str:
+def _own_label(uid: int | None) -> str:
     """The label for all own stores of a user."""
     return f"uid {uid}"
 
@@ -247,7 +247,7 @@ def _divided(value: float | None, parts: float) -> float | None:
     return None if value is None else value / parts
 
 
-async def serve(
+async def serve_metrics(
     host: str,
     port: int,
     text: Callable[[], bytes],
@@ -302,10 +302,10 @@ def _respond(text: Callable[[], bytes], head: bytes) -> bytes:
         return _response("405 Method Not Allowed")
     if path.partition(b"?")[0] not in _PATHS:
         return _response("404 Not Found")
-    return _response("200 OK", text(), is_told=method == b"GET")
+    return _response("200 OK", text(), has_body=method == b"GET")
 
 
-def _response(status: str, body: bytes = b"", *, is_told: bool = True) -> bytes:
+def _response(status: str, body: bytes = b"", *, has_body: bool = True) -> bytes:
     """A response. Always in the oldest text format, which every Prometheus accepts, so the Accept header is ignored."""
     head = f"HTTP/1.1 {status}\r\nContent-Type: {_CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close"
-    return head.encode("ascii") + b"\r\n\r\n" + (body if is_told else b"")
+    return head.encode("ascii") + b"\r\n\r\n" + (body if has_body else b"")

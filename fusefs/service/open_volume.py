@@ -22,20 +22,27 @@ from itertools import islice
 from typing import NamedTuple, Self
 
 from fusefs.core.errors import Busy, NoStore, NotPermitted, TrashdError, Untrusted
-from fusefs.core.identity import Likelihood, compare
-from fusefs.core.names import STORE, Name, whose_store
-from fusefs.core.node_beats import BEAT_BYTES, NodeBeat, beat_name, decode_beat, encode_beat, is_beat_name
+from fusefs.core.identity import IdentityMatch, compare
+from fusefs.core.names import STORE, Name, parse_user_store_name
+from fusefs.core.node_beats import (
+    HEARTBEAT_BYTES,
+    Heartbeat,
+    decode_heartbeat,
+    encode_heartbeat,
+    heartbeat_name,
+    is_heartbeat_name,
+)
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.core.service_status import UNSEEN, VolumePhase, VolumeStatus
+from fusefs.core.service_status import HIDDEN, VolumePhase, VolumeStatus
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.machine_identity import boot_id
-from fusefs.linux.mount_calls import is_claimed
-from fusefs.linux.mountinfo import Disk, Mount, MountView, disk_of, find_mount, find_place, read_mounts, views
+from fusefs.linux.mount_calls import is_mount_point_claimed
+from fusefs.linux.mountinfo import Disk, Mount, MountView, disk_of, find_mount, find_place, read_mounts, trashd_views
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
-from fusefs.linux.untrusted_path import open_way
+from fusefs.linux.untrusted_path import open_untrusted
 from fusefs.service.state_files import served_volumes
-from fusefs.store.backing_and_mount import ABSENT, FILE_TO_LOCK, READABLE, BackingAndMount
+from fusefs.store.backing_and_mount import ABSENT_ERRNOS, FILE_TO_LOCK, READABLE, BackingAndMount
 from fusefs.store.find_stores import mount_points
 from fusefs.store.layout import (
     FOLDER_MODE,
@@ -51,14 +58,21 @@ from fusefs.store.layout import (
     read_volume,
     trusted_owners,
 )
-from fusefs.store.make_folder import look_first
-from fusefs.store.mounted_paths import open_shown, refuse_mounted
-from fusefs.store.registry_lines import RegistryLine, way_out
+from fusefs.store.make_folder import inspect_new_folders
+from fusefs.store.mounted_paths import open_both_sides, refuse_mounted
+from fusefs.store.registry_lines import RegistryLine, hint_for_unknown_maker
 from fusefs.store.root_squash import refuse_squashed
-from fusefs.store.store_registry import LineOf
-from fusefs.store.swap import own_folder
+from fusefs.store.store_registry import UserLine
+from fusefs.store.swap import open_own_folder
 from fusefs.store.tidy_folder import discard_emptied
-from fusefs.store.user_folders import NOT_MADE, FolderCensus, is_remembered, is_vouched, open_user, take_census
+from fusefs.store.user_folders import (
+    NOT_MADE,
+    FolderCensus,
+    inspect_folders,
+    is_registered_store,
+    is_vouched,
+    open_user_folder,
+)
 
 _MOST_NODES = 1000
 _TRIES = 3
@@ -76,7 +90,7 @@ class HeldBeat:
         self._nodes = nodes
         self._fd = fd
         self.name = name
-        self._text = bytes(BEAT_BYTES)
+        self._text = bytes(HEARTBEAT_BYTES)
         self._mutex = threading.Lock()
         self._n_using = 0
         self._is_closed = False
@@ -110,9 +124,9 @@ class HeldBeat:
                 self._fd.close()
                 self._nodes.close()
 
-    def write(self, beat: NodeBeat) -> None:
+    def write(self, beat: Heartbeat) -> None:
         """Write a heartbeat durably. Raises  OSError"""
-        self._text = encode_beat(beat)
+        self._text = encode_heartbeat(beat)
         self.write_again()
 
     def write_again(self) -> None:
@@ -121,15 +135,15 @@ class HeldBeat:
             self._kernel.write(self._fd, self._text)
             self._kernel.fsync(self._fd)
 
-    def all(self) -> dict[bytes, NodeBeat | None]:
+    def read_all(self) -> dict[bytes, Heartbeat | None]:
         """All heartbeats by name, including ours, each read through a new open; None for an invalid one."""
         kernel = self._kernel
-        found: dict[bytes, NodeBeat | None] = {}
+        beats: dict[bytes, Heartbeat | None] = {}
         with self._using():
-            for name in islice(filter(is_beat_name, kernel.list_anew(self._nodes)), _MOST_NODES):
+            for name in islice(filter(is_heartbeat_name, kernel.list_reopened(self._nodes)), _MOST_NODES):
                 with suppress(FileNotFoundError):
-                    found[name] = _read(kernel, self._nodes, name)
-        return found
+                    beats[name] = _read(kernel, self._nodes, name)
+        return beats
 
     def remove(self, name: bytes) -> None:
         """Remove a heartbeat file. Raises  OSError"""
@@ -137,9 +151,9 @@ class HeldBeat:
             self._kernel.unlink(self._nodes, name)
 
 
-def own_name() -> bytes:
+def own_beat_name() -> bytes:
     """The name of our own heartbeat file."""
-    return beat_name(os.uname().nodename, boot_id())
+    return heartbeat_name(os.uname().nodename, boot_id())
 
 
 def hold_beat(kernel: Kernel, hold: Fd) -> HeldBeat | None:
@@ -148,7 +162,7 @@ def hold_beat(kernel: Kernel, hold: Fd) -> HeldBeat | None:
 
     Raises  OSError; Untrusted if others can write there
     """
-    name = own_name()
+    name = own_beat_name()
     with ExitStack() as owned:
         nodes = owned.enter_context(_open_nodes(kernel, hold))
         for _ in range(_TRIES):
@@ -178,22 +192,22 @@ def _open_nodes(kernel: Kernel, hold: Fd) -> Fd:
     return nodes
 
 
-def _read(kernel: Kernel, nodes: Fd, name: bytes) -> NodeBeat | None:
+def _read(kernel: Kernel, nodes: Fd, name: bytes) -> Heartbeat | None:
     """Raises  FileNotFoundError"""
     try:
-        text = read_small(kernel, nodes, name, 2 * BEAT_BYTES, trusted_owners(os.geteuid()))
+        text = read_small(kernel, nodes, name, 2 * HEARTBEAT_BYTES, trusted_owners(os.geteuid()))
     except FileNotFoundError:
         raise
     except OSError:
         return None  # a link; or its server is just replacing it
-    return None if text is None else decode_beat(text)
+    return None if text is None else decode_heartbeat(text)
 
 
 _LET_GO = (VolumePhase.ELSEWHERE, VolumePhase.GONE)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 ROOTS = (0,)
 """The users whose links and mounts root's service follows."""
-_OTHERS_LOOK = 0o005
+_OTHERS_LIST = 0o005
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OF_ID = 8
 
@@ -245,8 +259,8 @@ class OpenVolume(NamedTuple):
     filesystem: str
     hold: Fd
     owned: ExitStack
-    own: LineOf | None = None
-    told_path: bytes = b""
+    own: UserLine | None = None
+    public_path: bytes = b""
     beat: HeldBeat | None = None
     disk: Disk = Disk("", is_block=False)
 
@@ -268,9 +282,9 @@ class OpenVolume(NamedTuple):
         Raises   OSError of objects that no other user can write to
         """
         if self.own is not None:
-            return take_census(self.store, self.own.uid, plain_only=True)
-        unread = look_first(self.store, resting) if self.store.is_roots_to_keep() else []
-        census = take_census(self.store, os.geteuid() or None)
+            return inspect_folders(self.store, self.own.uid, plain_only=True)
+        unread = inspect_new_folders(self.store, resting) if self.store.is_ours_as_root() else []
+        census = inspect_folders(self.store, os.geteuid() or None)
         return census._replace(unread=census.unread + unread)
 
     def check(self) -> None:
@@ -287,7 +301,7 @@ class OpenVolume(NamedTuple):
 
     def folder(self, uid: int) -> UserFolder | None:
         """A user's folder; None if it is gone."""
-        return open_user(self.store, uid, plain_only=self.own is not None)
+        return open_user_folder(self.store, uid, plain_only=self.own is not None)
 
     def space(self) -> VolumeSpace:
         """The current space of the volume. Raises  OSError"""
@@ -306,20 +320,20 @@ def split_place(path: bytes) -> tuple[bytes, Name]:
     first store in it that is ours to serve; a user's own store has its own path.
     """
     base, name = os.path.split(path)
-    return (path, STORE) if whose_store(name) is None else (base, Name(name))
+    return (path, STORE) if parse_user_store_name(name) is None else (base, Name(name))
 
 
 def _open_place(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
     """Open the store at the path of a loop. Raises  Untrusted; NoBacking; BrokenStore; OSError"""
     base, name = split_place(path)
     try:
-        store = open_store(kernel, open_shown(kernel, base, mounts), base, name)
+        store = open_store(kernel, open_both_sides(kernel, base, mounts), base, name)
     except Untrusted:
-        store = None if name != STORE else open_own_store(kernel, open_shown(kernel, base, mounts), base)
+        store = None if name != STORE else open_own_store(kernel, open_both_sides(kernel, base, mounts), base)
         if store is None:
             raise
     if store is None and name == STORE:
-        store = open_own_store(kernel, open_shown(kernel, base, mounts), base)
+        store = open_own_store(kernel, open_both_sides(kernel, base, mounts), base)
     return store
 
 
@@ -330,13 +344,13 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
     """
     mounts = read_mounts()
     with ExitStack() as owned:
-        _let_sleep(path, mounts)
+        _refuse_resting_automount(path, mounts)
         store = _open_place(kernel, path, mounts)
         if store is None:
             raise NoStore(path)
         owned.enter_context(store)
         refuse_mounted(kernel, store.fd)
-        _leave_to_root(store)
+        _refuse_served_by_root(store)
         refuse_squashed(store.kernel, store.fd, store.base_path)
         _refuse_unproven(store)
         discard_emptied(store)
@@ -350,22 +364,22 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
         return OpenVolume(store, _type_of(mount), hold, owned.pop_all(), beat=beat, disk=disk_of(mount))
 
 
-def open_own(kernel: Kernel, wanted: LineOf) -> OpenVolume:
+def open_own(kernel: Kernel, line_of: UserLine) -> OpenVolume:
     """Open a user's own store for root's service, without a lock.
 
     Raises  NoStore; Untrusted; OSError
     """
     mounts = read_mounts()
     with ExitStack() as owned:
-        store = _open_vouched(kernel, wanted, mounts, owned)
+        store = _open_vouched(kernel, line_of, mounts, owned)
         hold = owned.enter_context(kernel.open_dir(store.fd))
-        told, mount = seen_by_all(store.base.fd, wanted), find_mount(kernel, store.fd, mounts)
-        return OpenVolume(store, _type_of(mount), hold, owned.pop_all(), wanted, told, disk=disk_of(mount))
+        public_path, mount = find_public_path(store.base.fd, line_of), find_mount(kernel, store.fd, mounts)
+        return OpenVolume(store, _type_of(mount), hold, owned.pop_all(), line_of, public_path, disk=disk_of(mount))
 
 
-def own_space(kernel: Kernel, wanted: LineOf) -> VolumeSpace:
+def own_space(kernel: Kernel, line_of: UserLine) -> VolumeSpace:
     """The current space of the filesystem of a user's own store. Raises  NoStore; OSError"""
-    with open_base(kernel, wanted, read_mounts()) as base:
+    with open_base(kernel, line_of, read_mounts()) as base:
         return space_at(base)
 
 
@@ -373,14 +387,14 @@ def _type_of(mount: Mount | None) -> str:
     return "" if mount is None else printable(mount.fstype)
 
 
-def _let_sleep(path: bytes, mounts: list[Mount]) -> None:
+def _refuse_resting_automount(path: bytes, mounts: list[Mount]) -> None:
     """Refuse an automount that is not mounted, so as not to trigger it. Raises  NoStore"""
     top = next((mount for mount in reversed(mounts) if mount.point == path), None)
     if top is not None and top.fstype == b"autofs":
         raise NoStore(path, "its automount is not mounted; name the directory behind it in the configuration")
 
 
-def _leave_to_root(store: Store) -> None:
+def _refuse_served_by_root(store: Store) -> None:
     """Refuse a store that root's service serves, as a second service would report twice. Raises  Elsewhere"""
     if os.geteuid() == 0:
         return
@@ -388,8 +402,8 @@ def _leave_to_root(store: Store) -> None:
     with suppress(TrashdError, OSError):  # another version's status: then claims keep the two apart
         served = served_volumes(SYSTEM_RUNTIME)
     # Ids are no secret: another user's own store may have the same one.
-    ours = (one for one in served if one.id == store.volume.id and (one.owner or 0) == store.owner)
-    if any(one.phase not in _LET_GO for one in ours):
+    same_store = (one for one in served if one.id == store.volume.id and (one.owner or 0) == store.owner)
+    if any(one.phase not in _LET_GO for one in same_store):
         raise Elsewhere(store.base_path)
 
 
@@ -399,10 +413,10 @@ def _refuse_unproven(store: Store) -> None:
 
     Raises  Unproven
     """
-    if store.is_roots_to_keep() and store.is_unknown():
-        raise Unproven(f"{printable(store.base_path)} ({NOT_MADE})", way_out(store.base_path))
+    if store.is_ours_as_root() and store.has_unknown_maker():
+        raise Unproven(f"{printable(store.base_path)} ({NOT_MADE})", hint_for_unknown_maker(store.base_path))
     is_own = not store.is_common() and store.owner == os.geteuid()
-    if is_own and not is_remembered(store) and (store.name == STORE or not is_vouched(store)):
+    if is_own and not is_registered_store(store) and (store.name == STORE or not is_vouched(store)):
         raise Unproven(
             store.base_path, f"if it is not a copy, register it with trashd init {shell_word(store.base_path)}"
         )
@@ -411,7 +425,7 @@ def _refuse_unproven(store: Store) -> None:
 def _open_hold(kernel: Kernel, store: Store) -> Fd:
     if os.geteuid() == 0:
         return kernel.open_dir(store.fd)
-    with own_folder(store) as folder:  # made if missing, so that arrivals in it are noticed
+    with open_own_folder(store) as folder:  # made if missing, so that arrivals in it are noticed
         return kernel.open_dir(folder.fd)
 
 
@@ -452,25 +466,27 @@ def all_views(mounts: list[Mount], earlier: Iterable[MountView]) -> list[MountVi
     other volume and has no other rules: the mount point belongs to its daemon all the time.
     earlier  the result of the previous call
     """
-    now = views(mounts, trusted_owners(os.geteuid()))
+    now = trashd_views(mounts, trusted_owners(os.geteuid()))
     points = {view.mount.point for view in now}
-    return now + [view for view in earlier if view.mount.point not in points and is_claimed(view.mount.point)]
+    return now + [
+        view for view in earlier if view.mount.point not in points and is_mount_point_claimed(view.mount.point)
+    ]
 
 
-def volume_paths(mounts: list[Mount], seen: Iterable[MountView]) -> list[bytes]:
+def volume_paths(mounts: list[Mount], our_views: Iterable[MountView]) -> list[bytes]:
     """The mount points that may have a store to serve, each by the path for which rules apply.
 
     A directory shown by a trashd mount is known by the path of that mount, even if its daemon is dead or hangs. Under
     its backing path it would be another volume, to which neither its rules nor its pauses apply. To serve that path,
     name it in the configuration.
     """
-    shown = {view.backing for view in seen}
+    shown = {view.backing for view in our_views}
     return [path for path in mount_points(mounts) if find_place(path, mounts) not in shown]
 
 
-def registered_paths(lines: Iterable[RegistryLine], mounts: list[Mount], seen: Iterable[MountView]) -> list[bytes]:
+def registered_paths(lines: Iterable[RegistryLine], mounts: list[Mount], our_views: Iterable[MountView]) -> list[bytes]:
     """The paths of stores in our own registry, without those within the view of a trashd mount."""
-    shown = [view.backing for view in seen]
+    shown = [view.backing for view in our_views]
     places = ((line.path, find_place(line.path, mounts)) for line in lines)
     return [path for path, place in places if place is not None and not any(one.holds(place) for one in shown)]
 
@@ -479,83 +495,83 @@ def find_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[bytes,
     """The stores in a directory that are ours to serve, each with its device and inode: the first one by the
     directory's path, our own store beside root's by its own path.
     """
-    found: dict[bytes, tuple[int, int]] = {}
+    stores: dict[bytes, tuple[int, int]] = {}
     for opener in (open_store, open_own_store):
         with suppress(OSError, TrashdError):  # `trashd doctor PATH` prints the reason
-            _let_sleep(path, mounts)
-            store = opener(kernel, open_shown(kernel, path, mounts), path)
+            _refuse_resting_automount(path, mounts)
+            store = opener(kernel, open_both_sides(kernel, path, mounts), path)
             if store is not None:
                 with store:
                     st = kernel.fstat(store.fd)
-                    found[store.path() if found else path] = st.st_dev, st.st_ino
-    return found
+                    stores[store.path() if stores else path] = st.st_dev, st.st_ino
+    return stores
 
 
 def find_id(kernel: Kernel, path: bytes, mounts: list[Mount]) -> str:
     """The id of the volume whose store is in a directory; empty if there is none for us."""
     with suppress(OSError, TrashdError):
-        _let_sleep(path, mounts)
-        store = open_store(kernel, open_shown(kernel, path, mounts), path)
+        _refuse_resting_automount(path, mounts)
+        store = open_store(kernel, open_both_sides(kernel, path, mounts), path)
         if store is not None:
             with store:
                 return store.volume.id
     return ""
 
 
-def open_base(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount]) -> Fd:
+def open_base(kernel: Kernel, line_of: UserLine, mounts: Sequence[Mount]) -> Fd:
     """Open the directory of a registry line, without following links or mounts of users. Raises  OSError"""
-    return open_way(kernel, wanted.line.path, mounts, ROOTS)
+    return open_untrusted(kernel, line_of.line.path, mounts, ROOTS)
 
 
-def is_own(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount]) -> bool:
+def is_own(kernel: Kernel, line_of: UserLine, mounts: Sequence[Mount]) -> bool:
     """Whether a store belongs to the user: a registry contains stores of root's too, which are served anyway.
 
     May block for ever.
     """
     try:
-        with open_base(kernel, wanted, mounts) as base:
-            return kernel.stat(base, wanted.line.name).st_uid == wanted.uid
+        with open_base(kernel, line_of, mounts) as base:
+            return kernel.stat(base, line_of.line.name).st_uid == line_of.uid
     except OSError:
         return False
 
 
-def _open_vouched(kernel: Kernel, wanted: LineOf, mounts: Sequence[Mount], owned: ExitStack) -> Store:
+def _open_vouched(kernel: Kernel, line_of: UserLine, mounts: Sequence[Mount], owned: ExitStack) -> Store:
     """Open the store of a registry line if it is the one that its owner registered.
 
     Raises  NoStore if it is gone or replaced; Untrusted if others may write in it; OSError
     """
-    base, where = owned.enter_context(open_base(kernel, wanted, mounts)), printable(wanted.line.path)
+    base, where = owned.enter_context(open_base(kernel, line_of, mounts)), printable(line_of.line.path)
     try:
-        fd = owned.enter_context(kernel.open_beneath(base, wanted.line.name, READABLE))
-        areas = owned.enter_context(open_areas(kernel, fd, wanted.line.name))
+        fd = owned.enter_context(kernel.open_beneath(base, line_of.line.name, READABLE))
+        areas = owned.enter_context(open_areas(kernel, fd, line_of.line.name))
     except OSError as error:
         if error.errno == errno.EXDEV:
             raise Untrusted(f"{where} (something is mounted over the store)") from error
-        if error.errno in ABSENT:
-            raise NoStore(wanted.line.path) from error
+        if error.errno in ABSENT_ERRNOS:
+            raise NoStore(line_of.line.path) from error
         raise
     dev = kernel.fstat(base).st_dev
     for opened in (fd, *(area for _name, area in areas.all() if area is not areas.new_fd)):
         st = kernel.fstat(opened)
-        if st.st_uid != wanted.uid or st.st_mode & OTHERS_WRITE or st.st_dev != dev:
-            raise Untrusted(f"{where} (uid {wanted.uid} registered it, but other users can change it)")
-    if wanted.line.name != STORE and stat.S_IMODE(kernel.fstat(fd).st_mode) != FOLDER_MODE:
+        if st.st_uid != line_of.uid or st.st_mode & OTHERS_WRITE or st.st_dev != dev:
+            raise Untrusted(f"{where} (uid {line_of.uid} registered it, but other users can change it)")
+    if line_of.line.name != STORE and stat.S_IMODE(kernel.fstat(fd).st_mode) != FOLDER_MODE:
         raise Untrusted(f"{where} (its mode is not {FOLDER_MODE:04o})")
-    if compare(kernel.identify(fd), wanted.line.identity) is Likelihood.OTHER:
-        raise NoStore(wanted.line.path, "it is not the store that its owner registered")
+    if compare(kernel.identify(fd), line_of.line.identity) is IdentityMatch.OTHER:
+        raise NoStore(line_of.line.path, "it is not the store that its owner registered")
     # The rest of its volume.json is read by the owner's process (service/forker.py).
-    volume = Volume(wanted.line.volume, False, 0)
+    volume = Volume(line_of.line.volume, False, 0)
     kind = kernel.filesystem(fd)
-    sides, name = BackingAndMount(base), wanted.line.name
-    return Store(kernel, sides, wanted.line.path, fd, areas, volume, wanted.uid, kind, name=name)
+    sides, name = BackingAndMount(base), line_of.line.name
+    return Store(kernel, sides, line_of.line.path, fd, areas, volume, line_of.uid, kind, name=name)
 
 
-def unseen(wanted: LineOf) -> bytes:
+def placeholder_path(line_of: UserLine) -> bytes:
     """A placeholder for the path of a store that may be private: the beginning of the store's id."""
-    return b"/" + UNSEEN + wanted.line.volume[:_OF_ID].encode()
+    return b"/" + HIDDEN + line_of.line.volume[:_OF_ID].encode()
 
 
-def seen_by_all(base: Fd, wanted: LineOf) -> bytes:
+def find_public_path(base: Fd, line_of: UserLine) -> bytes:
     """The part of an opened directory's path that every user may see, for a status that every user may read.
 
     A name in a directory that others may not list is replaced by the beginning of the store's id, which distinguishes
@@ -566,8 +582,8 @@ def seen_by_all(base: Fd, wanted: LineOf) -> bytes:
     with ExitStack() as owned:
         above = owned.enter_context(Fd(os.open(b"/", _STEP)))
         for name in real.strip(b"/").split(b"/"):
-            if os.fstat(above).st_mode & _OTHERS_LOOK != _OTHERS_LOOK:
-                return shown + unseen(wanted)
+            if os.fstat(above).st_mode & _OTHERS_LIST != _OTHERS_LIST:
+                return shown + placeholder_path(line_of)
             above = owned.enter_context(Fd(os.open(name or b".", _STEP, dir_fd=above)))
             shown += b"/" + name
     return shown

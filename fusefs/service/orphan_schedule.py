@@ -23,12 +23,12 @@ from fusefs.core.policy import (
     OrphanSize,
     Quota,
     RetentionRules,
-    SpaceWanted,
+    SpaceNeeded,
     VolumePolicy,
     age_s,
     beyond_quota,
-    due_at_s,
-    go_early,
+    choose_early_deletions,
+    due_in_s,
     warning_in_s,
 )
 from fusefs.core.printable_names import printable
@@ -39,6 +39,7 @@ from fusefs.service import timers
 from fusefs.service.known_volumes import NO_GRACE, Grace
 from fusefs.service.messages import (
     Answer,
+    ContainerEntry,
     DueContainer,
     Measure,
     Measured,
@@ -47,7 +48,6 @@ from fusefs.service.messages import (
     OrphanEnded,
     Page,
     ReadRecords,
-    SeenContainer,
     Tend,
     Tended,
 )
@@ -66,7 +66,7 @@ TROUBLE = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EU
 _MOST_IO_ERRORS = 3
 """Consecutive orphans of a user with such an error inside, after which a dying disk is left alone."""
 _MOST_TRIES = 3
-_MOST_KNOWN = 100_000
+_ORPHANS_MAX = 100_000
 """Most orphans of one user that count for a quota, or where space is low: some tens of megabytes."""
 _KINDS = {
     Method.EXCHANGE: EventKind.SWAPPED,
@@ -81,7 +81,7 @@ class Trouble(Exception):
     """The volume is broken and is left alone for a while. The text gives the reason."""
 
 
-class ForRoot(NamedTuple):
+class RootTakeover(NamedTuple):
     """An orphan that its owner could not delete and root will: root takes it over first (store.as_owner).
 
     by_force  clear flags
@@ -128,97 +128,101 @@ class OrphanSchedule:
         self._io_errors: Counter[int] = Counter()
         self.trouble = ""
         self.is_in_doubt = False
-        self.for_root: list[ForRoot] = []
+        self.for_root: list[RootTakeover] = []
 
-    def take(self, user: UserState, order: Order, answer: Answer) -> None:
+    def handle_answer(self, user: UserState, order: Order, answer: Answer) -> None:
         """Handle one answer to an order."""
         now_s = boot_s()
         match answer:
             case Tended():
-                if user.tended(base for base in answer.bases if is_inside(base, self._volume)):
+                if user.set_stores(base for base in answer.bases if is_inside(base, self._volume)):
                     self._new_parts()
-                user.has_problems(now_s, is_so=bool(answer.problems))
+                user.note_problems(now_s, is_so=bool(answer.problems))
                 for problem in answer.problems:
                     self._fault(user, "something in the user's directory was kept unchanged", problem)
             case Page():
                 part = user.parts[answer.base]
                 part.n_orphans, part.n_quarantined = answer.n_orphans, answer.n_quarantined
                 clock = self._context.clock()
-                for seen in answer.seen:
-                    self._note(user, part, seen, clock)
-                for seen in answer.quarantined:
-                    if not seen.is_kept:  # the last service was killed before it could do this
-                        self._hand_over(user, part, seen.id, seen.origin)
+                for entry in answer.seen:
+                    self._note(user, part, entry, clock)
+                for entry in answer.quarantined:
+                    if not entry.is_kept:  # the last service was killed before it could do this
+                        self._hand_over(user, part, entry.id, entry.origin)
                 if not (isinstance(order, ReadRecords) and order.ids is not None):
-                    part.looked(answer.last, now_s, self._context.clock().wall_ns)
+                    part.note_page(answer.last, now_s, self._context.clock().wall_ns)
             case OrphanEnded():
-                self._ended(user, _part_of(user, order), answer, now_s)
+                self._handle_ended(user, _part_of(user, order), answer, now_s)
             case Measured():
                 part = _part_of(user, order)
-                known = part.known
+                orphans = part.orphans
                 if isinstance(order, Measure) and order.when_idle:
                     if answer.id == part.measuring:
                         part.measuring = None  # the size is in its record now, if that could be written
-                elif answer.id in known:
-                    known[answer.id] = known[answer.id]._replace(size=OrphanSize(answer.n_inodes, answer.n_bytes))
+                elif answer.id in orphans:
+                    orphans[answer.id] = orphans[answer.id]._replace(size=OrphanSize(answer.n_inodes, answer.n_bytes))
             case OrderDone():
                 pass
 
-    def _note(self, user: UserState, part: FolderPart, seen: SeenContainer, clock: Clock) -> None:
+    def _note(self, user: UserState, part: FolderPart, entry: ContainerEntry, clock: Clock) -> None:
         """Note a container from a page: its due time, size, warning and measurement; reports a new one."""
-        if seen.problem:
-            self._fault(user, f"a record (…{seen.id[-12:]}) can't be read", seen.problem)
+        if entry.problem:
+            self._fault(user, f"a record (…{entry.id[-12:]}) can't be read", entry.problem)
             return
-        if seen.id in part.left and not seen.is_claimed:
+        if entry.id in part.departed_ids and not entry.is_claimed:
             return
-        identifier, sight, origin = ContainerId(seen.id), part.sight(seen, clock), self._policy.usual(seen.origin)
-        known = KnownOrphan(identifier, seen.created_ns, seen.retention_s, origin, seen.is_claimed, sight=sight)
+        identifier, sight, origin = (
+            ContainerId(entry.id),
+            part.sight(entry, clock),
+            self._policy.usual_origin(entry.origin),
+        )
+        orphan = KnownOrphan(identifier, entry.created_ns, entry.retention_s, origin, entry.is_claimed, sight=sight)
         rules = self._policy.rules_for(origin)
-        part.upcoming.add(DueContainer(seen.id, seen.retention_s), self._at_s(user, known, rules, clock))
-        part.sizes.note(seen.id, seen.n_bytes)
-        self._warn(user, part, known, rules, seen.origin, clock)
-        self._measure_when_idle(part, seen, clock)
-        before = part.known.get(seen.id)
-        if self.must_measure() and (before is not None or len(part.known) * len(user.parts) < _MOST_KNOWN):
+        part.upcoming.add(DueContainer(entry.id, entry.retention_s), self._at_s(user, orphan, rules, clock))
+        part.sizes.note(entry.id, entry.n_bytes)
+        self._warn(user, part, orphan, rules, entry.origin, clock)
+        self._measure_when_idle(part, entry, clock)
+        before = part.orphans.get(entry.id)
+        if self.must_measure() and (before is not None or len(part.orphans) * len(user.parts) < _ORPHANS_MAX):
             # Measured sizes only: with a false size in a record, a user could have orphans of others expire.
-            part.known[seen.id] = known if before is None else known._replace(size=before.size)
+            part.orphans[entry.id] = orphan if before is None else orphan._replace(size=before.size)
             if before is None:
-                part.to_measure.append(seen.id)
-        has_come = seen.id in user.came
-        is_new = has_come or seen.created_ns > part.told_until_ns
-        if is_new and not seen.is_claimed and seen.method is not None and note_once(user.told, seen.id):
-            is_older = seen.created_ns < self._context.started_ns and not has_come
-            kind = EventKind.FOUND if is_older else _KINDS[seen.method]
-            self._context.tell(kind, volume=self._volume, uid=user.uid, identifier=seen.id, origin=seen.origin)
+                part.to_measure.append(entry.id)
+        has_come = entry.id in user.arrived_ids
+        is_new = has_come or entry.created_ns > part.reported_until_ns
+        if is_new and not entry.is_claimed and entry.method is not None and note_once(user.reported_ids, entry.id):
+            is_older = entry.created_ns < self._context.started_ns and not has_come
+            kind = EventKind.FOUND if is_older else _KINDS[entry.method]
+            self._context.report(kind, volume=self._volume, uid=user.uid, identifier=entry.id, origin=entry.origin)
 
-    def _measure_when_idle(self, part: FolderPart, seen: SeenContainer, clock: Clock) -> None:
+    def _measure_when_idle(self, part: FolderPart, entry: ContainerEntry, clock: Clock) -> None:
         """Schedule the measurement of an orphan without a size. Not at once: many orphans are restored or deleted soon.
 
         Unnecessary where space may have to be freed: then all orphans are measured. Impossible on a filesystem that
         other machines have mounted: this node can't see whether it is idle.
         """
-        is_wanted = self._is_local and not (self.must_measure() or seen.is_claimed) and seen.n_bytes is None
-        age_s, pause_s = (clock.wall_ns - seen.created_ns) / 1e9, timers.current.unmeasured_pause_s
+        needs_measurement = self._is_local and not (self.must_measure() or entry.is_claimed) and entry.n_bytes is None
+        age_s, pause_s = (clock.wall_ns - entry.created_ns) / 1e9, timers.current.unmeasured_pause_s
         wait_s = min(max(pause_s - age_s, 0.0), pause_s)
-        part.measure_at(seen.id, boot_s() + wait_s if is_wanted else None)
+        part.measure_at(entry.id, boot_s() + wait_s if needs_measurement else None)
 
     def _at_s(
-        self, user: UserState, known: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: bool = False
+        self, user: UserState, orphan: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: bool = False
     ) -> float | None:
         """When an orphan may be reaped, by the service's clock; None: not without a request."""
         now_s = boot_s()
-        wait_s = due_at_s(known, rules, clock, early=early)
+        wait_s = due_in_s(orphan, rules, clock, early=early)
         if wait_s is None:
             return None
         # A reap that has begun is due in any case; such an orphan expired after its creation.
-        expired_s = now_s - age_s(known, clock) if known.is_claimed else now_s + wait_s
-        return max(self._grace.at_s(now_s + wait_s, expired_s), user.tries(known.id).at_s)
+        expired_s = now_s - age_s(orphan, clock) if orphan.is_claimed else now_s + wait_s
+        return max(self._grace.at_s(now_s + wait_s, expired_s), user.tries(orphan.id).at_s)
 
     def _warn(
         self,
         user: UserState,
         part: FolderPart,
-        known: KnownOrphan,
+        orphan: KnownOrphan,
         rules: RetentionRules,
         origin: bytes | None,
         clock: Clock,
@@ -227,52 +231,52 @@ class OrphanSchedule:
         hooks = self._context.config.hooks
         if hooks.on_expires_soon is None:
             return
-        chosen = DueContainer(known.id, known.retention_s)
-        wait_s = warning_in_s(known, rules, clock, hooks.warn_before_s)
+        chosen = DueContainer(orphan.id, orphan.retention_s)
+        wait_s = warning_in_s(orphan, rules, clock, hooks.warn_before_s)
         if wait_s is None or wait_s > 0:
             part.warnings.add(chosen, None if wait_s is None else boot_s() + wait_s)
             return
         part.warnings.add(chosen, None)
         # The last service has reported what it could; earlier reports need not be remembered.
-        if clock.wall_ns + wait_s * 1e9 > part.told_until_ns and note_once(part.warned, chosen, part.most):
-            left_s = wait_s + hooks.warn_before_s
-            self._context.tell(
+        if clock.wall_ns + wait_s * 1e9 > part.reported_until_ns and note_once(part.warned, chosen, part.most):
+            remaining_s = wait_s + hooks.warn_before_s
+            self._context.report(
                 EventKind.EXPIRES_SOON,
                 volume=self._volume,
                 uid=user.uid,
-                identifier=known.id,
+                identifier=orphan.id,
                 origin=origin,
-                seconds=left_s,
+                seconds=remaining_s,
             )
 
-    def _ended(self, user: UserState, part: FolderPart, ended: OrphanEnded, now_s: float) -> None:
+    def _handle_ended(self, user: UserState, part: FolderPart, ended: OrphanEnded, now_s: float) -> None:
         """Handle the outcome of one orphan."""
         chosen = part.pending.pop(ended.id, DueContainer(ended.id, None))
         if ended.error or ended.lost or ended.stopped or ended.n_failed:
-            user.ours.pop(ended.id, None)  # another reaper may be the next to reap it
+            user.reaping_ids.pop(ended.id, None)  # another reaper may be the next to reap it
         if ended.error:
             part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
-            self.failed(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be reaped", ended.error)
+            self.note_user_failure(user, ended.errno, f"an orphan (…{ended.id[-12:]}) can't be reaped", ended.error)
         elif ended.lost == ClaimLost.CHANGED.value:
-            part.look_at(ended.id)  # its owner changed the retention or pinned it: read it again
+            part.mark_unread(ended.id)  # its owner changed the retention or pinned it: read it again
         elif ended.lost == ClaimLost.GONE.value and user.tries(ended.id).n_failed >= _MOST_TRIES:
             user.forget(ended.id)
         elif ended.lost:
             # A container also seems gone while its owner's process replaces the record.
             part.upcoming.add(chosen, user.retry_at_s(ended.id, now_s))
         elif ended.stopped:
-            user.parked(ended.id, _sofar(ended))
+            user.note_parked(ended.id, _sofar(ended))
             part.upcoming.add(chosen, now_s)
         else:
             self._reaped(user, part, ended)
-        user.begins(next(iter(part.pending), None))
+        user.set_current(next(iter(part.pending), None))
 
     def _reaped(self, user: UserState, part: FolderPart, ended: OrphanEnded) -> None:
         all_of_it = user.sofar(ended.id).plus(_sofar(ended))
         user.forget(ended.id)
         part.n_orphans = max(part.n_orphans - 1, 0)
         why = explain_first(ended.failure, ended.n_failed)
-        self._context.tell(
+        self._context.report(
             EventKind.QUARANTINED if ended.n_failed else EventKind.REAPED,
             volume=self._volume,
             uid=user.uid,
@@ -285,7 +289,7 @@ class OrphanSchedule:
         )
         if not ended.n_failed:
             del self._io_errors[user.uid]
-            self._figures.reaped(all_of_it.n_removed)
+            self._figures.count_reaped(all_of_it.n_removed)
             return
         part.n_quarantined += 1
         if ended.failure is not None and ended.failure.errno in TROUBLE:
@@ -293,7 +297,7 @@ class OrphanSchedule:
             if self._io_errors[user.uid] >= _MOST_IO_ERRORS:
                 del self._io_errors[user.uid]
                 what = f"{_MOST_IO_ERRORS} orphans in a row could not be read or written"
-                self.failed(user, ended.failure.errno, what, why)
+                self.note_user_failure(user, ended.failure.errno, what, why)
         if not ended.is_kept:
             self._hand_over(user, part, ended.id, ended.origin)
 
@@ -305,10 +309,10 @@ class OrphanSchedule:
         """Have root take over a quarantined orphan into a store of root's own, if the configuration allows that."""
         if self._is_own:
             return
-        rules = self._policy.rules_for(self._policy.usual(origin))
+        rules = self._policy.rules_for(self._policy.usual_origin(origin))
         # Ask for the user's name last: on some machines that is a request to a remote server.
-        if user.uid and rules.delete_as is DeleteAs.ROOT and rules.gives_root(user.uid, user_name(user.uid)):
-            self.for_root.append(ForRoot(user.uid, part.base, ContainerId(identifier), rules.clears_flags))
+        if user.uid and rules.delete_as is DeleteAs.ROOT and rules.deletes_as_root(user.uid, user_name(user.uid)):
+            self.for_root.append(RootTakeover(user.uid, part.base, ContainerId(identifier), rules.clears_flags))
 
     async def make_room(self, space: VolumeSpace, users: Iterable[UserState], limiter: trio.CapacityLimiter) -> None:
         """Make orphans expire early where space is low, or the trash exceeds its quota. Checkpoint
@@ -320,22 +324,24 @@ class OrphanSchedule:
         if not self.must_measure():
             return
         parts = [(user, part) for user in users for part in user.parts.values()]
-        wanted = self._figures.wanted(self._policy) if self._figures.hurries else None
-        is_measured = all(part.is_known() for _user, part in parts)
+        needed = self._figures.needed_space(self._policy) if self._figures.hurries else None
+        is_measured = all(part.is_scanned() for _user, part in parts)
         if not is_measured and boot_s() < self._figures.hurries_since_s + timers.current.measure_limit_s:
-            wanted = None
+            needed = None
         trash: dict[int, list[KnownOrphan]] = {}
         for user, part in parts:
-            trash.setdefault(self._holder_of(user.uid), []).extend(part.known.values())
-        going = await in_thread(limiter, partial(_going, trash, wanted, self._policy, self._context.clock(), space))
+            trash.setdefault(self._holder_of(user.uid), []).extend(part.orphans.values())
+        early_ids = await in_thread(
+            limiter, partial(_select_early, trash, needed, self._policy, self._context.clock(), space)
+        )
         clock, now_s = self._context.clock(), boot_s()
         for user, part in parts:
-            for identifier in going & part.known.keys() - part.pending.keys():
-                known = part.known[identifier]
-                at_s = self._at_s(user, known, self._policy.rules_for(known.origin), clock, early=True)
-                part.upcoming.add(DueContainer(identifier, known.retention_s), max(at_s or now_s, now_s))
+            for identifier in early_ids & part.orphans.keys() - part.pending.keys():
+                orphan = part.orphans[identifier]
+                at_s = self._at_s(user, orphan, self._policy.rules_for(orphan.origin), clock, early=True)
+                part.upcoming.add(DueContainer(identifier, orphan.retention_s), max(at_s or now_s, now_s))
 
-    def failed(self, user: UserState, number: int, what: str, detail: str) -> None:
+    def note_user_failure(self, user: UserState, number: int, what: str, detail: str) -> None:
         """Handle an error of one user's data: only that user waits.
 
         The volume pauses only for errors of objects that only the store's owner can write to. An error in another
@@ -343,38 +349,38 @@ class OrphanSchedule:
         """
         self._fault(user, what, detail)
         if number in TROUBLE and user.uid == self._owner:
-            self.volume_failed(number, what)
+            self.note_volume_failure(number, what)
             return
-        user.retry.failed(boot_s())
+        user.retry.note_failure(boot_s())
         self.is_in_doubt |= number in TROUBLE
 
-    def volume_failed(self, number: int, what: str) -> None:
+    def note_volume_failure(self, number: int, what: str) -> None:
         """Note that the volume is broken."""
         self.trouble = f"{what}: {os.strerror(number)}"
 
     def _fault(self, user: UserState, what: str, detail: str = "") -> None:
         """Log an error. Every user may read the status, so names appear in the log only."""
-        if not self._context.lets_tell(user.uid):
+        if not self._context.allows_report(user.uid):
             return
         _LOG.warning("%s: uid %d: %s%s", printable(self._volume), user.uid, what, f": {detail}" if detail else "")
         self._figures.fault(self._context.clock().wall_ns, f"uid {user.uid}: {what}")
 
 
-def _going(
+def _select_early(
     trash: dict[int, list[KnownOrphan]],
-    wanted: SpaceWanted | None,
+    needed: SpaceNeeded | None,
     policy: VolumePolicy,
     clock: Clock,
     space: VolumeSpace,
 ) -> set[ContainerId]:
     """The orphans that expire early. wanted: None unless space is low and enough is measured"""
     excess = beyond_quota(trash, policy, space.total_bytes)
-    going = set() if excess.is_met() else set(go_early(trash, excess, policy, clock))
-    if wanted is not None and not wanted.is_met():
-        large = OrphanSize(max(wanted.n_inodes, 0), max(wanted.n_bytes, 0))
-        guessed = {uid: [one._replace(size=one.size or large) for one in known] for uid, known in trash.items()}
-        going.update(go_early(guessed, wanted, policy, clock, all_of_it=False))
-    return going
+    early_ids = set() if excess.is_met() else set(choose_early_deletions(trash, excess, policy, clock))
+    if needed is not None and not needed.is_met():
+        large = OrphanSize(max(needed.n_inodes, 0), max(needed.n_bytes, 0))
+        guessed = {uid: [one._replace(size=one.size or large) for one in orphans] for uid, orphans in trash.items()}
+        early_ids.update(choose_early_deletions(guessed, needed, policy, clock, is_exact=False))
+    return early_ids
 
 
 def _part_of(user: UserState, order: Order) -> FolderPart:

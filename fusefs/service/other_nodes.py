@@ -19,10 +19,10 @@ import trio
 from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
 from fusefs.core.names import Name, is_container_id
-from fusefs.core.node_beats import BeatWatch, NodeBeat, PollInterval
+from fusefs.core.node_beats import Heartbeat, HeartbeatWatch, PollInterval
 from fusefs.core.service_status import SeenNode
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.statx import look_anew
+from fusefs.linux.statx import stat_from_server
 from fusefs.service import timers
 from fusefs.service.folder_watch import open_part
 from fusefs.service.open_volume import Elsewhere, OpenVolume
@@ -38,7 +38,7 @@ Stamp = tuple[int, ...]
 _ORPHANS, _REAPING = (Name(state.value.encode()) for state in (State.ORPHANS, State.REAPING))
 
 
-class _Seen(NamedTuple):
+class _CheckResult(NamedTuple):
     """The result of a check.
 
     beats    None if ours could not be written
@@ -46,16 +46,18 @@ class _Seen(NamedTuple):
     areas    times at which users' folders were created or removed
     """
 
-    beats: dict[bytes, NodeBeat | None] | None
+    beats: dict[bytes, Heartbeat | None] | None
     wrote_s: float
     areas: tuple[Stamp, ...] | None
-    parts: dict[_Key, FolderLook]
+    parts: dict[_Key, FolderState]
 
 
 class OtherNodes:
     """The other nodes that serve one volume, and their changes."""
 
-    def __init__(self, context: ServiceContext, limiter: trio.CapacityLimiter, found_users: Callable[[], None]) -> None:
+    def __init__(
+        self, context: ServiceContext, limiter: trio.CapacityLimiter, on_new_users: Callable[[], None]
+    ) -> None:
         """Start with no checks.
 
         limiter      of the threads that touch this volume
@@ -63,16 +65,16 @@ class OtherNodes:
         """
         self._context = context
         self._limiter = limiter
-        self._found_users = found_users
-        self._watch = BeatWatch()
+        self._on_new_users = on_new_users
+        self._watch = HeartbeatWatch()
         self._is_shared = False
-        self._own: bytes | None = None
+        self._own_beat: bytes | None = None
         self._n_beats = 0
         self._wrote_ms: float | None = None
         self._beat_at_s = self._poll_at_s = math.inf
         self._interval = PollInterval(timers.current.node_poll_pause_s)
         self._areas: tuple[Stamp, ...] | None = None
-        self._looks: dict[_Key, FolderLook] = {}
+        self._folder_states: dict[_Key, FolderState] = {}
 
     def begin(self, opened: OpenVolume) -> None:
         """After the volume was opened: have changes by others checked at once."""
@@ -88,21 +90,21 @@ class OtherNodes:
         """Whether a check is due now."""
         return boot_s() >= self.at_s()
 
-    def told(self) -> tuple[SeenNode, ...]:
+    def list_nodes(self) -> tuple[SeenNode, ...]:
         """The nodes that were seen to serve the volume."""
-        return self._watch.told(self._own)
+        return self._watch.list_nodes(self._own_beat)
 
     def forget(self) -> None:
         """Forget everything: the volume is gone or another one. The count of our heartbeats goes on."""
         self._is_shared = False
-        self._own = None
+        self._own_beat = None
         self._beat_at_s = self._poll_at_s = math.inf
         self._interval = PollInterval(timers.current.node_poll_pause_s)
-        self._watch = BeatWatch()
+        self._watch = HeartbeatWatch()
         self._areas = None
-        self._looks.clear()
+        self._folder_states.clear()
 
-    async def look(
+    async def check(
         self, opened: OpenVolume, users: Mapping[int, UserState], phase: str, probe_ms: float | None = None
     ) -> None:
         """Write our heartbeat, read those of others, and check users' folders, each if it is due. Checkpoint
@@ -113,59 +115,61 @@ class OtherNodes:
         beats, polls = now_s >= self._beat_at_s, now_s >= self._poll_at_s
         if not (beats or polls):
             return
-        beat = NodeBeat(
+        beat = Heartbeat(
             started_ns=self._context.started_ns,
             n=self._n_beats,
             version=self._context.version,
             phase=phase,
             probe_ms=self._wrote_ms if probe_ms is None else round(probe_ms, 3),
         )
-        asked = [(user.uid, base, user.most_remembered()) for user in users.values() for base in user.parts]
-        forgotten = [name for name in self._watch.forgotten() if name != self._own]
+        folders = [(user.uid, base, user.most_remembered()) for user in users.values() for base in user.parts]
+        forgotten = [name for name in self._watch.expired_names() if name != self._own_beat]
         looking = partial(
-            _look, opened, beat if beats else None, forgotten, asked if polls else None, dict(self._looks)
+            _check, opened, beat if beats else None, forgotten, folders if polls else None, dict(self._folder_states)
         )
-        found = await in_thread(self._limiter, looking)
+        result = await in_thread(self._limiter, looking)
         took_s, now_s = boot_s() - now_s, boot_s()
         if beats:
             pause_s = min(timers.current.node_beat_pause_s, most_s)
             self._beat_at_s = now_s + pause_s if opened.beat is not None else math.inf
-        if found.beats is not None:
+        if result.beats is not None:
             self._n_beats += 1
-            self._wrote_ms = round(found.wrote_s * 1e3, 3)
-            self._own = None if opened.beat is None else opened.beat.name
-            if self._watch.look(found.beats, time.monotonic()) - {self._own}:
+            self._wrote_ms = round(result.wrote_s * 1e3, 3)
+            self._own_beat = None if opened.beat is None else opened.beat.name
+            if self._watch.update(result.beats, time.monotonic()) - {self._own_beat}:
                 for user in users.values():
-                    user.look_again()  # a node that is gone may have left unfinished work for us
+                    user.rescan()  # a node that is gone may have left unfinished work for us
             self._context.changed()
         if polls:
-            changed = self._take_folders(found, users)
-            others = self._watch.alive() - {self._own}
-            self._poll_at_s = now_s + self._interval.after(took_s, most_s, is_lively=changed or bool(others))
+            changed = self._update_folders(result, users)
+            others = self._watch.alive_nodes() - {self._own_beat}
+            self._poll_at_s = now_s + self._interval.next_wait_s(took_s, most_s, is_lively=changed or bool(others))
 
-    def _take_folders(self, found: _Seen, users: Mapping[int, UserState]) -> bool:
+    def _update_folders(self, result: _CheckResult, users: Mapping[int, UserState]) -> bool:
         """Handle the changes by others in users' folders; returns whether there were any."""
-        has_changed = self._areas is not None and found.areas is not None and found.areas != self._areas
+        has_changed = self._areas is not None and result.areas is not None and result.areas != self._areas
         if has_changed:
-            self._found_users()
-        self._areas = found.areas or self._areas
-        for (uid, base), look in found.parts.items():
+            self._on_new_users()
+        self._areas = result.areas or self._areas
+        for (uid, base), folder_state in result.parts.items():
             user = users.get(uid)
             if user is None or base not in user.parts:
                 continue
-            before, part = self._looks.get((uid, base)), user.parts[base]
+            before, part = self._folder_states.get((uid, base)), user.parts[base]
             if before is None and not part.is_unread:
-                part.look_again()  # arrivals since it was read are unknown
-            elif before is not None and look is not before:
-                has_changed |= _take(user, part, before, look)
+                part.rescan()  # arrivals since it was read are unknown
+            elif before is not None and folder_state is not before:
+                has_changed |= _apply_changes(user, part, before, folder_state)
         # A folder that could not be checked now keeps its last state.
-        known = {(uid, base) for uid, user in users.items() for base in user.parts}
-        self._looks = {key: look for key, look in {**self._looks, **found.parts}.items() if key in known}
+        keys = {(uid, base) for uid, user in users.items() for base in user.parts}
+        self._folder_states = {
+            key: look for key, look in {**self._folder_states, **result.parts}.items() if key in keys
+        }
         return has_changed
 
-    async def say_farewell(self, opening: Callable[[], Awaitable[OpenVolume]]) -> None:
+    async def remove_own_beat(self, opening: Callable[[], Awaitable[OpenVolume]]) -> None:
         """Remove our heartbeat file, if that is quick, so that the others do not wait for this node. Checkpoint"""
-        if self._own is None:
+        if self._own_beat is None:
             return
         with trio.move_on_after(timers.current.farewell_limit_s, shield=True), suppress(TrashdError, OSError):
             while True:
@@ -179,13 +183,13 @@ class OtherNodes:
                     await in_thread(self._limiter, partial(opened.beat.remove, opened.beat.name))
 
 
-def _look(
+def _check(
     opened: OpenVolume,
-    beat: NodeBeat | None,
+    beat: Heartbeat | None,
     forgotten: list[bytes],
-    asked: list[tuple[int, bytes, int]] | None,
-    before: Mapping[_Key, FolderLook],
-) -> _Seen:
+    folders: list[tuple[int, bytes, int]] | None,
+    before: Mapping[_Key, FolderState],
+) -> _CheckResult:
     """Do a check, in a thread. Errors are ignored: the next poll, or the work itself, will report them.
 
     beat       to be written
@@ -201,36 +205,36 @@ def _look(
             began_s = time.monotonic()
             opened.beat.write(beat)
             wrote_s = time.monotonic() - began_s
-            beats = opened.beat.all()
-    parts: dict[_Key, FolderLook] = {}
+            beats = opened.beat.read_all()
+    parts: dict[_Key, FolderState] = {}
     areas = None
-    if asked is not None:
+    if folders is not None:
         with suppress(OSError):
             areas = tuple(_stamp(fd) for _name, fd in opened.store.areas.all())
-        for uid, base, most in asked:
+        for uid, base, most in folders:
             with suppress(OSError, TrashdError):
-                parts[uid, base] = look_at_folder(opened.store, uid, base, most, before.get((uid, base)))
-    return _Seen(beats, wrote_s, areas, parts)
+                parts[uid, base] = read_folder_state(opened.store, uid, base, most, before.get((uid, base)))
+    return _CheckResult(beats, wrote_s, areas, parts)
 
 
-def _take(user: UserState, part: FolderPart, before: FolderLook, now: FolderLook) -> bool:
+def _apply_changes(user: UserState, part: FolderPart, before: FolderState, now: FolderState) -> bool:
     """Handle the changes between two states of a folder; returns whether there were any."""
     if now.drop != before.drop:
         user.tend_at_s = 0.0
     if now.names is None or before.names is None:
         if now.orphans != before.orphans:
-            part.look_again()
+            part.rescan()
     else:
         part.n_orphans = now.n_orphans
         for identifier in before.names - now.names:
-            part.leaves(identifier)
+            part.note_departed(identifier)
         for identifier in now.names - before.names:
-            if identifier not in user.came:  # inotify has reported it already
-                part.look_at(identifier)
+            if identifier not in user.arrived_ids:  # inotify has reported it already
+                part.mark_unread(identifier)
     return (now.orphans, now.drop, now.names) != (before.orphans, before.drop, before.names)
 
 
-class FolderLook(NamedTuple):
+class FolderState(NamedTuple):
     """The state of a folder at a check.
 
     orphans, drop  change times of these directories, as far as their filesystem keeps them
@@ -246,7 +250,7 @@ class FolderLook(NamedTuple):
     is_settled: bool
 
 
-def look_at_folder(store: Store, uid: int, base: bytes, most: int, before: FolderLook | None) -> FolderLook:
+def read_folder_state(store: Store, uid: int, base: bytes, most: int, before: FolderState | None) -> FolderState:
     """The current state of a user's folder in one store; the same object if nothing changed. Raises  OSError
 
     most  names that may be remembered
@@ -260,8 +264,8 @@ def look_at_folder(store: Store, uid: int, base: bytes, most: int, before: Folde
             return before
         n_reaping = len(_ids(kernel, folder, _REAPING))
         names = _ids(kernel, folder, _ORPHANS)
-        known = frozenset(names) if len(names) <= most else None
-        return FolderLook(orphans, drop, known, len(names) + n_reaping, is_same)
+        remembered_names = frozenset(names) if len(names) <= most else None
+        return FolderState(orphans, drop, remembered_names, len(names) + n_reaping, is_same)
 
 
 def _stamp_of(kernel: Kernel, folder: int, name: Name) -> Stamp:
@@ -270,11 +274,11 @@ def _stamp_of(kernel: Kernel, folder: int, name: Name) -> Stamp:
 
 
 def _stamp(fd: int) -> Stamp:
-    seen = look_anew(fd)
-    return seen.ino, seen.mtime_ns, seen.nlink, seen.size
+    st = stat_from_server(fd)
+    return st.ino, st.mtime_ns, st.nlink, st.size
 
 
 def _ids(kernel: Kernel, folder: int, name: Name) -> list[str]:
     with kernel.open_beneath(folder, name, READABLE) as fd:
-        told = (one.decode("ascii", "replace") for one in kernel.list(fd))
-        return [one for one in told if is_container_id(one)]
+        names = (one.decode("ascii", "replace") for one in kernel.list(fd))
+        return [one for one in names if is_container_id(one)]

@@ -23,7 +23,7 @@ from fusefs.service.messages import UserRegistry
 from fusefs.service.open_volume import find_stores
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.store.registry_lines import STORES
-from fusefs.store.store_registry import LineOf
+from fusefs.store.store_registry import UserLine
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 16
@@ -46,7 +46,7 @@ class MountPointStores:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._asked: set[bytes] = set()  # by threads that have not returned
+        self._busy_paths: set[bytes] = set()  # by threads that have not returned
 
     async def find(self, paths: Sequence[bytes], mounts: list[Mount]) -> list[bytes]:
         """The stores in directories, each store once, by the first path that leads to it.
@@ -54,82 +54,88 @@ class MountPointStores:
         A directory that does not answer is skipped; it occupies one thread, not one for each search.
         Checkpoint  yes
         """
-        found: dict[bytes, dict[bytes, _Which]] = {}
+        stores_at: dict[bytes, dict[bytes, _Which]] = {}
         limiter = trio.CapacityLimiter(_AT_ONCE)
         with trio.move_on_after(timers.current.mounts_limit_s):
             async with trio.open_nursery() as nursery:
                 for path in dict.fromkeys(paths):
-                    if path not in self._asked:
-                        nursery.start_soon(self._look, path, mounts, limiter, found)
+                    if path not in self._busy_paths:
+                        nursery.start_soon(self._find_at, path, mounts, limiter, stores_at)
         stores: dict[_Which, bytes] = {}
         for path in paths:
-            for place, which in found.get(path, {}).items():
+            for place, which in stores_at.get(path, {}).items():
                 stores.setdefault(which, place)
         return list(stores.values())
 
-    async def _look(
-        self, path: bytes, mounts: list[Mount], limiter: trio.CapacityLimiter, found: dict[bytes, dict[bytes, _Which]]
+    async def _find_at(
+        self,
+        path: bytes,
+        mounts: list[Mount],
+        limiter: trio.CapacityLimiter,
+        stores_at: dict[bytes, dict[bytes, _Which]],
     ) -> None:
-        found[path] = await in_thread(limiter, partial(self._ask, path, mounts))
+        stores_at[path] = await in_thread(limiter, partial(self._find_in_thread, path, mounts))
 
-    def _ask(self, path: bytes, mounts: list[Mount]) -> dict[bytes, _Which]:
-        self._asked.add(path)
+    def _find_in_thread(self, path: bytes, mounts: list[Mount]) -> dict[bytes, _Which]:
+        self._busy_paths.add(path)
         try:
             return find_stores(self._kernel, path, mounts)
         finally:
-            self._asked.discard(path)
+            self._busy_paths.discard(path)
 
 
 class RegisteredStores:
     """Users' own stores according to their registries, read after changes and at intervals."""
 
     def __init__(self, context: ServiceContext) -> None:
-        self.words: dict[Key, LineOf] = {}
+        self.lines: dict[Key, UserLine] = {}
         self._n_more: dict[int, int] = {}
         self._context = context
         self._watches: dict[int, int] = {}
-        self._news = trio.Event()
+        self._has_changed = trio.Event()
         self._began_s = 0.0
 
-    def look(self) -> None:
+    def request_read(self) -> None:
         """Request a new read soon: something was mounted, or a user may have registered a store."""
-        self._news.set()
+        self._has_changed.set()
 
-    async def news(self) -> None:
+    async def wait_for_changes(self) -> None:
         """Wait until the registries are to be read again, after the last result was applied. Checkpoint"""
         took_s = boot_s() - self._began_s
         await trio.sleep(max(timers.current.registries_pause_s, timers.current.registries_pauses * took_s))
         with trio.move_on_after(self._context.config.poll_s):
-            await self._news.wait()
+            await self._has_changed.wait()
 
     async def read(self, users: Iterable[int]) -> None:
         """Bring `words` up to date. Raises  ForkerLost. Checkpoint
 
         users  with a folder in a served store, whom the account database need not list
         """
-        self._news = trio.Event()
+        self._has_changed = trio.Event()
         self._began_s = boot_s()
         uids = [uid for uid in users if uid][:_MOST_NAMED]
-        heard: set[int] = set()
+        read_uids: set[int] = set()
 
-        def take(home: UserRegistry, directory: Fd | None) -> None:
-            heard.add(home.uid)
+        def on_registry(home: UserRegistry, directory: Fd | None) -> None:
+            read_uids.add(home.uid)
             self._forget(home.uid)
-            self.words |= {(home.uid, word.line.store()): word for word in home.words if word.uid == home.uid}
+            self.lines |= {
+                (home.uid, line_of.line.store()): line_of for line_of in home.words if line_of.uid == home.uid
+            }
             self._n_more[home.uid] = home.n_more
             self._watch(home.uid, directory)
 
         try:
-            is_whole = await self._context.forker.read_registries(uids, take, timers.current.registries_limit_s)
+            is_whole = await self._context.forker.read_registries(uids, on_registry, timers.current.registries_limit_s)
         except OSError as error:
             _LOG.warning("the registries of users can't be read: %s", error.strerror)
             is_whole = False
         if is_whole:  # a user who was not reported has no store any more
-            for uid in self._n_more.keys() - heard:
+            for uid in self._n_more.keys() - read_uids:
                 self._forget(uid)
 
     def _forget(self, uid: int) -> None:
-        self.words = {key: word for key, word in self.words.items() if key[0] != uid}
+        self.lines = {key: line_of for key, line_of in self.lines.items() if key[0] != uid}
         self._n_more.pop(uid, None)
         watch = self._watches.pop(uid, None)
         if watch is not None:
@@ -139,10 +145,10 @@ class RegisteredStores:
         """Watch a user's registry for new stores."""
 
         def on_event(event: InotifyEvent) -> None:
-            if event.happened & (InotifyMask.IGNORED | InotifyMask.UNMOUNT):
+            if event.kinds & (InotifyMask.IGNORED | InotifyMask.UNMOUNT):
                 self._watches.pop(uid, None)
             if event.name == STORES or not event.name:
-                self._news.set()
+                self._has_changed.set()
 
         if directory is not None:
             try:
@@ -171,13 +177,13 @@ class OwnStoreLimit:
         self._turns = turns
 
     @asynccontextmanager
-    async def taken(self) -> AsyncIterator[None]:
+    async def hold(self) -> AsyncIterator[None]:
         """Wait for a free place, and occupy it for the block. Checkpoint"""
         user, mount = self._turns
         async with user, mount:
             yield
 
-    def is_wanted(self) -> bool:
+    def has_waiters(self) -> bool:
         """Whether another store waits for this one to close."""
         return any(turn.statistics().tasks_waiting for turn in self._turns)
 

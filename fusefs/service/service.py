@@ -16,10 +16,10 @@ import trio
 from fusefs.core.errors import BadConfig, Busy
 from fusefs.core.events import Event, EventKind
 from fusefs.core.printable_names import printable
-from fusefs.core.record import quote
-from fusefs.core.service_status import IDLE_TELL_S, PassedOver, Status, VolumePhase
+from fusefs.core.record import quote_path
+from fusefs.core.service_status import IDLE_WRITE_S, PassedOver, Status, VolumePhase
 from fusefs.linux import file_locks
-from fusefs.linux.config_files import Loaded
+from fusefs.linux.config_files import LoadedConfig
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent as Noticed
 from fusefs.linux.inotify import InotifyMask
@@ -28,14 +28,14 @@ from fusefs.linux.mountinfo import (
     Mount,
     MountView,
     MountWatch,
-    covering,
+    covering_mount_id,
     find_rule_path,
     is_inside,
     mount_of,
     read_mounts,
 )
-from fusefs.linux.pressure import be_idle
-from fusefs.linux.runtime_directories import lasting_dir, make_dir, runtime_dir, state_dir
+from fusefs.linux.pressure import set_idle_priority
+from fusefs.linux.runtime_directories import make_dir, persistent_dir, runtime_dir, state_dir
 from fusefs.linux.systemd import SystemdNotifier
 from fusefs.service import timers
 from fusefs.service.event_outlets import EventOutlets
@@ -46,7 +46,7 @@ from fusefs.service.served_stores import Key, MountPointStores, OwnStoreLimits, 
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.state_files import HeldFiles, Pause, pause_dir, read_pauses, write_status
 from fusefs.service.volume_loop import OwnStore, VolumeLoop
-from fusefs.store.registry_lines import STORES, registered
+from fusefs.store.registry_lines import STORES, read_own_lines
 
 _LOG = logging.getLogger(__name__)
 _IMPORTED_LATE = (
@@ -65,7 +65,7 @@ class AlreadyRunning(Busy):
     hint = "trashd status shows it"
 
 
-def serve(load: Callable[[], Loaded], volumes: tuple[bytes, ...]) -> None:
+def serve(load: Callable[[], LoadedConfig], volumes: tuple[bytes, ...]) -> None:
     """Run the service until SIGTERM or SIGINT.
 
     load     reads the configuration. Raises  BadConfig
@@ -78,9 +78,9 @@ def serve(load: Callable[[], Loaded], volumes: tuple[bytes, ...]) -> None:
     with ExitStack() as owned:
         # Forked first: it and its children would keep open everything that is opened earlier.
         forker = owned.enter_context(Forker())
-        be_idle()
+        set_idle_priority()
         runtime = make_dir(runtime_dir())
-        lock = file_locks.take(runtime)
+        lock = file_locks.take_lock(runtime)
         if lock is None:
             raise AlreadyRunning(runtime)
         owned.enter_context(lock)
@@ -89,7 +89,7 @@ def serve(load: Callable[[], Loaded], volumes: tuple[bytes, ...]) -> None:
         service = _Service(load, volumes, loaded, runtime, forker, watcher)
         service.context.save_clock()  # so that the next service knows this clock, however this one ends
         try:
-            trio.run(service.run, mounts)
+            trio.run(service.serve, mounts)
         finally:
             service.context.save_clock()
     if service.failed is not None:
@@ -103,14 +103,14 @@ class _Service:
 
     def __init__(
         self,
-        load: Callable[[], Loaded],
+        load: Callable[[], LoadedConfig],
         volumes: tuple[bytes, ...],
-        loaded: Loaded,
+        loaded: LoadedConfig,
         runtime: bytes,
         forker: Forker,
         watcher: InotifyWatches,
     ) -> None:
-        self.context = ServiceContext(forker, watcher, loaded.config, state_dir(), self.tell, self.changed)
+        self.context = ServiceContext(forker, watcher, loaded.config, state_dir(), self.report, self.changed)
         self.failed: ForkerLost | None = None
         self._load = load
         self._volumes = volumes
@@ -124,45 +124,47 @@ class _Service:
         self._changed = trio.Event()
         self._nudged = trio.Event()
         self._reloads = trio.Lock()
-        self._told = ""
+        self._sent_summary = ""
         self._mounts: dict[bytes, Mount | None] = {}  # the mount that each volume's path leads into
         self._views: list[MountView] = []
-        self._own: dict[Key, VolumeLoop] = {}  # users' own stores
+        self._own_loops: dict[Key, VolumeLoop] = {}  # users' own stores
         self._own_stores: RegisteredStores | None = None
         self._limits = OwnStoreLimits()
         self._limiter = trio.CapacityLimiter(1)  # for checks of volumes that are not served
-        self._told_more: tuple[PassedOver, ...] = ()
+        self._passed_over: tuple[PassedOver, ...] = ()
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         """Report an event."""
-        is_own = any((loop.owner, loop.path) == (event.uid, event.volume) for loop in self._own.values())
-        self.outlets.tell(event, is_own=is_own)
+        is_own = any((loop.owner, loop.path) == (event.uid, event.volume) for loop in self._own_loops.values())
+        self.outlets.report(event, is_own=is_own)
 
     def changed(self) -> None:
         """Have the status written again."""
         self._changed.set()
 
-    async def run(self, mounts: MountWatch) -> None:
+    async def serve(self, mounts: MountWatch) -> None:
         """Serve until stopped."""
         async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(self._obey)
-            self._nursery.start_soon(self.context.watcher.run)
+            self._nursery.start_soon(self._handle_signals)
+            self._nursery.start_soon(self.context.watcher.dispatch_events)
             self._nursery.start_soon(self._end_with_forker)
-            self.outlets.run(self.context.config, self._nursery)
+            self.outlets.start(self.context.config, self._nursery)
             _log_warnings(self._loaded)
             self._watch_pauses()
             self._watch_registry()
             await self._find()
             self._nursery.start_soon(self._watch_mounts, mounts)
-            self._nursery.start_soon(self._obey_nudges)
-            self._nursery.start_soon(self._tell_status)
+            self._nursery.start_soon(self._handle_nudges)
+            self._nursery.start_soon(self._publish_status)
             if os.geteuid() == 0 and not self._volumes:
-                self._nursery.start_soon(self._keep_own_stores)
-            self.context.tell(EventKind.STARTED, detail=f"trashd {self.context.version}, {_volumes(len(self._loops))}")
+                self._nursery.start_soon(self._serve_own_stores)
+            self.context.report(
+                EventKind.STARTED, detail=f"trashd {self.context.version}, {_volumes(len(self._loops))}"
+            )
             self._write_status()
-            self._notifier.ready(self._summary())
+            self._notifier.notify_ready(self._summary())
             self._nursery.start_soon(self._stay_alive)
-        self.context.tell(EventKind.STOPPED)
+        self.context.report(EventKind.STOPPED)
         self._write_status()
         self.outlets.close()
 
@@ -176,26 +178,26 @@ class _Service:
         self.failed = error
         self._nursery.cancel_scope.cancel()
 
-    async def _obey(self) -> None:
+    async def _handle_signals(self) -> None:
         """Handle signals: SIGHUP reloads the configuration, SIGTERM and SIGINT end the service."""
         with trio.open_signal_receiver(signal.SIGHUP, signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
                     self._nursery.start_soon(self._reload)
                 else:
-                    self._notifier.stopping()
+                    self._notifier.notify_stopping()
                     self._nursery.cancel_scope.cancel()
 
     async def _reload(self) -> None:
         """Reload the configuration; log the errors of an invalid one and keep the old one."""
         async with self._reloads:
-            self._notifier.reloading()
+            self._notifier.notify_reloading()
             try:
                 self._loaded = await trio.to_thread.run_sync(self._load)
             except BadConfig as error:
                 for problem in error.problems:
                     _LOG.error("configuration: %s", problem)
-                self.context.tell(
+                self.context.report(
                     EventKind.CONFIGURED, detail="the new configuration has errors, so the old one stays in use"
                 )
             else:
@@ -203,11 +205,11 @@ class _Service:
                 self.context.config = self._loaded.config
                 self.outlets.configure(self.context.config, self._nursery)
                 files = ", ".join(map(printable, self._loaded.files)) or "defaults"
-                self.context.tell(EventKind.CONFIGURED, detail=files)
+                self.context.report(EventKind.CONFIGURED, detail=files)
                 await self._find()
                 for loop in self._all_loops():
                     loop.reconfigure()
-            self._notifier.ready(self._summary())
+            self._notifier.notify_ready(self._summary())
 
     # Volumes
 
@@ -218,14 +220,14 @@ class _Service:
         paths = named
         if not self._volumes:
             # Our own registry, of root's stores or of the user's own: these paths are checked like all others.
-            known = await trio.to_thread.run_sync(registered)
-            seen = self._look_through(mounts)
-            paths = (*named, *volume_paths(mounts, seen), *registered_paths(known, mounts, seen))
+            own_lines = await trio.to_thread.run_sync(read_own_lines)
+            our_views = self._update_views(mounts)
+            paths = (*named, *volume_paths(mounts, our_views), *registered_paths(own_lines, mounts, our_views))
         for path in await self._finder.find(paths, mounts):
             if self.context.config.may_serve(split_place(path)[0]):
-                self._keep(path, stays=path in named)
+                self._start_loop(path, stays=path in named)
         for path in named:
-            self._keep(path, stays=True)
+            self._start_loop(path, stays=True)
         for volume in self.context.config.volumes:
             mount = mount_of(volume.path, mounts)
             if volume.path not in self._loops and self._mounts.get(volume.path) != mount:
@@ -234,74 +236,74 @@ class _Service:
         for path, loop in self._loops.items():
             mount = mount_of(path, mounts)
             if self._mounts.get(path, mount) != mount:
-                loop.look_again()
+                loop.check_mount()
             self._mounts[path] = mount
         if self._own_stores is not None:
-            self._own_stores.look()
+            self._own_stores.request_read()
 
     async def _remember_rules(self, path: bytes, mounts: list[Mount]) -> None:
         """Note a volume's rules even if it is not served: mounted elsewhere, it must not get the defaults."""
         volume = await in_thread(self._limiter, partial(find_id, self.context.kernel, path, mounts))
-        if volume and self.context.config.named(path, volume) is not None:
-            self.context.known.refuse_without_rules(volume, path, self.context.config)
+        if volume and self.context.config.find_section(path, volume) is not None:
+            self.context.volumes.refuse_without_rules(volume, path, self.context.config)
 
-    def _look_through(self, mounts: list[Mount]) -> list[MountView]:
+    def _update_views(self, mounts: list[Mount]) -> list[MountView]:
         """The views of trashd mounts that exist, or are about to be mounted again."""
         self._views = all_views(mounts, self._views)
         return self._views
 
-    def _keep(self, path: bytes, *, stays: bool) -> None:
+    def _start_loop(self, path: bytes, *, stays: bool) -> None:
         if path not in self._loops:
             loop = self._loops[path] = VolumeLoop(self.context, path, stays=stays)
             loop.set_pause(self._pause_of(loop, read_pauses(self._runtime, time.time())))
-            self._nursery.start_soon(self._run, loop)
+            self._nursery.start_soon(self._run_loop, loop)
 
-    async def _keep_own_stores(self) -> None:
+    async def _serve_own_stores(self) -> None:
         """Serve users' own stores according to their registries."""
         own_stores = self._own_stores = RegisteredStores(self.context)
         try:
             while True:
                 await own_stores.read({uid for loop in self._loops.values() for uid in loop.users})
                 self._find_own(own_stores)
-                await own_stores.news()
+                await own_stores.wait_for_changes()
         except ForkerLost as error:
             self._fail(error)
 
     def _find_own(self, own_stores: RegisteredStores) -> None:
         """Start loops for new stores, and end those of stores that are no longer registered."""
-        for key in self._own.keys() - own_stores.words.keys():
-            self._own[key].leave()
+        for key in self._own_loops.keys() - own_stores.lines.keys():
+            self._own_loops[key].leave()
         mounts, pauses = read_mounts(), read_pauses(self._runtime, time.time())
-        seen = self._look_through(mounts)
-        for key, word in own_stores.words.items():
-            uid, path = word.uid, word.line.path
-            own = OwnStore(word, find_rule_path(path, mounts, seen))
-            if key in self._own:
-                self._own[key].renew(own)
+        our_views = self._update_views(mounts)
+        for key, line_of in own_stores.lines.items():
+            uid, path = line_of.uid, line_of.line.path
+            own = OwnStore(line_of, find_rule_path(path, mounts, our_views))
+            if key in self._own_loops:
+                self._own_loops[key].renew(own)
                 continue
-            limit = self._limits.of(uid, covering(path, mounts))
-            loop = self._own[key] = VolumeLoop(self.context, path, stays=False, own=own, limit=limit)
+            limit = self._limits.of(uid, covering_mount_id(path, mounts))
+            loop = self._own_loops[key] = VolumeLoop(self.context, path, stays=False, own=own, limit=limit)
             loop.set_pause(self._pause_of(loop, pauses))
-            self._nursery.start_soon(self._run, loop)
-        self._limits.n_stores = len(self._own)
-        told = own_stores.passed_over()
-        for one in set(told) - set(self._told_more):
+            self._nursery.start_soon(self._run_loop, loop)
+        self._limits.n_stores = len(self._own_loops)
+        passed_over = own_stores.passed_over()
+        for one in set(passed_over) - set(self._passed_over):
             _LOG.warning("not served: %s: %s", one.where, one.what)
-        self._told_more = told
+        self._passed_over = passed_over
         self.changed()
 
     def _all_loops(self) -> list[VolumeLoop]:
-        return [*self._loops.values(), *self._own.values()]
+        return [*self._loops.values(), *self._own_loops.values()]
 
-    async def _run(self, loop: VolumeLoop) -> None:
+    async def _run_loop(self, loop: VolumeLoop) -> None:
         """Run the loop of a volume. A bug met in one loop must not end the others."""
         while True:
             try:
-                await loop.run()
+                await loop.serve()
                 if loop.owner is not None:
-                    del self._own[loop.key()]
+                    del self._own_loops[loop.key()]
                     if self._own_stores is not None:
-                        self._own_stores.look()  # it may have been registered again
+                        self._own_stores.request_read()  # it may have been registered again
                 else:
                     del self._loops[loop.path]
                     self._mounts.pop(loop.path, None)
@@ -311,7 +313,7 @@ class _Service:
                 return
             except Exception:
                 _LOG.exception("%s: internal error in trashd", printable(loop.path))
-                loop.broke("internal error in trashd: see the log")
+                loop.note_broken("internal error in trashd: see the log")
                 await trio.sleep(timers.current.find_pause_s)  # in case it recurs at once
 
     async def _watch_mounts(self, mounts: MountWatch) -> None:
@@ -322,11 +324,11 @@ class _Service:
             is_awaited = any(view.mount not in standing for view in self._views)
             with trio.move_on_after(timers.current.find_pause_s if is_awaited else self.context.config.poll_s):
                 await trio.lowlevel.wait_readable(mounts)
-                mounts.seen()
+                mounts.acknowledge()
             await self._find()  # a store may have been created, too
             await trio.sleep(timers.current.find_pause_s)
 
-    async def _obey_nudges(self) -> None:
+    async def _handle_nudges(self) -> None:
         """Find volumes when a store was made, repaired, or registered (`trashd init`)."""
         while True:
             await self._nudged.wait()
@@ -339,9 +341,9 @@ class _Service:
     # Pauses
 
     def _watch_pauses(self) -> None:
-        wanted = InotifyMask.MOVED_TO | InotifyMask.DELETE
+        mask = InotifyMask.MOVED_TO | InotifyMask.DELETE
         with Fd(os.open(pause_dir(self._runtime), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
-            self.context.watcher.add(fd, wanted, self._set_pauses)
+            self.context.watcher.add(fd, mask, self._set_pauses)
 
     def _watch_registry(self) -> None:
         """Find stores when a command of our own user registers one."""
@@ -351,7 +353,10 @@ class _Service:
                 self._nudged.set()
 
         # A user without a home directory, or with a read-only one, registers nothing.
-        with suppress(OSError), Fd(os.open(make_dir(lasting_dir()), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+        with (
+            suppress(OSError),
+            Fd(os.open(make_dir(persistent_dir()), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd,
+        ):
             self.context.watcher.add(fd, InotifyMask.MOVED_TO, on_event)
 
     def _set_pauses(self, _event: Noticed) -> None:
@@ -363,25 +368,25 @@ class _Service:
     def _pause_of(self, loop: VolumeLoop, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
         """The pause for a volume. Users' own stores are paused with the volume that they are in, for an unmount."""
         if loop.owner is not None:
-            known = {path: pause for path, pause in pauses.items() if path is not None}
-            above = (pause for path, pause in known.items() if any(is_inside(one, path) for one in loop.paths()))
+            by_path = {path: pause for path, pause in pauses.items() if path is not None}
+            above = (pause for path, pause in by_path.items() if any(is_inside(one, path) for one in loop.paths()))
             return next(above, pauses.get(None))
         return pauses.get(*loop.paths()) or pauses.get(None)
 
     # Status
 
-    async def _tell_status(self) -> None:
+    async def _publish_status(self) -> None:
         """Write the status when it changes, each second during work, and at intervals when idle."""
         while True:
             self._changed = trio.Event()
             self._write_status()
             summary = self._summary()
-            if summary != self._told:
-                self._told = summary
-                self._notifier.status(summary)
-            self.context.save_told()
+            if summary != self._sent_summary:
+                self._sent_summary = summary
+                self._notifier.set_status(summary)
+            self.context.save_clock_after_report()
             is_working = any(loop.session is not None for loop in self._all_loops())
-            with trio.move_on_after(timers.current.status_pause_s if is_working else IDLE_TELL_S):
+            with trio.move_on_after(timers.current.status_pause_s if is_working else IDLE_WRITE_S):
                 await self._changed.wait()
             await trio.sleep(timers.current.status_least_pause_s)
 
@@ -393,9 +398,9 @@ class _Service:
             host=os.uname().nodename,
             started_ns=self.context.started_ns,
             updated_ns=time.time_ns(),
-            config_files=tuple(map(quote, self._loaded.files)),
+            config_files=tuple(map(quote_path, self._loaded.files)),
             volumes=tuple(loop.status() for loop in self._all_loops()),
-            passed_over=self._told_more,
+            passed_over=self._passed_over,
         )
         with suppress(OSError):  # /run is full: the next write may succeed
             write_status(self._runtime, status)
@@ -405,19 +410,19 @@ class _Service:
     def _summary(self) -> str:
         """One line for `systemctl status`."""
         n_due = sum(user.n_due(boot_s()) for loop in self._all_loops() for user in loop.users.values())
-        stores = "1 store" if len(self._own) == 1 else f"{len(self._own)} stores"
-        own = f" and {stores} of users' own" if self._own else ""
+        stores = "1 store" if len(self._own_loops) == 1 else f"{len(self._own_loops)} stores"
+        own = f" and {stores} of users' own" if self._own_loops else ""
         return f"{_volumes(len(self._loops))}{own}, {n_due:,} orphans due"
 
     async def _stay_alive(self) -> None:
         """Notify systemd's watchdog that the event loop is alive."""
         watchdog_s = self._notifier.watchdog_s()
         while watchdog_s is not None:
-            self._notifier.alive()
+            self._notifier.reset_watchdog()
             await trio.sleep(watchdog_s / 2)
 
 
-def _log_warnings(loaded: Loaded) -> None:
+def _log_warnings(loaded: LoadedConfig) -> None:
     """Log a warning for each key that no longer has an effect."""
     for warning in loaded.warnings:
         _LOG.warning("configuration: %s", warning)

@@ -14,13 +14,13 @@ import trio
 
 from fusefs.core.config import Config
 from fusefs.core.events import Event, EventKind
-from fusefs.core.orphan_age import Clock, jumped
+from fusefs.core.orphan_age import Clock, advance_clock
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import clocks_ns
 from fusefs.service.event_outlets import EventLimit
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
-from fusefs.service.known_volumes import KnownVolumes
+from fusefs.service.known_volumes import RememberedVolumes
 from fusefs.service.state_files import load_clock, save_clock
 
 _LOG = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class ServiceContext:
         watcher: InotifyWatches,
         config: Config,
         state: bytes,
-        tell: Callable[[Event], None],
+        report: Callable[[Event], None],
         changed: Callable[[], None],
     ) -> None:
         """Put the objects together.
@@ -46,43 +46,43 @@ class ServiceContext:
         changed  called when a status has changed
         """
         self.version = version("trashd")  # of the running code: the installed package may change
-        self.known = KnownVolumes(state)  # by their ids
+        self.volumes = RememberedVolumes(state)  # by their ids
         self.started_ns = time.time_ns()
         self.kernel = Kernel()
         self.forker = forker
         self.watcher = watcher
         self.config = config
         self.changed = changed
-        self._tell = tell
+        self._report = report
         self._state = state
         self.since_ns, self._clock = load_clock(state)  # orphans created since then are not reported yet
-        self._is_told = False
+        self._has_reported = False
         self._event_limit = EventLimit()
 
     def clock(self) -> Clock:
         """Read both clocks; notices a jump of the wall clock since the last call and remembers it."""
         before = self._clock
-        self._clock = jumped(before, *clocks_ns())
+        self._clock = advance_clock(before, *clocks_ns())
         if self._clock.eras != before.eras:
             save_clock(self._state, self._clock)
         return self._clock
 
-    def save_told(self) -> None:
+    def save_clock_after_report(self) -> None:
         """Save the clock if an event was reported since the last call, so that a crash does not repeat it."""
         clock = self.clock()  # so that an idle service notices a jump of the wall clock, too
-        if self._is_told:
+        if self._has_reported:
             save_clock(self._state, clock, is_durable=False)
-        self._is_told = False
+        self._has_reported = False
 
     def save_clock(self) -> None:
         """Save the clock for the next service."""
         save_clock(self._state, self.clock())
 
-    def lets_tell(self, uid: int) -> bool:
+    def allows_report(self, uid: int) -> bool:
         """Whether to report one more action of a user, which is counted."""
         return self._event_limit.lets_pass(uid, boot_s())
 
-    def tell(
+    def report(
         self,
         kind: EventKind,
         *,
@@ -96,11 +96,11 @@ class ServiceContext:
         detail: str = "",
     ) -> None:
         """Report an event of now. Events without counts, which a user can cause at will, are rate-limited."""
-        if uid is not None and n_entries is None and not self.lets_tell(uid):
+        if uid is not None and n_entries is None and not self.allows_report(uid):
             return
-        self._is_told = True
+        self._has_reported = True
         at_ns = time.time_ns()
-        self._tell(Event(kind, at_ns, volume, uid, identifier, origin, n_entries, n_bytes, seconds, detail))
+        self._report(Event(kind, at_ns, volume, uid, identifier, origin, n_entries, n_bytes, seconds, detail))
 
 
 def boot_s() -> float:
@@ -129,7 +129,7 @@ async def in_time(
     has_come = False
     try:
         with trio.move_on_after(seconds):
-            result = await in_thread(limiter, partial(handed.over, body))
+            result = await in_thread(limiter, partial(handed.compute, body))
             has_come = True
             return result
     finally:
@@ -147,7 +147,7 @@ class _ThreadResult(Generic[T]):
         self._results: list[T] = []
         self._is_late = False
 
-    def over(self, body: Callable[[], T]) -> T:
+    def compute(self, body: Callable[[], T]) -> T:
         """Run the function, in the thread."""
         result = body()
         with self._lock:

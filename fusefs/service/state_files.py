@@ -16,8 +16,16 @@ import msgspec
 from fusefs.core import orphan_age
 from fusefs.core.orphan_age import Clock
 from fusefs.core.printable_names import printable
-from fusefs.core.record import quote, unquote
-from fusefs.core.service_status import HeldByUser, SeenStatus, Status, VolumeStatus, age_s, decode, encode
+from fusefs.core.record import quote_path, unquote_path
+from fusefs.core.service_status import (
+    HeldByUser,
+    ObservedStatus,
+    Status,
+    VolumeStatus,
+    age_s,
+    decode_status,
+    encode_status,
+)
 from fusefs.linux.file_locks import holds_service_lock
 from fusefs.linux.machine_identity import boot_id, clocks_ns
 from fusefs.linux.runtime_directories import NEW, make_dir, read_file, replace_file
@@ -37,24 +45,24 @@ def write_status(directory: bytes, status: Status) -> None:
     """
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     volumes = tuple(msgspec.structs.replace(volume, held=()) for volume in status.volumes)
-    text = encode(msgspec.structs.replace(status, updated_boot_ns=now_ns, volumes=volumes))
-    replace_file(directory + b"/" + FILE, text, 0o644, whatever_umask=True)
+    text = encode_status(msgspec.structs.replace(status, updated_boot_ns=now_ns, volumes=volumes))
+    replace_file(directory + b"/" + FILE, text, 0o644, ignores_umask=True)
 
 
-def read_status(directory: bytes) -> SeenStatus | None:
+def read_status(directory: bytes) -> ObservedStatus | None:
     """The last status of the service in a directory; None if there never was one. Raises  TrashdError, OSError"""
     try:
-        status = decode(read_file(directory + b"/" + FILE, _STATUS_MOST_BYTES))
+        status = decode_status(read_file(directory + b"/" + FILE, _STATUS_MOST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         return None
     age = age_s(status, boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time_ns())
-    return SeenStatus(status, holds_service_lock(directory, status.pid), age)
+    return ObservedStatus(status, holds_service_lock(directory, status.pid), age)
 
 
 def served_volumes(directory: bytes) -> tuple[VolumeStatus, ...]:
     """The volumes of the service in a directory, if it runs. Raises  TrashdError, OSError"""
-    seen = read_status(directory)
-    return seen.status.volumes if seen is not None and seen.is_running else ()
+    snapshot = read_status(directory)
+    return snapshot.status.volumes if snapshot is not None and snapshot.is_running else ()
 
 
 class HeldFiles:
@@ -73,14 +81,14 @@ class HeldFiles:
 
     def publish(self, status: Status) -> None:
         """Write the file of each user. Raises  OSError"""
-        told = {name: msgspec.json.encode(held) for name, held in _by_reader(status).items()}
-        for name in self._written.keys() - told.keys():
+        texts = {name: msgspec.json.encode(held) for name, held in _by_reader(status).items()}
+        for name in self._written.keys() - texts.keys():
             os.unlink(os.path.join(self._directory, name))
             del self._written[name]
-        for name, text in told.items():
+        for name, text in texts.items():
             if self._written.get(name) != text:
                 owner = None if name == _ALL_SIZES else int(name)
-                replace_file(os.path.join(self._directory, name), text, 0o400, whatever_umask=True, owner=owner)
+                replace_file(os.path.join(self._directory, name), text, 0o400, ignores_umask=True, owner=owner)
                 self._written[name] = text
 
 
@@ -119,7 +127,7 @@ class Pause(NamedTuple):
     why: str
     until_s: float | None
 
-    def left_s(self, now_s: float) -> float:
+    def remaining_s(self, now_s: float) -> float:
         """Seconds until it ends by itself."""
         return _FOREVER_S if self.until_s is None else max(0.0, self.until_s - now_s)
 
@@ -137,7 +145,7 @@ def pause_dir(runtime: bytes) -> bytes:
 
 def write_pause(runtime: bytes, volume: bytes | None, pause: Pause) -> None:
     path = os.path.join(pause_dir(runtime), _name(volume))
-    text = msgspec.json.encode(_PauseFile(None if volume is None else quote(volume), pause.why, pause.until_s))
+    text = msgspec.json.encode(_PauseFile(None if volume is None else quote_path(volume), pause.why, pause.until_s))
     replace_file(path, text, 0o644)
 
 
@@ -160,25 +168,25 @@ def nudge(runtime: bytes) -> None:
 
 def read_pauses(runtime: bytes, now_s: float) -> dict[bytes | None, Pause]:
     """The pauses in force by volume, None for all volumes; an unreadable file pauses all."""
-    found: dict[bytes | None, Pause] = {}
+    pauses: dict[bytes | None, Pause] = {}
     directory = os.path.join(runtime, _PAUSE_DIRECTORY)
     with suppress(FileNotFoundError):
         for name in os.listdir(directory):
             if name.endswith(NEW):
                 continue
             volume, pause = _read_pause(os.path.join(directory, name))
-            if pause.left_s(now_s) > 0:
-                found[volume] = pause
-    return found
+            if pause.remaining_s(now_s) > 0:
+                pauses[volume] = pause
+    return pauses
 
 
 def _read_pause(path: bytes) -> tuple[bytes | None, Pause]:
     try:
-        said = msgspec.json.decode(read_file(path, _PAUSE_MOST_BYTES), type=_PauseFile)
-        volume = None if said.volume is None else unquote(said.volume)
+        pause_file = msgspec.json.decode(read_file(path, _PAUSE_MOST_BYTES), type=_PauseFile)
+        volume = None if pause_file.volume is None else unquote_path(pause_file.volume)
     except (OSError, ValueError, msgspec.MsgspecError):
         return None, Pause(f"{printable(path)} can't be read", None)
-    return volume, Pause(said.why, said.until_s)
+    return volume, Pause(pause_file.why, pause_file.until_s)
 
 
 def _name(volume: bytes | None) -> bytes:
@@ -206,14 +214,14 @@ def load_clock(state: bytes) -> tuple[int, Clock]:
 def _read_clock(state: bytes, name: bytes) -> Clock | None:
     """The saved clock; None for none, or an unreadable one. Raises  OSError"""
     try:
-        return orphan_age.decode(read_file(os.path.join(state, name), _CLOCK_MOST_BYTES))
+        return orphan_age.decode_clock(read_file(os.path.join(state, name), _CLOCK_MOST_BYTES))
     except FileNotFoundError:
         return None
 
 
 def _up_to_now(saved: Clock | None) -> Clock:
     now_ns, boot_ns = clocks_ns()
-    return orphan_age.started(now_ns, boot_ns, boot_id(), saved)
+    return orphan_age.start_clock(now_ns, boot_ns, boot_id(), saved)
 
 
 def watched_clocks(state: bytes, *, notes: bool) -> tuple[Clock, ...]:
@@ -231,7 +239,9 @@ def watched_clocks(state: bytes, *, notes: bool) -> tuple[Clock, ...]:
     with suppress(OSError):
         if notes:
             make_dir(state)
-            replace_file(os.path.join(state, _COMMANDS_FILE), orphan_age.encode(clocks[-1]), 0o600, is_durable=False)
+            replace_file(
+                os.path.join(state, _COMMANDS_FILE), orphan_age.encode_clock(clocks[-1]), 0o600, is_durable=False
+            )
     return tuple(clocks)
 
 
@@ -240,7 +250,7 @@ def save_clock(state: bytes, now: Clock, *, is_durable: bool = True) -> None:
     path = os.path.join(state, _FILE)
     try:
         make_dir(state)
-        replace_file(path, orphan_age.encode(now), 0o600, is_durable=is_durable)
+        replace_file(path, orphan_age.encode_clock(now), 0o600, is_durable=is_durable)
     except OSError as error:
         _warn("%s can't be written: %s", os.fsdecode(path), error.strerror)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fusefs.core.node_beats import BEAT_S, LEAST_POLL_S
+from fusefs.core.node_beats import HEARTBEAT_S, LEAST_POLL_S
 from fusefs.reaper.not_removed import DOUBT_PAUSES_S
 
 
@@ -25,7 +25,7 @@ class ServiceTimers(NamedTuple):
     elsewhere_pause_s: float = 60.0  # before another attempt at a volume of another reaper
     status_pause_s: float = 1.0  # between two status files during work
     status_least_pause_s: float = 0.05  # between two status files, at least
-    node_beat_pause_s: float = BEAT_S  # between two writes of this node's heartbeat file
+    node_beat_pause_s: float = HEARTBEAT_S  # between two writes of this node's heartbeat file
     node_poll_pause_s: float = LEAST_POLL_S  # between two checks of what other nodes did, at least
 
     # Pauses after a failure; each doubles up to the last

@@ -11,8 +11,8 @@ from fusefs.core.orphan_age import Clock, FirstSight, FirstSights
 from fusefs.core.policy import KnownOrphan
 from fusefs.core.service_status import HeldBytes
 from fusefs.service import timers
-from fusefs.service.messages import DueContainer, Measure, Order, ReadRecords, Reap, SeenContainer, Tend
-from fusefs.store.user_folders import Standing
+from fusefs.service.messages import ContainerEntry, DueContainer, Measure, Order, ReadRecords, Reap, Tend
+from fusefs.store.user_folders import FolderVerdict
 
 BATCH = 20
 """Orphans in one order: most are small, and each order costs a round trip."""
@@ -94,7 +94,7 @@ class DueQueue:
         """Whether entries were dropped."""
         return self._soonest_dropped_s < math.inf
 
-    def must_look(self) -> bool:
+    def must_rescan(self) -> bool:
         """Whether a dropped entry is due before all others."""
         return self.is_cut() and (not self._queue or self._queue[0].at_s > self._soonest_dropped_s)
 
@@ -112,8 +112,8 @@ class ReapProgress(NamedTuple):
 
     def plus(self, more: ReapProgress) -> ReapProgress:
         """The sum of both."""
-        known = self.n_bytes is not None and more.n_bytes is not None
-        n_bytes = (self.n_bytes or 0) + (more.n_bytes or 0) if known else None
+        has_sizes = self.n_bytes is not None and more.n_bytes is not None
+        n_bytes = (self.n_bytes or 0) + (more.n_bytes or 0) if has_sizes else None
         return ReapProgress(self.n_removed + more.n_removed, n_bytes, self.seconds + more.seconds)
 
 
@@ -127,7 +127,7 @@ class SizeSums:
         """most: limit for the number of sizes."""
         self._most = most
         self._sizes: dict[str, int] = {}
-        self._seen: set[str] | None = None
+        self._scanned_ids: set[str] | None = None
         self.n_bytes = 0
 
     def __len__(self) -> int:
@@ -139,29 +139,29 @@ class SizeSums:
         if n_bytes is not None and len(self._sizes) < self._most:
             self._sizes[identifier] = n_bytes
             self.n_bytes += n_bytes
-            if self._seen is not None:
-                self._seen.add(identifier)
+            if self._scanned_ids is not None:
+                self._scanned_ids.add(identifier)
 
     def forget(self, identifier: str) -> None:
         """Remove an orphan."""
         self.n_bytes -= self._sizes.pop(identifier, 0)
 
-    def look(self) -> None:
+    def begin_scan(self) -> None:
         """Begin a scan in which every orphan is noted; `looked` then removes the others."""
-        self._seen = set()
+        self._scanned_ids = set()
 
-    def looked(self) -> None:
+    def end_scan(self) -> None:
         """End a scan."""
-        if self._seen is not None:
-            for identifier in self._sizes.keys() - self._seen:
+        if self._scanned_ids is not None:
+            for identifier in self._sizes.keys() - self._scanned_ids:
                 self.forget(identifier)
-            self._seen = None
+            self._scanned_ids = None
 
 
 class FolderPart:
     """A user's folder in one store: most users have one, users of lower stores several."""
 
-    def __init__(self, base: bytes, most: int, told_until_ns: int) -> None:
+    def __init__(self, base: bytes, most: int, reported_until_ns: int) -> None:
         """Start with a scan.
 
         base  the directory that holds the store
@@ -174,54 +174,56 @@ class FolderPart:
         self.sizes = SizeSums(most)
         self.warnings = DueQueue(most)  # orphans to read, to warn that they expire soon
         self.warned: dict[DueContainer, None] = {}
-        self.fresh: set[str] = set()
+        self.unread_ids: set[str] = set()
         self.pending: dict[str, DueContainer] = {}
         self._pending_since_s = math.inf
-        self.known: dict[str, KnownOrphan] = {}  # all, if a quota needs their sizes
+        self.orphans: dict[str, KnownOrphan] = {}  # all, if a quota needs their sizes
         self.to_measure: list[str] = []
         self.unmeasured = DueQueue(most)  # orphans to measure once the disk is idle, and the earliest time
         self.measuring: str | None = None
         self._n_measured: dict[str, int] = {}
         self._sights = FirstSights(_MOST_REMEMBERED)
-        self.told_until_ns = told_until_ns
-        self._looked_since_ns = told_until_ns
+        self.reported_until_ns = reported_until_ns
+        self._scan_began_ns = reported_until_ns
         self.n_orphans = 0
         self.n_quarantined = 0
-        self.left: dict[str, None] = {}  # orphans that left since the last read began, which may still contain them
+        self.departed_ids: dict[
+            str, None
+        ] = {}  # orphans that left since the last read began, which may still contain them
         self._after: str | None = ""  # last id of the scan; "": start; None: no scan in progress
         self.is_unread = True
 
-    def look_at(self, identifier: str) -> None:
+    def mark_unread(self, identifier: str) -> None:
         """Have a new or changed orphan read; have the whole folder scanned if there are too many."""
-        self.left.pop(identifier, None)
-        if len(self.fresh) < _MOST_REMEMBERED:
-            self.fresh.add(identifier)
+        self.departed_ids.pop(identifier, None)
+        if len(self.unread_ids) < _MOST_REMEMBERED:
+            self.unread_ids.add(identifier)
         else:
-            self.fresh.clear()
-            self.look_again()
+            self.unread_ids.clear()
+            self.rescan()
 
-    def leaves(self, identifier: str) -> None:
+    def note_departed(self, identifier: str) -> None:
         """Remove an orphan that was restored or claimed."""
-        self.fresh.discard(identifier)
+        self.unread_ids.discard(identifier)
         self._drop(identifier)
-        note_once(self.left, identifier)
+        note_once(self.departed_ids, identifier)
 
     def forget(self, identifier: str) -> None:
         """Remove everything about an orphan that is gone."""
         self._drop(identifier)
         self._sights.forget(identifier)
 
-    def sight(self, seen: SeenContainer, clock: Clock) -> FirstSight:
+    def sight(self, entry: ContainerEntry, clock: Clock) -> FirstSight:
         """Since when a container has existed, and its age then, by the clock that is never set.
 
         If its record has a boot time of this boot, the age does not depend on the wall clock. Otherwise it counts from
         the first sight.
         """
-        if seen.boot_ns is not None:
-            return FirstSight(seen.boot_ns, 0)
-        return self._sights.of(clock, seen.id, seen.created_ns)
+        if entry.boot_ns is not None:
+            return FirstSight(entry.boot_ns, 0)
+        return self._sights.get(clock, entry.id, entry.created_ns)
 
-    def look_again(self) -> None:
+    def rescan(self) -> None:
         """Start the scan again: the known state may be outdated."""
         self._after = ""
         self.upcoming.clear()
@@ -239,38 +241,38 @@ class FolderPart:
         self.unmeasured.remove(identifier)
         self._n_measured.pop(identifier, None)
         self.sizes.forget(identifier)
-        self.known.pop(identifier, None)
+        self.orphans.pop(identifier, None)
 
-    def is_known(self) -> bool:
+    def is_scanned(self) -> bool:
         """Whether every orphan is read, and measured if requested."""
-        return self._after is None and not (self.fresh or self.to_measure)
+        return self._after is None and not (self.unread_ids or self.to_measure)
 
-    def looked(self, last: str, now_s: float, wall_ns: int) -> None:
+    def note_page(self, last: str, now_s: float, wall_ns: int) -> None:
         """Note that a page was read, up to that id; empty: the last page."""
         if not self._after:
-            self._looked_since_ns = wall_ns - _SLACK_NS
+            self._scan_began_ns = wall_ns - _SLACK_NS
         if not last:
-            self.sizes.looked()
-            self.told_until_ns = max(self.told_until_ns, self._looked_since_ns)
+            self.sizes.end_scan()
+            self.reported_until_ns = max(self.reported_until_ns, self._scan_began_ns)
         is_full_of_due = self.upcoming.is_cut() and self.upcoming.n_due(now_s) == len(self.upcoming)
         self._after = None if is_full_of_due else last or None  # no space for later entries
 
     def next_order(self, now_s: float) -> Order | None:
         """The next order for a child; None if there is none now."""
-        if self.fresh:
-            ids = sorted(self.fresh)[:BATCH]
-            self.fresh.difference_update(ids)
-            self.left.clear()
+        if self.unread_ids:
+            ids = sorted(self.unread_ids)[:BATCH]
+            self.unread_ids.difference_update(ids)
+            self.departed_ids.clear()
             return ReadRecords(self.base, ids=ids)
-        if self.upcoming.must_look() or self.warnings.must_look():
-            self.look_again()
+        if self.upcoming.must_rescan() or self.warnings.must_rescan():
+            self.rescan()
         n_due = self.upcoming.n_due(now_s)
         if self._after is not None and n_due < _ENOUGH_DUE:
             is_first, self.is_unread = self.is_unread, False
             if not self._after:
-                self.look_again()
-                self.sizes.look()
-            self.left.clear()
+                self.rescan()
+                self.sizes.begin_scan()
+            self.departed_ids.clear()
             return ReadRecords(self.base, after=self._after, and_quarantined=is_first)
         if self.warnings.n_due(now_s):
             return ReadRecords(self.base, ids=[one.id for one in self.warnings.take(now_s, BATCH)])
@@ -295,8 +297,8 @@ class FolderPart:
     def urgent_at_s(self) -> float:
         """When `next_order` has an order other than a measurement on an idle disk."""
         queues = (self.upcoming, self.warnings)
-        must_look = any(queue.must_look() for queue in queues)
-        return 0.0 if must_look or not self.is_known() else min(queue.next_at_s() for queue in queues)
+        must_rescan = any(queue.must_rescan() for queue in queues)
+        return 0.0 if must_rescan or not self.is_scanned() else min(queue.next_at_s() for queue in queues)
 
     def n_due(self, now_s: float) -> int:
         """How many known orphans may be reaped now, including those being reaped."""
@@ -326,14 +328,14 @@ class RetryClock:
         self.n_failed = 0
         self.at_s = 0.0
 
-    def failed(self, now_s: float) -> float:
+    def note_failure(self, now_s: float) -> float:
         """Note a failure; returns the interval until the next attempt."""
         wait_s = min(self._first_s * 2.0**self.n_failed, self._last_s)
         self.n_failed = min(self.n_failed + 1, 20)
         self.at_s = now_s + wait_s
         return wait_s
 
-    def succeeded(self) -> None:
+    def note_success(self) -> None:
         """Start with the first interval again."""
         self.n_failed = 0
 
@@ -341,7 +343,7 @@ class RetryClock:
 class UserState:
     """The state of one user, including failures."""
 
-    def __init__(self, uid: int, base: bytes, most: Callable[[], int], told_until_ns: int) -> None:
+    def __init__(self, uid: int, base: bytes, most: Callable[[], int], reported_until_ns: int) -> None:
         """Start with a scan of everything.
 
         base  the directory of the store in which the user was found
@@ -349,15 +351,15 @@ class UserState:
         told_until_ns  wall time: orphans created later are not reported yet
         """
         self.uid = uid
-        self.parts = {base: FolderPart(base, most(), told_until_ns)}
+        self.parts = {base: FolderPart(base, most(), reported_until_ns)}
         self.tend_at_s = 0.0
         self.current: str | None = None
         self.had_s = 0.0
         self.n_removed = 0
-        self.ours: dict[str, None] = {}  # orphans that this service has been reaping
-        self.came: dict[str, None] = {}  # arrivals in orphans/ reported by watches
-        self.told: dict[str, None] = {}
-        self._told_until_ns = told_until_ns
+        self.reaping_ids: dict[str, None] = {}  # orphans that this service has been reaping
+        self.arrived_ids: dict[str, None] = {}  # arrivals in orphans/ reported by watches
+        self.reported_ids: dict[str, None] = {}
+        self._reported_until_ns = reported_until_ns
         self.most_remembered = most
         self._base = base
         self.retry = RetryClock(timers.current.child_pause_s, timers.current.last_pause_s)
@@ -366,29 +368,29 @@ class UserState:
         self._retries: dict[str, RetryClock] = {}
         self._sofar: dict[str, ReapProgress] = {}
 
-    def tended(self, bases: Iterable[bytes]) -> bool:
+    def set_stores(self, bases: Iterable[bytes]) -> bool:
         """Note the stores in which the user has folders, after a Tend; returns whether some are new."""
-        wanted = set(bases) | {self._base}
-        new = wanted - self.parts.keys()
-        most = max(self.most_remembered() // len(wanted), _LEAST_OF_PART)
+        all_bases = set(bases) | {self._base}
+        new = all_bases - self.parts.keys()
+        most = max(self.most_remembered() // len(all_bases), _LEAST_OF_PART)
         for base in new:
-            self.parts[base] = FolderPart(base, most, self._told_until_ns)
-        for base in self.parts.keys() - wanted:
+            self.parts[base] = FolderPart(base, most, self._reported_until_ns)
+        for base in self.parts.keys() - all_bases:
             del self.parts[base]
         return bool(new)
 
-    def has_problems(self, now_s: float, *, is_so: bool) -> None:
+    def note_problems(self, now_s: float, *, is_so: bool) -> None:
         """Note whether a Tend left problems: then it is repeated with growing intervals."""
         if is_so:
-            self.tend_at_s = min(self.tend_at_s, now_s + self._tending.failed(now_s))
+            self.tend_at_s = min(self.tend_at_s, now_s + self._tending.note_failure(now_s))
         else:
-            self._tending.succeeded()
+            self._tending.note_success()
 
-    def look_again(self) -> None:
+    def rescan(self) -> None:
         """Scan everything again."""
         self.tend_at_s = 0.0
         for part in self.parts.values():
-            part.look_again()
+            part.rescan()
 
     def next_order(self, now_s: float) -> Order | None:
         """The next order for the user's child; None if there is none now."""
@@ -401,19 +403,19 @@ class UserState:
         orders = (part.next_order(now_s) for part in parts if part.next_at_s() <= now_s)
         return next((order for order in orders if order is not None), None)
 
-    def give_back(self, order: Order) -> None:
+    def take_back_order(self, order: Order) -> None:
         """Take back an order that was not carried out."""
         match order:
             case Tend():
                 self.tend_at_s = 0.0
             case ReadRecords():
-                self.parts[order.base].fresh.update(order.ids or ())
+                self.parts[order.base].unread_ids.update(order.ids or ())
             case Measure(when_idle=False):
                 self.parts[order.base].to_measure += order.ids
             case Measure() | Reap():
                 pass  # `put_back` handles pending ones
 
-    def wants(self, now_s: float) -> bool:
+    def has_work(self, now_s: float) -> bool:
         """Whether `next_order` has an order now."""
         return self.next_at_s() <= now_s
 
@@ -440,18 +442,18 @@ class UserState:
         """The user's known orphans that may be reaped now."""
         return sum(part.n_due(now_s) for part in self.parts.values())
 
-    def ordered(self, identifiers: Iterable[str]) -> None:
+    def note_ordered(self, identifiers: Iterable[str]) -> None:
         """Note orphans that this service is reaping."""
         for identifier in identifiers:
-            note_once(self.ours, identifier)
+            note_once(self.reaping_ids, identifier)
 
-    def begins(self, identifier: str | None) -> None:
+    def set_current(self, identifier: str | None) -> None:
         """Note the orphan that is being reaped now; None: none."""
         self.current = identifier
         self.had_s = 0.0
         self.n_removed = 0
 
-    def has_had_enough(self, now_s: float) -> bool:
+    def should_park(self, now_s: float) -> bool:
         """Whether the current orphan should be parked for another one of the user."""
         # New arrivals must be read first.
         others = (part.next_at_s() <= now_s or len(part.pending) > 1 for part in self.parts.values())
@@ -460,7 +462,7 @@ class UserState:
         patience_s = timers.current.patience_s * 2.0 ** min(self._n_parked.get(self.current, 0), 10)
         return self.had_s >= min(patience_s, timers.current.last_patience_s)
 
-    def parked(self, identifier: str, sofar: ReapProgress) -> None:
+    def note_parked(self, identifier: str, sofar: ReapProgress) -> None:
         """Note that an orphan was parked; next time it gets longer."""
         _count(self._n_parked, identifier)
         self._sofar[identifier] = self.sofar(identifier).plus(sofar)
@@ -470,17 +472,17 @@ class UserState:
         """The work done on an orphan before it was parked."""
         return self._sofar.get(identifier, ReapProgress())
 
-    def succeeded(self, now_s: float) -> None:
+    def note_success(self, now_s: float) -> None:
         """Note a success; long after the last failure it resets the intervals."""
         if now_s > self.retry.at_s + timers.current.grudge_s:
-            self.retry.succeeded()
+            self.retry.note_success()
 
     def retry_at_s(self, identifier: str, now_s: float) -> float:
         """When to retry an orphan that a process holds, or that failed; the intervals grow."""
         first_s, last_s = timers.current.retry_pause_s, timers.current.last_pause_s
         retry = self._retries[identifier] = self._retries.pop(identifier, RetryClock(first_s, last_s))
         _bound(self._retries)
-        return now_s + retry.failed(now_s)
+        return now_s + retry.note_failure(now_s)
 
     def tries(self, identifier: str) -> RetryClock:
         """The failures of an orphan, and the earliest time of its next attempt, whatever its record says."""
@@ -488,7 +490,7 @@ class UserState:
 
     def forget(self, identifier: str) -> None:
         """Remove everything about an orphan that is gone."""
-        self.came.pop(identifier, None)
+        self.arrived_ids.pop(identifier, None)
         self._n_parked.pop(identifier, None)
         self._sofar.pop(identifier, None)
         self._retries.pop(identifier, None)
@@ -521,7 +523,7 @@ class UnreadUsers:
 
     def __init__(self) -> None:
         self._clocks: dict[int, RetryClock] = {}
-        self._refused: dict[int, list[Standing]] = {}
+        self._refused: dict[int, list[FolderVerdict]] = {}
 
     def __contains__(self, uid: int) -> bool:
         return uid in self._refused
@@ -530,9 +532,9 @@ class UnreadUsers:
         """The users who are not checked now."""
         return {uid for uid, clock in self._clocks.items() if clock.at_s > now_s}
 
-    def note(self, unread: Iterable[Standing], resting: set[int], now_s: float) -> None:
+    def note(self, unread: Iterable[FolderVerdict], resting: set[int], now_s: float) -> None:
         """Note the unreadable folders of a check, which did not include resting users."""
-        failed: dict[int, list[Standing]] = {}
+        failed: dict[int, list[FolderVerdict]] = {}
         for refusal in unread:
             failed.setdefault(refusal.uid, []).append(refusal)
         for uid in self._clocks.keys() - failed.keys() - resting:
@@ -542,10 +544,10 @@ class UnreadUsers:
                 uid, RetryClock(timers.current.unread_pause_s, timers.current.last_unread_pause_s)
             )
             if uid not in resting:
-                clock.failed(now_s)
+                clock.note_failure(now_s)
             self._refused[uid] = refused
 
-    def refused(self) -> list[Standing]:
+    def refused(self) -> list[FolderVerdict]:
         """The unreadable folders."""
         return [refusal for refused in self._refused.values() for refusal in refused]
 

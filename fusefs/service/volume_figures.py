@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from fusefs.core.policy import SpaceWanted, VolumePolicy, hurries
+from fusefs.core.policy import SpaceNeeded, VolumePolicy, hurries
 from fusefs.core.service_status import MOST_FAULTS, StatusFault
 from fusefs.service.open_volume import VolumeSpace
 
@@ -52,17 +52,17 @@ class VolumeFigures:
             self.hurries_since_s = now_s
         return self.hurries != before
 
-    def wanted(self, policy: VolumePolicy) -> SpaceWanted:
+    def needed_space(self, policy: VolumePolicy) -> SpaceNeeded:
         """How much must be freed until a volume that hurries need not hurry."""
         space = self.space
         if space is None:
-            return SpaceWanted()
+            return SpaceNeeded()
         n_inodes = n_bytes = 0
         if policy.blocks is not None:
             n_bytes = max(int(policy.blocks.high * space.total_bytes) - space.free_bytes, 0)
         if policy.inodes is not None and space.total_inodes and space.free_inodes is not None:
             n_inodes = max(int(policy.inodes.high * space.total_inodes) - space.free_inodes, 0)
-        return SpaceWanted(n_inodes, n_bytes)
+        return SpaceNeeded(n_inodes, n_bytes)
 
     def add(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         """Add work done."""
@@ -70,7 +70,7 @@ class VolumeFigures:
         self.n_bytes += n_bytes
         self.busy_s += busy_s
 
-    def reaped(self, n_entries: int) -> None:
+    def count_reaped(self, n_entries: int) -> None:
         """Count a reaped orphan."""
         self.n_reaped += 1
         self.usual_entries += _WEIGHT * (n_entries - self.usual_entries)
@@ -99,7 +99,7 @@ class VolumeFigures:
             return None
         return max(n_due * self.usual_entries - n_removed, 0.0) / entries_per_s
 
-    def rest(self) -> None:
+    def note_idle(self) -> None:
         """Note that the volume is idle."""
         self._lately.clear()
 

@@ -14,10 +14,10 @@ import trio
 
 from fusefs.core.errors import NoBacking, NoStore, NotADirectory, NotFound, RootSquashed, TrashdError, from_os
 from fusefs.core.events import EventKind
-from fusefs.core.names import whose
+from fusefs.core.names import parse_uid_name
 from fusefs.core.policy import VolumePolicy
 from fusefs.core.printable_names import printable
-from fusefs.core.record import quote
+from fusefs.core.record import quote_path
 from fusefs.core.service_status import CurrentReap, HeldByUser, PassedOver, VolumePhase, VolumeStatus
 from fusefs.linux.inotify import InotifyEvent, InotifyMask
 from fusefs.linux.mountinfo import RulePath
@@ -33,9 +33,9 @@ from fusefs.service.open_volume import (
     open_own,
     open_volume,
     own_space,
+    placeholder_path,
     space_at,
     split_place,
-    unseen,
 )
 from fusefs.service.orphan_schedule import TROUBLE, Trouble
 from fusefs.service.other_nodes import OtherNodes
@@ -46,8 +46,8 @@ from fusefs.service.user_state import UnreadUsers, UserState
 from fusefs.service.volume_figures import VolumeFigures
 from fusefs.service.work_session import WorkSession
 from fusefs.store.layout import Store
-from fusefs.store.store_registry import LineOf
-from fusefs.store.tidy_folder import tell
+from fusefs.store.store_registry import UserLine
+from fusefs.store.tidy_folder import to_findings
 from fusefs.store.user_folders import FolderCensus
 
 _LOG = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ _ID_END = 12
 class OwnStore(NamedTuple):
     """A user's own store, and the path for which the configuration's rules apply."""
 
-    word: LineOf
+    line_of: UserLine
     by_rules: RulePath
 
 
@@ -89,18 +89,18 @@ class VolumeLoop:
         """
         self.path = path
         self._base_path = split_place(path)[0] if own is None else path
-        self._told_path = path if own is None else unseen(own.word)
-        self.owner = None if own is None else own.word.uid
+        self._public_path = path if own is None else placeholder_path(own.line_of)
+        self.owner = None if own is None else own.line_of.uid
         self._own = own
         self._limit = limit
-        self._is_left = False
+        self._is_ended = False
         self._stays = stays
         self._n_gone = 0
         self._figures = VolumeFigures()
         self.users: dict[int, UserState] = {}
         self.session: WorkSession | None = None
         self._volume_id = ""
-        self._served = ServedVolume(context.known, self._base_path, self.owner)
+        self._served = ServedVolume(context.volumes, self._base_path, self.owner)
         self._filesystem = ""
         self.phase = VolumePhase.LOOKING
         self._why = self._warned = ""
@@ -119,7 +119,7 @@ class VolumeLoop:
         self._n_fresh = 0
         self._rests_until_s = 0.0
         self._polled_at_s = 0.0
-        self._looked_at_s = 0.0
+        self._checked_space_at_s = 0.0
 
     # Called from outside
 
@@ -132,35 +132,35 @@ class VolumeLoop:
     def reconfigure(self) -> None:
         """Apply a new policy, or find a volume that may be back: stop, scan everything again, continue."""
         self._must_find = True
-        self._rests_until_s = self._looked_at_s = 0.0
+        self._rests_until_s = self._checked_space_at_s = 0.0
         for user in self.users.values():
-            user.look_again()
+            user.rescan()
         if self.session is not None:
             self.session.stop()
         self.wake()
 
-    def look_again(self) -> None:
+    def check_mount(self) -> None:
         """Check whether a mount or unmount affects this volume; a session is finished first."""
         self._must_open = True
         if self.session is None:
             self.wake()
 
-    def copy_changed(self, came: bool) -> None:
+    def copy_changed(self, is_mounted: bool) -> None:
         """A disk with the same volume id was mounted, or one is gone: check which one to serve."""
-        if not came or self.phase is not VolumePhase.UNPROVEN:
+        if not is_mounted or self.phase is not VolumePhase.UNPROVEN:
             if self.session is not None:
                 self.session.stop()
-            self.look_again()
+            self.check_mount()
 
     def retry(self) -> None:
         """Check now: the store may have been repaired or created again."""
         self._rests_until_s = 0.0
-        self.look_again()
+        self.check_mount()
 
     def key(self) -> Key:
         """The key of a user's own store."""
         assert self._own is not None
-        return self._own.word.uid, self._own.word.line.store()
+        return self._own.line_of.uid, self._own.line_of.line.store()
 
     def paths(self) -> tuple[bytes, ...]:
         """The paths by which users may refer to the volume."""
@@ -176,18 +176,18 @@ class VolumeLoop:
         n_due = sum(user.n_due(now_s) for user in users)
         due_at_s = min((user.due_at_s() for user in users), default=math.inf)
         next_at_s = min([due_at_s, *(user.tend_at_s for user in users if user.tend_at_s)])
-        phase, why = (self.phase, self._why) if session is None else self._mood(session)
+        phase, why = (self.phase, self._why) if session is None else self._session_phase(session)
         pressure = None if session is None else session.pressure()
         reaped = [] if session is None else session.current()[:_MOST_CURRENT]
         return VolumeStatus(
-            path=quote(self._told_path),
+            path=quote_path(self._public_path),
             owner=self.owner,
             id=self._volume_id,
             filesystem=self._filesystem,
             phase=phase,
             why=why,
             is_known=bool(self._volume_id),
-            n_unread=sum(len(part.fresh) for part in parts),
+            n_unread=sum(len(part.unread_ids) for part in parts),
             n_users=len(users),
             n_orphans=sum(part.n_orphans for part in parts),
             n_due=n_due,
@@ -214,11 +214,11 @@ class VolumeLoop:
             current=tuple(CurrentReap(one.uid, (one.current or "")[-_ID_END:], one.n_removed) for one in reaped),
             held=tuple(HeldByUser(user.uid, *user.held()) for user in users if any(user.held())),
             refused=self._refused,
-            nodes=self._nodes.told(),
+            nodes=self._nodes.list_nodes(),
             faults=tuple(figures.faults),
         )
 
-    def _mood(self, session: WorkSession) -> tuple[VolumePhase, str]:
+    def _session_phase(self, session: WorkSession) -> tuple[VolumePhase, str]:
         """The phase of a session, and a sentence about it."""
         if not session.current():
             now_s = boot_s()
@@ -239,7 +239,7 @@ class VolumeLoop:
 
     def leave(self) -> None:
         """End the loop for good: its owner no longer registers the store."""
-        self._is_left = True
+        self._is_ended = True
         if self.session is not None:
             self.session.stop()
         self.wake()
@@ -249,7 +249,7 @@ class VolumeLoop:
         if pause == self._pause:
             return
         kind, detail = (EventKind.PAUSED, pause.why) if pause else (EventKind.RESUMED, "")
-        self._context.tell(kind, volume=self.path, uid=self.owner, detail=detail)
+        self._context.report(kind, volume=self.path, uid=self.owner, detail=detail)
         self._pause = pause
         if pause and self.session is not None:
             self.session.stop()
@@ -257,29 +257,29 @@ class VolumeLoop:
 
     # Main loop
 
-    async def run(self) -> None:
+    async def serve(self) -> None:
         """Serve the volume until cancelled, left, or gone for good. Raises  ForkerLost. Checkpoint
 
         A volume in the configuration is waited for; others are found again when they are mounted.
         """
         try:
-            await self._live()
+            await self._run_loop()
         finally:
             if self.phase not in _UNSERVED:
-                self._served.goes_on()
-            self._served.end()
-            await self._nodes.say_farewell(self._open)
+                self._served.note_served()
+            self._served.note_unserved()
+            await self._nodes.remove_own_beat(self._open)
         self._forget()
-        self._served.is_gone()
+        self._served.note_unmounted()
 
-    async def _live(self) -> None:
-        while not self._is_left and (self._stays or self._n_gone < _GONE_FOR_GOOD):
+    async def _run_loop(self) -> None:
+        while not self._is_ended and (self._stays or self._n_gone < _GONE_FOR_GOOD):
             policy = self._policy()
-            wait_s = await self._watch_room(policy)
+            wait_s = await self._check_space(policy)
             held_s = self._held_back_s(policy)
             if held_s > 0:
                 wait_s = min(wait_s, held_s)
-                n_fresh = sum(len(part.fresh) for user in self.users.values() for part in user.parts.values())
+                n_fresh = sum(len(part.unread_ids) for user in self.users.values() for part in user.parts.values())
                 if n_fresh != self._n_fresh:  # for the number of arrivals in the status
                     self._n_fresh = n_fresh
                     self._context.changed()
@@ -288,7 +288,7 @@ class VolumeLoop:
                     await self._work(policy)
                     wait_s = min(wait_s, self._idle_s())
                 except (Trouble, TrashdError, OSError) as error:
-                    wait_s = self._failed(error)
+                    wait_s = self._handle_error(error)
             with trio.move_on_after(wait_s):
                 await self._woken.wait()
             self._woken = trio.Event()
@@ -296,56 +296,56 @@ class VolumeLoop:
     def _policy(self) -> VolumePolicy:
         config = self._context.config
         if self._own is not None:
-            return config.inside(*self._own.by_rules)
-        return config.volume(self._base_path, self._volume_id)
+            return config.policy_inside(*self._own.by_rules)
+        return config.policy_of(self._base_path, self._volume_id)
 
-    async def _watch_room(self, policy: VolumePolicy) -> float:
+    async def _check_space(self, policy: VolumePolicy) -> float:
         """Check free space while the volume is closed. Returns the seconds until the next check."""
         parts = [part for user in self.users.values() for part in user.parts.values()]
         # Outside its window a volume has not been scanned yet.
         is_unknown = not self._volume_id and policy.windows
-        is_empty = not is_unknown and not any(part.n_orphans or part.fresh for part in parts)
+        is_empty = not is_unknown and not any(part.n_orphans or part.unread_ids for part in parts)
         if is_empty or (policy.blocks is None and policy.inodes is None):
             return _NEVER_S
         now_s = boot_s()
-        if now_s >= self._looked_at_s + timers.current.space_pause_s:
-            self._looked_at_s = now_s  # even if it fails: not again at once
+        if now_s >= self._checked_space_at_s + timers.current.space_pause_s:
+            self._checked_space_at_s = now_s  # even if it fails: not again at once
             with suppress(OSError, TrashdError):
                 looking, limit_s = partial(space_at, self.path), math.inf
                 if self._own is not None:
-                    looking = partial(own_space, self._context.kernel, self._own.word)
+                    looking = partial(own_space, self._context.kernel, self._own.line_of)
                     limit_s = timers.current.own_store_limit_s
                 space = await in_time(self._limiter, limit_s, looking, lambda _late: None)
                 if space is not None:
-                    self._look_at_space(space)
+                    self._note_space(space)
             self._must_open |= self._figures.hurries  # orphans that were too young may expire now
-        return self._looked_at_s + timers.current.space_pause_s - now_s
+        return self._checked_space_at_s + timers.current.space_pause_s - now_s
 
-    def _look_at_space(self, space: VolumeSpace) -> None:
+    def _note_space(self, space: VolumeSpace) -> None:
         """Note the free space, and whether to hurry."""
-        self._looked_at_s = boot_s()
-        if not self._figures.note_space(space, self._policy(), self._looked_at_s):
+        self._checked_space_at_s = boot_s()
+        if not self._figures.note_space(space, self._policy(), self._checked_space_at_s):
             return
         if self._figures.hurries:
             share = space.free_share() or 0.0
             detail = f"only {share:.1%} is free, so the oldest orphans of the users with most data are reaped early"
-            self._context.tell(EventKind.LOW_SPACE, volume=self.path, uid=self.owner, detail=detail)
+            self._context.report(EventKind.LOW_SPACE, volume=self.path, uid=self.owner, detail=detail)
         for user in self.users.values():
             for part in user.parts.values():
-                part.look_again()
+                part.rescan()
 
     def _held_back_s(self, policy: VolumePolicy) -> float:
         """The seconds for which no work is allowed here; 0 if it is. Sets the phase with the reason."""
         now_s = boot_s()
-        if self._pause is not None and self._pause.left_s(time.time()) <= 0.0:
+        if self._pause is not None and self._pause.remaining_s(time.time()) <= 0.0:
             self.set_pause(None)
         if self._pause is not None:
-            self._be(VolumePhase.PAUSED, self._pause.why)
-            return max(self._pause.left_s(time.time()), 0.1)
+            self._set_phase(VolumePhase.PAUSED, self._pause.why)
+            return max(self._pause.remaining_s(time.time()), 0.1)
         is_unknown = self._own is None and (self._must_open or not self._volume_id)
         may_serve = is_unknown and self._context.config.may_serve(self._base_path)
         if not policy.is_served and not may_serve:
-            self._be(VolumePhase.PAUSED, "the configuration has serve = false")
+            self._set_phase(VolumePhase.PAUSED, "the configuration has serve = false")
             return _NEVER_S
         if now_s < self._rests_until_s:
             return self._rests_until_s - now_s
@@ -353,11 +353,11 @@ class VolumeLoop:
         second = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec
         closed_s = policy.closed_s(second, hurries=self._figures.hurries)
         if closed_s:
-            self._be(VolumePhase.WINDOW, "reaping is allowed only at " + ", ".join(map(str, policy.windows)))
+            self._set_phase(VolumePhase.WINDOW, "reaping is allowed only at " + ", ".join(map(str, policy.windows)))
             return min(float(closed_s), timers.current.window_pause_s)
         return 0.0
 
-    def _be(self, phase: VolumePhase, why: str = "") -> None:
+    def _set_phase(self, phase: VolumePhase, why: str = "") -> None:
         if (phase, why) != (self.phase, self._why):
             self.phase, self._why = phase, why
             self._context.changed()
@@ -368,39 +368,39 @@ class VolumeLoop:
         is_poll = now_s >= self._polled_at_s + self._context.config.poll_s
         must_open = self._may_find() or self._must_open or is_poll or now_s >= self._watches.next_at_s
         if not must_open and self._nodes.is_due():
-            must_open = not await self._look_at_others()
-        if not must_open and not any(user.wants(now_s) for user in self.users.values()):
+            must_open = not await self._check_other_nodes()
+        if not must_open and not any(user.has_work(now_s) for user in self.users.values()):
             return
-        self._be(VolumePhase.LOOKING)
+        self._set_phase(VolumePhase.LOOKING)
         if self._limit is None:
             await self._work_opened(policy, is_poll=is_poll)
             return
-        async with self._limit.taken():
-            if self._held_back_s(policy) <= 0 and not self._is_left:  # it may have waited for long
+        async with self._limit.hold():
+            if self._held_back_s(policy) <= 0 and not self._is_ended:  # it may have waited for long
                 await self._work_opened(policy, is_poll=is_poll)
 
-    async def _look_at_others(self) -> bool:
+    async def _check_other_nodes(self) -> bool:
         """Check the changes by other nodes without a session; returns whether it still is the known volume."""
-        async with nullcontext() if self._limit is None else self._limit.taken():
+        async with nullcontext() if self._limit is None else self._limit.hold():
             with await self._open() as opened:
                 if opened.store.volume.id != self._volume_id:
                     return False
-                await self._nodes.look(opened, self.users, self.phase.value)
+                await self._nodes.check(opened, self.users, self.phase.value)
         return True
 
-    async def _around(self, opened: OpenVolume) -> None:
+    async def _check_around(self, opened: OpenVolume) -> None:
         """During a session: find new users and changes by other nodes."""
         await self._find_users(opened)
         if self._nodes.is_due():
             status = self.status()
-            await self._nodes.look(opened, self.users, status.phase.value, status.probe_ms)
+            await self._nodes.check(opened, self.users, status.phase.value, status.probe_ms)
 
     async def _open(self) -> OpenVolume:
         """Open the volume; a user's own store within a time limit. Raises  TrashdError; OSError"""
         kernel = self._context.kernel
         opening, limit_s = partial(open_volume, kernel, self.path), math.inf
         if self._own is not None:
-            opening, limit_s = partial(open_own, kernel, self._own.word), timers.current.own_store_limit_s
+            opening, limit_s = partial(open_own, kernel, self._own.line_of), timers.current.own_store_limit_s
         opened = await in_time(self._limiter, limit_s, opening, lambda late: late.owned.close())
         if opened is None:
             raise NoStore(self.path, "its disk does not respond; the service tries again periodically")
@@ -408,7 +408,7 @@ class VolumeLoop:
 
     async def _work_opened(self, policy: VolumePolicy, *, is_poll: bool) -> None:
         with await self._open() as opened:
-            self._told_path = opened.told_path or self.path
+            self._public_path = opened.public_path or self.path
             await self._begin(opened, is_poll=is_poll)
             policy = self._policy()  # by the id of the opened volume
             if self._held_back_s(policy) > 0:
@@ -420,9 +420,9 @@ class VolumeLoop:
                 self.users,
                 self._figures,
                 self._limiter,
-                self._look_at_space,
-                partial(self._watches.post, opened.store, self.users),
-                partial(self._around, opened),
+                self._note_space,
+                partial(self._watches.watch_users, opened.store, self.users),
+                partial(self._check_around, opened),
                 self._served.grace,
             )
             self._context.changed()
@@ -430,11 +430,11 @@ class VolumeLoop:
                 await self._run_session(self.session, policy)
             finally:
                 self.session = None
-                self._figures.rest()
+                self._figures.note_idle()
                 self._context.changed()
         if self._n_breaks:
             self._n_breaks = 0
-            self._context.tell(EventKind.MENDED, volume=self.path, uid=self.owner)
+            self._context.report(EventKind.MENDED, volume=self.path, uid=self.owner)
 
     async def _run_session(self, session: WorkSession, policy: VolumePolicy) -> None:
         failed: Exception | None = None
@@ -453,10 +453,10 @@ class VolumeLoop:
         began_s = boot_s()
         while self._held_back_s(policy) <= 0:
             await trio.sleep(timers.current.session_pause_s)
-            if self._limit is not None and self._limit.is_wanted():
+            if self._limit is not None and self._limit.has_waiters():
                 now_s = boot_s()
                 had_turn = now_s >= began_s + timers.current.own_turn_s
-                if had_turn or not any(user.wants(now_s) for user in self.users.values()):
+                if had_turn or not any(user.has_work(now_s) for user in self.users.values()):
                     break
         session.stop()
 
@@ -467,7 +467,7 @@ class VolumeLoop:
         self._n_gone = 0
         if store.volume.id != self._volume_id:
             # The owner could cause this log line at will.
-            if self._volume_id and (self.owner is None or self._context.lets_tell(self.owner)):
+            if self._volume_id and (self.owner is None or self._context.allows_report(self.owner)):
                 _LOG.warning("%s is another volume now, and is scanned again", printable(self.path))
             self._forget()
             self._volume_id = store.volume.id
@@ -479,13 +479,13 @@ class VolumeLoop:
             for uid, user in self.users.items():
                 # inotify reports neither changes by other hosts nor those in folders that could not be watched.
                 if not store.kernel.is_local(store.fd) or not self._watches.is_complete(uid):
-                    user.look_again()
+                    user.rescan()
         self._must_find |= is_poll
         if self._may_find():
             await self._find_users(opened)
         else:
-            self._watches.post(store, self.users)  # replaces lost watches
-        await self._nodes.look(opened, self.users, VolumePhase.LOOKING.value)
+            self._watches.watch_users(store, self.users)  # replaces lost watches
+        await self._nodes.check(opened, self.users, VolumePhase.LOOKING.value)
 
     def _may_find(self) -> bool:
         """Whether there may be new users, or an unreadable one is to be checked again."""
@@ -496,7 +496,7 @@ class VolumeLoop:
         if not self._may_find():
             return
         self._must_find = False
-        self._watches.post_areas(opened.store, self._on_users)
+        self._watches.watch_areas(opened.store, self._on_users)
         try:
             resting = self._unread.resting(boot_s())
             census = await in_thread(self._limiter, partial(opened.users, resting))
@@ -504,7 +504,7 @@ class VolumeLoop:
             self._must_find = True  # the session ended meanwhile: the next one finds them
             raise
         self._unread.note(census.unread, resting, boot_s())
-        self._tell_refused(census, opened.store)
+        self._report_refused(census, opened.store)
         for uid in self.users.keys() - census.inos.keys():
             if uid not in self._unread:
                 del self.users[uid]
@@ -513,29 +513,29 @@ class VolumeLoop:
             if uid not in self.users:
                 self.users[uid] = UserState(uid, opened.store.path(), self._most_remembered, self._context.since_ns)
             elif self._folders.get(uid, ino) != ino:
-                self.users[uid].look_again()  # another folder: the known state is void
+                self.users[uid].rescan()  # another folder: the known state is void
                 self._leave(uid)
         self._folders = census.inos
-        self._watches.post(opened.store, self.users)
+        self._watches.watch_users(opened.store, self.users)
 
-    def _tell_refused(self, census: FolderCensus, store: Store) -> None:
+    def _report_refused(self, census: FolderCensus, store: Store) -> None:
         """Note objects with the name of a user's folder that are refused or unreadable; they are not served."""
-        where = os.path.join(split_place(self._told_path)[0], store.name)
+        where = os.path.join(split_place(self._public_path)[0], store.name)
         every = census.refused + self._unread.refused()
-        refused = tuple(PassedOver(*problem) for problem in tell(where, every))
+        refused = tuple(PassedOver(*problem) for problem in to_findings(where, every))
         if refused == self._refused:
             return
         self._refused = refused
         self._context.changed()
-        if refused and self._context.lets_tell(every[0].owner or 0):
-            told = "; ".join(f"{one.where}: {one.what}" for one in refused)
-            _LOG.warning("%s", told)
+        if refused and self._context.allows_report(every[0].owner or 0):
+            text = "; ".join(f"{one.where}: {one.what}" for one in refused)
+            _LOG.warning("%s", text)
 
     def _on_users(self, event: InotifyEvent) -> None:
         """Handle an event where folders are created: perhaps a new user. Anyone can create names there."""
-        if event.happened & (InotifyMask.IGNORED | InotifyMask.UNMOUNT):
-            self._watches.leave_areas()
-        elif not event.happened & InotifyMask.OVERFLOW and whose(event.name) is None:
+        if event.kinds & (InotifyMask.IGNORED | InotifyMask.UNMOUNT):
+            self._watches.unwatch_areas()
+        elif not event.kinds & InotifyMask.OVERFLOW and parse_uid_name(event.name) is None:
             return
         self._may_have_users()
 
@@ -544,7 +544,7 @@ class VolumeLoop:
         if self.session is None:
             self.wake()
         else:
-            self.session.look_around()
+            self.session.request_check()
 
     def _most_remembered(self) -> int:
         if self._limit is not None:
@@ -553,44 +553,44 @@ class VolumeLoop:
 
     def _idle_s(self) -> float:
         """All work is done: seconds until more is due."""
-        self._served.goes_on()
+        self._served.note_served()
         if self._held_back_s(self._policy()) > 0:
             return 0.0
-        self._be(VolumePhase.IDLE, self._served.grace.why(boot_s()))
+        self._set_phase(VolumePhase.IDLE, self._served.grace.why(boot_s()))
         if self._must_find or self._must_open:
             return 0.0
         now_s = boot_s()
         poll_s = self._polled_at_s + self._context.config.poll_s
-        own = [poll_s, self._watches.next_at_s, self._unread.next_at_s(), self._nodes.at_s()]
-        return max(min([*own, *(user.next_at_s() for user in self.users.values())]) - now_s, 0.0)
+        own_times = [poll_s, self._watches.next_at_s, self._unread.next_at_s(), self._nodes.at_s()]
+        return max(min([*own_times, *(user.next_at_s() for user in self.users.values())]) - now_s, 0.0)
 
-    def _failed(self, error: Exception) -> float:
+    def _handle_error(self, error: Exception) -> float:
         """Handle an error; returns the seconds to wait."""
-        known = from_os(error, self.path) if isinstance(error, OSError) else error
-        why = known.message() if isinstance(known, TrashdError) else str(known)
-        why = why.replace(printable(self.path), printable(self._told_path))  # every user may read it
+        problem = from_os(error, self.path) if isinstance(error, OSError) else error
+        why = problem.message() if isinstance(problem, TrashdError) else str(problem)
+        why = why.replace(printable(self.path), printable(self._public_path))  # every user may read it
         self._must_find = True
-        if isinstance(known, Elsewhere):
-            self._be(VolumePhase.ELSEWHERE, "another reaper serves it")
+        if isinstance(problem, Elsewhere):
+            self._set_phase(VolumePhase.ELSEWHERE, "another reaper serves it")
             return timers.current.elsewhere_pause_s
-        if isinstance(known, Unproven | RootSquashed):
+        if isinstance(problem, Unproven | RootSquashed):
             self._forget()
             # With root squash users run their own services, which do not serve what root's service serves.
-            phase = VolumePhase.UNPROVEN if isinstance(known, Unproven) else VolumePhase.GONE
-            self._be(phase, f"{why} ({known.hint})")
+            phase = VolumePhase.UNPROVEN if isinstance(problem, Unproven) else VolumePhase.GONE
+            self._set_phase(phase, f"{why} ({problem.hint})")
             if self._why != self._warned and self.owner is None:
                 _LOG.warning("%s", self._why)
             self._warned = self._why
             return float(self._context.config.poll_s)
-        if self._is_gone(known):
+        if self._is_gone(problem):
             self._forget()
-            self._served.is_gone()
+            self._served.note_unmounted()
             self._n_gone += 1
-            self._be(VolumePhase.GONE, why)
+            self._set_phase(VolumePhase.GONE, why)
             return float(self._context.config.poll_s)
-        if isinstance(known, TrashdError) and known.errno not in TROUBLE:
-            self._served.end()  # a repair may take long: orphans that expire until then get a grace period
-        return self.broke(why)
+        if isinstance(problem, TrashdError) and problem.errno not in TROUBLE:
+            self._served.note_unserved()  # a repair may take long: orphans that expire until then get a grace period
+        return self.note_broken(why)
 
     def _is_gone(self, error: Exception) -> bool:
         """Whether an error means that there is no store; a store that exists and is unusable needs a repair.
@@ -601,31 +601,31 @@ class VolumeLoop:
             return isinstance(error, TrashdError) and (isinstance(error, NoStore) or error.errno not in TROUBLE)
         return type(error) in (NoStore, NoBacking, NotFound, NotADirectory)
 
-    def broke(self, why: str) -> float:
+    def note_broken(self, why: str) -> float:
         """Leave the volume alone for a growing interval; returns it."""
         rest_s = min(timers.current.rest_pause_s * 2.0**self._n_breaks, timers.current.last_rest_pause_s)
         self._n_breaks += 1
         self._rests_until_s = boot_s() + rest_s
-        self._be(VolumePhase.BROKEN, f"{why}; the service tries again periodically")
+        self._set_phase(VolumePhase.BROKEN, f"{why}; the service tries again periodically")
         self._figures.fault(time.time_ns(), why)
         detail = f"{why}; the service tries again in {rest_s:.0f} s"
-        self._context.tell(EventKind.BROKEN, volume=self.path, uid=self.owner, detail=detail)
+        self._context.report(EventKind.BROKEN, volume=self.path, uid=self.owner, detail=detail)
         return rest_s
 
     def _forget(self) -> None:
         """Drop the known state."""
-        self._served.end()
+        self._served.note_unserved()
         self._refused = ()
         self._unread = UnreadUsers()
         self._nodes.forget()
         for uid in list(self.users):
             del self.users[uid]
             self._leave(uid)
-        self._watches.leave_areas()
+        self._watches.unwatch_areas()
         self._must_find = True
 
     def _leave(self, uid: int) -> None:
         """End all watches and work in a user's former folder; the user may create a new one at once."""
-        self._watches.dismiss(uid)
+        self._watches.unwatch_user(uid)
         if self.session is not None:
             self.session.renew(uid)

@@ -24,27 +24,27 @@ from fusefs.core.errors import NotFound, TrashdError, from_os
 from fusefs.core.events import EventKind
 from fusefs.core.human_units import format_duration
 from fusefs.core.names import ContainerId, Name
-from fusefs.core.pacing import HOLD, Backlog, Pressure, RateCaps, Speed, WorkDone
+from fusefs.core.pacing import HOLD, Backlog, Pressure, RateCaps, Speed, WorkTotals
 from fusefs.core.policy import VolumePolicy
 from fusefs.engine.pace import PressurePacer
-from fusefs.linux.children import person, user_name
-from fusefs.linux.mountinfo import below
+from fusefs.linux.children import user_credentials, user_name
+from fusefs.linux.mountinfo import relative_to
 from fusefs.linux.user_ids import read_subordinates
 from fusefs.reaper.not_removed import CUT_OFF
 from fusefs.service import timers
 from fusefs.service.forker import ChildGone, ChildHandle, ForkerLost
 from fusefs.service.known_volumes import Grace
 from fusefs.service.messages import Heartbeat, Measure, Order, ReadRecords, Reap, Tend
-from fusefs.service.open_volume import OpenVolume, VolumeSpace, own_name
-from fusefs.service.orphan_schedule import ForRoot, OrphanSchedule, Trouble
+from fusefs.service.open_volume import OpenVolume, VolumeSpace, own_beat_name
+from fusefs.service.orphan_schedule import OrphanSchedule, RootTakeover, Trouble
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import VolumeFigures
 from fusefs.store.as_owner import seize
 from fusefs.store.container import ClaimLost
 from fusefs.store.layout import Store, open_store
-from fusefs.store.swap import own_folder
-from fusefs.store.user_folders import open_user
+from fusefs.store.swap import open_own_folder
+from fusefs.store.user_folders import open_user_folder
 
 UserOrder = Callable[[int], int]
 """Sort key for users who have had the same time: the lowest number is first."""
@@ -74,10 +74,10 @@ class FairTurns:
         self._holders = _TimeShares(order)
         self._users: dict[int, _TimeShares] = {}
 
-    def next(self, wanting: Collection[int]) -> int:
+    def next(self, uids: Collection[int]) -> int:
         """The next user among those with work (at least one)."""
         by_holder: dict[int, list[int]] = {}
-        for uid in wanting:
+        for uid in uids:
             by_holder.setdefault(self._holder_of(uid), []).append(uid)
         for holder in self._users.keys() - by_holder.keys():
             del self._users[holder]
@@ -100,20 +100,20 @@ class _TimeShares:
         self._had_s: dict[int, float] = {}
         self._now_s = 0.0
 
-    def next(self, wanting: Collection[int]) -> int:
+    def next(self, uids: Collection[int]) -> int:
         """The one with the least time among those with work."""
-        known = set(wanting)
-        for one in [one for one, had_s in self._had_s.items() if one not in known and had_s <= self._now_s]:
+        uid_set = set(uids)
+        for one in [one for one, had_s in self._had_s.items() if one not in uid_set and had_s <= self._now_s]:
             del self._had_s[one]  # a new start would give it the same time or more
-        for one in wanting:
+        for one in uids:
             self._had_s[one] = max(self._had_s.get(one, self._now_s), self._now_s)
-        chosen = min(wanting, key=lambda one: (self._had_s[one], self._order(one), one))
+        chosen = min(uids, key=lambda one: (self._had_s[one], self._order(one), one))
         self._now_s = self._had_s[chosen]
         return chosen
 
-    def charge(self, one: int, seconds: float) -> None:
+    def charge(self, uid: int, seconds: float) -> None:
         """Add the time of a turn."""
-        self._had_s[one] = self._had_s.get(one, self._now_s) + seconds
+        self._had_s[uid] = self._had_s.get(uid, self._now_s) + seconds
 
 
 _LOG = logging.getLogger(__name__)
@@ -136,9 +136,9 @@ class WorkSession:
         users: dict[int, UserState],
         figures: VolumeFigures,
         limiter: trio.CapacityLimiter,
-        tell_space: Callable[[VolumeSpace], None],
+        note_space: Callable[[VolumeSpace], None],
         new_parts: Callable[[], None],
-        look_around: Callable[[], Awaitable[None]],
+        check_around: Callable[[], Awaitable[None]],
         grace: Grace,
     ) -> None:
         """Start idle.
@@ -156,15 +156,15 @@ class WorkSession:
         self._users = users
         self._figures = figures
         self._limiter = limiter
-        self._tell_space = tell_space
-        self._tell_around = look_around
-        self._most = Speed(policy.part_of(policy.max_entries_per_s), policy.part_of(policy.max_bytes_per_s))
+        self._note_space = note_space
+        self._check_around = check_around
+        self._most = Speed(policy.node_share(policy.max_entries_per_s), policy.node_share(policy.max_bytes_per_s))
         caps = RateCaps(self._most.entries_per_s, self._most.bytes_per_s, policy.horizon_s)
         beat = None if opened.beat is None else opened.beat.write_again
         self._pacer = PressurePacer(context.kernel, opened.hold, caps, may_write=opened.own is None, write=beat)
         self.tempo = HOLD
         is_shared = opened.is_shared()
-        order = order_of_node(own_name()) if is_shared else by_number
+        order = order_of_node(own_beat_name()) if is_shared else by_number
         holder_of = read_subordinates().holder_of
         self._turns = FairTurns(holder_of, order)
         self._children: dict[int, ChildHandle] = {}
@@ -172,7 +172,7 @@ class WorkSession:
         self._measuring: set[int] = set()
         self._counted: dict[int, Heartbeat] = {}
         self._woken = trio.Event()
-        self._may_be_news = trio.Event()
+        self._check_requested = trio.Event()
         self._stale: set[int] = set()
         self._is_stopping = False
         self._is_probing = self._is_writing_back = False
@@ -196,9 +196,9 @@ class WorkSession:
         """A user's folder is not the one that its child has: the next order needs a new child."""
         self._stale.add(uid)
 
-    def look_around(self) -> None:
+    def request_check(self) -> None:
         """Check for new users soon."""
-        self._may_be_news.set()
+        self._check_requested.set()
 
     def current(self) -> list[UserState]:
         """The users of whom an orphan is being reaped, including those on hold."""
@@ -227,7 +227,7 @@ class WorkSession:
         """
         lost: ForkerLost | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._look_around)
+            nursery.start_soon(self._check_regularly)
             try:
                 await self._take_turns(nursery)
             except ForkerLost as error:
@@ -236,7 +236,7 @@ class WorkSession:
                 self._is_stopping = True
                 with trio.move_on_after(timers.current.parking_limit_s, shield=True):
                     await self._park()
-                await self._let_go()
+                await self._end_children()
                 self._pacer.close()
                 nursery.cancel_scope.cancel()
         if lost is not None:
@@ -254,9 +254,9 @@ class WorkSession:
                 except (TrashdError, OSError) as error:
                     self._schedule.trouble = from_os(error, self._opened.store.base_path).message()
                 continue
-            await self._serve_root()
+            await self._take_over_next()
             now_s = boot_s()
-            wanting = [uid for uid, user in self._users.items() if uid in self._busy or user.wants(now_s)]
+            wanting = [uid for uid, user in self._users.items() if uid in self._busy or user.has_work(now_s)]
             # Measurements on an idle disk wait for all other work.
             working = self._busy - self._measuring
             wanting = [uid for uid in wanting if uid in working or self._users[uid].is_urgent(now_s)] or wanting
@@ -272,20 +272,20 @@ class WorkSession:
             else:
                 return
 
-    async def _serve_root(self) -> None:
+    async def _take_over_next(self) -> None:
         """Take over one orphan that its user could not delete: from now on it belongs to root."""
         if self._schedule.for_root:
-            wanted = self._schedule.for_root.pop()
+            takeover = self._schedule.for_root.pop()
             try:
-                taken = await in_thread(self._limiter, partial(take_over, self._opened, wanted))
+                orphan_id = await in_thread(self._limiter, partial(take_over, self._opened, takeover))
             except (TrashdError, OSError) as error:
-                _LOG.warning("%s stays in quarantine: %s", wanted.id, from_os(error, wanted.id).message())
+                _LOG.warning("%s stays in quarantine: %s", takeover.id, from_os(error, takeover.id).message())
                 return
-            if taken is not None and wanted.by_force:
-                self._by_force.add(taken)
+            if orphan_id is not None and takeover.by_force:
+                self._by_force.add(orphan_id)
             if 0 not in self._users:
                 self._users[0] = UserState(0, self._opened.store.path(), lambda: _ROOTS_MOST, self._context.since_ns)
-            self._users[0].look_again()
+            self._users[0].rescan()
 
     async def _wait(self, seconds: float) -> None:
         """Wait for a change, at most that long."""
@@ -305,31 +305,31 @@ class WorkSession:
                 if order is None:
                     break
                 self._busy.add(user.uid)
-                order = self._completed(order)
+                order = self._complete_order(order)
                 if isinstance(order, Measure) and order.when_idle:
                     self._measuring.add(user.uid)
                 nursery.start_soon(self._carry_out, user, child, order)
-            child.lead(self._tick(nursery))
+            child.set_speed(self._tick(nursery))
             await self._wait(self._pacer.next_tick_s() if self._policy.paced else timers.current.tick_s)
             now_s = boot_s()
             user.had_s, last_s = user.had_s + now_s - last_s, now_s
             for one in self._children.values():
-                one.look_after()
+                one.check_alive()
             if self._children.get(user.uid) is not child:
                 return
-            if user.has_had_enough(now_s) or (user.uid in self._measuring and user.is_urgent(now_s)):
+            if user.should_park(now_s) or (user.uid in self._measuring and user.is_urgent(now_s)):
                 child.park()
-            others = (uid in self._busy or one.wants(now_s) for uid, one in self._users.items() if uid != user.uid)
+            others = (uid in self._busy or one.has_work(now_s) for uid, one in self._users.items() if uid != user.uid)
             if now_s - began_s >= timers.current.quantum_s and any(others):
                 break
         if user.uid in self._busy:
-            child.lead(HOLD)
+            child.set_speed(HOLD)
             if len(self._busy) > _MOST_HELD:
                 child.park()
-        elif len(self._children) > _MOST_IDLE and not user.wants(boot_s()):
+        elif len(self._children) > _MOST_IDLE and not user.has_work(boot_s()):
             self._dismiss(child)
 
-    def _completed(self, order: Order) -> Order:
+    def _complete_order(self, order: Order) -> Order:
         """Add the policy's settings to an order. Orphans whose flags root may clear are reaped in orders of their own,
         first.
 
@@ -348,14 +348,14 @@ class WorkSession:
         child = self._children.get(user.uid)
         if child is not None and user.uid in self._stale - self._busy:
             self._dismiss(child)
-            user.look_again()  # the old child reported about the former folder
+            user.rescan()  # the old child reported about the former folder
             child = None
         if child is None:
             self._stale.discard(user.uid)
             try:
-                child = await self._appoint(user)
+                child = await self._fork_child(user)
             except (TrashdError, OSError) as error:
-                self._schedule.failed(
+                self._schedule.note_user_failure(
                     user, error.errno or errno.EIO, "no process can be started for the user", str(error)
                 )
             if child is None:
@@ -364,7 +364,7 @@ class WorkSession:
             nursery.start_soon(_listen, child)
         return child
 
-    async def _appoint(self, user: UserState) -> ChildHandle | None:
+    async def _fork_child(self, user: UserState) -> ChildHandle | None:
         """Fork a child for a user; if the user's folder is gone, forget the user and return None."""
         folder = await in_thread(self._limiter, partial(self._opened.folder, user.uid))
         if folder is None:
@@ -372,7 +372,7 @@ class WorkSession:
                 del self._users[user.uid]
             return None
         with folder:
-            who = await in_thread(self._limiter, partial(person, user.uid))
+            who = await in_thread(self._limiter, partial(user_credentials, user.uid))
             return await self._context.forker.fork(folder, who)
 
     def _dismiss(self, child: ChildHandle) -> None:
@@ -389,7 +389,7 @@ class WorkSession:
         while self._busy:
             await self._wait(timers.current.tick_s)
 
-    async def _let_go(self) -> None:
+    async def _end_children(self) -> None:
         """End all children; until then the volume is busy."""
         children = list(self._children.values())
         for child in children:
@@ -404,38 +404,38 @@ class WorkSession:
         """Have one order carried out, and handle all outcomes."""
         try:
             if isinstance(order, Reap):
-                user.ordered(order.ids())
-                user.begins(order.chosen[0].id)
+                user.note_ordered(order.ids())
+                user.set_current(order.chosen[0].id)
             # Report work done even if the service ends: then the session parks its children and closes their handles.
             with trio.CancelScope(shield=True):
                 async with aclosing(child.answers(order)) as answers:
                     async for answer in answers:
-                        self._schedule.take(user, order, answer)
+                        self._schedule.handle_answer(user, order, answer)
             # Orphans that were read again are due at their expiry only, even if a quota had made them expire early.
-            has_looked = isinstance(order, Measure | ReadRecords) and user.parts[order.base].is_known()
-            if has_looked and self._schedule.must_measure():
-                await self._look_at_space()
+            has_read = isinstance(order, Measure | ReadRecords) and user.parts[order.base].is_scanned()
+            if has_read and self._schedule.must_measure():
+                await self._check_space()
             elif isinstance(order, Reap) and self._figures.hurries:
-                self._tell_space(await in_thread(self._limiter, self._opened.space))
-            user.succeeded(boot_s())
+                self._note_space(await in_thread(self._limiter, self._opened.space))
+            user.note_success(boot_s())
         except ChildGone as lost:
-            user.give_back(order)
+            user.take_back_order(order)
             if not self._is_stopping:
                 self._dismiss(child)
-                pause_s = user.retry.failed(boot_s())
+                pause_s = user.retry.note_failure(boot_s())
                 detail = f"{lost}; the next one starts in {format_duration(round(pause_s))}"
-                self._context.tell(
+                self._context.report(
                     EventKind.CHILD_LOST, volume=self._opened.store.base_path, uid=user.uid, detail=detail
                 )
         except OSError as error:
-            user.give_back(order)
-            self._schedule.failed(
+            user.take_back_order(order)
+            self._schedule.note_user_failure(
                 user, error.errno or errno.EIO, "the user's directory in the store can't be used", error.strerror or ""
             )
         finally:
             for part in user.parts.values():
                 part.put_back(boot_s())
-            user.begins(None)
+            user.set_current(None)
             self._busy.discard(user.uid)
             self._measuring.discard(user.uid)
             self.wake()
@@ -450,12 +450,12 @@ class WorkSession:
             n_entries = int(n_due * self._figures.usual_entries / self._policy.n_nodes)
             overdue_s = max([0.0, *(now_s - user.due_at_s() for user in self._users.values())])
             backlog = Backlog(n_entries, overdue_s, self._figures.hurries)
-            done = WorkDone(self._figures.n_entries, self._figures.n_bytes, self._figures.busy_s)
-            self.tempo = self._pacer.tick(done, backlog)
-            if self._pacer.wants_probe() and not self._is_probing:
+            work = WorkTotals(self._figures.n_entries, self._figures.n_bytes, self._figures.busy_s)
+            self.tempo = self._pacer.tick(work, backlog)
+            if self._pacer.is_probe_due() and not self._is_probing:
                 self._is_probing = True
                 nursery.start_soon(self._probe)
-            if self._pacer.wants_write_back() and not self._is_writing_back:
+            if self._pacer.is_write_back_due() and not self._is_writing_back:
                 self._is_writing_back = True
                 nursery.start_soon(self._write_back)
         else:
@@ -475,7 +475,7 @@ class WorkSession:
         try:
             await in_thread(self._limiter, self._pacer.probe)
         except OSError as error:
-            self._schedule.volume_failed(error.errno or errno.EIO, "the latency probe failed")
+            self._schedule.note_volume_failure(error.errno or errno.EIO, "the latency probe failed")
         finally:
             self._is_probing = False
 
@@ -483,30 +483,30 @@ class WorkSession:
         await in_thread(self._limiter, self._pacer.write_back)
         self._is_writing_back = False
 
-    async def _look_around(self) -> None:
+    async def _check_regularly(self) -> None:
         """Check what no child reports: free space, and new users."""
         has_failed = False
         while True:
             try:
-                await self._look_at_space()
-                await self._tell_around()
+                await self._check_space()
+                await self._check_around()
                 has_failed = False
             except OSError as error:
                 # A child that reaps meets the same outage, at its next access at the latest, and waits for the server.
                 is_waited_for = error.errno in CUT_OFF and (self._away() or (self._busy and not has_failed))
                 has_failed = True
                 if not is_waited_for:
-                    self._schedule.volume_failed(error.errno or errno.EIO, "the volume can't be checked")
+                    self._schedule.note_volume_failure(error.errno or errno.EIO, "the volume can't be checked")
             self.wake()
             await trio.sleep(timers.current.around_least_pause_s)
             with trio.move_on_after(timers.current.around_pause_s - timers.current.around_least_pause_s):
-                await self._may_be_news.wait()
-            self._may_be_news = trio.Event()
+                await self._check_requested.wait()
+            self._check_requested = trio.Event()
 
-    async def _look_at_space(self) -> None:
+    async def _check_space(self) -> None:
         """Check the free space, and whether orphans must expire early."""
         space = await in_thread(self._limiter, self._opened.space)
-        self._tell_space(space)
+        self._note_space(space)
         await self._schedule.make_room(space, self._users.values(), self._limiter)
 
 
@@ -516,7 +516,7 @@ async def _listen(child: ChildHandle) -> None:
         await child.listen()
 
 
-def take_over(opened: OpenVolume, wanted: ForRoot) -> ContainerId | None:
+def take_over(opened: OpenVolume, takeover: RootTakeover) -> ContainerId | None:
     """Move an orphan from a user's quarantine to root, due at once; returns its new id, or None if another process has
     it.
 
@@ -524,14 +524,14 @@ def take_over(opened: OpenVolume, wanted: ForRoot) -> ContainerId | None:
     Raises  TrashdError; OSError
     """
     with ExitStack() as owned:
-        store = _store_of(opened.store, wanted.base, owned)
-        folder = open_user(store, wanted.uid)
+        store = _store_of(opened.store, takeover.base, owned)
+        folder = open_user_folder(store, takeover.uid)
         if folder is None:
-            raise NotFound(wanted.id)
+            raise NotFound(takeover.id)
         owned.enter_context(folder)
-        own = owned.enter_context(own_folder(store))
-        note = f"{user_name(wanted.uid)} could not delete it; the configuration lets root delete it"
-        seized = seize(folder, wanted.id, own, note, 0)
+        root_folder = owned.enter_context(open_own_folder(store))
+        note = f"{user_name(takeover.uid)} could not delete it; the configuration lets root delete it"
+        seized = seize(folder, takeover.id, root_folder, note, 0)
         return None if isinstance(seized, ClaimLost) else seized.id
 
 
@@ -540,8 +540,8 @@ def _store_of(upper: Store, path: bytes, owned: ExitStack) -> Store:
     if path == upper.path():
         return upper
     base, name = os.path.split(path)
-    way = below(base, upper.base_path)
-    sides = upper.base.beneath(upper.kernel, way)
+    relative = relative_to(base, upper.base_path)
+    sides = upper.base.beneath(upper.kernel, relative)
     lower = open_store(upper.kernel, sides, base, Name(name))
     if lower is None:
         raise NotFound(base)

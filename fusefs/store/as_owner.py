@@ -39,30 +39,30 @@ from fusefs.core.errors import (
     TrashdError,
     from_os,
 )
-from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join
+from fusefs.core.identity import Identity, IdentityMatch, compare
+from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join_path
 from fusefs.core.record import Method, Record
-from fusefs.linux.children import Ask, ChildLost, call_as, user_name
+from fusefs.linux.children import Ask, ChildLost, call_in_child_as, user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import below, place_of, read_mounts
-from fusefs.store.backing_and_mount import BackingAndMount, Scope, with_mounted
-from fusefs.store.container import ClaimLost, HeldContainer, dissolve, hold, move
-from fusefs.store.layout import FRESH, RECORD, TREE, Store, UserFolder
-from fusefs.store.make_folder import make_roots
+from fusefs.linux.mountinfo import place_of, read_mounts, relative_to
+from fusefs.store.backing_and_mount import BackingAndMount, Scope, borrow_both_sides
+from fusefs.store.container import ClaimLost, HeldContainer, dissolve, hold, move_to_state
+from fusefs.store.layout import RECORD, REPLACEMENT, TREE, Store, UserFolder
+from fusefs.store.make_folder import make_folder_as_root
 from fusefs.store.stage import SwapOptions, TakenContainer, identify_at, restock, stage
 from fusefs.store.swap import (
     Adopted,
     Swapped,
-    explain,
-    own_folder,
+    open_own_folder,
     remove,
     store_above,
     swap,
-    take_path,
+    swap_or_remove_path,
+    to_user_error,
 )
-from fusefs.store.tidy_folder import not_proven
-from fusefs.store.user_folders import add_pointer, open_user
+from fusefs.store.tidy_folder import make_not_proven_error
+from fusefs.store.user_folders import add_pointer, open_user_folder
 from fusefs.store.victim import Victim, mount_of
 from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename
 
@@ -77,7 +77,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-ITS_OWNERS = "inspect it with ls; its owner can restore it: trashd restore ID --to PATH"
+OWNER_RESTORES_HINT = "inspect it with ls; its owner can restore it: trashd restore ID --to PATH"
 """A hint about a tree that root does not put into place."""
 
 
@@ -103,7 +103,7 @@ class RenameAnswer(NamedTuple):
     refused: str = ""
 
 
-class _NotWanted(Exception):
+class _TreeRefused(Exception):
     """Why a tree does not get the name."""
 
 
@@ -122,8 +122,8 @@ class RootRename(NamedTuple):
             question = json.decode(message, type=RenameQuestion)
             if self.visible is None:
                 raise PermissionError(errno.EPERM, "no destination was given")
-            answer = self._obey(self.visible, question)
-        except _NotWanted as refused:
+            answer = self._execute(self.visible, question)
+        except _TreeRefused as refused:
             answer = RenameAnswer(refused=str(refused))
         except OSError as error:
             answer = RenameAnswer(errno=error.errno or errno.EIO)
@@ -131,9 +131,9 @@ class RootRename(NamedTuple):
             answer = RenameAnswer(errno=errno.EINVAL)
         return json.encode(answer)
 
-    def _obey(self, visible: DirectRename, question: RenameQuestion) -> RenameAnswer:
+    def _execute(self, visible: DirectRename, question: RenameQuestion) -> RenameAnswer:
         if question.what == "found":
-            return RenameAnswer(found=visible.found())
+            return RenameAnswer(found=visible.stat_name())
         if not is_container_id(question.container):
             raise KeyError(question.container)
         name = question.container.encode()
@@ -143,27 +143,27 @@ class RootRename(NamedTuple):
         if VisibleMove[question.what] is not VisibleMove.BACK:
             raise PermissionError(errno.EPERM, "only a restore may take the name")
         kernel = self.folder.store.kernel
-        with kernel.open_dir(self.folder.fd, join(question.state.value.encode(), name)) as container:
+        with kernel.open_dir(self.folder.fd, join_path(question.state.value.encode(), name)) as container:
             if kernel.fstat(container).st_uid != self.folder.uid:
                 raise PermissionError(errno.EPERM, "another user's container")
-            self._bring(visible, question, container)
+            self._move_to_name(visible, question, container)
         return RenameAnswer()
 
-    def _bring(self, visible: DirectRename, question: RenameQuestion, container: Fd) -> None:
+    def _move_to_name(self, visible: DirectRename, question: RenameQuestion, container: Fd) -> None:
         """Rename the container's tree to the name. Nothing else keeps the name, whatever the user does meanwhile."""
         kernel, name = self.folder.store.kernel, question.container.encode()
         with kernel.open_beneath(container, TREE) as tree:
-            why = why_other(question.method, question.wanted, kernel.fstat(tree), kernel.identify(tree))
+            why = explain_mismatch(question.method, question.wanted, kernel.fstat(tree), kernel.identify(tree))
             if why:
-                raise _NotWanted(f"{name.decode()}: {why}")
+                raise _TreeRefused(f"{name.decode()}: {why}")
             visible.make_in(VisibleMove.BACK, self.folder, question.state, name, container)
-            if visible.has(tree):
+            if visible.refers_to(tree):
                 return
-        self._take_away(visible, question.state, name, container)
+        self._give_back(visible, question.state, name, container)
         why = "its owner replaced it at that moment, so it was moved back"
-        raise _NotWanted(f"{name.decode()}: {why}")
+        raise _TreeRefused(f"{name.decode()}: {why}")
 
-    def _take_away(self, visible: DirectRename, state: State, name: bytes, container: Fd) -> None:
+    def _give_back(self, visible: DirectRename, state: State, name: bytes, container: Fd) -> None:
         """Move an entry that wrongly got the name back to where the user had it, or beside that if the place is taken.
 
         If the user has removed the container, it is moved to a directory where only root can remove entries. Raises
@@ -172,12 +172,12 @@ class RootRename(NamedTuple):
         beside = Name(b"refused." + os.urandom(6).hex().encode())
         for to in (TREE, beside):
             with suppress(OSError):
-                visible.take_away(self.folder, state, name, container, to)
+                visible.move_into_container(self.folder, state, name, container, to)
                 return
-        visible.take_to(self.folder.store.areas.all()[0][1], beside)
+        visible.move_to_directory(self.folder.store.areas.all()[0][1], beside)
 
 
-def why_other(method: Method, wanted: Identity | None, st: os.stat_result, found: Identity) -> str:
+def explain_mismatch(method: Method, recorded: Identity | None, st: os.stat_result, identity: Identity) -> str:
     """Why root does not accept a tree as the one that its record names; empty if it does.
 
     If identities prove nothing, the tree is not accepted.
@@ -187,13 +187,15 @@ def why_other(method: Method, wanted: Identity | None, st: os.stat_result, found
     kinds = (stat.S_IFDIR, stat.S_IFREG) if method in _FILES_TOO else (stat.S_IFDIR,)
     if kind not in kinds:
         return f"it is {_KINDS.get(kind, 'something else')}, not {' or '.join(_KINDS[one] for one in kinds)}"
-    match compare(found, wanted):
-        case Likelihood.SAME:
+    match compare(identity, recorded):
+        case IdentityMatch.SAME:
             return ""
-        case Likelihood.OTHER:
-            assert wanted is not None
-            return f"it is inode {found.ino}, but its record names inode {wanted.ino} or an earlier use of that inode"
-        case Likelihood.UNKNOWN:
+        case IdentityMatch.OTHER:
+            assert recorded is not None
+            return (
+                f"it is inode {identity.ino}, but its record names inode {recorded.ino} or an earlier use of that inode"
+            )
+        case IdentityMatch.UNKNOWN:
             return "it can't be verified that it is the tree of its record"
 
 
@@ -206,8 +208,8 @@ class _ChildsError(NamedTuple):
     errno: int = 0
 
 
-def as_owner(
-    folder: UserFolder, body: Callable[[VisibleRename | None], T], kind: Any, visible: DirectRename | None = None
+def call_as_owner(
+    folder: UserFolder, body: Callable[[VisibleRename | None], T], result_type: Any, visible: DirectRename | None = None
 ) -> T:
     """Run `body` in this process if the folder is ours, otherwise (root) in a process of its owner; return its result.
 
@@ -222,34 +224,34 @@ def as_owner(
     if uid != 0:
         raise NotPermitted(folder.path())
     root = RootRename(folder, visible)
-    return ask_owner(
-        folder.uid, lambda ask: body(None if visible is None else _RenameThroughRoot(ask)), kind, root.answer
+    return run_in_user_process(
+        folder.uid, lambda ask: body(None if visible is None else _RenameThroughRoot(ask)), result_type, root.answer
     )
 
 
-def make_folder_of(store: Store, uid: int) -> UserFolder:
+def make_folder_for(store: Store, uid: int) -> UserFolder:
     """A user's folder in a store, made by root if it is missing; needs root.
 
     If root can't give it away (on a network filesystem), a process of the user makes it. What a killed command of that
     user left in it is completed or undone.
     Raises  AuthorityLost, or the error that prevented it
     """
-    if store.is_roots_to_keep():
+    if store.is_ours_as_root():
         with suppress(OSError, NoStore):
-            make_roots(store, uid).fd.close()
+            make_folder_as_root(store, uid).fd.close()
 
     def body(_ask: Ask) -> None:
-        with own_folder(store) as folder:
+        with open_own_folder(store) as folder:
             restock(folder)
 
-    ask_owner(uid, body, None, lambda _question: b"")
-    folder = open_user(store, uid)
+    run_in_user_process(uid, body, None, lambda _question: b"")
+    folder = open_user_folder(store, uid)
     if folder is None:
         raise NoStore(store.base_path)
     return folder
 
 
-def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
+def run_in_user_process(uid: int, body: Callable[[Ask], T], result_type: Any, answer: Ask) -> T:
     """Run `body` in a process of a user, which may ask root questions, and return its result.
 
     The child must not import anything, as its user may be unable to read trashd's files. So this module imports at its
@@ -257,7 +259,7 @@ def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
     kind, Raises  as for `as_owner`
     """
     try:
-        message = call_as(uid, lambda ask: _run(body, ask), answer)
+        message = call_in_child_as(uid, lambda ask: _encode_outcome(body, ask), answer)
     except ChildLost as error:
         raise AuthorityLost(f"user {user_name(uid)}") from error
     first, _, result = message.partition(b"\n")
@@ -268,11 +270,11 @@ def ask_owner(uid: int, body: Callable[[Ask], T], kind: Any, answer: Ask) -> T:
         raise KernelRefused(outcome.detail, outcome.hint, outcome.errno)
     if outcome.error:
         raise BY_NAME[outcome.error](outcome.detail, outcome.hint)
-    wanted: T = json.decode(result, type=kind)
-    return wanted
+    decoded: T = json.decode(result, type=result_type)
+    return decoded
 
 
-def _run(body: Callable[[Ask], T], ask: Ask) -> bytes:
+def _encode_outcome(body: Callable[[Ask], T], ask: Ask) -> bytes:
     """The child's message: its error in the first line, then the result of `body`."""
     result, outcome = b"", _ChildsError()
     try:
@@ -291,21 +293,23 @@ class _RenameThroughRoot(NamedTuple):
 
     def make(self, move: VisibleMove, held: HeldContainer) -> int:
         """See VisibleRename."""
-        self._put(RenameQuestion(move.name, held.state, held.name().decode(), held.record.victim, held.record.method))
+        self._ask_root(
+            RenameQuestion(move.name, held.state, held.name().decode(), held.record.victim, held.record.method)
+        )
         return 0
 
-    def found(self) -> tuple[int, int] | None:
+    def stat_name(self) -> tuple[int, int] | None:
         """See VisibleRename."""
-        return self._put(RenameQuestion("found")).found
+        return self._ask_root(RenameQuestion("found")).found
 
     def refresh(self, held: HeldContainer) -> None:
         """See VisibleRename."""
-        self._put(RenameQuestion("refresh", held.state, held.name().decode()))
+        self._ask_root(RenameQuestion("refresh", held.state, held.name().decode()))
 
-    def _put(self, question: RenameQuestion) -> RenameAnswer:
+    def _ask_root(self, question: RenameQuestion) -> RenameAnswer:
         answer = json.decode(self.ask(json.encode(question)), type=RenameAnswer)
         if answer.refused:
-            raise Refused(answer.refused, ITS_OWNERS)
+            raise Refused(answer.refused, OWNER_RESTORES_HINT)
         if answer.errno:
             raise OSError(answer.errno, os.strerror(answer.errno))
         return answer
@@ -317,7 +321,7 @@ def swap_for_owner(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped
     Raises  TrashdError as `swap_path`. If the owner's process does not take the tree, root keeps it and the result has
             a warning
     """
-    return take_path(kernel, path, options, _swap_for_owner, directory=True)
+    return swap_or_remove_path(kernel, path, options, _swap_for_owner, directory=True)
 
 
 def _swap_for_owner(own: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Swapped:
@@ -326,13 +330,13 @@ def _swap_for_owner(own: UserFolder, victim: Victim, options: SwapOptions, visib
         return swap(own, victim, options, visible)
     upper = store_above(victim.parent, store)
     if upper is not None:
-        with upper, make_folder_of(upper, uid) as folder:
-            lower = RelPath(below(store.base_path, upper.base_path))
-            as_owner(folder, lambda _names: add_pointer(folder, lower), None)
-    return swap(own, victim, options._replace(heir=uid), visible, give)
+        with upper, make_folder_for(upper, uid) as folder:
+            lower = RelPath(relative_to(store.base_path, upper.base_path))
+            call_as_owner(folder, lambda _names: add_pointer(folder, lower), None)
+    return swap(own, victim, options._replace(heir=uid), visible, give_to_heir)
 
 
-def give_what_is_left(folder: UserFolder) -> list[str]:
+def give_unfinished_to_heirs(folder: UserFolder) -> list[str]:
     """Give heirs what a killed `swap --for-owner` left in root's folder, once recovered; return problems as text."""
     if folder.uid or os.geteuid():
         return []
@@ -344,8 +348,8 @@ def give_what_is_left(folder: UserFolder) -> list[str]:
                 held = hold(folder, State.STAGE, ContainerId(text))
                 if isinstance(held, HeldContainer):
                     with held:
-                        if _is_to_be_given(held):
-                            problems += give(held).warnings
+                        if _is_due_to_heir(held):
+                            problems += give_to_heir(held).warnings
             except (FileNotFoundError, TrashdError):
                 continue  # recovery has reported it
             except OSError as error:
@@ -353,14 +357,14 @@ def give_what_is_left(folder: UserFolder) -> list[str]:
     return problems
 
 
-def _is_to_be_given(held: HeldContainer) -> bool:
+def _is_due_to_heir(held: HeldContainer) -> bool:
     kernel, record = held.folder.store.kernel, held.record
-    if record.heir is None or FRESH in kernel.list(held.fd):
+    if record.heir is None or REPLACEMENT in kernel.list(held.fd):
         return False
     return decide_stage(record, identify_at(kernel, held.fd, TREE), None, None) is StageAction.FORWARD
 
 
-def give(held: HeldContainer) -> Adopted:
+def give_to_heir(held: HeldContainer) -> Adopted:
     """Give the tree of root's container to the container's heir, or make it root's orphan if that fails.
 
     Raises  OSError; the tree is then in either container
@@ -368,40 +372,40 @@ def give(held: HeldContainer) -> Adopted:
     heir, kernel = held.record.heir, held.folder.store.kernel
     assert heir is not None
     try:
-        with make_folder_of(held.folder.store, heir.uid) as theirs, kernel.open_beneath(held.fd, TREE) as tree:
-            giver = _RenameToOwner(held, theirs, tree)
-            take = partial(_take, theirs, held.record._replace(heir=None, retention_s=heir.retention_s))
+        with make_folder_for(held.folder.store, heir.uid) as heir_folder, kernel.open_beneath(held.fd, TREE) as tree:
+            giver = _RenameToOwner(held, heir_folder, tree)
+            take = partial(_receive_tree, heir_folder, held.record._replace(heir=None, retention_s=heir.retention_s))
             try:
-                ask_owner(heir.uid, take, None, giver.answer)
+                run_in_user_process(heir.uid, take, None, giver.answer)
             except (OSError, TrashdError):
-                if giver.taken is None:
+                if giver.received_id is None:
                     raise  # otherwise the heir's next command completes it
     except (OSError, TrashdError) as error:
         why = error.message() if isinstance(error, TrashdError) else str(error.strerror)
-        move(held, State.ORPHANS)
+        move_to_state(held, State.ORPHANS)
         what = (
             f"it could not be given to {user_name(heir.uid)} ({why}), so it is root's orphan {held.id}, which is pinned"
         )
         return Adopted(held.id, held.folder.path(), (f"{what}: trashd restore {held.id} --to PATH",))
-    assert giver.taken is not None
+    assert giver.received_id is not None
     dissolve(held)
-    return Adopted(giver.taken, theirs.path())
+    return Adopted(giver.received_id, heir_folder.path())
 
 
-def _take(theirs: UserFolder, record: Record, ask: Ask) -> None:
+def _receive_tree(heir_folder: UserFolder, record: Record, ask: Ask) -> None:
     """Receive a tree from root: make a container with a durable record, then ask root for the rename. Run as the heir.
 
     Raises  OSError
     """
     name = os.path.basename(record.origin or b"")
-    with stage(theirs, name, record) as staged:
+    with stage(heir_folder, name, record) as staged:
         held = staged.held
         number = int(ask(held.id.encode()))
         if number:
             dissolve(held)
             raise OSError(number, os.strerror(number))
-        move(held, State.ORPHANS)
-        theirs.store.kernel.fsync(held.fd)
+        move_to_state(held, State.ORPHANS)
+        heir_folder.store.kernel.fsync(held.fd)
 
 
 class _RenameToOwner:
@@ -410,11 +414,11 @@ class _RenameToOwner:
     taken  the container that has the tree; None if none has
     """
 
-    def __init__(self, held: HeldContainer, theirs: UserFolder, tree: Fd) -> None:
+    def __init__(self, held: HeldContainer, heir_folder: UserFolder, tree: Fd) -> None:
         self._held = held
-        self._theirs = theirs
+        self._heir_folder = heir_folder
         self._tree = tree
-        self.taken: ContainerId | None = None
+        self.received_id: ContainerId | None = None
 
     def answer(self, message: bytes) -> bytes:
         """Move the tree into the container with that id; return an errno as text, 0 for success."""
@@ -422,24 +426,26 @@ class _RenameToOwner:
             text = message.decode("ascii", "replace")
             if not is_container_id(text):
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            self._give(ContainerId(text))
+            self._move_tree(ContainerId(text))
         except OSError as error:
             return b"%d" % (error.errno or errno.EIO)
         return b"0"
 
-    def _give(self, container: ContainerId) -> None:
-        kernel, held, theirs = self._held.folder.store.kernel, self._held, self._theirs
+    def _move_tree(self, container: ContainerId) -> None:
+        kernel, held, heir_folder = self._held.folder.store.kernel, self._held, self._heir_folder
         name = container.encode()
-        with kernel.open_dir(theirs.fd, join(State.STAGE.value.encode(), name)) as there:
-            st = kernel.fstat(there)
-            is_private = st.st_uid == theirs.uid and not st.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-            if not is_private or kernel.fstat(self._tree).st_uid != theirs.uid:
+        with kernel.open_dir(heir_folder.fd, join_path(State.STAGE.value.encode(), name)) as target_fd:
+            st = kernel.fstat(target_fd)
+            is_private = st.st_uid == heir_folder.uid and not st.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+            if not is_private or kernel.fstat(self._tree).st_uid != heir_folder.uid:
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-            with with_mounted(kernel, there, theirs.store.base.mounted, theirs.way_to(State.STAGE, name)) as inside:
+            with borrow_both_sides(
+                kernel, target_fd, heir_folder.store.base.mounted, heir_folder.relative_path_to(State.STAGE, name)
+            ) as inside:
                 DirectRename(kernel, inside, TREE).make(VisibleMove.BACK, held)
             if kernel.is_named(self._tree, held.fd, TREE):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))  # this filesystem reports success and does nothing
-        self.taken = container
+        self.received_id = container
         # Flush the source: btrfs then writes both sides of a plain rename before the heir's container moves.
         kernel.fsync(held.fd)
 
@@ -463,7 +469,7 @@ def seize(
     kernel = folder.store.kernel
     name = Name(container.encode())
     if not folder.is_proven:
-        raise not_proven(folder)
+        raise make_not_proven_error(folder)
     with ExitStack() as owned:
         try:
             # Not by UserFolder.open: that makes a missing directory, which would be root's.
@@ -479,26 +485,26 @@ def seize(
         victim = _victim(folder, parent, name, fd)
         try:
             # `remove` checks again after the rename, and moves back an entry that took the name meanwhile.
-            options = SwapOptions(retention_s, note, taken=_taken(kernel, fd, folder.uid))
+            options = SwapOptions(retention_s, note, taken_container=_make_taken_container(kernel, fd, folder.uid))
             return remove(own, victim, options, DirectRename(kernel, victim.parent.sides, name))
         except OSError as error:
-            raise explain(error, victim) from error
+            raise to_user_error(error, victim) from error
 
 
-def _taken(kernel: Kernel, fd: Fd, uid: int) -> TakenContainer:
+def _make_taken_container(kernel: Kernel, fd: Fd, uid: int) -> TakenContainer:
     """The facts from which root's reaper judges entries that came into the container later (reaper/not_removed.py)."""
     st = kernel.fstat(fd)
     is_private = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
-    return TakenContainer(max(0, kernel.statx(fd, asks=True).btime_ns), uid if is_private else None)
+    return TakenContainer(max(0, kernel.statx(fd, asks_server=True).btime_ns), uid if is_private else None)
 
 
 def _open_to_lock(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
     """Open the record after checking it: if root opened a device node that a user put there, the device would act."""
-    with kernel.open_beneath(container_fd, RECORD) as there:
-        st = kernel.fstat(there)
+    with kernel.open_beneath(container_fd, RECORD) as path_fd:
+        st = kernel.fstat(path_fd)
         if not stat.S_ISREG(st.st_mode) or st.st_uid != uid:
             raise BadRecord(f"record.json is not a regular file of uid {uid}")
-        return kernel.reopen(there, os.O_RDWR | os.O_NONBLOCK)
+        return kernel.reopen(path_fd, os.O_RDWR | os.O_NONBLOCK)
 
 
 def _victim(folder: UserFolder, parent: Fd, name: Name, fd: Fd) -> Victim:
@@ -509,7 +515,7 @@ def _victim(folder: UserFolder, parent: Fd, name: Name, fd: Fd) -> Victim:
         raise BadRecord(f"its directory belongs to uid {st.st_uid}")
     mounts = read_mounts()
     mount = mount_of(kernel, fd, mounts, store.base_path)
-    relative = RelPath(join(folder.way(), _QUARANTINE))
+    relative = RelPath(join_path(folder.relative_path(), _QUARANTINE))
     place = place_of(os.readlink(b"/proc/self/fd/%d" % store.base.fd), mount)
     above = Scope(
         BackingAndMount(store.base.fd), store.base_path, place, relative, BackingAndMount(parent), mount, tuple(mounts)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple, Self, TypeVar
 
 from fusefs.core.names import Name, RelPath
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import FilesystemPath, Mount, place_below
 
@@ -27,11 +27,11 @@ READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 FILE_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 FILE_TO_LOCK = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
 """Flags to open a file that others may have replaced: links are not followed, and a FIFO does not block."""
-ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
+ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 """Errors of a lookup beneath a directory if there is no such entry: gone, of another kind, a link, or mounted over."""
-OUT_OF_REACH = (*ABSENT, errno.EACCES)
+UNREACHABLE_ERRNOS = (*ABSENT_ERRNOS, errno.EACCES)
 """Errors of an entry that is absent or that we may not see."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 """Errors that report lack of space."""
 
 
@@ -46,7 +46,7 @@ class suppress_errno(suppress):  # noqa: N801 - as its base
 
 
 _ROOT_INO, _PRIVATE_INOS = 1, 1 << 62
-_STALE_PATIENCE, _STALE_PAUSE_S = 500, 0.001
+_STALE_N_TRIES, _STALE_PAUSE_S = 500, 0.001
 
 
 class BackingAndMount(NamedTuple):
@@ -72,13 +72,13 @@ class BackingAndMount(NamedTuple):
         if self.mounted is not None:
             self.mounted.close()
 
-    def names(self) -> Fd:
+    def names_fd(self) -> Fd:
         """The fd through which names in it are to be changed."""
         return self.fd if self.mounted is None else self.mounted
 
-    def again(self, kernel: Kernel) -> BackingAndMount:
+    def reopen(self, kernel: Kernel) -> BackingAndMount:
         """Open this directory once more. Raises  OSError"""
-        with closed_on_error(kernel.open_beneath(self.fd, b".", DIRECTORY)) as fd:
+        with close_on_error(kernel.open_beneath(self.fd, b".", DIRECTORY)) as fd:
             return BackingAndMount(fd, self.mounted and kernel.open_beneath(self.mounted, b".", DIRECTORY))
 
     def beneath(self, kernel: Kernel, path: bytes, flags: int = DIRECTORY) -> BackingAndMount:
@@ -87,8 +87,8 @@ class BackingAndMount(NamedTuple):
         flags   of its backing side
         Raises  OSError
         """
-        with closed_on_error(kernel.open_beneath(self.fd, path or b".", flags)) as fd:
-            return BackingAndMount(fd, open_shown_as(kernel, self.mounted, path, fd))
+        with close_on_error(kernel.open_beneath(self.fd, path or b".", flags)) as fd:
+            return BackingAndMount(fd, open_in_mount(kernel, self.mounted, path, fd))
 
 
 class Scope(NamedTuple):
@@ -128,15 +128,15 @@ class Scope(NamedTuple):
         return place_below(self.root_place, self.relative)
 
 
-def wholly_beneath(kernel: Kernel, sides: BackingAndMount, path: bytes) -> BackingAndMount:
+def open_beneath_on_both(kernel: Kernel, sides: BackingAndMount, path: bytes) -> BackingAndMount:
     """Open a directory beneath another one, on both sides if that one is. Changes are then visible at once, or fail.
 
     Raises  OSError: ESTALE if the mount shows another directory there, or none
     """
-    return check_wholly(sides, sides.beneath(kernel, path), path)
+    return require_both_sides(sides, sides.beneath(kernel, path), path)
 
 
-def check_wholly(sides: BackingAndMount, lower: BackingAndMount, path: bytes) -> BackingAndMount:
+def require_both_sides(sides: BackingAndMount, lower: BackingAndMount, path: bytes) -> BackingAndMount:
     """Return `lower`, opened beneath `sides`; close it if only `sides` has a mounted side.
 
     Raises  OSError: ESTALE
@@ -147,32 +147,32 @@ def check_wholly(sides: BackingAndMount, lower: BackingAndMount, path: bytes) ->
     return lower
 
 
-def is_same(kernel: Kernel, one: int, other: int) -> bool:
+def is_same_directory(kernel: Kernel, one: int, other: int) -> bool:
     """Whether two fds refer to one directory: if it was moved meanwhile, nothing needs to be moved between them."""
     return os.path.samestat(kernel.fstat(one), kernel.fstat(other))
 
 
-def between(one: BackingAndMount, other: BackingAndMount) -> tuple[Fd, Fd]:
+def choose_rename_fds(one: BackingAndMount, other: BackingAndMount) -> tuple[Fd, Fd]:
     """The two fds between which a name is to be moved: in the mount if both have a mounted side."""
     if one.mounted is None or other.mounted is None:
         return one.fd, other.fd
     return one.mounted, other.mounted
 
 
-def both_sides(kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> BackingAndMount:
+def add_mounted_side(kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> BackingAndMount:
     """Find the mounted side of an open directory (O_PATH), if one of our mounts shows it; takes ownership of the fd.
 
     above, path  a directory in the mount, and the path from there
     """
-    with closed_on_error(fd):
-        return BackingAndMount(fd, open_shown_as(kernel, above, path, fd))
+    with close_on_error(fd):
+        return BackingAndMount(fd, open_in_mount(kernel, above, path, fd))
 
 
-class with_mounted:  # noqa: N801 - it is read as a function that gives a block
+class borrow_both_sides:  # noqa: N801 - it is read as a function that gives a block
     """`both_sides` for a block; `fd` stays the caller's."""
 
     def __init__(self, kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> None:
-        self._sides = BackingAndMount(fd, open_shown_as(kernel, above, path, fd))
+        self._sides = BackingAndMount(fd, open_in_mount(kernel, above, path, fd))
 
     def __enter__(self) -> BackingAndMount:
         return self._sides
@@ -191,7 +191,7 @@ def is_taken(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
     return True
 
 
-def open_shown_as(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd | None:
+def open_in_mount(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd | None:
     """Open the directory of `fd` (O_PATH) as the mount shows it; None if the mount shows another one there, or none.
 
     above, path  a directory in the mount, and the path from there
@@ -199,47 +199,47 @@ def open_shown_as(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd |
     if above is None:
         return None
     with suppress(OSError), ExitStack() as owned:
-        mounted = owned.enter_context(patiently(lambda: kernel.open_beneath(above, path or b".", DIRECTORY)))
-        if is_shown_as(kernel.fstat(fd), kernel.fstat(mounted)):
+        mounted = owned.enter_context(retry_stale(lambda: kernel.open_beneath(above, path or b".", DIRECTORY)))
+        if is_same_in_mount(kernel.fstat(fd), kernel.fstat(mounted)):
             owned.pop_all()
             return mounted
     return None
 
 
-def refresh(kernel: Kernel, above: Fd, path: bytes) -> None:
+def refresh_in_mount(kernel: Kernel, above: Fd, path: bytes) -> None:
     """Make a mount of ours refresh a directory whose attributes were changed on the backing filesystem.
 
     It changes nothing. So it may fail, or refresh another directory that is there by now.
     """
     with suppress(OSError), kernel.open_beneath(above, path, DIRECTORY) as mounted:
-        kernel.refresh(mounted)
+        kernel.invalidate_attributes(mounted)
 
 
-def patiently(look: Callable[[], T]) -> T:
+def retry_stale(lookup: Callable[[], T]) -> T:
     """Repeat a lookup in a mount while it fails with ESTALE, as it may after a move on the backing filesystem.
 
     The kernel keeps a directory's dentry in one place. When it meets the directory in another place it moves the
     dentry, unless others rename something at that moment: then it returns ESTALE, even at a second try.
     Source  fs/dcache.c, __d_unalias
     """
-    for _ in range(_STALE_PATIENCE):
+    for _ in range(_STALE_N_TRIES):
         try:
-            return look()
+            return lookup()
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
             time.sleep(_STALE_PAUSE_S)
-    return look()
+    return lookup()
 
 
-def is_shown_as(backing: os.stat_result, mounted: os.stat_result) -> bool:
+def is_same_in_mount(backing: os.stat_result, mounted: os.stat_result) -> bool:
     """Whether our mount may show `backing` as `mounted`: it keeps inode numbers, except for a private range."""
     is_same_kind = stat.S_IFMT(backing.st_mode) == stat.S_IFMT(mounted.st_mode)
     return is_same_kind and (mounted.st_ino in (backing.st_ino, _ROOT_INO) or mounted.st_ino >= _PRIVATE_INOS)
 
 
 @contextmanager
-def same_times(kernel: Kernel, fd: Fd) -> Iterator[None]:
+def preserved_times(kernel: Kernel, fd: Fd) -> Iterator[None]:
     """Restore a directory's times after the block if we may; for changes that leave its contents as they were."""
     before = kernel.fstat(fd)
     try:

@@ -14,23 +14,23 @@ from fusefs.core.container_states import State
 from fusefs.core.errors import BrokenStore, NotKept, NotPermitted, TrashdError
 from fusefs.core.names import Name
 from fusefs.core.record import Method
-from fusefs.linux.directory_metadata import apply_likeness, is_frozen, project_of, read_likeness
-from fusefs.linux.filesystem_probes import check_lower_layer, check_rename
+from fusefs.linux.directory_metadata import apply_metadata, is_frozen, project_of, read_metadata
+from fusefs.linux.filesystem_probes import check_mergerfs_rename, check_overlay_rename
 from fusefs.linux.kernel import OVERLAY_MAGIC, Kernel
 from fusefs.linux.mountinfo import MERGERFS
-from fusefs.linux.refused_calls import RefusedCall, refused_calls
+from fusefs.linux.refused_calls import RefusedCall, find_refused_calls
 from fusefs.linux.syscalls import NO_EXCHANGE
-from fusefs.store.backing_and_mount import FULL, same_times, suppress_errno
+from fusefs.store.backing_and_mount import NO_SPACE_ERRNOS, preserved_times, suppress_errno
 from fusefs.store.container import unfinished_name
-from fusefs.store.keep_entries import choose, hindrances
+from fusefs.store.keep_entries import choose_kept_entries, find_keep_refusals
 from fusefs.store.layout import NEW_PART, Store, make_private
-from fusefs.store.make_folder import folder_to_try
-from fusefs.store.make_store import make_unnamed
+from fusefs.store.make_folder import folder_for_check
+from fusefs.store.make_store import make_unnamed_store
 from fusefs.store.reserve import is_stocked
 from fusefs.store.silent_nodes import takeover_s
-from fusefs.store.stage import INSIDE, Staged, SwapOptions, drop_stand_in, record_of, stage_new, stand_in
-from fusefs.store.swap import explain, in_words, make_alike, refuse_unknown, unstage
-from fusefs.store.victim import Victim, existing_stores, find_victim, refusals, stores_for
+from fusefs.store.stage import INSIDE, Staged, SwapOptions, drop_stand_in, make_victim_record, stage_new, stand_in
+from fusefs.store.swap import copy_metadata, format_differences, refuse_unknown, to_user_error, unstage
+from fusefs.store.victim import Victim, existing_stores, find_refusals, find_victim, stores_for
 from fusefs.store.victim_rename import DirectRename
 
 
@@ -71,12 +71,12 @@ class Preflight(NamedTuple):
     noreplace: bool | None = None
     takeover_s: float | None = None
 
-    def refused(self, error: TrashdError) -> Preflight:
+    def with_refusal(self, error: TrashdError) -> Preflight:
         """Add one more reason why swap would refuse; the first one determines the exit code."""
         reasons = (*self.refusals, (error.message(), error.hint))
         return self._replace(refusals=reasons, exit_code=self.exit_code or error.exit_code)
 
-    def by(self, store: Store, *, exists: bool) -> Preflight:
+    def with_store(self, store: Store, *, exists: bool) -> Preflight:
         """Add what is known of a store before anything is tried."""
         return self._replace(
             store=store.path(),
@@ -87,7 +87,9 @@ class Preflight(NamedTuple):
         )
 
 
-def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike: bool = False) -> Preflight:
+def check_swap(
+    kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, accept_differences: bool = False
+) -> Preflight:
     """Do a swap up to the exchange, try the exchange with stand-ins, and undo everything. Holders are not counted.
 
     keep    globs of entries that would stay in place
@@ -95,7 +97,7 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
     Raises  TrashdError if the path can't be checked at all
     """
     with find_victim(kernel, path) as victim:
-        found = Preflight(
+        result = Preflight(
             victim.path(),
             victim.parent.mount.fstype.decode("ascii", "replace"),
             victim.parent.mount.point,
@@ -106,23 +108,23 @@ def preflight(kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, unlike
             refusals=(),
             unlike=(),
             n_holders=0,
-            missing=refused_calls(),
+            missing=find_refused_calls(),
             is_shared=not kernel.is_local(victim.fd),
         )
         for reason in _refusals(kernel, victim):
-            found = found.refused(reason)
+            result = result.with_refusal(reason)
         if keep and victim.is_directory():
-            found = _keep(kernel, victim, keep, found)
-        if found.refusals:
-            return _first_store(kernel, victim, found)
-        return _try_stores(kernel, victim, SwapOptions(unlike=unlike), found)
+            result = _check_keep(kernel, victim, keep, result)
+        if result.refusals:
+            return _first_store(kernel, victim, result)
+        return _try_stores(kernel, victim, SwapOptions(accept_differences=accept_differences), result)
 
 
 def _refusals(kernel: Kernel, victim: Victim) -> list[TrashdError]:
     """Every reason to refuse the victim. An error after the first reason is ignored, as a swap ends at that reason."""
     reasons = []
     try:
-        for reason in refusals(kernel, victim, directory=True):
+        for reason in find_refusals(kernel, victim, directory=True):
             reasons.append(reason)  # noqa: PERF402 - those before an error are kept
     except OSError:
         if not reasons:
@@ -130,14 +132,14 @@ def _refusals(kernel: Kernel, victim: Victim) -> list[TrashdError]:
     return reasons
 
 
-def _keep(kernel: Kernel, victim: Victim, keep: tuple[str, ...], found: Preflight) -> Preflight:
+def _check_keep(kernel: Kernel, victim: Victim, keep: tuple[str, ...], result: Preflight) -> Preflight:
     try:
-        staying = choose(kernel, victim, keep)
+        staying = choose_kept_entries(kernel, victim, keep)
     except (NotKept, OSError) as error:
-        return found.refused(explain(error, victim))
-    for reason in hindrances(kernel, victim, staying):
-        found = found.refused(reason)
-    return found._replace(kept=staying.names())
+        return result.with_refusal(to_user_error(error, victim))
+    for reason in find_keep_refusals(kernel, victim, staying):
+        result = result.with_refusal(reason)
+    return result._replace(kept=staying.names())
 
 
 def _project(kernel: Kernel, victim: Victim) -> int | None:
@@ -146,37 +148,37 @@ def _project(kernel: Kernel, victim: Victim) -> int | None:
     return None
 
 
-def _first_store(kernel: Kernel, victim: Victim, found: Preflight) -> Preflight:
+def _first_store(kernel: Kernel, victim: Victim, result: Preflight) -> Preflight:
     """Add the existing store that would be tried first, without trying it."""
     with suppress(OSError, BrokenStore):
         for _relative, store in existing_stores(kernel, victim.parent, []):
             with store:
-                return found.by(store, exists=True)
-    return found
+                return result.with_store(store, exists=True)
+    return result
 
 
 def _method(store: Store) -> Method:
     return Method.EXCHANGE if store.volume.exchange else Method.TWO_RENAME
 
 
-def _try_stores(kernel: Kernel, victim: Victim, options: SwapOptions, found: Preflight) -> Preflight:
+def _try_stores(kernel: Kernel, victim: Victim, options: SwapOptions, result: Preflight) -> Preflight:
     """Try the stores as a swap does, until one can take the victim."""
     try:
         with ExitStack() as made:
-            for offered in stores_for(kernel, victim.parent, victim.path(), partial(make_unnamed, made)):
+            for offered in stores_for(kernel, victim.parent, victim.path(), partial(make_unnamed_store, made)):
                 try:
                     with offered.store as store:
-                        found = found.by(store, exists=offered.made_in is None)
-                        return _try_store(store, victim, options, found)
+                        result = result.with_store(store, exists=offered.made_in is None)
+                        return _try_store(store, victim, options, result)
                 except OSError as error:
                     if error.errno != errno.EXDEV:
                         raise
     except (OSError, TrashdError) as error:
-        return found.refused(explain(error, victim))
+        return result.with_refusal(to_user_error(error, victim))
     raise AssertionError("unreachable: after the last store there is an error")
 
 
-def _try_store(store: Store, victim: Victim, options: SwapOptions, found: Preflight) -> Preflight:
+def _try_store(store: Store, victim: Victim, options: SwapOptions, result: Preflight) -> Preflight:
     """Stage a container in a store, try the rename, and dissolve the container.
 
     Raises  OSError, TrashdError as the swap
@@ -184,67 +186,69 @@ def _try_store(store: Store, victim: Victim, options: SwapOptions, found: Prefli
     kernel = store.kernel
     visible = DirectRename(kernel, victim.parent.sides, victim.name)
     refuse_unknown(store)
-    with folder_to_try(store) as folder, folder.open(State.STAGE) as stage, same_times(kernel, stage):
+    with folder_for_check(store) as folder, folder.open(State.STAGE) as stage, preserved_times(kernel, stage):
         try:
-            staged = stage_new(folder, victim.name, record_of(folder, victim, _method(store), options))
+            staged = stage_new(folder, victim.name, make_victim_record(folder, victim, _method(store), options))
         except OSError as error:
-            if error.errno not in FULL or not is_stocked(folder):
+            if error.errno not in NO_SPACE_ERRNOS or not is_stocked(folder):
                 raise
             _refuse_unmovable(kernel, victim)
-            return found  # the reserve is kept for a swap
+            return result  # the reserve is kept for a swap
         with staged:
             try:
                 # No process would find a temporary permission that a killed check granted from a folder without its
                 # name.
                 if staged.held.record.lent_mode is None or not folder.name.startswith(NEW_PART):
-                    found = found._replace(unlike=tuple(in_words(make_alike(staged, victim, options, visible))))
+                    result = result._replace(
+                        unlike=tuple(format_differences(copy_metadata(staged, victim, options, visible)))
+                    )
                 _refuse_unmovable(kernel, victim)
-                with suppress_errno(*FULL):  # a swap needs no stand-ins
-                    found = _try_rename(staged, victim, found)
+                with suppress_errno(*NO_SPACE_ERRNOS):  # a swap needs no stand-ins
+                    result = _try_rename(staged, victim, result)
             finally:
                 unstage(staged, victim, visible)
-    return found
+    return result
 
 
-def _try_rename(staged: Staged, victim: Victim, found: Preflight) -> Preflight:
+def _try_rename(staged: Staged, victim: Victim, result: Preflight) -> Preflight:
     """Try the swap's renames with two empty directories: one in the container, one beside the victim.
 
     Recovery removes directories with such names. Raises  OSError
     """
     kernel, held, parent = staged.held.folder.store.kernel, staged.held, victim.parent.sides.fd
-    assert staged.fresh is not None
-    fresh, beside = Name(unfinished_name()), stand_in(held.id)
-    extended = read_likeness(kernel, staged.fresh).extended
-    with same_times(kernel, parent), ExitStack() as owned:
+    assert staged.replacement is not None
+    replacement_name, beside = Name(unfinished_name()), stand_in(held.id)
+    extended = read_metadata(kernel, staged.replacement).extended
+    with preserved_times(kernel, parent), ExitStack() as owned:
         owned.callback(drop_stand_in, kernel, parent, held.id)
-        for place, name in ((held.fd, fresh), (parent, beside)):
+        for place, name in ((held.fd, replacement_name), (parent, beside)):
             fd = owned.enter_context(make_private(kernel, place, name))
             # A rename may depend on the project id, but on no other attribute.
-            apply_likeness(kernel, fd, read_likeness(kernel, fd)._replace(extended=extended))
+            apply_metadata(kernel, fd, read_metadata(kernel, fd)._replace(extended=extended))
         if kernel.filesystem(victim.fd) == OVERLAY_MAGIC:
             kernel.mkdir(fd, INSIDE)
-            check_lower_layer(kernel, parent, victim.name, beside)
+            check_overlay_rename(kernel, parent, victim.name, beside)
             kernel.rmdir(fd, INSIDE)
         if victim.parent.mount.fstype == MERGERFS:
-            check_rename(victim.parent.root.fd, victim.fd, held.fd)
+            check_mergerfs_rename(victim.parent.root.fd, victim.fd, held.fd)
         if held.record.method is Method.EXCHANGE:
             with suppress_errno(*NO_EXCHANGE):
-                kernel.exchange(held.fd, fresh, parent, beside)
-                return found
+                kernel.exchange(held.fd, replacement_name, parent, beside)
+                return result
         began_ns = time.monotonic_ns()
         kernel.rename(parent, beside, held.fd, unfinished_name())
-        kernel.rename_free(held.fd, fresh, parent, beside)
-        return found._replace(method=Method.TWO_RENAME.value, gap_ns=time.monotonic_ns() - began_ns)
+        kernel.rename_free(held.fd, replacement_name, parent, beside)
+        return result._replace(method=Method.TWO_RENAME.value, gap_ns=time.monotonic_ns() - began_ns)
 
 
 def _refuse_unmovable(kernel: Kernel, victim: Victim) -> None:
     """Raise NotPermitted if modes or flags show that the victim may not be moved; OSError EROFS if read-only."""
     uid, parent_fd = os.geteuid(), victim.parent.sides.fd
-    if kernel.is_read_only(victim.fd) or kernel.is_read_only(victim.parent.sides.names()):
+    if kernel.is_read_only(victim.fd) or kernel.is_read_only(victim.parent.sides.names_fd()):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     parent, own = b"/proc/self/fd/%d" % parent_fd, b"/proc/self/fd/%d" % victim.fd
     if is_frozen(victim.fd) or is_frozen(parent_fd):
-        raise explain(PermissionError(errno.EPERM, os.strerror(errno.EPERM)), victim)
+        raise to_user_error(PermissionError(errno.EPERM, os.strerror(errno.EPERM)), victim)
     if not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
         raise NotPermitted(victim.path(), "you have no write permission on its parent directory")
     if victim.stat.st_uid != uid and not os.access(own, os.W_OK, effective_ids=True):

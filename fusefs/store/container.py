@@ -14,31 +14,31 @@ from typing import NamedTuple, Self
 
 from fusefs.core.container_states import LEGAL_MOVES, State
 from fusefs.core.errors import BadRecord
-from fusefs.core.names import ContainerId, Name, RelPath, is_of, join, make_id
-from fusefs.core.record import RECORD_MAX_BYTES, Record, TreeSize, encode
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.core.names import ContainerId, Name, RelPath, join_path, make_id, may_be_same_container
+from fusefs.core.record import RECORD_MAX_BYTES, Record, TreeSize, encode_record
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
 from fusefs.linux.syscalls import NO_TMPFILE
-from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, both_sides, suppress_errno
+from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, add_mounted_side, suppress_errno
 from fusefs.store.layout import (
     BEGUN,
-    FRESH,
     HIDDEN_PREFIXES,
     RECORD,
     RECORD_NEW,
+    REPLACEMENT,
     TREE,
     Store,
     UserFolder,
-    is_own_file,
+    is_container_file,
     make_unique,
 )
 
-UNFINISHED_PREFIX = FRESH + b"."
+UNFINISHED_PREFIX = REPLACEMENT + b"."
 """Prefix of a directory that is being made beside the tree, for a sweep's tree or for its origin."""
-GONE = (errno.ENOENT, errno.ESTALE)
+GONE_ERRNOS = (errno.ENOENT, errno.ESTALE)
 """Errors that a server reports for an entry that another node removed."""
-_PATIENCE, _PAUSE_S = 100, 0.01
+_N_RMDIR_TRIES, _PAUSE_S = 100, 0.01
 _TICK_S = 0.001
 
 
@@ -57,7 +57,7 @@ class HeldContainer(NamedTuple):
     fd: Fd
     record: Record
     owned: ExitStack
-    called: ContainerId | None = None
+    stored_as: ContainerId | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -68,18 +68,18 @@ class HeldContainer(NamedTuple):
 
     def name(self) -> bytes:
         """Its name in its state's directory."""
-        return (self.called or self.id).encode()
+        return (self.stored_as or self.id).encode()
 
-    def way(self) -> RelPath:
+    def relative_path(self) -> RelPath:
         """Its path relative to the directory that holds the store."""
-        return self.folder.way_to(self.state, self.name())
+        return self.folder.relative_path_to(self.state, self.name())
 
 
 def open_inside(held: HeldContainer, name: Name) -> BackingAndMount:
     """Open a directory in a container, on both sides if one of our mounts shows it. Raises  OSError"""
     store = held.folder.store
     fd = store.kernel.open_beneath(held.fd, name, DIRECTORY)
-    return both_sides(store.kernel, fd, store.base.mounted, join(held.way(), name))
+    return add_mounted_side(store.kernel, fd, store.base.mounted, join_path(held.relative_path(), name))
 
 
 def new_id(kernel: Kernel, victim: bytes) -> ContainerId:
@@ -89,7 +89,7 @@ def new_id(kernel: Kernel, victim: bytes) -> ContainerId:
     return make_id(utc, now_ns // 1_000_000 % 1000, victim, os.urandom(6))
 
 
-def make_directory(folder: UserFolder, state: State, container: ContainerId) -> Fd:
+def make_container_directory(folder: UserFolder, state: State, container: ContainerId) -> Fd:
     """Make an empty container and return it, readable."""
     kernel, name = folder.store.kernel, container.encode()
     with folder.open(state) as parent:
@@ -115,11 +115,11 @@ def has_lost_record(kernel: Kernel, container: Fd) -> bool:
     try:
         kernel.stat(container, RECORD)
     except OSError as error:
-        return error.errno in GONE
+        return error.errno in GONE_ERRNOS
     return False
 
 
-def touch(kernel: Kernel, fd: Fd) -> int:
+def read_fs_clock_ns(kernel: Kernel, fd: Fd) -> int:
     """Return the filesystem's own clock in ns, read from a chmod of a container that changes nothing else."""
     kernel.chmod(fd, 0o700)
     return max(0, kernel.fstat(fd).st_ctime_ns)
@@ -163,7 +163,7 @@ def _drop_new(kernel: Kernel, container_fd: Fd) -> None:
 
 def _publish(kernel: Kernel, fd: Fd, record: Record, appear: Callable[[], None]) -> Fd:
     """Lock, write and flush a file, then let it appear: in this order a record is never seen unlocked or short."""
-    with closed_on_error(fd):
+    with close_on_error(fd):
         if not kernel.lock(fd):
             raise FileNotFoundError(errno.ENOENT, "recovery was faster than this record")
         fill_record(kernel, fd, record)
@@ -174,7 +174,7 @@ def _publish(kernel: Kernel, fd: Fd, record: Record, appear: Callable[[], None])
 def fill_record(kernel: Kernel, fd: Fd, record: Record) -> None:
     """Write a record durably into a file that we have locked."""
     try:
-        text = encode(record)
+        text = encode_record(record)
     except ValueError as error:
         # Only the origin can be that long: some 20,000 bytes of names that have to be quoted.
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)) from error
@@ -182,16 +182,16 @@ def fill_record(kernel: Kernel, fd: Fd, record: Record) -> None:
     kernel.fsync(fd)
 
 
-def move(held: HeldContainer, to: State) -> HeldContainer:
+def move_to_state(held: HeldContainer, to: State) -> HeldContainer:
     """Move the container to its next state. This is the only way in which a state changes (I4)."""
     assert (held.state, to) in LEGAL_MOVES, (held.state, to)
     kernel = held.folder.store.kernel
     with held.folder.open(held.state) as source, held.folder.open(to) as target:
         kernel.rename(source, held.name(), target, held.id.encode())
-    return held._replace(state=to, called=None)
+    return held._replace(state=to, stored_as=None)
 
 
-def rewrite(held: HeldContainer, record: Record) -> HeldContainer:
+def rewrite_record(held: HeldContainer, record: Record) -> HeldContainer:
     """Replace the container's record. The new one is durable and locked before the old one's lock is released.
 
     The container's last move is flushed first. Otherwise btrfs could write the new record with its name into the
@@ -203,7 +203,7 @@ def rewrite(held: HeldContainer, record: Record) -> HeldContainer:
     return held._replace(record=record)
 
 
-def come(held: HeldContainer, size: TreeSize | None) -> HeldContainer:
+def mark_complete(held: HeldContainer, size: TreeSize | None) -> HeldContainer:
     """Mark a sweep's container as complete: entries that are moved into it later count as late arrivals.
 
     If its record can't be rewritten, entries that other users could have moved are doubtful.
@@ -211,13 +211,13 @@ def come(held: HeldContainer, size: TreeSize | None) -> HeldContainer:
     """
     kernel = held.folder.store.kernel
     with suppress(OSError):
-        last_ns = now_ns = touch(kernel, held.fd)
-        for _ in range(_PATIENCE):
+        last_ns = now_ns = read_fs_clock_ns(kernel, held.fd)
+        for _ in range(_N_RMDIR_TRIES):
             if now_ns > last_ns:
                 break
             time.sleep(_TICK_S)
-            now_ns = touch(kernel, held.fd)
-        return rewrite(held, held.record._replace(moved_ns=now_ns, size=size))
+            now_ns = read_fs_clock_ns(kernel, held.fd)
+        return rewrite_record(held, held.record._replace(moved_ns=now_ns, size=size))
     return held
 
 
@@ -240,37 +240,37 @@ def dissolve(held: HeldContainer) -> None:
     """
     kernel = held.folder.store.kernel
     is_shared = held.folder.store.is_shared()
-    names = kernel.list_anew(held.fd) if is_shared else kernel.list(held.fd)
+    names = kernel.list_reopened(held.fd) if is_shared else kernel.list(held.fd)
     for name in names:
         if name.startswith(UNFINISHED_PREFIX):  # left by a check, or made by a mkdir that the server executed twice
             kernel.rmdir(held.fd, name)
     kept = (UNFINISHED_PREFIX, *HIDDEN_PREFIXES)
-    others = {name for name in names if not (is_own_file(name) or name.startswith(kept))}
+    others = {name for name in names if not (is_container_file(name) or name.startswith(kept))}
     if others:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), min(others))
     _drop_new(kernel, held.fd)
     for name in names:
-        if is_own_file(name) and name not in (RECORD, RECORD_NEW):
+        if is_container_file(name) and name not in (RECORD, RECORD_NEW):
             kernel.unlink(held.fd, name)
     kernel.unlink(held.fd, RECORD)
     # Without a record no process owns it: recovery may have removed it by now.
     with held.folder.open(held.state) as state, suppress(FileNotFoundError):
         if is_shared:
-            _rmdir_patiently(held, state)
+            _rmdir_after_unlock(held, state)
         else:
             kernel.rmdir(state, held.name())
 
 
-def _rmdir_patiently(held: HeldContainer, state: Fd) -> None:
+def _rmdir_after_unlock(held: HeldContainer, state: Fd) -> None:
     """Remove the container after closing its lock and fds.
 
     Until then libfuse and NFS keep an unlinked open file under a hidden name.
     """
     kernel = held.folder.store.kernel
     held.owned.close()
-    for n in range(_PATIENCE):
+    for n in range(_N_RMDIR_TRIES):
         try:
-            if n == _PATIENCE // 2:
+            if n == _N_RMDIR_TRIES // 2:
                 _drop_hidden(kernel, state, held.name())  # left by a client that died
             kernel.rmdir(state, held.name())
         except OSError as error:
@@ -294,10 +294,10 @@ def unfinished_name() -> bytes:
     return UNFINISHED_PREFIX + os.urandom(6).hex().encode()
 
 
-def drop_prepared(held: HeldContainer) -> None:
+def drop_unfinished(held: HeldContainer) -> None:
     """Remove the directories with such names that a killed sweep or restore did not complete."""
     kernel = held.folder.store.kernel
-    for name in kernel.list_anew(held.fd):
+    for name in kernel.list_reopened(held.fd):
         if name.startswith(UNFINISHED_PREFIX):
             kernel.rmdir(held.fd, name)
 
@@ -321,7 +321,7 @@ def flush(held: HeldContainer) -> None:
     held.folder.store.kernel.fsync(held.fd)
 
 
-_NOTING, _NOTING_S = 20, 0.025
+_N_LOCK_TRIES, _LOCK_RETRY_S = 20, 0.025
 """How often, and at what interval, a locked orphan is tried again: rewriting a record takes two flushes."""
 
 
@@ -354,7 +354,7 @@ def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
         if error.errno in (errno.ELOOP, errno.EXDEV, errno.ENXIO, errno.EISDIR, errno.ENOTDIR, errno.EACCES):
             raise BadRecord(f"record.json is not a regular file ({error.strerror})") from error
         raise
-    with closed_on_error(fd):
+    with close_on_error(fd):
         st = kernel.fstat(fd)
         # A link count of 0 is no attack: the record was replaced or removed meanwhile, which locking it detects.
         is_others_too = st.st_nlink > 1 and st.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -373,17 +373,19 @@ def read_record(kernel: Kernel, record_fd: Fd, folder: UserFolder, container: Co
 
 def decode_record(text: bytes, folder: UserFolder, container: ContainerId) -> Record:
     """Decode a container's record.json. Raises  BadRecord, as `read_record`"""
-    from fusefs.core.record_decoding import decode  # late: importing msgspec takes longer than all the rest of a swap
+    from fusefs.core.record_decoding import (
+        decode_record,  # late: importing msgspec takes longer than all the rest of a swap
+    )
 
-    record = decode(text)
-    if not is_of(container, record.id):
+    record = decode_record(text)
+    if not may_be_same_container(container, record.id):
         raise BadRecord(f"it contains the record of {record.id}")
     if record.volume != folder.store.volume.id:
         raise BadRecord("it comes from the trash store of another volume")
     return record
 
 
-def look_at_record(folder: UserFolder, state: State, container: ContainerId) -> Record:
+def read_record_unlocked(folder: UserFolder, state: State, container: ContainerId) -> Record:
     """Read the record of a container as it is now, without locking it.
 
     Raises  FileNotFoundError if the container or its record is gone; BadRecord, OSError
@@ -398,7 +400,7 @@ def look_at_record(folder: UserFolder, state: State, container: ContainerId) -> 
 
 
 def hold(
-    folder: UserFolder, state: State, container: ContainerId, ended: Collection[str] = ()
+    folder: UserFolder, state: State, container: ContainerId, ended_boots: Collection[str] = ()
 ) -> HeldContainer | ClaimLost:
     """Lock a container and return it, or the reason why that failed.
 
@@ -419,58 +421,60 @@ def hold(
         except OSError as error:
             if error.errno == errno.ESTALE:
                 return ClaimLost.GONE  # removed on another node
-            if not isinstance(error, FileNotFoundError) or _is_there(folder, fd, state_fd, name):
+            if not isinstance(error, FileNotFoundError) or _still_has_name(folder, fd, state_fd, name):
                 raise
             return ClaimLost.GONE  # another process took it and has finished
-        if not kernel.lock(record_fd) and not _is_of_ended(folder, record_fd, container, ended):
+        if not kernel.lock(record_fd) and not _is_of_ended_boot(folder, record_fd, container, ended_boots):
             return ClaimLost.BUSY
         # The process that held the lock before us may have moved the container or replaced its record.
         if not (kernel.is_named(fd, state_fd, name) and kernel.is_named(record_fd, fd, RECORD)):
             return ClaimLost.GONE
         record = read_record(kernel, record_fd, folder, container)
-        called = None if container == record.id else container
-        return HeldContainer(folder, record.id, state, fd, record, owned.pop_all(), called)
+        stored_as = None if container == record.id else container
+        return HeldContainer(folder, record.id, state, fd, record, owned.pop_all(), stored_as)
 
 
 def hold_soon(folder: UserFolder, state: State, container: ContainerId) -> HeldContainer | ClaimLost:
     """`hold` that waits a moment for a locked orphan: another process may be recording its size (`keep_size`)."""
-    for _ in range(_NOTING if state is State.ORPHANS else 0):
+    for _ in range(_N_LOCK_TRIES if state is State.ORPHANS else 0):
         held = hold(folder, state, container)
         if held is not ClaimLost.BUSY:
             return held
-        time.sleep(_NOTING_S)
+        time.sleep(_LOCK_RETRY_S)
     return hold(folder, state, container)
 
 
-def _is_of_ended(folder: UserFolder, record_fd: Fd, container: ContainerId, ended: Collection[str]) -> bool:
-    if not ended or not folder.store.is_shared():
+def _is_of_ended_boot(folder: UserFolder, record_fd: Fd, container: ContainerId, ended_boots: Collection[str]) -> bool:
+    if not ended_boots or not folder.store.is_shared():
         return False
     boot = read_record(folder.store.kernel, record_fd, folder, container).boot
-    return boot in ended and boot != boot_id()
+    return boot in ended_boots and boot != boot_id()
 
 
-def _is_there(folder: UserFolder, fd: Fd, state_fd: Fd, name: bytes) -> bool:
+def _still_has_name(folder: UserFolder, fd: Fd, state_fd: Fd, name: bytes) -> bool:
     """Whether a container without a record still has its name: caches may show one that was moved on another node."""
     kernel = folder.store.kernel
-    return kernel.is_named(fd, state_fd, name) and (not folder.store.is_shared() or name in kernel.list_anew(state_fd))
+    return kernel.is_named(fd, state_fd, name) and (
+        not folder.store.is_shared() or name in kernel.list_reopened(state_fd)
+    )
 
 
 def _always(_record: Record) -> bool:
     return True
 
 
-def _begun(held: HeldContainer, is_meant: Callable[[Record], bool]) -> HeldContainer | ClaimLost:
+def _mark_begun(held: HeldContainer, still_applies: Callable[[Record], bool]) -> HeldContainer | ClaimLost:
     """Mark a container that was moved to reaping/ as begun, on shared filesystems; or make it an orphan again.
 
     There a lock may be lost, and the server may execute a claim whose caller is gone. A command that keeps the orphan
     may have been faster, so the record is checked once more.
     """
     kernel = held.folder.store.kernel
-    if held.folder.store.is_shared() and BEGUN not in kernel.list_anew(held.fd):
+    if held.folder.store.is_shared() and BEGUN not in kernel.list_reopened(held.fd):
         with open_record(kernel, held.fd, held.folder.uid) as fd:
             record = read_record(kernel, fd, held.folder, held.id)
-        if not is_meant(record):
-            move(held, State.ORPHANS)
+        if not still_applies(record):
+            move_to_state(held, State.ORPHANS)
             held.owned.close()
             return ClaimLost.CHANGED
         kernel.create(held.fd, BEGUN).close()
@@ -481,7 +485,7 @@ def claim(
     folder: UserFolder,
     source: State,
     container: ContainerId,
-    is_meant: Callable[[Record], bool] = _always,
+    still_applies: Callable[[Record], bool] = _always,
 ) -> HeldContainer | ClaimLost:
     """Lock a container and move it to reaping/ by one rename; of several claims one succeeds (I5).
 
@@ -492,11 +496,11 @@ def claim(
     if isinstance(held, ClaimLost):
         return held
     try:
-        if not is_meant(held.record):
+        if not still_applies(held.record):
             held.owned.close()
             return ClaimLost.CHANGED
-        moved = move(held, State.REAPING)
-        return _begun(moved, is_meant if source is State.ORPHANS else _always)
+        moved = move_to_state(held, State.REAPING)
+        return _mark_begun(moved, still_applies if source is State.ORPHANS else _always)
     except BaseException as error:
         held.owned.close()
         if isinstance(error, FileNotFoundError):
@@ -504,7 +508,9 @@ def claim(
         raise
 
 
-def resume(folder: UserFolder, container: ContainerId, is_meant: Callable[[Record], bool]) -> HeldContainer | ClaimLost:
+def resume(
+    folder: UserFolder, container: ContainerId, still_applies: Callable[[Record], bool]
+) -> HeldContainer | ClaimLost:
     """Lock a container that a reaper left in reaping/.
 
     is_meant  as for `claim`: on shared filesystems the container may have been claimed, but not checked again
@@ -513,11 +519,11 @@ def resume(folder: UserFolder, container: ContainerId, is_meant: Callable[[Recor
     held = hold(folder, State.REAPING, container)
     if isinstance(held, ClaimLost):
         return held
-    with closed_on_error(held):
-        return _begun(held, is_meant)
+    with close_on_error(held):
+        return _mark_begun(held, still_applies)
 
 
-def keep_size(folder: UserFolder, container: ContainerId, size: TreeSize) -> None:
+def record_size(folder: UserFolder, container: ContainerId, size: TreeSize) -> None:
     """Record the size of an orphan's tree; to be run as the folder's owner.
 
     Does nothing if that is impossible: another process holds the orphan, it is gone, or the volume is full or
@@ -527,16 +533,16 @@ def keep_size(folder: UserFolder, container: ContainerId, size: TreeSize) -> Non
         held = hold(folder, State.ORPHANS, container)
         if isinstance(held, HeldContainer):
             with held:
-                held = rewrite(held, held.record._replace(size=size))
-                touch(folder.store.kernel, held.fd)  # notifies the service, which watches orphans/
+                held = rewrite_record(held, held.record._replace(size=size))
+                read_fs_clock_ns(folder.store.kernel, held.fd)  # notifies the service, which watches orphans/
 
 
-def forget_size(held: HeldContainer) -> HeldContainer:
+def drop_recorded_size(held: HeldContainer) -> HeldContainer:
     """Drop the recorded size before something is taken out of the tree.
 
     On a full volume the old size stays recorded.
     """
     with suppress(OSError):
         if held.record.size is not None:
-            held = rewrite(held, held.record._replace(size=None))
+            held = rewrite_record(held, held.record._replace(size=None))
     return held

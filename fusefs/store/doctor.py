@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from fusefs.core.container_states import State
 from fusefs.core.errors import SETTLE, WAY_OUT, TrashdError
-from fusefs.core.identity import Likelihood, compare
+from fusefs.core.identity import IdentityMatch, compare
 from fusefs.core.names import ContainerId, is_container_id
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.results import Finding
@@ -24,12 +24,12 @@ from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount
 from fusefs.store.container import UNFINISHED_PREFIX, ClaimLost, HeldContainer, hold
 from fusefs.store.layout import (
     BEGUN,
-    FRESH,
     HIDDEN_PREFIXES,
     HOISTED,
     NEW_PREFIX,
     RECORD,
     RECORD_NEW,
+    REPLACEMENT,
     RESERVE,
     TREE,
     UNMOUNT,
@@ -39,29 +39,29 @@ from fusefs.store.layout import (
     open_own_store,
     open_store,
 )
-from fusefs.store.recover import refused
+from fusefs.store.recover import to_finding
 from fusefs.store.registry_lines import (
-    UNNOTED,
+    NO_ROOT_MARK,
     StoreMaker,
-    could_be_noted,
-    is_noted,
-    registered,
-    way_out,
-    what_unnoted_means,
-    why_unread,
+    can_have_root_mark,
+    explain_missing_mark,
+    explain_unused_registry,
+    has_root_mark,
+    hint_for_unknown_maker,
+    read_own_lines,
 )
 from fusefs.store.reserve import has_spare_space, is_stocked, is_used
 from fusefs.store.stage import identify_at
-from fusefs.store.store_registry import LineOf, RegistryTarget, follow
-from fusefs.store.tidy_folder import passed_over
-from fusefs.store.user_folders import MOST_READ, MOUNTED, NOT_MADE, is_vouched, pointed
+from fusefs.store.store_registry import RegistryTarget, UserLine, find_targets
+from fusefs.store.tidy_folder import find_refused_names
+from fusefs.store.user_folders import MAX_POINTERS, MOUNTED, NOT_MADE, is_vouched, list_pointers
 
-_RECOVER = "trashd doctor --repair VOLUME completes or undoes it"
-_COPIED = f"in a copy or a backup of the volume this is normal, and trashd restore ID works; otherwise {WAY_OUT}"
-_EXPECTED = {bytes(RECORD), bytes(TREE), bytes(HOISTED), bytes(BEGUN)}
-_UNREAD = "own it, and let no other user write to it or its directory; or remove it, since commands write it again"
-_GONE = "no action is needed: the entry is removed when the next store is added"
-_MOMENT_S = 0.2
+_RECOVER_HINT = "trashd doctor --repair VOLUME completes or undoes it"
+_COPIED_HINT = f"in a copy or a backup of the volume this is normal, and trashd restore ID works; otherwise {WAY_OUT}"
+_EXPECTED_NAMES = {bytes(RECORD), bytes(TREE), bytes(HOISTED), bytes(BEGUN)}
+_UNREAD_HINT = "own it, and let no other user write to it or its directory; or remove it, since commands write it again"
+_GONE_HINT = "no action is needed: the entry is removed when the next store is added"
+_RECORD_RETRY_S = 0.2
 """Far longer than a command needs to remove a container after its record."""
 _BY_KILLED_KEEP = bytes(RECORD_NEW)
 """Left by a killed `keep`; the next work on the orphan removes it. Recovery does not check every orphan for it."""
@@ -76,23 +76,25 @@ def check_store(store: Store) -> Iterator[Finding]:
     for name in names:
         if name.startswith(NEW_PREFIX):
             yield Finding(
-                _told(store.base_path, name), "a trash store that was never finished", f"{init} completes or removes it"
+                _format_path(store.base_path, name),
+                "a trash store that was never finished",
+                f"{init} completes or removes it",
             )
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
-        yield Finding(_told(store.base_path), "probed on another type of filesystem", init)
-    if store.is_unknown():
-        yield Finding(_told(store.base_path), NOT_MADE, way_out(store.base_path))
+        yield Finding(_format_path(store.base_path), "probed on another type of filesystem", init)
+    if store.has_unknown_maker():
+        yield Finding(_format_path(store.base_path), NOT_MADE, hint_for_unknown_maker(store.base_path))
     elif (
-        store.is_roots_to_keep()
-        and store.made is StoreMaker.BY_ROOT
-        and not is_noted(kernel, store.fd)
-        and could_be_noted(kernel, store.fd)
+        store.is_ours_as_root()
+        and store.maker is StoreMaker.BY_ROOT
+        and not has_root_mark(kernel, store.fd)
+        and can_have_root_mark(kernel, store.fd)
     ):
-        yield Finding(_told(store.base_path), UNNOTED, what_unnoted_means(store.base_path))
-    yield from passed_over(store)
+        yield Finding(_format_path(store.base_path), NO_ROOT_MARK, explain_missing_mark(store.base_path))
+    yield from find_refused_names(store)
 
 
-def _told(*path: bytes) -> str:
+def _format_path(*path: bytes) -> str:
     return printable(os.path.join(*path))
 
 
@@ -100,30 +102,32 @@ def check_folder(folder: UserFolder) -> list[Finding]:
     """Problems in one user's folder; to be run as that user."""
     problems: list[Finding] = []
     if is_used(folder) and not (is_stocked(folder) and has_spare_space(folder)):
-        problems.append(Finding(_told(folder.path(), RESERVE), "no reserve of blocks for a full volume", _RECOVER))
-    seen: dict[bytes, State] = {}
+        problems.append(
+            Finding(_format_path(folder.path(), RESERVE), "no reserve of blocks for a full volume", _RECOVER_HINT)
+        )
+    state_by_name: dict[bytes, State] = {}
     unrecorded: list[tuple[State, bytes]] = []
     for state in State:
         for name in folder.list(state):
-            if name in seen:
+            if name in state_by_name:
                 where = printable(folder.path_to(state, name))
-                problems.append(Finding(where, f"also in {seen[name].value}/ (I2)", WAY_OUT))
-            seen[name] = state
+                problems.append(Finding(where, f"also in {state_by_name[name].value}/ (I2)", WAY_OUT))
+            state_by_name[name] = state
             try:
                 problems += _check_container(folder, state, name)
-            except _Unrecorded:
+            except _NoRecord:
                 unrecorded.append((state, name))
     if unrecorded:
-        time.sleep(_MOMENT_S)
+        time.sleep(_RECORD_RETRY_S)
     for state, name in unrecorded:
         try:
             problems += _check_container(folder, state, name)
-        except _Unrecorded:
+        except _NoRecord:
             problems += _check_unrecorded(folder, state, name)
     return [*problems, *_check_pointers(folder)]
 
 
-class _Unrecorded(Exception):
+class _NoRecord(Exception):
     """A container has no record: it is about to be removed, was left by a killed command, or is not ours."""
 
 
@@ -131,7 +135,7 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
     kernel = folder.store.kernel
     where = printable(folder.path_to(state, name))
     with folder.open(state) as state_fd, suppress(FileNotFoundError), kernel.open_dir(state_fd, name) as fd:
-        removed = {RECORD_NEW, TREE, FRESH} if state is State.STAGE else {RECORD_NEW}
+        removed = {RECORD_NEW, TREE, REPLACEMENT} if state is State.STAGE else {RECORD_NEW}
         names = {name for name in kernel.list(fd) if not name.startswith((UNFINISHED_PREFIX, *WATCH_PREFIXES))}
         if state is State.QUARANTINE or names - removed:
             yield Finding(where, "no record (I3)", WAY_OUT)
@@ -157,14 +161,14 @@ def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[
     try:
         held = hold(folder, state, ContainerId(text))
     except FileNotFoundError:
-        raise _Unrecorded from None
+        raise _NoRecord from None
     except TrashdError as error:
         yield Finding(where, error.message(), WAY_OUT)
     except OSError as error:
         if error.errno == errno.EXDEV:
             yield Finding(where, MOUNTED, UNMOUNT)
         else:
-            yield refused(folder, where, error)
+            yield to_finding(folder, where, error)
     else:
         if isinstance(held, ClaimLost):
             if held is ClaimLost.GONE:
@@ -183,7 +187,7 @@ def _check_held(held: HeldContainer, where: str) -> Iterator[Finding]:
         return
     extra = {
         name for name in kernel.list(held.fd) if not name.startswith((*WATCH_PREFIXES, *HIDDEN_PREFIXES))
-    } - _EXPECTED
+    } - _EXPECTED_NAMES
     if held.state is State.ORPHANS:
         extra.discard(_BY_KILLED_KEEP)
     if extra:
@@ -193,12 +197,12 @@ def _check_held(held: HeldContainer, where: str) -> Iterator[Finding]:
     tree = identify_at(kernel, held.fd, TREE)
     if tree is None and held.state is State.ORPHANS:
         yield Finding(where, "its tree is missing (I2)", WAY_OUT)
-    if tree is not None and compare(tree, record.victim) is Likelihood.OTHER:
-        yield Finding(where, "its tree is not the one in its record (I2)", _COPIED)
-    yield from _check_loan(held, where)
+    if tree is not None and compare(tree, record.victim) is IdentityMatch.OTHER:
+        yield Finding(where, "its tree is not the one in its record (I2)", _COPIED_HINT)
+    yield from _check_temporary_permission(held, where)
 
 
-def _check_loan(held: HeldContainer, where: str) -> Iterator[Finding]:
+def _check_temporary_permission(held: HeldContainer, where: str) -> Iterator[Finding]:
     """A temporary permission must have ended before the tree becomes an orphan."""
     record, kernel = held.record, held.folder.store.kernel
     if record.lent_mode is None or held.state is not State.ORPHANS or record.partial:
@@ -210,16 +214,16 @@ def _check_loan(held: HeldContainer, where: str) -> Iterator[Finding]:
 
 def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
     kernel = folder.store.kernel
-    for number, (name, lower) in enumerate(pointed(folder)):
-        where = _told(folder.path(), b"pointers", name)
-        if number == MOST_READ:
-            more = f"only the first {MOST_READ:,} pointers are followed"
-            yield Finding(_told(folder.path(), b"pointers"), more, "remove pointers that lead to no trash store")
+    for number, (name, lower) in enumerate(list_pointers(folder)):
+        where = _format_path(folder.path(), b"pointers", name)
+        if number == MAX_POINTERS:
+            more = f"only the first {MAX_POINTERS:,} pointers are followed"
+            yield Finding(_format_path(folder.path(), b"pointers"), more, "remove pointers that lead to no trash store")
             return
         if lower is None:
             yield Finding(where, "it is not a relative path", "remove it")
             continue
-        problems, n_there = list[Finding](), 0
+        problems, n_stores = list[Finding](), 0
         for opener in (open_store, open_own_store):
             try:
                 base = BackingAndMount(kernel.open_beneath(folder.store.base.fd, lower, DIRECTORY))
@@ -232,24 +236,24 @@ def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
                     yield Finding(where, "it leads through a symbolic link, or not to a directory", "remove it")
                 break  # that directory was removed or swapped, its store with it: nothing is lost
             if store is not None:
-                n_there += 1
+                n_stores += 1
                 with store:
-                    yield from passed_over(store, folder.uid)
-        if not n_there:  # another user's store beside the caller's own is no problem
+                    yield from find_refused_names(store, folder.uid)
+        if not n_stores:  # another user's store beside the caller's own is no problem
             yield from problems
 
 
 def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
     """Why the caller's registry is not used, and which of its lines for a directory or below it lead to no store."""
-    unread = why_unread()
+    unread = explain_unused_registry()
     if unread is not None:
         where, why = unread
-        yield Finding(printable(where), f"the registry of stores is not used: {why}", _UNREAD)
-    entries = [LineOf(os.geteuid(), line) for line in registered() if is_inside(line.path, directory)]
-    for entry, lead in follow(kernel, entries, read_mounts()):
+        yield Finding(printable(where), f"the registry of stores is not used: {why}", _UNREAD_HINT)
+    entries = [UserLine(os.geteuid(), line) for line in read_own_lines() if is_inside(line.path, directory)]
+    for entry, lead in find_targets(kernel, entries, read_mounts()):
         if lead is RegistryTarget.GONE:
             where = entry.line.store()
-            yield Finding(printable(where), "it is in the registry of stores, but does not exist", _GONE)
+            yield Finding(printable(where), "it is in the registry of stores, but does not exist", _GONE_HINT)
 
 
 def check_vouched(folder: UserFolder) -> list[Finding]:

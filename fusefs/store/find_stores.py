@@ -10,40 +10,47 @@ from itertools import chain
 from typing import NamedTuple
 
 from fusefs.core.errors import BrokenStore, NoBacking, NotPermitted, TrashdError, Untrusted
-from fusefs.core.names import STORE, Name, whose_store
+from fusefs.core.names import STORE, Name, parse_user_store_name
 from fusefs.core.printable_names import printable
 from fusefs.linux.children import ask_each
-from fusefs.linux.fd import closed_on_error
+from fusefs.linux.fd import close_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, covering, read_mounts
+from fusefs.linux.mountinfo import Mount, covering_mount_id, read_mounts
 from fusefs.store.layout import (
     Store,
     UserFolder,
-    names_of_users,
+    list_users_stores,
     open_store,
-    own_names,
+    own_store_names,
     trusted_owners,
 )
-from fusefs.store.mounted_paths import open_shown
-from fusefs.store.registry_lines import registered
-from fusefs.store.store_registry import LineOf, RegistryTarget, follow, open_registered, stores_of_users
-from fusefs.store.user_folders import FolderCensus, all_users, lower_stores, named_users, open_user, why_not
+from fusefs.store.mounted_paths import open_both_sides
+from fusefs.store.registry_lines import read_own_lines
+from fusefs.store.store_registry import RegistryTarget, UserLine, find_targets, open_registered, stores_of_users
+from fusefs.store.user_folders import (
+    FolderCensus,
+    all_users,
+    explain_not_folder,
+    lower_stores,
+    named_users,
+    open_user_folder,
+)
 
-_NO_VOLUMES = frozenset(
+_FSTYPES_WITHOUT_STORES = frozenset(
     b"proc sysfs cgroup cgroup2 devpts devtmpfs securityfs debugfs tracefs pstore bpf mqueue hugetlbfs autofs "
     b"binfmt_misc configfs fusectl rpc_pipefs nsfs squashfs erofs iso9660".split()
 )
 
 
-_FOUND = b"found"
+_HAS_STORE = b"found"
 
 
-_BELIEVED_S = 1.0
+_CACHED_S = 1.0
 
 """For how long the result of a search everywhere is reused: a command needs it several times."""
 
 
-def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | None = None) -> Iterator[Store]:
+def discover_stores(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | None = None) -> Iterator[Store]:
     """The stores for some paths, or all known ones; the caller closes each.
 
     All are trusted. For root they include users' own stores, each for its owner only.
@@ -54,44 +61,48 @@ def discover(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | 
     Raises  NoBacking if a path is in one of our mounts whose backing tree we can't use; Untrusted if an entry at a path
             looks like a store and can't be used; BrokenStore, for any of these stores, after all others
     """
-    seen: set[tuple[int, int]] = set()
-    asked = [os.path.realpath(path) for path in paths]
-    for store in _named(kernel, asked) if asked else _everywhere(kernel, [] if silent is None else silent):
+    seen_inodes: set[tuple[int, int]] = set()
+    requested_paths = [os.path.realpath(path) for path in paths]
+    for store in (
+        _stores_at_paths(kernel, requested_paths)
+        if requested_paths
+        else _stores_everywhere(kernel, [] if silent is None else silent)
+    ):
         with ExitStack() as owned:
             owned.enter_context(store)
             try:
                 st = kernel.fstat(store.fd)
             except OSError:
                 continue  # its server removed it
-            if (st.st_dev, st.st_ino) in seen:
+            if (st.st_dev, st.st_ino) in seen_inodes:
                 continue
             owned.pop_all()
-        seen.add((st.st_dev, st.st_ino))
+        seen_inodes.add((st.st_dev, st.st_ino))
         yield store
 
 
-def _named(kernel: Kernel, asked: list[bytes]) -> Iterator[Store]:
+def _stores_at_paths(kernel: Kernel, requested_paths: list[bytes]) -> Iterator[Store]:
     mounts = read_mounts()
     broken: list[BrokenStore] = []
-    for path in dict.fromkeys(asked):
+    for path in dict.fromkeys(requested_paths):
         try:
-            yield from _nearest(kernel, path, mounts)
+            yield from _nearest_stores(kernel, path, mounts)
         except BrokenStore as error:
             broken.append(error)
     if broken:
         raise broken[0]
 
 
-def _nearest(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store]:
+def _nearest_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store]:
     """The stores in a directory, or in the nearest one above it on its mount that has any: no rename leaves a mount."""
-    mount = covering(path, mounts)
+    mount = covering_mount_id(path, mounts)
     for above in _upwards(path):
-        if covering(above, mounts) != mount:
+        if covering_mount_id(above, mounts) != mount:
             return
-        n_there = 0
+        n_stores = 0
         try:
             for store in stores_at(kernel, above, mounts):
-                n_there += 1
+                n_stores += 1
                 yield store
         except BrokenStore:
             raise
@@ -100,18 +111,18 @@ def _nearest(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store
                 raise
         except (OSError, TrashdError):
             pass  # no store that we can use; `trashd doctor PATH` reports why
-        if n_there:
+        if n_stores:
             return
 
 
-def _everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
+def _stores_everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
     mounts = read_mounts()
     users: set[int] = set()
     broken: list[BrokenStore] = []
-    for place in _places(kernel, mounts, users, silent):
+    for place in _find_places(kernel, mounts, users, silent):
         try:
             for store in _open_place(kernel, mounts, place):
-                if store.is_roots_to_keep():
+                if store.is_ours_as_root():
                     with suppress(OSError):  # it is gone by now
                         users.update(named_users(store))
                 yield store
@@ -130,29 +141,33 @@ class _Discovered(NamedTuple):
 
     for_whom: tuple[int, list[Mount]]
     until_s: float
-    places: list[bytes | LineOf]
+    places: list[bytes | UserLine]
     silent: list[bytes]
 
 
-def _places(kernel: Kernel, mounts: list[Mount], users: set[int], silent: list[bytes]) -> Iterator[bytes | LineOf]:
+def _find_places(
+    kernel: Kernel, mounts: list[Mount], users: set[int], silent: list[bytes]
+) -> Iterator[bytes | UserLine]:
     """All places with stores. users: read after the mount points were searched; their registries name further places"""
-    for_whom, last = (os.geteuid(), mounts), kernel.discovered
+    for_whom, last = (os.geteuid(), mounts), kernel.cached_stores
     if isinstance(last, _Discovered) and last.for_whom == for_whom and time.monotonic() < last.until_s:
         silent += last.silent
         yield from last.places
         return
-    places: list[bytes | LineOf] = []
+    places: list[bytes | UserLine] = []
     n_silent = len(silent)
-    every: Iterator[bytes | LineOf] = chain(_answering(kernel, mounts, silent), _in_registries(kernel, mounts, users))
+    every: Iterator[bytes | UserLine] = chain(
+        _places_with_store(kernel, mounts, silent), _registered_places(kernel, mounts, users)
+    )
     for place in every:
         places.append(place)
         yield place
-    kernel.discovered = _Discovered(for_whom, time.monotonic() + _BELIEVED_S, places, silent[n_silent:])
+    kernel.cached_stores = _Discovered(for_whom, time.monotonic() + _CACHED_S, places, silent[n_silent:])
 
 
-def _open_place(kernel: Kernel, mounts: list[Mount], place: bytes | LineOf) -> Iterator[Store]:
+def _open_place(kernel: Kernel, mounts: list[Mount], place: bytes | UserLine) -> Iterator[Store]:
     """Open the stores of a place. Raises  BrokenStore"""
-    if isinstance(place, LineOf):
+    if isinstance(place, UserLine):
         registered_one = open_registered(kernel, place, mounts)
         if registered_one is not None:
             yield registered_one
@@ -169,7 +184,7 @@ def _open_place(kernel: Kernel, mounts: list[Mount], place: bytes | LineOf) -> I
         pass  # it is gone by now
 
 
-def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iterator[bytes]:
+def _places_with_store(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iterator[bytes]:
     """The mount points with a store, and the directories above the working directory.
 
     Children check them, as a dead mount blocks.
@@ -177,26 +192,26 @@ def _answering(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iter
 
     def ask(path: bytes) -> bytes:
         try:
-            return _FOUND if next(stores_at(kernel, path, mounts), None) is not None else b""
+            return _HAS_STORE if next(stores_at(kernel, path, mounts), None) is not None else b""
         except BrokenStore:
-            return _FOUND
+            return _HAS_STORE
         except (OSError, TrashdError):
             return b""
 
     paths = mount_points(mounts)
     with suppress(FileNotFoundError):  # the working directory was removed
         paths = list(dict.fromkeys([*paths, *_upwards(os.getcwdb())]))
-    for path, answer in ask_each(paths, ask, kernel.silent, lambda path: covering(path, mounts)):
+    for path, answer in ask_each(paths, ask, kernel.silent_mounts, lambda path: covering_mount_id(path, mounts)):
         if answer is None:
             silent.append(path)
-        elif answer == _FOUND:
+        elif answer == _HAS_STORE:
             yield path
 
 
-def _in_registries(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterator[LineOf]:
+def _registered_places(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterator[UserLine]:
     """The stores in registries that exist now."""
-    own = [LineOf(os.geteuid(), line) for line in registered()]
-    yield from (entry for entry, lead in follow(kernel, own, mounts) if lead is RegistryTarget.THERE)
+    own = [UserLine(os.geteuid(), line) for line in read_own_lines()]
+    yield from (entry for entry, lead in find_targets(kernel, own, mounts) if lead is RegistryTarget.THERE)
     if os.geteuid() == 0:
         yield from stores_of_users(kernel, mounts, users)
 
@@ -207,38 +222,38 @@ def stores_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Stor
     Raises  OSError; NoBacking; BrokenStore, of another user's store only after all others; Untrusted if all stores
             there are untrusted
     """
-    uid, n_there = os.geteuid(), 0
+    uid, n_stores = os.geteuid(), 0
     wrong: list[Untrusted | BrokenStore] = []
-    with open_shown(kernel, path, mounts) as shown:
-        own = names_of_users(kernel, shown.fd) if uid == 0 else own_names(kernel, shown.fd, uid)
+    with open_both_sides(kernel, path, mounts) as shown:
+        own = list_users_stores(kernel, shown.fd) if uid == 0 else own_store_names(kernel, shown.fd, uid)
         names = [STORE, *own]
     for name in names:
         try:
-            store = open_at(kernel, path, mounts, name)
+            store = open_store_at(kernel, path, mounts, name)
         except (Untrusted, BrokenStore) as error:
-            if name == STORE or (isinstance(error, BrokenStore) and whose_store(name) == uid):
+            if name == STORE or (isinstance(error, BrokenStore) and parse_user_store_name(name) == uid):
                 wrong.append(error)  # a user's broken store must not make root's commands fail
             continue
         if store is not None:
-            n_there += 1
+            n_stores += 1
             yield store
     for one in wrong:
-        if isinstance(one, BrokenStore) or not n_there:
+        if isinstance(one, BrokenStore) or not n_stores:
             raise one
 
 
-def open_at(kernel: Kernel, path: bytes, mounts: list[Mount], name: Name = STORE) -> Store | None:
+def open_store_at(kernel: Kernel, path: bytes, mounts: list[Mount], name: Name = STORE) -> Store | None:
     """Open a store by its name in a directory; None if there is none. Root opens a user's own store for that user only.
 
     Raises  OSError; Untrusted; NoBacking; BrokenStore
     """
-    shown = open_shown(kernel, path, mounts)
+    shown = open_both_sides(kernel, path, mounts)
     try:
         return open_store(kernel, shown, path, name)
     except Untrusted:
         if os.geteuid() != 0:
             raise
-    with closed_on_error(open_shown(kernel, path, mounts)) as shown:
+    with close_on_error(open_both_sides(kernel, path, mounts)) as shown:
         owner = kernel.stat(shown.fd, name).st_uid  # it may be gone by now
     return open_store(kernel, shown, path, name, of=owner or None)
 
@@ -249,8 +264,8 @@ def mount_points(mounts: Iterable[Mount]) -> list[bytes]:
     Other users' mounts are skipped: their daemons could show anything, or hang.
     """
     owners = trusted_owners(os.geteuid())
-    volumes = [mount for mount in mounts if mount.fstype not in _NO_VOLUMES and mount.owner in owners]
-    return list(dict.fromkeys(mount.point for mount in sorted(volumes, key=lambda mount: not mount.is_ours())))
+    volumes = [mount for mount in mounts if mount.fstype not in _FSTYPES_WITHOUT_STORES and mount.owner in owners]
+    return list(dict.fromkeys(mount.point for mount in sorted(volumes, key=lambda mount: not mount.is_trashd())))
 
 
 def _upwards(path: bytes) -> Iterator[bytes]:
@@ -260,7 +275,7 @@ def _upwards(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def folders(store: Store, census: FolderCensus | None = None) -> Iterator[UserFolder]:
+def folders_for_caller(store: Store, census: FolderCensus | None = None) -> Iterator[UserFolder]:
     """The users' folders of a store that concern the caller, for root all of them; the caller closes each.
 
     A user's own store serves that user only.
@@ -269,19 +284,21 @@ def folders(store: Store, census: FolderCensus | None = None) -> Iterator[UserFo
     yield from all_users(store, census or FolderCensus({}, [], []), os.geteuid() or store.owner or None)
 
 
-def with_lower(folder: UserFolder) -> Iterator[UserFolder]:
+def with_lower_folders(folder: UserFolder) -> Iterator[UserFolder]:
     """A user's folder, and that user's folders in the stores that its pointers lead to; to be run as that user.
 
     The caller closes the first; each other one is closed when the next is requested.
     Raises  NotPermitted if others can have changed the folder, which its opener may have been unable to see
     """
     kernel = folder.store.kernel
-    if why := why_not(kernel, folder.fd, kernel.fstat(folder.fd), folder.uid, kernel.fstat(folder.store.fd).st_dev):
+    if why := explain_not_folder(
+        kernel, folder.fd, kernel.fstat(folder.fd), folder.uid, kernel.fstat(folder.store.fd).st_dev
+    ):
         raise NotPermitted(f"{printable(folder.path())}: {why}", "inspect it; nothing in it was changed")
     yield folder
     for store in lower_stores(folder):
         with store:
-            lower = open_user(store.judged(), folder.uid)
+            lower = open_user_folder(store.with_maker(), folder.uid)
             if lower is not None:
                 with lower:
                     yield lower

@@ -16,18 +16,25 @@ from contextlib import contextmanager, suppress
 from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.layout import GATE_PREFIX, HIDDEN_PREFIXES, LATE_PREFIX, OLD_CONTAINER, is_own_file, make_unique
+from fusefs.store.layout import (
+    HIDDEN_PREFIXES,
+    LATE_PREFIX,
+    OLD_CONTAINER,
+    TRANSFER_PREFIX,
+    is_container_file,
+    make_unique,
+)
 
 _N_TRIES, _PAUSE_S = 100, 0.01
 
 
 @contextmanager
-def gate(kernel: Kernel, container: Fd) -> Iterator[Fd]:
+def transfer_directory(kernel: Kernel, container: Fd) -> Iterator[Fd]:
     """A transfer directory for one rename; afterwards its contents are moved into the container, and it is removed.
 
     Raises  OSError if it could not be made or removed; the next recovery removes it
     """
-    name = Name(GATE_PREFIX + os.urandom(6).hex().encode())
+    name = Name(TRANSFER_PREFIX + os.urandom(6).hex().encode())
     make_unique(kernel, container, name)
     with kernel.open_dir(container, name) as fd:
         uid = kernel.fstat(container).st_uid
@@ -39,18 +46,18 @@ def gate(kernel: Kernel, container: Fd) -> Iterator[Fd]:
             empty_into(kernel, fd, container, name, container)
 
 
-def end_gates(kernel: Kernel, lower: Fd, container: Fd) -> None:
+def remove_transfer_directories(kernel: Kernel, lower: Fd, container: Fd) -> None:
     """Remove the transfer directories that a killed process left in a container, or in one that it took over.
 
     Raises  OSError
     """
-    for name, fd in _gates(kernel, lower):
+    for name, fd in _open_transfer_directories(kernel, lower):
         empty_into(kernel, fd, lower, name, container)
 
 
-def _gates(kernel: Kernel, lower: Fd) -> Iterator[tuple[Name, Fd]]:
-    for name in kernel.list_anew(lower):
-        if name.startswith(GATE_PREFIX):
+def _open_transfer_directories(kernel: Kernel, lower: Fd) -> Iterator[tuple[Name, Fd]]:
+    for name in kernel.list_reopened(lower):
+        if name.startswith(TRANSFER_PREFIX):
             with suppress(FileNotFoundError), kernel.open_dir(lower, name) as fd:
                 yield Name(name), fd
 
@@ -79,10 +86,10 @@ def empty_into(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) 
 def _empty(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) -> None:
     try:
         move_parts(kernel, lower, container)
-        for inner, fd in _gates(kernel, lower):
+        for inner, fd in _open_transfer_directories(kernel, lower):
             _empty(kernel, fd, lower, inner, container)
-        if not name.startswith(GATE_PREFIX):
-            for own in filter(is_own_file, kernel.list_anew(lower)):
+        if not name.startswith(TRANSFER_PREFIX):
+            for own in filter(is_container_file, kernel.list_reopened(lower)):
                 with suppress(FileNotFoundError):
                     kernel.unlink(lower, own)
         kernel.rmdir(upper, name)
@@ -101,8 +108,8 @@ def move_parts(kernel: Kernel, lower: Fd, container: Fd) -> None:
 
     An entry whose name is taken in the container gets a late name: it came late or twice, and may be a user's data.
     """
-    for name in kernel.list_anew(lower):
-        if is_own_file(name) or name == OLD_CONTAINER or name.startswith((GATE_PREFIX, *HIDDEN_PREFIXES)):
+    for name in kernel.list_reopened(lower):
+        if is_container_file(name) or name == OLD_CONTAINER or name.startswith((TRANSFER_PREFIX, *HIDDEN_PREFIXES)):
             continue
         for to in (Name(name), late_name()):
             try:

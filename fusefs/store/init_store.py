@@ -9,18 +9,18 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from fusefs.core.errors import BrokenStore, Busy, NoStore, NotPermitted, TrashdError, Untrusted
-from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import STORE, Name, VolumeId, join, user_store, whose
+from fusefs.core.identity import Identity, IdentityMatch, compare
+from fusefs.core.names import STORE, Name, VolumeId, join_path, parse_uid_name, user_store_name
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
-from fusefs.linux.mountinfo import below, disk_of, find_mount, read_mounts
-from fusefs.linux.runtime_directories import lasting_dir, make_dir, read_file, replace_file
+from fusefs.linux.mountinfo import disk_of, find_mount, read_mounts, relative_to
+from fusefs.linux.runtime_directories import make_dir, persistent_dir, read_file, replace_file
 from fusefs.store.backing_and_mount import (
-    ABSENT,
-    OUT_OF_REACH,
+    ABSENT_ERRNOS,
     READABLE,
+    UNREACHABLE_ERRNOS,
     BackingAndMount,
     is_taken,
     suppress_errno,
@@ -39,60 +39,60 @@ from fusefs.store.layout import (
     Volume,
     decode_volume,
     open_store,
-    own_names,
+    own_store_names,
     read_small,
     read_volume,
     store_of,
     trusted_owners,
 )
-from fusefs.store.make_folder import abandoned_folders, discard_dead, register_again
+from fusefs.store.make_folder import abandoned_folders, discard_abandoned_folders, register_unregistered
 from fusefs.store.make_store import (
     AREA_MODES,
     STORE_MODE,
     build_store,
-    discard_abandoned,
+    discard_abandoned_stores,
     discard_trials,
     is_being_replaced,
-    is_wrong,
+    lock_store,
     make_area,
-    mode_of,
+    mark_if_new,
     name_for_new,
-    own,
+    needs_repair,
     owner_of,
-    prove,
-    take_store,
-    vouched,
+    probe_filesystem,
+    store_mode_of,
+    take_ownership,
     write_volume,
 )
-from fusefs.store.mounted_paths import open_shown
+from fusefs.store.mounted_paths import open_both_sides
 from fusefs.store.recover import recover
 from fusefs.store.registry_lines import (
     StoreMaker,
-    is_noted,
-    makes_common,
-    registered,
-    way_out,
-    what_unnoted_means,
-    who_made,
+    explain_missing_mark,
+    find_maker,
+    has_root_mark,
+    hint_for_unknown_maker,
+    makes_root_store,
+    read_own_lines,
 )
 from fusefs.store.root_squash import refuse_squashed
-from fusefs.store.tidy_folder import look_over
+from fusefs.store.tidy_folder import inspect_store
 
-_FILE = b"chosen-disks"
+_CHOSEN_DISKS_FILE = b"chosen-disks"
 _MOST_BYTES = 1 << 16
 
 
 def read_chosen() -> dict[str, str]:
     """The names of the disks that the caller chose in this boot, by volume id."""
     try:
-        lines = read_file(os.path.join(lasting_dir(), _FILE), _MOST_BYTES).decode("ascii").splitlines()
+        lines = read_file(os.path.join(persistent_dir(), _CHOSEN_DISKS_FILE), _MOST_BYTES).decode("ascii").splitlines()
     except (OSError, ValueError):
         return {}
     chosen = (line.partition(" ") for line in lines)
     return {volume: disk for volume, _blank, disk in chosen if disk.startswith(boot_id())}
 
 
-def choose_among_copies(store: Store) -> list[bytes]:
+def record_chosen_disk(store: Store) -> list[bytes]:
     """Record that a store's disk is the original volume, if copies of it are mounted; return their paths.
 
     Raises  OSError
@@ -102,24 +102,24 @@ def choose_among_copies(store: Store) -> list[bytes]:
     disk = disk_of(mount)
     if mount is None or not disk.is_block:
         return []
-    way, copies = below(store.base_path, mount.point), list[bytes]()
+    way, copies = relative_to(store.base_path, mount.point), list[bytes]()
     for one in mounts:
         other = disk_of(one)
         if other.is_block and other.name != disk.name:
             path = os.path.join(one.point, way) if way else one.point
             with suppress(OSError, TrashdError):
-                found = open_store(kernel, open_shown(kernel, path, mounts), path)
-                if found is not None:
-                    with found:
-                        copies += [path] if found.volume.id == store.volume.id else []
+                other_store = open_store(kernel, open_both_sides(kernel, path, mounts), path)
+                if other_store is not None:
+                    with other_store:
+                        copies += [path] if other_store.volume.id == store.volume.id else []
     if copies:
         chosen = {**read_chosen(), str(store.volume.id): disk.name}
         text = "".join(f"{volume} {name}\n" for volume, name in chosen.items())
-        replace_file(os.path.join(make_dir(lasting_dir()), _FILE), text.encode(), 0o600)
+        replace_file(os.path.join(make_dir(persistent_dir()), _CHOSEN_DISKS_FILE), text.encode(), 0o600)
     return copies
 
 
-_KEPT_OF_NAME = 200
+_MAX_KEPT_NAME_BYTES = 200
 
 
 class Initialised(NamedTuple):
@@ -140,7 +140,7 @@ def initialise(
     base: BackingAndMount,
     base_path: bytes,
     *,
-    is_known: bool = False,
+    is_made_by_root: bool = False,
     replaces: bool = False,
 ) -> tuple[Store, Initialised]:
     """Make the caller's store in a directory, or check and repair the existing one; takes ownership of `base`.
@@ -153,28 +153,28 @@ def initialise(
     Raises    NoStore if `.trashd` is no directory; Untrusted; NotPermitted; Busy if another command repairs it;
               UnknownFormat
     """
-    with closed_on_error(base):
-        if replaces and not makes_common():
+    with close_on_error(base):
+        if replaces and not makes_root_store():
             raise NotPermitted(base_path, "only root can replace a .trashd, and not in a container")
-        name = _name_of(kernel, base, base_path, is_known=is_known)
-        done = _see_to_it(kernel, base, base_path, name, is_known=is_known, replaces=replaces)
+        name = _name_of(kernel, base, base_path, is_made_by_root=is_made_by_root)
+        step = _ensure_store(kernel, base, base_path, name, is_made_by_root=is_made_by_root, replaces=replaces)
     store = open_store(kernel, base, base_path, name)
     if store is None:
         raise Untrusted(os.path.join(base_path, name))
-    store = vouched(store, done.identity)
-    with closed_on_error(store):
-        repaired = done.repaired
+    store = mark_if_new(store, step.identity)
+    with close_on_error(store):
+        repaired = step.repaired
         _recover_abandoned(store)
         for _area, fd in store.areas.all():
-            discard_dead(kernel, fd, os.geteuid() or None)
-        if store.is_roots_to_keep() and store.areas.new_fd is not None:
-            repaired += _name_rightly(kernel, store.areas.new_fd)
-        look_over(store)
-        if store.is_roots_to_keep():
-            repaired += register_again(store)
-        lacks = store.is_roots_to_keep() and not is_noted(kernel, store.fd)
-    unnoted = what_unnoted_means(base_path) if lacks else ""
-    return store, Initialised(store.path(), store.volume, done.is_new, tuple(repaired), unnoted)
+            discard_abandoned_folders(kernel, fd, os.geteuid() or None)
+        if store.is_ours_as_root() and store.areas.new_fd is not None:
+            repaired += _rename_after_owners(kernel, store.areas.new_fd)
+        inspect_store(store)
+        if store.is_ours_as_root():
+            repaired += register_unregistered(store)
+        lacks = store.is_ours_as_root() and not has_root_mark(kernel, store.fd)
+    unnoted = explain_missing_mark(base_path) if lacks else ""
+    return store, Initialised(store.path(), store.volume, step.is_new, tuple(repaired), unnoted)
 
 
 class _InitStep(NamedTuple):
@@ -188,27 +188,27 @@ class _InitStep(NamedTuple):
     repaired: list[str]
 
 
-def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_known: bool) -> Name:
+def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_made_by_root: bool) -> Name:
     """The name of the store to make or repair for the caller: root's, or the one that the user's swaps would use.
 
     Raises  OSError
     """
-    if makes_common():
+    if makes_root_store():
         return STORE
     with suppress(Untrusted):
         try:
-            store = open_store(kernel, base.again(kernel), base_path)
+            store = open_store(kernel, base.reopen(kernel), base_path)
         except BrokenStore:
             return STORE
         if store is not None:
             with store:
-                if is_known or not store.is_unknown():
+                if is_made_by_root or not store.has_unknown_maker():
                     return STORE
-    for name in own_names(kernel, base.fd, os.geteuid()):
-        with suppress_errno(*OUT_OF_REACH):
+    for name in own_store_names(kernel, base.fd, os.geteuid()):
+        with suppress_errno(*UNREACHABLE_ERRNOS):
             st = kernel.stat(base.fd, name)
-            is_ours = (st.st_uid, stat.S_IMODE(st.st_mode)) == (os.geteuid(), mode_of(name))
-            if is_ours and is_taken(kernel, base.fd, Name(join(name, USERS))):
+            is_ours = (st.st_uid, stat.S_IMODE(st.st_mode)) == (os.geteuid(), store_mode_of(name))
+            if is_ours and is_taken(kernel, base.fd, Name(join_path(name, USERS))):
                 return name
     return name_for_new(kernel, base) or STORE
 
@@ -219,35 +219,35 @@ def _recover_abandoned(store: Store) -> None:
         recover(folder)
 
 
-def _end_checks(kernel: Kernel, base: BackingAndMount) -> None:
+def _remove_killed_checks(kernel: Kernel, base: BackingAndMount) -> None:
     """Remove folders in which checks were killed from stores that were made for these checks."""
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
             if name.startswith(NEW_PREFIX) and owner_of(kernel, base.fd, name) == os.geteuid():
                 with suppress(OSError, TrashdError), ExitStack() as owned:  # it may be incomplete
-                    here = owned.enter_context(base.again(kernel))
+                    here = owned.enter_context(base.reopen(kernel))
                     fd = owned.enter_context(kernel.open_dir(here.fd, name))
-                    ours = STORE if makes_common() else user_store(os.geteuid())
+                    ours = STORE if makes_root_store() else user_store_name(os.geteuid())
                     store = store_of(kernel, here, here.fd.path(), fd, owned, trusted_owners(os.geteuid()), ours)
                     _recover_abandoned(store)
                     for _area, area_fd in store.areas.all():
-                        discard_dead(kernel, area_fd, os.geteuid())
+                        discard_abandoned_folders(kernel, area_fd, os.geteuid())
 
 
-def _see_to_it(
+def _ensure_store(
     kernel: Kernel,
     base: BackingAndMount,
     base_path: bytes,
     name: Name,
     *,
-    is_known: bool,
+    is_made_by_root: bool,
     replaces: bool,
 ) -> _InitStep:
     """Make sure that there is a store of ours: make, repair or replace it."""
-    _end_checks(kernel, base)
-    repaired = discard_abandoned(kernel, base)
+    _remove_killed_checks(kernel, base)
+    repaired = discard_abandoned_stores(kernel, base)
     where = os.path.join(base_path, name)
-    fd = _open_anyones(kernel, base, where, name, replaces=replaces)
+    fd = _open_untrusted(kernel, base, where, name, replaces=replaces)
     if fd is None:
         if is_being_replaced(kernel, base):
             raise Busy(where)
@@ -255,24 +255,24 @@ def _see_to_it(
     with fd, ExitStack() as owned:
         places = {base_path, os.readlink(base.fd.path())}
         if stat.S_ISDIR(kernel.fstat(fd).st_mode):
-            old = _read_anyones(kernel, fd, where)
-            identifier = _noted_id(kernel, fd, places) if old is None else old.id
+            old = _read_untrusted_volume(kernel, fd, where)
+            identifier = _registered_id(kernel, fd, places) if old is None else old.id
             why = ""
             if name == STORE and os.geteuid() == 0:  # users repair their own stores
                 if _may_be_changed(kernel, fd):
                     why = "other users can change it"
-                elif not is_known and who_made(kernel, fd, places) is StoreMaker.UNKNOWN:
+                elif not is_made_by_root and find_maker(kernel, fd, places) is StoreMaker.UNKNOWN:
                     why = "other users may have assembled it from directories of root"
         else:
             identifier, why = None, "it is not a directory"
         if not why:
-            if not take_store(kernel, fd, owned):
+            if not lock_store(kernel, fd, owned):
                 raise Busy(where)
-            repaired += _mend(kernel, fd, base_path, name, identifier)
+            repaired += _repair(kernel, fd, base_path, name, identifier)
             return _InitStep(False, kernel.identify(fd), repaired)
         if not replaces:
             refuse_squashed(kernel, fd, base_path)  # root can't be shown who made it, and --known would not help
-            raise Untrusted(f"{printable(where)} ({why})", way_out(base_path))
+            raise Untrusted(f"{printable(where)} ({why})", hint_for_unknown_maker(base_path))
         made = build_store(kernel, base, name, identifier, replaces=fd)
     repaired.append(
         f"replaced the old store ({why}); the next command of each owner moves its orphans to the new store"
@@ -280,14 +280,18 @@ def _see_to_it(
     return _InitStep(True, made, repaired)
 
 
-def _noted_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | None:
+def _registered_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | None:
     """The volume id from the caller's registry, if volume.json is lost: with another id no record would be valid."""
-    found = kernel.identify(fd)
-    known = (one for one in registered() if one.path in places and compare(one.identity, found) is not Likelihood.OTHER)
-    return next((one.volume for one in known), None)
+    identity = kernel.identify(fd)
+    candidates = (
+        one
+        for one in read_own_lines()
+        if one.path in places and compare(one.identity, identity) is not IdentityMatch.OTHER
+    )
+    return next((one.volume for one in candidates), None)
 
 
-def _open_anyones(kernel: Kernel, base: BackingAndMount, where: bytes, name: Name, *, replaces: bool) -> Fd | None:
+def _open_untrusted(kernel: Kernel, base: BackingAndMount, where: bytes, name: Name, *, replaces: bool) -> Fd | None:
     """Open the entry with a store's name; None if there is none. replaces: it may be something else than a directory"""
     try:
         return kernel.open_beneath(base.fd, name, READABLE)
@@ -296,7 +300,7 @@ def _open_anyones(kernel: Kernel, base: BackingAndMount, where: bytes, name: Nam
     except OSError as error:
         if error.errno == errno.EXDEV:
             raise NoStore(where, UNMOUNT) from error
-        if error.errno not in OUT_OF_REACH:
+        if error.errno not in UNREACHABLE_ERRNOS:
             raise
         if replaces:
             return kernel.open_beneath(base.fd, name)
@@ -330,16 +334,16 @@ def _is_roots(st: os.stat_result, *, sticky: bool) -> bool:
     return st.st_uid == 0 and not shared
 
 
-def _mend(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:
+def _repair(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:
     """Repair a store that no other user could change; return what was repaired."""
     repaired: list[str] = []
     if not kernel.is_read_only(fd):
         discard_trials(kernel, fd)
     if os.geteuid() == 0 and name == STORE:
-        if is_wrong(kernel, fd, STORE_MODE):
-            own(kernel, fd, STORE_MODE)
+        if needs_repair(kernel, fd, STORE_MODE):
+            take_ownership(kernel, fd, STORE_MODE)
             repaired.append("restored owner and mode of .trashd")
-        repaired += _make_way(kernel, fd)
+        repaired += _move_foreign_entries(kernel, fd)
         names = kernel.list(fd)
         for area_name, mode in AREA_MODES.items():
             if area_name not in names:
@@ -347,22 +351,22 @@ def _mend(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: Volu
                 repaired.append(f"created .trashd/{area_name.decode()}")
                 continue
             with kernel.open_dir(fd, area_name) as area:
-                if is_wrong(kernel, area, mode):
-                    own(kernel, area, mode)
+                if needs_repair(kernel, area, mode):
+                    take_ownership(kernel, area, mode)
                     repaired.append(f"restored owner and mode of .trashd/{area_name.decode()}")
     return repaired + _renew_volume(kernel, fd, base_path, name, identifier)
 
 
-def _name_rightly(kernel: Kernel, area_fd: Fd) -> list[str]:
+def _rename_after_owners(kernel: Kernel, area_fd: Fd) -> list[str]:
     """Rename entries that others gave a user's name, after their owners. They are moved, not changed."""
     moved = []
-    for name in kernel.list_anew(area_fd):
+    for name in kernel.list_reopened(area_fd):
         if owner_of(kernel, area_fd, name) is None:
             continue  # its user mounted something there, and the kernel would not let us move it
-        with suppress_errno(*ABSENT, errno.EBUSY):  # another init moved it, or its user changed it
+        with suppress_errno(*ABSENT_ERRNOS, errno.EBUSY):  # another init moved it, or its user changed it
             st = kernel.stat(area_fd, name)
             is_directory = stat.S_ISDIR(st.st_mode)
-            if not name.isdigit() or whose(name) is None or (is_directory and name == b"%d" % st.st_uid):
+            if not name.isdigit() or parse_uid_name(name) is None or (is_directory and name == b"%d" % st.st_uid):
                 continue
             aside = b"%d.%b" % (st.st_uid, os.urandom(6).hex().encode() + (b"" if is_directory else PLANTED[:-1]))
             kernel.rename_free(area_fd, name, area_fd, aside)
@@ -370,23 +374,23 @@ def _name_rightly(kernel: Kernel, area_fd: Fd) -> list[str]:
     return moved
 
 
-def _make_way(kernel: Kernel, fd: Fd) -> list[str]:
+def _move_foreign_entries(kernel: Kernel, fd: Fd) -> list[str]:
     """Move away everything except areas, nodes, old stores and root's files, so that nothing is in our way."""
     moved = []
-    for name in kernel.list_anew(fd):
+    for name in kernel.list_reopened(fd):
         if name in AREA_MODES or name.startswith(OLD):
             continue
         st = kernel.stat(fd, name)
         if name == NODES and stat.S_ISDIR(st.st_mode) and _is_roots(st, sticky=False):
             continue
         if not (stat.S_ISREG(st.st_mode) and st.st_uid == 0) and PLANTED not in name:
-            aside = name[:_KEPT_OF_NAME] + PLANTED + os.urandom(6).hex().encode()
+            aside = name[:_MAX_KEPT_NAME_BYTES] + PLANTED + os.urandom(6).hex().encode()
             kernel.rename_free(fd, name, fd, aside)
             moved.append(f"moved {printable(name)} to {printable(aside)}")
     return moved
 
 
-def _read_anyones(kernel: Kernel, fd: Fd, where: bytes) -> Volume | None:
+def _read_untrusted_volume(kernel: Kernel, fd: Fd, where: bytes) -> Volume | None:
     """Read volume.json whatever its owner: its id is worth keeping, as the records of this store contain it.
 
     Raises  OSError: a file that can't be read now may contain an id, and with another id no record would be valid;
@@ -409,11 +413,11 @@ def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifi
     """Write volume.json if it is missing, untrusted, invalid or a copy's; on another filesystem, repeat the tests."""
     cache_s = None
     with suppress(FileNotFoundError, Untrusted, BrokenStore):
-        known = read_volume(kernel, fd, base_path, name=name)
-        cache_s = known.cache_s
-        is_same = known.filesystem == kernel.filesystem(fd) and known.store == kernel.identify(fd)
-        if is_same and None not in (known.unnamed, known.strangers_refused, known.noreplace):
+        old_volume = read_volume(kernel, fd, base_path, name=name)
+        cache_s = old_volume.cache_s
+        is_same = old_volume.filesystem == kernel.filesystem(fd) and old_volume.store == kernel.identify(fd)
+        if is_same and None not in (old_volume.unnamed, old_volume.strangers_refused, old_volume.noreplace):
             return []
-    proven = prove(kernel, fd, identifier or VolumeId(os.urandom(16).hex()))
+    proven = probe_filesystem(kernel, fd, identifier or VolumeId(os.urandom(16).hex()))
     write_volume(kernel, fd, proven._replace(cache_s=cache_s))
     return ["wrote volume.json"]

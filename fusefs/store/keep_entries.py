@@ -20,59 +20,59 @@ from functools import partial
 from typing import NamedTuple
 
 from fusefs.core.errors import NotKept, UsageError
-from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import Name, RelPath, join, split
+from fusefs.core.identity import Identity, IdentityMatch, compare
+from fusefs.core.names import Name, RelPath, join_path, split_path
 from fusefs.core.printable_names import printable
-from fusefs.core.record import KeptDirectory, KeptEntries, Method, Record, encode, quote
+from fusefs.core.record import KeptDirectory, KeptEntries, Method, Record, encode_record, quote_path
 from fusefs.linux.directory_metadata import is_frozen
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import NO_EXCHANGE
 from fusefs.store.backing_and_mount import (
-    ABSENT,
+    ABSENT_ERRNOS,
     DIRECTORY,
-    OUT_OF_REACH,
+    UNREACHABLE_ERRNOS,
     BackingAndMount,
-    between,
+    borrow_both_sides,
+    choose_rename_fds,
+    open_beneath_on_both,
     suppress_errno,
-    wholly_beneath,
-    with_mounted,
 )
-from fusefs.store.container import HeldContainer, flush_directory, open_inside, rewrite
-from fusefs.store.layout import FRESH, TREE, is_stores_own
-from fusefs.store.reserve import FOR_USER, with_room
+from fusefs.store.container import HeldContainer, flush_directory, open_inside, rewrite_record
+from fusefs.store.layout import REPLACEMENT, TREE, is_store_name
+from fusefs.store.reserve import SPARE_FOR_USER, call_with_room
 from fusefs.store.stage import Staged, identify_at
 from fusefs.store.victim import Victim
 
 _NAMES_MAX_BYTES = 48 * 1024
 """Space in a record beside the longest origin."""
-_NO_LINK = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-_STAYS = (*OUT_OF_REACH, errno.EEXIST, errno.EPERM, errno.EBUSY, errno.EMLINK)
+_NO_LINK_ERRNOS = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_PERMANENT_ERRNOS = (*UNREACHABLE_ERRNOS, errno.EEXIST, errno.EPERM, errno.EBUSY, errno.EMLINK)
 """Errors that concern this entry and will recur; others may be over when recovery tries again."""
 
 
 # Choosing entries
 
 
-def choose(kernel: Kernel, victim: Victim, globs: Sequence[str]) -> KeptEntries:
+def choose_kept_entries(kernel: Kernel, victim: Victim, globs: Sequence[str]) -> KeptEntries:
     """The victim's top-level entries that match any of the globs, as in fnmatch(3) for whole names.
 
     Raises  NotKept if a glob matches nothing, as the entry that it was typed for would disappear; UsageError if it is
             no valid glob; OSError
     """
     matchers = _matchers(globs)
-    files, directories, left = [], [], set(globs)
-    for entry in _matching(kernel, victim.fd, matchers):
-        left -= {glob for glob, matches in matchers.items() if matches(entry.name)}
+    files, directories, unmatched_globs = [], [], set(globs)
+    for entry in _matching_entries(kernel, victim.fd, matchers):
+        unmatched_globs -= {glob for glob, matches in matchers.items() if matches(entry.name)}
         name = Name(os.fsencode(entry.name))
         if not entry.is_dir(follow_symlinks=False):
             files.append(name)
         elif (identity := identify_at(kernel, victim.fd, name)) is not None:
             directories.append(KeptDirectory(name, identity.ino))
-    if left:
-        missed = " nor ".join(f"'{printable(os.fsencode(glob))}'" for glob in globs if glob in left)
+    if unmatched_globs:
+        missed = " nor ".join(f"'{printable(os.fsencode(glob))}'" for glob in globs if glob in unmatched_globs)
         raise NotKept(f"no name in {printable(victim.path())} matches {missed}")
-    if sum(len(quote(one.name)) + len(str(one.ino)) + 7 for one in directories) > _NAMES_MAX_BYTES:
+    if sum(len(quote_path(one.name)) + len(str(one.ino)) + 7 for one in directories) > _NAMES_MAX_BYTES:
         raise NotKept(f"{len(directories)} directories are too many for one record")
     return KeptEntries(tuple(globs), tuple(sorted(files)), tuple(sorted(directories)))
 
@@ -96,21 +96,23 @@ def _matchers(globs: Sequence[str]) -> _Matchers:
     return matchers
 
 
-def _matching(kernel: Kernel, dir_fd: Fd, matchers: _Matchers) -> Iterator[os.DirEntry[str]]:
+def _matching_entries(kernel: Kernel, dir_fd: Fd, matchers: _Matchers) -> Iterator[os.DirEntry[str]]:
     with kernel.open_dir(dir_fd) as readable, kernel.scan(readable) as entries:
         for entry in entries:
-            if any(matches(entry.name) for matches in matchers.values()) and not is_stores_own(os.fsencode(entry.name)):
+            if any(matches(entry.name) for matches in matchers.values()) and not is_store_name(os.fsencode(entry.name)):
                 yield entry
 
 
-def hindrances(kernel: Kernel, victim: Victim, staying: KeptEntries) -> Iterator[NotKept]:
+def find_keep_refusals(kernel: Kernel, victim: Victim, kept_entries: KeptEntries) -> Iterator[NotKept]:
     """Why some entries could not be kept, as far as that shows without trying."""
-    for name in staying.files:
+    for name in kept_entries.files:
         with suppress(FileNotFoundError), kernel.open_beneath(victim.fd, name) as fd:
             st = kernel.fstat(fd)
-            if os.geteuid() not in (0, st.st_uid) and not (stat.S_ISREG(st.st_mode) and _may(fd, os.R_OK | os.W_OK)):
-                yield _not_kept(victim, name, _HIS)
-    yield from _immovable(kernel, victim, staying.directories)
+            if os.geteuid() not in (0, st.st_uid) and not (
+                stat.S_ISREG(st.st_mode) and _has_access(fd, os.R_OK | os.W_OK)
+            ):
+                yield _not_kept(victim, name, _OTHERS_FILE)
+    yield from _immovable(kernel, victim, kept_entries.directories)
 
 
 def _immovable(kernel: Kernel, victim: Victim, directories: Iterable[KeptDirectory]) -> Iterator[NotKept]:
@@ -118,7 +120,7 @@ def _immovable(kernel: Kernel, victim: Victim, directories: Iterable[KeptDirecto
     top, uid = kernel.fstat(victim.fd), os.geteuid()
     for one in directories:
         with suppress(FileNotFoundError), kernel.open_beneath(victim.fd, one.name) as fd:
-            if not _may(fd, os.W_OK):
+            if not _has_access(fd, os.W_OK):
                 yield _not_kept(victim, one.name, "moving a directory needs write permission on it")
             elif top.st_mode & stat.S_ISVTX and uid not in (0, top.st_uid, kernel.fstat(fd).st_uid):
                 yield _not_kept(
@@ -128,11 +130,11 @@ def _immovable(kernel: Kernel, victim: Victim, directories: Iterable[KeptDirecto
                 yield _not_kept(victim, one.name, _FROZEN)
 
 
-_HIS = "a hard link to another user's file needs read and write permission on the file (fs.protected_hardlinks)"
+_OTHERS_FILE = "a hard link to another user's file needs read and write permission on the file (fs.protected_hardlinks)"
 _FROZEN = "it is immutable or append-only (lsattr)"
 
 
-def _may(fd: Fd, mode: int) -> bool:
+def _has_access(fd: Fd, mode: int) -> bool:
     return os.access(b"/proc/self/fd/%d" % fd, mode, effective_ids=True)
 
 
@@ -152,9 +154,9 @@ class KeptLinks(NamedTuple):
     """
 
     kernel: Kernel
-    staying: KeptEntries
+    kept_entries: KeptEntries
     tree: BackingAndMount
-    fresh: BackingAndMount
+    replacement: BackingAndMount
     inos: dict[bytes, int]
 
     def finish(self) -> list[str]:
@@ -163,76 +165,76 @@ class KeptLinks(NamedTuple):
         Returns  what was not moved and why, for messages
         Raises   OSError if recovery should try again
         """
-        left = _bring(self.kernel, self.staying.directories, self.tree, self.fresh)
-        return left + self._catch_up()
+        unmoved = _move_directories(self.kernel, self.kept_entries.directories, self.tree, self.replacement)
+        return unmoved + self._apply_late_changes()
 
-    def _catch_up(self) -> list[str]:
+    def _apply_late_changes(self) -> list[str]:
         """Handle files that were made, removed or replaced between their link and the exchange: keep their latest
         state.
 
         Nothing is removed: two names are exchanged, or one is moved.
         """
-        came, replaced, gone = [], [], dict(self.inos)
-        for one in _matching(self.kernel, self.tree.fd, _matchers(self.staying.globs)):
+        added, replaced, gone = [], [], dict(self.inos)
+        for one in _matching_entries(self.kernel, self.tree.fd, _matchers(self.kept_entries.globs)):
             if not one.is_dir(follow_symlinks=False):
                 name = os.fsencode(one.name)
                 ino = gone.pop(name, None)
                 if ino is None:
-                    came.append(name)
+                    added.append(name)
                 elif ino != one.inode():
                     replaced.append(name)
-        tree, fresh = between(self.tree, self.fresh)
-        left = []
-        for name in came:
+        tree, replacement_fd = choose_rename_fds(self.tree, self.replacement)
+        unmoved = []
+        for name in added:
             with suppress(FileExistsError, FileNotFoundError):
-                self.kernel.link(tree, name, fresh, name)
+                self.kernel.link(tree, name, replacement_fd, name)
         for name in filter(self._is_still_linked, gone):
             with suppress(FileExistsError, FileNotFoundError):
-                self.kernel.rename_free(fresh, name, tree, name)
+                self.kernel.rename_free(replacement_fd, name, tree, name)
         for name in filter(self._is_still_linked, replaced):
             try:
-                self.kernel.exchange(tree, name, fresh, name)
+                self.kernel.exchange(tree, name, replacement_fd, name)
             except OSError as error:
                 if error.errno not in (*NO_EXCHANGE, errno.ENOENT):
                     raise
-                left.append(f"{printable(name)} (a file that replaced it at that moment)")
-        return left
+                unmoved.append(f"{printable(name)} (a file that replaced it at that moment)")
+        return unmoved
 
     def _is_still_linked(self, name: bytes) -> bool:
         """Whether the replacement still has the link that was made there."""
         try:
-            return self.kernel.stat(self.fresh.fd, name).st_ino == self.inos[name]
+            return self.kernel.stat(self.replacement.fd, name).st_ino == self.inos[name]
         except FileNotFoundError:
             return False
 
 
-def keep(staged: Staged, victim: Victim) -> KeptLinks:
+def link_kept_entries(staged: Staged, victim: Victim) -> KeptLinks:
     """Link the entries to keep into the staged replacement; no flush is needed for that (docs/crash.md).
 
     Raises  NotKept; OSError with EXDEV if this store can't take the victim; other OSError
     """
-    staying, kernel = victim.staying, staged.held.folder.store.kernel
-    assert staying is not None
-    for reason in _immovable(kernel, victim, staying.directories):
+    kept_entries, kernel = victim.kept_entries, staged.held.folder.store.kernel
+    assert kept_entries is not None
+    for reason in _immovable(kernel, victim, kept_entries.directories):
         raise reason
-    tree, fresh = _open_sides(staged, victim)
-    source, target = between(tree, fresh)
-    for name in staying.files:
+    tree, replacement = _open_sides(staged, victim)
+    source, target = choose_rename_fds(tree, replacement)
+    for name in kept_entries.files:
         try:
             kernel.link(source, name, target, name)
         except FileNotFoundError:
             continue  # it was removed meanwhile
         except OSError as error:
-            if error.errno not in _NO_LINK:
+            if error.errno not in _NO_LINK_ERRNOS:
                 raise
-            raise _not_kept(victim, name, _why(kernel, tree.fd, name, error)) from error
-        if name is staying.files[0] and not _is_same_file(kernel, fresh.fd, tree.fd, name):
+            raise _not_kept(victim, name, _explain_link_error(kernel, tree.fd, name, error)) from error
+        if name is kept_entries.files[0] and not _is_same_file(kernel, replacement.fd, tree.fd, name):
             kernel.unlink(target, name)
             raise _not_kept(victim, name, "the filesystem does not show that two names are the same file")
-    return KeptLinks(kernel, staying, tree, fresh, kernel.list_inos(fresh.fd))
+    return KeptLinks(kernel, kept_entries, tree, replacement, kernel.list_inos(replacement.fd))
 
 
-def _why(kernel: Kernel, dir_fd: Fd, name: Name, error: OSError) -> str:
+def _explain_link_error(kernel: Kernel, dir_fd: Fd, name: Name, error: OSError) -> str:
     if error.errno == errno.EMLINK:
         return "it has the maximum number of hard links"
     if error.errno not in (errno.EPERM, errno.EACCES):
@@ -243,31 +245,33 @@ def _why(kernel: Kernel, dir_fd: Fd, name: Name, error: OSError) -> str:
         if is_frozen(fd):
             return _FROZEN
         return (
-            _HIS if os.geteuid() not in (0, kernel.fstat(fd).st_uid) else "the filesystem does not support hard links"
+            _OTHERS_FILE
+            if os.geteuid() not in (0, kernel.fstat(fd).st_uid)
+            else "the filesystem does not support hard links"
         )
 
 
-def withdraw(staged: Staged, victim: Victim) -> None:
+def drop_kept_links(staged: Staged, victim: Victim) -> None:
     """Remove the links from a replacement that will not get the name."""
-    tree, fresh = _open_sides(staged, victim)
-    _drop_links(staged.held.folder.store.kernel, fresh, tree)
+    tree, replacement = _open_sides(staged, victim)
+    _drop_links(staged.held.folder.store.kernel, replacement, tree)
 
 
 def _open_sides(staged: Staged, victim: Victim) -> tuple[BackingAndMount, BackingAndMount]:
     """Victim and replacement, each on both sides if possible; the staged container closes the fds."""
-    held, fresh = staged.held, staged.fresh
+    held, replacement = staged.held, staged.replacement
     kernel = held.folder.store.kernel
-    assert fresh is not None
-    name = TREE if held.record.method is Method.EXCHANGE else FRESH
-    tree = held.owned.enter_context(with_mounted(kernel, victim.fd, victim.parent.sides.mounted, victim.name))
-    way = join(held.way(), name)
-    return tree, held.owned.enter_context(with_mounted(kernel, fresh, held.folder.store.base.mounted, way))
+    assert replacement is not None
+    name = TREE if held.record.method is Method.EXCHANGE else REPLACEMENT
+    tree = held.owned.enter_context(borrow_both_sides(kernel, victim.fd, victim.parent.sides.mounted, victim.name))
+    way = join_path(held.relative_path(), name)
+    return tree, held.owned.enter_context(borrow_both_sides(kernel, replacement, held.folder.store.base.mounted, way))
 
 
 # Recovery and restore
 
 
-def settle_kept(held: HeldContainer, here: BackingAndMount | None) -> list[str]:
+def settle_kept(held: HeldContainer, at_name: BackingAndMount | None) -> list[str]:
     """Move each kept entry, and each part that was restored before the whole, to where it belongs.
 
     A replacement that has the name keeps them. One that does not, before the exchange or after a restore, gives them
@@ -280,78 +284,78 @@ def settle_kept(held: HeldContainer, here: BackingAndMount | None) -> list[str]:
     if record.kept is None and not record.parts:
         return []
     with ExitStack() as owned:
-        tree, fresh, is_in_view = None, _open_inside(held, FRESH, owned), False
+        tree, replacement, is_in_view = None, _open_inside(held, REPLACEMENT, owned), False
         inside = _open_inside(held, TREE, owned)
-        if inside is not None and compare(kernel.identify(inside.fd), record.fresh) is Likelihood.SAME:
-            fresh = inside
+        if inside is not None and compare(kernel.identify(inside.fd), record.fresh) is IdentityMatch.SAME:
+            replacement = inside
         else:
             tree = inside
-        if here is not None:
-            identity = kernel.identify(here.fd)
-            if tree is None and compare(identity, record.victim) is not Likelihood.OTHER:
-                tree = here
-            elif fresh is None and compare(identity, record.fresh) is not Likelihood.OTHER:
-                fresh, is_in_view = here, True
-        if tree is None or fresh is None:
+        if at_name is not None:
+            identity = kernel.identify(at_name.fd)
+            if tree is None and compare(identity, record.victim) is not IdentityMatch.OTHER:
+                tree = at_name
+            elif replacement is None and compare(identity, record.fresh) is not IdentityMatch.OTHER:
+                replacement, is_in_view = at_name, True
+        if tree is None or replacement is None:
             return []
         if is_in_view:
-            return _bring(kernel, record.kept or (), tree, fresh)
-        left = _bring(kernel, record.kept or (), fresh, tree)
+            return _move_directories(kernel, record.kept or (), tree, replacement)
+        unmoved = _move_directories(kernel, record.kept or (), replacement, tree)
         if record.kept:
             # If others called sync between the exchange and this, a flush of the container would find nothing to write.
-            flush_directory(held, fresh.fd)
+            flush_directory(held, replacement.fd)
         if record.kept is not None:
-            _drop_links(kernel, fresh, tree)
-        return left + merge_parts(held, fresh, tree)
+            _drop_links(kernel, replacement, tree)
+        return unmoved + merge_parts(held, replacement, tree)
 
 
 def _open_inside(held: HeldContainer, name: Name, owned: ExitStack) -> BackingAndMount | None:
-    with suppress_errno(*ABSENT):
+    with suppress_errno(*ABSENT_ERRNOS):
         return owned.enter_context(open_inside(held, name))
     return None
 
 
-def missing(held: HeldContainer, tree: Fd) -> list[str]:
+def find_missing_kept(held: HeldContainer, tree: Fd) -> list[str]:
     """The directories that a swap kept and that a restored tree did not get back."""
     kernel = held.folder.store.kernel
     kept = held.record.kept or ()
     return [printable(one.name) for one in kept if identify_at(kernel, tree, one.name) is None]
 
 
-def _bring(
+def _move_directories(
     kernel: Kernel, kept: Iterable[KeptDirectory], source: BackingAndMount, target: BackingAndMount
 ) -> list[str]:
     """Move recorded directories; return those that stay and why, for messages."""
-    left = []
-    here, there = between(source, target)
+    unmoved = []
+    source_fd, target_fd = choose_rename_fds(source, target)
     for one in kept:
         try:
             with kernel.open_beneath(source.fd, one.name, DIRECTORY) as fd:
-                if compare(kernel.identify(fd), Identity("", one.ino, 0)) is Likelihood.OTHER:
+                if compare(kernel.identify(fd), Identity("", one.ino, 0)) is IdentityMatch.OTHER:
                     continue
         except OSError as error:
-            if error.errno not in ABSENT:
+            if error.errno not in ABSENT_ERRNOS:
                 raise
             continue
         try:
-            kernel.rename_free(here, one.name, there, one.name)
+            kernel.rename_free(source_fd, one.name, target_fd, one.name)
         except OSError as error:
-            if error.errno not in _STAYS:
+            if error.errno not in _PERMANENT_ERRNOS:
                 raise
-            left.append(f"{printable(one.name)} ({error.strerror})")
-    return left
+            unmoved.append(f"{printable(one.name)} ({error.strerror})")
+    return unmoved
 
 
-def _drop_links(kernel: Kernel, fresh: BackingAndMount, tree: BackingAndMount) -> None:
+def _drop_links(kernel: Kernel, replacement: BackingAndMount, tree: BackingAndMount) -> None:
     """Remove from a replacement each file that the old tree has under the same name as the same inode; nothing else."""
-    with suppress(PermissionError), kernel.open_dir(fresh.fd) as readable:
+    with suppress(PermissionError), kernel.open_dir(replacement.fd) as readable:
         for name in kernel.list(readable):
-            if _is_same_file(kernel, fresh.fd, tree.fd, name):
-                kernel.unlink(fresh.names(), name)
+            if _is_same_file(kernel, replacement.fd, tree.fd, name):
+                kernel.unlink(replacement.names_fd(), name)
 
 
 def _is_same_file(kernel: Kernel, a: Fd, b: Fd, name: bytes) -> bool:
-    with suppress_errno(*ABSENT):
+    with suppress_errno(*ABSENT_ERRNOS):
         here = kernel.stat(b, name)
         return not stat.S_ISDIR(here.st_mode) and os.path.samestat(here, kernel.stat(a, name))
     return False
@@ -361,7 +365,7 @@ _RECORD_MAX_BYTES = 24 * 1024
 """Limit of a record's size with parts: recovery and a reap must have space for what they add later."""
 
 
-def note_part(held: HeldContainer, inside: RelPath, *, is_home: bool) -> tuple[HeldContainer, list[str]]:
+def record_part(held: HeldContainer, inside: RelPath, *, is_home: bool) -> tuple[HeldContainer, list[str]]:
     """Before a part is moved out of a tree: drop the container's recorded size, and record the part.
 
     is_home  the part is moved to its place in the replacement, if the swap made one
@@ -370,14 +374,14 @@ def note_part(held: HeldContainer, inside: RelPath, *, is_home: bool) -> tuple[H
     record = held.record._replace(size=None)
     why = ""
     if is_home and record.fresh is not None and inside not in record.parts:
-        noted = record._replace(parts=(*record.parts, inside))
-        if _has_room(noted):
-            record = noted
+        with_part = record._replace(parts=(*record.parts, inside))
+        if _has_room(with_part):
+            record = with_part
         else:
             why = "the record is full"
     if record != held.record:
         try:
-            held = with_room(held.folder, FOR_USER, partial(rewrite, held, record))
+            held = call_with_room(held.folder, SPARE_FOR_USER, partial(rewrite_record, held, record))
         except OSError as error:
             why = os.strerror(error.errno or errno.EIO)
     if not why:
@@ -388,48 +392,48 @@ def note_part(held: HeldContainer, inside: RelPath, *, is_home: bool) -> tuple[H
 
 def _has_room(record: Record) -> bool:
     try:
-        return len(encode(record)) <= _RECORD_MAX_BYTES
+        return len(encode_record(record)) <= _RECORD_MAX_BYTES
     except ValueError:
         return False
 
 
-def merge_parts(held: HeldContainer, fresh: BackingAndMount, tree: BackingAndMount) -> list[str]:
+def merge_parts(held: HeldContainer, replacement: BackingAndMount, tree: BackingAndMount) -> list[str]:
     """Move recorded parts from a replacement without a name into the tree; return those that stay, for messages.
 
     It can be repeated after a kill: parts that were moved are no longer in the replacement.
     """
-    left = []
+    unmoved = []
     for part in held.record.parts:
         try:
-            _merge(held, fresh, tree, part)
+            _merge(held, replacement, tree, part)
         except OSError as error:
-            if error.errno not in ABSENT or _has(held, fresh, part):
-                left.append(f"{printable(part)} ({error.strerror})")
-    return left
+            if error.errno not in ABSENT_ERRNOS or _has_part(held, replacement, part):
+                unmoved.append(f"{printable(part)} ({error.strerror})")
+    return unmoved
 
 
-def _merge(held: HeldContainer, fresh: BackingAndMount, tree: BackingAndMount, part: RelPath) -> None:
+def _merge(held: HeldContainer, replacement: BackingAndMount, tree: BackingAndMount, part: RelPath) -> None:
     kernel = held.folder.store.kernel
-    *parents, name = split(part)
-    above = join(*parents)
-    with wholly_beneath(kernel, fresh, above) as source:
+    *parents, name = split_path(part)
+    above = join_path(*parents)
+    with open_beneath_on_both(kernel, replacement, above) as source:
         kernel.stat(source.fd, name)
-        with wholly_beneath(kernel, tree, above) as target:
-            here, there = between(source, target)
-            kernel.rename_free(here, name, there, name)
+        with open_beneath_on_both(kernel, tree, above) as target:
+            source_fd, target_fd = choose_rename_fds(source, target)
+            kernel.rename_free(source_fd, name, target_fd, name)
         flush_directory(held, source.fd)  # as in `restore_inside`
     with suppress(OSError):
         while above:  # directories that were made for it and contain nothing else
             upper, _, last = above.rpartition(b"/")
-            with wholly_beneath(kernel, fresh, upper) as directory:
-                kernel.rmdir(directory.names(), last)
+            with open_beneath_on_both(kernel, replacement, upper) as directory:
+                kernel.rmdir(directory.names_fd(), last)
             above = RelPath(upper)
 
 
-def _has(held: HeldContainer, fresh: BackingAndMount, part: RelPath) -> bool:
+def _has_part(held: HeldContainer, replacement: BackingAndMount, part: RelPath) -> bool:
     """Whether a replacement has a part, so that the error was due to a missing directory in the tree."""
     kernel = held.folder.store.kernel
-    with suppress(OSError), wholly_beneath(kernel, fresh, RelPath(os.path.dirname(part))) as source:
+    with suppress(OSError), open_beneath_on_both(kernel, replacement, RelPath(os.path.dirname(part))) as source:
         kernel.stat(source.fd, os.path.basename(part))
         return True
     return False

@@ -13,9 +13,18 @@ from typing import Any, NamedTuple, Self
 from fusefs.core.container_states import State
 from fusefs.core.errors import BrokenStore, UnknownFormat, Untrusted
 from fusefs.core.identity import Identity
-from fusefs.core.names import STORE, Name, RelPath, VolumeId, is_volume_id, join, user_store, whose_store
+from fusefs.core.names import (
+    STORE,
+    Name,
+    RelPath,
+    VolumeId,
+    is_volume_id,
+    join_path,
+    parse_user_store_name,
+    user_store_name,
+)
 from fusefs.core.printable_names import printable, shell_word
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel, is_local_kind
 from fusefs.store.backing_and_mount import (
     DIRECTORY,
@@ -26,7 +35,7 @@ from fusefs.store.backing_and_mount import (
     is_taken,
     suppress_errno,
 )
-from fusefs.store.registry_lines import StoreMaker, who_made
+from fusefs.store.registry_lines import StoreMaker, find_maker
 
 FORMAT = 2
 UNMOUNT = "unmount the filesystem that covers the store (findmnt shows where it is)"
@@ -61,7 +70,7 @@ REAPER_LOCK = Name(b"reaper.lock")
 """Lock of the service that works on a store of a local filesystem."""
 RECORD = Name(b"record.json")
 RECORD_NEW = Name(b"record.json.new")
-GATE_PREFIX = b"gate."
+TRANSFER_PREFIX = b"gate."
 """Prefix of transfer directories in a container, each made for one rename (store/gate.py)."""
 LATE_PREFIX = b"late."
 """Prefix of entries that came into a container late or a second time."""
@@ -76,7 +85,7 @@ WATCH_PREFIXES = (WATCHED_PREFIX, ANNOUNCED_PREFIX)
 HIDDEN_PREFIXES = (b".fuse_hidden", b".nfs")
 """Prefixes that libfuse and NFS give to a file that was replaced or unlinked while it is open."""
 TREE = Name(b"tree")
-FRESH = Name(b"fresh")
+REPLACEMENT = Name(b"fresh")
 HOISTED = Name(b"hoisted")
 DROP = Name(b"drop")
 POINTERS = Name(b"pointers")
@@ -87,8 +96,8 @@ FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RES
 VOLUME_MAX_BYTES = 4096
 FOLDER_MODE = 0o700
 _SUBVOLUME = "it is a subvolume of its own: find out who created it, then remove it or move it away"
-_SEEN = ("unnamed", "strangers_refused", "noreplace")
-_NO_STORE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
+_TESTED_FLAGS = ("unnamed", "strangers_refused", "noreplace")
+_NO_STORE_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 
 
 class Volume(NamedTuple):
@@ -141,7 +150,7 @@ class Areas(NamedTuple):
         both = ((USERS, self.u_fd), (NEW, self.new_fd))
         return [(name, fd) for name, fd in both if fd is not None]
 
-    def for_new(self) -> tuple[Name, Fd]:
+    def area_for_new_folders(self) -> tuple[Name, Fd]:
         """The area in which users make their own folders."""
         return self.all()[-1]
 
@@ -171,7 +180,7 @@ class Store(NamedTuple):
     owner: int
     filesystem: int
     is_named: bool = False
-    made: StoreMaker = StoreMaker.BY_ROOT
+    maker: StoreMaker = StoreMaker.BY_ROOT
     takeover_s: int | None = None
     name: Name = STORE
 
@@ -194,18 +203,18 @@ class Store(NamedTuple):
         """Whether other kernels may have mounted this filesystem, too; nothing orders their changes and ours."""
         return not is_local_kind(self.filesystem)
 
-    def judged(self) -> Store:
+    def with_maker(self) -> Store:
         """Return this store with `made` determined if it is root's. Raises  OSError"""
         if not self.is_common():
             return self
         places = {self.base_path, os.readlink(self.base.fd.path())} if os.geteuid() == 0 else ()
-        return self._replace(made=who_made(self.kernel, self.fd, places))
+        return self._replace(maker=find_maker(self.kernel, self.fd, places))
 
-    def is_unknown(self) -> bool:
+    def has_unknown_maker(self) -> bool:
         """Whether another user than root may have made it from root's directories, so that nothing in it is trusted."""
-        return self.made is StoreMaker.UNKNOWN
+        return self.maker is StoreMaker.UNKNOWN
 
-    def is_roots_to_keep(self) -> bool:
+    def is_ours_as_root(self) -> bool:
         """Whether it is root's and we are root, so that root has to inspect anything doubtful in it."""
         return self.is_common() and os.geteuid() == 0
 
@@ -235,21 +244,21 @@ class UserFolder(NamedTuple):
 
     def path(self) -> bytes:
         """Its path for messages."""
-        return os.path.join(self.store.base_path, self.way())
+        return os.path.join(self.store.base_path, self.relative_path())
 
-    def way(self) -> RelPath:
+    def relative_path(self) -> RelPath:
         """Its path relative to the directory that holds the store."""
-        return RelPath(join(self.store.name, self.area, self.name))
+        return RelPath(join_path(self.store.name, self.area, self.name))
 
-    def way_to(self, state: State, container: bytes) -> RelPath:
+    def relative_path_to(self, state: State, container: bytes) -> RelPath:
         """Path of one of its containers, relative to the directory that holds the store."""
-        return join(self.way(), state.value.encode(), container)
+        return join_path(self.relative_path(), state.value.encode(), container)
 
     def path_to(self, state: State, container: bytes) -> bytes:
         """Path of one of its containers, for messages."""
-        return os.path.join(self.store.base_path, self.way_to(state, container))
+        return os.path.join(self.store.base_path, self.relative_path_to(state, container))
 
-    def is_served_by(self, uid: int) -> bool:
+    def may_be_reaped_by(self, uid: int) -> bool:
         """Whether `uid` may delete what has expired in it: it is proven, or `uid`'s own (unless that is root)."""
         return self.is_proven or self.uid == uid != 0
 
@@ -288,7 +297,7 @@ def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
         if stat.S_IMODE(kernel.fstat(made).st_mode) != FOLDER_MODE:
             kernel.chmod(made, FOLDER_MODE)
         fd = kernel.open_dir(made)
-    with closed_on_error(fd):
+    with close_on_error(fd):
         drop_acls(kernel, fd)
     return fd
 
@@ -320,35 +329,41 @@ def drop_acls(kernel: Kernel, fd: Fd) -> None:
             kernel.remove_xattr(fd, name)
 
 
-def is_own_file(name: bytes) -> bool:
+def is_container_file(name: bytes) -> bool:
     """Whether a name in a container is one of trashd's own files there, which are deleted with it."""
     return name in (RECORD, RECORD_NEW, BEGUN) or name.startswith(WATCH_PREFIXES)
 
 
-def is_stores_own(name: bytes) -> bool:
+def is_store_name(name: bytes) -> bool:
     """Whether a name is that of a store of any user, or of one being made."""
-    return name.startswith(STORE) and (name == STORE or name.startswith(NEW_PREFIX) or whose_store(name) is not None)
+    return name.startswith(STORE) and (
+        name == STORE or name.startswith(NEW_PREFIX) or parse_user_store_name(name) is not None
+    )
 
 
-def own_names(kernel: Kernel, base_fd: Fd, uid: int) -> Iterator[Name]:
+def own_store_names(kernel: Kernel, base_fd: Fd, uid: int) -> Iterator[Name]:
     """The names in a directory that may be a user's own stores, the plain one first.
 
     The directory is listed only if the plain name is taken: only then does a store have another name.
     Raises  OSError
     """
-    plain = user_store(uid)
+    plain = user_store_name(uid)
     if is_taken(kernel, base_fd, plain):
         yield plain
-        yield from (name for name in names_of_users(kernel, base_fd) if name != plain and whose_store(name) == uid)
+        yield from (
+            name for name in list_users_stores(kernel, base_fd) if name != plain and parse_user_store_name(name) == uid
+        )
 
 
-def names_of_users(kernel: Kernel, base_fd: Fd) -> list[Name]:
+def list_users_stores(kernel: Kernel, base_fd: Fd) -> list[Name]:
     """The names of all users' own stores in a directory, sorted; empty if the caller may not list it.
 
     Raises  OSError
     """
     with suppress_errno(errno.EACCES), kernel.open_dir(base_fd) as fd, kernel.scan(fd) as entries:
-        return sorted(Name(name) for entry in entries if whose_store(name := os.fsencode(entry.name)) is not None)
+        return sorted(
+            Name(name) for entry in entries if parse_user_store_name(name := os.fsencode(entry.name)) is not None
+        )
     return []
 
 
@@ -387,14 +402,14 @@ def decode_volume(text: bytes, store: bytes) -> Volume | None:
     if not (isinstance(identifier, str) and isinstance(exchange, bool) and isinstance(filesystem, int)):
         return None
     # Volumes written by earlier versions lack the other fields.
-    seen: dict[str, Any] = {key: one for key in _SEEN if isinstance(one := fields.get(key), bool)}
+    optional_fields: dict[str, Any] = {key: one for key in _TESTED_FLAGS if isinstance(one := fields.get(key), bool)}
     cache_s = fields.get("cache_s")
     if isinstance(cache_s, (int, float)) and not isinstance(cache_s, bool) and cache_s >= 0:
-        seen["cache_s"] = float(cache_s)
+        optional_fields["cache_s"] = float(cache_s)
     if not is_volume_id(identifier):
         return None
-    seen["store"] = decode_identity(fields.get("store"))
-    return Volume(VolumeId(identifier), exchange, filesystem, **seen)
+    optional_fields["store"] = decode_identity(fields.get("store"))
+    return Volume(VolumeId(identifier), exchange, filesystem, **optional_fields)
 
 
 def decode_identity(fields: object) -> Identity | None:
@@ -415,9 +430,9 @@ def open_own_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> S
     Raises  BrokenStore; OSError
     """
     with base:
-        for name in own_names(kernel, base.fd, os.geteuid()):
+        for name in own_store_names(kernel, base.fd, os.geteuid()):
             with suppress(Untrusted):
-                store = open_store(kernel, base.again(kernel), base_path, name)
+                store = open_store(kernel, base.reopen(kernel), base_path, name)
                 if store is not None:
                     return store
     return None
@@ -440,9 +455,9 @@ def open_store(
             fd = owned.enter_context(kernel.open_beneath(base.fd, name, READABLE))
             store = store_of(kernel, base, base_path, fd, owned, owners, name)
             if os.geteuid() == 0:
-                store = store.judged()
+                store = store.with_maker()
         except OSError as error:
-            if error.errno in _NO_STORE:
+            if error.errno in _NO_STORE_ERRNOS:
                 return None
             if error.errno == errno.EXDEV:
                 raise Untrusted(os.path.join(base_path, name) + b" (something is mounted over it)", UNMOUNT) from error
@@ -466,7 +481,7 @@ def store_of(
     name    its name, now or later; the name of a user's own store states its owner
     Raises  Untrusted; BrokenStore; OSError
     """
-    dev, path, whom = kernel.fstat(base.fd).st_dev, os.path.join(base_path, name), whose_store(name)
+    dev, path, whom = kernel.fstat(base.fd).st_dev, os.path.join(base_path, name), parse_user_store_name(name)
     if whom is not None:
         owners = tuple(one for one in owners if one == whom)
     owner = _check(kernel, fd, path, owners, dev, closed=whom is not None)
@@ -605,5 +620,5 @@ def read_volume(
 
 def _broken(store: bytes, why: str) -> BrokenStore:
     init = f"trashd init {shell_word(os.path.dirname(store))}"
-    mend = f"the owner of the store can repair it, and its orphans are kept: {init}"
-    return BrokenStore(f"{printable(os.path.join(store, VOLUME))} ({why})", mend)
+    hint = f"the owner of the store can repair it, and its orphans are kept: {init}"
+    return BrokenStore(f"{printable(os.path.join(store, VOLUME))} ({why})", hint)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from fusefs.core.errors import NotFound, Refused, UsageError, from_os
-from fusefs.core.names import RelPath, join, split
+from fusefs.core.names import RelPath, join_path, split_path
 from fusefs.core.printable_names import printable
 from fusefs.linux.disk_usage import may_be_archived
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import below
+from fusefs.linux.mountinfo import relative_to
 from fusefs.store.layout import TREE, UserFolder
-from fusefs.store.orphans import ListedContainer, act_on
+from fusefs.store.orphans import ListedContainer, call_in_folder
 from fusefs.store.victim_rename import VisibleRename
 
 T = TypeVar("T")
@@ -37,13 +37,13 @@ class EntryInside(NamedTuple):
     target: bytes | None
 
 
-def inside(
+def call_inside(
     kernel: Kernel,
     volumes: Sequence[bytes],
     entry: ListedContainer,
     path: bytes | None,
-    look: Callable[[Fd, UserFolder, RelPath], T],
-    kind: Any,
+    visit: Callable[[Fd, UserFolder, RelPath], T],
+    result_type: Any,
 ) -> T:
     """Call `look` for a path in an orphan, in a process of its owner if we are root, and return its result.
 
@@ -52,22 +52,22 @@ def inside(
     Raises  NotFound; UsageError; TrashdError
     """
     try:
-        within = join(*split(path)) if path else RelPath(b"")
+        within = join_path(*split_path(path)) if path else RelPath(b"")
     except ValueError as error:
         raise UsageError(
             f"{printable(path or b'')}: not a path in an orphan",
             "write a path relative to the top of the orphan, without `..`",
         ) from error
 
-    def act(folder: UserFolder, _visible: VisibleRename | None) -> T:
+    def visit_in_folder(folder: UserFolder, _visible: VisibleRename | None) -> T:
         with (
             folder.open(entry.state) as state,
-            kernel.open_beneath(state, join(entry.id.encode(), TREE, within)) as fd,
+            kernel.open_beneath(state, join_path(entry.id.encode(), TREE, within)) as fd,
         ):
-            return look(fd, folder, within)
+            return visit(fd, folder, within)
 
     try:
-        return act_on(kernel, volumes, entry, act, kind)
+        return call_in_folder(kernel, volumes, entry, visit_in_folder, result_type)
     except BrokenPipeError:
         raise  # from standard output, to which `look` may print
     except FileNotFoundError as error:
@@ -77,7 +77,7 @@ def inside(
 
 
 def entries_inside(
-    kernel: Kernel, fd: Fd, is_meant: Callable[[str], bool] = lambda _name: True, most: int | None = None
+    kernel: Kernel, fd: Fd, is_selected: Callable[[str], bool] = lambda _name: True, most: int | None = None
 ) -> list[EntryInside]:
     """The entries of a directory, sorted by name; for anything else, one entry with an empty name.
 
@@ -87,12 +87,12 @@ def entries_inside(
     """
     if not stat.S_ISDIR((st := kernel.fstat(fd)).st_mode):
         return [_entry(b"", st, fd)]
-    found = []
+    entries = []
     with kernel.open_dir(fd) as directory:
-        for name in sorted(os.fsencode(name) for name in os.listdir(directory) if is_meant(name))[:most]:
+        for name in sorted(os.fsencode(name) for name in os.listdir(directory) if is_selected(name))[:most]:
             with kernel.open_beneath(directory, name) as one:
-                found.append(_entry(name, kernel.fstat(one), one))
-    return found
+                entries.append(_entry(name, kernel.fstat(one), one))
+    return entries
 
 
 def _entry(name: bytes, st: os.stat_result, fd: Fd) -> EntryInside:
@@ -112,11 +112,11 @@ def content_of(kernel: Kernel, fd: Fd, path: bytes) -> Iterator[bytes]:
             yield part
 
 
-def there_now(kernel: Kernel, folder: UserFolder, entry: ListedContainer, within: RelPath) -> Fd:
+def open_at_origin(kernel: Kernel, folder: UserFolder, entry: ListedContainer, within: RelPath) -> Fd:
     """Open the entry that is at the origin of a path in an orphan now (O_PATH). Raises  NotFound; Refused"""
     if entry.origin is None:
         raise Refused(f"{entry.id}: it was moved into the drop directory, so its original path is unknown")
-    way = join(below(entry.origin, entry.base_path()), within) or b"."
+    way = join_path(relative_to(entry.origin, entry.base_path()), within) or b"."
     try:
         return kernel.open_beneath(folder.store.base.fd, way)
     except OSError as error:
@@ -133,7 +133,7 @@ class Difference(NamedTuple):
     how: str
 
 
-def differences(kernel: Kernel, tree: Fd, now: Fd, prefix: bytes, *, tells_new: bool) -> Iterator[Difference]:
+def find_differences(kernel: Kernel, tree: Fd, now: Fd, prefix: bytes, *, includes_new: bool) -> Iterator[Difference]:
     """Differences between a directory of an orphan and the present one.
 
     Types, sizes and link targets are compared and, if the times differ, contents. An entry on one side only is one
@@ -142,37 +142,39 @@ def differences(kernel: Kernel, tree: Fd, now: Fd, prefix: bytes, *, tells_new: 
     tells_new  include entries that exist only in the present directory
     """
     device = kernel.fstat(now).st_dev
-    left = [b""]
-    while left:
-        upper = left.pop()
+    pending = [b""]
+    while pending:
+        upper = pending.pop()
         try:
-            with _directory(kernel, tree, upper) as one, _directory(kernel, now, upper) as other:
-                for name in sorted({*map(os.fsencode, os.listdir(one)), *map(os.fsencode, os.listdir(other))}):
-                    path = join(upper, name)
-                    before, after = _look(one, name), _look(other, name)
+            with _directory(kernel, tree, upper) as tree_fd, _directory(kernel, now, upper) as now_fd:
+                for name in sorted({*map(os.fsencode, os.listdir(tree_fd)), *map(os.fsencode, os.listdir(now_fd))}):
+                    path = join_path(upper, name)
+                    before, after = _stat(tree_fd, name), _stat(now_fd, name)
                     if before is None or after is None:
-                        if before is not None or tells_new:
-                            yield Difference(join(prefix, path), "new" if before is None else "gone")
+                        if before is not None or includes_new:
+                            yield Difference(join_path(prefix, path), "new" if before is None else "gone")
                     elif stat.S_ISDIR(before.st_mode) and stat.S_ISDIR(after.st_mode) and after.st_dev == device:
-                        left.append(path)
-                    elif (how := _how(kernel, one, other, name, before, after)) is not None:
-                        yield Difference(join(prefix, path), how)
+                        pending.append(path)
+                    elif (how := _compare(kernel, tree_fd, now_fd, name, before, after)) is not None:
+                        yield Difference(join_path(prefix, path), how)
         except OSError:
-            yield Difference(join(prefix, upper) or b".", "unreadable")
+            yield Difference(join_path(prefix, upper) or b".", "unreadable")
 
 
 def _directory(kernel: Kernel, top: Fd, path: bytes) -> Fd:
     return kernel.open_beneath(top, path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
-def _look(directory: Fd, name: bytes) -> os.stat_result | None:
+def _stat(directory: Fd, name: bytes) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return None
 
 
-def _how(kernel: Kernel, one: Fd, other: Fd, name: bytes, before: os.stat_result, after: os.stat_result) -> str | None:
+def _compare(
+    kernel: Kernel, one: Fd, other: Fd, name: bytes, before: os.stat_result, after: os.stat_result
+) -> str | None:
     """How two entries with one name differ; None if they don't."""
     if stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode) or before.st_rdev != after.st_rdev:
         return "changed"

@@ -10,27 +10,27 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from fusefs.core.errors import NoStore, Untrusted
 from fusefs.core.identity import Identity
-from fusefs.core.names import N_HEX, STORE, Name, VolumeId, user_store, whose_store
+from fusefs.core.names import N_HEX, STORE, Name, VolumeId, parse_user_store_name, user_store_name
 from fusefs.core.printable_names import printable
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.filesystem_probes import (
-    discard_rename_trials,
-    discard_trial,
-    discard_trial_directory,
+    discard_probe_directory,
+    discard_rename_probes,
+    discard_rights_probe,
     keeps_unnamed,
     probe_renames,
     refuses_strangers,
 )
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
-from fusefs.linux.runtime_directories import is_nameless
+from fusefs.linux.runtime_directories import is_temporary_name
 from fusefs.store.backing_and_mount import (
     DIRECTORY,
-    FULL,
-    OUT_OF_REACH,
+    NO_SPACE_ERRNOS,
     READABLE,
+    UNREACHABLE_ERRNOS,
     BackingAndMount,
     is_taken,
-    same_times,
+    preserved_times,
     suppress_errno,
 )
 from fusefs.store.layout import (
@@ -62,9 +62,9 @@ from fusefs.store.layout import (
     trusted_owners,
     write_small,
 )
-from fusefs.store.registry_lines import StoreMaker, is_noted, makes_common, note_made
+from fusefs.store.registry_lines import StoreMaker, has_root_mark, makes_root_store, set_root_mark
 from fusefs.store.reserve import discard_reserve
-from fusefs.store.user_folders import RegisteredFolder, open_user, vouch, write_registered
+from fusefs.store.user_folders import RegisteredFolder, open_user_folder, record_made_by_root, write_registered
 
 _PROBE_BESIDE = Name(b"probe-beside")
 """Left by a killed `init --beside` of 0.3.0."""
@@ -82,9 +82,9 @@ def name_for_new(kernel: Kernel, base: BackingAndMount) -> Name | None:
     If the plain name of a user's own store is taken, which any user can cause, the store gets another one. Raises
     OSError
     """
-    if makes_common():
+    if makes_root_store():
         return None if is_taken(kernel, base.fd, STORE) else STORE
-    plain = user_store(os.geteuid())
+    plain = user_store_name(os.geteuid())
     if is_taken(kernel, base.fd, plain):
         return Name(b"%b.%b" % (plain, os.urandom(N_HEX // 2).hex().encode()))
     return plain
@@ -97,41 +97,41 @@ def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Na
     name    from `name_for_new`
     Raises  OSError from making it; Untrusted if an entry has the name that is no store of ours
     """
-    with closed_on_error(base):
+    with close_on_error(base):
         made = build_store(kernel, base, name)
     store = open_store(kernel, base, base_path, name)
     if store is None:
         raise Untrusted(os.path.join(base_path, name))
-    return vouched(store, made)
+    return mark_if_new(store, made)
 
 
-def make_unnamed(made: ExitStack, kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name) -> Store:
+def make_unnamed_store(made: ExitStack, kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name) -> Store:
     """Make a store like `make_store`, but with a name that no process uses; it is removed when `made` closes."""
-    from fusefs.store.make_folder import take_registry
+    from fusefs.store.make_folder import lock_registry
 
     made.close()  # remove the previous one, which could not take the victim
     new = Name(NEW_PREFIX + os.urandom(6).hex().encode())
     made.enter_context(base)
-    made.enter_context(same_times(kernel, base.fd))
-    made.enter_context(unfinished(kernel, base, name, new))
+    made.enter_context(preserved_times(kernel, base.fd))
+    made.enter_context(unfinished_store(kernel, base, name, new))
     with ExitStack() as owned:
-        here = owned.enter_context(base.again(kernel))
+        here = owned.enter_context(base.reopen(kernel))
         fd = owned.enter_context(kernel.open_dir(here.fd, new))
         store = store_of(kernel, here, base_path, fd, owned, trusted_owners(os.geteuid()), name)
-        registry_fd = take_registry(store, made)
+        registry_fd = lock_registry(store, made)
         if registry_fd is not None:  # this takes as much space as registering root's first folder
             write_registered(kernel, registry_fd, RegisteredFolder(os.geteuid()))
         owned.pop_all()
     return store
 
 
-def vouched(store: Store, made: Identity | None) -> Store:
+def mark_if_new(store: Store, made: Identity | None) -> Store:
     """Record that root made an opened store if `made` is its identity; takes ownership of the store. Raises  OSError"""
-    if not store.is_roots_to_keep() or made is None:
+    if not store.is_ours_as_root() or made is None:
         return store
-    with closed_on_error(store):
-        is_ours = store.kernel.identify(store.fd) == made and vouch(store)
-    return store._replace(made=StoreMaker.BY_ROOT) if is_ours else store
+    with close_on_error(store):
+        is_ours = store.kernel.identify(store.fd) == made and record_made_by_root(store)
+    return store._replace(maker=StoreMaker.BY_ROOT) if is_ours else store
 
 
 def build_store(
@@ -164,19 +164,21 @@ def _build(
 ) -> Identity | None:
     """Build a store under another name, then rename it. Raises  as `unfinished`"""
     new = Name((NEW_PREFIX if replaces is None else SWAP_PREFIX) + os.urandom(6).hex().encode())
-    with unfinished(kernel, base, name, new, identifier) as fd:
+    with unfinished_store(kernel, base, name, new, identifier) as fd:
         for _attempt in range(_ATTEMPTS):
             if replaces is not None:
                 if _exchange(kernel, base, new, replaces):
                     if not kernel.is_named(fd, base.fd, name):
                         return None
-                    with kernel.open_beneath(base.names(), name, DIRECTORY) as place:  # in the mount, if there is one
+                    with kernel.open_beneath(
+                        base.names_fd(), name, DIRECTORY
+                    ) as place:  # in the mount, if there is one
                         _set_aside(kernel, base, new, place)
                     sync_dir(kernel, base.fd)
                     return kernel.identify(fd)
-                _take_in(kernel, base, new, replaces)
+                _move_into_new(kernel, base, new, replaces)
             with suppress(FileExistsError):
-                kernel.rename_free(base.names(), new, base.names(), name)
+                kernel.rename_free(base.names_fd(), new, base.names_fd(), name)
                 try:
                     sync_dir(kernel, base.fd)
                 except PermissionError:  # who may make names in a directory need not be allowed to read it
@@ -184,12 +186,12 @@ def _build(
                 return kernel.identify(fd)
             if replaces is None:
                 break  # another process's store is as good
-            if not kernel.is_named(replaces, base.fd, STORE) and _hand_over(kernel, base, new):
+            if not kernel.is_named(replaces, base.fd, STORE) and _move_old_stores(kernel, base, new):
                 break
     return None
 
 
-def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
+def lock_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
     """Take the lock for repairing an opened `.trashd`, closed by `owned`; return whether it was free.
 
     If the lock file can't be made (full or read-only volume, another user's store) no lock is needed.
@@ -197,13 +199,13 @@ def take_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
     """
     if kernel.is_read_only(fd) or kernel.fstat(fd).st_uid != os.geteuid():
         return True
-    with suppress_errno(*FULL):
+    with suppress_errno(*NO_SPACE_ERRNOS):
         return take_lock(kernel, fd, owned)  # makes the file if it is missing, as in older stores
     return True
 
 
 @contextmanager
-def unfinished(
+def unfinished_store(
     kernel: Kernel, base: BackingAndMount, name: Name, new: Name, identifier: VolumeId | None = None
 ) -> Iterator[Fd]:
     """A complete store under a name that no process uses, locked.
@@ -213,7 +215,7 @@ def unfinished(
     new     its name until then
     Raises  OSError; FileNotFoundError if an init removed it before it was locked
     """
-    if kernel.is_read_only(base.names()):  # a read-only mount of ours could not remove what is made below it
+    if kernel.is_read_only(base.names_fd()):  # a read-only mount of ours could not remove what is made below it
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     kernel.mkdir(base.fd, new)
     with ExitStack() as opened:
@@ -226,11 +228,11 @@ def unfinished(
             yield fd
         finally:
             # Not an entry that it was exchanged with. The owner proves nothing: a server may have changed it.
-            if (fd is None or kernel.is_named(fd, base.fd, new)) and not _has_taken_in(kernel, base, new):
+            if (fd is None or kernel.is_named(fd, base.fd, new)) and not _has_old_store(kernel, base, new):
                 discard_unfinished(kernel, base, new)
 
 
-def _exchange(kernel: Kernel, base: BackingAndMount, new: Name, judged: Fd) -> bool:
+def _exchange(kernel: Kernel, base: BackingAndMount, new: Name, old_fd: Fd) -> bool:
     """Exchange a new store with the entry that has the name of root's store.
 
     It is one step: no user can put another entry there in between. If the entry is a store that another init has made
@@ -239,12 +241,12 @@ def _exchange(kernel: Kernel, base: BackingAndMount, new: Name, judged: Fd) -> b
     Returns  False if the filesystem does not support exchange, or the name is free
     Raises   OSError
     """
-    names = base.names()
+    names = base.names_fd()
     with suppress_errno(errno.EINVAL, errno.ENOENT):
         kernel.exchange(names, new, names, STORE)
-        with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(base.fd, new, READABLE) as old:
-            st, is_judged = kernel.fstat(old), kernel.is_named(judged, base.fd, new)
-            if not is_judged and st.st_uid == 0 and not st.st_mode & OTHERS_WRITE and is_noted(kernel, old):
+        with suppress_errno(*UNREACHABLE_ERRNOS), kernel.open_beneath(base.fd, new, READABLE) as old:
+            st, is_old = kernel.fstat(old), kernel.is_named(old_fd, base.fd, new)
+            if not is_old and st.st_uid == 0 and not st.st_mode & OTHERS_WRITE and has_root_mark(kernel, old):
                 kernel.exchange(names, new, names, STORE)
         return True
     return False
@@ -253,21 +255,23 @@ def _exchange(kernel: Kernel, base: BackingAndMount, new: Name, judged: Fd) -> b
 def _set_aside(kernel: Kernel, base: BackingAndMount, name: Name, store_fd: Fd) -> None:
     """Move an entry that had the name of root's store into the store that has it now. Raises  OSError"""
     with suppress(FileNotFoundError):  # its owner took it away
-        is_directory = stat.S_ISDIR(kernel.stat(base.names(), name).st_mode)
+        is_directory = stat.S_ISDIR(kernel.stat(base.names_fd(), name).st_mode)
         unique = os.urandom(6).hex().encode()
-        kernel.rename_free(base.names(), name, store_fd, OLD + unique if is_directory else b"trashd" + PLANTED + unique)
+        kernel.rename_free(
+            base.names_fd(), name, store_fd, OLD + unique if is_directory else b"trashd" + PLANTED + unique
+        )
 
 
-def _is_new(kernel: Kernel, base: BackingAndMount, name: Name) -> bool:
+def _is_new_store(kernel: Kernel, base: BackingAndMount, name: Name) -> bool:
     """Whether the directory prepared for an exchange is still the new store, or was empty. Raises  OSError"""
-    with suppress_errno(*OUT_OF_REACH), kernel.open_dir(base.fd, name) as fd:
+    with suppress_errno(*UNREACHABLE_ERRNOS), kernel.open_dir(base.fd, name) as fd:
         return kernel.fstat(fd).st_uid == 0 and all(_is_empty_in(kernel, fd, area) for area in (USERS, NEW))
     return False
 
 
 def _finish_exchange(kernel: Kernel, base: BackingAndMount, name: Name) -> list[str]:
     """Set aside what a killed `_exchange` left beside the new store; return what was done. Raises  OSError"""
-    with kernel.open_beneath(base.names(), STORE, READABLE) as store_fd:
+    with kernel.open_beneath(base.names_fd(), STORE, READABLE) as store_fd:
         st = kernel.fstat(store_fd)
         if st.st_uid != 0 or st.st_mode & OTHERS_WRITE:
             return []  # left to the next init, when there is a store of root's
@@ -283,46 +287,46 @@ def _is_empty_in(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
         return True
 
 
-def _take_in(kernel: Kernel, base: BackingAndMount, new: Name, judged: Fd) -> None:
+def _move_into_new(kernel: Kernel, base: BackingAndMount, new: Name, old_fd: Fd) -> None:
     """Move a store into a new one that will take its place; do nothing if another entry has its name by now.
 
     Raises  OSError
     """
-    if not stat.S_ISDIR(kernel.fstat(judged).st_mode):
+    if not stat.S_ISDIR(kernel.fstat(old_fd).st_mode):
         raise NoStore(
-            f"{printable(judged.path())} (not a directory)", "move it away: this filesystem can't exchange names"
+            f"{printable(old_fd.path())} (not a directory)", "move it away: this filesystem can't exchange names"
         )
     old = OLD + os.urandom(6).hex().encode()
-    with kernel.open_beneath(base.names(), new, DIRECTORY) as place, suppress(FileNotFoundError):
-        if not kernel.is_named(judged, base.fd, STORE):
+    with kernel.open_beneath(base.names_fd(), new, DIRECTORY) as place, suppress(FileNotFoundError):
+        if not kernel.is_named(old_fd, base.fd, STORE):
             return
-        kernel.rename_free(base.names(), STORE, place, old)
-        if not kernel.is_named(judged, place, old):
-            kernel.rename_free(place, old, base.names(), STORE)
+        kernel.rename_free(base.names_fd(), STORE, place, old)
+        if not kernel.is_named(old_fd, place, old):
+            kernel.rename_free(place, old, base.names_fd(), STORE)
 
 
-def _hand_over(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
+def _move_old_stores(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
     """Move old stores from a new store into root's store made by another init meanwhile; return whether there is one.
 
     Raises  OSError
     """
     with ExitStack() as owned:
         try:
-            there = owned.enter_context(kernel.open_beneath(base.names(), STORE, READABLE))
+            target_fd = owned.enter_context(kernel.open_beneath(base.names_fd(), STORE, READABLE))
         except FileNotFoundError:
             return False
-        st = kernel.fstat(there)
+        st = kernel.fstat(target_fd)
         if not stat.S_ISDIR(st.st_mode) or st.st_uid != os.geteuid() or st.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return False
-        place = owned.enter_context(kernel.open_beneath(base.names(), new, READABLE))
-        for old in [name for name in kernel.list(place) if name.startswith(OLD)]:
-            kernel.rename_free(place, old, there, old)
-        kernel.fsync(there)
-        kernel.fsync(place)
+        source_fd = owned.enter_context(kernel.open_beneath(base.names_fd(), new, READABLE))
+        for old in [name for name in kernel.list(source_fd) if name.startswith(OLD)]:
+            kernel.rename_free(source_fd, old, target_fd, old)
+        kernel.fsync(target_fd)
+        kernel.fsync(source_fd)
     return True
 
 
-def _has_taken_in(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
+def _has_old_store(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
     """Whether an old store is, or may be, in a new one that does not have its name yet."""
     try:
         with kernel.open_dir(base.fd, new) as fd:
@@ -342,11 +346,11 @@ def is_being_replaced(kernel: Kernel, base: BackingAndMount) -> bool:
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         new = [Name(one) for one in kernel.list(readable) if one.startswith(NEW_PREFIX)]
         own = [one for one in new if owner_of(kernel, base.fd, one) == os.geteuid()]
-        return kernel.is_local(readable) and any(_has_taken_in(kernel, base, one) for one in own)
+        return kernel.is_local(readable) and any(_has_old_store(kernel, base, one) for one in own)
     return False
 
 
-def _finish(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
+def _finish_new_store(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
     """Give a new store its name if its maker was killed after moving an old store into it; return whether it must stay.
 
     If another init has made a store meanwhile, that one gets the old stores.
@@ -356,39 +360,39 @@ def _finish(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
         return False
     read_volume(kernel, fd, name)
     with suppress(FileExistsError):
-        kernel.rename_free(base.names(), name, base.names(), STORE)
+        kernel.rename_free(base.names_fd(), name, base.names_fd(), STORE)
         sync_dir(kernel, base.fd)
         return True
-    return not _hand_over(kernel, base, name)
+    return not _move_old_stores(kernel, base, name)
 
 
-def discard_abandoned(kernel: Kernel, base: BackingAndMount) -> list[str]:
+def discard_abandoned_stores(kernel: Kernel, base: BackingAndMount) -> list[str]:
     """Remove what our killed makers left.
 
     A running maker has a lock; on network filesystems another host may have it.
     """
-    done = []
+    messages = []
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
-            if name.startswith(SWAP_PREFIX) and makes_common():
-                with suppress_errno(*OUT_OF_REACH):
-                    if not _is_new(kernel, base, Name(name)):
-                        done += _finish_exchange(kernel, base, Name(name))
+            if name.startswith(SWAP_PREFIX) and makes_root_store():
+                with suppress_errno(*UNREACHABLE_ERRNOS):
+                    if not _is_new_store(kernel, base, Name(name)):
+                        messages += _finish_exchange(kernel, base, Name(name))
                         continue
             if not name.startswith(NEW_PREFIX) or owner_of(kernel, base.fd, name) != os.geteuid():
                 continue
             with suppress_errno(errno.ENOENT, errno.ENOTEMPTY), kernel.open_dir(base.fd, name) as fd:
                 if kernel.is_local(fd) and kernel.lock(fd):
-                    if name.startswith(COPY_PREFIX) and not _is_emptied(kernel, fd):
+                    if name.startswith(COPY_PREFIX) and not _is_empty_after_cleanup(kernel, fd):
                         continue
-                    if _finish(kernel, base, Name(name), fd):
+                    if _finish_new_store(kernel, base, Name(name), fd):
                         continue
                     if discard_unfinished(kernel, base, Name(name)):
-                        done.append(f"removed {name.decode()}, which was never finished")
-    return done
+                        messages.append(f"removed {name.decode()}, which was never finished")
+    return messages
 
 
-def _is_emptied(kernel: Kernel, fd: Fd) -> bool:
+def _is_empty_after_cleanup(kernel: Kernel, fd: Fd) -> bool:
     """Whether a directory is empty, after removing what a killed maker leaves in its own.
 
     The owner of the parent can give the name to any directory of ours there: so nothing else is removed.
@@ -397,7 +401,7 @@ def _is_emptied(kernel: Kernel, fd: Fd) -> bool:
     if st.st_uid != os.geteuid() or st.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         return False
     for name in kernel.list(fd):
-        remove = kernel.unlink if is_nameless(name) else kernel.rmdir
+        remove = kernel.unlink if is_temporary_name(name) else kernel.rmdir
         with suppress(OSError):
             remove(fd, name)
     return kernel.is_empty(fd)
@@ -413,15 +417,15 @@ def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
 def _fill(kernel: Kernel, fd: Fd, name: Name, identifier: VolumeId) -> None:
     is_common = name == STORE
     _check_empty(kernel, fd)  # before its mode changes: a closed directory of root's may have the name
-    own(kernel, fd, mode_of(name))
+    take_ownership(kernel, fd, store_mode_of(name))
     _check_empty(kernel, fd)  # an ACL of the parent's may have let others in until now
     for area in AREA_MODES if is_common else (USERS,):
         make_area(kernel, fd, area, AREA_MODES[area])
     write_small(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT, 0o644)
     kernel.create(fd, LOCK).close()
     if is_common:
-        note_made(kernel, fd)
-    write_volume(kernel, fd, prove(kernel, fd, identifier))
+        set_root_mark(kernel, fd)
+    write_volume(kernel, fd, probe_filesystem(kernel, fd, identifier))
 
 
 def _check_empty(kernel: Kernel, fd: Fd) -> None:
@@ -430,9 +434,9 @@ def _check_empty(kernel: Kernel, fd: Fd) -> None:
         raise FileNotFoundError(errno.ENOENT, "another directory replaced it")
 
 
-def mode_of(name: Name) -> int:
+def store_mode_of(name: Name) -> int:
     """The mode of a store with such a name."""
-    return STORE_MODE if whose_store(name) is None else FOLDER_MODE
+    return STORE_MODE if parse_user_store_name(name) is None else FOLDER_MODE
 
 
 def make_area(kernel: Kernel, fd: Fd, name: Name, mode: int) -> None:
@@ -443,8 +447,8 @@ def make_area(kernel: Kernel, fd: Fd, name: Name, mode: int) -> None:
     with suppress(FileExistsError):
         kernel.mkdir(fd, name)
     with kernel.open_dir(fd, name) as area:
-        if is_wrong(kernel, area, mode):
-            own(kernel, area, mode)
+        if needs_repair(kernel, area, mode):
+            take_ownership(kernel, area, mode)
 
 
 def write_volume(kernel: Kernel, fd: Fd, volume: Volume) -> None:
@@ -453,7 +457,7 @@ def write_volume(kernel: Kernel, fd: Fd, volume: Volume) -> None:
     kernel.fsync(fd)
 
 
-def own(kernel: Kernel, fd: Fd, mode: int) -> None:
+def take_ownership(kernel: Kernel, fd: Fd, mode: int) -> None:
     """Set our uid and gid and a mode, and remove ACLs that a parent's default ACL added."""
     drop_acls(kernel, fd)
     kernel.chown(fd, os.geteuid(), os.getegid())
@@ -488,20 +492,20 @@ def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> boo
         for area in (NEW, REGISTRY, USERS):
             with suppress(FileNotFoundError):
                 kernel.rmdir(fd, area)
-    kernel.rmdir(base.names(), name)
+    kernel.rmdir(base.names_fd(), name)
     return True
 
 
 def discard_trials(kernel: Kernel, fd: Fd) -> None:
     """Remove what a killed `prove` left in an opened `.trashd`. Raises  OSError"""
-    discard_rename_trials(kernel, fd)
+    discard_rename_probes(kernel, fd)
     with suppress(FileNotFoundError):
         kernel.unlink(fd, _PROBE_UNNAMED)
-    discard_trial(kernel, fd, _PROBE_STRANGERS)
-    discard_trial_directory(kernel, fd, _PROBE_BESIDE)
+    discard_rights_probe(kernel, fd, _PROBE_STRANGERS)
+    discard_probe_directory(kernel, fd, _PROBE_BESIDE)
 
 
-def prove(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
+def probe_filesystem(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
     """Test what works in an opened `.trashd`; return the contents for volume.json. Raises  OSError"""
     flags, lasts = probe_renames(kernel, fd), keeps_unnamed(kernel, fd, _PROBE_UNNAMED)
     refuses = refuses_strangers(kernel, fd, _PROBE_STRANGERS)
@@ -516,7 +520,7 @@ def prove(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
     )
 
 
-def is_wrong(kernel: Kernel, fd: Fd, mode: int) -> bool:
+def needs_repair(kernel: Kernel, fd: Fd, mode: int) -> bool:
     st = kernel.fstat(fd)
     acl = any(name.startswith("system.posix_acl_") for name in kernel.xattr_names(fd))
     return st.st_uid != os.geteuid() or stat.S_IMODE(st.st_mode) != mode or acl
@@ -531,7 +535,7 @@ def unmake_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: 
     if not _has_no_folder(kernel, base.fd, base_path, name):
         return
     hidden = Name(NEW_PREFIX + os.urandom(6).hex().encode())
-    names = base.names()
+    names = base.names_fd()
     kernel.rename_free(names, name, names, hidden)
     try:
         with kernel.open_dir(base.fd, hidden) as fd, open_areas(kernel, fd, name) as areas:
@@ -564,7 +568,7 @@ def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes, name: Name) ->
         return False
     with store:
         with suppress(OSError):
-            folder = open_user(store, os.geteuid())
+            folder = open_user_folder(store, os.geteuid())
             if folder is not None:
                 with folder:
                     remove_folder(folder, dict(store.areas.all())[folder.area])

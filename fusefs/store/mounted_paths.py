@@ -13,56 +13,56 @@ from functools import cache
 from fusefs.core.errors import NoBacking, NotFound, from_os
 from fusefs.core.names import STORE, RelPath
 from fusefs.core.printable_names import printable
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import (
     DAEMON_GONE,
     FilesystemPath,
     Mount,
-    below,
     find_mount,
     is_inside,
     place_of,
     read_mounts,
-    views,
+    relative_to,
+    trashd_views,
 )
-from fusefs.linux.runtime_directories import HOME
+from fusefs.linux.runtime_directories import MOUNTS_RUNTIME
 from fusefs.store.backing_and_mount import (
     DIRECTORY,
     FILE_TO_READ,
-    OUT_OF_REACH,
+    UNREACHABLE_ERRNOS,
     BackingAndMount,
     Scope,
-    is_shown_as,
+    is_same_in_mount,
     suppress_errno,
 )
 from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
 
 
-def open_shown(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -> BackingAndMount:
+def open_both_sides(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -> BackingAndMount:
     """Open a directory at a path that the user named, on both sides if one of our mounts shows it.
 
     Raises  OSError; NoBacking
     """
     mounts = read_mounts() if mounts is None else mounts
-    return shown_of(kernel, kernel.open_path(path), mounts)
+    return sides_of_fd(kernel, kernel.open_path(path), mounts)
 
 
-def shown_of(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> BackingAndMount:
+def sides_of_fd(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> BackingAndMount:
     """An open directory (O_PATH) on both sides, if one of our mounts shows it; takes ownership of the fd.
 
     Raises  OSError; NoBacking
     """
     with ExitStack() as owned:
         owned.enter_context(fd)
-        mount = find_mount(kernel, fd, mounts) if any(one.is_ours() for one in mounts) else None
+        mount = find_mount(kernel, fd, mounts) if any(one.is_trashd() for one in mounts) else None
         if mount is not None:
             real = os.readlink(b"/proc/self/fd/%d" % fd)
-            found = _find_root(kernel, real, mount, mounts)
-            if found is not None:
-                root, root_path = found
+            root_and_path = _find_root(kernel, real, mount, mounts)
+            if root_and_path is not None:
+                root, root_path = root_and_path
                 with root:
-                    return _open_both(kernel, root, below(real, root_path))
+                    return _open_both(kernel, root, relative_to(real, root_path))
         owned.pop_all()
         return BackingAndMount(fd)
 
@@ -70,7 +70,7 @@ def shown_of(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> BackingAndMount:
 def _open_both(kernel: Kernel, root: BackingAndMount, path: bytes) -> BackingAndMount:
     """Open a directory beneath a mount's root on both sides, whatever the mount shows there. Raises  OSError"""
     assert root.mounted is not None
-    with closed_on_error(kernel.open_beneath(root.fd, path or b".", DIRECTORY)) as fd:
+    with close_on_error(kernel.open_beneath(root.fd, path or b".", DIRECTORY)) as fd:
         return BackingAndMount(fd, kernel.open_beneath(root.mounted, path or b".", DIRECTORY))
 
 
@@ -82,26 +82,26 @@ def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -
     Raises   NoBacking if it is in one of our mounts whose backing tree we can't use or don't trust
     Returns  None if no mount of ours is involved
     """
-    if mount.is_ours():
+    if mount.is_trashd():
         try:
             return _open_root(kernel, mount, mounts), mount.point
         except OSError as error:
             is_dead = error.errno in DAEMON_GONE
             raise _no_backing(mount, error.strerror or "", from_os(error, path).hint if is_dead else "") from error
     place = place_of(path, mount)
-    for view in views(mounts, trusted_owners(os.geteuid())):
+    for view in trashd_views(mounts, trusted_owners(os.geteuid())):
         if not view.backing.holds(place):
             continue
         # A mount whose daemon is dead, or that we may not enter, can't be used.
         with suppress(OSError, NoBacking):
-            rest = below(place.path, view.backing.path)
+            rest = relative_to(place.path, view.backing.path)
             root = path[: len(path) - len(rest)].rstrip(b"/") if rest else path
             return _open_root(kernel, view.mount, mounts), root or b"/"
     return None
 
 
-def find_mounted(
-    kernel: Kernel, path: bytes, real: bytes, wanted: Fd, mount: Mount, mounts: list[Mount]
+def find_mounted_scope(
+    kernel: Kernel, path: bytes, real: bytes, directory_fd: Fd, mount: Mount, mounts: list[Mount]
 ) -> Scope | None:
     """The scope of a directory that one of our mounts shows; None if none does, or the mount of a backing path fails.
 
@@ -114,20 +114,20 @@ def find_mounted(
     if shown is None:
         return None
     root, root_path = shown
-    relative = RelPath(below(real, root_path))
+    relative = RelPath(relative_to(real, root_path))
     with ExitStack() as owned:
         owned.enter_context(root)
         try:
             sides = owned.enter_context(_open_both(kernel, root, relative))
             assert sides.mounted is not None
-            if not is_shown_as(kernel.fstat(sides.fd), kernel.fstat(sides.mounted)):
+            if not is_same_in_mount(kernel.fstat(sides.fd), kernel.fstat(sides.mounted)):
                 raise _no_backing(mount, "the mount shows another directory there than its source")
-            st = kernel.fstat(wanted)  # the fds of a mount all have one superblock
+            st = kernel.fstat(directory_fd)  # the fds of a mount all have one superblock
             if not any(os.path.samestat(st, kernel.fstat(fd)) for fd in (sides.fd, sides.mounted)):
                 raise NotFound(path, "its directory was moved meanwhile")
             on, place = _place_of_root(kernel, root, root_path, mounts)
         except (OSError, NoBacking):
-            if mount.is_ours():
+            if mount.is_trashd():
                 raise
             return None
         owned.pop_all()
@@ -147,13 +147,14 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndM
         except (OSError, NoBacking) as failure:
             if isinstance(failure, OSError) and failure.errno in DAEMON_GONE:
                 raise
-            from fusefs.linux.backing_fd_socket import door_of, knock  # late: not needed if the source's path works
+            # late: not needed if the source's path works
+            from fusefs.linux.backing_fd_socket import request_backing_fd, socket_path
 
-            door = door_of(mount.source)
-            if door is None:
+            path = socket_path(mount.source)
+            if path is None:
                 raise
             try:
-                backing = knock(door, mounted)
+                backing = request_backing_fd(path, mounted)
             except OSError as error:
                 kernel.fstat(mounted)  # for a dead daemon it raises that error, with the hint for a restart
                 raise _no_backing(mount, f"its daemon does not provide it ({error.strerror})") from error
@@ -169,10 +170,10 @@ def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]
             backing = owned.enter_context(kernel.open_beneath(backing, mount.root[1:], DIRECTORY))
         found = find_mount(kernel, backing, mounts)
         # In a container the source's path may lead nowhere, to this very mount, or to something else.
-        is_shown = is_shown_as(kernel.fstat(backing), kernel.fstat(mounted))
+        is_shown = is_same_in_mount(kernel.fstat(backing), kernel.fstat(mounted))
         if (
             found is None
-            or found.is_ours()
+            or found.is_trashd()
             or not is_shown
             or _volume_text(kernel, backing) != _volume_text(kernel, mounted)
         ):
@@ -180,7 +181,7 @@ def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]
         return Fd(os.dup(backing))
 
 
-def by_mount_point(path: bytes) -> bytes:
+def to_mount_path(path: bytes) -> bytes:
     """The path by which users know a path in the private tree below a mount over its own source; other paths unchanged.
 
     While the mount's daemon is dead, commands reach its store by the tree's own path.
@@ -188,7 +189,7 @@ def by_mount_point(path: bytes) -> bytes:
     from fusefs.linux.backing_fd_socket import TREE
 
     home, tree, rest = path.partition(b"/" + TREE)
-    if not tree or not is_inside(home, HOME):
+    if not tree or not is_inside(home, MOUNTS_RUNTIME):
         return path
     return _point_of(home + tree) + rest
 
@@ -196,7 +197,7 @@ def by_mount_point(path: bytes) -> bytes:
 @cache
 def _point_of(tree: bytes) -> bytes:
     owners = trusted_owners(os.geteuid())
-    ours = (mount for mount in read_mounts() if mount.is_ours() and mount.owner in owners and mount.root == b"/")
+    ours = (mount for mount in read_mounts() if mount.is_trashd() and mount.owner in owners and mount.root == b"/")
     return next((mount.point for mount in ours if mount.source == tree), tree)
 
 
@@ -212,7 +213,7 @@ def _place_of_root(
         return on, place_of(os.readlink(b"/proc/self/fd/%d" % root.fd), on)
     assert root.mounted is not None
     mnt_id = kernel.statx(root.mounted).mnt_id
-    for view in views(mounts, trusted_owners(os.geteuid())):
+    for view in trashd_views(mounts, trusted_owners(os.geteuid())):
         if view.mount.mnt_id == mnt_id:
             return view.mount, view.backing  # we got it in a clone that is mounted nowhere
     raise NotFound(root_path, "the mount was removed meanwhile")
@@ -227,7 +228,7 @@ def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:
 
 def _volume_text(kernel: Kernel, base: Fd) -> bytes:
     """The content of volume.json, including the volume's random id; empty without a store. Raises  OSError"""
-    with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(base, STORE + b"/" + VOLUME, FILE_TO_READ) as fd:
+    with suppress_errno(*UNREACHABLE_ERRNOS), kernel.open_beneath(base, STORE + b"/" + VOLUME, FILE_TO_READ) as fd:
         return kernel.read(fd, VOLUME_MAX_BYTES)
     return b""
 
@@ -236,5 +237,5 @@ def refuse_mounted(kernel: Kernel, fd: Fd) -> None:
     """Refuse to reap through one of our mounts. Raises  NoBacking"""
     if kernel.filesystem(fd) == FUSE_MAGIC:
         mount = find_mount(kernel, fd, read_mounts())
-        if mount is not None and mount.is_ours():
+        if mount is not None and mount.is_trashd():
             raise _no_backing(mount, "nothing is reaped through a mount")

@@ -30,30 +30,45 @@ from fusefs.core.errors import (
     from_os,
 )
 from fusefs.core.human_units import DURATION_MAX_S
-from fusefs.core.names import ContainerId, Name, is_container_id, join, whose_store
+from fusefs.core.names import ContainerId, Name, is_container_id, join_path, parse_user_store_name
 from fusefs.core.orphan_age import Clock, Now
 from fusefs.core.orphan_sums import KeyedSum, OrphanSums, OrphanToSum
-from fusefs.core.printable_names import printable, shell_word, show
+from fusefs.core.printable_names import printable, printable_text, shell_word
 from fusefs.core.record import RECORD_MAX_BYTES, Failure, Invocation, Method, Record, TreeSize
-from fusefs.core.record_decoding import decode
-from fusefs.core.results import WORDS, Finding
-from fusefs.linux.batched_calls import read_on, read_small_files
+from fusefs.core.record_decoding import decode_record
+from fusefs.core.results import EXPLANATIONS, Finding
+from fusefs.linux.batched_calls import read_more, read_small_files
 from fusefs.linux.fd import Fd
 from fusefs.linux.file_locks import flock_holders
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.machine_identity import moment
-from fusefs.linux.mountinfo import Mount, below, is_inside, read_mounts
-from fusefs.store.as_owner import as_owner, give_what_is_left
-from fusefs.store.container import ClaimLost, HeldContainer, hold_soon, move, open_record, rewrite, touch
-from fusefs.store.find_stores import discover, folders, with_lower
+from fusefs.linux.machine_identity import read_now
+from fusefs.linux.mountinfo import Mount, is_inside, read_mounts, relative_to
+from fusefs.store.as_owner import call_as_owner, give_unfinished_to_heirs
+from fusefs.store.container import (
+    ClaimLost,
+    HeldContainer,
+    hold_soon,
+    move_to_state,
+    open_record,
+    read_fs_clock_ns,
+    rewrite_record,
+)
+from fusefs.store.find_stores import discover_stores, folders_for_caller, with_lower_folders
 from fusefs.store.layout import POINTERS, RECORD, TREE, USERS, Store, UserFolder, open_store
-from fusefs.store.mounted_paths import open_shown
-from fusefs.store.reserve import FOR_USER, with_room
-from fusefs.store.silent_nodes import Waits
+from fusefs.store.mounted_paths import open_both_sides
+from fusefs.store.reserve import SPARE_FOR_USER, call_with_room
+from fusefs.store.silent_nodes import Wait
 from fusefs.store.take_over import take_over
-from fusefs.store.tidy_folder import not_proven, prepare, tell, tend, told, waiting
+from fusefs.store.tidy_folder import (
+    format_finding,
+    make_not_proven_error,
+    prepare_store,
+    tidy_folder,
+    to_findings,
+    waiting_folders,
+)
 from fusefs.store.user_folders import FolderCensus, is_vouched, lower_stores
-from fusefs.store.victim_rename import DirectRename, VisibleRename, take_back
+from fusefs.store.victim_rename import DirectRename, VisibleRename, end_temporary_permission
 
 
 class ListedContainer(NamedTuple):
@@ -100,7 +115,7 @@ class ListedContainer(NamedTuple):
         """The path of the store."""
         return self.path.rsplit(b"/", 4)[0]  # STORE/AREA/FOLDER/STATE/ID
 
-    def left_s(self, now_ns: int) -> int | None:
+    def remaining_s(self, now_ns: int) -> int | None:
         """Seconds until it expires, negative if it has expired; None: never."""
         return None if self.expires_ns is None else (self.expires_ns - now_ns) // 1_000_000_000
 
@@ -108,12 +123,12 @@ class ListedContainer(NamedTuple):
         """Seconds since the tree came."""
         return (now_ns - self.created_ns - self.clock_set_ns) // 1_000_000_000
 
-    def is_served_by(self, uid: int) -> bool:
+    def may_be_reaped_by(self, uid: int) -> bool:
         """Whether a process of that user may reap it without its ID, as in `UserFolder`."""
         return self.is_proven or self.uid == uid != 0
 
 
-def entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
+def list_containers(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
     """The containers of one user in all states, oldest first; to be run as that user."""
     vouched = is_vouched(folder.store)
     for state in State:
@@ -124,7 +139,7 @@ def entries(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
             yield from _read_entries(folder, state, state_fd, names, now, is_vouched=vouched)
 
 
-def entries_in_no_order(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
+def scan_containers(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
     """The containers of `entries`, however many, in the order of the directories; `is_vouched` is not determined.
 
     A container whose state changes meanwhile may be listed twice.
@@ -136,7 +151,7 @@ def entries_in_no_order(folder: UserFolder, now: Now) -> Iterator[ListedContaine
         except FileNotFoundError:
             continue
         with state_fd:
-            while (block := read_on(kernel, state_fd)) is not None:
+            while (block := read_more(kernel, state_fd)) is not None:
                 yield from _read_entries(folder, state, state_fd, map(os.fsencode, block.names), now)
 
 
@@ -162,12 +177,12 @@ def _read_entries(
                 is_stopped = False
                 if text is None:
                     text, is_stopped = _read_closely(folder, state, state_fd, name)
-                record = decode(text)
+                record = decode_record(text)
             except FileNotFoundError:
                 continue  # moved meanwhile, or being made
             except (BadRecord, OSError) as error:
                 problem = error.message() if isinstance(error, BadRecord) else str(error.strerror)
-                yield unreadable(folder, state, name, problem, is_vouched=is_vouched)
+                yield make_unreadable_entry(folder, state, name, problem, is_vouched=is_vouched)
             else:
                 identifier = ContainerId(container)
                 yield _entry(folder, state, path, identifier, record, now, is_stopped=is_stopped, is_vouched=is_vouched)
@@ -213,7 +228,7 @@ def _entry(
     )
 
 
-def unreadable(
+def make_unreadable_entry(
     folder: UserFolder, state: State, name: bytes, problem: str, *, is_vouched: bool = True
 ) -> ListedContainer:
     """An entry for a name in a state's directory whose record can't be read, or was not read."""
@@ -225,11 +240,11 @@ def unreadable(
 
 def explain_failure(failure: Failure) -> str:
     """Describe a reason for quarantine. The record may be a user's own, with any number and any text."""
-    if failure.call in WORDS:
-        return f"{printable(failure.name)}: {WORDS[failure.call]}"
-    known = failure.errno in errno.errorcode
-    reason = os.strerror(failure.errno) if known else f"error {failure.errno}"
-    return f"{show(failure.call)} {printable(failure.name or b'.')}: {reason}"
+    if failure.call in EXPLANATIONS:
+        return f"{printable(failure.name)}: {EXPLANATIONS[failure.call]}"
+    is_known = failure.errno in errno.errorcode
+    reason = os.strerror(failure.errno) if is_known else f"error {failure.errno}"
+    return f"{printable_text(failure.call)} {printable(failure.name or b'.')}: {reason}"
 
 
 def explain_first(failure: Failure | None, n_failed: int) -> str:
@@ -247,10 +262,10 @@ _MOST_LISTED = 100_000
 T = TypeVar("T")
 
 
-def each_folder(
+def call_in_each_folder(
     stores: Iterable[Store],
     body: Callable[[UserFolder], T],
-    kind: Any,
+    result_type: Any,
     lost: list[TrashdError] | None = None,
     refused: list[Finding] | None = None,
     serves: Callable[[UserFolder], bool] | None = None,
@@ -271,18 +286,18 @@ def each_folder(
         census = FolderCensus({}, [], [])
         with store:
             try:
-                for folder in folders(store, census):
+                for folder in folders_for_caller(store, census):
                     with folder:
                         if serves is not None and not serves(folder):
                             continue
                         try:
-                            results = as_owner(folder, partial(_all, folder, body), list[kind])
+                            results = call_as_owner(folder, partial(_call_with_lower, folder, body), list[result_type])
                         except (OSError, TrashdError) as error:
                             errors.append(from_os(error, folder.path()))
                         else:
                             yield from results
                 if refused is not None and store.is_common():
-                    census.refused.extend(waiting(store, os.geteuid() or None))
+                    census.refused.extend(waiting_folders(store, os.geteuid() or None))
             except OSError as error:
                 errors.append(from_os(error, store.base_path))
         for one in census.unread:
@@ -291,7 +306,7 @@ def each_folder(
                 Incomplete(f"{printable(where)}: {one.why}", "its owner can inspect it; the command handled all others")
             )
         if refused is not None:
-            refused += tell(store.path(), census.refused)
+            refused += to_findings(store.path(), census.refused)
     if lost is None and errors:
         raise errors[0]
 
@@ -303,11 +318,11 @@ def _but_the_broken(stores: Iterable[Store], errors: list[TrashdError]) -> Itera
         errors.append(error)
 
 
-def _all(folder: UserFolder, body: Callable[[UserFolder], T], _visible: VisibleRename | None) -> list[T]:
-    return [body(one) for one in with_lower(folder)]
+def _call_with_lower(folder: UserFolder, body: Callable[[UserFolder], T], _visible: VisibleRename | None) -> list[T]:
+    return [body(one) for one in with_lower_folders(folder)]
 
 
-def all_entries(
+def list_all_containers(
     kernel: Kernel,
     volumes: Sequence[bytes],
     lost: list[TrashdError] | None = None,
@@ -322,13 +337,15 @@ def all_entries(
     lost, Raises  as for `each_folder`
     silent        as for `discover`
     """
-    listing = _FolderListing(moment(kernel, clocks))
-    found = {
+    listing = _FolderListing(read_now(kernel, clocks))
+    entry_by_place = {
         (entry.path.rsplit(b"/", 2)[0], entry.id): entry
-        for part in each_folder(discover(kernel, volumes, silent), listing.of, list[ListedContainer], lost)
+        for part in call_in_each_folder(
+            discover_stores(kernel, volumes, silent), listing.list_folder, list[ListedContainer], lost
+        )
         for entry in part
     }
-    return sorted(found.values(), key=lambda entry: entry.id)
+    return sorted(entry_by_place.values(), key=lambda entry: entry.id)
 
 
 class _FolderListing:
@@ -339,19 +356,19 @@ class _FolderListing:
 
     def __init__(self, now: Now) -> None:
         self._now = now
-        self._asker = os.geteuid()
-        self._n_left = _MOST_LISTED
+        self._caller_uid = os.geteuid()
+        self._n_allowed = _MOST_LISTED
 
-    def of(self, folder: UserFolder) -> list[ListedContainer]:
+    def list_folder(self, folder: UserFolder) -> list[ListedContainer]:
         """The entries of a folder. Raises  Incomplete"""
-        if folder.uid == self._asker:
-            return list(entries(folder, self._now))
-        found = list(islice(entries(folder, self._now), self._n_left + 1))
-        self._n_left -= len(found)
-        if self._n_left < 0:
+        if folder.uid == self._caller_uid:
+            return list(list_containers(folder, self._now))
+        listed = list(islice(list_containers(folder, self._now), self._n_allowed + 1))
+        self._n_allowed -= len(listed)
+        if self._n_allowed < 0:
             text = f"{printable(folder.path())}: more than {_MOST_LISTED:,} orphans of one user"
             raise Incomplete(text, "their owner can list them; trashd list --sum-by user prints their number")
-        return found
+        return listed
 
 
 class _FolderSums(NamedTuple):
@@ -361,11 +378,11 @@ class _FolderSums(NamedTuple):
     sums: list[KeyedSum]
 
 
-def sum_entries(
+def sum_orphans(
     kernel: Kernel,
     volumes: Sequence[bytes],
     new_sums: Callable[[], OrphanSums],
-    is_meant: Callable[[ListedContainer, int], bool],
+    is_counted: Callable[[ListedContainer, int], bool],
     lost: list[TrashdError] | None = None,
     clocks: tuple[Clock, ...] = (),
 ) -> OrphanSums:
@@ -375,26 +392,28 @@ def sum_entries(
     is_meant  whether an orphan counts, at a time of the wall clock
     lost, clocks, Raises  as for `all_entries`
     """
-    now = moment(kernel, clocks)
+    now = read_now(kernel, clocks)
 
     def in_folder(folder: UserFolder) -> _FolderSums:
         sums = new_sums()
-        for entry in entries_in_no_order(folder, now):
-            if is_meant(entry, now.wall_ns):
-                age_s, left_s = (None, None) if entry.problem else (entry.age_s(now.wall_ns), entry.left_s(now.wall_ns))
-                sums.add(OrphanToSum(entry.uid, folder.store.base_path, entry.origin, age_s, left_s, entry.size))
+        for entry in scan_containers(folder, now):
+            if is_counted(entry, now.wall_ns):
+                age_s, remaining_s = (
+                    (None, None) if entry.problem else (entry.age_s(now.wall_ns), entry.remaining_s(now.wall_ns))
+                )
+                sums.add(OrphanToSum(entry.uid, folder.store.base_path, entry.origin, age_s, remaining_s, entry.size))
         return _FolderSums(folder.path(), list(sums))
 
-    total, seen = new_sums(), set[bytes]()
-    for one in each_folder(discover(kernel, volumes), in_folder, _FolderSums, lost):
-        if one.path not in seen:
-            seen.add(one.path)
-            total.take_in(one.sums)
+    total, folder_paths = new_sums(), set[bytes]()
+    for one in call_in_each_folder(discover_stores(kernel, volumes), in_folder, _FolderSums, lost):
+        if one.path not in folder_paths:
+            folder_paths.add(one.path)
+            total.add_sums(one.sums)
     return total
 
 
-def tend_all(
-    kernel: Kernel, volumes: Sequence[bytes], ended: Collection[str] = (), waits: Waits | None = None
+def tidy_all_folders(
+    kernel: Kernel, volumes: Sequence[bytes], ended_boots: Collection[str] = (), waits: Wait | None = None
 ) -> list[str]:
     """Tend all folders that the caller may see; return the problems as text.
 
@@ -404,23 +423,25 @@ def tend_all(
     lost: list[TrashdError] = []
     refused: list[Finding] = []
     silent: list[bytes] = []
-    stores = (_prepared(store, lost) for store in discover(kernel, volumes, silent))
+    stores = (_prepared(store, lost) for store in discover_stores(kernel, volumes, silent))
 
-    asker = os.geteuid()
+    caller_uid = os.geteuid()
 
-    def act(folder: UserFolder) -> list[str]:
-        if not _is_tended(folder, asker):
+    def tidy(folder: UserFolder) -> list[str]:
+        if not _may_be_tidied(folder, caller_uid):
             return []  # it is in a store below
-        return [*tend(folder, ended, waits), *give_what_is_left(folder)]
+        return [*tidy_folder(folder, ended_boots, waits), *give_unfinished_to_heirs(folder)]
 
     settled = [
         line
-        for part in each_folder(stores, act, list[str], lost, refused, lambda one: _is_tended(one, asker))
+        for part in call_in_each_folder(
+            stores, tidy, list[str], lost, refused, lambda one: _may_be_tidied(one, caller_uid)
+        )
         for line in part
     ]
     passed_over = (f"{printable(path)} does not respond, and was skipped" for path in dict.fromkeys(silent))
     errors = (f"{error.message()} ({error.hint})" for error in lost if not isinstance(error, BrokenStore))
-    return [*settled, *errors, *map(told, refused), *passed_over]
+    return [*settled, *errors, *map(format_finding, refused), *passed_over]
 
 
 def _prepared(store: Store, lost: list[TrashdError]) -> Store:
@@ -428,9 +449,9 @@ def _prepared(store: Store, lost: list[TrashdError]) -> Store:
 
     lost  gets the errors: one user must not keep root from inspecting what others made
     """
-    prepare(store, lost)
+    prepare_store(store, lost)
     with suppress(OSError):  # the next command that reads the folders reports it
-        for folder in folders(store):
+        for folder in folders_for_caller(store):
             with folder:
                 try:
                     _prepare_lower(folder, lost)
@@ -441,12 +462,12 @@ def _prepared(store: Store, lost: list[TrashdError]) -> Store:
 
 def _prepare_lower(folder: UserFolder, lost: list[TrashdError]) -> None:
     if folder.list(POINTERS):
-        for path in as_owner(folder, partial(_lower_paths, folder), list[bytes]):
+        for path in call_as_owner(folder, partial(_lower_paths, folder), list[bytes]):
             with suppress(Untrusted):  # only its owner's commands act in it
-                lower = _beneath(folder.store, path)
+                lower = _open_store_beneath(folder.store, path)
                 if lower is not None:
                     with lower:
-                        prepare(lower, lost)
+                        prepare_store(lower, lost)
 
 
 def _lower_paths(folder: UserFolder, _visible: VisibleRename | None) -> list[bytes]:
@@ -457,13 +478,13 @@ def _lower_paths(folder: UserFolder, _visible: VisibleRename | None) -> list[byt
     return paths
 
 
-def _is_tended(folder: UserFolder, asker: int) -> bool:
+def _may_be_tidied(folder: UserFolder, caller_uid: int) -> bool:
     """Whether recovery may act on its records at another user's request: it moves the paths that they name.
 
     This includes a copy of a store, as only the store's owner can have put the contents of `u/` there.
     """
-    is_in_u = folder.area == USERS and not folder.store.is_unknown()
-    return is_in_u or folder.is_served_by(asker)
+    is_in_u = folder.area == USERS and not folder.store.has_unknown_maker()
+    return is_in_u or folder.may_be_reaped_by(caller_uid)
 
 
 def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> ListedContainer:
@@ -487,64 +508,62 @@ def find_containers(
             )
     lost: list[TrashdError] = []
     silent: list[bytes] = []
-    listed = all_entries(kernel, volumes, lost, clocks, silent)
+    listed = list_all_containers(kernel, volumes, lost, clocks, silent)
     containers = []
     for identifier in identifiers:
-        found = the_one_called(volumes, identifier, listed)
-        if found is None:
-            raise lost[0] if lost else NotFound(os.fsencode(identifier), not_looked_at(silent))
-        containers.append(found)
+        match = match_id(volumes, identifier, listed)
+        if match is None:
+            raise lost[0] if lost else NotFound(os.fsencode(identifier), hint_for_silent(silent))
+        containers.append(match)
     return containers
 
 
-def the_one_called(
-    volumes: Sequence[bytes], identifier: str, listed: Sequence[ListedContainer]
-) -> ListedContainer | None:
+def match_id(volumes: Sequence[bytes], identifier: str, listed: Sequence[ListedContainer]) -> ListedContainer | None:
     """The listed container with that id, or whose id begins or ends with it. Raises  UsageError: several match"""
     exact = [entry for entry in listed if entry.id == identifier]
-    found = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
-    if not found:
+    matches = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
+    if not matches:
         return None
-    if len({entry.id for entry in found}) > 1:
+    if len({entry.id for entry in matches}) > 1:
         raise UsageError(
-            f"{identifier} is ambiguous: it could be {found[0].id} or {found[1].id}", "give more of the ID"
+            f"{identifier} is ambiguous: it could be {matches[0].id} or {matches[1].id}", "give more of the ID"
         )
-    return found[0] if len(found) == 1 else _the_one_in(volumes, found)
+    return matches[0] if len(matches) == 1 else _choose_copy(volumes, matches)
 
 
-def not_looked_at(silent: Sequence[bytes]) -> str:
+def hint_for_silent(silent: Sequence[bytes]) -> str:
     """A hint for a user who does not find an orphan, if some mount points did not answer."""
     return f"it may be on {', '.join(map(printable, silent))}, which does not respond" if silent else ""
 
 
-def _the_one_in(volumes: Sequence[bytes], found: Sequence[ListedContainer]) -> ListedContainer:
+def _choose_copy(volumes: Sequence[bytes], matches: Sequence[ListedContainer]) -> ListedContainer:
     """Choose among containers with one id, in copies of a volume: the one in the named volume, not in a lower store.
 
     Raises  UsageError if that leaves more than one
     """
     named = [os.path.realpath(volume) for volume in volumes]
-    there = [entry for entry in found if any(is_inside(one, entry.base_path()) for one in named)]
-    if len(there) == 1 and len(named) == 1:
-        return there[0]
-    bases = sorted({entry.base_path() for entry in found})
+    in_volumes = [entry for entry in matches if any(is_inside(one, entry.base_path()) for one in named)]
+    if len(in_volumes) == 1 and len(named) == 1:
+        return in_volumes[0]
+    bases = sorted({entry.base_path() for entry in matches})
     if len(bases) == 1:
-        where = " and in ".join(printable(entry.path) for entry in found[:2])
+        where = " and in ".join(printable(entry.path) for entry in matches[:2])
         raise UsageError(
-            f"{found[0].id} is ambiguous: it is in {where}", "inspect both with ls, and move one out with mv"
+            f"{matches[0].id} is ambiguous: it is in {where}", "inspect both with ls, and move one out with mv"
         )
     where = " and in ".join(map(printable, bases))
     hint = " or ".join(f"--volume {shell_word(base)}" for base in bases)
     raise UsageError(
-        f"{found[0].id} is ambiguous: it is in {where}", f"one is a copy of the other; select one with {hint}"
+        f"{matches[0].id} is ambiguous: it is in {where}", f"one is a copy of the other; select one with {hint}"
     )
 
 
-def act_on(
+def call_in_folder(
     kernel: Kernel,
     volumes: Sequence[bytes],
     entry: ListedContainer,
     body: Callable[[UserFolder, VisibleRename | None], T],
-    kind: Any,
+    result_type: Any,
     visible: DirectRename | None = None,
     *,
     needs_proof: bool = False,
@@ -554,24 +573,24 @@ def act_on(
     needs_proof  whether only its owner or root may have put it there; not required for the caller's own
     Raises       NotFound if that folder is gone; NotProven; as `body`
     """
-    asker = os.geteuid()
+    caller_uid = os.geteuid()
 
     def in_its_folder(folder: UserFolder, names: VisibleRename | None) -> list[T]:
-        for one in with_lower(folder):
+        for one in with_lower_folders(folder):
             # Not by the folder's path: root may have moved the folder to `u/` since.
             if one.store.path() == entry.store_path():
-                if needs_proof and not one.is_served_by(asker):
-                    raise not_proven(one)
+                if needs_proof and not one.may_be_reaped_by(caller_uid):
+                    raise make_not_proven_error(one)
                 return [body(one, names)]
         return []
 
-    for store in discover(kernel, volumes):
+    for store in discover_stores(kernel, volumes):
         with store:
-            for folder in folders(store):
+            for folder in folders_for_caller(store):
                 with folder:
                     if folder.uid == entry.uid:
-                        act = partial(in_its_folder, folder)
-                        for result in as_owner(folder, act, list[kind], visible):
+                        call = partial(in_its_folder, folder)
+                        for result in call_as_owner(folder, call, list[result_type], visible):
                             return result
     raise NotFound(entry.id)
 
@@ -583,13 +602,13 @@ def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContain
     Raises  NotFound if it is gone; Untrusted if its owner's pointer leads to a store that we don't trust
     """
     path = entry.store_path()
-    for upper in discover(kernel, volumes):
+    for upper in discover_stores(kernel, volumes):
         with upper:
-            store = _beneath(upper, path) if is_inside(path, upper.base_path) else None
+            store = _open_store_beneath(upper, path) if is_inside(path, upper.base_path) else None
         if store is None:
             continue
         with store:
-            for folder in folders(store):
+            for folder in folders_for_caller(store):
                 with folder:
                     if folder.uid == entry.uid and folder.store.path() == path:
                         yield folder
@@ -597,10 +616,10 @@ def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContain
     raise NotFound(entry.id)
 
 
-def _beneath(upper: Store, path: bytes) -> Store | None:
+def _open_store_beneath(upper: Store, path: bytes) -> Store | None:
     """The store with that path, in the directory of another store or beneath it; None if there is none."""
     base, name = os.path.split(path)
-    way = below(base, upper.base_path)
+    way = relative_to(base, upper.base_path)
     try:
         sides = upper.base.beneath(upper.kernel, way)
     except OSError:
@@ -609,94 +628,96 @@ def _beneath(upper: Store, path: bytes) -> Store | None:
         return open_store(upper.kernel, sides, base, Name(name))
     except Untrusted as error:
         hint = f"root can replace it by a new store, which then contains it: trashd init --replace {shell_word(base)}"
-        if whose_store(name) is not None:
+        if parse_user_store_name(name) is not None:
             hint = "only the commands of its owner can use it"
         raise Untrusted(error.detail, hint) from error
 
 
-class CameFrom(NamedTuple):
+class OrphanFromPath(NamedTuple):
     """An orphan that came from a path, or that contains it; `inside` is the path in the orphan, None for all of it."""
 
     entry: ListedContainer
     inside: bytes | None
 
 
-def came_from(
+def find_by_origin(
     kernel: Kernel, volumes: Sequence[bytes], path: bytes, listed: Iterable[ListedContainer]
-) -> list[CameFrom]:
+) -> list[OrphanFromPath]:
     """The restorable orphans that came from a path, by whatever mount it is named; newest first.
 
     path  it need not exist, nor the directories above it; links in those are followed, but not the path itself
     """
     mounts = read_mounts()
-    ways = _ways(kernel, path, mounts)
+    path_by_base = _relative_paths(kernel, path, mounts)
     bases: dict[bytes, tuple[int, int] | None] = {}
-    found = []
+    matches = []
     for entry in listed:
         if entry.origin is None or entry.state is not State.ORPHANS:
             continue
         base = entry.base_path()
         if base not in bases:
             bases[base] = _identity(kernel, base, mounts)
-        wanted, origin = ways.get(bases[base]), below(entry.origin, base)
-        if wanted == origin:
-            found.append(CameFrom(entry, None))
-        elif wanted is not None and is_inside(b"/" + wanted, b"/" + origin):
-            found.append(CameFrom(entry, below(b"/" + wanted, b"/" + origin)))
-    there = _there(kernel, volumes, found, directory=path.endswith(b"/"))
-    return sorted(there, key=lambda one: one.entry.created_ns, reverse=True)
+        requested, origin = path_by_base.get(bases[base]), relative_to(entry.origin, base)
+        if requested == origin:
+            matches.append(OrphanFromPath(entry, None))
+        elif requested is not None and is_inside(b"/" + requested, b"/" + origin):
+            matches.append(OrphanFromPath(entry, relative_to(b"/" + requested, b"/" + origin)))
+    existing = _drop_without_part(kernel, volumes, matches, directory=path.endswith(b"/"))
+    return sorted(existing, key=lambda one: one.entry.created_ns, reverse=True)
 
 
-def _there(kernel: Kernel, volumes: Sequence[bytes], found: Sequence[CameFrom], *, directory: bool) -> list[CameFrom]:
+def _drop_without_part(
+    kernel: Kernel, volumes: Sequence[bytes], matches: Sequence[OrphanFromPath], *, directory: bool
+) -> list[OrphanFromPath]:
     """Drop those that lack the requested part or are of another kind; each folder's owner checks its own orphans.
 
     directory  only directories are requested
     """
     parts: dict[bytes, list[tuple[str, bytes]]] = {}
-    for entry, inside in found:
+    for entry, inside in matches:
         if inside is not None or directory:
             parts.setdefault(entry.path.rsplit(b"/", 2)[0], []).append((entry.id, inside or b""))
     if not parts:
-        return list(found)
+        return list(matches)
 
     flags = os.O_PATH | os.O_NOFOLLOW | (os.O_DIRECTORY if directory else 0)
 
-    def look(folder: UserFolder) -> list[str]:
-        return [name for name, inside in parts.get(folder.path(), ()) if _has(folder, name, inside, flags)]
+    def list_with_part(folder: UserFolder) -> list[str]:
+        return [name for name, inside in parts.get(folder.path(), ()) if _has_part(folder, name, inside, flags)]
 
-    stores = discover(kernel, volumes)
-    there = {name for part in each_folder(stores, look, list[str], []) for name in part}
-    return [one for one in found if one.entry.id in there or (one.inside is None and not directory)]
+    stores = discover_stores(kernel, volumes)
+    existing = {name for part in call_in_each_folder(stores, list_with_part, list[str], []) for name in part}
+    return [one for one in matches if one.entry.id in existing or (one.inside is None and not directory)]
 
 
-def _ways(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[tuple[int, int] | None, bytes]:
+def _relative_paths(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[tuple[int, int] | None, bytes]:
     """The relative path to a path from each directory above it and from itself, by the directory's identity."""
     above, name = os.path.split(os.path.abspath(path))
     real = os.path.join(os.path.realpath(above), name)
-    ways: dict[tuple[int, int] | None, bytes] = {}
+    path_by_base: dict[tuple[int, int] | None, bytes] = {}
     at = real
     while True:
-        ways.setdefault(_identity(kernel, at, mounts), below(real, at))
+        path_by_base.setdefault(_identity(kernel, at, mounts), relative_to(real, at))
         if at == b"/":
             break
         at = os.path.dirname(at)
-    ways.pop(None, None)
-    return ways
+    path_by_base.pop(None, None)
+    return path_by_base
 
 
 def _identity(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, int] | None:
     """Device and inode number of a directory, on the backing filesystem of our mounts; None if it can't be opened."""
     try:
-        with open_shown(kernel, path, mounts) as sides:
+        with open_both_sides(kernel, path, mounts) as sides:
             st = kernel.fstat(sides.fd)
     except (OSError, TrashdError):
         return None
     return st.st_dev, st.st_ino
 
 
-def _has(folder: UserFolder, name: str, inside: bytes, flags: int) -> bool:
+def _has_part(folder: UserFolder, name: str, inside: bytes, flags: int) -> bool:
     """Whether a part of an orphan can be opened with some flags."""
-    kernel, path = folder.store.kernel, join(name.encode(), TREE, inside)
+    kernel, path = folder.store.kernel, join_path(name.encode(), TREE, inside)
     try:
         with folder.open(State.ORPHANS) as orphans, kernel.open_beneath(orphans, path, flags):
             return True
@@ -704,8 +725,8 @@ def _has(folder: UserFolder, name: str, inside: bytes, flags: int) -> bool:
         return False
 
 
-_S = 1_000_000_000
-_ELSEWHERE = {
+_NS_PER_S = 1_000_000_000
+_STATE_REFUSALS = {
     State.REAPING: (
         "it is already being reaped",
         "on a local filesystem, trashd restore moves the remaining files back",
@@ -728,28 +749,32 @@ class PinnedOrphan(NamedTuple):
     expires_ns: int | None
 
 
-class UsualTerm(NamedTuple):
+class DefaultRetention(NamedTuple):
     """The default retention, counted from the creation, as if no other had been requested."""
 
 
-class KeepFor(NamedTuple):
+class RetentionFromNow(NamedTuple):
     """Retention counted from now, in seconds; None: pinned, until it is released."""
 
     seconds: int | None
 
 
-Term = UsualTerm | KeepFor
+NewRetention = DefaultRetention | RetentionFromNow
 
 
-def keep_by_id(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, term: Term) -> PinnedOrphan:
+def change_retention(
+    kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, term: NewRetention
+) -> PinnedOrphan:
     """Change the retention of a listed orphan, in a process of its owner.
 
     Raises  TrashdError; its record is then unchanged
     """
-    return act_on(kernel, volumes, entry, lambda folder, _visible: keep(folder, entry.id, term), PinnedOrphan)
+    return call_in_folder(
+        kernel, volumes, entry, lambda folder, _visible: write_retention(folder, entry.id, term), PinnedOrphan
+    )
 
 
-def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan:
+def write_retention(folder: UserFolder, container: ContainerId, term: NewRetention) -> PinnedOrphan:
     """Write a new retention into an orphan's record; to be run as the folder's owner.
 
     Raises  Refused if it is no orphan any more; Busy if it is locked; NotFound; BadRecord; OSError
@@ -763,24 +788,26 @@ def keep(folder: UserFolder, container: ContainerId, term: Term) -> PinnedOrphan
             container, "a reap or restore of it is beginning, or a process holds the lock of its record; try again"
         )
     if isinstance(held, ClaimLost):
-        raise _gone(folder, container)
+        raise _explain_gone(folder, container)
     with held:
-        now = moment(folder.store.kernel)
+        now = read_now(folder.store.kernel)
         # If the wall clock was set, some programs use it and some correct it. Either way the orphan must be kept long
         # enough, or, for 0 s, expire at once.
         ages = held.record.age_ns(now), now.wall_ns - held.record.created_ns
-        retention_s = _retention_s(max(ages) if isinstance(term, KeepFor) and term.seconds else min(ages), term)
+        retention_s = _retention_s(
+            max(ages) if isinstance(term, RetentionFromNow) and term.seconds else min(ages), term
+        )
         record = held.record._replace(retention_s=retention_s)
         if record != held.record and folder.store.is_shared():
-            _keep_anew(held, retention_s)
+            _write_retention_shared(held, retention_s)
         elif record != held.record:
-            with_room(folder, FOR_USER, partial(rewrite, held, record))
-            touch(folder.store.kernel, held.fd)  # notifies the reaper, which watches orphans/
+            call_with_room(folder, SPARE_FOR_USER, partial(rewrite_record, held, record))
+            read_fs_clock_ns(folder.store.kernel, held.fd)  # notifies the reaper, which watches orphans/
             folder.store.kernel.fsync(held.fd)  # flushes the name, too: the pin has to survive a power failure
         return PinnedOrphan(container, retention_s, record.expires_ns(now))
 
 
-def _keep_anew(held: HeldContainer, retention_s: int | None) -> None:
+def _write_retention_shared(held: HeldContainer, retention_s: int | None) -> None:
     """Write the retention of an orphan that another node may reap into a new container, which then becomes the orphan.
 
     That node may have read the old record already, and its claim may come late. Raises  Busy; OSError
@@ -788,36 +815,36 @@ def _keep_anew(held: HeldContainer, retention_s: int | None) -> None:
     change = partial(Record._replace, retention_s=retention_s)
     kernel = held.folder.store.kernel
     try:
-        taken = with_room(held.folder, FOR_USER, partial(take_over, held, State.RESTORING, change))
+        taken = call_with_room(held.folder, SPARE_FOR_USER, partial(take_over, held, State.RESTORING, change))
         if isinstance(taken, ClaimLost):
             raise Busy(held.id)
         with taken:
             if taken.record.lent_mode is not None:
                 with kernel.open_beneath(taken.fd, TREE) as tree:
-                    take_back(taken, tree, taken.record.lent_mode)
-            move(taken, State.ORPHANS)
+                    end_temporary_permission(taken, tree, taken.record.lent_mode)
+            move_to_state(taken, State.ORPHANS)
             kernel.fsync(taken.fd)
     except FileNotFoundError as error:
         raise TakenOver(held.id) from error
 
 
-def _retention_s(age_ns: int, term: Term) -> int | None:
+def _retention_s(age_ns: int, term: NewRetention) -> int | None:
     """The retention for the record: seconds from the creation."""
-    if isinstance(term, UsualTerm):
+    if isinstance(term, DefaultRetention):
         return DEFAULT_RETENTION_S
     if term.seconds is None:
         return None
     # In whole seconds, rounded up to keep it at least as long as requested; 0 s is not rounded up.
-    age_s = age_ns // _S + (1 if term.seconds else 0)
-    wanted_s = min(max(0, age_s + term.seconds), DURATION_MAX_S)
+    age_s = age_ns // _NS_PER_S + (1 if term.seconds else 0)
+    requested_s = min(max(0, age_s + term.seconds), DURATION_MAX_S)
     # Exactly the default retention would mean that none was requested.
-    return wanted_s + 1 if wanted_s == DEFAULT_RETENTION_S else wanted_s
+    return requested_s + 1 if requested_s == DEFAULT_RETENTION_S else requested_s
 
 
-def _gone(folder: UserFolder, container: ContainerId) -> NotFound | Refused:
+def _explain_gone(folder: UserFolder, container: ContainerId) -> NotFound | Refused:
     """Why it is no orphan."""
     name = container.encode()
-    for state, (what, hint) in _ELSEWHERE.items():
+    for state, (what, hint) in _STATE_REFUSALS.items():
         if name in folder.list(state):
             return Refused(f"{container}: {what}", hint)
     return NotFound(container)

@@ -25,45 +25,51 @@ from fusefs.core.container_states import (
     decide_stage,
 )
 from fusefs.core.errors import ELSEWHERE, WAY_OUT, TrashdError, from_os
-from fusefs.core.identity import Identity, Likelihood, compare, is_marked
-from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join, split
-from fusefs.core.printable_names import printable, shell_word, show
+from fusefs.core.identity import Identity, IdentityMatch, compare, is_marked
+from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join_path, split_path
+from fusefs.core.printable_names import printable, printable_text, shell_word
 from fusefs.core.record import Method, Record
 from fusefs.core.results import Finding
-from fusefs.linux.batched_calls import may_lack
+from fusefs.linux.batched_calls import names_that_may_lack
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
 from fusefs.store.backing_and_mount import (
     DIRECTORY,
-    OUT_OF_REACH,
-    both_sides,
+    UNREACHABLE_ERRNOS,
+    add_mounted_side,
+    borrow_both_sides,
     suppress_errno,
-    with_mounted,
 )
 from fusefs.store.container import (
     ClaimLost,
     HeldContainer,
     dissolve,
     drop_empty_tree,
-    drop_prepared,
+    drop_unfinished,
     hold,
-    look_at_record,
-    move,
-    rewrite,
+    move_to_state,
+    read_record_unlocked,
+    rewrite_record,
     superblock_in,
 )
 from fusefs.store.gate import late_name
 from fusefs.store.keep_entries import settle_kept
-from fusefs.store.layout import DROP, FRESH, HOISTED, LATE_PREFIX, RECORD, RECORD_NEW, TREE, UserFolder
-from fusefs.store.silent_nodes import Waits, left_to_wait_s
-from fusefs.store.stage import drop_stand_in, identify_at, record_now, stage_new, unmake
-from fusefs.store.take_over import end_old, take_over
-from fusefs.store.victim_rename import DirectRename, VisibleMove, lend, loan, take_back
+from fusefs.store.layout import DROP, HOISTED, LATE_PREFIX, RECORD, RECORD_NEW, REPLACEMENT, TREE, UserFolder
+from fusefs.store.silent_nodes import Wait, remaining_wait_s
+from fusefs.store.stage import drop_stand_in, identify_at, make_record, remove_unrecorded, stage_new
+from fusefs.store.take_over import empty_old_containers, take_over
+from fusefs.store.victim_rename import (
+    DirectRename,
+    VisibleMove,
+    end_temporary_permission,
+    grant_temporary_permission,
+    mode_to_restore,
+)
 from fusefs.store.walk import may_give
 
-_NOWHERE = (errno.ENAMETOOLONG, *OUT_OF_REACH)
-_MOVED = {VisibleMove.PLACE: FRESH, VisibleMove.BACK: TREE}
+_UNREACHABLE_ERRNOS = (errno.ENAMETOOLONG, *UNREACHABLE_ERRNOS)
+_MOVED_NAMES = {VisibleMove.PLACE: REPLACEMENT, VisibleMove.BACK: TREE}
 _BOOT = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 RESCUED_RETENTION_S = 7 * 24 * 3600
 """Retention of what a restore found in its way: it was not requested, and need not stay for ever."""
@@ -77,13 +83,13 @@ class KeptContainer(Exception):
         self.hint = hint
 
 
-def refused(folder: UserFolder, where: str, error: OSError) -> Finding:
+def to_finding(folder: UserFolder, where: str, error: OSError) -> Finding:
     """A system call on a container that failed, as a finding."""
     hint = ELSEWHERE if folder.store.is_shared() else WAY_OUT
     return Finding(where, from_os(error, where).message().removeprefix(f"{where}: "), hint)
 
 
-def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> list[Finding]:
+def recover(folder: UserFolder, ended_boots: Collection[str] = (), waits: Wait | None = None) -> list[Finding]:
     """Settle the unlocked containers in one user's stage/ and restoring/; to be run as that user. Return what was kept.
 
     ended  ids of boots that the administrator declared over: no process of them works on anything
@@ -105,13 +111,13 @@ def recover(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None
             for name in names:
                 where = printable(folder.path_to(state, name))
                 try:
-                    _settle(folder, state, name, ended, watched, asks=waits is not None)
+                    _settle(folder, state, name, ended_boots, watched, watches_locked=waits is not None)
                 except KeptContainer as kept:
                     problems.append(Finding(where, str(kept), kept.hint))
                 except TrashdError as error:
                     problems.append(Finding(where, error.message(), error.hint))
                 except OSError as error:
-                    problems.append(refused(folder, where, error))
+                    problems.append(to_finding(folder, where, error))
         if waits is None or not watched or not waits(min(watched)):
             return problems
 
@@ -120,9 +126,9 @@ def _without_tree(kernel: Kernel, orphans: Fd, names: Sequence[bytes]) -> list[b
     """The orphans among these names that have no tree; a cheap check, since there may be very many."""
     containers = [text for name in names if is_container_id(text := name.decode("ascii", "replace"))]
     lacking = []
-    for name in map(str.encode, may_lack(kernel, orphans, containers, TREE)):
+    for name in map(str.encode, names_that_may_lack(kernel, orphans, containers, TREE)):
         try:
-            kernel.stat(orphans, join(name, TREE))
+            kernel.stat(orphans, join_path(name, TREE))
         except FileNotFoundError:
             lacking.append(name)
         except OSError:
@@ -131,7 +137,13 @@ def _without_tree(kernel: Kernel, orphans: Fd, names: Sequence[bytes]) -> list[b
 
 
 def _settle(
-    folder: UserFolder, state: State, name: bytes, ended: Collection[str], watched: list[float], *, asks: bool
+    folder: UserFolder,
+    state: State,
+    name: bytes,
+    ended_boots: Collection[str],
+    watched: list[float],
+    *,
+    watches_locked: bool,
 ) -> None:
     """Settle one container, unless there is nothing to do or another process works on it.
 
@@ -143,12 +155,12 @@ def _settle(
         raise KeptContainer("not an orphan of trashd")
     try:
         is_half_done = state in (State.STAGE, State.RESTORING)
-        held = hold(folder, state, ContainerId(text), ended if is_half_done else ())
+        held = hold(folder, state, ContainerId(text), ended_boots if is_half_done else ())
     except FileNotFoundError:
-        _sweep(folder, state, name, watched)
+        _remove_unrecorded(folder, state, name, watched)
         return
     if isinstance(held, ClaimLost):
-        if held is ClaimLost.BUSY and is_half_done and asks:
+        if held is ClaimLost.BUSY and is_half_done and watches_locked:
             _watch_locked(folder, state, ContainerId(text), watched)
         return
     with held:
@@ -159,15 +171,15 @@ def _settle(
                 folder.store.kernel.unlink(held.fd, RECORD_NEW)
         if state is State.REAPING:
             return  # the next reap continues with it
-        has_ended = held.record.boot in ended
+        has_ended = held.record.boot in ended_boots
         if alive is None or (has_ended and state is State.ORPHANS):
             _settle_held(held)
             return
         if not has_ended:
             if state is State.ORPHANS:
                 raise alive
-            if left_s := left_to_wait_s(folder.store, held.fd):
-                watched.append(left_s)
+            if remaining_s := remaining_wait_s(folder.store, held.fd):
+                watched.append(remaining_s)
                 raise alive
         taken = take_over(held, state)
     if isinstance(taken, HeldContainer):
@@ -182,14 +194,15 @@ def _watch_locked(folder: UserFolder, state: State, container: ContainerId, watc
     """
     kernel = folder.store.kernel
     with suppress(FileNotFoundError):
-        record = look_at_record(folder, state, container)
+        record = read_record_unlocked(folder, state, container)
         if not folder.store.is_shared() or record.boot == boot_id():
             return
         with folder.open(state) as state_fd, kernel.open_dir(state_fd, Name(container.encode())) as fd:
-            if left_s := left_to_wait_s(folder.store, fd):
-                watched.append(left_s)
-        who = f"host {show(record.host)} (boot {show(record.boot)}) has its lock, or the server still keeps that lock"
-        raise KeptContainer(who, _way_out_of(record, folder.store.base_path))
+            if remaining_s := remaining_wait_s(folder.store, fd):
+                watched.append(remaining_s)
+        who = f"host {printable_text(record.host)} (boot {printable_text(record.boot)})"
+        who += " has its lock, or the server still keeps that lock"
+        raise KeptContainer(who, _hint_with_boot(record, folder.store.base_path))
 
 
 def _settle_held(held: HeldContainer) -> None:
@@ -203,7 +216,7 @@ def _settle_held(held: HeldContainer) -> None:
             settle_restoring(held, origin)
 
 
-def _sweep(folder: UserFolder, state: State, name: bytes, watched: list[float]) -> None:
+def _remove_unrecorded(folder: UserFolder, state: State, name: bytes, watched: list[float]) -> None:
     """Remove a container without a record by rmdir: it never held a victim, or holds nothing any more.
 
     Another node may be making it, and its lock can't be seen: so it is watched first, except in reaping/, where none is
@@ -213,12 +226,12 @@ def _sweep(folder: UserFolder, state: State, name: bytes, watched: list[float]) 
     with folder.open(state) as state_fd, suppress(FileNotFoundError):
         with kernel.open_dir(state_fd, name) as fd:
             may_be_made = folder.store.is_shared() and state is not State.REAPING
-            if may_be_made and (left_s := left_to_wait_s(folder.store, fd)):
-                watched.append(left_s)
+            if may_be_made and (remaining_s := remaining_wait_s(folder.store, fd)):
+                watched.append(remaining_s)
                 return
             if not _drop_unfinished_record(kernel, fd):
                 return
-        unmake(kernel, state_fd, name)
+        remove_unrecorded(kernel, state_fd, name)
 
 
 def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
@@ -245,16 +258,16 @@ def _may_be_alive(held: HeldContainer) -> KeptContainer | None:
     is_of_this_boot = record.boot == boot_id()
     if is_of_this_boot and record.superblock == superblock_in(kernel.fstat(held.fd)):
         return None
-    who = "a process on another mount of this filesystem" if is_of_this_boot else f"host {show(record.host)}"
-    what = f"{who} (boot {show(record.boot)}) may still be working on it"
+    who = "a process on another mount of this filesystem" if is_of_this_boot else f"host {printable_text(record.host)}"
+    what = f"{who} (boot {printable_text(record.boot)}) may still be working on it"
     volume = held.folder.store.base_path
     takes_over = (
         f"trashd doctor --repair --wait {shell_word(volume)} takes it over if that node stays silent; to skip the wait,"
     )
-    return KeptContainer(what, _way_out_of(record, volume, takes_over))
+    return KeptContainer(what, _hint_with_boot(record, volume, takes_over))
 
 
-def _way_out_of(record: Record, volume: bytes, *first: str) -> str:
+def _hint_with_boot(record: Record, volume: bytes, *first: str) -> str:
     """The hint with the id of a boot; first: other remedies"""
     import re  # late: there is seldom anything to report
 
@@ -264,52 +277,52 @@ def _way_out_of(record: Record, volume: bytes, *first: str) -> str:
     return " ".join((*first, ends))
 
 
-def _gather(held: HeldContainer) -> tuple[Identity | None, Identity | None]:
+def _collect_late(held: HeldContainer) -> tuple[Identity | None, Identity | None]:
     """On shared filesystems, move the contents of older containers and transfer directories into the container.
 
     Returns  the identities of `tree` and of `fresh` afterwards
     Raises   OSError
     """
     if held.folder.store.is_shared():
-        end_old(held)
+        empty_old_containers(held)
         settle_late(held)
     kernel = held.folder.store.kernel
-    return identify_at(kernel, held.fd, TREE), identify_at(kernel, held.fd, FRESH)
+    return identify_at(kernel, held.fd, TREE), identify_at(kernel, held.fd, REPLACEMENT)
 
 
 def _settle_staged(held: HeldContainer, origin: Origin) -> None:
     record = held.record
-    action = decide_stage(record, *_gather(held), origin.identity())
+    action = decide_stage(record, *_collect_late(held), origin.identity())
     match action:
         case StageAction.KEEP:
             raise KeptContainer("its `tree` is neither the old nor the new directory of its record")
         case StageAction.UNMADE | StageAction.BACK:
             origin.settle_kept()
-            origin.take_back(record.lent_mode, record.victim)
+            origin.end_temporary_permission(record.lent_mode, record.victim)
             if record.method is Method.DROPPED:
-                _take_back_dropped(held)
+                _end_permission_of_dropped(held)
             if record.fresh is not None and origin.parent_fd is not None:
                 drop_stand_in(held.folder.store.kernel, origin.parent_fd, held.id)
             # `tree`, if it exists, was just identified as the replacement; rmdir fails if it is not empty.
-            for name in (TREE, FRESH):
+            for name in (TREE, REPLACEMENT):
                 _remove_prepared(held, name)
             dissolve(held)
         case StageAction.PLACE | StageAction.FORWARD:
             if action is StageAction.PLACE:
-                origin.place(VisibleMove.PLACE)
+                origin.place_entry(VisibleMove.PLACE)
             origin.settle_kept()
-            _remove_prepared(held, FRESH)
-            _take_back_tree(held)
-            origin.take_back(record.lent_mode, record.fresh)
+            _remove_prepared(held, REPLACEMENT)
+            _end_permission_of_tree(held)
+            origin.end_temporary_permission(record.lent_mode, record.fresh)
             # Root's next command gives the tree to an heir; recovery never needs another user's folder.
             if record.heir is None or held.folder.uid:
-                move(held, State.ORPHANS)
+                move_to_state(held, State.ORPHANS)
         case StageAction.GATHERED:
-            drop_prepared(held)
+            drop_unfinished(held)
             if drop_empty_tree(held):
                 dissolve(held)
             else:
-                move(held, State.ORPHANS)
+                move_to_state(held, State.ORPHANS)
         case _:
             assert_never(action)
 
@@ -340,15 +353,15 @@ def _settle_empty(held: HeldContainer, origin: Origin) -> None:
     if set(held.folder.store.kernel.list(held.fd)) - {RECORD}:
         return
     if record.method is Method.DROPPED:
-        _take_back_dropped(held)
-    elif compare(origin.identity(), record.victim) is Likelihood.SAME:
-        origin.take_back(record.lent_mode, record.victim)
+        _end_permission_of_dropped(held)
+    elif compare(origin.identity(), record.victim) is IdentityMatch.SAME:
+        origin.end_temporary_permission(record.lent_mode, record.victim)
     else:
         return
     dissolve(held)
 
 
-def _take_back_dropped(held: HeldContainer) -> None:
+def _end_permission_of_dropped(held: HeldContainer) -> None:
     """End the temporary permission of a tree in `drop/`: its record names no origin, so it is found by its identity."""
     kernel, record = held.folder.store.kernel, held.record
     if record.lent_mode is None:
@@ -356,15 +369,15 @@ def _take_back_dropped(held: HeldContainer) -> None:
     with held.folder.open(DROP) as drop:
         for name in kernel.list(drop):
             with suppress(FileNotFoundError), kernel.open_beneath(drop, name) as fd:
-                if compare(kernel.identify(fd), record.victim) is Likelihood.SAME:
-                    take_back(held, fd, record.lent_mode)
+                if compare(kernel.identify(fd), record.victim) is IdentityMatch.SAME:
+                    end_temporary_permission(held, fd, record.lent_mode)
 
 
-def _take_back_tree(held: HeldContainer) -> None:
+def _end_permission_of_tree(held: HeldContainer) -> None:
     if held.record.lent_mode is not None:
         kernel = held.folder.store.kernel
         with kernel.open_beneath(held.fd, TREE) as fd:
-            take_back(held, fd, held.record.lent_mode)
+            end_temporary_permission(held, fd, held.record.lent_mode)
 
 
 def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State.ORPHANS) -> None:
@@ -374,14 +387,14 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
     Raises   OSError; KeptContainer if the situation is not understood
     """
     record = held.record
-    action = decide_restoring(record, *_gather(held), origin.identity())
+    action = decide_restoring(record, *_collect_late(held), origin.identity())
     if action is not RestoringAction.KEEP:
-        drop_prepared(held)
+        drop_unfinished(held)
     match action:
         case RestoringAction.KEEP:
             raise KeptContainer("its `tree` is neither the old nor the new directory of its record")
         case RestoringAction.PLACE:
-            if not origin.place(VisibleMove.BACK):
+            if not origin.place_entry(VisibleMove.BACK):
                 raise KeptContainer(
                     "its tree can't be moved back: the name is taken, or its directory is missing or was replaced"
                 )
@@ -389,20 +402,20 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
         case RestoringAction.RETIRE:
             with Origin(held, record.target) as reached:
                 reached.settle_kept()
-                reached.take_back(record.lent_mode, record.victim)
+                reached.end_temporary_permission(record.lent_mode, record.victim)
             retire_restored(held)
         case RestoringAction.GIVE_BACK:
             settle_kept(held, None)
-            rescue_fresh(held, FRESH)
-            _take_back_tree(held)
-            origin.take_back(record.lent_fresh, record.fresh)
-            move(held, back_to)
+            rescue_replacement(held, REPLACEMENT)
+            _end_permission_of_tree(held)
+            origin.end_temporary_permission(record.lent_fresh, record.fresh)
+            move_to_state(held, back_to)
         case RestoringAction.REST:
-            _take_back_tree(held)
+            _end_permission_of_tree(held)
             if drop_empty_tree(held):
                 retire_restored(held)
             else:
-                move(held, back_to)
+                move_to_state(held, back_to)
         case _:
             assert_never(action)
 
@@ -412,13 +425,13 @@ def retire_restored(held: HeldContainer) -> ContainerId | None:
 
     Returns  the id of the orphan that holds it, if any
     """
-    rescued = rescue_fresh(held, TREE) or rescue_fresh(held, FRESH)
+    rescued = rescue_replacement(held, TREE) or rescue_replacement(held, REPLACEMENT)
     rescue_hoisted(held)
     dissolve(held)
     return rescued
 
 
-def rescue_fresh(held: HeldContainer, name: Name) -> ContainerId | None:
+def rescue_replacement(held: HeldContainer, name: Name) -> ContainerId | None:
     """Remove a replacement that came back into a container; if it is not empty, make it an orphan.
 
     That orphan is kept for a week, as it was not requested and its user may not know of it.
@@ -439,17 +452,17 @@ def settle_late(held: HeldContainer) -> None:
     The victim becomes the tree, whatever has that name; each other entry becomes an orphan of its own. Raises  OSError
     """
     kernel, victim = held.folder.store.kernel, held.record.victim
-    late = [Name(name) for name in kernel.list_anew(held.fd) if name.startswith(LATE_PREFIX)]
+    late = [Name(name) for name in kernel.list_reopened(held.fd) if name.startswith(LATE_PREFIX)]
     for name in late:
-        tree, came = identify_at(kernel, held.fd, TREE), identify_at(kernel, held.fd, name)
-        if compare(came, victim) is Likelihood.SAME and compare(tree, victim) is not Likelihood.SAME:
+        tree, identity = identify_at(kernel, held.fd, TREE), identify_at(kernel, held.fd, name)
+        if compare(identity, victim) is IdentityMatch.SAME and compare(tree, victim) is not IdentityMatch.SAME:
             aside = late_name()
             kernel.rename_free(held.fd, TREE, held.fd, aside)
             kernel.rename_free(held.fd, name, held.fd, TREE)
             name = aside
         note = f"moved into {held.id} late, by a call that the server repeated"
         origin = held.record.origin
-        take_in(held.folder, held.fd, name, origin=origin, retention_s=RESCUED_RETENTION_S, note=note)
+        make_orphan(held.folder, held.fd, name, origin=origin, retention_s=RESCUED_RETENTION_S, note=note)
 
 
 def keep_hoisted(held: HeldContainer) -> list[str]:
@@ -463,7 +476,7 @@ def keep_hoisted(held: HeldContainer) -> list[str]:
 
 
 def keep_as_orphan(
-    held: HeldContainer, name: Name, origin: RelPath | None, note: str, lent: int | None = None
+    held: HeldContainer, name: Name, origin: RelPath | None, note: str, mode_before: int | None = None
 ) -> ContainerId | None:
     """Remove a directory that should be empty; if it is not, make it an orphan that is kept for a week."""
     try:
@@ -475,10 +488,12 @@ def keep_as_orphan(
             raise
     else:
         return None
-    return take_in(held.folder, held.fd, name, origin=origin, retention_s=RESCUED_RETENTION_S, note=note, lent=lent)
+    return make_orphan(
+        held.folder, held.fd, name, origin=origin, retention_s=RESCUED_RETENTION_S, note=note, mode_before=mode_before
+    )
 
 
-def take_in(
+def make_orphan(
     folder: UserFolder,
     dir_fd: Fd,
     name: Name,
@@ -486,7 +501,7 @@ def take_in(
     origin: RelPath | None,
     retention_s: int | None,
     note: str,
-    lent: int | None = None,
+    mode_before: int | None = None,
 ) -> ContainerId:
     """Make an orphan of an entry in a directory of the same user: write the record, then rename.
 
@@ -496,29 +511,29 @@ def take_in(
     kernel = folder.store.kernel
     with ExitStack() as owned:
         fd = owned.enter_context(kernel.open_beneath(dir_fd, name))
-        lent = loan(kernel.fstat(fd)) if lent is None else lent
+        mode_before = mode_to_restore(kernel.fstat(fd)) if mode_before is None else mode_before
         method = Method.DROPPED if origin is None else Method.REMOVED
         victim = identify_at(kernel, dir_fd, name)
-        record = record_now(folder, method, origin, victim)
-        record = record._replace(retention_s=retention_s, note=note, lent_mode=lent)
+        record = make_record(folder, method, origin, victim)
+        record = record._replace(retention_s=retention_s, note=note, lent_mode=mode_before)
         called = name if origin is None else os.path.basename(origin)
         held = owned.enter_context(stage_new(folder, called, record)).held
         try:
-            lend(held, fd, lent)
+            grant_temporary_permission(held, fd, mode_before)
             kernel.rename(dir_fd, name, held.fd, TREE)
         except (OSError, TrashdError):
-            take_back(held, fd, lent)
+            end_temporary_permission(held, fd, mode_before)
             dissolve(held)
             raise
-        take_back(held, fd, lent)
+        end_temporary_permission(held, fd, mode_before)
         if not kernel.is_named(fd, held.fd, TREE):  # its user renamed it and gave its name to another entry
-            came = identify_at(kernel, held.fd, TREE)
-            held = rewrite(held, held.record._replace(victim=came, lent_mode=None))
+            identity = identify_at(kernel, held.fd, TREE)
+            held = rewrite_record(held, held.record._replace(victim=identity, lent_mode=None))
         if origin is not None:
             # Otherwise btrfs may write the following move, but not this rename. A dropped tree would just be adopted
             # again.
             kernel.fsync(dir_fd)
-        move(held, State.ORPHANS)
+        move_to_state(held, State.ORPHANS)
     return held.id
 
 
@@ -532,7 +547,7 @@ def adopt_dropped(folder: UserFolder) -> list[Finding]:
         for name in names:
             where = printable(os.path.join(folder.path(), DROP, name))
             try:
-                take_in(folder, drop, Name(name), origin=None, retention_s=DEFAULT_RETENTION_S, note="")
+                make_orphan(folder, drop, Name(name), origin=None, retention_s=DEFAULT_RETENTION_S, note="")
             except FileNotFoundError:
                 continue  # its user took it back, or another command was faster
             except (OSError, TrashdError) as error:
@@ -554,9 +569,9 @@ class Origin:
         if path is None and held.record.method is not Method.SWEEP:  # a sweep's tree never had a name there
             path = held.record.origin
         if path is not None:
-            *parents, self.name = split(path)
-            self._upper = join(*parents)
-            with suppress_errno(*_NOWHERE):
+            *parents, self.name = split_path(path)
+            self._upper = join_path(*parents)
+            with suppress_errno(*_UNREACHABLE_ERRNOS):
                 self.parent_fd = self._kernel.open_beneath(held.folder.store.base.fd, self._upper or b".", DIRECTORY)
 
     def __enter__(self) -> Self:
@@ -576,34 +591,34 @@ class Origin:
         assert self.parent_fd is not None
         # Opened only when needed: checking what needs no repair must not wait for a mount's daemon.
         above = self._held.folder.store.base.mounted
-        with with_mounted(self._kernel, self.parent_fd, above, self._upper) as sides:
+        with borrow_both_sides(self._kernel, self.parent_fd, above, self._upper) as sides:
             yield DirectRename(self._kernel, sides, self.name)
 
-    def take_back(self, mode: int | None, lent_to: Identity | None) -> None:
+    def end_temporary_permission(self, mode: int | None, granted_to: Identity | None) -> None:
         """End a temporary permission at the name, if the entry there is the one that it was granted for."""
         if mode is None or self.parent_fd is None:
             return
         with suppress(FileNotFoundError), self._kernel.open_beneath(self.parent_fd, self.name) as fd:
-            if compare(self._kernel.identify(fd), lent_to) is Likelihood.SAME:
+            if compare(self._kernel.identify(fd), granted_to) is IdentityMatch.SAME:
                 with self.visible() as visible:
-                    take_back(self._held, fd, mode, visible)
+                    end_temporary_permission(self._held, fd, mode, visible)
 
     def unmark(self) -> None:
         """Remove the mark from our replacement, if that still has the name: it is no longer needed."""
-        fresh = self._held.record.fresh
-        if is_marked(fresh) and self.parent_fd is not None:
+        replacement = self._held.record.fresh
+        if is_marked(replacement) and self.parent_fd is not None:
             with suppress(OSError), self._kernel.open_beneath(self.parent_fd, self.name, DIRECTORY) as fd:
-                if compare(self._kernel.identify(fd), fresh) is Likelihood.SAME:
+                if compare(self._kernel.identify(fd), replacement) is IdentityMatch.SAME:
                     self._kernel.unmark(fd)
 
-    def place(self, move_to_it: VisibleMove) -> bool:
+    def place_entry(self, move_to_it: VisibleMove) -> bool:
         """Move something of the container to the name, and end its temporary permission.
 
         Returns  False if `may_give` forbids it or the name is taken
         """
         if self.parent_fd is None:
             return False
-        with self._kernel.open_beneath(self._held.fd, _MOVED[move_to_it]) as fd, self.visible() as visible:
+        with self._kernel.open_beneath(self._held.fd, _MOVED_NAMES[move_to_it]) as fd, self.visible() as visible:
             if move_to_it is VisibleMove.BACK:
                 owner, recorded = self._kernel.fstat(fd).st_uid, self._held.record.parent
                 if not may_give(self._kernel, self.parent_fd, owner, None, recorded):
@@ -613,7 +628,7 @@ class Origin:
             except FileExistsError:
                 return False
             self.settle_kept()
-            take_back(self._held, fd, self._held.record.lent_mode, visible)
+            end_temporary_permission(self._held, fd, self._held.record.lent_mode, visible)
         return True
 
     def settle_kept(self) -> list[str]:
@@ -629,9 +644,9 @@ class Origin:
         try:
             fd = self._kernel.open_beneath(self.parent_fd, self.name, DIRECTORY)
         except OSError as error:
-            if error.errno not in _NOWHERE:
+            if error.errno not in _UNREACHABLE_ERRNOS:
                 raise
             return settle_kept(self._held, None)
         above = self._held.folder.store.base.mounted
-        with both_sides(self._kernel, fd, above, join(self._upper, self.name)) as here:
-            return settle_kept(self._held, here)
+        with add_mounted_side(self._kernel, fd, above, join_path(self._upper, self.name)) as sides:
+            return settle_kept(self._held, sides)

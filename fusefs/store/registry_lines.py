@@ -18,13 +18,13 @@ from collections.abc import Collection
 from enum import Enum
 from typing import NamedTuple
 
-from fusefs.core.identity import Identity, Likelihood, compare, from_words, in_words, is_marked
-from fusefs.core.names import STORE, Name, VolumeId, is_hex, is_volume_id, split, whose_store
+from fusefs.core.identity import Identity, IdentityMatch, compare, format_identity, is_marked, parse_identity
+from fusefs.core.names import STORE, Name, VolumeId, is_hex, is_volume_id, parse_user_store_name, split_path
 from fusefs.core.printable_names import shell_word, unescape
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.runtime_directories import lasting_dir, read_file, require_owner
-from fusefs.store.backing_and_mount import FULL, suppress_errno
+from fusefs.linux.runtime_directories import persistent_dir, read_file, require_owner
+from fusefs.store.backing_and_mount import NO_SPACE_ERRNOS, suppress_errno
 
 STORES = b"stores"
 MAX_BYTES = 64 * 1024
@@ -54,22 +54,22 @@ class RegistryLine(NamedTuple):
         return os.path.join(self.path, self.name)
 
 
-def encode(one: RegistryLine) -> bytes:
+def encode_line(line: RegistryLine) -> bytes:
     """Encode the line, with the newline."""
-    path = one.path if one.name == STORE else one.store()
+    path = line.path if line.name == STORE else line.store()
     quoted = b"".join(b"%c" % byte if byte in _PLAIN else b"%%%02X" % byte for byte in path)
-    told = f"{in_words(one.identity)} {one.volume} {one.filesystem:x} "
-    return told.encode() + quoted + b"\n"
+    head = f"{format_identity(line.identity)} {line.volume} {line.filesystem:x} "
+    return head.encode() + quoted + b"\n"
 
 
-def decode(text: bytes) -> list[RegistryLine]:
+def decode_lines(text: bytes) -> list[RegistryLine]:
     """Decode a registry; skip invalid lines. Another user may have written all of it."""
     lines = []
     for line in text.split(b"\n", MAX_LINES)[:MAX_LINES]:
         words = line.rsplit(b" ", 3)
         if len(words) != len(("identity", "volume", "filesystem", "path")) or not line.isascii():
             continue
-        identity = from_words(words[0])
+        identity = parse_identity(words[0])
         volume, filesystem, quoted = (word.decode() for word in words[1:])
         is_number = 0 < len(filesystem) <= _FILESYSTEM_DIGITS and is_hex(filesystem)
         if identity is None or is_marked(identity) or not is_volume_id(volume) or not is_number:
@@ -79,11 +79,11 @@ def decode(text: bytes) -> list[RegistryLine]:
             continue
         try:
             if path != b"/":
-                split(path[1:])
+                split_path(path[1:])
         except ValueError:
             continue
         above, name = os.path.split(path)
-        where = (path, STORE) if whose_store(name) is None else (above, Name(name))
+        where = (path, STORE) if parse_user_store_name(name) is None else (above, Name(name))
         lines.append(RegistryLine(identity, VolumeId(volume), int(filesystem, 16), *where))
     return lines
 
@@ -98,28 +98,28 @@ def read_registry(dir_fd: int) -> bytes:
     return read_file(STORES, MAX_BYTES, dir_fd=dir_fd, owner=os.geteuid())
 
 
-def registered() -> list[RegistryLine]:
+def read_own_lines() -> list[RegistryLine]:
     """The lines of the caller's own registry, the newest last; empty if there is no valid one."""
     try:
-        return decode(read_own())
+        return decode_lines(read_own_registry())
     except OSError:
         return []  # `why_unread` reports why
 
 
-def why_unread() -> tuple[bytes, str] | None:
+def explain_unused_registry() -> tuple[bytes, str] | None:
     """The path of the caller's registry, and why it is not used; None if it is used, or does not exist."""
     try:
-        read_own()
+        read_own_registry()
     except FileNotFoundError:
         return None
     except OSError as error:
-        return os.path.join(lasting_dir(), STORES), error.strerror or "it can't be read"
+        return os.path.join(persistent_dir(), STORES), error.strerror or "it can't be read"
     return None
 
 
-def read_own() -> bytes:
+def read_own_registry() -> bytes:
     """Read the caller's own registry. Raises  OSError"""
-    with Fd(os.open(lasting_dir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
+    with Fd(os.open(persistent_dir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         return read_registry(directory)
 
 
@@ -128,8 +128,8 @@ XATTR = "security.trashd"
 
 Source  xattr(7), cap_inode_setxattr() in security/commoncap.c
 """
-_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.E2BIG, errno.EROFS, *FULL)
-UNNOTED = (
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.E2BIG, errno.EROFS, *NO_SPACE_ERRNOS)
+NO_ROOT_MARK = (
     "only this machine's list of stores (/var/lib/trashd/stores) records that root created it, not the store itself"
 )
 """Reported for a store of root's that could not be marked."""
@@ -151,7 +151,7 @@ _WHOLE = [0, 0, (1 << 32) - 1]
 """/proc/self/uid_map in the initial user namespace."""
 
 
-def makes_common() -> bool:
+def makes_root_store() -> bool:
     """Whether the caller makes root's store for all users: whether a mark of this root counts.
 
     Without CAP_SYS_ADMIN, or in a user namespace, the store can't be marked, and in the next container nothing would
@@ -165,20 +165,20 @@ def makes_common() -> bool:
         return may_use(Capability.SYS_ADMIN) and [int(word) for word in ids.read().split()] == _WHOLE
 
 
-def note_made(kernel: Kernel, fd: Fd) -> bool:
+def set_root_mark(kernel: Kernel, fd: Fd) -> bool:
     """Mark an opened `.trashd` as made by root; return whether that was possible. Raises  OSError"""
     with suppress_errno(*_CANNOT):
-        kernel.set_xattr(fd, XATTR, in_words(kernel.identify(fd)).encode())
+        kernel.set_xattr(fd, XATTR, format_identity(kernel.identify(fd)).encode())
         return True
     return False
 
 
-def is_noted(kernel: Kernel, fd: Fd) -> bool:
+def has_root_mark(kernel: Kernel, fd: Fd) -> bool:
     """Whether an opened `.trashd` is marked as made by root, and is no copy. Raises  OSError"""
-    return who_made(kernel, fd) is StoreMaker.BY_ROOT
+    return find_maker(kernel, fd) is StoreMaker.BY_ROOT
 
 
-def could_be_noted(kernel: Kernel, fd: Fd) -> bool:
+def can_have_root_mark(kernel: Kernel, fd: Fd) -> bool:
     """Whether the filesystem of an opened `.trashd` keeps the attribute, if root may set it.
 
     A network or FUSE filesystem may report that the attribute is missing, and yet refuse to set it. So False for these.
@@ -190,7 +190,7 @@ def could_be_noted(kernel: Kernel, fd: Fd) -> bool:
     return True
 
 
-def what_unnoted_means(base_path: bytes) -> str:
+def explain_missing_mark(base_path: bytes) -> str:
     """The consequence if a store has no mark that root made it, and the remedy."""
     volume = shell_word(base_path)
     return (
@@ -200,22 +200,22 @@ def what_unnoted_means(base_path: bytes) -> str:
     )
 
 
-def who_made(kernel: Kernel, fd: Fd, places: Collection[bytes] = ()) -> StoreMaker:
+def find_maker(kernel: Kernel, fd: Fd, base_paths: Collection[bytes] = ()) -> StoreMaker:
     """Which user made an opened `.trashd` of root's.
 
     places  paths of the directory that holds it, for which the caller, root, trusts root's registry of stores
     Raises  OSError
     """
-    found, noted = kernel.identify(fd), from_words(kernel.get_xattr(fd, XATTR) or b"")
-    if noted is not None and compare(noted, found) is not Likelihood.OTHER:
+    identity, marked = kernel.identify(fd), parse_identity(kernel.get_xattr(fd, XATTR) or b"")
+    if marked is not None and compare(marked, identity) is not IdentityMatch.OTHER:
         return StoreMaker.BY_ROOT
-    named = (line.identity for line in (registered() if places else ()) if line.path in places)
-    if any(compare(one, found) is not Likelihood.OTHER for one in named):
+    named = (line.identity for line in (read_own_lines() if base_paths else ()) if line.path in base_paths)
+    if any(compare(one, identity) is not IdentityMatch.OTHER for one in named):
         return StoreMaker.BY_ROOT
-    return StoreMaker.UNKNOWN if noted is None else StoreMaker.COPY
+    return StoreMaker.UNKNOWN if marked is None else StoreMaker.COPY
 
 
-def way_out(base_path: bytes) -> str:
+def hint_for_unknown_maker(base_path: bytes) -> str:
     """The remedy if it is not known who made a store."""
     volume = shell_word(base_path)
     ours = f"if root created it, on another machine or before it was copied: trashd init --known {volume}"

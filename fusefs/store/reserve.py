@@ -18,8 +18,8 @@ from fusefs.core.names import ContainerId, Name
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
-from fusefs.store.backing_and_mount import FILE_TO_LOCK, FULL, suppress_errno
-from fusefs.store.layout import FRESH, RECORD, RESERVE, TREE, UserFolder
+from fusefs.store.backing_and_mount import FILE_TO_LOCK, NO_SPACE_ERRNOS, suppress_errno
+from fusefs.store.layout import RECORD, REPLACEMENT, RESERVE, TREE, UserFolder
 
 READY = Name(b"ready")
 SPARE = Name(b"spare")
@@ -34,12 +34,12 @@ def ensure_reserve(folder: UserFolder) -> None:
     with folder.open(RESERVE) as reserve:
         if _is_complete(kernel, reserve):
             return
-        with suppress_errno(*FULL, errno.EEXIST, errno.ENOENT):  # full, or another command is making it
+        with suppress_errno(*NO_SPACE_ERRNOS, errno.EEXIST, errno.ENOENT):  # full, or another command is making it
             if all(_discard(kernel, reserve, name) for name in (READY, _MAKING)):
                 try:
                     _make(kernel, reserve)
                 except OSError as error:
-                    if error.errno in FULL:  # an incomplete one is useless and takes space
+                    if error.errno in NO_SPACE_ERRNOS:  # an incomplete one is useless and takes space
                         _discard(kernel, reserve, _MAKING)
                     raise
 
@@ -52,7 +52,7 @@ def _make(kernel: Kernel, reserve: Fd) -> None:
             try:
                 kernel.reserve_blocks(spare, RECORD_MAX_BYTES)
             except OSError as error:
-                if error.errno in FULL:
+                if error.errno in NO_SPACE_ERRNOS:
                     raise
                 # If blocks can't be reserved (some network filesystems) the inodes are still useful.
     kernel.rename(reserve, _MAKING, reserve, READY)
@@ -102,7 +102,7 @@ def _discard(kernel: Kernel, reserve: Fd, name: Name) -> bool:
             with suppress(FileNotFoundError):
                 if not kernel.lock(locks.enter_context(kernel.open_beneath(fd, file, FILE_TO_LOCK))):
                     return False
-        for directory in (TREE, FRESH):
+        for directory in (TREE, REPLACEMENT):
             with suppress(FileNotFoundError):
                 kernel.rmdir(fd, directory)
         for file in (SPARE, RECORD):
@@ -118,12 +118,12 @@ def discard_reserve(folder: UserFolder) -> None:
     with folder.open(RESERVE) as reserve:
         for name in (READY, _MAKING):
             _discard(kernel, reserve, name)
-        for name in _ALL:
+        for name in _SPARE_FILES:
             with suppress(FileNotFoundError):
                 kernel.unlink(reserve, name)
 
 
-def take_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
+def lock_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
     """Lock the ready container and its spare file, both closed by `owned`; None if that is impossible.
 
     The holder of the lock has the reserve: the spare file becomes the container's record.
@@ -150,9 +150,9 @@ def move_to_stage(folder: UserFolder, container: ContainerId) -> None:
 
 T = TypeVar("T")
 
-FOR_USER = Name(b"ballast-user")
-FOR_REAPER = Name(b"ballast-reaper")
-_ALL = (FOR_USER, FOR_REAPER)
+SPARE_FOR_USER = Name(b"ballast-user")
+SPARE_FOR_REAPER = Name(b"ballast-reaper")
+_SPARE_FILES = (SPARE_FOR_USER, SPARE_FOR_REAPER)
 _SIZE_BYTES = 2 << 20
 """Twice what was measured to be enough for a swap (Linux 6.18, 16 KiB nodes)."""
 
@@ -166,7 +166,7 @@ def ensure_spare_space(folder: UserFolder) -> None:
     with folder.open(RESERVE) as reserve:
         if kernel.filesystem(reserve) != BTRFS_MAGIC:
             return
-        for name in set(_ALL) - set(kernel.list(reserve)):
+        for name in set(_SPARE_FILES) - set(kernel.list(reserve)):
             with suppress(FileExistsError), kernel.create(reserve, name) as fd:
                 try:
                     kernel.reserve_blocks(fd, _SIZE_BYTES)
@@ -179,20 +179,20 @@ def has_spare_space(folder: UserFolder) -> bool:
     """Whether all spare files exist, or none is needed."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
-        return kernel.filesystem(reserve) != BTRFS_MAGIC or set(kernel.list(reserve)).issuperset(_ALL)
+        return kernel.filesystem(reserve) != BTRFS_MAGIC or set(kernel.list(reserve)).issuperset(_SPARE_FILES)
 
 
-def with_room(folder: UserFolder, spare: Name, act: Callable[[], T]) -> T:
+def call_with_room(folder: UserFolder, spare: Name, call: Callable[[], T]) -> T:
     """Call `act`; if there is no space, delete the spare file and call it once more."""
     try:
-        return act()
+        return call()
     except OSError as error:
-        if error.errno not in FULL or not release(folder, spare):
+        if error.errno not in NO_SPACE_ERRNOS or not release_spare(folder, spare):
             raise
-    return act()
+    return call()
 
 
-def release(folder: UserFolder, name: Name) -> bool:
+def release_spare(folder: UserFolder, name: Name) -> bool:
     """Delete a spare file; return whether it existed.
 
     Its space counts as free only after a commit, hence the syncfs.

@@ -30,57 +30,64 @@ from fusefs.core.errors import (
     UsageError,
     from_os,
 )
-from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import ContainerId, Name, RelPath, join, split
+from fusefs.core.identity import Identity, IdentityMatch, compare
+from fusefs.core.names import ContainerId, Name, RelPath, join_path, split_path
 from fusefs.core.printable_names import printable
 from fusefs.core.record import MAX_FAILURES, Failure, Method
 from fusefs.core.results import NOT_GIVEN
-from fusefs.linux.directory_metadata import make_like, read_likeness
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.directory_metadata import make_directory_like, read_metadata
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import below, is_inside, read_mounts
+from fusefs.linux.mountinfo import is_inside, read_mounts, relative_to
 from fusefs.linux.syscalls import NO_EXCHANGE
-from fusefs.linux.untrusted_path import open_way
+from fusefs.linux.untrusted_path import open_untrusted
 from fusefs.linux.xattrs import mark_restored
-from fusefs.store.as_owner import ITS_OWNERS, why_other
+from fusefs.store.as_owner import OWNER_RESTORES_HINT, explain_mismatch
 from fusefs.store.backing_and_mount import (
-    ABSENT,
+    ABSENT_ERRNOS,
     DIRECTORY,
     BackingAndMount,
-    between,
-    is_same,
+    borrow_both_sides,
+    choose_rename_fds,
+    is_same_directory,
     is_taken,
-    refresh,
-    wholly_beneath,
-    with_mounted,
+    open_beneath_on_both,
+    refresh_in_mount,
 )
 from fusefs.store.container import (
     ClaimLost,
     HeldContainer,
     drop_empty_tree,
-    drop_prepared,
+    drop_recorded_size,
+    drop_unfinished,
     flush,
     flush_directory,
-    forget_size,
     hold,
     hold_soon,
     is_taken_over,
-    look_at_record,
-    move,
+    move_to_state,
     open_inside,
-    rewrite,
+    read_record_unlocked,
+    rewrite_record,
     unfinished_name,
 )
-from fusefs.store.keep_entries import missing, note_part
-from fusefs.store.layout import FRESH, TREE, UserFolder, is_stores_own, trusted_owners
-from fusefs.store.mounted_paths import open_shown
-from fusefs.store.orphans import ListedContainer, act_on
+from fusefs.store.keep_entries import find_missing_kept, record_part
+from fusefs.store.layout import REPLACEMENT, TREE, UserFolder, is_store_name, trusted_owners
+from fusefs.store.mounted_paths import open_both_sides
+from fusefs.store.orphans import ListedContainer, call_in_folder
 from fusefs.store.recover import KeptContainer, Origin, keep_hoisted, retire_restored, settle_restoring
-from fusefs.store.reserve import FOR_USER, with_room
+from fusefs.store.reserve import SPARE_FOR_USER, call_with_room
 from fusefs.store.take_over import take_over
 from fusefs.store.victim import check_operand
-from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, loan, take_back
-from fusefs.store.walk import DeepOpener, check_giving, is_bounded, may_give, walk_inwards
+from fusefs.store.victim_rename import (
+    DirectRename,
+    VisibleMove,
+    VisibleRename,
+    end_temporary_permission,
+    grant_temporary_permission,
+    mode_to_restore,
+)
+from fusefs.store.walk import DeepOpener, check_giving, may_give, must_check_owners, walk_inwards
 
 _WITHOUT_RETURN = {
     State.REAPING: "it may run on another host, where nothing can stop it for certain, so nothing is restored on this "
@@ -152,7 +159,7 @@ class RestoreDestination(NamedTuple):
     target: RelPath | None
     at_origin: bool
 
-    def by_root(self) -> bool:
+    def is_by_root(self) -> bool:
         """Whether root renames for the tree's owner, which then needs no temporary permission."""
         return not isinstance(self.visible, DirectRename)
 
@@ -165,7 +172,7 @@ def restore_by_id(
     Raises  TrashdError; it is then an orphan as before
     """
     try:
-        within = None if inside is None else join(*split(inside))
+        within = None if inside is None else join_path(*split_path(inside))
     except ValueError as error:
         raise UsageError(
             f"{printable(inside or b'')}: not a path in an orphan",
@@ -173,12 +180,12 @@ def restore_by_id(
         ) from error
     with ExitStack() as owned:
         if to is None:
-            if entry.origin is not None and any(map(is_stores_own, entry.origin.split(b"/"))):
+            if entry.origin is not None and any(map(is_store_name, entry.origin.split(b"/"))):
                 # Only staging makes containers; one that root took to delete it may have lost its record by now (I3).
                 raise Refused(
                     f"{printable(entry.origin)}: its original path is in a trash store", "restore it with --to PATH"
                 )
-            body, visible = partial(_back_home, entry, within), None
+            body, visible = partial(_restore_to_origin, entry, within), None
         else:
             if within is not None and entry.uid != os.geteuid():
                 raise UsageError(
@@ -190,15 +197,15 @@ def restore_by_id(
             if not name:
                 raise Refused(f"--to {printable(to)}: not a name", "--to needs the new path, including the new name")
             try:
-                above = owned.enter_context(open_shown(kernel, parent or b"."))
+                above = owned.enter_context(open_both_sides(kernel, parent or b"."))
             except OSError as error:
                 raise from_os(error, to) from error
-            if is_bounded():
+            if must_check_owners():
                 _check_destination(kernel, entry, parent or b".", above)
-            body = partial(_elsewhere, entry, within, to, above.fd)
+            body = partial(_restore_elsewhere, entry, within, to, above.fd)
             visible = DirectRename(kernel, above, Name(name))
         try:
-            return act_on(kernel, volumes, entry, body, Restored, visible)
+            return call_in_folder(kernel, volumes, entry, body, Restored, visible)
         except OSError as error:
             if error.errno == errno.EXDEV and to is not None:
                 base = printable(entry.base_path())
@@ -215,10 +222,10 @@ def _check_destination(kernel: Kernel, entry: ListedContainer, path: bytes, abov
     there = printable(path)
     try:
         absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
-        with open_way(kernel, absolute, read_mounts(), trusted_owners(os.geteuid())) as found:
-            is_it = any(side is not None and is_same(kernel, found, side) for side in above)
+        with open_untrusted(kernel, absolute, read_mounts(), trusted_owners(os.geteuid())) as trusted_fd:
+            is_it = any(side is not None and is_same_directory(kernel, trusted_fd, side) for side in above)
     except OSError as error:
-        if error.errno not in ABSENT:
+        if error.errno not in ABSENT_ERRNOS:
             raise from_os(error, path) from error
         is_it = False
     if not is_it:
@@ -227,23 +234,23 @@ def _check_destination(kernel: Kernel, entry: ListedContainer, path: bytes, abov
         check_giving(kernel, above.fd, path, entry.uid)
 
 
-def _back_home(
+def _restore_to_origin(
     entry: ListedContainer, inside: RelPath | None, folder: UserFolder, _visible: VisibleRename | None
 ) -> Restored:
     claim = claim_for_restore(folder, entry.id)
     held = claim.held
     if held.record.method is Method.SWEEP:
-        return merge_back(claim, inside)
+        return restore_swept(claim, inside)
     if inside is not None:
         return restore_inside(claim, inside, None)
     with claim, ExitStack() as owned:
         try:
             origin = owned.enter_context(Origin(held))
         except OSError:
-            settle(claim)
+            settle_claim(claim)
             raise
         if origin.parent_fd is None:
-            settle(claim)
+            settle_claim(claim)
             raise NotFound(
                 entry.origin or entry.id, "its original directory is missing or unknown; restore it with --to PATH"
             )
@@ -252,7 +259,7 @@ def _back_home(
         return restore(claim, RestoreDestination(visible, path, origin.parent_fd, origin.name, None, at_origin=True))
 
 
-def _elsewhere(
+def _restore_elsewhere(
     entry: ListedContainer,
     inside: RelPath | None,
     to: bytes,
@@ -263,9 +270,9 @@ def _elsewhere(
     assert visible is not None
     name = Name(os.path.basename(to.rstrip(b"/")))
     base, parent = (os.readlink(b"/proc/self/fd/%d" % fd) for fd in (folder.store.base.fd, parent_fd))
-    target = join(below(parent, base), name) if is_inside(parent, base) else None
+    target = join_path(relative_to(parent, base), name) if is_inside(parent, base) else None
     destination = RestoreDestination(visible, to, parent_fd, name, target, at_origin=False)
-    if destination.by_root():
+    if destination.is_by_root():
         check_for_root(folder, entry.id)
     claim = claim_for_restore(folder, entry.id)
     if inside is not None:
@@ -281,11 +288,11 @@ def check_for_root(folder: UserFolder, container: ContainerId) -> None:
     kernel = folder.store.kernel
     for state in _SOURCES:
         with suppress(FileNotFoundError):
-            record = look_at_record(folder, state, container)
-            with folder.open(state) as there, kernel.open_beneath(there, join(container.encode(), TREE)) as tree:
-                why = why_other(record.method, record.victim, kernel.fstat(tree), kernel.identify(tree))
+            record = read_record_unlocked(folder, state, container)
+            with folder.open(state) as there, kernel.open_beneath(there, join_path(container.encode(), TREE)) as tree:
+                why = explain_mismatch(record.method, record.victim, kernel.fstat(tree), kernel.identify(tree))
             if why:
-                raise Refused(f"{container}: {why}", ITS_OWNERS)
+                raise Refused(f"{container}: {why}", OWNER_RESTORES_HINT)
 
 
 def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClaim:
@@ -304,24 +311,24 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
         if held is ClaimLost.BUSY:
             raise Busy(container)
         if isinstance(held, HeldContainer):
-            with closed_on_error(held):
+            with close_on_error(held):
                 # First mark it, then move it: if we are killed in between, it must not look complete again.
                 record = held.record._replace(partial=held.record.partial or source is not State.ORPHANS)
                 if record != held.record:
-                    held = with_room(folder, FOR_USER, partial(rewrite, held, record))
+                    held = call_with_room(folder, SPARE_FOR_USER, partial(rewrite_record, held, record))
                 if is_shared:
                     # Late calls of its swap or of an earlier restore do not reach the new container.
-                    taken = with_room(folder, FOR_USER, partial(take_over, held, State.RESTORING))
+                    taken = call_with_room(folder, SPARE_FOR_USER, partial(take_over, held, State.RESTORING))
                     if isinstance(taken, ClaimLost):
                         raise Busy(container)
                     held = taken
-                    with closed_on_error(held):
+                    with close_on_error(held):
                         tree = _open_tree(held)
                 else:
                     tree = _open_tree(held)
-                    held = with_room(folder, FOR_USER, partial(move, held, State.RESTORING))
+                    held = call_with_room(folder, SPARE_FOR_USER, partial(move_to_state, held, State.RESTORING))
             if held.record.partial:
-                _let_forget(held)
+                _drop_cached_names(held)
             return RestoreClaim(held, source, tree)
     raise _explain_unclaimed(folder, container)
 
@@ -346,7 +353,7 @@ def _open_tree(held: HeldContainer) -> Fd | None:
     return None
 
 
-def _let_forget(held: HeldContainer) -> None:
+def _drop_cached_names(held: HeldContainer) -> None:
     """Let a mount forget cached names in a tree on which a reaper worked: otherwise they would reappear with the tree.
 
     The kernel drops all cached entries below a directory when a lookup at the directory's last place fails.
@@ -358,7 +365,7 @@ def _let_forget(held: HeldContainer) -> None:
     for state in State:
         if state is not held.state:
             with suppress(OSError):
-                store.kernel.stat(store.base.mounted, held.folder.way_to(state, held.name()))
+                store.kernel.stat(store.base.mounted, held.folder.relative_path_to(state, held.name()))
 
 
 def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
@@ -374,19 +381,19 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
             if tree is None:
                 tree = held.owned.enter_context(kernel.open_beneath(held.fd, TREE))
             _check_giving(kernel, held, destination, kernel.fstat(tree).st_uid)
-            held = _with_loan(kernel, held, tree, destination)
-            held = _put(kernel, held, destination)
+            held = _with_temporary_permission(kernel, held, tree, destination)
+            held = _move_tree(kernel, held, destination)
         except (OSError, TrashdError) as error:
             if is_taken_over(held):
                 raise TakenOver(held.id) from error
-            settle(claim._replace(held=held))
+            settle_claim(claim._replace(held=held))
             raise
         is_spared = mark_restored(kernel, tree)
         warnings = []
         try:
             if held.record.kept is not None or held.record.parts:
-                warnings += _take_kept(held, tree, destination)
-            take_back(held, tree, held.record.lent_mode, destination.visible)
+                warnings += _return_kept(held, tree, destination)
+            end_temporary_permission(held, tree, held.record.lent_mode, destination.visible)
             # Flush the tree's source, not its destination: btrfs then writes both sides of a plain rename.
             kernel.fsync(held.fd)
             warnings += keep_hoisted(held)
@@ -396,8 +403,10 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
             warnings.append(
                 f"{error.strerror} after the tree was restored; the next trashd command completes the restore"
             )
-    done = Restored(held.id, destination.path, rescued, held.record.partial, tuple(warnings), closed_uid=closed(held))
-    return done._replace(is_spared=is_spared)
+    restored = Restored(
+        held.id, destination.path, rescued, held.record.partial, tuple(warnings), closed_uid=closed_uid_of(held)
+    )
+    return restored._replace(is_spared=is_spared)
 
 
 def _check_giving(
@@ -412,7 +421,7 @@ def _check_giving(
     check_giving(kernel, destination.parent_fd, os.path.dirname(destination.path), owner, like, recorded)
 
 
-def _take_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination) -> list[str]:
+def _return_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination) -> list[str]:
     """Move entries that the swap kept in place, and parts restored before, from the replacement back into the tree.
 
     Returns  the entries that were not moved, for messages
@@ -421,33 +430,35 @@ def _take_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination) -
     if destination.at_origin:
         with Origin(held) as origin:
             warnings = [f"not moved back: {one}" for one in origin.settle_kept()]
-    absent = missing(held, tree)
+    absent = find_missing_kept(held, tree)
     if absent:
         warnings.append(f"kept by the swap with --keep, but missing now, so not moved back: {', '.join(absent)}")
     return warnings
 
 
-def _with_loan(kernel: Kernel, held: HeldContainer, tree: Fd, destination: RestoreDestination) -> HeldContainer:
+def _with_temporary_permission(
+    kernel: Kernel, held: HeldContainer, tree: Fd, destination: RestoreDestination
+) -> HeldContainer:
     """Write the temporary permission that the tree needs, or none, into the container's record, and grant it.
 
     Raises  NotPermitted if recovery could not find the tree to end the permission
     """
-    lent = None if destination.by_root() else loan(kernel.fstat(tree))
-    if lent is None and held.folder.store.is_shared():
-        lent = held.record.lent_mode  # it was taken over with that permission
-    if lent is not None and destination.target is None and not destination.at_origin:
+    mode_before = None if destination.is_by_root() else mode_to_restore(kernel.fstat(tree))
+    if mode_before is None and held.folder.store.is_shared():
+        mode_before = held.record.lent_mode  # it was taken over with that permission
+    if mode_before is not None and destination.target is None and not destination.at_origin:
         raise NotPermitted(
             destination.path,
             "the destination is not below the directory that contains the store; change into that directory first",
         )
-    record = held.record._replace(lent_mode=lent, target=None if lent is None else destination.target)
+    record = held.record._replace(lent_mode=mode_before, target=None if mode_before is None else destination.target)
     if record != held.record:
-        held = rewrite(held, record)
-    lend(held, tree, lent)
+        held = rewrite_record(held, record)
+    grant_temporary_permission(held, tree, mode_before)
     return held
 
 
-def settle(claim: RestoreClaim) -> None:
+def settle_claim(claim: RestoreClaim) -> None:
     """Settle a claimed container as recovery would: back to where it was claimed, or finished if its tree was moved.
 
     An error in the middle of a restore does not show how far it came, but the disk does. Recovery relies on identities,
@@ -464,13 +475,13 @@ def settle(claim: RestoreClaim) -> None:
             kernel = held.folder.store.kernel
             # Nothing was moved, or all is back: the tree is in its place, with no replacement beside it.
             tree = claim.tree
-            if tree is not None and kernel.is_named(tree, held.fd, TREE) and FRESH not in kernel.list(held.fd):
-                drop_prepared(held)
-                take_back(held, tree, held.record.lent_mode)
-                move(held, back_to)
+            if tree is not None and kernel.is_named(tree, held.fd, TREE) and REPLACEMENT not in kernel.list(held.fd):
+                drop_unfinished(held)
+                end_temporary_permission(held, tree, held.record.lent_mode)
+                move_to_state(held, back_to)
 
 
-def _put(kernel: Kernel, held: HeldContainer, destination: RestoreDestination) -> HeldContainer:
+def _move_tree(kernel: Kernel, held: HeldContainer, destination: RestoreDestination) -> HeldContainer:
     """Rename the tree to the name and return the container.
 
     A replacement that came into it may still have a temporary permission.
@@ -484,41 +495,41 @@ def _put(kernel: Kernel, held: HeldContainer, destination: RestoreDestination) -
     if not destination.at_origin:
         raise Occupied(destination.path)
     try:
-        fresh = kernel.open_beneath(destination.parent_fd, destination.name)
+        replacement = kernel.open_beneath(destination.parent_fd, destination.name)
     except FileNotFoundError as error:
         raise Occupied(destination.path, "another process keeps changing this name; try again") from error
-    with fresh:
-        _check_our_fresh(kernel, held, fresh, destination)
-        lent = loan(kernel.fstat(fresh))
-        if lent != held.record.lent_fresh:
-            held = rewrite(held, held.record._replace(lent_fresh=lent))
-        lend(held, fresh, lent, destination.visible)
+    with replacement:
+        _check_replacement(kernel, held, replacement, destination)
+        mode_before = mode_to_restore(kernel.fstat(replacement))
+        if mode_before != held.record.lent_fresh:
+            held = rewrite_record(held, held.record._replace(lent_fresh=mode_before))
+        grant_temporary_permission(held, replacement, mode_before, destination.visible)
         try:
             if held.folder.store.volume.exchange:
-                _exchange_back(kernel, held, destination, fresh)
+                _exchange_back(kernel, held, destination, replacement)
             else:
-                _rename_back(kernel, held, destination, fresh)
+                _rename_back(kernel, held, destination, replacement)
         except BaseException:
-            take_back(held, fresh, lent, destination.visible)
+            end_temporary_permission(held, replacement, mode_before, destination.visible)
             raise
     return held
 
 
-def _check_our_fresh(kernel: Kernel, held: HeldContainer, fd: Fd, destination: RestoreDestination) -> None:
+def _check_replacement(kernel: Kernel, held: HeldContainer, fd: Fd, destination: RestoreDestination) -> None:
     """Raise Occupied unless the entry at the name is the replacement that the swap put there.
 
     If identities prove nothing (network filesystems without attributes), any directory may be moved away: its contents
     become an orphan of their own.
     """
     likelihood = compare(kernel.identify(fd), held.record.fresh)
-    if likelihood is Likelihood.SAME:
+    if likelihood is IdentityMatch.SAME:
         return
     is_directory = stat.S_ISDIR(kernel.fstat(fd).st_mode)
-    if likelihood is Likelihood.OTHER or held.record.fresh is None or not is_directory:
+    if likelihood is IdentityMatch.OTHER or held.record.fresh is None or not is_directory:
         raise Occupied(destination.path)
 
 
-def _exchange_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestination, fresh: Fd) -> None:
+def _exchange_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestination, replacement: Fd) -> None:
     """Exchange the tree and the replacement; if the filesystem does not exchange after all, use two renames."""
     with kernel.open_beneath(held.fd, TREE) as tree:
         try:
@@ -526,24 +537,24 @@ def _exchange_back(kernel: Kernel, held: HeldContainer, destination: RestoreDest
         except OSError as error:
             if error.errno not in NO_EXCHANGE:
                 raise
-            _rename_back(kernel, held, destination, fresh)
+            _rename_back(kernel, held, destination, replacement)
             return
-        if kernel.is_named(fresh, held.fd, TREE):
+        if kernel.is_named(replacement, held.fd, TREE):
             return
         st = kernel.fstat(tree)
-        if destination.visible.found() == (st.st_dev, st.st_ino) and TREE not in kernel.list(held.fd):
+        if destination.visible.stat_name() == (st.st_dev, st.st_ino) and TREE not in kernel.list(held.fd):
             return  # the flag was ignored, and the tree replaced the empty directory
         if kernel.is_named(tree, held.fd, TREE):
-            _rename_back(kernel, held, destination, fresh)
+            _rename_back(kernel, held, destination, replacement)
             return
     destination.visible.make(VisibleMove.EXCHANGE, held)
     raise Occupied(destination.path, "another process took the name at that moment, and still has it; try again")
 
 
-def _rename_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestination, fresh: Fd) -> None:
-    destination.visible.make(VisibleMove.ASIDE_FRESH, held)
+def _rename_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestination, replacement: Fd) -> None:
+    destination.visible.make(VisibleMove.ASIDE_REPLACEMENT, held)
     try:
-        if not kernel.is_named(fresh, held.fd, FRESH):
+        if not kernel.is_named(replacement, held.fd, REPLACEMENT):
             raise Occupied(
                 destination.path, "another process took the name at that moment, and still has it; try again"
             )
@@ -569,54 +580,56 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
     warnings: list[str] = []
     try:
         with ExitStack() as stack:
-            *parents, name = split(inside)
+            *parents, name = split_path(inside)
             tree = stack.enter_context(kernel.open_beneath(held.fd, TREE, DIRECTORY))
-            source = stack.enter_context(kernel.open_beneath(tree, join(*parents) or b".", DIRECTORY))
-            thing = stack.enter_context(kernel.open_beneath(source, name))
+            source = stack.enter_context(kernel.open_beneath(tree, join_path(*parents) or b".", DIRECTORY))
+            entry_fd = stack.enter_context(kernel.open_beneath(source, name))
             if elsewhere is not None:
                 names, path = elsewhere.visible, elsewhere.path
                 assert isinstance(names, DirectRename)
                 _check_giving(kernel, held, elsewhere, kernel.fstat(source).st_uid, source)
             else:
-                target = stack.enter_context(way_back(kernel, held, tree, parents))
+                target = stack.enter_context(open_origin_directory(kernel, held, tree, parents))
                 names = DirectRename(kernel, target, name)
-            if loan(kernel.fstat(thing)) is not None:
+            if mode_to_restore(kernel.fstat(entry_fd)) is not None:
                 # A temporary permission must be in a record, which has a field only for that of the tree.
-                raise NotPermitted(path, f"moving it needs write permission on it: chmod u+w {_there(held, inside)}")
-            held, lost = note_part(held, inside, is_home=elsewhere is None)
+                raise NotPermitted(
+                    path, f"moving it needs write permission on it: chmod u+w {_path_while_orphan(held, inside)}"
+                )
+            held, lost = record_part(held, inside, is_home=elsewhere is None)
             claim = claim._replace(held=held)
             try:
-                names.bring(held, inside)
+                names.move_part_to_name(held, inside)
             except FileExistsError as error:
                 raise Occupied(path) from error
             warnings += lost
-            is_spared = mark_restored(kernel, thing)
+            is_spared = mark_restored(kernel, entry_fd)
             try:
                 flush_directory(held, source)  # not the destination, for the reason in `restore`
             except OSError as error:
                 warnings.append(f"{error.strerror} after it was restored: a power failure may undo the restore")
     except FileNotFoundError as error:
         raise NotFound(
-            path, f"until it is restored or reaped, the orphan is in {_there(held, RelPath(b''))}"
+            path, f"until it is restored or reaped, the orphan is in {_path_while_orphan(held, RelPath(b''))}"
         ) from error
     finally:
-        settle(claim)
+        settle_claim(claim)
         held.owned.close()
-    done = Restored(held.id, path, None, held.record.partial, tuple(warnings), closed_uid=closed(held))
-    return done._replace(is_spared=is_spared)
+    restored = Restored(held.id, path, None, held.record.partial, tuple(warnings), closed_uid=closed_uid_of(held))
+    return restored._replace(is_spared=is_spared)
 
 
-def closed(held: HeldContainer) -> int | None:
+def closed_uid_of(held: HeldContainer) -> int | None:
     """The owner of directories that a reaper may have entered and closed; only a walk of the tree could find them."""
     return held.folder.uid if held.record.partial else None
 
 
-def _there(held: HeldContainer, inside: RelPath) -> str:
+def _path_while_orphan(held: HeldContainer, inside: RelPath) -> str:
     """The path of something in a tree while the tree is an orphan, for messages."""
-    return printable(os.path.join(held.folder.path_to(State.ORPHANS, held.name()), join(TREE, inside)))
+    return printable(os.path.join(held.folder.path_to(State.ORPHANS, held.name()), join_path(TREE, inside)))
 
 
-def way_back(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name]) -> BackingAndMount:
+def open_origin_directory(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name]) -> BackingAndMount:
     """Open the original directory that corresponds to a directory in the tree; make missing ones like the tree's.
 
     At most six fds are open at a time, however deep it is.
@@ -629,25 +642,25 @@ def way_back(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name])
     base, like = held.folder.store.base, kernel.open_beneath(tree, b".", DIRECTORY)
     is_sweep = record.method is Method.SWEEP  # a sweep's record has the identity of the swept directory itself
     recorded, recorded_above = (record.parent, None) if is_sweep else (record.fresh, record.parent)
-    with closed_on_error(like):
+    with close_on_error(like):
         if record.origin:
-            *upper, last = split(record.origin)
-            with base.beneath(kernel, join(*upper)) as above:
+            *upper, last = split_path(record.origin)
+            with base.beneath(kernel, join_path(*upper)) as above:
                 if not is_taken(kernel, above.fd, last):
-                    check_giving(kernel, above.fd, join(*upper), kernel.fstat(like).st_uid, None, recorded_above)
-                here = _enter(kernel, held, above, last, like, recorded)
+                    check_giving(kernel, above.fd, join_path(*upper), kernel.fstat(like).st_uid, None, recorded_above)
+                current = _open_or_make(kernel, held, above, last, like, recorded)
         else:
-            here = base.beneath(kernel, b"")  # a sweep of the directory that holds the store
-            with closed_on_error(here):
-                check_giving(kernel, here.fd, held.folder.store.base_path, kernel.fstat(like).st_uid, like, recorded)
+            current = base.beneath(kernel, b"")  # a sweep of the directory that holds the store
+            with close_on_error(current):
+                check_giving(kernel, current.fd, held.folder.store.base_path, kernel.fstat(like).st_uid, like, recorded)
     for parent in parents:
-        with here, like, closed_on_error(kernel.open_beneath(like, parent, DIRECTORY)) as model:
-            here, like = _enter(kernel, held, here, parent, model), model
+        with current, like, close_on_error(kernel.open_beneath(like, parent, DIRECTORY)) as model:
+            current, like = _open_or_make(kernel, held, current, parent, model), model
     like.close()
-    return here
+    return current
 
 
-def _enter(
+def _open_or_make(
     kernel: Kernel,
     held: HeldContainer,
     above: BackingAndMount,
@@ -661,24 +674,24 @@ def _enter(
     Raises  AcrossUsers; OSError
     """
     try:
-        there = above.beneath(kernel, name)
-        with closed_on_error(there):
-            check_giving(kernel, there.fd, name, kernel.fstat(like).st_uid, like, recorded)
-        return there
+        directory = above.beneath(kernel, name)
+        with close_on_error(directory):
+            check_giving(kernel, directory.fd, name, kernel.fstat(like).st_uid, like, recorded)
+        return directory
     except FileNotFoundError:
         with kernel.open_dir(like) as model:
-            wanted = read_likeness(kernel, model)
+            metadata = read_metadata(kernel, model)
     new = unfinished_name()
     top = None if above.mounted is None else held.folder.store.base.mounted
-    with with_mounted(kernel, held.fd, top, held.way()) as inside:
-        source, target = between(inside, above)
-        make_like(kernel, held.fd, new, wanted, partial(kernel.rename_free, source, new, target, name))
+    with borrow_both_sides(kernel, held.fd, top, held.relative_path()) as inside:
+        source, target = choose_rename_fds(inside, above)
+        make_directory_like(kernel, held.fd, new, metadata, partial(kernel.rename_free, source, new, target, name))
     if above.mounted is not None:
-        refresh(kernel, above.mounted, name)
-    there = above.beneath(kernel, name)
-    with closed_on_error(there):
-        check_giving(kernel, there.fd, name, kernel.fstat(like).st_uid, like, None)
-    return there
+        refresh_in_mount(kernel, above.mounted, name)
+    directory = above.beneath(kernel, name)
+    with close_on_error(directory):
+        check_giving(kernel, directory.fd, name, kernel.fstat(like).st_uid, like, None)
+    return directory
 
 
 class Unmoved(NamedTuple):
@@ -688,62 +701,70 @@ class Unmoved(NamedTuple):
     n: int = 0
     n_unmarked: int = 0
 
-    def plus(self, path: bytes, number: int, call: str = "renameat2") -> Unmoved:
+    def add(self, path: bytes, number: int, call: str = "renameat2") -> Unmoved:
         """Add one failure."""
-        return self.and_also(Unmoved((Failure(path, number, call),), 1))
+        return self.merged_with(Unmoved((Failure(path, number, call),), 1))
 
-    def and_also(self, other: Unmoved) -> Unmoved:
+    def merged_with(self, other: Unmoved) -> Unmoved:
         """Add both."""
         failures = (*self.failures, *other.failures)[:MAX_FAILURES]
         return Unmoved(failures, self.n + other.n, self.n_unmarked + other.n_unmarked)
 
 
-def merge_back(claim: RestoreClaim, inside: RelPath | None) -> Restored:
+def restore_swept(claim: RestoreClaim, inside: RelPath | None) -> Restored:
     """Restore what a sweep took, all of it or a part of its tree. Takes ownership of `claim`.
 
     Entries that can't be moved stay in the orphan and are reported: a later restore moves the rest.
     Raises  NotFound, Occupied, or the kernel's OSError; entries not moved by then are in the orphan again
     """
-    claim = claim._replace(held=forget_size(claim.held))
+    claim = claim._replace(held=drop_recorded_size(claim.held))
     held = claim.held
     kernel, origin = held.folder.store.kernel, held.record.origin
     assert origin is not None
-    base, way = held.folder.store.base_path, join(origin, inside or b"")
-    path = os.path.join(base, way) if way else base
+    base, relative = held.folder.store.base_path, join_path(origin, inside or b"")
+    path = os.path.join(base, relative) if relative else base
     with claim, ExitStack() as owned:
         try:
-            gone = _gone(held, origin, path, owned) if inside is None and origin else None
-            left = Unmoved()
+            gone = _missing_origin(held, origin, path, owned) if inside is None and origin else None
+            unmoved = Unmoved()
             if gone is None:
                 with open_inside(held, TREE) as tree:
                     if inside is None:
-                        left = _merge_all(kernel, held, tree, origin, path)
+                        unmoved = _merge_all(kernel, held, tree, origin, path)
                     else:
-                        left = _merge_part(kernel, held, tree, inside)
+                        unmoved = _merge_part(kernel, held, tree, inside)
         except (OSError, TrashdError) as error:
-            settle(claim)
+            settle_claim(claim)
             if isinstance(error, FileNotFoundError):
                 hint = "the orphan has no file with this path, or the directory above it is missing"
                 raise NotFound(path, hint) from error
             raise
         if gone is not None:
             return restore(claim, gone)  # `restore` settles it by itself
-        warnings = _end(held)
-    is_spared = not left.n_unmarked
+        warnings = _finish_merge(held)
+    is_spared = not unmoved.n_unmarked
     return Restored(
-        held.id, path, None, held.record.partial, warnings, left.failures, left.n, closed(held), is_spared=is_spared
+        held.id,
+        path,
+        None,
+        held.record.partial,
+        warnings,
+        unmoved.failures,
+        unmoved.n,
+        closed_uid_of(held),
+        is_spared=is_spared,
     )
 
 
-def _gone(held: HeldContainer, origin: RelPath, path: bytes, owned: ExitStack) -> RestoreDestination | None:
+def _missing_origin(held: HeldContainer, origin: RelPath, path: bytes, owned: ExitStack) -> RestoreDestination | None:
     """If the swept directory is gone, its place as the destination for the whole tree; else None."""
-    there = owned.enter_context(Origin(held, origin))
-    if there.parent_fd is None:
+    place = owned.enter_context(Origin(held, origin))
+    if place.parent_fd is None:
         raise NotFound(path, "the directory above it is missing; restore it with --to PATH")
-    if there.identity() is not None:
+    if place.identity() is not None:
         return None
-    visible = owned.enter_context(there.visible())
-    return RestoreDestination(visible, path, there.parent_fd, there.name, origin, at_origin=True)
+    visible = owned.enter_context(place.visible())
+    return RestoreDestination(visible, path, place.parent_fd, place.name, origin, at_origin=True)
 
 
 def _merge_all(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, origin: RelPath, path: bytes) -> Unmoved:
@@ -752,28 +773,28 @@ def _merge_all(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, origi
     except NotADirectoryError as error:
         raise Occupied(path) from error
     with target:
-        return merge(kernel, tree, target, RelPath(b""), held.record.parent)
+        return merge_directories(kernel, tree, target, RelPath(b""), held.record.parent)
 
 
 def _merge_part(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, inside: RelPath) -> Unmoved:
-    *parents, name = split(inside)
-    above = join(*parents)
-    with wholly_beneath(kernel, tree, above) as source:
+    *parents, name = split_path(inside)
+    above = join_path(*parents)
+    with open_beneath_on_both(kernel, tree, above) as source:
         kernel.stat(source.fd, name)  # before anything is made for it
-        with way_back(kernel, held, tree.fd, parents) as target:
-            left = bring(kernel, source, target, name, above)
+        with open_origin_directory(kernel, held, tree.fd, parents) as target:
+            unmoved = merge_entry(kernel, source, target, name, above)
     with suppress(OSError), DeepOpener(kernel, tree) as opener:
         while above:  # directories that contained nothing else
             opener.remove(above)
             above = RelPath(os.path.dirname(above))
-    return left
+    return unmoved
 
 
-def _end(held: HeldContainer) -> tuple[str, ...]:
+def _finish_merge(held: HeldContainer) -> tuple[str, ...]:
     """Remove the container, or make it an orphan again if anything is in it; return warnings."""
     try:
         if not drop_empty_tree(held):
-            flush(move(held, State.ORPHANS))
+            flush(move_to_state(held, State.ORPHANS))
             return ()
         flush(held)
         warnings = tuple(keep_hoisted(held))
@@ -783,19 +804,23 @@ def _end(held: HeldContainer) -> tuple[str, ...]:
     return warnings
 
 
-def bring(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name: Name, above: RelPath) -> Unmoved:
+def merge_entry(
+    kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name: Name, above: RelPath
+) -> Unmoved:
     """Move one entry of a directory into another one; return what stays.
 
     above  path of the directory, for messages
     """
-    number = _move(kernel, source, target, name)
+    number = _move_entry(kernel, source, target, name)
     if number == _IN_BOTH:
-        left = merge(kernel, source, target, RelPath(name))
-        return left._replace(failures=tuple(one._replace(name=join(above, one.name)) for one in left.failures))
-    return Unmoved().plus(join(above, name), number) if number else _marked(kernel, target, name)
+        unmoved = merge_directories(kernel, source, target, RelPath(name))
+        return unmoved._replace(
+            failures=tuple(one._replace(name=join_path(above, one.name)) for one in unmoved.failures)
+        )
+    return Unmoved().add(join_path(above, name), number) if number else _mark_moved(kernel, target, name)
 
 
-def merge(
+def merge_directories(
     kernel: Kernel, source: BackingAndMount, target: BackingAndMount, start: RelPath, recorded: Identity | None = None
 ) -> Unmoved:
     """Move the entries of a directory into the directory with the same path on the other side; return what stays.
@@ -804,7 +829,7 @@ def merge(
               `source` itself; if it can't be removed, that is reported unless entries in it are
     recorded  identity of the target when the source's entries were taken from it
     """
-    left = Unmoved()
+    unmoved = Unmoved()
     with DeepOpener(kernel, source) as sources, DeepOpener(kernel, target) as targets:
         for path, names in walk_inwards(start):
             if names is None:
@@ -815,67 +840,73 @@ def merge(
                 except FileNotFoundError:
                     pass  # another process took it
                 except OSError as error:
-                    if not left.n:  # otherwise entries that stay in it may be the cause
-                        left = left.plus(path, error.errno or errno.EIO, "unlinkat")
+                    if not unmoved.n:  # otherwise entries that stay in it may be the cause
+                        unmoved = unmoved.add(path, error.errno or errno.EIO, "unlinkat")
                 continue
             try:
-                with sources.wholly(path) as here, targets.wholly(path) as there:
-                    if may_give(kernel, there.fd, kernel.fstat(here.fd).st_uid, here.fd, None if path else recorded):
-                        both, stays = _move_all(kernel, here, there, path)
+                with sources.open_on_both(path) as source_directory, targets.open_on_both(path) as target_directory:
+                    if may_give(
+                        kernel,
+                        target_directory.fd,
+                        kernel.fstat(source_directory.fd).st_uid,
+                        source_directory.fd,
+                        None if path else recorded,
+                    ):
+                        in_both, stays = _move_all_entries(kernel, source_directory, target_directory, path)
                     else:
-                        both, stays = [], Unmoved().plus(path, errno.EPERM, NOT_GIVEN)
+                        in_both, stays = [], Unmoved().add(path, errno.EPERM, NOT_GIVEN)
             except OSError as error:
-                left = left.plus(path, error.errno or errno.EIO, "openat2")
+                unmoved = unmoved.add(path, error.errno or errno.EIO, "openat2")
                 continue
-            names += both
-            left = left.and_also(stays)
-    return left
+            names += in_both
+            unmoved = unmoved.merged_with(stays)
+    return unmoved
 
 
-def _move_all(
-    kernel: Kernel, here: BackingAndMount, there: BackingAndMount, upper: RelPath
+def _move_all_entries(
+    kernel: Kernel, source: BackingAndMount, target: BackingAndMount, upper: RelPath
 ) -> tuple[list[Name], Unmoved]:
     """Move all entries that can be moved; return the directories that exist on both sides, and what stays.
 
     The directory is read again until nothing moves, as servers skip entries.
     """
     unmarked = Unmoved()
-    with kernel.open_dir(here.fd) as readable:
+    with kernel.open_dir(source.fd) as readable:
         while True:
             n_moved = 0
-            both: list[Name] = []
+            in_both: list[Name] = []
             stays = Unmoved()
             with kernel.scan(readable) as entries:
                 for entry in entries:
                     name = Name(os.fsencode(entry.name))
                     # The kernel would report this as well, but only after walking up from both directories, which is
                     # slow deep down.
-                    if entry.is_dir(follow_symlinks=False) and _are_dirs(kernel, here, there, name):
-                        both.append(name)
+                    if entry.is_dir(follow_symlinks=False) and _are_dirs(kernel, source, target, name):
+                        in_both.append(name)
                         continue
-                    number = _move(kernel, here, there, name)
+                    number = _move_entry(kernel, source, target, name)
                     if number == 0:
                         n_moved += 1
-                        unmarked = unmarked.and_also(_marked(kernel, there, name))
+                        unmarked = unmarked.merged_with(_mark_moved(kernel, target, name))
                     elif number == _IN_BOTH:
-                        both.append(name)
+                        in_both.append(name)
                     else:
-                        stays = stays.plus(join(upper, name), number)
+                        stays = stays.add(join_path(upper, name), number)
             if not n_moved:
-                return both, stays.and_also(unmarked)
+                return in_both, stays.merged_with(unmarked)
 
 
-def _marked(kernel: Kernel, there: BackingAndMount, name: Name) -> Unmoved:
+def _mark_moved(kernel: Kernel, target: BackingAndMount, name: Name) -> Unmoved:
     """Mark a moved entry as restored."""
-    with suppress(OSError), kernel.open_beneath(there.fd, name) as fd:
+    with suppress(OSError), kernel.open_beneath(target.fd, name) as fd:
         if mark_restored(kernel, fd):
             return Unmoved()
     return Unmoved(n_unmarked=1)
 
 
-def _move(kernel: Kernel, here: BackingAndMount, there: BackingAndMount, name: Name) -> int:
+def _move_entry(kernel: Kernel, here: BackingAndMount, there: BackingAndMount, name: Name) -> int:
     """Move an entry; return 0, the errno, or EISDIR if it is a directory on both sides."""
-    source, target = between(here, there)
+    source, target = choose_rename_fds(here, there)
     try:
         kernel.rename_free(source, name, target, name)
     except FileExistsError:
@@ -887,8 +918,8 @@ def _move(kernel: Kernel, here: BackingAndMount, there: BackingAndMount, name: N
     return 0
 
 
-def _are_dirs(kernel: Kernel, here: BackingAndMount, there: BackingAndMount, name: Name) -> bool:
-    return all(stat.S_ISDIR(_mode(kernel, side, name)) for side in (here, there))
+def _are_dirs(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name: Name) -> bool:
+    return all(stat.S_ISDIR(_mode(kernel, side, name)) for side in (source, target))
 
 
 def _mode(kernel: Kernel, directory: BackingAndMount, name: Name) -> int:

@@ -52,7 +52,7 @@ def _refuses_root(kernel: Kernel, store_fd: Fd) -> bool:
     return False
 
 
-def _makes_anothers(kernel: Kernel, base: Fd) -> bool:
+def _creates_as_other_user(kernel: Kernel, base: Fd) -> bool:
     """Whether another user owns what root makes in a directory, or root may not make anything although modes allow it.
 
     It tries this with an empty directory and removes that again.
@@ -70,7 +70,7 @@ def _makes_anothers(kernel: Kernel, base: Fd) -> bool:
 
 
 @contextmanager
-def squash_told(kernel: Kernel, base_path: bytes) -> Iterator[None]:
+def convert_squash_errors(kernel: Kernel, base_path: bytes) -> Iterator[None]:
     """For a block in which root acts in a directory.
 
     Raises  RootSquashed instead of a PermissionError that is due to root squash; other errors as they are
@@ -80,6 +80,6 @@ def squash_told(kernel: Kernel, base_path: bytes) -> Iterator[None]:
     except PermissionError as error:
         with suppress(OSError), kernel.open_path(base_path, os.O_PATH | os.O_DIRECTORY) as base:
             may_make = os.geteuid() == 0 and _overrides_modes()
-            if may_make and not kernel.is_local(base) and _makes_anothers(kernel, base):
+            if may_make and not kernel.is_local(base) and _creates_as_other_user(kernel, base):
                 raise RootSquashed(base_path) from error
         raise

@@ -17,7 +17,7 @@ from fusefs.core.names import Name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
-from fusefs.linux.mountinfo import Mount, find_mount, find_rule_path, read_mounts, views
+from fusefs.linux.mountinfo import Mount, find_mount, find_rule_path, read_mounts, trashd_views
 from fusefs.store.layout import (
     ANNOUNCED_PREFIX,
     WATCH_PREFIXES,
@@ -28,9 +28,9 @@ from fusefs.store.layout import (
     write_small,
 )
 
-UNKNOWN_S = 180
+DEFAULT_TAKEOVER_S = 180
 """Three times the longest time for which NFS caches attributes (acregmax, acdirmax), the longest known default."""
-_KNOWN_S = {
+_TAKEOVER_S_BY_FSTYPE = {
     b"ceph": 90,
     b"fuse.ceph-fuse": 90,
     b"fuse.glusterfs": 90,
@@ -43,10 +43,10 @@ _CACHE_TIMES = 3
 _ANNOUNCED_PART = 1 / 3
 """The share of that time without an announcement, as every check would stop every swap, and of the time with one."""
 _NOTE_MAX_BYTES = 200
-_NS = 1_000_000_000
+_NS_PER_S = 1_000_000_000
 
 
-Waits = Callable[[float], bool]
+Wait = Callable[[float], bool]
 """Waits for so many seconds; returns False if that was interrupted."""
 
 
@@ -54,7 +54,7 @@ class _Note(NamedTuple):
     """What was seen, and when, by the clock of this boot that can't be set."""
 
     at_s: float
-    sight: str
+    digest: str
 
 
 def takeover_s(store: Store) -> float:
@@ -67,7 +67,7 @@ def takeover_s(store: Store) -> float:
     seconds = _configured_s(store, mounts) if store.takeover_s is None else store.takeover_s
     if not seconds:
         mount = find_mount(store.kernel, store.fd, mounts)
-        seconds = UNKNOWN_S if mount is None else _KNOWN_S.get(mount.fstype, UNKNOWN_S)
+        seconds = DEFAULT_TAKEOVER_S if mount is None else _TAKEOVER_S_BY_FSTYPE.get(mount.fstype, DEFAULT_TAKEOVER_S)
     return max(float(seconds), _CACHE_TIMES * (store.volume.cache_s or 0.0))
 
 
@@ -78,48 +78,48 @@ def _configured_s(store: Store, mounts: list[Mount]) -> int:
     """
     from fusefs.linux.config_files import load_config, load_system_config  # late: seldom needed
 
-    rule = find_rule_path(store.base_path, mounts, views(mounts, trusted_owners(os.geteuid())))
+    rule = find_rule_path(store.base_path, mounts, trashd_views(mounts, trusted_owners(os.geteuid())))
     stated = [0]
     for load in (load_system_config, load_config):
         with suppress(BadConfig):
-            stated.append(load().config.inside(*rule).takeover_s or 0)
+            stated.append(load().config.policy_inside(*rule).takeover_s or 0)
     return max(stated)
 
 
-def left_to_wait_s(store: Store, fd: Fd) -> float:
+def remaining_wait_s(store: Store, fd: Fd) -> float:
     """For how many more seconds a container must be silent, as far as this boot has watched it; 0: take it over.
 
     A live owner that sees the announcement withdraws. Raises  OSError
     """
     kernel = store.kernel
-    needed_s, now_s, sight = takeover_s(store), kernel.boot_ns() / _NS, _sight(kernel, fd)
+    needed_s, now_s, digest = takeover_s(store), kernel.boot_ns() / _NS_PER_S, _digest_container(kernel, fd)
     announced_s = needed_s * _ANNOUNCED_PART
-    watched = _noted(kernel, fd, WATCHED_PREFIX)
-    if watched is None or watched.sight != sight:
-        _note(kernel, fd, WATCHED_PREFIX, _Note(now_s, sight))
+    watched = _read_note(kernel, fd, WATCHED_PREFIX)
+    if watched is None or watched.digest != digest:
+        _write_note(kernel, fd, WATCHED_PREFIX, _Note(now_s, digest))
         with suppress(FileNotFoundError):
-            kernel.unlink(fd, _name(ANNOUNCED_PREFIX))
+            kernel.unlink(fd, _note_name(ANNOUNCED_PREFIX))
         return announced_s
     silent_s = now_s - watched.at_s
     if silent_s < announced_s:
         return announced_s - silent_s
-    announced = _noted(kernel, fd, ANNOUNCED_PREFIX)
+    announced = _read_note(kernel, fd, ANNOUNCED_PREFIX)
     if announced is None:
-        _note(kernel, fd, ANNOUNCED_PREFIX, announced := _Note(now_s, sight))
+        _write_note(kernel, fd, ANNOUNCED_PREFIX, announced := _Note(now_s, digest))
     return max(0.0, needed_s - silent_s, announced.at_s + announced_s - now_s)
 
 
-def _name(prefix: bytes) -> Name:
+def _note_name(prefix: bytes) -> Name:
     """The name of this boot's note: another boot's clock proves nothing."""
     return Name(prefix + boot_id().encode())
 
 
-def _sight(kernel: Kernel, fd: Fd) -> str:
+def _digest_container(kernel: Kernel, fd: Fd) -> str:
     """A digest of a container: its names, and the sizes and times of its record and everything else in it."""
     from hashlib import sha256  # late: few commands meet another boot's leftovers
 
     digest = sha256()
-    for name in kernel.list_anew(fd):
+    for name in kernel.list_reopened(fd):
         if not name.startswith(WATCH_PREFIXES):
             with suppress(FileNotFoundError):
                 st = kernel.stat(fd, name)
@@ -127,14 +127,14 @@ def _sight(kernel: Kernel, fd: Fd) -> str:
     return digest.hexdigest()
 
 
-def _noted(kernel: Kernel, fd: Fd, prefix: bytes) -> _Note | None:
+def _read_note(kernel: Kernel, fd: Fd, prefix: bytes) -> _Note | None:
     """This boot's note; None if there is no valid one."""
     with suppress(FileNotFoundError, ValueError):
-        at_s, sight = (read_small(kernel, fd, _name(prefix), _NOTE_MAX_BYTES) or b"").decode("ascii").split()
+        at_s, sight = (read_small(kernel, fd, _note_name(prefix), _NOTE_MAX_BYTES) or b"").decode("ascii").split()
         return _Note(float(at_s), sight)
     return None
 
 
-def _note(kernel: Kernel, fd: Fd, prefix: bytes, note: _Note) -> None:
-    text = f"{note.at_s} {note.sight}".encode()
-    write_small(kernel, fd, _name(prefix), text, new=prefix + os.urandom(6).hex().encode())
+def _write_note(kernel: Kernel, fd: Fd, prefix: bytes, note: _Note) -> None:
+    text = f"{note.at_s} {note.digest}".encode()
+    write_small(kernel, fd, _note_name(prefix), text, new=prefix + os.urandom(6).hex().encode())

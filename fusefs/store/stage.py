@@ -6,40 +6,40 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 
 from fusefs.core.container_states import DEFAULT_RETENTION_S, State
-from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import ContainerId, Name, RelPath, join
+from fusefs.core.identity import Identity, IdentityMatch, compare
+from fusefs.core.names import ContainerId, Name, RelPath, join_path
 from fusefs.core.record import Invocation, Method, NewOwner, Record
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id, host_id
-from fusefs.linux.mountinfo import below
-from fusefs.store.backing_and_mount import FULL, suppress_errno
+from fusefs.linux.mountinfo import relative_to
+from fusefs.store.backing_and_mount import NO_SPACE_ERRNOS, suppress_errno
 from fusefs.store.container import (
     UNFINISHED_PREFIX,
     HeldContainer,
     create_record,
     fill_record,
-    make_directory,
+    make_container_directory,
     new_id,
+    read_fs_clock_ns,
     superblock_in,
-    touch,
     unfinished_name,
 )
-from fusefs.store.layout import FRESH, NEW_PREFIX, RECORD, TREE, WATCH_PREFIXES, UserFolder, make_unique
+from fusefs.store.layout import NEW_PREFIX, RECORD, REPLACEMENT, TREE, WATCH_PREFIXES, UserFolder, make_unique
 from fusefs.store.reserve import (
-    FOR_USER,
     SPARE,
+    SPARE_FOR_USER,
     ensure_reserve,
     ensure_spare_space,
+    lock_reserve,
     move_to_stage,
-    release,
-    take_reserve,
+    release_spare,
 )
 from fusefs.store.victim import Victim
-from fusefs.store.victim_rename import loan
+from fusefs.store.victim_rename import mode_to_restore
 
 ATTEMPTS = 8
-_NEEDS_FRESH = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)
+_NEEDS_REPLACEMENT = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)
 """Methods that need a prepared directory in the container; a record whose `fresh` is set has one already."""
 
 
@@ -68,9 +68,9 @@ class SwapOptions(NamedTuple):
 
     retention_s: int | None = DEFAULT_RETENTION_S
     note: str = ""
-    unlike: bool = False
+    accept_differences: bool = False
     keep: tuple[str, ...] = ()
-    taken: TakenContainer | None = None
+    taken_container: TakenContainer | None = None
     heir: int | None = None
     invocation: Invocation | None = None
 
@@ -82,7 +82,7 @@ class Staged(NamedTuple):
     """
 
     held: HeldContainer
-    fresh: Fd | None
+    replacement: Fd | None
 
     def __enter__(self) -> Self:
         return self
@@ -103,13 +103,13 @@ def stage(folder: UserFolder, name: bytes, record: Record) -> Staged:
         try:
             return stage_new(folder, name, record)
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in NO_SPACE_ERRNOS:
                 raise
-            with suppress_errno(*FULL):
+            with suppress_errno(*NO_SPACE_ERRNOS):
                 staged = _stage_reserve(folder, name, record)
                 if staged is not None:
                     return staged
-            if is_released or not release(folder, FOR_USER):
+            if is_released or not release_spare(folder, SPARE_FOR_USER):
                 raise
             is_released = True
 
@@ -121,11 +121,11 @@ def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
         container = new_id(kernel, name)
         with ExitStack() as owned:
             try:
-                fd = owned.enter_context(make_directory(folder, State.STAGE, container))
-                fresh = None
-                if record.method in _NEEDS_FRESH and record.fresh is None:
-                    fresh = owned.enter_context(_make_fresh(folder, fd, record.method))
-                complete = _completed(kernel, fd, container, fresh, record)
+                fd = owned.enter_context(make_container_directory(folder, State.STAGE, container))
+                replacement = None
+                if record.method in _NEEDS_REPLACEMENT and record.fresh is None:
+                    replacement = owned.enter_context(_make_replacement(folder, fd, record.method))
+                complete = _complete_record(kernel, fd, container, replacement, record)
                 owned.enter_context(create_record(folder.store, fd, complete))
             except BaseException as error:
                 discard_unmade(folder, State.STAGE, container)
@@ -133,31 +133,31 @@ def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
                 if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS - 1:
                     continue
                 raise
-            return Staged(HeldContainer(folder, container, State.STAGE, fd, complete, owned.pop_all()), fresh)
+            return Staged(HeldContainer(folder, container, State.STAGE, fd, complete, owned.pop_all()), replacement)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _completed(kernel: Kernel, fd: Fd, container: ContainerId, fresh: Fd | None, record: Record) -> Record:
+def _complete_record(kernel: Kernel, fd: Fd, container: ContainerId, replacement: Fd | None, record: Record) -> Record:
     """Complete a first record from its container: id, prepared directory, superblock, and a time before its tree came.
 
     If the record has that time already, because the tree came into the store earlier, the record's time is kept.
     fd  of a directory in which an entry was just made or changed
     """
-    if fresh is not None and record.method is Method.SWEEP:
-        record = record._replace(victim=kernel.identify(fresh))
-    elif fresh is not None:
-        identity = kernel.identify(fresh)
-        if compare(identity, identity) is Likelihood.UNKNOWN:  # its filesystem has no reliable identities
-            kernel.mark(fresh)
-            identity = kernel.identify(fresh)
+    if replacement is not None and record.method is Method.SWEEP:
+        record = record._replace(victim=kernel.identify(replacement))
+    elif replacement is not None:
+        identity = kernel.identify(replacement)
+        if compare(identity, identity) is IdentityMatch.UNKNOWN:  # its filesystem has no reliable identities
+            kernel.mark(replacement)
+            identity = kernel.identify(replacement)
         record = record._replace(fresh=identity)
     st = kernel.fstat(fd)
     moved_ns = max(0, st.st_ctime_ns) if record.moved_ns is None else record.moved_ns
     return record._replace(id=container, superblock=superblock_in(st), moved_ns=moved_ns)
 
 
-def _make_fresh(folder: UserFolder, container_fd: Fd, method: Method) -> Fd:
-    kernel, name = folder.store.kernel, FRESH if method is Method.TWO_RENAME else TREE
+def _make_replacement(folder: UserFolder, container_fd: Fd, method: Method) -> Fd:
+    kernel, name = folder.store.kernel, REPLACEMENT if method is Method.TWO_RENAME else TREE
     if folder.store.is_shared():
         new = unfinished_name()  # a mkdir that the server executes twice makes nothing that is named like the tree
         make_unique(kernel, container_fd, new)
@@ -171,17 +171,17 @@ def discard_unmade(folder: UserFolder, state: State, container: ContainerId) -> 
     """Remove a container that never got its record, as recovery would, or may have done already."""
     kernel = folder.store.kernel
     with suppress(OSError), folder.open(state) as parent:
-        unmake(kernel, parent, container.encode())
+        remove_unrecorded(kernel, parent, container.encode())
 
 
-def unmake(kernel: Kernel, state: Fd, name: bytes) -> None:
+def remove_unrecorded(kernel: Kernel, state: Fd, name: bytes) -> None:
     """Remove a container without a record: only by rmdir, which fails if it holds anything.
 
     Raises  OSError if it does
     """
     with kernel.open_dir(state, name) as fd:
-        names = kernel.list_anew(fd)
-        for directory in (TREE, FRESH, *(name for name in names if name.startswith(UNFINISHED_PREFIX))):
+        names = kernel.list_reopened(fd)
+        for directory in (TREE, REPLACEMENT, *(name for name in names if name.startswith(UNFINISHED_PREFIX))):
             with suppress(FileNotFoundError):
                 kernel.rmdir(fd, directory)
         for note in (name for name in names if name.startswith(WATCH_PREFIXES)):
@@ -193,26 +193,26 @@ def _stage_reserve(folder: UserFolder, name: bytes, record: Record) -> Staged | 
     """Make a container from the reserve; None if there is none or another command has it."""
     kernel = folder.store.kernel
     with ExitStack() as owned:
-        taken = take_reserve(folder, owned)
+        taken = lock_reserve(folder, owned)
         if taken is None:
             return None
         fd, spare = taken
-        fresh = owned.enter_context(kernel.open_dir(fd, TREE))
+        replacement = owned.enter_context(kernel.open_dir(fd, TREE))
         container = new_id(kernel, name)
-        prepared = fresh if record.method in _NEEDS_FRESH and record.fresh is None else None
+        prepared = replacement if record.method in _NEEDS_REPLACEMENT and record.fresh is None else None
         if prepared is None:
             kernel.rmdir(fd, TREE)
         elif record.method is Method.TWO_RENAME:
-            kernel.rename(fd, TREE, fd, FRESH)
-        touch(kernel, fd)  # the reserve was made long ago
-        record = _completed(kernel, fd, container, prepared, record)
+            kernel.rename(fd, TREE, fd, REPLACEMENT)
+        read_fs_clock_ns(kernel, fd)  # the reserve was made long ago
+        record = _complete_record(kernel, fd, container, prepared, record)
         fill_record(kernel, spare, record)
         kernel.rename(fd, SPARE, fd, RECORD)
         move_to_stage(folder, container)
         return Staged(HeldContainer(folder, container, State.STAGE, fd, record, owned.pop_all()), prepared)
 
 
-def record_now(
+def make_record(
     folder: UserFolder,
     method: Method,
     origin: RelPath | None,
@@ -240,18 +240,18 @@ def record_now(
     )
 
 
-def record_of(folder: UserFolder, victim: Victim, method: Method, options: SwapOptions) -> Record:
+def make_victim_record(folder: UserFolder, victim: Victim, method: Method, options: SwapOptions) -> Record:
     """Make the record of a victim, except for the fields that its container adds."""
-    kernel, origin = folder.store.kernel, RelPath(below(victim.path(), folder.store.base_path))
+    kernel, origin = folder.store.kernel, RelPath(relative_to(victim.path(), folder.store.base_path))
     parent, identity = kernel.identify(victim.parent.sides.fd), kernel.identify(victim.fd)
-    return record_now(folder, method, origin, identity, parent)._replace(
+    return make_record(folder, method, origin, identity, parent)._replace(
         retention_s=options.retention_s if options.heir is None else None,
         note=options.note,
-        lent_mode=loan(victim.stat),
+        lent_mode=mode_to_restore(victim.stat),
         heir=None if options.heir is None else NewOwner(options.heir, options.retention_s),
-        kept=None if victim.staying is None else victim.staying.directories,
-        moved_ns=None if options.taken is None else options.taken.born_ns,
-        taken_from=None if options.taken is None else options.taken.uid,
+        kept=None if victim.kept_entries is None else victim.kept_entries.directories,
+        moved_ns=None if options.taken_container is None else options.taken_container.born_ns,
+        taken_from=None if options.taken_container is None else options.taken_container.uid,
         invocation=options.invocation,
     )
 
@@ -268,7 +268,7 @@ def stand_in(container: ContainerId) -> Name:
 def drop_stand_in(kernel: Kernel, parent: Fd, container: ContainerId) -> None:
     """Remove the stand-in. If that fails, an empty directory stays behind, which is harmless."""
     beside = stand_in(container)
-    for name in (join(beside, INSIDE), beside):
+    for name in (join_path(beside, INSIDE), beside):
         with suppress(OSError):
             kernel.rmdir(parent, name)
 

@@ -21,25 +21,25 @@ from itertools import islice
 from typing import NamedTuple
 
 from fusefs.core.errors import BrokenStore, TrashdError
-from fusefs.core.identity import Likelihood, compare
-from fusefs.core.names import Name, whose_store
-from fusefs.linux.children import ask_each, person
+from fusefs.core.identity import IdentityMatch, compare
+from fusefs.core.names import Name, parse_user_store_name
+from fusefs.linux.children import ask_each, user_credentials
 from fusefs.linux.fd import Fd
-from fusefs.linux.file_locks import take
+from fusefs.linux.file_locks import take_lock
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, covering, read_mounts
-from fusefs.linux.runtime_directories import STATE_BELOW_HOME, lasting_dir, make_dir, replace_file
-from fusefs.linux.untrusted_path import open_way
+from fusefs.linux.mountinfo import Mount, covering_mount_id, read_mounts
+from fusefs.linux.runtime_directories import STATE_BELOW_HOME, make_dir, persistent_dir, replace_file
+from fusefs.linux.untrusted_path import open_untrusted
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
-from fusefs.store.layout import Store, names_of_users, open_store, trusted_owners
-from fusefs.store.mounted_paths import shown_of
+from fusefs.store.layout import Store, list_users_stores, open_store, trusted_owners
+from fusefs.store.mounted_paths import sides_of_fd
 from fusefs.store.registry_lines import (
     MAX_BYTES,
     MAX_LINES,
     STORES,
     RegistryLine,
-    decode,
-    encode,
+    decode_lines,
+    encode_line,
     read_registry,
 )
 
@@ -60,30 +60,30 @@ class RegistryTarget(Enum):
     SILENT = "silent"
 
 
-class LineOf(NamedTuple):
+class UserLine(NamedTuple):
     """A line of a user's registry. Root's own is trusted; a user's counts only for that user's own store."""
 
     uid: int
     line: RegistryLine
 
 
-def follow(
-    kernel: Kernel, entries: Sequence[LineOf], mounts: Sequence[Mount]
-) -> Iterator[tuple[LineOf, RegistryTarget]]:
+def find_targets(
+    kernel: Kernel, entries: Sequence[UserLine], mounts: Sequence[Mount]
+) -> Iterator[tuple[UserLine, RegistryTarget]]:
     """Each line and its target; children check, as a mount may never answer."""
     uid = os.geteuid()
     trusted = trusted_owners(uid)
-    silent = kernel.silent
+    silent = kernel.silent_mounts
     if any(entry.uid != uid for entry in entries):
         silent = set(silent)
 
-    def ask(entry: LineOf) -> bytes:
-        return look(kernel, entry.line, mounts, trusted).value.encode()
+    def ask(entry: UserLine) -> bytes:
+        return find_target(kernel, entry.line, mounts, trusted).value.encode()
 
-    def where(entry: LineOf) -> Hashable:
-        mount = covering(entry.line.path, mounts)
+    def where(entry: UserLine) -> Hashable:
+        mount = covering_mount_id(entry.line.path, mounts)
         # A user's path may lead through a link to a silent mount, where other users' paths do not.
-        return mount if entry.uid == uid or mount in kernel.silent else (entry.uid, mount)
+        return mount if entry.uid == uid or mount in kernel.silent_mounts else (entry.uid, mount)
 
     for entry, answer in ask_each(entries, ask, silent, where):
         if answer is None:
@@ -92,45 +92,45 @@ def follow(
             yield entry, RegistryTarget(answer.decode() or RegistryTarget.ABSENT.value)
 
 
-def look(kernel: Kernel, one: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> RegistryTarget:
+def find_target(kernel: Kernel, line: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> RegistryTarget:
     """The target of a line. This may block forever"""
     try:
-        base = open_way(kernel, one.path, mounts, trusted)
+        base = open_untrusted(kernel, line.path, mounts, trusted)
     except OSError as error:
-        missing = error.errno in _MISSING and _was_here(kernel, one, mounts, trusted)
+        missing = error.errno in _MISSING and _was_here(kernel, line, mounts, trusted)
         return RegistryTarget.GONE if missing else RegistryTarget.ABSENT
     with base:
         try:
-            with kernel.open_beneath(base, one.name, READABLE) as fd:
-                known = compare(kernel.identify(fd), one.identity)
+            with kernel.open_beneath(base, line.name, READABLE) as fd:
+                likelihood = compare(kernel.identify(fd), line.identity)
         except OSError as error:
             if error.errno not in _MISSING:
                 return RegistryTarget.ABSENT
-            known = Likelihood.OTHER
-        if known is not Likelihood.OTHER:
+            likelihood = IdentityMatch.OTHER
+        if likelihood is not IdentityMatch.OTHER:
             return RegistryTarget.THERE
-        return RegistryTarget.GONE if _is_on(base, one) else RegistryTarget.ABSENT
+        return RegistryTarget.GONE if _is_on(base, line) else RegistryTarget.ABSENT
 
 
-def _was_here(kernel: Kernel, one: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> bool:
+def _was_here(kernel: Kernel, line: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> bool:
     """Whether the lowest existing directory of a path is on the filesystem that the store was on."""
-    path = one.path
+    path = line.path
     while path != b"/":
         path = os.path.dirname(path)
         try:
-            with open_way(kernel, path, mounts, trusted) as fd:
-                return _is_on(fd, one)
+            with open_untrusted(kernel, path, mounts, trusted) as fd:
+                return _is_on(fd, line)
         except OSError as error:
             if error.errno not in _MISSING:
                 return False
     return False
 
 
-def _is_on(fd: Fd, one: RegistryLine) -> bool:
-    return one.filesystem != 0 and os.fstatvfs(fd).f_fsid & (1 << 64) - 1 == one.filesystem
+def _is_on(fd: Fd, line: RegistryLine) -> bool:
+    return line.filesystem != 0 and os.fstatvfs(fd).f_fsid & (1 << 64) - 1 == line.filesystem
 
 
-def open_registered(kernel: Kernel, entry: LineOf, mounts: list[Mount]) -> Store | None:
+def open_registered(kernel: Kernel, entry: UserLine, mounts: list[Mount]) -> Store | None:
     """Open the store that a line names; None if it leads to another one or none. May block forever: use `follow` first.
 
     If the line is from another user's registry, it must be that user's own store, and root opens it for that user only.
@@ -138,8 +138,8 @@ def open_registered(kernel: Kernel, entry: LineOf, mounts: list[Mount]) -> Store
     """
     line, of = entry.line, None if entry.uid == os.geteuid() else entry.uid
     try:
-        base = open_way(kernel, line.path, mounts, trusted_owners(os.geteuid()))
-        shown = shown_of(kernel, base, mounts)
+        base = open_untrusted(kernel, line.path, mounts, trusted_owners(os.geteuid()))
+        shown = sides_of_fd(kernel, base, mounts)
         store = open_store(kernel, shown, line.path, line.name, of=of)
     except (OSError, TrashdError) as error:
         if isinstance(error, BrokenStore) and of is None:
@@ -149,7 +149,7 @@ def open_registered(kernel: Kernel, entry: LineOf, mounts: list[Mount]) -> Store
         return None
     with ExitStack() as owned:
         owned.enter_context(store)
-        if store.volume.id != line.volume or compare(kernel.identify(store.fd), line.identity) is Likelihood.OTHER:
+        if store.volume.id != line.volume or compare(kernel.identify(store.fd), line.identity) is IdentityMatch.OTHER:
             return None
         owned.pop_all()
     return store._replace(is_named=True)
@@ -158,25 +158,25 @@ def open_registered(kernel: Kernel, entry: LineOf, mounts: list[Mount]) -> Store
 _MODE = 0o600
 
 
-_GLANCES, _GLANCE_S = 50, 0.01
+_N_LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.01
 
 
-def add_line(kernel: Kernel, one: RegistryLine) -> str:
+def add_line(kernel: Kernel, new_line: RegistryLine) -> str:
     """Add a line to the caller's registry. Return why that failed, as a clause for messages, or "".
 
     Raises  OSError
     """
-    path = make_dir(lasting_dir())
-    lock = _lock(path)
+    path = make_dir(persistent_dir())
+    lock = _lock_registry(path)
     if lock is None:
         return "another process holds the lock of the registry"
     with lock, Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         try:
-            lines = decode(read_registry(directory))
+            lines = decode_lines(read_registry(directory))
         except FileNotFoundError:
             lines = []
-        kept = [*_still_needed(kernel, lines, one), one]
-        text = b"".join(map(encode, kept))
+        kept = [*_still_needed(kernel, lines, new_line), new_line]
+        text = b"".join(map(encode_line, kept))
         if len(text) > MAX_BYTES or len(kept) > MAX_LINES:
             return "the registry is full of stores that still exist"
         replace_file(os.path.join(path, STORES), text, _MODE, is_durable=True)
@@ -184,35 +184,37 @@ def add_line(kernel: Kernel, one: RegistryLine) -> str:
     return ""
 
 
-def _lock(path: bytes) -> Fd | None:
+def _lock_registry(path: bytes) -> Fd | None:
     """Take the registry's lock; None if it stays taken: its holder should be about to write, or has been stopped."""
-    for _glance in range(_GLANCES):
-        lock = take(path, STORES + b".lock")
+    for _glance in range(_N_LOCK_TRIES):
+        lock = take_lock(path, STORES + b".lock")
         if lock is not None:
             return lock
-        time.sleep(_GLANCE_S)
+        time.sleep(_LOCK_PAUSE_S)
     return None
 
 
-def _still_needed(kernel: Kernel, lines: Sequence[RegistryLine], one: RegistryLine) -> list[RegistryLine]:
+def _still_needed(kernel: Kernel, lines: Sequence[RegistryLine], new_line: RegistryLine) -> list[RegistryLine]:
     """The lines to keep beside a new one; if there are too many, without those that are absent now."""
-    entries = [LineOf(os.geteuid(), line) for line in lines]
-    followed = [(entry.line, lead) for entry, lead in follow(kernel, entries, read_mounts())]
+    entries = [UserLine(os.geteuid(), line) for line in lines]
+    followed = [(entry.line, lead) for entry, lead in find_targets(kernel, entries, read_mounts())]
     kept = [
-        (line, lead) for line, lead in followed if lead is not RegistryTarget.GONE and not _replaces(one, line, lead)
+        (line, lead)
+        for line, lead in followed
+        if lead is not RegistryTarget.GONE and not _replaces(new_line, line, lead)
     ]
-    n_bytes = sum(len(encode(line)) for line, _lead in kept) + len(encode(one))
+    n_bytes = sum(len(encode_line(line)) for line, _lead in kept) + len(encode_line(new_line))
     if len(kept) >= MAX_LINES or n_bytes > MAX_BYTES:
         kept = [(line, lead) for line, lead in kept if lead is not RegistryTarget.ABSENT]
     return [line for line, _lead in kept]
 
 
-def _replaces(one: RegistryLine, line: RegistryLine, lead: RegistryTarget) -> bool:
+def _replaces(new_line: RegistryLine, line: RegistryLine, target: RegistryTarget) -> bool:
     """Whether a new line replaces an old one: it has the same path, or the store's new path."""
-    if one.volume != line.volume:
+    if new_line.volume != line.volume:
         return False
-    known = compare(one.identity, line.identity)
-    return one.store() == line.store() or (known is Likelihood.SAME and lead is not RegistryTarget.THERE)
+    likelihood = compare(new_line.identity, line.identity)
+    return new_line.store() == line.store() or (likelihood is IdentityMatch.SAME and target is not RegistryTarget.THERE)
 
 
 MOST_ACCOUNTS = 10_000
@@ -226,7 +228,7 @@ _MOST_AT_ROOTS = 16
 """Limit of one user's own stores in all mount points together, as any user can make directories with such names."""
 
 
-_FOUND = b"found"
+_HAS_REGISTRY = b"found"
 
 
 class _RegistryHome(NamedTuple):
@@ -234,7 +236,7 @@ class _RegistryHome(NamedTuple):
     path: bytes
 
 
-def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int] = ()) -> Iterator[LineOf]:
+def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int] = ()) -> Iterator[UserLine]:
     """The lines of all users' registries that lead to a store now; needs root.
 
     uids  of users who may be missing in the list of accounts, as a directory service need not list all
@@ -242,10 +244,10 @@ def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int]
     """
     homes = _homes(kernel, uids)
     entries = [entry for home in _with_registry(kernel, homes, mounts) for entry in _entries_of(kernel, home, mounts)]
-    yield from (entry for entry, lead in follow(kernel, entries, mounts) if lead is RegistryTarget.THERE)
+    yield from (entry for entry, lead in find_targets(kernel, entries, mounts) if lead is RegistryTarget.THERE)
 
 
-def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mount]) -> Iterator[LineOf]:
+def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mount]) -> Iterator[UserLine]:
     """Users' own stores in some mount points, whether or not they are in a registry; needs root.
 
     A store's own file, which only its user can have put there, has its identity: so it is no copy of the store's files.
@@ -254,15 +256,15 @@ def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mo
 
     def ask(point: bytes) -> bytes:
         try:
-            with open_way(kernel, point, mounts, (0,)) as base:
-                return b"\0".join(names_of_users(kernel, base))
+            with open_untrusted(kernel, point, mounts, (0,)) as base:
+                return b"\0".join(list_users_stores(kernel, base))
         except OSError:
             return b""
 
     n_of: Counter[int] = Counter()
-    for point, answer in ask_each(points, ask, kernel.silent, lambda point: covering(point, mounts)):
+    for point, answer in ask_each(points, ask, kernel.silent_mounts, lambda point: covering_mount_id(point, mounts)):
         for name in filter(None, (answer or b"").split(b"\0")):
-            uid = whose_store(name)
+            uid = parse_user_store_name(name)
             if uid is None:
                 continue
             n_of[uid] += 1
@@ -270,27 +272,27 @@ def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mo
                 yield from _line_at_root(kernel, uid, os.path.join(point, name), mounts)
 
 
-def _line_at_root(kernel: Kernel, uid: int, path: bytes, mounts: Sequence[Mount]) -> Iterator[LineOf]:
+def _line_at_root(kernel: Kernel, uid: int, path: bytes, mounts: Sequence[Mount]) -> Iterator[UserLine]:
     """The registry line for a user's own store, made by a process of that user; none if it is no such store."""
     base_path, name = os.path.split(path)
 
     def ask(_path: bytes) -> bytes:
         try:
-            base = BackingAndMount(open_way(kernel, base_path, mounts, trusted_owners(uid)))
+            base = BackingAndMount(open_untrusted(kernel, base_path, mounts, trusted_owners(uid)))
             store = open_store(kernel, base, base_path, Name(name))
             if store is None:
                 return b""
             with store:
-                found = kernel.identify(store.fd)
-                if store.volume.store is None or compare(found, store.volume.store) is Likelihood.OTHER:
+                identity = kernel.identify(store.fd)
+                if store.volume.store is None or compare(identity, store.volume.store) is IdentityMatch.OTHER:
                     return b""
                 filesystem = os.fstatvfs(store.fd).f_fsid & (1 << 64) - 1
-                return encode(RegistryLine(found, store.volume.id, filesystem, base_path, store.name))
+                return encode_line(RegistryLine(identity, store.volume.id, filesystem, base_path, store.name))
         except (OSError, TrashdError):
             return b""
 
-    ((_path, answer),) = ask_each((path,), ask, set(), lambda _path: uid, person(uid))
-    yield from (LineOf(uid, line) for line in decode(answer or b"") if line.store() == path)
+    ((_path, answer),) = ask_each((path,), ask, set(), lambda _path: uid, user_credentials(uid))
+    yield from (UserLine(uid, line) for line in decode_lines(answer or b"") if line.store() == path)
 
 
 def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_RegistryHome]:
@@ -298,12 +300,14 @@ def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_RegistryHome]:
 
     def ask(uid: int | None) -> bytes:
         with suppress(KeyError):
-            known = islice(pwd.getpwall(), MOST_ACCOUNTS) if uid is None else (pwd.getpwuid(uid),)
-            return b"\0".join(b"%d:%s" % (one.pw_uid, os.fsencode(one.pw_dir)) for one in known)
+            accounts = islice(pwd.getpwall(), MOST_ACCOUNTS) if uid is None else (pwd.getpwuid(uid),)
+            return b"\0".join(b"%d:%s" % (one.pw_uid, os.fsencode(one.pw_dir)) for one in accounts)
         return b""
 
-    def homes_of(asked: Sequence[int | None]) -> dict[int, bytes]:
-        answers = (answer or b"" for _uid, answer in ask_each(asked, ask, kernel.silent, lambda _uid: pwd.__name__))
+    def homes_of(requested: Sequence[int | None]) -> dict[int, bytes]:
+        answers = (
+            answer or b"" for _uid, answer in ask_each(requested, ask, kernel.silent_mounts, lambda _uid: pwd.__name__)
+        )
         pairs = (one.partition(b":") for answer in answers for one in answer.split(b"\0") if one)
         return {int(uid): path for uid, _colon, path in pairs}
 
@@ -317,25 +321,25 @@ def _with_registry(kernel: Kernel, homes: Sequence[_RegistryHome], mounts: Seque
 
     def ask(home: _RegistryHome) -> bytes:
         try:
-            with _open_place(kernel, home, mounts) as directory:
+            with _open_registry_directory(kernel, home, mounts) as directory:
                 st = os.stat(STORES, dir_fd=directory, follow_symlinks=False)
         except PermissionError:
-            return _FOUND  # root of another host may not see it, but a process of its user may
+            return _HAS_REGISTRY  # root of another host may not see it, but a process of its user may
         except OSError:
             return b""
-        return _FOUND if stat.S_ISREG(st.st_mode) and st.st_uid == home.uid else b""
+        return _HAS_REGISTRY if stat.S_ISREG(st.st_mode) and st.st_uid == home.uid else b""
 
-    asked = ask_each(homes, ask, kernel.silent, lambda home: covering(home.path, mounts))
-    return [home for home, answer in asked if answer == _FOUND]
+    answers = ask_each(homes, ask, kernel.silent_mounts, lambda home: covering_mount_id(home.path, mounts))
+    return [home for home, answer in answers if answer == _HAS_REGISTRY]
 
 
-def _entries_of(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> list[LineOf]:
+def _entries_of(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> list[UserLine]:
     """The lines of a user's registry, read as that user."""
 
     def ask(_home: _RegistryHome) -> bytes:
         try:
             with (
-                _open_place(kernel, home, mounts) as place,
+                _open_registry_directory(kernel, home, mounts) as place,
                 Fd(os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)) as directory,
             ):
                 return read_registry(directory)
@@ -343,10 +347,10 @@ def _entries_of(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) ->
             return b""
 
     # The user may stop the child: this marks no mount as silent, and affects only that user.
-    ((_home, answer),) = ask_each((home,), ask, set(), lambda _home: home.uid, person(home.uid))
-    return [LineOf(home.uid, line) for line in decode(answer or b"")]
+    ((_home, answer),) = ask_each((home,), ask, set(), lambda _home: home.uid, user_credentials(home.uid))
+    return [UserLine(home.uid, line) for line in decode_lines(answer or b"")]
 
 
-def _open_place(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> Fd:
+def _open_registry_directory(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> Fd:
     """Open the directory of a user's registry through no link except root's, as any caller. Raises  OSError"""
-    return open_way(kernel, os.path.join(home.path, STATE_BELOW_HOME), mounts, (0,))
+    return open_untrusted(kernel, os.path.join(home.path, STATE_BELOW_HOME), mounts, (0,))

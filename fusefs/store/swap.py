@@ -30,26 +30,39 @@ from fusefs.core.record import Method
 from fusefs.linux.directory_metadata import (
     UNREADABLE,
     MetadataDifference,
-    apply_likeness,
+    apply_metadata,
     differences,
     is_frozen,
-    read_likeness,
+    read_metadata,
 )
-from fusefs.linux.fd import closed_on_error
+from fusefs.linux.fd import close_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import Mount, below
+from fusefs.linux.mountinfo import Mount, relative_to
 from fusefs.linux.syscalls import NO_EXCHANGE
 from fusefs.store.backing_and_mount import READABLE, Scope
-from fusefs.store.container import HeldContainer, dissolve, flush, is_taken_over, move
-from fusefs.store.keep_entries import KeptLinks, choose, keep, withdraw
-from fusefs.store.layout import FRESH, TREE, Store, UserFolder
-from fusefs.store.registry_lines import way_out
-from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, record_of, restock, stage
-from fusefs.store.user_folders import NOT_MADE, add_pointer, is_remembered, open_user, place_of_store, remember
-from fusefs.store.victim import Victim, as_told, existing_stores, find_victim, refusals, stores_for
-from fusefs.store.victim_rename import DirectRename, VisibleMove, VisibleRename, lend, take_back
+from fusefs.store.container import HeldContainer, dissolve, flush, is_taken_over, move_to_state
+from fusefs.store.keep_entries import KeptLinks, choose_kept_entries, drop_kept_links, link_kept_entries
+from fusefs.store.layout import REPLACEMENT, TREE, Store, UserFolder
+from fusefs.store.registry_lines import hint_for_unknown_maker
+from fusefs.store.stage import ATTEMPTS, Staged, SwapOptions, make_victim_record, restock, stage
+from fusefs.store.user_folders import (
+    NOT_MADE,
+    add_pointer,
+    is_registered_store,
+    open_user_folder,
+    place_of_store,
+    register_store,
+)
+from fusefs.store.victim import Victim, existing_stores, find_refusals, find_victim, stores_for, to_error
+from fusefs.store.victim_rename import (
+    DirectRename,
+    VisibleMove,
+    VisibleRename,
+    end_temporary_permission,
+    grant_temporary_permission,
+)
 
-Unlike = tuple[MetadataDifference, ...]
+Differences = tuple[MetadataDifference, ...]
 """Attributes of a victim that its replacement could not be given."""
 
 
@@ -71,7 +84,7 @@ class Swapped(NamedTuple):
     store: bytes
     method: Method
     gap_ns: int | None
-    unlike: Unlike
+    unlike: Differences
     warnings: tuple[str, ...]
     volume: bytes | None = None
     kept: tuple[bytes, ...] = ()
@@ -102,11 +115,11 @@ def adopt(held: HeldContainer) -> Adopted:
         from fusefs.store.recover import settle_late  # only shared filesystems may execute a call twice
 
         settle_late(held)
-    move(held, State.ORPHANS)
+    move_to_state(held, State.ORPHANS)
     return Adopted(held.id, held.folder.path())
 
 
-Adopt = Callable[[HeldContainer], Adopted]
+AdoptFunction = Callable[[HeldContainer], Adopted]
 """Called for a container that has its victim, before the container's lock is released."""
 
 
@@ -115,7 +128,7 @@ def swap(
     victim: Victim,
     options: SwapOptions,
     visible: VisibleRename,
-    adopt: Adopt = adopt,
+    adopt: AdoptFunction = adopt,
     n_attempts: int = ATTEMPTS,
 ) -> Swapped:
     """Swap the victim into a user's folder of a store.
@@ -126,15 +139,15 @@ def swap(
     """
     if not folder.store.volume.exchange:
         return _by_two_renames(folder, victim, options, visible, adopt)
-    with stage(folder, victim.name, record_of(folder, victim, Method.EXCHANGE, options)) as staged:
+    with stage(folder, victim.name, make_victim_record(folder, victim, Method.EXCHANGE, options)) as staged:
         try:
-            unlike = make_alike(staged, victim, options, visible)
-            keeping = None if victim.staying is None else keep(staged, victim)
+            differing = copy_metadata(staged, victim, options, visible)
+            kept_links = None if victim.kept_entries is None else link_kept_entries(staged, victim)
             visible.make(VisibleMove.EXCHANGE, staged.held)
         except (OSError, TrashdError) as error:
             # Not for a Ctrl-C, which may come after the exchange: recovery settles that.
-            is_swept = isinstance(error, FileNotFoundError) and not _has_fresh(staged)
-            undo(staged, victim, visible, error)
+            is_swept = isinstance(error, FileNotFoundError) and not _has_replacement(staged)
+            undo_staging(staged, victim, visible, error)
             if is_swept and n_attempts > 1:
                 # A recovery that had seen no record yet removed the replacement: start again.
                 return swap(folder, victim, options, visible, adopt, n_attempts - 1)
@@ -142,7 +155,7 @@ def swap(
                 raise
         else:
             if _is_exchanged(staged, victim, visible):
-                return finish(staged, victim, visible, unlike, 0, keeping, adopt)
+                return finish_swap(staged, victim, visible, differing, 0, kept_links, adopt)
             unstage(staged, victim, visible)
     # Nothing has changed: the filesystem does not support the exchange after all.
     return _by_two_renames(folder, victim, options, visible, adopt)
@@ -155,16 +168,16 @@ def unstage(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
             stays as it is, and recovery decides
     """
     kernel = staged.held.folder.store.kernel
-    if victim.staying is not None:
-        withdraw(staged, victim)
-    take_back(staged.held, victim.fd, staged.held.record.lent_mode, visible)
-    for name in (TREE, FRESH):
-        if staged.fresh is not None and kernel.is_named(staged.fresh, staged.held.fd, name):
+    if victim.kept_entries is not None:
+        drop_kept_links(staged, victim)
+    end_temporary_permission(staged.held, victim.fd, staged.held.record.lent_mode, visible)
+    for name in (TREE, REPLACEMENT):
+        if staged.replacement is not None and kernel.is_named(staged.replacement, staged.held.fd, name):
             kernel.rmdir(staged.held.fd, name)
     dissolve(staged.held)
 
 
-def undo(staged: Staged, victim: Victim, visible: VisibleRename, error: Exception) -> None:
+def undo_staging(staged: Staged, victim: Victim, visible: VisibleRename, error: Exception) -> None:
     """`unstage` after an error. Raises  TakenOver if another node took the container over, and undoes it instead"""
     try:
         unstage(staged, victim, visible)
@@ -174,43 +187,43 @@ def undo(staged: Staged, victim: Victim, visible: VisibleRename, error: Exceptio
         raise TakenOver(staged.held.id) from error
 
 
-def _check_ours(staged: Staged) -> None:
+def _raise_if_taken_over(staged: Staged) -> None:
     """Raises  TakenOver if another node may have what is missing here"""
     if is_taken_over(staged.held):
         raise TakenOver(staged.held.id)
 
 
-def _has_fresh(staged: Staged, name: Name = TREE) -> bool:
-    assert staged.fresh is not None
-    return staged.held.folder.store.kernel.is_named(staged.fresh, staged.held.fd, name)
+def _has_replacement(staged: Staged, name: Name = TREE) -> bool:
+    assert staged.replacement is not None
+    return staged.held.folder.store.kernel.is_named(staged.replacement, staged.held.fd, name)
 
 
-def make_alike(staged: Staged, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Unlike:
+def copy_metadata(staged: Staged, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Differences:
     """Give the replacement the victim's metadata, with the temporary permission this may need; return what differs.
 
     Raises  NotAlike if anything differs and options.unlike is not set; OSError ENOKEY in any case if it is encryption
     """
     kernel = staged.held.folder.store.kernel
-    assert staged.fresh is not None
-    lent = staged.held.record.lent_mode
-    lend(staged.held, victim.fd, lent, visible)
+    assert staged.replacement is not None
+    mode_before = staged.held.record.lent_mode
+    grant_temporary_permission(staged.held, victim.fd, mode_before, visible)
     with kernel.open_dir(victim.fd) as readable:
-        wanted = read_likeness(kernel, readable)
-    apply_likeness(kernel, staged.fresh, wanted)
-    unlike = tuple(differences(wanted, read_likeness(kernel, staged.fresh)))
-    if unlike and not options.unlike:
-        raise NotAlike(victim.path() + b" (" + os.fsencode(", ".join(in_words(unlike))) + b")")
-    return unlike
+        metadata = read_metadata(kernel, readable)
+    apply_metadata(kernel, staged.replacement, metadata)
+    differing = tuple(differences(metadata, read_metadata(kernel, staged.replacement)))
+    if differing and not options.accept_differences:
+        raise NotAlike(victim.path() + b" (" + os.fsencode(", ".join(format_differences(differing))) + b")")
+    return differing
 
 
 _UNCHANGED = "nothing was changed; run the command again"
 
 
-def in_words(unlike: Unlike) -> list[str]:
+def format_differences(differing: Differences) -> list[str]:
     """Describe the differences for messages."""
     return [
         f"{one.what} {UNREADABLE if one.wanted == UNREADABLE else f'{one.got} instead of {one.wanted}'}"
-        for one in unlike
+        for one in differing
     ]
 
 
@@ -221,39 +234,39 @@ def _is_exchanged(staged: Staged, victim: Victim, visible: VisibleRename) -> boo
             back: everything is in stage/; OSError, TakenOver
     """
     kernel = staged.held.folder.store.kernel
-    assert staged.fresh is not None
+    assert staged.replacement is not None
     if kernel.is_named(victim.fd, staged.held.fd, TREE):
         return True  # whatever has the name now: the user may have moved the replacement already, which is fine
-    fresh = kernel.fstat(staged.fresh)
-    name_is_fresh = visible.found() == (fresh.st_dev, fresh.st_ino)
-    if name_is_fresh or not kernel.is_named(staged.fresh, staged.held.fd, TREE):
+    replacement_stat = kernel.fstat(staged.replacement)
+    is_replacement_at_name = visible.stat_name() == (replacement_stat.st_dev, replacement_stat.st_ino)
+    if is_replacement_at_name or not kernel.is_named(staged.replacement, staged.held.fd, TREE):
         _undo_exchange(staged, victim, visible)
     return False
 
 
 def _undo_exchange(staged: Staged, victim: Victim, visible: VisibleRename) -> NoReturn:
     """Give the name back to the entry that had it, and raise; if that fails, keep everything and raise Unsettled."""
-    _check_ours(staged)
+    _raise_if_taken_over(staged)
     kernel = staged.held.folder.store.kernel
-    assert staged.fresh is not None
-    fresh = kernel.fstat(staged.fresh)
+    assert staged.replacement is not None
+    replacement_stat = kernel.fstat(staged.replacement)
     where = printable(victim.path())
-    if visible.found() == (fresh.st_dev, fresh.st_ino):
+    if visible.stat_name() == (replacement_stat.st_dev, replacement_stat.st_ino):
         visible.make(VisibleMove.EXCHANGE, staged.held)
-        if kernel.is_named(staged.fresh, staged.held.fd, TREE):
+        if kernel.is_named(staged.replacement, staged.held.fd, TREE):
             unstage(staged, victim, visible)
             raise Refused(f"{where}: another process changed this name at the same moment", _UNCHANGED)
     raise Unsettled(f"{where} (changed by another process during the exchange; see {staged.held.id} in stage/)")
 
 
-def finish(
+def finish_swap(
     staged: Staged,
     victim: Victim,
     visible: VisibleRename,
-    unlike: Unlike,
+    differing: Differences,
     gap_ns: int | None,
-    keeping: KeptLinks | None = None,
-    adopt: Adopt = adopt,
+    kept_links: KeptLinks | None = None,
+    adopt: AdoptFunction = adopt,
 ) -> Swapped:
     """After the victim came: move kept entries back, end temporary permissions, adopt, flush.
 
@@ -263,52 +276,56 @@ def finish(
     warnings = []
     adopted = Adopted(held.id, held.folder.path())
     try:
-        if keeping is not None:
-            warnings += [f"not kept in place, but in {held.id}: {one}" for one in keeping.finish()]
-        lent = held.record.lent_mode
-        if staged.fresh is not None:
-            take_back(held, staged.fresh, lent)
-        take_back(held, victim.fd, lent, visible)
+        if kept_links is not None:
+            warnings += [f"not kept in place, but in {held.id}: {one}" for one in kept_links.finish()]
+        mode_before = held.record.lent_mode
+        if staged.replacement is not None:
+            end_temporary_permission(held, staged.replacement, mode_before)
+        end_temporary_permission(held, victim.fd, mode_before, visible)
         adopted = adopt(held)
         flush(held)
     except OSError as error:
         warnings.append(
             f"{error.strerror} after the exchange; the next trashd command on this volume completes the swap"
         )
-    method, kept = held.record.method, () if keeping is None else keeping.staying.names()
-    told, ends_ns = (*warnings, *adopted.warnings), held.record.adopted_expires_ns()
+    method, kept = held.record.method, () if kept_links is None else kept_links.kept_entries.names()
+    all_warnings, ends_ns = (*warnings, *adopted.warnings), held.record.adopted_expires_ns()
     store = adopted.store
-    return Swapped(adopted.id, victim.path(), store, method, gap_ns, unlike, told, kept=kept, expires_ns=ends_ns)
+    return Swapped(
+        adopted.id, victim.path(), store, method, gap_ns, differing, all_warnings, kept=kept, expires_ns=ends_ns
+    )
 
 
 def _by_two_renames(
-    folder: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename, adopt: Adopt
+    folder: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename, adopt: AdoptFunction
 ) -> Swapped:
     """Swap without an exchange: the name is missing between two renames, for `gap_ns` of the result."""
     kernel = folder.store.kernel
-    with stage(folder, victim.name, record_of(folder, victim, Method.TWO_RENAME, options)) as staged:
+    with stage(folder, victim.name, make_victim_record(folder, victim, Method.TWO_RENAME, options)) as staged:
         try:
-            unlike = make_alike(staged, victim, options, visible)
-            keeping = None if victim.staying is None else keep(staged, victim)
+            differing = copy_metadata(staged, victim, options, visible)
+            kept_links = None if victim.kept_entries is None else link_kept_entries(staged, victim)
             began_ns = time.monotonic_ns()
             is_shared = folder.store.is_shared()
             gap_ns = visible.make(VisibleMove.REPLACE if is_shared else VisibleMove.ASIDE, staged.held)
         except (OSError, TrashdError) as error:
-            undo(staged, victim, visible, error)
+            undo_staging(staged, victim, visible, error)
             raise
         if not kernel.is_named(victim.fd, staged.held.fd, TREE):
-            give_back(staged, victim, visible)
-        is_placed = (is_shared and not _has_fresh(staged, FRESH)) or _place(staged, victim, visible)
+            give_back_name(staged, victim, visible)
+        is_placed = (is_shared and not _has_replacement(staged, REPLACEMENT)) or _place_replacement(
+            staged, victim, visible
+        )
         gap_ns = gap_ns or time.monotonic_ns() - began_ns
-        swapped = finish(staged, victim, visible, unlike, gap_ns, keeping if is_placed else None, adopt)
+        swapped = finish_swap(staged, victim, visible, differing, gap_ns, kept_links if is_placed else None, adopt)
     if is_placed:
         return swapped
-    kept = "" if keeping is None else ", with all that --keep selected"
-    told = f"another process took the name during the swap, and has it now; the old tree is {swapped.id}{kept}"
-    return swapped._replace(warnings=(*swapped.warnings, told))
+    kept = "" if kept_links is None else ", with all that --keep selected"
+    warning = f"another process took the name during the swap, and has it now; the old tree is {swapped.id}{kept}"
+    return swapped._replace(warnings=(*swapped.warnings, warning))
 
 
-def _place(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
+def _place_replacement(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
     """Rename the replacement to the name; if that fails, move the victim back and raise the error.
 
     Returns  False if another process took the name in the gap: it keeps the name, and the old tree becomes an orphan
@@ -317,9 +334,9 @@ def _place(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
     try:
         visible.make(VisibleMove.PLACE, staged.held)
     except FileExistsError:
-        if victim.staying is not None:
-            withdraw(staged, victim)
-        kernel.rmdir(staged.held.fd, FRESH)
+        if victim.kept_entries is not None:
+            drop_kept_links(staged, victim)
+        kernel.rmdir(staged.held.fd, REPLACEMENT)
         return False
     except OSError as error:
         try:
@@ -332,13 +349,13 @@ def _place(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
     return True
 
 
-def give_back(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
+def give_back_name(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
     """Move back an entry that a rename took instead of the victim, and raise."""
-    _check_ours(staged)
+    _raise_if_taken_over(staged)
     where = printable(victim.path())
     try:
-        if staged.fresh is not None and not _has_fresh(staged, FRESH):  # it may have the name already
-            visible.make(VisibleMove.ASIDE_FRESH, staged.held)
+        if staged.replacement is not None and not _has_replacement(staged, REPLACEMENT):  # it may have the name already
+            visible.make(VisibleMove.ASIDE_REPLACEMENT, staged.held)
         visible.make(VisibleMove.BACK, staged.held)
     except OSError as error:
         raise Unsettled(
@@ -351,19 +368,19 @@ def give_back(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
 def remove(folder: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Swapped:
     """Move the victim into a user's folder of a store; arguments and errors as for `swap`."""
     kernel = folder.store.kernel
-    with stage(folder, victim.name, record_of(folder, victim, Method.REMOVED, options)) as staged:
+    with stage(folder, victim.name, make_victim_record(folder, victim, Method.REMOVED, options)) as staged:
         try:
-            lend(staged.held, victim.fd, staged.held.record.lent_mode, visible)
+            grant_temporary_permission(staged.held, victim.fd, staged.held.record.lent_mode, visible)
             visible.make(VisibleMove.ASIDE, staged.held)
         except (OSError, TrashdError) as error:
-            undo(staged, victim, visible, error)
+            undo_staging(staged, victim, visible, error)
             raise
         if not kernel.is_named(victim.fd, staged.held.fd, TREE):
-            give_back(staged, victim, visible)
-        return finish(staged, victim, visible, (), None)
+            give_back_name(staged, victim, visible)
+        return finish_swap(staged, victim, visible, (), None)
 
 
-Verb = Callable[[UserFolder, Victim, SwapOptions, VisibleRename], Swapped]
+SwapFunction = Callable[[UserFolder, Victim, SwapOptions, VisibleRename], Swapped]
 """`swap` or `remove`: moves a victim into a user's folder of a store; OSError with EXDEV if that store can't take it.
 """
 
@@ -373,15 +390,17 @@ def swap_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
 
     Raises  TrashdError; unless it is Unsettled, the directory is where it was
     """
-    return take_path(kernel, path, options, swap, directory=True)
+    return swap_or_remove_path(kernel, path, options, swap, directory=True)
 
 
 def remove_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
     """Remove whatever is at a path, restorably; errors as for `swap_path`."""
-    return take_path(kernel, path, options, remove, directory=False)
+    return swap_or_remove_path(kernel, path, options, remove, directory=False)
 
 
-def take_path(kernel: Kernel, path: bytes, options: SwapOptions, verb: Verb, *, directory: bool) -> Swapped:
+def swap_or_remove_path(
+    kernel: Kernel, path: bytes, options: SwapOptions, verb: SwapFunction, *, directory: bool
+) -> Swapped:
     """Find the victim and call `verb` with it; once more if the name was cached by this node for an inode that is gone.
 
     directory  whether the victim must be one
@@ -389,60 +408,62 @@ def take_path(kernel: Kernel, path: bytes, options: SwapOptions, verb: Verb, *, 
     """
     try:
         with find_victim(kernel, path) as victim:
-            return _take(kernel, victim, options, verb, directory=directory)
+            return _offer_to_stores(kernel, victim, options, verb, directory=directory)
     except KernelRefused as error:
         if error.errno != errno.ESTALE:
             raise
     with suppress(OSError):
         os.close(os.open(path, READABLE | os.O_CLOEXEC))  # makes this node ask the server for the name; O_PATH does not
     with find_victim(kernel, path) as victim:
-        return _take(kernel, victim, options, verb, directory=directory)
+        return _offer_to_stores(kernel, victim, options, verb, directory=directory)
 
 
-def _take(kernel: Kernel, victim: Victim, options: SwapOptions, verb: Verb, *, directory: bool) -> Swapped:
+def _offer_to_stores(
+    kernel: Kernel, victim: Victim, options: SwapOptions, verb: SwapFunction, *, directory: bool
+) -> Swapped:
     """Check for refusals, then try one store after the other until one can take the victim."""
     visible = DirectRename(kernel, victim.parent.sides, victim.name)
     try:
-        for reason in refusals(kernel, victim, directory=directory):
+        for reason in find_refusals(kernel, victim, directory=directory):
             raise reason
         if options.keep:
-            victim = victim._replace(staying=choose(kernel, victim, options.keep))
+            victim = victim._replace(kept_entries=choose_kept_entries(kernel, victim, options.keep))
         for offered in stores_for(kernel, victim.parent, victim.path()):
             with offered.store as store:
                 try:
-                    point_own(victim.parent, store)
-                    with own_folder(store) as folder:
-                        done = verb(folder, victim, options, visible)
+                    add_own_pointer(victim.parent, store)
+                    with open_own_folder(store) as folder:
+                        swapped = verb(folder, victim, options, visible)
                 except OSError as error:
                     if error.errno != errno.EXDEV:
                         raise
                 else:
-                    volume = volume_to_tell(store, victim.parent.mounts)
-                    return done._replace(volume=volume, unnoted=_unnoted(store, volume))
+                    volume = volume_to_report(store, victim.parent.mounts)
+                    return swapped._replace(volume=volume, unnoted=_explain_unregistered(store, volume))
             offered.discard()
         raise AssertionError("unreachable: after the last store there is an error")
     except OSError as error:
-        raise explain(error, victim) from error
+        raise to_user_error(error, victim) from error
 
 
-def volume_to_tell(store: Store, mounts: Iterable[Mount]) -> bytes | None:
+def volume_to_report(store: Store, mounts: Iterable[Mount]) -> bytes | None:
     """The directory that holds a store, if commands find the store only by it: not at a mount point or by the registry.
 
     Our own mounts do not count: one may be gone by then, and the store is where it was before.
     """
-    lasting = any(mount.point == store.base_path for mount in mounts if not mount.is_ours())
-    return None if lasting or is_remembered(store) else place_of_store(store)
+    lasting = any(mount.point == store.base_path for mount in mounts if not mount.is_trashd())
+    return None if lasting or is_registered_store(store) else place_of_store(store)
 
 
-def _unnoted(store: Store, volume: bytes | None) -> str:
+def _explain_unregistered(store: Store, volume: bytes | None) -> str:
     """Why the caller's registry does not name a store, if that keeps services from it; empty otherwise."""
-    is_found = store.name != STORE or store.is_common()  # at a mount point, where root's service finds it, too
-    if store.owner != os.geteuid() or (volume is None and (is_found or is_remembered(store))):
+    is_discoverable = store.name != STORE or store.is_common()  # at a mount point, where root's service finds it, too
+    if store.owner != os.geteuid() or (volume is None and (is_discoverable or is_registered_store(store))):
         return ""
-    return remember(store)
+    return register_store(store)
 
 
-def own_folder(store: Store) -> UserFolder:
+def open_own_folder(store: Store) -> UserFolder:
     """Open the caller's folder; make it if missing. Complete or undo what a killed command left in stage/.
 
     From now on the user's registry names the store.
@@ -450,13 +471,13 @@ def own_folder(store: Store) -> UserFolder:
     """
     kernel = store.kernel
     refuse_unknown(store)
-    remember(store)
-    folder = open_user(store, os.geteuid())
+    register_store(store)
+    folder = open_user_folder(store, os.geteuid())
     if folder is None:
         folder = _first_folder(store)
         restock(folder)
         return folder
-    with closed_on_error(folder), folder.open(State.STAGE) as stage:
+    with close_on_error(folder), folder.open(State.STAGE) as stage:
         # Root does not touch what others may have put there to make it pass for root's folder.
         if (folder.is_proven or folder.uid) and not kernel.is_empty(stage):
             from fusefs.store.recover import recover
@@ -467,8 +488,8 @@ def own_folder(store: Store) -> UserFolder:
 
 def refuse_unknown(store: Store) -> None:
     """Refuse, as root, one of root's stores that root may not have made. Raises  NoStore"""
-    if store.is_roots_to_keep() and store.is_unknown():
-        raise NoStore(f"{printable(store.base_path)} ({NOT_MADE})", way_out(store.base_path))
+    if store.is_ours_as_root() and store.has_unknown_maker():
+        raise NoStore(f"{printable(store.base_path)} ({NOT_MADE})", hint_for_unknown_maker(store.base_path))
 
 
 def _first_folder(store: Store) -> UserFolder:
@@ -478,31 +499,31 @@ def _first_folder(store: Store) -> UserFolder:
     """
     from fusefs.store.make_folder import (  # only the first command on a volume needs these
         abandoned_folders,
-        make_roots,
-        make_user,
+        make_folder_as_root,
+        make_user_folder,
     )
-    from fusefs.store.tidy_folder import take_own
+    from fusefs.store.tidy_folder import take_own_from_old
 
     uid = os.geteuid()
     for abandoned in abandoned_folders(store):
         from fusefs.store.recover import recover
 
         recover(abandoned)
-    if store.is_roots_to_keep():
-        return make_roots(store, 0)
-    take_own(store)
-    return open_user(store, uid) or make_user(store)
+    if store.is_ours_as_root():
+        return make_folder_as_root(store, 0)
+    take_own_from_old(store)
+    return open_user_folder(store, uid) or make_user_folder(store)
 
 
-def point_own(scope: Scope, store: Store) -> None:
+def add_own_pointer(scope: Scope, store: Store) -> None:
     """Write a pointer to a store into the caller's own folder of the store above it, if there is one.
 
     This comes before the store is used, so that its contents are found even if we are killed.
     """
     upper = store_above(scope, store)
     if upper is not None:
-        with upper, own_folder(upper) as folder:
-            add_pointer(folder, RelPath(below(store.base_path, upper.base_path)))
+        with upper, open_own_folder(upper) as folder:
+            add_pointer(folder, RelPath(relative_to(store.base_path, upper.base_path)))
 
 
 def store_above(scope: Scope, store: Store) -> Store | None:
@@ -517,7 +538,7 @@ def store_above(scope: Scope, store: Store) -> Store | None:
     return None
 
 
-def explain(error: OSError | TrashdError, victim: Victim) -> TrashdError:
+def to_user_error(error: OSError | TrashdError, victim: Victim) -> TrashdError:
     """Convert an error for the user, adding the cause where the errno hides it; return a TrashdError unchanged."""
     if isinstance(error, TrashdError):
         return error
@@ -531,10 +552,10 @@ def explain(error: OSError | TrashdError, victim: Victim) -> TrashdError:
         if any(hold.kind == "swap" and hold.path == victim.path() for hold in kernel_holds()):
             return NotPermitted(victim.path(), "it is an active swap file; deactivate it first: swapoff PATH")
     if error.errno == errno.ESTALE and victim.parent.root.mounted is not None:
-        return shows_another(victim.parent)
-    return as_told(error, victim.path())
+        return make_stale_mount_error(victim.parent)
+    return to_error(error, victim.path())
 
 
-def shows_another(scope: Scope) -> NoBacking:
+def make_stale_mount_error(scope: Scope) -> NoBacking:
     """The meaning of ESTALE where one of our mounts shows the directory."""
     return NoBacking(scope.root_path + b" (it shows another directory than its source)")

@@ -19,27 +19,27 @@ from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError, from_os
 from fusefs.core.names import ContainerId, Name, RelPath
 from fusefs.core.record import Method, TreeSize
-from fusefs.linux.directory_metadata import DirectoryMetadata, apply_likeness, make_like, read_likeness
+from fusefs.linux.directory_metadata import DirectoryMetadata, apply_metadata, make_directory_like, read_metadata
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import below
-from fusefs.store.backing_and_mount import DIRECTORY, READABLE, BackingAndMount, Scope, check_wholly
+from fusefs.linux.mountinfo import relative_to
+from fusefs.store.backing_and_mount import DIRECTORY, READABLE, BackingAndMount, Scope, require_both_sides
 from fusefs.store.container import (
     HeldContainer,
-    come,
     dissolve,
     drop_empty_tree,
-    drop_prepared,
+    drop_unfinished,
     flush,
-    move,
+    mark_complete,
+    move_to_state,
     open_inside,
     unfinished_name,
 )
 from fusefs.store.layout import RECORD_NEW, TREE, UserFolder
-from fusefs.store.reserve import FOR_USER, with_room
-from fusefs.store.stage import SwapOptions, record_now, stage
-from fusefs.store.swap import own_folder, point_own, shows_another, volume_to_tell
-from fusefs.store.victim import Offered, stores_for
+from fusefs.store.reserve import SPARE_FOR_USER, call_with_room
+from fusefs.store.stage import SwapOptions, make_record, stage
+from fusefs.store.swap import add_own_pointer, make_stale_mount_error, open_own_folder, volume_to_report
+from fusefs.store.victim import OfferedStore, stores_for
 from fusefs.store.walk import DeepOpener, DeepOpeners, make_missing, walk_inwards
 
 
@@ -57,31 +57,31 @@ class SweepContainer(NamedTuple):
     tree: BackingAndMount
     options: SwapOptions
     volume: bytes | None
-    offered: Offered
+    offered: OfferedStore
 
-    def into(self, upper: bytes, ways: DeepOpeners) -> BackingAndMount:
+    def open_target(self, upper: bytes, openers: DeepOpeners) -> BackingAndMount:
         """Open the directory for entries taken from a directory, made like that if it is missing; the caller closes it.
 
         upper   path of the original directory, relative to the swept one
         Raises  OSError: ENOENT if that directory is gone
         """
-        return ways.into(self.tree).wholly(
-            upper, partial(self._make_way, ways.into(BackingAndMount(self.scope.sides.fd)))
+        return openers.opener_of(self.tree).open_on_both(
+            upper, partial(self._make_missing_parents, openers.opener_of(BackingAndMount(self.scope.sides.fd)))
         )
 
-    def _make_way(self, models: DeepOpener, above: BackingAndMount, way: bytes, missing: bytes) -> None:
+    def _make_missing_parents(self, models: DeepOpener, above: BackingAndMount, path: bytes, missing: bytes) -> None:
         kernel = self.held.folder.store.kernel
-        make = partial(make_missing, kernel, above.fd, way, missing, models, self._make_like)
-        with_room(self.held.folder, FOR_USER, make)
+        make = partial(make_missing, kernel, above.fd, path, missing, models, self._make_like)
+        call_with_room(self.held.folder, SPARE_FOR_USER, make)
 
-    def _make_like(self, here: Fd, name: Name, model: Fd) -> None:
+    def _make_like(self, target: Fd, name: Name, model: Fd) -> None:
         """Make a directory like another one.
 
         It appears with all attributes, as some can be set only while it is empty.
         """
         kernel, new = self.held.folder.store.kernel, unfinished_name()
-        appear = partial(kernel.rename_free, self.held.fd, new, here, name)
-        make_like(kernel, self.held.fd, new, _likeness_of(kernel, model), appear)
+        appear = partial(kernel.rename_free, self.held.fd, new, target, name)
+        make_directory_like(kernel, self.held.fd, new, _metadata_for_copy(kernel, model), appear)
 
     def finish(self, *, is_empty: bool, size: TreeSize | None = None) -> tuple[ContainerId | None, tuple[str, ...]]:
         """Make an orphan of the entries taken, or remove the container; return the orphan's id, and warnings.
@@ -90,14 +90,14 @@ class SweepContainer(NamedTuple):
         size      of what was taken, as far as it is known
         """
         try:
-            drop_prepared(self.held)
+            drop_unfinished(self.held)
             if is_empty:
                 _prune(self.held.folder.store.kernel, self.tree)
             if drop_empty_tree(self.held):
                 dissolve(self.held)
                 self.offered.discard()
                 return None, ()
-            move(come(self.held, size), State.ORPHANS)
+            move_to_state(mark_complete(self.held, size), State.ORPHANS)
             flush(self.held)
         except OSError as error:
             return self.held.id, (
@@ -107,7 +107,7 @@ class SweepContainer(NamedTuple):
 
 
 @contextmanager
-def open_basket(kernel: Kernel, scope: Scope, options: SwapOptions) -> Iterator[SweepContainer]:
+def open_sweep_container(kernel: Kernel, scope: Scope, options: SwapOptions) -> Iterator[SweepContainer]:
     """Open a container for entries of a directory, in the first store that can have it.
 
     Without `finish` it stays as a killed sweep leaves it: recovery adopts its contents.
@@ -115,12 +115,12 @@ def open_basket(kernel: Kernel, scope: Scope, options: SwapOptions) -> Iterator[
     """
     with ExitStack() as owned:
         try:
-            basket = _open_first(kernel, scope, options, owned)
+            container = _open_first(kernel, scope, options, owned)
         except OSError as error:
             if error.errno == errno.ESTALE and scope.root.mounted is not None:
-                raise shows_another(scope) from error
+                raise make_stale_mount_error(scope) from error
             raise from_os(error, scope.path()) from error
-        yield basket
+        yield container
 
 
 def _open_first(kernel: Kernel, scope: Scope, options: SwapOptions, owned: ExitStack) -> SweepContainer:
@@ -129,11 +129,11 @@ def _open_first(kernel: Kernel, scope: Scope, options: SwapOptions, owned: ExitS
         try:
             with ExitStack() as opened:
                 store = opened.enter_context(offered.store)
-                point_own(scope, store)
-                folder = opened.enter_context(own_folder(store))
-                basket = _open(kernel, scope, folder, offered, options, opened)
+                add_own_pointer(scope, store)
+                folder = opened.enter_context(open_own_folder(store))
+                container = _open(kernel, scope, folder, offered, options, opened)
                 owned.enter_context(opened.pop_all())
-                return basket
+                return container
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
@@ -142,36 +142,36 @@ def _open_first(kernel: Kernel, scope: Scope, options: SwapOptions, owned: ExitS
 
 
 def _open(
-    kernel: Kernel, scope: Scope, folder: UserFolder, offered: Offered, options: SwapOptions, owned: ExitStack
+    kernel: Kernel, scope: Scope, folder: UserFolder, offered: OfferedStore, options: SwapOptions, owned: ExitStack
 ) -> SweepContainer:
     """Make the container in one store; its tree is on both sides if the swept directory is.
 
     Raises  OSError with EXDEV if nothing can be renamed into it from there, ESTALE if the mount can't show its tree
     """
-    origin = RelPath(below(scope.path(), folder.store.base_path))
-    record = record_now(folder, Method.SWEEP, origin, None, kernel.identify(scope.sides.fd))
+    origin = RelPath(relative_to(scope.path(), folder.store.base_path))
+    record = make_record(folder, Method.SWEEP, origin, None, kernel.identify(scope.sides.fd))
     record = record._replace(retention_s=options.retention_s, note=options.note, invocation=options.invocation)
     staged = owned.enter_context(stage(folder, os.path.basename(scope.path()), record))
-    assert staged.fresh is not None
+    assert staged.replacement is not None
     try:
-        wanted = _likeness_of(kernel, scope.sides.fd)
-        if wanted is not None:
-            apply_likeness(kernel, staged.fresh, wanted)
-        _try_way(kernel, scope, staged.held)
+        metadata = _metadata_for_copy(kernel, scope.sides.fd)
+        if metadata is not None:
+            apply_metadata(kernel, staged.replacement, metadata)
+        _try_rename(kernel, scope, staged.held)
         if scope.sides.mounted is None:
             tree = BackingAndMount(kernel.open_beneath(staged.held.fd, TREE, DIRECTORY))
         else:
-            tree = check_wholly(scope.sides, open_inside(staged.held, TREE), scope.path())
+            tree = require_both_sides(scope.sides, open_inside(staged.held, TREE), scope.path())
         owned.enter_context(tree)
     except (OSError, TrashdError):
         with suppress(OSError):  # then something is in it, which recovery adopts
             kernel.rmdir(staged.held.fd, TREE)
             dissolve(staged.held)
         raise
-    return SweepContainer(scope, staged.held, tree, options, volume_to_tell(folder.store, scope.mounts), offered)
+    return SweepContainer(scope, staged.held, tree, options, volume_to_report(folder.store, scope.mounts), offered)
 
 
-def _likeness_of(kernel: Kernel, model: Fd) -> DirectoryMetadata | None:
+def _metadata_for_copy(kernel: Kernel, model: Fd) -> DirectoryMetadata | None:
     """The attributes for a copy of a directory, with owner write permission; None if we may not list that directory.
 
     The original may be closed to its owner's writing by now: things were taken from below it. A tree of ours that we
@@ -182,11 +182,11 @@ def _likeness_of(kernel: Kernel, model: Fd) -> DirectoryMetadata | None:
     except PermissionError:
         return None  # may be searched, but not listed: its name was given
     with readable:
-        wanted = read_likeness(kernel, readable)
-    return wanted if os.geteuid() == 0 else wanted._replace(mode=wanted.mode | stat.S_IRWXU)
+        metadata = read_metadata(kernel, readable)
+    return metadata if os.geteuid() == 0 else metadata._replace(mode=metadata.mode | stat.S_IRWXU)
 
 
-def _try_way(kernel: Kernel, scope: Scope, held: HeldContainer) -> None:
+def _try_rename(kernel: Kernel, scope: Scope, held: HeldContainer) -> None:
     """Test whether entries can be renamed from the directory into the container, before any is moved.
 
     A file without a name is made in the directory and linked into the container for a moment: for a link the kernel

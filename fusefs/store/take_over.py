@@ -13,9 +13,9 @@ from contextlib import ExitStack, suppress
 
 from fusefs.core.container_states import State
 from fusefs.core.errors import BadRecord
-from fusefs.core.names import successor
+from fusefs.core.names import successor_id
 from fusefs.core.record import Record
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id, host_id
 from fusefs.store.container import (
@@ -23,19 +23,19 @@ from fusefs.store.container import (
     HeldContainer,
     create_record,
     dissolve,
-    make_directory,
+    make_container_directory,
     open_record,
     read_record,
-    rewrite,
+    rewrite_record,
     superblock_in,
 )
-from fusefs.store.gate import empty_into, end_gates, move_parts
+from fusefs.store.gate import empty_into, move_parts, remove_transfer_directories
 from fusefs.store.layout import (
     OLD_CONTAINER,
     TREE,
 )
 from fusefs.store.stage import ATTEMPTS, discard_unmade
-from fusefs.store.victim_rename import lend, loan
+from fusefs.store.victim_rename import grant_temporary_permission, mode_to_restore
 
 
 def take_over(
@@ -49,11 +49,11 @@ def take_over(
     Raises  OSError; the process that takes over the new container does the rest
     """
     kernel, folder = old.folder.store.kernel, old.folder
-    lent = None
+    mode_before = None
     with suppress(FileNotFoundError), kernel.open_beneath(old.fd, TREE) as tree:
-        lent = loan(kernel.fstat(tree))  # moving the tree changes it, as its `..` changes
-    new = _made(old, to, _ours(kernel, old.fd, change(old.record), lent))
-    with closed_on_error(new):
+        mode_before = mode_to_restore(kernel.fstat(tree))  # moving the tree changes it, as its `..` changes
+    new = _make_successor(old, to, _record_as_ours(kernel, old.fd, change(old.record), mode_before))
+    with close_on_error(new):
         with folder.open(old.state) as source:
             try:
                 kernel.rename(source, old.name(), new.fd, OLD_CONTAINER)
@@ -66,28 +66,28 @@ def take_over(
                     raise
         now = _record_in(new, OLD_CONTAINER) or old.record
         if now != old.record:  # a process changed it meanwhile whose lock we don't see
-            new = rewrite(new, _ours(kernel, old.fd, change(now), lent))
+            new = rewrite_record(new, _record_as_ours(kernel, old.fd, change(now), mode_before))
         old.owned.close()  # NFS and libfuse keep an open record under a hidden name
-        end_old(new)
+        empty_old_containers(new)
     return new
 
 
-def _ours(kernel: Kernel, fd: Fd, record: Record, lent: int | None) -> Record:
+def _record_as_ours(kernel: Kernel, fd: Fd, record: Record, mode_before: int | None) -> Record:
     """The record with this process as its maker, which is alive: another recovery must not consider it dead."""
-    lent = record.lent_mode if lent is None else lent
+    mode_before = record.lent_mode if mode_before is None else mode_before
     return record._replace(
-        host=host_id(), boot=boot_id(), boot_ns=None, superblock=superblock_in(kernel.fstat(fd)), lent_mode=lent
+        host=host_id(), boot=boot_id(), boot_ns=None, superblock=superblock_in(kernel.fstat(fd)), lent_mode=mode_before
     )
 
 
-def _made(old: HeldContainer, to: State, record: Record) -> HeldContainer:
+def _make_successor(old: HeldContainer, to: State, record: Record) -> HeldContainer:
     """Make a new container for the contents of another one."""
     folder = old.folder
     for attempt in range(ATTEMPTS):
-        called = successor(old.id, os.urandom(6))
+        called = successor_id(old.id, os.urandom(6))
         with ExitStack() as owned:
             try:
-                fd = owned.enter_context(make_directory(folder, to, called))
+                fd = owned.enter_context(make_container_directory(folder, to, called))
                 owned.enter_context(create_record(folder.store, fd, record))
             except OSError as error:
                 discard_unmade(folder, to, called)
@@ -110,7 +110,7 @@ def _record_in(held: HeldContainer, name: bytes) -> Record | None:
     return None
 
 
-def end_old(held: HeldContainer) -> None:
+def empty_old_containers(held: HeldContainer) -> None:
     """Move the contents of older containers and transfer directories into a container of ours, and remove these.
 
     A process that was killed during a takeover left its own container with the previous one in it. Raises  OSError
@@ -118,12 +118,14 @@ def end_old(held: HeldContainer) -> None:
     kernel = held.folder.store.kernel
     with ExitStack() as opened:
         chain = [held.fd]
-        while OLD_CONTAINER in kernel.list_anew(chain[-1]):
+        while OLD_CONTAINER in kernel.list_reopened(chain[-1]):
             chain.append(opened.enter_context(kernel.open_dir(chain[-1], OLD_CONTAINER)))
         for lower in chain[1:]:  # the newer first: its contents were moved out of the older one
             with suppress(FileNotFoundError), kernel.open_beneath(lower, TREE) as tree:
-                lend(held, tree, held.record.lent_mode)  # a process that was killed may not have done it
+                grant_temporary_permission(
+                    held, tree, held.record.lent_mode
+                )  # a process that was killed may not have done it
             move_parts(kernel, lower, held.fd)
         for upper, lower in zip(reversed(chain[:-1]), reversed(chain[1:]), strict=True):
             empty_into(kernel, lower, upper, OLD_CONTAINER, held.fd)
-    end_gates(kernel, held.fd, held.fd)
+    remove_transfer_directories(kernel, held.fd, held.fd)

@@ -24,15 +24,15 @@ from typing import NamedTuple
 
 from fusefs.core.container_states import DEFAULT_RETENTION_S, State
 from fusefs.core.errors import BadRecord, NoStore, NotProven, TrashdError, from_os
-from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join, whose_store
+from fusefs.core.names import ContainerId, Name, RelPath, is_container_id, join_path, parse_user_store_name
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import Invocation, Method, Record
 from fusefs.core.results import Finding
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import DIRECTORY, FULL, READABLE, BackingAndMount, suppress_errno
-from fusefs.store.container import ClaimLost, HeldContainer, dissolve, hold, move, rewrite
-from fusefs.store.gate import gate
+from fusefs.store.backing_and_mount import DIRECTORY, NO_SPACE_ERRNOS, READABLE, BackingAndMount, suppress_errno
+from fusefs.store.container import ClaimLost, HeldContainer, dissolve, hold, move_to_state, rewrite_record
+from fusefs.store.gate import transfer_directory
 from fusefs.store.layout import (
     CACHEDIR_TAG,
     DROP,
@@ -53,21 +53,21 @@ from fusefs.store.layout import (
     open_areas,
     open_store,
 )
-from fusefs.store.make_folder import discard_folder, look_first, make_user
-from fusefs.store.recover import adopt_dropped, recover, settle_late, take_in
-from fusefs.store.registry_lines import way_out
-from fusefs.store.reserve import FOR_USER, is_used, with_room
-from fusefs.store.silent_nodes import Waits
-from fusefs.store.stage import identify_at, record_now, restock, stage_new
+from fusefs.store.make_folder import discard_folder, inspect_new_folders, make_user_folder
+from fusefs.store.recover import adopt_dropped, make_orphan, recover, settle_late
+from fusefs.store.registry_lines import hint_for_unknown_maker
+from fusefs.store.reserve import SPARE_FOR_USER, call_with_room, is_used
+from fusefs.store.silent_nodes import Wait
+from fusefs.store.stage import identify_at, make_record, restock, stage_new
 from fusefs.store.user_folders import (
     MOUNTED,
     NOT_MADE,
     NOT_REGISTERED,
-    Standing,
+    FolderVerdict,
+    inspect_folders,
     lower_stores,
     names_in,
-    open_user,
-    take_census,
+    open_user_folder,
 )
 
 _MOST_NAMED = 3
@@ -76,13 +76,13 @@ _OWNER_DOES = "its owner's next command here, such as trashd list, moves it to t
 _HINT = "inspect it, and move your own files out with mv; trashd does not touch it"
 
 
-def passed_over(store: Store, uid: int | None = None) -> list[Finding]:
+def find_refused_names(store: Store, uid: int | None = None) -> list[Finding]:
     """The refused names of all users or of one, a few for each owner. Raises  OSError"""
-    census = take_census(store, uid)
-    return tell(store.path(), [*census.refused, *census.unread, *waiting(store, uid)])
+    census = inspect_folders(store, uid)
+    return to_findings(store.path(), [*census.refused, *census.unread, *waiting_folders(store, uid)])
 
 
-def not_proven(folder: UserFolder) -> NotProven:
+def make_not_proven_error(folder: UserFolder) -> NotProven:
     """The error if only its user may reap in a folder, with a command that changes this if there is one."""
     if folder.doubt not in ("", NOT_REGISTERED):
         return NotProven(folder.path())
@@ -91,28 +91,28 @@ def not_proven(folder: UserFolder) -> NotProven:
     return NotProven(folder.path(), hint)
 
 
-def tell(store: bytes, refused: Iterable[Standing]) -> list[Finding]:
+def to_findings(store: bytes, refused: Iterable[FolderVerdict]) -> list[Finding]:
     """Findings for the names that are refused in a store, which is given by its path."""
     by_owner = groupby(sorted(refused, key=_by_owner), key=_by_owner)
-    return [problem for _owner, ones in by_owner for problem in _of_owner(store, list(ones))]
+    return [problem for _owner, ones in by_owner for problem in _findings_of_owner(store, list(ones))]
 
 
-def _by_owner(refusal: Standing) -> int:
+def _by_owner(refusal: FolderVerdict) -> int:
     return -1 if refusal.owner is None else refusal.owner
 
 
-def _of_owner(store: bytes, refused: list[Standing]) -> Iterable[Finding]:
+def _findings_of_owner(store: bytes, refused: list[FolderVerdict]) -> Iterable[Finding]:
     base_path = os.path.dirname(store)
     refused.sort(key=lambda one: not one.is_used)
     hints = {
         NOT_REGISTERED: f"trashd init {shell_word(base_path)} registers it; inspect it first",
-        NOT_MADE: way_out(base_path),
-        WAITS: _OWNER_DOES,
+        NOT_MADE: hint_for_unknown_maker(base_path),
+        WAITS_FOR_OWNER: _OWNER_DOES,
         MOUNTED: UNMOUNT,
     }
     for one in refused[:_MOST_NAMED]:
         hint = hints.get(MOUNTED if one.why.endswith(MOUNTED) else one.why, _HINT)
-        yield Finding(printable(os.path.join(store, one.area, one.name)), one.what(), hint)
+        yield Finding(printable(os.path.join(store, one.area, one.name)), one.describe(), hint)
     n_more = len(refused) - _MOST_NAMED
     if n_more > 0:
         owner = "an unknown owner" if refused[0].owner is None else f"uid {refused[0].owner}"
@@ -123,42 +123,42 @@ def _of_owner(store: bytes, refused: list[Standing]) -> Iterable[Finding]:
         )
 
 
-def tend(folder: UserFolder, ended: Collection[str] = (), waits: Waits | None = None) -> list[str]:
+def tidy_folder(folder: UserFolder, ended_boots: Collection[str] = (), waits: Wait | None = None) -> list[str]:
     """Tend one user's folder, as that user; return the problems as text. ended, waits: as for `recover`"""
-    problems = [*recover(folder, ended, waits), *adopt_dropped(folder)]
+    problems = [*recover(folder, ended_boots, waits), *adopt_dropped(folder)]
     if is_used(folder):
         restock(folder)
     for store in lower_stores(folder):
         with store:
-            problems += passed_over(store, folder.uid)
-    return [told(problem) for problem in problems]
+            problems += find_refused_names(store, folder.uid)
+    return [format_finding(problem) for problem in problems]
 
 
-def look_over(store: Store) -> None:
+def inspect_store(store: Store) -> None:
     """Register folders that users made in root's store, and remove old stores that they emptied; needs root.
 
     On a full volume that is done later, on a read-only one not at all.
     Raises  OSError
     """
-    if store.is_roots_to_keep():
-        look_first(store)
+    if store.is_ours_as_root():
+        inspect_new_folders(store)
         discard_emptied(store)
 
 
-def prepare(store: Store, lost: list[TrashdError]) -> None:
+def prepare_store(store: Store, lost: list[TrashdError]) -> None:
     """Prepare root's store: as root, `look_over` it; as another user, take the user's folder out of old stores in it.
 
     lost  gets the error if that could not be completed
     """
     try:
-        look_over(store)
+        inspect_store(store)
         if store.is_common() and os.geteuid() != 0 and not store.kernel.is_read_only(store.fd):
-            take_own(store)
+            take_own_from_old(store)
     except (OSError, TrashdError) as error:
         lost.append(from_os(error, store.base_path))
 
 
-def told(problem: Finding) -> str:
+def format_finding(problem: Finding) -> str:
     """Format a finding in one line."""
     return f"{problem.where}: {problem.what} ({problem.hint})"
 
@@ -172,8 +172,8 @@ class ReadyContainer(NamedTuple):
     """
 
     held: HeldContainer
-    place: Fd
-    gated: ExitStack
+    target_fd: Fd
+    transfer: ExitStack
 
 
 def open_folder_of(kernel: Kernel, base_fd: Fd, store_name: Name, drop: Fd, owned: ExitStack) -> UserFolder:
@@ -182,13 +182,13 @@ def open_folder_of(kernel: Kernel, base_fd: Fd, store_name: Name, drop: Fd, owne
     base_fd  the directory that holds the store
     Raises   OSError; TrashdError if it is no drop folder of a trusted store, or not that user's only
     """
-    uid, whose = kernel.fstat(drop).st_uid, whose_store(store_name)
+    uid, whose = kernel.fstat(drop).st_uid, parse_user_store_name(store_name)
     base = BackingAndMount(kernel.open_beneath(base_fd, b".", DIRECTORY))
     store = open_store(kernel, base, b"", store_name, of=whose)
     if store is None:
         raise NoStore(store_name)
     owned.enter_context(store)
-    folder = open_user(store, uid)
+    folder = open_user_folder(store, uid)
     if folder is None:
         raise NoStore(store_name)
     owned.enter_context(folder)
@@ -197,7 +197,7 @@ def open_folder_of(kernel: Kernel, base_fd: Fd, store_name: Name, drop: Fd, owne
     return folder
 
 
-def record_moved(
+def make_move_record(
     folder: UserFolder, dir_fd: Fd, item: Fd, origin: RelPath | None, invocation: Invocation | None
 ) -> Record:
     """The record of a tree that is about to be moved, without its container's id.
@@ -208,28 +208,28 @@ def record_moved(
     """
     kernel, method = folder.store.kernel, Method.DROPPED if origin is None else Method.REMOVED
     victim, parent = kernel.identify(item), kernel.identify(dir_fd)
-    record = record_now(folder, method, origin, victim, parent)
+    record = make_record(folder, method, origin, victim, parent)
     return record._replace(retention_s=DEFAULT_RETENTION_S, invocation=invocation)
 
 
-def make_ready(folder: UserFolder, name: Name, record: Record) -> ReadyContainer:
+def make_ready_container(folder: UserFolder, name: Name, record: Record) -> ReadyContainer:
     """Make a container with that record, durable; closing `held` closes it. name: of the tree
 
     Raises  OSError; nothing is left behind then
     """
     held = stage_new(folder, name, record).held
-    gated, place = ExitStack(), held.fd
+    transfer, target_fd = ExitStack(), held.fd
     if folder.store.is_shared():
         try:
-            place = gated.enter_context(gate(folder.store.kernel, held.fd))
+            target_fd = transfer.enter_context(transfer_directory(folder.store.kernel, held.fd))
         except BaseException:
             with held:
                 dissolve(held)
             raise
-    return ReadyContainer(held, place, gated)
+    return ReadyContainer(held, target_fd, transfer)
 
 
-def finish(ready: ReadyContainer, item: Fd) -> bool:
+def finish_move(ready: ReadyContainer, item: Fd) -> bool:
     """Make an orphan of the tree that came; return False, and remove the container, if none came.
 
     Recovery completes what fails here.
@@ -238,22 +238,22 @@ def finish(ready: ReadyContainer, item: Fd) -> bool:
     """
     held = ready.held
     kernel = held.folder.store.kernel
-    ready.gated.close()
-    came = identify_at(kernel, held.fd, TREE)
+    ready.transfer.close()
+    identity = identify_at(kernel, held.fd, TREE)
     with suppress(OSError, TrashdError):
-        if came is None:
+        if identity is None:
             dissolve(held)
         else:
             if not kernel.is_named(item, held.fd, TREE):  # another entry had the name, and the user moved that one
-                held = rewrite(held, held.record._replace(victim=came))
+                held = rewrite_record(held, held.record._replace(victim=identity))
             if held.folder.store.is_shared():
                 settle_late(held)
-            move(held, State.ORPHANS)
-    return came is not None
+            move_to_state(held, State.ORPHANS)
+    return identity is not None
 
 
-WAITS = "it is moved by its owner's next command"
-STAYS = "the name of root proves nothing here: the creator of the store could choose it"
+WAITS_FOR_OWNER = "it is moved by its owner's next command"
+ROOTS_NAME_STAYS = "the name of root proves nothing here: the creator of the store could choose it"
 _NOTE = "from a store that root replaced"
 _BECOMES = {Name(State.REAPING.value.encode()): Name(State.QUARANTINE.value.encode())}
 """States that change on the way: in `reaping/` the next reaper would continue."""
@@ -262,12 +262,12 @@ _STATES = frozenset(state.value.encode() for state in State)
 
 def old_stores(store: Store) -> list[Name]:
     """The stores that were set aside in a store. Raises  OSError"""
-    return [Name(name) for name in store.kernel.list_anew(store.fd) if name.startswith(OLD)]
+    return [Name(name) for name in store.kernel.list_reopened(store.fd) if name.startswith(OLD)]
 
 
-def waiting(store: Store, only: int | None = None) -> list[Standing]:
+def waiting_folders(store: Store, only: int | None = None) -> list[FolderVerdict]:
     """The folders in them that wait for their owners, of all users or of one. Raises  OSError"""
-    kernel, folders = store.kernel, list[Standing]()
+    kernel, folders = store.kernel, list[FolderVerdict]()
     for old in old_stores(store):
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError), ExitStack() as owned:
             fd = owned.enter_context(kernel.open_beneath(store.fd, old, READABLE))
@@ -276,12 +276,12 @@ def waiting(store: Store, only: int | None = None) -> list[Standing]:
                 for uid, names in names_in(kernel, area_fd).items():
                     if only not in (None, uid):
                         continue
-                    why = WAITS if uid else STAYS
-                    folders += [Standing(Name(join(old, area)), name, uid, None, why) for name in names]
+                    why = WAITS_FOR_OWNER if uid else ROOTS_NAME_STAYS
+                    folders += [FolderVerdict(Name(join_path(old, area)), name, uid, None, why) for name in names]
     return folders
 
 
-def take_own(store: Store) -> None:
+def take_own_from_old(store: Store) -> None:
     """Move the caller's containers from old stores into their folder of this one, with their own rights, one by one.
 
     Containers that a process works on are left for the next time.
@@ -294,37 +294,39 @@ def take_own(store: Store) -> None:
     from fusefs.store.make_store import remove_folder  # late: few stores have old ones
 
     for old in olds:
-        with _own_in(store, old, uid) as found:
-            if found is not None:
-                with open_user(store, uid) or make_user(store) as folder:
+        with _open_own_in_old(store, old, uid) as old_folder:
+            if old_folder is not None:
+                with open_user_folder(store, uid) or make_user_folder(store) as folder:
                     for part in FOLDERS:
                         if part != RESERVE:
-                            _move(found, part, folder)
+                            _move_part(old_folder, part, folder)
                 with suppress(PermissionError):  # root's area: root removes it when it is empty
-                    remove_folder(found, found.store.fd)
+                    remove_folder(old_folder, old_folder.store.fd)
 
 
 @contextmanager
-def _own_in(store: Store, old: Name, uid: int) -> Iterator[UserFolder | None]:
+def _open_own_in_old(store: Store, old: Name, uid: int) -> Iterator[UserFolder | None]:
     """A user's folder in an old store that only that user and root could change; None if there is none."""
     kernel = store.kernel
     with ExitStack() as owned:
-        found = None
+        old_folder = None
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             fd = owned.enter_context(kernel.open_beneath(store.fd, old, READABLE))
             areas = owned.enter_context(open_areas(kernel, fd))
             owners = {kernel.fstat(one).st_uid for one in (fd, *(area for _name, area in areas.all()))}
             if owners <= {0, uid}:
-                found = open_user(store._replace(areas=areas), uid)
-        if found is None:
+                old_folder = open_user_folder(store._replace(areas=areas), uid)
+        if old_folder is None:
             yield None
             return
-        owned.enter_context(found.fd)
-        inner = store._replace(fd=dict(areas.all())[found.area])  # its fd is used to open folders only
-        yield UserFolder(inner, uid, Name(join(old, found.area)), found.name, found.fd, is_proven=False)
+        owned.enter_context(old_folder.fd)
+        inner = store._replace(fd=dict(areas.all())[old_folder.area])  # its fd is used to open folders only
+        yield UserFolder(
+            inner, uid, Name(join_path(old, old_folder.area)), old_folder.name, old_folder.fd, is_proven=False
+        )
 
 
-def _move(old: UserFolder, part: Name, folder: UserFolder) -> None:
+def _move_part(old: UserFolder, part: Name, folder: UserFolder) -> None:
     """Move the contents of one part of a folder to another folder of the same user; the containers no longer expire."""
     kernel = folder.store.kernel
     for name in old.list(part):
@@ -336,27 +338,27 @@ def _move(old: UserFolder, part: Name, folder: UserFolder) -> None:
                         continue
                     if not isinstance(held, ClaimLost):
                         owned.enter_context(held)
-                        if not _keep(held, folder):
+                        if not _remove_expiry(held, folder):
                             continue
             source = owned.enter_context(kernel.open_dir(old.fd, part))
             if part == DROP:
                 with suppress(OSError, TrashdError):  # on an error it stays, and is reported
-                    take_in(folder, source, Name(name), origin=None, retention_s=None, note=_NOTE)
+                    make_orphan(folder, source, Name(name), origin=None, retention_s=None, note=_NOTE)
             else:
                 place = owned.enter_context(folder.open(_BECOMES.get(part, part)))
                 kernel.rename_free(source, name, place, name)
 
 
-def _keep(held: HeldContainer, folder: UserFolder) -> bool:
+def _remove_expiry(held: HeldContainer, folder: UserFolder) -> bool:
     """Remove the expiry of a container in an old store; return whether there was space to record that.
 
     folder  its destination
     """
     is_begun = held.record.partial or held.state is State.REAPING
     record = held.record._replace(retention_s=None, partial=is_begun)
-    with suppress_errno(*FULL):
+    with suppress_errno(*NO_SPACE_ERRNOS):
         if record != held.record:
-            with_room(folder, FOR_USER, partial(rewrite, held, record))
+            call_with_room(folder, SPARE_FOR_USER, partial(rewrite_record, held, record))
         return True
     return False
 
@@ -367,12 +369,12 @@ def discard_emptied(store: Store) -> None:
     On a read-only volume that is done later.
     Raises  OSError
     """
-    if not store.is_roots_to_keep() or store.is_unknown() or store.kernel.is_read_only(store.fd):
+    if not store.is_ours_as_root() or store.has_unknown_maker() or store.kernel.is_read_only(store.fd):
         return
     kernel, olds = store.kernel, old_stores(store)
     if not olds:
         return
-    from fusefs.core.node_beats import is_beat_name  # late: few stores have old ones
+    from fusefs.core.node_beats import is_heartbeat_name  # late: few stores have old ones
 
     for old in olds:
         with suppress(OSError), kernel.open_dir(store.fd, old) as fd:
@@ -384,7 +386,7 @@ def discard_emptied(store: Store) -> None:
                 for name in kernel.list(registry):
                     kernel.unlink(registry, name)
             with suppress(FileNotFoundError), kernel.open_dir(fd, NODES) as nodes:
-                for name in filter(is_beat_name, kernel.list(nodes)):
+                for name in filter(is_heartbeat_name, kernel.list(nodes)):
                     kernel.unlink(nodes, name)
             for directory in (REGISTRY, NODES):
                 with suppress(FileNotFoundError):

@@ -25,13 +25,21 @@ from typing import NamedTuple
 
 from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
-from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import STORE, Name, RelPath, is_container_id, join, split, whose
+from fusefs.core.identity import Identity, IdentityMatch, compare
+from fusefs.core.names import STORE, Name, RelPath, is_container_id, join_path, parse_uid_name, split_path
 from fusefs.core.printable_names import printable
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.runtime_directories import HOME, lasting_dir
-from fusefs.store.backing_and_mount import ABSENT, DIRECTORY, FILE_TO_LOCK, FULL, OUT_OF_REACH, READABLE, suppress_errno
+from fusefs.linux.runtime_directories import MOUNTS_RUNTIME, persistent_dir
+from fusefs.store.backing_and_mount import (
+    ABSENT_ERRNOS,
+    DIRECTORY,
+    FILE_TO_LOCK,
+    NO_SPACE_ERRNOS,
+    READABLE,
+    UNREACHABLE_ERRNOS,
+    suppress_errno,
+)
 from fusefs.store.layout import (
     FOLDER_MODE,
     FOLDERS,
@@ -49,12 +57,12 @@ from fusefs.store.layout import (
 from fusefs.store.registry_lines import (
     RegistryLine,
     StoreMaker,
-    decode,
-    encode,
-    is_noted,
-    note_made,
-    read_own,
-    registered,
+    decode_lines,
+    encode_line,
+    has_root_mark,
+    read_own_lines,
+    read_own_registry,
+    set_root_mark,
 )
 
 MOUNTED = "something is mounted over it"
@@ -84,7 +92,7 @@ _ROOTS = "root creates its own directory only where no other user can create nam
 _STRANGERS = "this filesystem lets users move the files of others, so only directories that root created are trusted"
 
 
-MOST = 1000
+MAX_SUBORDINATES = 1000
 
 """Limit of subordinate uids of one user whose folders are registered, served and listed for root.
 
@@ -114,7 +122,7 @@ On a full volume a folder must be registered before root's reap may free anythin
 """
 
 
-class Standing(NamedTuple):
+class FolderVerdict(NamedTuple):
     """Whose folder a directory of a store is, and who may act in it.
 
     area           the area that it is in
@@ -136,14 +144,14 @@ class Standing(NamedTuple):
     is_registered: bool = False
     is_proven: bool = False
 
-    def what(self) -> str:
+    def describe(self) -> str:
         """The sentence to report."""
         if self.is_used:
             return f"only uid {self.uid} reaps anything in it: {self.why}"
         return f"not used as the directory of uid {self.uid}: {self.why}"
 
 
-def standing_of(store: Store, entry: RegisteredFolder, area: Name, name: Name, fd: Fd) -> Standing:
+def judge_folder(store: Store, entry: RegisteredFolder, area: Name, name: Name, fd: Fd) -> FolderVerdict:
     """Decide whose folder an opened directory with a user's name is, and who may act in it.
 
     It is proven if 1 to 5 hold.
@@ -164,19 +172,21 @@ def standing_of(store: Store, entry: RegisteredFolder, area: Name, name: Name, f
     """
     kernel, uid, areas = store.kernel, entry.uid, store.areas
     st = kernel.fstat(fd)
-    refused = why_not(kernel, fd, st, uid, areas.dev) or (_ROOTS if uid == 0 and area == NEW else "")
+    refused = explain_not_folder(kernel, fd, st, uid, areas.dev) or (_ROOTS if uid == 0 and area == NEW else "")
     if refused:
-        return Standing(area, name, uid, st.st_uid, refused)
+        return FolderVerdict(area, name, uid, st.st_uid, refused)
     is_own = areas.new_fd is None and kernel.fstat(areas.u_fd).st_uid == uid
     is_registered, doubt = (True, "") if is_own else _check_registered(store, entry, area, name, fd)
-    if store.is_unknown():
+    if store.has_unknown_maker():
         why = NOT_MADE
-    elif store.made is StoreMaker.BY_ROOT:
+    elif store.maker is StoreMaker.BY_ROOT:
         why = doubt
     else:
         why = doubt or NOT_REGISTERED
-    is_proven = is_registered and store.made is StoreMaker.BY_ROOT
-    return Standing(area, name, uid, owner=uid, why=why, is_used=True, is_registered=is_registered, is_proven=is_proven)
+    is_proven = is_registered and store.maker is StoreMaker.BY_ROOT
+    return FolderVerdict(
+        area, name, uid, owner=uid, why=why, is_used=True, is_registered=is_registered, is_proven=is_proven
+    )
 
 
 def _check_registered(store: Store, entry: RegisteredFolder, area: Name, name: Name, fd: Fd) -> tuple[bool, str]:
@@ -185,39 +195,39 @@ def _check_registered(store: Store, entry: RegisteredFolder, area: Name, name: N
         proves = name == entry.name and entry.proves(store.kernel.identify(fd))
         return proves, "" if proves else NOT_REGISTERED
     if entry.name or entry.refused:
-        found = store.kernel.identify(fd)
-        if entry.is_same(found):
+        identity = store.kernel.identify(fd)
+        if entry.is_same(identity):
             return True, ""  # root registered it, and was killed before moving it
-        if entry.has_refused(found):
+        if entry.has_refused(identity):
             return False, _REFUSED_ONCE
-        if entry.is_closed():
+        if entry.is_limit_reached():
             return False, _CLOSED
     return False, "" if store.volume.strangers_refused is not False else _STRANGERS
 
 
-def why_not(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int, dev: int) -> str:
+def explain_not_folder(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int, dev: int) -> str:
     """Why a directory is not a user's folder; empty if it is. A missing part is made when it is needed.
 
     If the mode is exactly 0700 the mask of an access ACL is empty, and lets no other user in. A default ACL is not
     read: it grants nothing, as everything made in a folder has mode 0700 or 0600.
     dev  st_dev of the store: a user may snapshot a btrfs subvolume of their own, with others' directories in it
     """
-    why = not_private(st, uid, dev)
+    why = explain_not_private(st, uid, dev)
     if why or os.geteuid() not in (0, uid):
         return why
     try:
-        return next(filter(None, (_why_not_in(kernel, fd, part, uid, dev, part + b"/") for part in FOLDERS)), "")
+        return next(filter(None, (_explain_not_part(kernel, fd, part, uid, dev, part + b"/") for part in FOLDERS)), "")
     except PermissionError:
         return ""  # root of another host; a process of its owner checks again (with_lower)
 
 
-def why_not_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
+def explain_not_folder_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
     """Why a directory is not a user's folder, checked down to every container; empty if it is.
 
     For root's first inspection.
     Raises  OSError; PermissionError for root of another host
     """
-    if why := why_not(kernel, fd, kernel.fstat(fd), uid, dev):
+    if why := explain_not_folder(kernel, fd, kernel.fstat(fd), uid, dev):
         return why
     for state in State:
         part = state.value.encode()
@@ -227,15 +237,15 @@ def why_not_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
             continue
         with state_fd, kernel.scan(state_fd) as entries:  # not all at once: there may be millions
             for name in (os.fsencode(entry.name) for entry in entries if is_container_id(entry.name)):
-                if why := _why_not_in(kernel, state_fd, name, uid, dev, os.path.join(part, name)):
+                if why := _explain_not_part(kernel, state_fd, name, uid, dev, os.path.join(part, name)):
                     return why
     return ""
 
 
-def _why_not_in(kernel: Kernel, dir_fd: Fd, name: bytes, uid: int, dev: int, path: bytes) -> str:
+def _explain_not_part(kernel: Kernel, dir_fd: Fd, name: bytes, uid: int, dev: int, path: bytes) -> str:
     """Why a part of a folder is not a directory of its user's only; empty if it is, or does not exist."""
     try:
-        why = not_private(kernel.stat(dir_fd, name), uid, dev)
+        why = explain_not_private(kernel.stat(dir_fd, name), uid, dev)
     except FileNotFoundError:
         return ""
     except OSError as error:
@@ -245,7 +255,7 @@ def _why_not_in(kernel: Kernel, dir_fd: Fd, name: bytes, uid: int, dev: int, pat
     return why and f"{printable(path)} in it: {why}"
 
 
-def not_private(st: os.stat_result, uid: int, dev: int | None = None) -> str:
+def explain_not_private(st: os.stat_result, uid: int, dev: int | None = None) -> str:
     """Why something is not a directory that only one user can have put anything into; empty if it is.
 
     dev  st_dev that it must have; None for any
@@ -260,7 +270,7 @@ def not_private(st: os.stat_result, uid: int, dev: int | None = None) -> str:
     return "" if mode == FOLDER_MODE else f"its mode is {mode:04o} instead of {FOLDER_MODE:04o}"
 
 
-def why_unread(error: OSError) -> str:
+def explain_unreadable(error: OSError) -> str:
     """Why something that a user can change could not be read.
 
     Any error there (a link, a mount, a bad block) concerns only that user, and no others wait for it. Errors of the
@@ -276,22 +286,22 @@ def is_vouched(store: Store) -> bool:
     automatically. If a user can have no registry, the stores that they use count as originals, and so does a store that
     a pointer leads to. A recognised copy becomes a store of its own only by `init`.
     """
-    if store.is_common() or is_remembered(store):
+    if store.is_common() or is_registered_store(store):
         return True
-    if compare(store.kernel.identify(store.fd), store.volume.store) is Likelihood.OTHER:
+    if compare(store.kernel.identify(store.fd), store.volume.store) is IdentityMatch.OTHER:
         return False
     if store.name != STORE:
         # No other user can write in it, or have moved it here: its own file proves that only the whole disk can have
         # been copied. A copy of the whole disk has the same id at another path.
-        here = place_of_store(store)
-        return all(one.path == here for one in registered() if one.volume == store.volume.id)
+        base_path = place_of_store(store)
+        return all(one.path == base_path for one in read_own_lines() if one.volume == store.volume.id)
     return store.is_named or not _can_register()
 
 
 def _can_register() -> bool:
     """Whether the caller has a registry of stores, or could make one."""
     try:
-        path = lasting_dir()
+        path = persistent_dir()
     except FileNotFoundError:
         return False
     while not os.path.lexists(path):
@@ -312,26 +322,26 @@ class RegisteredFolder(NamedTuple):
     identity: Identity = Identity("", 0, 0)
     refused: tuple[Identity, ...] = ()
 
-    def proves(self, found: Identity) -> bool:
+    def proves(self, identity: Identity) -> bool:
         """Whether that is the folder that root registered. File handles must be equal: a snapshot has another one.
 
         If a filesystem has no identities (FUSE) the name is enough, as only root makes names below `u/`.
         """
         if not self.name:
             return False
-        if self.identity.handle and found.handle:
-            return self.identity.handle == found.handle
-        return compare(self.identity, found) is not Likelihood.OTHER
+        if self.identity.handle and identity.handle:
+            return self.identity.handle == identity.handle
+        return compare(self.identity, identity) is not IdentityMatch.OTHER
 
-    def is_same(self, found: Identity) -> bool:
+    def is_same(self, identity: Identity) -> bool:
         """Whether it is certainly that folder, wherever it lies."""
-        return self.proves(found) and compare(self.identity, found) is Likelihood.SAME
+        return self.proves(identity) and compare(self.identity, identity) is IdentityMatch.SAME
 
-    def has_refused(self, found: Identity) -> bool:
+    def has_refused(self, identity: Identity) -> bool:
         """Whether that is, or may be, a directory that root refused at its first inspection."""
-        return any(compare(one, found) is not Likelihood.OTHER for one in self.refused)
+        return any(compare(one, identity) is not IdentityMatch.OTHER for one in self.refused)
 
-    def is_closed(self) -> bool:
+    def is_limit_reached(self) -> bool:
         """Whether so many of the user's directories were refused that root inspects no more."""
         return len(self.refused) >= MOST_REFUSED
 
@@ -367,7 +377,7 @@ def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -
     try:
         write_small(kernel, registry_fd, file, text, 0o644)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in NO_SPACE_ERRNOS:
             raise
         _use_spare(kernel, registry_fd, file, text)
     kernel.fsync(registry_fd)
@@ -387,7 +397,7 @@ def _use_spare(kernel: Kernel, registry_fd: Fd, file: Name, text: bytes) -> None
 
 def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
     """Keep blocks for one more file, if there is space; needs root, and LOCK held. Raises  OSError"""
-    with suppress_errno(*FULL, errno.EOPNOTSUPP, errno.EEXIST), kernel.create(registry_fd, _SPARE) as fd:
+    with suppress_errno(*NO_SPACE_ERRNOS, errno.EOPNOTSUPP, errno.EEXIST), kernel.create(registry_fd, _SPARE) as fd:
         kernel.reserve_blocks(fd, _MAX_BYTES)
 
 
@@ -399,8 +409,8 @@ def plain_name(uid: int) -> Name:
 def names_in(kernel: Kernel, area_fd: Fd) -> dict[int, list[Name]]:
     """The names in an area that may be users' folders, by uid, the plain name first. Raises  OSError"""
     named: dict[int, list[Name]] = {}
-    for name in kernel.list_anew(area_fd):
-        uid = whose(name)
+    for name in kernel.list_reopened(area_fd):
+        uid = parse_uid_name(name)
         if uid is not None:
             named.setdefault(uid, []).append(Name(name))
     return named
@@ -417,7 +427,7 @@ def named_users(store: Store) -> dict[int, list[tuple[Name, Name]]]:
     return named
 
 
-def open_user(store: Store, uid: int, *, plain_only: bool = False) -> UserFolder | None:
+def open_user_folder(store: Store, uid: int, *, plain_only: bool = False) -> UserFolder | None:
     """Open a user's folder in a store; None if there is none. The caller closes it.
 
     It is the folder that root registered below `u/`, or the first of the other names there and in `new/` that is not
@@ -426,17 +436,19 @@ def open_user(store: Store, uid: int, *, plain_only: bool = False) -> UserFolder
     Raises      OSError
     """
     entry, plain = read_registered(store, uid), plain_name(uid)
-    likely = [(USERS, entry.name or plain), *((area, plain) for area, _fd in store.areas.all())]
-    for area, name in dict.fromkeys(likely):  # an area is listed only if these do not exist
-        opened = _open(store, entry, area, name, [])
+    candidates = [(USERS, entry.name or plain), *((area, plain) for area, _fd in store.areas.all())]
+    for area, name in dict.fromkeys(candidates):  # an area is listed only if these do not exist
+        opened = _open_candidate(store, entry, area, name, [])
         if opened is not None:
             if opened.is_registered or not entry.name:
                 return opened.folder
             opened.folder.fd.close()
-    return None if plain_only else _choose(store, entry, named_users(store).get(uid, []), [])
+    return None if plain_only else _open_best(store, entry, named_users(store).get(uid, []), [])
 
 
-def _open(store: Store, entry: RegisteredFolder, area: Name, name: Name, refused: list[Standing]) -> _Candidate | None:
+def _open_candidate(
+    store: Store, entry: RegisteredFolder, area: Name, name: Name, refused: list[FolderVerdict]
+) -> _Candidate | None:
     """Open a directory with a user's name if it is used; the caller closes it.
 
     refused  gets it otherwise
@@ -446,12 +458,12 @@ def _open(store: Store, entry: RegisteredFolder, area: Name, name: Name, refused
     try:
         fd = kernel.open_beneath(area_fd, name, DIRECTORY)
     except OSError as error:
-        if error.errno not in ABSENT:
+        if error.errno not in ABSENT_ERRNOS:
             raise
-        refused += _absent(kernel, area_fd, Standing(area, name, entry.uid, None, MOUNTED), error.errno)
+        refused += _report_absent(kernel, area_fd, FolderVerdict(area, name, entry.uid, None, MOUNTED), error.errno)
         return None
-    with closed_on_error(fd):
-        standing = standing_of(store, entry, area, name, fd)
+    with close_on_error(fd):
+        standing = judge_folder(store, entry, area, name, fd)
     if standing.is_used:
         folder = UserFolder(store, entry.uid, area, name, fd, standing.is_proven, standing.why)
         return _Candidate(folder, standing.is_registered)
@@ -460,7 +472,7 @@ def _open(store: Store, entry: RegisteredFolder, area: Name, name: Name, refused
     return None
 
 
-def _absent(kernel: Kernel, area_fd: Fd, mounted: Standing, number: int) -> list[Standing]:
+def _report_absent(kernel: Kernel, area_fd: Fd, mounted: FolderVerdict, number: int) -> list[FolderVerdict]:
     """The reports for a name that is no directory, by errno; none if it is gone.
 
     mounted  the report if something is mounted over it
@@ -481,8 +493,8 @@ class _Candidate(NamedTuple):
     is_registered: bool
 
 
-def _choose(
-    store: Store, entry: RegisteredFolder, places: Iterable[tuple[Name, Name]], refused: list[Standing]
+def _open_best(
+    store: Store, entry: RegisteredFolder, places: Iterable[tuple[Name, Name]], refused: list[FolderVerdict]
 ) -> UserFolder | None:
     """Open that directory with a user's name which is the folder; the caller closes it.
 
@@ -496,48 +508,48 @@ def _choose(
             if best is not None and (best.is_registered or not entry.name):
                 beside.append((area, name))  # no other can be better
                 continue
-            found = _open(store, entry, area, name, refused)
-            if found is None:
+            candidate = _open_candidate(store, entry, area, name, refused)
+            if candidate is None:
                 continue
-            owned.enter_context(found.folder)
-            if best is not None and not found.is_registered:
-                found.folder.fd.close()
+            owned.enter_context(candidate.folder)
+            if best is not None and not candidate.is_registered:
+                candidate.folder.fd.close()
                 beside.append((area, name))
                 continue
             if best is not None:
                 best.folder.fd.close()
                 beside.append((best.folder.area, best.folder.name))
-            best = found
+            best = candidate
         if best is None:
             return None
         for n, (area, name) in enumerate(beside):
-            refused += _beside(store, entry, area, name, best.folder, opens=n < _MOST_OPENED)
+            refused += _report_beside(store, entry, area, name, best.folder, opens=n < _MOST_OPENED)
         owned.pop_all()
         return best.folder
 
 
-def _beside(
+def _report_beside(
     store: Store, entry: RegisteredFolder, area: Name, name: Name, used: UserFolder, *, opens: bool
-) -> list[Standing]:
+) -> list[FolderVerdict]:
     """Why a directory with a user's name, beside the folder, is not used; empty if it is gone.
 
     opens  check its contents, too
     """
-    kernel, area_fd, refused = store.kernel, dict(store.areas.all())[area], list[Standing]()
+    kernel, area_fd, refused = store.kernel, dict(store.areas.all())[area], list[FolderVerdict]()
     try:
         st = kernel.stat(area_fd, name)
     except OSError as error:
-        if error.errno not in ABSENT:
+        if error.errno not in ABSENT_ERRNOS:
             raise
-        return _absent(kernel, area_fd, Standing(area, name, entry.uid, None, MOUNTED), error.errno)
-    why = not_private(st, entry.uid)
+        return _report_absent(kernel, area_fd, FolderVerdict(area, name, entry.uid, None, MOUNTED), error.errno)
+    why = explain_not_private(st, entry.uid)
     if opens and not why:
-        opened = _open(store, entry, area, name, refused)
+        opened = _open_candidate(store, entry, area, name, refused)
         if opened is None:
             return refused
         opened.folder.fd.close()
     used_path = printable(used.area + b"/" + used.name)
-    return [Standing(area, name, entry.uid, st.st_uid, why or f"it is a duplicate: {used_path} is used")]
+    return [FolderVerdict(area, name, entry.uid, st.st_uid, why or f"it is a duplicate: {used_path} is used")]
 
 
 class SubordinateFolders:
@@ -549,7 +561,7 @@ class SubordinateFolders:
     def __init__(self, n_users: int, counted: Iterable[int] = ()) -> None:
         """counted: uids to count from the start. n_users: in the store; if they are few, /etc/subuid is not read"""
         self._holder_of: Callable[[int], int] = int
-        if n_users > MOST:
+        if n_users > MAX_SUBORDINATES:
             from fusefs.linux.user_ids import read_subordinates  # late: a plain swap counts no users
 
             self._holder_of = read_subordinates().holder_of
@@ -565,7 +577,7 @@ class SubordinateFolders:
     def is_one_too_many(self, uid: int) -> bool:
         """Whether that uid exceeds the limit; if so, `n_more` counts it."""
         holder = self._holder_of(uid)
-        if holder == uid or self._n_counted[holder] < MOST:
+        if holder == uid or self._n_counted[holder] < MAX_SUBORDINATES:
             return False
         self.n_more[holder] += 1
         return True
@@ -580,8 +592,8 @@ class FolderCensus(NamedTuple):
     """
 
     inos: dict[int, int]
-    refused: list[Standing]
-    unread: list[Standing]
+    refused: list[FolderVerdict]
+    unread: list[FolderVerdict]
 
 
 def all_users(
@@ -595,45 +607,45 @@ def all_users(
     Raises      OSError of the store's own directories; with `only`, of any
     """
     registry_fd = store.areas.registry_fd
-    noted = frozenset() if registry_fd is None else frozenset(store.kernel.list_anew(registry_fd))
+    registered_names = frozenset() if registry_fd is None else frozenset(store.kernel.list_reopened(registry_fd))
     named = {only: [(USERS, plain_name(only))]} if only is not None and plain_only else named_users(store)
     subordinates = SubordinateFolders(len(named) if only is None else 0)
     for uid, places in named.items():
         if only not in (None, uid) or subordinates.is_one_too_many(uid):
             continue
-        entry = read_registered(store, uid) if plain_name(uid) in noted else RegisteredFolder(uid)
-        refused = list[Standing]()
+        entry = read_registered(store, uid) if plain_name(uid) in registered_names else RegisteredFolder(uid)
+        refused = list[FolderVerdict]()
         try:
-            folder = _choose(store, entry, places, refused)
+            folder = _open_best(store, entry, places, refused)
             if folder is None and not refused:  # root has moved it since it was listed
-                folder = open_user(store, uid, plain_only=plain_only)
+                folder = open_user_folder(store, uid, plain_only=plain_only)
         except OSError as error:
             if only is not None:
                 raise
-            census.unread.append(Standing(*places[0], uid, uid, why_unread(error)))
+            census.unread.append(FolderVerdict(*places[0], uid, uid, explain_unreadable(error)))
             continue
         census.refused.extend(refused)
         if folder is not None:
             if folder.doubt:
-                census.refused.append(Standing(folder.area, folder.name, uid, uid, folder.doubt, is_used=True))
+                census.refused.append(FolderVerdict(folder.area, folder.name, uid, uid, folder.doubt, is_used=True))
             subordinates.count(uid)
             yield folder
     for holder, n_more in subordinates.n_more.items():
-        why = f"{n_more:,} more names of subordinate uids are ignored: at most {MOST:,} per user are served"
-        census.refused.append(Standing(USERS, Name(b""), holder, holder, why))
+        why = f"{n_more:,} more names of subordinate uids are ignored: at most {MAX_SUBORDINATES:,} per user are served"
+        census.refused.append(FolderVerdict(USERS, Name(b""), holder, holder, why))
 
 
-def take_census(store: Store, only: int | None = None, *, plain_only: bool = False) -> FolderCensus:
+def inspect_folders(store: Store, only: int | None = None, *, plain_only: bool = False) -> FolderCensus:
     """Inspect all folders, or one user's. Arguments, Raises  as for `all_users`"""
     census = FolderCensus({}, [], [])
     for folder in all_users(store, census, only, plain_only=plain_only):
         with folder:
-            if folder.is_served_by(os.geteuid()):
+            if folder.may_be_reaped_by(os.geteuid()):
                 census.inos[folder.uid] = store.kernel.fstat(folder.fd).st_ino
     return census
 
 
-def describe(store: Store) -> RegistryLine:
+def make_registry_line(store: Store) -> RegistryLine:
     """The registry line for a store. Raises  OSError"""
     filesystem = os.fstatvfs(store.fd).f_fsid & (1 << 64) - 1
     return RegistryLine(store.kernel.identify(store.fd), store.volume.id, filesystem, place_of_store(store), store.name)
@@ -642,7 +654,9 @@ def describe(store: Store) -> RegistryLine:
 def place_of_store(store: Store) -> bytes:
     """The directory that holds a store, without the path of one of our mounts. Raises  OSError"""
     path = os.readlink(store.base.fd.path())
-    if store.base.mounted is not None and (path.startswith(HOME + b"/") or not _leads_to(store.kernel, path, store)):
+    if store.base.mounted is not None and (
+        path.startswith(MOUNTS_RUNTIME + b"/") or not _leads_to(store.kernel, path, store)
+    ):
         return store.base_path  # a mount over its own source: when it is unmounted, the store is there
     return path
 
@@ -654,26 +668,26 @@ def _leads_to(kernel: Kernel, path: bytes, store: Store) -> bool:
         return False
 
 
-def is_remembered(store: Store) -> bool:
+def is_registered_store(store: Store) -> bool:
     """Whether the caller's registry lists a store: its identity, and a path that leads to exactly this store.
 
     A copy at another path is another store, even if the whole disk was copied.
     """
     try:
-        one = describe(store)
-        text = read_own()
+        one = make_registry_line(store)
+        text = read_own_registry()
     except OSError:
         return False
-    return b"\n" + encode(one) in b"\n" + text or any(is_same(one, other) for other in decode(text))
+    return b"\n" + encode_line(one) in b"\n" + text or any(is_same_store(one, other) for other in decode_lines(text))
 
 
-def is_same(one: RegistryLine, other: RegistryLine) -> bool:
+def is_same_store(one: RegistryLine, other: RegistryLine) -> bool:
     """Whether two lines refer to one store at one path."""
-    known = compare(one.identity, other.identity)
-    return known is not Likelihood.OTHER and (one.volume, one.store()) == (other.volume, other.store())
+    likelihood = compare(one.identity, other.identity)
+    return likelihood is not IdentityMatch.OTHER and (one.volume, one.store()) == (other.volume, other.store())
 
 
-def remember(store: Store) -> str:
+def register_store(store: Store) -> str:
     """Add a store that is used to the caller's registry. Return why that failed, as a clause for messages, or "".
 
     Without a writable home directory it fails: then messages about the store contain its path. Root's registry never
@@ -682,16 +696,16 @@ def remember(store: Store) -> str:
     """
     if os.geteuid() == 0 != store.owner:
         return "it is a user's own store, which only that user registers"
-    if store.is_roots_to_keep() and store.made is not StoreMaker.BY_ROOT:
+    if store.is_ours_as_root() and store.maker is not StoreMaker.BY_ROOT:
         return "there is no proof that root created it"
     try:
-        one = describe(store)
+        one = make_registry_line(store)
         try:
-            if b"\n" + encode(one) in b"\n" + read_own():
+            if b"\n" + encode_line(one) in b"\n" + read_own_registry():
                 return ""
         except FileNotFoundError:
             pass
-        if compare(one.identity, store.volume.store) is Likelihood.OTHER:
+        if compare(one.identity, store.volume.store) is IdentityMatch.OTHER:
             return "it is a copy of another store"
         from fusefs.store.store_registry import add_line  # late: only the first use of a store needs it
 
@@ -700,24 +714,24 @@ def remember(store: Store) -> str:
         return error.strerror or "it can't be written"
 
 
-def vouch(store: Store) -> bool:
+def record_made_by_root(store: Store) -> bool:
     """Record durably that root made a store; return whether that is recorded. Needs root. Raises  OSError"""
-    if is_noted(store.kernel, store.fd):
+    if has_root_mark(store.kernel, store.fd):
         return True
-    if note_made(store.kernel, store.fd):
+    if set_root_mark(store.kernel, store.fd):
         store.kernel.fsync(store.fd)
         return True
-    if store.judged().made is StoreMaker.BY_ROOT:
+    if store.with_maker().maker is StoreMaker.BY_ROOT:
         return True
     from fusefs.store.store_registry import add_line  # late: only the first use of a store needs it
 
-    return not add_line(store.kernel, describe(store))
+    return not add_line(store.kernel, make_registry_line(store))
 
 
 # Pointers lead from a user's folder in an upper store, by relative paths, to that user's lower stores.
 
 _POINTER_MAX_BYTES = 64 * 1024
-MOST_READ = 1000
+MAX_POINTERS = 1000
 _NEW = b".new"
 
 
@@ -738,7 +752,7 @@ def add_pointer(folder: UserFolder, lower: RelPath) -> None:
             write_small(kernel, pointers, name, lower, new=new)
 
 
-def pointed(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
+def list_pointers(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
     """Each pointer's name and path; None instead of a path that is no plain relative one, as users can write anything.
 
     Empty if `pointers/` itself is something else, which `trashd doctor` reports.
@@ -748,12 +762,12 @@ def pointed(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
         try:
             pointers = owned.enter_context(kernel.open_dir(folder.fd, POINTERS))
         except OSError as error:
-            if error.errno not in OUT_OF_REACH:
+            if error.errno not in UNREACHABLE_ERRNOS:
                 raise
             return
         for name in kernel.list(pointers):
             if not name.endswith(_NEW):
-                yield Name(name), _read(kernel, pointers, name)
+                yield Name(name), _read_pointer(kernel, pointers, name)
 
 
 def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
@@ -764,29 +778,29 @@ def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
     """
 
     def read() -> bytes:
-        names = [name for name in kernel.list(pointers)[:MOST_READ] if not name.endswith(_NEW)]
-        return b"\0".join(lower for name in names if (lower := _read(kernel, pointers, name)) is not None)
+        names = [name for name in kernel.list(pointers)[:MAX_POINTERS] if not name.endswith(_NEW)]
+        return b"\0".join(lower for name in names if (lower := _read_pointer(kernel, pointers, name)) is not None)
 
     if uid == os.geteuid():
         text = read()
     else:
-        from fusefs.linux.children import ChildLost, call_as
+        from fusefs.linux.children import ChildLost, call_in_child_as
 
         try:
-            text = call_as(uid, lambda _ask: read())
+            text = call_in_child_as(uid, lambda _ask: read())
         except ChildLost:
             return []  # its user stopped it
-    found = []
+    paths = []
     for one in text.split(b"\0"):
         with suppress(ValueError):  # the text came from a process of the user's
-            found.append(join(*split(one)))
-    return found
+            paths.append(join_path(*split_path(one)))
+    return paths
 
 
-def _read(kernel: Kernel, pointers: Fd, name: bytes) -> RelPath | None:
+def _read_pointer(kernel: Kernel, pointers: Fd, name: bytes) -> RelPath | None:
     try:
         text = read_small(kernel, pointers, name, _POINTER_MAX_BYTES)
-        return None if text is None else join(*split(text))
+        return None if text is None else join_path(*split_path(text))
     except (OSError, ValueError):
         return None
 
@@ -798,21 +812,21 @@ def lower_stores(folder: UserFolder) -> Iterator[Store]:
     missing directory or an untrusted store is skipped: `trashd doctor` reports it.
     """
     store = folder.store
-    seen: set[tuple[int, int]] = set()
-    for _name, lower in islice(pointed(folder), MOST_READ):
+    inodes: set[tuple[int, int]] = set()
+    for _name, lower in islice(list_pointers(folder), MAX_POINTERS):
         if lower is None:
             continue
         for opener in (open_store, open_own_store):
             try:
                 base = store.base.beneath(store.kernel, lower)
-                found = opener(store.kernel, base, os.path.join(store.base_path, lower))
+                lower_store = opener(store.kernel, base, os.path.join(store.base_path, lower))
             except (OSError, TrashdError):
                 continue
-            if found is None:
+            if lower_store is None:
                 continue
-            st = store.kernel.fstat(found.fd)
-            if (st.st_dev, st.st_ino) in seen:
-                with found:
+            st = store.kernel.fstat(lower_store.fd)
+            if (st.st_dev, st.st_ino) in inodes:
+                with lower_store:
                     continue
-            seen.add((st.st_dev, st.st_ino))
-            yield found._replace(is_named=True)
+            inodes.add((st.st_dev, st.st_ino))
+            yield lower_store._replace(is_named=True)

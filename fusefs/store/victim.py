@@ -35,16 +35,25 @@ from fusefs.core.errors import (
     Untrusted,
     from_os,
 )
-from fusefs.core.names import STORE, Name, RelPath, ends_in_dots, is_container_id, join, user_store, whose, whose_store
+from fusefs.core.names import (
+    STORE,
+    Name,
+    RelPath,
+    ends_in_dots,
+    is_container_id,
+    join_path,
+    parse_uid_name,
+    parse_user_store_name,
+    user_store_name,
+)
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import KeptEntries
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.mountinfo import (
     MERGERFS,
     FilesystemPath,
     Mount,
-    below,
     every_place,
     find_mount,
     mounts_inside,
@@ -52,19 +61,20 @@ from fusefs.linux.mountinfo import (
     place_below,
     place_of,
     read_mounts,
-    views,
+    relative_to,
+    trashd_views,
 )
 from fusefs.linux.syscalls import STATX_ATTR_ENCRYPTED
 from fusefs.store.backing_and_mount import (
-    ABSENT,
+    ABSENT_ERRNOS,
     DIRECTORY,
     FILE_TO_READ,
-    OUT_OF_REACH,
     READABLE,
+    UNREACHABLE_ERRNOS,
     BackingAndMount,
     Scope,
+    open_beneath_on_both,
     suppress_errno,
-    wholly_beneath,
 )
 from fusefs.store.layout import (
     DROP,
@@ -76,19 +86,19 @@ from fusefs.store.layout import (
     VOLUME,
     VOLUME_MAX_BYTES,
     Store,
-    is_stores_own,
+    is_store_name,
     open_own_store,
     open_store,
-    own_names,
+    own_store_names,
     trusted_owners,
     volume_fields,
 )
-from fusefs.store.registry_lines import makes_common, registered, way_out
+from fusefs.store.registry_lines import hint_for_unknown_maker, makes_root_store, read_own_lines
 from fusefs.store.user_folders import NOT_MADE, plain_name, read_pointers
 
 DOTS = "a path that ends in `.` or `..` is refused, as by rm(1)"
 """A shell expands `.*` to these names; users do not type them."""
-_OF_A_CALL = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
+_REFUSED_CALL_ERRNOS = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
 """Errnos that may mean that a system call itself is refused, whatever its arguments; EINVAL comes from the C library.
 """
 
@@ -105,7 +115,7 @@ class Victim(NamedTuple):
     name: Name
     fd: Fd
     stat: os.stat_result
-    staying: KeptEntries | None = None
+    kept_entries: KeptEntries | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -131,37 +141,37 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
     """
     directory, name = _split(path)
     try:
-        with kernel.open_long(directory) as wanted:
-            scope = scope_of(kernel, wanted, directory, path)
+        with kernel.open_long(directory) as directory_fd:
+            scope = scope_of(kernel, directory_fd, directory, path)
             try:
                 return _victim_in(kernel, scope, name, path)
             except (OSError, NoBacking):
-                if scope.sides.mounted is None or mount_of(kernel, wanted, scope.mounts, directory).is_ours():
+                if scope.sides.mounted is None or mount_of(kernel, directory_fd, scope.mounts, directory).is_trashd():
                     raise
-            return _victim_in(kernel, scope_of(kernel, wanted, directory, path, through_mount=False), name, path)
+            return _victim_in(kernel, scope_of(kernel, directory_fd, directory, path, through_mount=False), name, path)
     except OSError as error:
-        raise as_told(error, path) from error
+        raise to_error(error, path) from error
 
 
-def as_told(error: OSError, path: bytes) -> TrashdError:
+def to_error(error: OSError, path: bytes) -> TrashdError:
     """Convert an error for the user: with `from_os`, or to LacksCall if a needed system call is always refused."""
-    return (error.errno in _OF_A_CALL and lacks_call()) or from_os(error, path)
+    return (error.errno in _REFUSED_CALL_ERRNOS and make_lacks_call_error()) or from_os(error, path)
 
 
-def lacks_call() -> LacksCall | None:
+def make_lacks_call_error() -> LacksCall | None:
     """The error for system calls that every swap needs and that are refused here; None if there are none."""
-    from fusefs.linux.refused_calls import refused_calls  # late: only a refused swap needs it
+    from fusefs.linux.refused_calls import find_refused_calls  # late: only a refused swap needs it
 
-    needed = ", ".join(f"{one.call} ({one.errno})" for one in refused_calls() if one.is_needed)
+    needed = ", ".join(f"{one.call} ({one.errno})" for one in find_refused_calls() if one.is_needed)
     return LacksCall(needed) if needed else None
 
 
 def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
     """Open the victim with a name in a directory; takes ownership of `scope`. Raises  IsMountPoint, OSError"""
     try:
-        with closed_on_error(scope), closed_on_error(kernel.open_beneath(scope.sides.fd, name)) as fd:
-            seen = kernel.fstat(fd)
-            if path.endswith(b"/") and not stat.S_ISDIR(seen.st_mode):
+        with close_on_error(scope), close_on_error(kernel.open_beneath(scope.sides.fd, name)) as fd:
+            victim_stat = kernel.fstat(fd)
+            if path.endswith(b"/") and not stat.S_ISDIR(victim_stat.st_mode):
                 raise NotADirectory(path, "name it without the slash at the end")
             if scope.sides.mounted is not None:
                 # Fails if something is mounted on it there. The attributes that the mount caches may be old, but are
@@ -171,7 +181,7 @@ def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
         if error.errno == errno.EXDEV:
             raise IsMountPoint(path) from error
         raise
-    return Victim(scope, name, fd, seen)
+    return Victim(scope, name, fd, victim_stat)
 
 
 def find_scope(kernel: Kernel, path: bytes) -> Scope:
@@ -182,11 +192,11 @@ def find_scope(kernel: Kernel, path: bytes) -> Scope:
     """
     directory, name = _split(os.path.realpath(path) if ends_in_dots(path) else path)
     try:
-        with kernel.open_long(directory) as above, _open_named(above, name, path) as wanted:
-            scope = scope_of(kernel, wanted, os.path.join(directory, name))
+        with kernel.open_long(directory) as above, _open_named(above, name, path) as directory_fd:
+            scope = scope_of(kernel, directory_fd, os.path.join(directory, name))
     except OSError as error:
-        raise as_told(error, path) from error
-    if any(is_stores_own(one) for one in scope.place().path.split(b"/")):
+        raise to_error(error, path) from error
+    if any(is_store_name(one) for one in scope.place().path.split(b"/")):
         with scope:
             raise IsStore(scope.path())
     return scope
@@ -200,7 +210,7 @@ def _open_named(above: Fd, name: Name, path: bytes) -> Fd:
         raise NotADirectory(path, "name the directory itself") from error
 
 
-def scope_of(kernel: Kernel, wanted: Fd, typed: bytes, path: bytes = b"", *, through_mount: bool = True) -> Scope:
+def scope_of(kernel: Kernel, directory_fd: Fd, typed: bytes, path: bytes = b"", *, through_mount: bool = True) -> Scope:
     """The scope of an opened directory.
 
     wanted         the directory, on whichever side its path led to; it stays the caller's
@@ -210,23 +220,23 @@ def scope_of(kernel: Kernel, wanted: Fd, typed: bytes, path: bytes = b"", *, thr
     Raises         OSError; NotFound, NoStore, NoBacking
     """
     mounts, path = read_mounts(), path or typed
-    mount = mount_of(kernel, wanted, mounts, typed)
+    mount = mount_of(kernel, directory_fd, mounts, typed)
     try:
-        real = os.readlink(wanted.path())
+        real = os.readlink(directory_fd.path())
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
         real = os.path.normpath(os.path.join(os.getcwdb(), typed))
-    if through_mount and any(one.is_ours() for one in mounts):
-        from fusefs.store.mounted_paths import find_mounted  # late: only needed if something of ours is mounted
+    if through_mount and any(one.is_trashd() for one in mounts):
+        from fusefs.store.mounted_paths import find_mounted_scope  # late: only needed if something of ours is mounted
 
-        scope = find_mounted(kernel, path, real, wanted, mount, mounts)
+        scope = find_mounted_scope(kernel, path, real, directory_fd, mount, mounts)
         if scope is not None:
             return scope
     root, root_path = _open_root(kernel, mount, real)
-    relative = RelPath(below(real, root_path))
-    with closed_on_error(root), closed_on_error(kernel.open_beneath(root, relative or b".", DIRECTORY)) as fd:
-        if not os.path.samestat(kernel.fstat(wanted), kernel.fstat(fd)):
+    relative = RelPath(relative_to(real, root_path))
+    with close_on_error(root), close_on_error(kernel.open_beneath(root, relative or b".", DIRECTORY)) as fd:
+        if not os.path.samestat(kernel.fstat(directory_fd), kernel.fstat(fd)):
             raise NotFound(path, "its directory was moved meanwhile")
     place = place_of(root_path, mount)
     return Scope(BackingAndMount(root), root_path, place, relative, BackingAndMount(fd), mount, tuple(mounts))
@@ -260,7 +270,7 @@ def mount_of(kernel: Kernel, fd: Fd, mounts: Iterable[Mount], path: bytes) -> Mo
 
 def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
     """Open the mount's root, or the highest directory on the way to `path` that is reachable and not mounted over."""
-    rest = below(path, mount.point).split(b"/")
+    rest = relative_to(path, mount.point).split(b"/")
     for count in range(len(rest) + 1):
         candidate = os.path.join(mount.point, *rest[:count])
         try:
@@ -288,7 +298,7 @@ def ancestors(kernel: Kernel, scope: Scope, *, to_take: bool = True) -> Iterator
     for count in range(len(names) + 1):
         relative = RelPath(b"/".join(names[:count]))
         if is_secret:
-            with wholly_beneath(kernel, scope.root, relative) as base:
+            with open_beneath_on_both(kernel, scope.root, relative) as base:
                 if not kernel.statx(base.fd).attributes & STATX_ATTR_ENCRYPTED:
                     continue
         yield relative, os.path.join(scope.root_path, relative) if relative else scope.root_path
@@ -304,25 +314,25 @@ def existing_stores(
     """
     for relative, path in ancestors(kernel, scope, to_take=to_take):
         for opener in (open_store, open_own_store):
-            base = wholly_beneath(kernel, scope.root, relative)
+            base = open_beneath_on_both(kernel, scope.root, relative)
             try:
                 store = opener(kernel, base, path)
             except Untrusted as error:
                 untrusted.append(error)
                 continue
-            if store is not None and store.is_unknown() and not makes_common():
-                untrusted.append(Untrusted(f"{printable(store.path())} ({NOT_MADE})", way_out(path)))
+            if store is not None and store.has_unknown_maker() and not makes_root_store():
+                untrusted.append(Untrusted(f"{printable(store.path())} ({NOT_MADE})", hint_for_unknown_maker(path)))
                 store.__exit__()
             elif store is not None:
                 yield relative, store
 
 
-Make = Callable[[Kernel, BackingAndMount, bytes, Name], Store]
+MakeStore = Callable[[Kernel, BackingAndMount, bytes, Name], Store]
 """Makes a store with a name in a directory, of which it takes ownership; the third argument is the path for messages.
 """
 
 
-class Offered(NamedTuple):
+class OfferedStore(NamedTuple):
     """A store that could take the victim.
 
     made_in  the scope for which it was made just now; None if it existed before
@@ -338,12 +348,14 @@ class Offered(NamedTuple):
         from fusefs.store.make_store import unmake_store
 
         kernel, path = self.store.kernel, self.store.base_path
-        relative = RelPath(below(path, self.made_in.root_path))
-        with suppress(OSError, TrashdError), wholly_beneath(kernel, self.made_in.root, relative) as base:
+        relative = RelPath(relative_to(path, self.made_in.root_path))
+        with suppress(OSError, TrashdError), open_beneath_on_both(kernel, self.made_in.root, relative) as base:
             unmake_store(kernel, base, path, self.store.name)
 
 
-def stores_for(kernel: Kernel, scope: Scope, wanted: bytes, make: Make | None = None) -> Iterator[Offered]:
+def stores_for(
+    kernel: Kernel, scope: Scope, victim_path: bytes, make: MakeStore | None = None
+) -> Iterator[OfferedStore]:
     """The stores to try for an entry of a directory, or for all its entries; the caller closes each.
 
     The existing ones come first, then those that we may make; in both groups the highest is first. The caller discards
@@ -357,8 +369,8 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes, make: Make | None = 
     bases = set()
     for relative, store in existing_stores(kernel, scope, untrusted):
         bases.add(relative)
-        yield Offered(store)
-    last: TrashdError = untrusted[0] if untrusted else NoStore(wanted)
+        yield OfferedStore(store)
+    last: TrashdError = untrusted[0] if untrusted else NoStore(victim_path)
     is_offered = bool(bases)
     for relative, path in ancestors(kernel, scope):
         if relative in bases:
@@ -372,16 +384,16 @@ def stores_for(kernel: Kernel, scope: Scope, wanted: bytes, make: Make | None = 
         else:
             if made is not None:
                 is_offered = True
-                yield Offered(made, scope)
-    raise lacks_call() or (CrossesBoundary(wanted) if is_offered else last)
+                yield OfferedStore(made, scope)
+    raise make_lacks_call_error() or (CrossesBoundary(victim_path) if is_offered else last)
 
 
-def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes, make: Make | None) -> Store | None:
+def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes, make: MakeStore | None) -> Store | None:
     """Make a store at an ancestor; None if another user has one there, which is neither trusted nor replaced."""
     from fusefs.store.make_store import make_store, name_for_new  # late: a swap into an existing store does not need it
 
     with ExitStack() as owned:
-        base = owned.enter_context(wholly_beneath(kernel, scope.root, relative))
+        base = owned.enter_context(open_beneath_on_both(kernel, scope.root, relative))
         name = name_for_new(kernel, base)
         if name is None:
             return None
@@ -392,46 +404,46 @@ def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes, 
 _MERGED = "its files are on several branches, and a rename moves only one of them; swap it on each branch"
 
 
-def refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[TrashdError]:
+def find_refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[TrashdError]:
     """Every reason to refuse the victim.
 
     directory  whether it must be a directory (swap), or may be anything (rm)
     """
     above = victim.parent
-    own = place_below(above.root_place, join(above.relative, victim.name))
+    own = place_below(above.root_place, join_path(above.relative, victim.name))
     if directory and not victim.is_directory():
         yield NotADirectory(victim.path())
-    if any(is_stores_own(name) for name in own.path.split(b"/")):
+    if any(is_store_name(name) for name in own.path.split(b"/")):
         yield IsStore(victim.path())
     if victim.is_directory():
-        yield from _mounted(victim, own)
-        held = held_store(kernel, victim.fd, b"")
+        yield from _find_mounts_inside(victim, own)
+        held = find_held_store(kernel, victim.fd, b"")
         if held is not None:
             then = f", then rm -r {shell_word(os.path.join(victim.path(), held))}"
-            yield _holds(os.path.join(victim.path(), held), then)
+            yield _make_is_store_error(os.path.join(victim.path(), held), then)
         if above.mount.fstype == MERGERFS:
-            from fusefs.linux.filesystem_probes import branches_with  # late: few systems have it
+            from fusefs.linux.filesystem_probes import mergerfs_branches  # late: few systems have it
 
-            if len(branches_with(victim.fd)) > 1:
+            if len(mergerfs_branches(victim.fd)) > 1:
                 yield CrossesBoundary(victim.path(), _MERGED)
-        for lower in stores_below(kernel, above.root.fd, above.root_path, join(above.relative, victim.name)):
-            yield _holds(os.path.join(victim.path(), lower, STORE))
+        for lower in stores_below(kernel, above.root.fd, above.root_path, join_path(above.relative, victim.name)):
+            yield _make_is_store_error(os.path.join(victim.path(), lower, STORE))
 
 
-def _holds(store: bytes, then: str = "") -> IsStore:
+def _make_is_store_error(store: bytes, then: str = "") -> IsStore:
     directory = shell_word(os.path.dirname(store))
     hint = f"restore or reap its orphans first (trashd list --volume {directory}){then}"
     return IsStore(store, hint)
 
 
-def _mounted(victim: Victim, own: FilesystemPath) -> Iterator[TrashdError]:
+def _find_mounts_inside(victim: Victim, own: FilesystemPath) -> Iterator[TrashdError]:
     """Mounts on the victim or in it, also in places where mounts of ours show it: a swap would carry them away.
 
     own  where the victim is in its filesystem, in every mount namespace
     """
     owners = trusted_owners(os.geteuid())
-    here = every_place(own, views(victim.parent.mounts, owners))
-    for place in here:
+    places = every_place(own, trashd_views(victim.parent.mounts, owners))
+    for place in places:
         for mount in mounts_inside(place, victim.parent.mounts):
             point = mount.point
             if point == victim.path():
@@ -442,14 +454,14 @@ def _mounted(victim: Victim, own: FilesystemPath) -> Iterator[TrashdError]:
     # others' namespaces; for users the kernel's own check of this namespace has to suffice.
     if os.geteuid() == 0:
         for pid, mounts in other_namespaces():
-            for place in dict.fromkeys((*here, *every_place(own, views(mounts, owners)))):
+            for place in dict.fromkeys((*places, *every_place(own, trashd_views(mounts, owners)))):
                 for mount in mounts_inside(place, mounts):
                     command = f"nsenter -t {pid} -m umount {shell_word(mount.point)}"
                     where = f"{printable(victim.path())} (in the mount namespace of process {pid})"
                     yield MountInside(where, f"unmount it there first: {command}")
 
 
-def held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
+def find_held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
     """The trash store in the directory `name` (or in `dir_fd` if the name is empty); None if none is seen.
 
     Other users' stores are found among the names that one system call returns, some hundreds. This keeps the time of a
@@ -457,7 +469,7 @@ def held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
     Raises  OSError ESTALE if `dir_fd` itself was removed by another node
     """
     try:
-        kernel.open_beneath(dir_fd, join(name, STORE, VOLUME)).close()
+        kernel.open_beneath(dir_fd, join_path(name, STORE, VOLUME)).close()
     except OSError as error:
         if error.errno == errno.ESTALE and not name:
             raise
@@ -465,10 +477,16 @@ def held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
             return STORE
     else:
         return STORE
-    with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(dir_fd, name or b".", READABLE) as fd:
-        names = (name for name in _names_like(kernel.first_names(fd), STORE + b"-") if whose_store(name) is not None)
-        for one in (user_store(os.geteuid()), *names):
-            with suppress_errno(*OUT_OF_REACH):  # such an entry counts as a store, as far as can be seen from outside
+    with suppress_errno(*UNREACHABLE_ERRNOS), kernel.open_beneath(dir_fd, name or b".", READABLE) as fd:
+        names = (
+            name
+            for name in _names_like(kernel.first_names(fd), STORE + b"-")
+            if parse_user_store_name(name) is not None
+        )
+        for one in (user_store_name(os.geteuid()), *names):
+            with suppress_errno(
+                *UNREACHABLE_ERRNOS
+            ):  # such an entry counts as a store, as far as can be seen from outside
                 if kernel.stat(fd, one).st_mode == stat.S_IFDIR | FOLDER_MODE:
                     return Name(one)
     return None
@@ -484,18 +502,18 @@ def _names_like(names: bytes, begin: bytes) -> Iterator[bytes]:
 
 _AREAS = (USERS, NEW)
 """Directories of users' folders."""
-_MOST_FOLDERS, _MOST_ASKED = 2000, 100
+_MAX_FOLDERS, _MAX_READ_USERS = 2000, 100
 """Limits for root: users whose folders are checked for pointers, and users whose pointers are read.
 
 The remover stops at the stores of all others.
 """
-_MOST_LOOKED_AT = 200
+_MAX_CHECKED_STORES = 200
 """Limit of stores checked: a user who records thousands does not delay others for long."""
-_Noted = tuple[int, RelPath]
+_NotedStore = tuple[int, RelPath]
 """The user who recorded a store, and the directory that holds it, relative to the directory in question."""
 
 
-class Thing(NamedTuple):
+class StoreItem(NamedTuple):
     """An item in a store.
 
     uid     of its owner
@@ -509,12 +527,12 @@ class Thing(NamedTuple):
     state: State | None
     name: bytes
 
-    def way(self) -> RelPath:
+    def relative_path(self) -> RelPath:
         """Its path, relative to the store."""
-        return join(self.folder, b"" if self.state is None else self.state.value.encode(), self.name)
+        return join_path(self.folder, b"" if self.state is None else self.state.value.encode(), self.name)
 
 
-def things_in(kernel: Kernel, dir_fd: int, way: bytes, owners: Collection[int]) -> Iterator[Thing]:
+def list_items(kernel: Kernel, dir_fd: int, path: bytes, owners: Collection[int]) -> Iterator[StoreItem]:
     """The items of the store at a path beneath a directory, found lazily; none if there is no such store.
 
     owners  permitted owners of the store. In root's store, root counts all items and a user only their own. In a user's
@@ -522,30 +540,30 @@ def things_in(kernel: Kernel, dir_fd: int, way: bytes, owners: Collection[int]) 
     Raises  OSError that does not concern the store, such as EMFILE
     """
     try:
-        store = kernel.open_beneath(dir_fd, way, READABLE)
+        store = kernel.open_beneath(dir_fd, path, READABLE)
     except OSError as error:
-        if error.errno not in OUT_OF_REACH:
+        if error.errno not in UNREACHABLE_ERRNOS:
             raise
         return
     with store:
-        whom = whose_store(os.path.basename(way))
+        whom = parse_user_store_name(os.path.basename(path))
         owner = _owner_of(kernel, store, owners)
         if owner is None or (whom is not None and stat.S_IMODE(kernel.fstat(store).st_mode) != FOLDER_MODE):
             return
         for area in _areas(kernel, store):
             for folder in _list_at(kernel, store, area) or ():
-                uid = whose(folder)
+                uid = parse_uid_name(folder)
                 if uid is not None and whom is not None:
-                    yield from _things_of(kernel, store, (owner, owner), join(area, folder))
+                    yield from _list_items_of(kernel, store, (owner, owner), join_path(area, folder))
                 elif uid is not None and (uid == owner or (owner == 0 and os.geteuid() in (0, uid))):
-                    yield from _things_of(kernel, store, (uid, owner), join(area, folder))
+                    yield from _list_items_of(kernel, store, (uid, owner), join_path(area, folder))
 
 
 def _areas(kernel: Kernel, store: Fd) -> Iterator[RelPath]:
     """The directories of users' folders in a store, and in older stores that were set aside in it."""
     old = [Name(name) for name in _list_at(kernel, store, b".") or () if name.startswith(OLD)]
     for above in ((), *((one,) for one in old)):
-        yield from (join(*above, area) for area in _AREAS)
+        yield from (join_path(*above, area) for area in _AREAS)
 
 
 def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
@@ -555,17 +573,17 @@ def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
     fail.
     """
     st = kernel.fstat(store)
-    with suppress_errno(*OUT_OF_REACH):
-        told = kernel.stat(store, VOLUME)
-        is_theirs = {st.st_uid, told.st_uid} <= set(owners)
-        if not is_theirs or not stat.S_ISREG(told.st_mode) or (st.st_mode | told.st_mode) & OTHERS_WRITE:
+    with suppress_errno(*UNREACHABLE_ERRNOS):
+        volume_stat = kernel.stat(store, VOLUME)
+        is_theirs = {st.st_uid, volume_stat.st_uid} <= set(owners)
+        if not is_theirs or not stat.S_ISREG(volume_stat.st_mode) or (st.st_mode | volume_stat.st_mode) & OTHERS_WRITE:
             return None
         with kernel.open_beneath(store, VOLUME, FILE_TO_READ) as file:
             return st.st_uid if volume_fields(kernel.read(file, VOLUME_MAX_BYTES)) else None
     return None
 
 
-def _things_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPath) -> Iterator[Thing]:
+def _list_items_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPath) -> Iterator[StoreItem]:
     """The items in a user's folder, if that is a directory in which no other user can write.
 
     owners  the user, and the store's owner, who may own all files of a copy
@@ -574,30 +592,30 @@ def _things_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPa
     try:
         st = kernel.stat(store, folder)
     except OSError as error:
-        if error.errno not in OUT_OF_REACH:
+        if error.errno not in UNREACHABLE_ERRNOS:
             raise
         return
     if not stat.S_ISDIR(st.st_mode) or st.st_uid not in owners or st.st_mode & OTHERS_WRITE:
         return
     for state in (*State, None):
-        names = _list_at(kernel, store, join(folder, DROP if state is None else state.value.encode()))
+        names = _list_at(kernel, store, join_path(folder, DROP if state is None else state.value.encode()))
         if names is None:
-            yield Thing(uid, folder, None, b"")
+            yield StoreItem(uid, folder, None, b"")
             return
         for name in names:
             if state is None or is_container_id(name.decode("ascii", "replace")):
-                yield Thing(uid, folder if state else join(folder, DROP), state, name)
+                yield StoreItem(uid, folder if state else join_path(folder, DROP), state, name)
 
 
-def _list_at(kernel: Kernel, dir_fd: int, way: bytes) -> list[bytes] | None:
+def _list_at(kernel: Kernel, dir_fd: int, path: bytes) -> list[bytes] | None:
     """List the names in a directory; empty if it is none; None if we may not list it."""
     try:
-        with kernel.open_dir(dir_fd, way) as fd:
+        with kernel.open_dir(dir_fd, path) as fd:
             return kernel.list(fd)
     except OSError as error:
         if error.errno == errno.EACCES:
             return None
-        if error.errno not in ABSENT:
+        if error.errno not in ABSENT_ERRNOS:
             raise
         return []
 
@@ -610,23 +628,25 @@ def stores_below(kernel: Kernel, root_fd: Fd, root_path: bytes, directory: RelPa
     directory  path of the directory in question, relative to `root_fd`; a store in itself is not included
     Raises     OSError
     """
-    told = set()
-    noted = chain(_registered(root_fd, root_path, directory), _pointed(kernel, root_fd, directory))
-    for uid, lower in islice(noted, _MOST_LOOKED_AT):
-        if lower in told:
+    reported = set()
+    candidates = chain(
+        _noted_in_registry(root_fd, root_path, directory), _noted_by_pointers(kernel, root_fd, directory)
+    )
+    for uid, lower in islice(candidates, _MAX_CHECKED_STORES):
+        if lower in reported:
             continue
-        way, names = join(directory, lower), [STORE]
-        with suppress_errno(*OUT_OF_REACH), kernel.open_beneath(root_fd, way, DIRECTORY) as base:
-            names += own_names(kernel, base, uid)
-        ways = (join(way, name) for name in names)
-        if any(next(things_in(kernel, root_fd, one, {0, os.geteuid(), uid}), None) is not None for one in ways):
-            told.add(lower)
+        base_path, names = join_path(directory, lower), [STORE]
+        with suppress_errno(*UNREACHABLE_ERRNOS), kernel.open_beneath(root_fd, base_path, DIRECTORY) as base:
+            names += own_store_names(kernel, base, uid)
+        store_paths = (join_path(base_path, name) for name in names)
+        if any(next(list_items(kernel, root_fd, one, {0, os.geteuid(), uid}), None) is not None for one in store_paths):
+            reported.add(lower)
             yield lower
 
 
-def _registered(root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[_Noted]:
+def _noted_in_registry(root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[_NotedStore]:
     """The stores in the caller's registry, by their path without our mounts, or by that of a mount over its source."""
-    lines = registered()
+    lines = read_own_lines()
     if lines:
         with suppress(OSError):  # it has no path that can be read
             for root in dict.fromkeys((os.readlink(root_fd.path()), root_path)):
@@ -636,49 +656,52 @@ def _registered(root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[_
                         yield os.geteuid(), RelPath(line.path[len(top) :])
 
 
-def _pointed(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[_Noted]:
+def _noted_by_pointers(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[_NotedStore]:
     """The lower stores that pointers in the stores above name; each directory is opened from its parent."""
     names = directory.split(b"/") if directory else []
     rest = directory + b"/"
     with ExitStack() as owned:
-        here = root_fd
+        current_fd = root_fd
         for name in names:
-            for uid, lower in _pointed_from(kernel, here):
+            for uid, lower in _noted_in_directory(kernel, current_fd):
                 if lower.startswith(rest):
                     yield uid, RelPath(lower[len(rest) :])
             rest = rest[len(name) + 1 :]
             if not rest:
                 return
             try:
-                following = kernel.open_beneath(here, name, DIRECTORY)
+                following = kernel.open_beneath(current_fd, name, DIRECTORY)
             except OSError as error:
-                if error.errno not in OUT_OF_REACH:
+                if error.errno not in UNREACHABLE_ERRNOS:
                     raise
                 return  # it was moved
             owned.close()
-            here = owned.enter_context(following)
+            current_fd = owned.enter_context(following)
 
 
-def _pointed_from(kernel: Kernel, base_fd: Fd) -> Iterator[_Noted]:
+def _noted_in_directory(kernel: Kernel, base_fd: Fd) -> Iterator[_NotedStore]:
     """The lower stores that pointers in the stores of one directory name: in root's store, and in the caller's own."""
     names = [STORE]
-    with suppress_errno(*OUT_OF_REACH):
-        names += own_names(kernel, base_fd, os.geteuid())
+    with suppress_errno(*UNREACHABLE_ERRNOS):
+        names += own_store_names(kernel, base_fd, os.geteuid())
     for name in names:
         try:
             store = kernel.open_beneath(base_fd, name, DIRECTORY)
         except OSError as error:
-            if error.errno not in OUT_OF_REACH:
+            if error.errno not in UNREACHABLE_ERRNOS:
                 raise
             continue
         with store:
-            n_asked = 0
-            for uid, folder in islice(_folders(kernel, store), _MOST_FOLDERS):
-                with suppress_errno(*OUT_OF_REACH), kernel.open_dir(store, join(folder, POINTERS)) as pointers:
+            n_read = 0
+            for uid, folder in islice(_folders(kernel, store), _MAX_FOLDERS):
+                with (
+                    suppress_errno(*UNREACHABLE_ERRNOS),
+                    kernel.open_dir(store, join_path(folder, POINTERS)) as pointers,
+                ):
                     if kernel.is_empty(pointers):
                         continue
-                    n_asked += 1
-                    if n_asked > _MOST_ASKED:
+                    n_read += 1
+                    if n_read > _MAX_READ_USERS:
                         break
                     for lower in read_pointers(kernel, pointers, uid):
                         yield uid, lower
@@ -689,4 +712,4 @@ def _folders(kernel: Kernel, store: Fd) -> Iterator[tuple[int, RelPath]]:
     uid = os.geteuid()
     for area in _AREAS:
         names = (_list_at(kernel, store, area) or ()) if uid == 0 else (plain_name(uid),)
-        yield from ((owner, join(area, name)) for name in names if (owner := whose(name)) is not None)
+        yield from ((owner, join_path(area, name)) for name in names if (owner := parse_uid_name(name)) is not None)

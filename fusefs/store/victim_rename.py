@@ -18,14 +18,21 @@ from typing import NamedTuple, Protocol
 
 from fusefs.core.container_states import State
 from fusefs.core.errors import NotPermitted, TakenOver
-from fusefs.core.names import Name, RelPath, join
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.core.names import Name, RelPath, join_path
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import DAEMON_GONE
-from fusefs.store.backing_and_mount import DIRECTORY, BackingAndMount, is_shown_as, patiently, refresh, suppress_errno
-from fusefs.store.container import GONE, HeldContainer, has_lost_record
-from fusefs.store.gate import gate, late_name
-from fusefs.store.layout import ANNOUNCED_PREFIX, FRESH, TREE, UserFolder, Volume
+from fusefs.store.backing_and_mount import (
+    DIRECTORY,
+    BackingAndMount,
+    is_same_in_mount,
+    refresh_in_mount,
+    retry_stale,
+    suppress_errno,
+)
+from fusefs.store.container import GONE_ERRNOS, HeldContainer, has_lost_record
+from fusefs.store.gate import late_name, transfer_directory
+from fusefs.store.layout import ANNOUNCED_PREFIX, REPLACEMENT, TREE, UserFolder, Volume
 
 
 class VisibleMove(Enum):
@@ -34,21 +41,21 @@ class VisibleMove(Enum):
     EXCHANGE = "the container's `tree` and the name's thing change places"
     ASIDE = "the name's thing goes to the container's `tree`"
     REPLACE = "the same, and the container's `fresh` gets the name at once: off local filesystems alone"
-    ASIDE_FRESH = "the name's thing goes to the container's `fresh`"
+    ASIDE_REPLACEMENT = "the name's thing goes to the container's `fresh`"
     PLACE = "the container's `fresh` goes to the name, which is free"
     BACK = "the container's `tree` goes to the name, which is free"
 
 
-_GIVEN = {
+_SOURCE_NAMES = {
     VisibleMove.EXCHANGE: TREE,
-    VisibleMove.PLACE: FRESH,
+    VisibleMove.PLACE: REPLACEMENT,
     VisibleMove.BACK: TREE,
-    VisibleMove.REPLACE: FRESH,
+    VisibleMove.REPLACE: REPLACEMENT,
 }
-_TAKEN = {VisibleMove.ASIDE: TREE, VisibleMove.ASIDE_FRESH: FRESH, VisibleMove.REPLACE: TREE}
+_TARGET_NAMES = {VisibleMove.ASIDE: TREE, VisibleMove.ASIDE_REPLACEMENT: REPLACEMENT, VisibleMove.REPLACE: TREE}
 
 
-class _Said(NamedTuple):
+class _RenameOutcome(NamedTuple):
     """The outcome of a rename's system calls.
 
     error       of the call that failed
@@ -61,7 +68,7 @@ class _Said(NamedTuple):
     gap_ns: int = 0
 
 
-class GatedRename(NamedTuple):
+class TransferRename(NamedTuple):
     """Renames between a container and a name, through a transfer directory.
 
     container, parent  their directories, both in the mount if one shows them
@@ -81,69 +88,73 @@ class GatedRename(NamedTuple):
         Raises   TakenOver if another node considers us dead or has taken the container over; OSError if the rename did
                  not happen
         """
-        part, is_kept = _GIVEN.get(move), False
-        with self._told_if_taken_over():
+        part, is_kept = _SOURCE_NAMES.get(move), False
+        with self._convert_lost_record():
             # Not for PLACE: the name is missing, and the node that takes over would do the same rename.
-            names = [] if move is VisibleMove.PLACE else self.kernel.list_anew(self.container)
+            names = [] if move is VisibleMove.PLACE else self.kernel.list_reopened(self.container)
             if any(name.startswith(ANNOUNCED_PREFIX) for name in names):
                 raise TakenOver(self.name)
             if part is None:
-                said = self._through(move, None)
+                outcome = self._rename_through(move, None)
             else:
                 with self.kernel.open_beneath(self.container, part) as given:
-                    said = self._through(move, given)
+                    outcome = self._rename_through(move, given)
                     is_kept = self.kernel.is_named(given, self.container, part)
-            is_done = not is_kept if move not in _TAKEN else _TAKEN[move] in self.kernel.list_anew(self.container)
-        if said.error is not None and is_kept:
-            self._leave_name(said)
-        if said.error is not None and not is_done:
-            raise said.error
-        return said.gap_ns
+            is_renamed = (
+                not is_kept
+                if move not in _TARGET_NAMES
+                else _TARGET_NAMES[move] in self.kernel.list_reopened(self.container)
+            )
+        if outcome.error is not None and is_kept:
+            self._free_name(outcome)
+        if outcome.error is not None and not is_renamed:
+            raise outcome.error
+        return outcome.gap_ns
 
-    def _through(self, move: VisibleMove, given: Fd | None) -> _Said:
+    def _rename_through(self, move: VisibleMove, given: Fd | None) -> _RenameOutcome:
         """Rename through a transfer directory, which is removed afterwards."""
-        with gate(self.kernel, self.container) as through:
+        with transfer_directory(self.kernel, self.container) as through:
             if given is not None:
-                self.kernel.rename(self.container, _GIVEN[move], through, _GIVEN[move])
+                self.kernel.rename(self.container, _SOURCE_NAMES[move], through, _SOURCE_NAMES[move])
             began_ns = time.monotonic_ns()
             try:
                 if move is VisibleMove.EXCHANGE:
                     self.kernel.exchange(through, TREE, self.parent, self.name)
-                elif move in _TAKEN:
-                    self.kernel.rename(self.parent, self.name, through, _TAKEN[move])
+                elif move in _TARGET_NAMES:
+                    self.kernel.rename(self.parent, self.name, through, _TARGET_NAMES[move])
                 if given is not None and move is not VisibleMove.EXCHANGE:
-                    return self._give(through, _GIVEN[move], given, began_ns)
+                    return self._rename_to_name(through, _SOURCE_NAMES[move], given, began_ns)
             except OSError as error:
-                return _Said(error)
-        return _Said()
+                return _RenameOutcome(error)
+        return _RenameOutcome()
 
-    def take_away(self, to: Name) -> None:
+    def move_into_container(self, to: Name) -> None:
         """Rename the entry that has the name into the container. Raises  OSError"""
-        with self._told_if_taken_over(), gate(self.kernel, self.container) as through:
+        with self._convert_lost_record(), transfer_directory(self.kernel, self.container) as through:
             self.kernel.rename(self.parent, self.name, through, to)
 
-    def bring(self, path: RelPath) -> None:
+    def move_part_to_name(self, path: RelPath) -> None:
         """Rename a part of the container's tree to the name; move it back into the tree if that fails.
 
         Raises  OSError
         """
-        upper, _, last = join(TREE, path).rpartition(b"/")
-        with self._told_if_taken_over(), self.kernel.open_beneath(self.container, upper, DIRECTORY) as source:
+        upper, _, last = join_path(TREE, path).rpartition(b"/")
+        with self._convert_lost_record(), self.kernel.open_beneath(self.container, upper, DIRECTORY) as source:
             part = late_name()  # if we are killed here, recovery makes it an orphan of its own
-            with self.kernel.open_beneath(source, last) as thing:
-                with gate(self.kernel, self.container) as through:
+            with self.kernel.open_beneath(source, last) as entry_fd:
+                with transfer_directory(self.kernel, self.container) as through:
                     self.kernel.rename(source, last, through, part)
                     try:
-                        said = self._give(through, part, thing, time.monotonic_ns())
+                        outcome = self._rename_to_name(through, part, entry_fd, time.monotonic_ns())
                     except OSError as error:
-                        said = _Said(error)
-                if self.kernel.is_named(thing, self.container, part):
+                        outcome = _RenameOutcome(error)
+                if self.kernel.is_named(entry_fd, self.container, part):
                     self.kernel.rename_free(self.container, part, source, last)
-                    self._leave_name(said)
-                    assert said.error is not None
-                    raise said.error
+                    self._free_name(outcome)
+                    assert outcome.error is not None
+                    raise outcome.error
 
-    def _give(self, through: Fd, part: Name, given: Fd, began_ns: int) -> _Said:
+    def _rename_to_name(self, transfer_fd: Fd, part: Name, given: Fd, began_ns: int) -> _RenameOutcome:
         """Rename to the name, which must be free.
 
         Without RENAME_NOREPLACE a mkdir or O_EXCL reserves the name first, as another user's empty directory may appear
@@ -151,8 +162,8 @@ class GatedRename(NamedTuple):
         began_ns  since when the name is missing
         """
         if self.volume.noreplace is True:
-            self.kernel.rename_free(through, part, self.parent, self.name)
-            return _Said(gap_ns=time.monotonic_ns() - began_ns)
+            self.kernel.rename_free(transfer_fd, part, self.parent, self.name)
+            return _RenameOutcome(gap_ns=time.monotonic_ns() - began_ns)
         st = self.kernel.fstat(given)
         if stat.S_ISDIR(st.st_mode):
             self.kernel.mkdir(self.parent, self.name, stat.S_IMODE(st.st_mode) & 0o777)
@@ -160,25 +171,25 @@ class GatedRename(NamedTuple):
             self.kernel.create(self.parent, self.name).close()
         gap_ns = time.monotonic_ns() - began_ns
         try:
-            self.kernel.rename(through, part, self.parent, self.name)
+            self.kernel.rename(transfer_fd, part, self.parent, self.name)
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:  # another process wrote into it
-                return _Said(FileExistsError(errno.EEXIST, "another file has the name", self.name))
-            return _Said(error, holds_name=stat.S_ISDIR(st.st_mode))
-        return _Said(gap_ns=gap_ns)
+                return _RenameOutcome(FileExistsError(errno.EEXIST, "another file has the name", self.name))
+            return _RenameOutcome(error, holds_name=stat.S_ISDIR(st.st_mode))
+        return _RenameOutcome(gap_ns=gap_ns)
 
-    def _leave_name(self, said: _Said) -> None:
+    def _free_name(self, outcome: _RenameOutcome) -> None:
         """Remove the directory that reserved the name.
 
         Call this only if the rename certainly did not happen: otherwise it could remove an empty directory that the
         rename moved there.
         """
-        if said.holds_name:
+        if outcome.holds_name:
             with suppress(OSError):
                 self.kernel.rmdir(self.parent, self.name)
 
     @contextmanager
-    def _told_if_taken_over(self) -> Iterator[None]:
+    def _convert_lost_record(self) -> Iterator[None]:
         """Convert an error that occurs because the container has lost its record, and is not ours any more.
 
         Raises  TakenOver
@@ -186,7 +197,7 @@ class GatedRename(NamedTuple):
         try:
             yield
         except OSError as error:
-            if error.errno in GONE and has_lost_record(self.kernel, self.container):
+            if error.errno in GONE_ERRNOS and has_lost_record(self.kernel, self.container):
                 raise TakenOver(self.name) from error
             raise
 
@@ -197,7 +208,7 @@ class VisibleRename(Protocol):
     def make(self, move: VisibleMove, held: HeldContainer) -> int:
         """Do the rename; return for how many ns the name was missing, if it is no longer missing. Raises  OSError"""
 
-    def found(self) -> tuple[int, int] | None:
+    def stat_name(self) -> tuple[int, int] | None:
         """Device and inode number of the entry that has the name; None if none has."""
 
     def refresh(self, held: HeldContainer) -> None:
@@ -224,52 +235,52 @@ class DirectRename:
     def make_in(self, move: VisibleMove, folder: UserFolder, state: State, container: bytes, fd: Fd) -> int:
         """`make` for a container that is open, but not locked; ESTALE if the mount shows another container."""
         with ExitStack() as owned:
-            inside, parent = self._renamed_at(owned, folder, state, container, fd)
+            inside, parent = self._choose_fds(owned, folder, state, container, fd)
             if folder.store.is_shared():
-                return self._gated(folder, inside, parent).make(move)
+                return self._transfer_rename(folder, inside, parent).make(move)
             match move:
                 case VisibleMove.EXCHANGE:
                     self._kernel.exchange(inside, TREE, parent, self._name)
                 case VisibleMove.ASIDE:
                     self._kernel.rename(parent, self._name, inside, TREE)
-                case VisibleMove.ASIDE_FRESH:
-                    self._kernel.rename(parent, self._name, inside, FRESH)
+                case VisibleMove.ASIDE_REPLACEMENT:
+                    self._kernel.rename(parent, self._name, inside, REPLACEMENT)
                 case VisibleMove.PLACE:
-                    self._kernel.rename_free(inside, FRESH, parent, self._name)
+                    self._kernel.rename_free(inside, REPLACEMENT, parent, self._name)
                 case VisibleMove.BACK:
                     self._kernel.rename_free(inside, TREE, parent, self._name)
                 case VisibleMove.REPLACE:
                     raise AssertionError("what is looked at in between is two moves")
         return 0
 
-    def take_away(self, folder: UserFolder, state: State, container: bytes, fd: Fd, to: Name) -> None:
+    def move_into_container(self, folder: UserFolder, state: State, container: bytes, fd: Fd, to: Name) -> None:
         """Rename the entry that has the name to a free name in an open container."""
         with ExitStack() as owned:
-            inside, parent = self._renamed_at(owned, folder, state, container, fd)
+            inside, parent = self._choose_fds(owned, folder, state, container, fd)
             if folder.store.is_shared():
-                self._gated(folder, inside, parent).take_away(to)
+                self._transfer_rename(folder, inside, parent).move_into_container(to)
             else:
                 self._kernel.rename_free(parent, self._name, inside, to)
 
-    def take_to(self, dir_fd: Fd, to: Name) -> None:
+    def move_to_directory(self, dir_fd: Fd, to: Name) -> None:
         """Rename the entry that has the name into a directory of the backing filesystem."""
         self._kernel.rename_free(self._parent_fd, self._name, dir_fd, to)
 
-    def bring(self, held: HeldContainer, path: RelPath) -> None:
+    def move_part_to_name(self, held: HeldContainer, path: RelPath) -> None:
         """Rename a part of a container's tree to the name, which is free."""
-        upper, _, last = join(TREE, path).rpartition(b"/")
+        upper, _, last = join_path(TREE, path).rpartition(b"/")
         with ExitStack() as owned:
-            inside, parent = self._renamed_at(owned, held.folder, held.state, held.name(), held.fd)
+            inside, parent = self._choose_fds(owned, held.folder, held.state, held.name(), held.fd)
             if held.folder.store.is_shared():
-                self._gated(held.folder, inside, parent).bring(path)
+                self._transfer_rename(held.folder, inside, parent).move_part_to_name(path)
                 return
             with self._kernel.open_beneath(inside, upper, DIRECTORY) as source:
                 self._kernel.rename_free(source, last, parent, self._name)
 
-    def _gated(self, folder: UserFolder, inside: Fd, parent: Fd) -> GatedRename:
-        return GatedRename(self._kernel, folder.store.volume, inside, parent, self._name)
+    def _transfer_rename(self, folder: UserFolder, inside: Fd, parent: Fd) -> TransferRename:
+        return TransferRename(self._kernel, folder.store.volume, inside, parent, self._name)
 
-    def _renamed_at(
+    def _choose_fds(
         self, owned: ExitStack, folder: UserFolder, state: State, container: bytes, fd: Fd
     ) -> tuple[Fd, Fd]:
         """The fds of the container and the parent between which to rename: in the mount if that shows both.
@@ -283,26 +294,26 @@ class DirectRename:
         try:
             if kernel.fstat(base).st_dev != kernel.fstat(self._mounted).st_dev:
                 return fd, self._parent_fd
-            look = partial(self._open_mounted, base, folder.way_to(state, container))
-            mounted = owned.enter_context(patiently(look))
+            lookup = partial(self._open_mounted, base, folder.relative_path_to(state, container))
+            mounted = owned.enter_context(retry_stale(lookup))
         except FileNotFoundError as error:
             raise _stale(container) from error
         except OSError as error:
             if error.errno not in DAEMON_GONE:
                 raise
             return fd, self._parent_fd
-        there, here = kernel.fstat(mounted), kernel.fstat(fd)
-        if there.st_uid != here.st_uid or not is_shown_as(here, there):
+        mounted_stat, backing_stat = kernel.fstat(mounted), kernel.fstat(fd)
+        if mounted_stat.st_uid != backing_stat.st_uid or not is_same_in_mount(backing_stat, mounted_stat):
             raise _stale(container)
         return mounted, self._mounted
 
-    def _open_mounted(self, base: Fd, way: RelPath) -> Fd:
-        fd = self._kernel.open_beneath(base, way, DIRECTORY)
-        with closed_on_error(fd), suppress(FileNotFoundError):
+    def _open_mounted(self, base: Fd, path: RelPath) -> Fd:
+        fd = self._kernel.open_beneath(base, path, DIRECTORY)
+        with close_on_error(fd), suppress(FileNotFoundError):
             self._kernel.stat(fd, TREE)  # so that the kernel finds `tree` where it is now
         return fd
 
-    def found(self) -> tuple[int, int] | None:
+    def stat_name(self) -> tuple[int, int] | None:
         """See VisibleRename."""
         fd = self.open()
         if fd is None:
@@ -317,7 +328,7 @@ class DirectRename:
             return self._kernel.open_beneath(self._parent_fd, self._name)
         return None
 
-    def has(self, fd: Fd) -> bool:
+    def refers_to(self, fd: Fd) -> bool:
         """Whether the name refers to the inode that an fd has open."""
         return self._kernel.is_named(fd, self._parent_fd, self._name)
 
@@ -328,30 +339,34 @@ class DirectRename:
     def refresh_in(self, folder: UserFolder, state: State, container: bytes) -> None:
         """`refresh` for a container that is not locked."""
         if folder.store.base.mounted is not None and self._mounted is not None:
-            refresh(self._kernel, self._mounted, self._name)
-            refresh(self._kernel, folder.store.base.mounted, join(folder.way_to(state, container), TREE))
+            refresh_in_mount(self._kernel, self._mounted, self._name)
+            refresh_in_mount(
+                self._kernel, folder.store.base.mounted, join_path(folder.relative_path_to(state, container), TREE)
+            )
 
 
 def _stale(container: bytes) -> OSError:
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE), container)
 
 
-_LOAN = 0o700
+_TEMPORARY_MODE = 0o700
 
 
-def loan(st: os.stat_result) -> int | None:
+def mode_to_restore(st: os.stat_result) -> int | None:
     """The mode to restore later, if we own a directory whose mode forbids its move to another parent; else None.
 
     The move changes the directory's `..`, so the kernel requires write permission on the directory itself. Reading its
     metadata requires read and search permission. Its owner may set these for that moment.
     """
     uid = os.geteuid()
-    if uid == 0 or st.st_uid != uid or not stat.S_ISDIR(st.st_mode) or st.st_mode & _LOAN == _LOAN:
+    if uid == 0 or st.st_uid != uid or not stat.S_ISDIR(st.st_mode) or st.st_mode & _TEMPORARY_MODE == _TEMPORARY_MODE:
         return None
     return stat.S_IMODE(st.st_mode)
 
 
-def lend(held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename | None = None) -> None:
+def grant_temporary_permission(
+    held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename | None = None
+) -> None:
     """Add the permissions that the move needs. The record has the old mode already, so that recovery can restore it.
 
     visible  the directory's name that others see; a mount would use the mode that it has cached
@@ -364,12 +379,14 @@ def lend(held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename |
         raise NotPermitted(
             "the directory has the set-group-ID bit for a group that you are not in, and is not writable"
         )
-    kernel.chmod(fd, mode | _LOAN)
+    kernel.chmod(fd, mode | _TEMPORARY_MODE)
     if visible is not None:
         visible.refresh(held)
 
 
-def take_back(held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename | None = None) -> None:
+def end_temporary_permission(
+    held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename | None = None
+) -> None:
     """Restore the mode from before the temporary permission; nothing is touched if it is the same already.
 
     Setting even the same mode clears the set-group-id bit if the owner is not in the directory's group.

@@ -24,25 +24,25 @@ from contextlib import AbstractContextManager, suppress
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from fusefs.core.errors import AcrossUsers
-from fusefs.core.identity import Identity, Likelihood, compare
-from fusefs.core.names import Name, RelPath, join, split
+from fusefs.core.identity import Identity, IdentityMatch, compare
+from fusefs.core.names import Name, RelPath, join_path, split_path
 from fusefs.core.printable_names import printable
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
-from fusefs.linux.runtime_directories import lasting_dir, make_dir, read_file, replace_file
+from fusefs.linux.runtime_directories import make_dir, persistent_dir, read_file, replace_file
 from fusefs.linux.syscalls import WALK_MAX_BYTES
-from fusefs.store.backing_and_mount import DIRECTORY, READABLE, BackingAndMount, check_wholly, suppress_errno
+from fusefs.store.backing_and_mount import DIRECTORY, READABLE, BackingAndMount, require_both_sides, suppress_errno
 
 D = TypeVar("D", bound=AbstractContextManager[object])
 _FDS_MAX = 64
 _NEAR_BYTES = 512
-_APART = 1000
+_KEEP_OPEN_EVERY_BYTES = 1000
 """Approximate distance, in bytes of path, between directories that `DeepOpener` keeps open.
 
 A shorter path needs none.
 """
-_MOST = 32
-Make = Callable[[BackingAndMount, bytes, bytes], None]
+_MAX_OPEN = 32
+MakeDirectories = Callable[[BackingAndMount, bytes, bytes], None]
 """Makes the missing directories of a path: below the given directory, which has the given path, as far as that exists.
 """
 MakeLike = Callable[[Fd, Name, Fd], None]
@@ -129,10 +129,10 @@ class Descent(_OpenDirectories[Fd]):
 
         The walk is likely to return to directories just above.
         """
-        left = mark - here
-        if left <= _NEAR_BYTES:
+        remaining_bytes = mark - here
+        if remaining_bytes <= _NEAR_BYTES:
             return mark
-        stop = self._path.rfind(b"/", here + 1, here + 1 + min(WALK_MAX_BYTES, max(left // 2, _NEAR_BYTES)))
+        stop = self._path.rfind(b"/", here + 1, here + 1 + min(WALK_MAX_BYTES, max(remaining_bytes // 2, _NEAR_BYTES)))
         if stop < 0:  # FUSE may have longer names
             stop = self._path.find(b"/", here + 1)
         return stop if stop >= 0 else mark
@@ -147,13 +147,13 @@ class DeepOpener(_OpenDirectories[BackingAndMount]):
 
     def __init__(self, kernel: Kernel, root: BackingAndMount) -> None:
         """root: where the paths begin; stays its owner's."""
-        super().__init__(root, _MOST)
+        super().__init__(root, _MAX_OPEN)
         self._kernel = kernel
-        self._way = b""
+        self._last_path = b""
         """The path of the last open directory, with a slash at its end; anything after that is ignored."""
         self._walked = 0
 
-    def beneath(self, path: bytes, make: Make | None = None, flags: int = DIRECTORY) -> BackingAndMount:
+    def beneath(self, path: bytes, make: MakeDirectories | None = None, flags: int = DIRECTORY) -> BackingAndMount:
         """Open a directory by its path from the root, empty for the root itself; the caller closes it.
 
         See `BackingAndMount.beneath`.
@@ -163,33 +163,33 @@ class DeepOpener(_OpenDirectories[BackingAndMount]):
         at = self._reach(path, make)
         return self._step(path, at, len(path), make, flags)
 
-    def wholly(self, path: bytes, make: Make | None = None) -> BackingAndMount:
+    def open_on_both(self, path: bytes, make: MakeDirectories | None = None) -> BackingAndMount:
         """Open a directory below the root, on both sides if the root is.
 
         Raises  OSError: ESTALE as for `wholly_beneath`
         """
-        return check_wholly(self._top, self.beneath(path, make), path)
+        return require_both_sides(self._top, self.beneath(path, make), path)
 
     def remove(self, path: bytes) -> None:
         """Remove an empty directory, in the mount if there is one. Raises  OSError"""
         upper, _, name = path.rpartition(b"/")
-        with self.wholly(upper) as above:
-            self._kernel.rmdir(above.names(), name)
+        with self.open_on_both(upper) as above:
+            self._kernel.rmdir(above.names_fd(), name)
 
-    def _reach(self, path: bytes, make: Make | None) -> int:
+    def _reach(self, path: bytes, make: MakeDirectories | None) -> int:
         """Open directories on the way; return the offset in the path that the last open one has reached."""
         if self._walked > len(path):
             self._close_below(0)
             self._walked = 0
-        while (at := self.mark) and not path.startswith(self._way[:at]):
+        while (at := self.mark) and not path.startswith(self._last_path[:at]):
             self._close_below(at - 1)
-        while (end := path.find(b"/", at + _APART)) > 0:
+        while (end := path.find(b"/", at + _KEEP_OPEN_EVERY_BYTES)) > 0:
             self._keep(end + 1, self._step(path, at, end, make, DIRECTORY))
-            self._way = path[: (at := end + 1)]
+            self._last_path = path[: (at := end + 1)]
         self._walked += len(path) - at
         return at
 
-    def _step(self, path: bytes, at: int, end: int, make: Make | None, flags: int) -> BackingAndMount:
+    def _step(self, path: bytes, at: int, end: int, make: MakeDirectories | None, flags: int) -> BackingAndMount:
         above = self._last()
         try:
             return above.beneath(self._kernel, path[at:end], flags)
@@ -215,7 +215,7 @@ class DeepOpeners:
             paths.__exit__()
         self._into.clear()
 
-    def into(self, root: BackingAndMount) -> DeepOpener:
+    def opener_of(self, root: BackingAndMount) -> DeepOpener:
         """The opener of a tree; its root must stay open as long as the opener is used."""
         if root not in self._into:
             self._into[root] = DeepOpener(self._kernel, root)
@@ -240,25 +240,27 @@ def walk_inwards(start: RelPath) -> Iterator[tuple[RelPath, list[Name] | None]]:
             if not pending:
                 return
             path = RelPath(os.path.dirname(path))
-        path = join(path, pending[-1].pop())
+        path = join_path(path, pending[-1].pop())
 
 
-def make_missing(kernel: Kernel, above: Fd, way: bytes, missing: bytes, models: DeepOpener, make: MakeLike) -> None:
+def make_missing(
+    kernel: Kernel, above: Fd, base_path: bytes, missing: bytes, models: DeepOpener, make: MakeLike
+) -> None:
     """Make the missing directories of a path below a directory, like the directories of another tree.
 
     way     the path of the directory itself, the same in the other tree
     models  opens directories of the other tree
     Raises  OSError: ENOENT if the other tree lacks one of them
     """
-    names = split(missing)
-    here, n_there = _deepest(kernel, above, names)
-    with closed_on_error(here):
-        like = models.beneath(join(way, *names[:n_there])).fd
+    names = split_path(missing)
+    current_fd, n_there = _deepest(kernel, above, names)
+    with close_on_error(current_fd):
+        like = models.beneath(join_path(base_path, *names[:n_there])).fd
     for name in names[n_there:]:
-        with here, like, closed_on_error(kernel.open_beneath(like, name, DIRECTORY)) as model:
-            make(here, name, model)
-            here, like = kernel.open_beneath(here, name, DIRECTORY), model
-    here.close()
+        with current_fd, like, close_on_error(kernel.open_beneath(like, name, DIRECTORY)) as model:
+            make(current_fd, name, model)
+            current_fd, like = kernel.open_beneath(current_fd, name, DIRECTORY), model
+    current_fd.close()
     like.close()
 
 
@@ -266,7 +268,7 @@ def _deepest(kernel: Kernel, above: Fd, names: list[Name]) -> tuple[Fd, int]:
     """Open the deepest existing directory of a path; return it and how many names of the path lead to it."""
     for count in range(len(names) - 1, 0, -1):
         with suppress(FileNotFoundError):
-            return kernel.open_beneath(above, join(*names[:count]), DIRECTORY), count
+            return kernel.open_beneath(above, join_path(*names[:count]), DIRECTORY), count
     return kernel.open_beneath(above, b".", DIRECTORY), 0
 
 
@@ -278,7 +280,7 @@ _SEEN_MAX, _SEEN_MAX_EACH = 65_536, 8_192
 _NOTES_MAX_BYTES = 16 << 20
 
 
-def is_bounded() -> bool:
+def must_check_owners() -> bool:
     """Whether these rules apply: we are root, whom the kernel refuses nothing."""
     return os.geteuid() == 0
 
@@ -286,7 +288,9 @@ def is_bounded() -> bool:
 # Giving: rules for putting something into a directory.
 
 
-def may_give(kernel: Kernel, there: Fd, owner: int, like: Fd | None = None, recorded: Identity | None = None) -> bool:
+def may_give(
+    kernel: Kernel, target: Fd, owner: int, source_fd: Fd | None = None, recorded: Identity | None = None
+) -> bool:
     """Whether we may put something into an existing directory.
 
     It may be root's or the owner's if no other user can write in it. The owner's may be open to others if the directory
@@ -297,26 +301,28 @@ def may_give(kernel: Kernel, there: Fd, owner: int, like: Fd | None = None, reco
     recorded  identity of the directory that the thing was taken from
     Raises    OSError
     """
-    if not is_bounded() or (recorded and compare(kernel.identify(there), recorded) is Likelihood.SAME):
+    if not must_check_owners() or (recorded and compare(kernel.identify(target), recorded) is IdentityMatch.SAME):
         return True
-    st = kernel.fstat(there)
+    st = kernel.fstat(target)
     if _is_closed(st) and st.st_uid == 0:
         return True
     if st.st_uid != owner:
         return False
-    if like is None:
+    if source_fd is None:
         return _is_closed(st)
-    source = kernel.fstat(like)
+    source = kernel.fstat(source_fd)
     if _is_closed(st) and _is_closed(source):
         return True
-    return (st.st_gid, st.st_mode) == (source.st_gid, source.st_mode) and _acls(kernel, there) == _acls(kernel, like)
+    return (st.st_gid, st.st_mode) == (source.st_gid, source.st_mode) and _acls(kernel, target) == _acls(
+        kernel, source_fd
+    )
 
 
 def check_giving(
-    kernel: Kernel, there: Fd, path: bytes, owner: int, like: Fd | None = None, recorded: Identity | None = None
+    kernel: Kernel, target: Fd, path: bytes, owner: int, source_fd: Fd | None = None, recorded: Identity | None = None
 ) -> None:
     """Raise AcrossUsers unless `may_give`. path: of the directory, for messages"""
-    if not may_give(kernel, there, owner, like, recorded):
+    if not may_give(kernel, target, owner, source_fd, recorded):
         raise AcrossUsers(f"{printable(path) or '.'} (owned or writable by another user)")
 
 
@@ -388,14 +394,14 @@ class SeenDirectories(NamedTuple):
         replace_file(path, _HEAD + b"".join(kept[:_SEEN_MAX]), 0o600)
 
 
-def load_seen() -> SeenDirectories:
+def load_seen_directories() -> SeenDirectories:
     """Load what earlier runs of root's plans have seen; the caller closes it. Raises  OSError"""
     before = frozenset(entry[:_DIGEST_BYTES] for entry in _read(_path()))
     return SeenDirectories(before, Fd(os.memfd_create("trashd-seen")))
 
 
 def _path() -> bytes:
-    return os.path.join(lasting_dir(), b"plan-directories")
+    return os.path.join(persistent_dir(), b"plan-directories")
 
 
 def _read(path: bytes) -> list[bytes]:
@@ -411,7 +417,9 @@ def _entries(text: bytes) -> list[bytes]:
     return [text[at : at + _ENTRY_BYTES] for at in range(0, len(text) - _ENTRY_BYTES + 1, _ENTRY_BYTES)]
 
 
-def whose_is(kernel: Kernel, fd: Fd, whose: int, seen: SeenDirectories | None = None) -> int | None:
+def attribute_directory(
+    kernel: Kernel, fd: Fd, whose: int, seen_directories: SeenDirectories | None = None
+) -> int | None:
     """The uid to whom root attributes the entries of a directory; None if root must not enter it.
 
     A directory of root's in a user's directory counts as that user's, who may have moved it there.
@@ -422,7 +430,7 @@ def whose_is(kernel: Kernel, fd: Fd, whose: int, seen: SeenDirectories | None = 
     uid = kernel.fstat(fd).st_uid
     if whose == 0 or uid in (0, whose):
         return uid or whose
-    return uid if seen is not None and seen.was_there(kernel, fd, whose) else None
+    return uid if seen_directories is not None and seen_directories.was_there(kernel, fd, whose) else None
 
 
 def is_parent(kernel: Kernel, inode: tuple[int, int], fd: Fd) -> bool:
@@ -436,7 +444,7 @@ def _open_parent(fd: Fd) -> Fd:
     return Fd(os.open(b"..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd))
 
 
-def may_take_whole(kernel: Kernel, top: Fd, whose: int, seen: SeenDirectories | None) -> bool:
+def may_take_whole(kernel: Kernel, top: Fd, whose: int, seen_directories: SeenDirectories | None) -> bool:
     """Whether root may take a directory with all its contents: `whose_is` permits every directory in it.
 
     An empty directory is permitted: a user who could move it there could also have removed it.
@@ -451,7 +459,7 @@ def may_take_whole(kernel: Kernel, top: Fd, whose: int, seen: SeenDirectories | 
                 within.pop()
                 continue
             with opener.beneath(path, flags=READABLE) as here:
-                inside = whose_is(kernel, here.fd, within[-1], seen)
+                inside = attribute_directory(kernel, here.fd, within[-1], seen_directories)
                 within.append(inside or 0)
                 if inside is None:
                     is_taken &= kernel.is_empty(here.fd)

@@ -19,26 +19,26 @@ from functools import partial
 from itertools import count
 
 from fusefs.core.errors import AcrossUsers, NotFound, OtherFilesystem, UsageError, errors_about
-from fusefs.core.names import Name, RelPath, join
+from fusefs.core.names import Name, RelPath, join_path
 from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.record import TreeSize
-from fusefs.core.results import MATCHES_MAX, Match, SweepSums, Swept
+from fusefs.core.results import SHOWN_MATCHES_MAX, Match, SweepSums, Swept
 from fusefs.core.selection import Field, Selection, format_options
-from fusefs.linux.batched_calls import StatxResult, look_at_all, remove_all, rename_all_free
-from fusefs.linux.directory_metadata import inherited_project, make_like, project_of, read_likeness
+from fusefs.linux.batched_calls import StatxResult, lstat_all, rename_all_free, unlink_all
+from fusefs.linux.directory_metadata import inherited_project, make_directory_like, project_of, read_metadata
 from fusefs.linux.disk_usage import never_shares
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel, RefusedNames
-from fusefs.linux.mountinfo import below, is_inside
+from fusefs.linux.mountinfo import is_inside, relative_to
 from fusefs.linux.runtime_directories import PrivateDirectory
-from fusefs.store.backing_and_mount import FULL, BackingAndMount, Scope, between, is_same
+from fusefs.store.backing_and_mount import NO_SPACE_ERRNOS, BackingAndMount, Scope, choose_rename_fds, is_same_directory
 from fusefs.store.layout import COPY_PREFIX, NEW_PREFIX
-from fusefs.store.reserve import FOR_USER, with_room
+from fusefs.store.reserve import SPARE_FOR_USER, call_with_room
 from fusefs.store.stage import SwapOptions
-from fusefs.store.sweep_container import SweepContainer, open_basket
-from fusefs.store.victim import find_scope, held_store, stores_below
-from fusefs.store.walk import DeepOpener, DeepOpeners, check_giving, is_bounded, make_missing
-from fusefs.sweep.open_directories import found_directory
+from fusefs.store.sweep_container import SweepContainer, open_sweep_container
+from fusefs.store.victim import find_held_store, find_scope, stores_below
+from fusefs.store.walk import DeepOpener, DeepOpeners, check_giving, make_missing, must_check_owners
+from fusefs.sweep.open_directories import open_directory
 from fusefs.sweep.request import (
     Action,
     ActionPlace,
@@ -65,12 +65,12 @@ class MoveDestination:
     def __init__(self, kernel: Kernel, top: SweepRoot, scope: Scope) -> None:
         self._kernel = kernel
         self._top = top
-        self._root = BackingAndMount(scope.sides.names())
+        self._root = BackingAndMount(scope.sides.names_fd())
         self.path = scope.path()
         self.identified = identify(kernel, scope.sides.fd)
         self._checked = b""
         # If the destination contains the swept directory, a path in the moved tree could lead back into it.
-        self._way_back = below(top.path, self.path) if is_inside(top.path, self.path) else b""
+        self._inner_path = relative_to(top.path, self.path) if is_inside(top.path, self.path) else b""
 
     def open(self, upper: bytes, ways: DeepOpeners, source: Fd) -> Fd:
         """Open the directory for names of a swept directory; creates it with the same attributes if it is missing.
@@ -80,18 +80,18 @@ class MoveDestination:
         Raises  OSError: ENOTDIR or ELOOP if the path has a link, EINVAL if it is in the swept directory itself;
                 AcrossUsers
         """
-        if self._way_back and (upper == self._way_back or upper.startswith(self._way_back + b"/")):
+        if self._inner_path and (upper == self._inner_path or upper.startswith(self._inner_path + b"/")):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        models, targets = ways.into(BackingAndMount(self._top.sides.fd)), ways.into(self._root)
-        if is_bounded():
-            self._check_way(os.path.dirname(upper), models, targets)
-        target = targets.beneath(upper, partial(self._make_way, models)).fd
-        if is_bounded() and upper:
-            with closed_on_error(target):
+        models, targets = ways.opener_of(BackingAndMount(self._top.sides.fd)), ways.opener_of(self._root)
+        if must_check_owners():
+            self._check_parents(os.path.dirname(upper), models, targets)
+        target = targets.beneath(upper, partial(self._make_parents, models)).fd
+        if must_check_owners() and upper:
+            with close_on_error(target):
                 self._check(upper, source, target)
         return target
 
-    def _check_way(self, above: bytes, models: DeepOpener, targets: DeepOpener) -> None:
+    def _check_parents(self, above: bytes, models: DeepOpener, targets: DeepOpener) -> None:
         """Check the existing directories above a destination, each once. Raises  AcrossUsers, OSError"""
         unchecked = []
         path = above
@@ -109,20 +109,20 @@ class MoveDestination:
     def _check(self, path: bytes, source: Fd, target: Fd) -> None:
         check_giving(self._kernel, target, path, self._kernel.fstat(source).st_uid, source)
 
-    def _make_way(self, models: DeepOpener, above: BackingAndMount, way: bytes, missing: bytes) -> None:
+    def _make_parents(self, models: DeepOpener, above: BackingAndMount, way: bytes, missing: bytes) -> None:
         make_missing(self._kernel, above.fd, way, missing, models, partial(_make_like, self._kernel))
 
 
 def _make_like(kernel: Kernel, above: Fd, name: Name, model: Fd) -> None:
     """Create a directory with the attributes of another, unless the name exists already."""
     with kernel.open_dir(model) as readable:
-        wanted = read_likeness(kernel, readable)._replace(extended=None)  # the new place determines the project
+        likeness = read_metadata(kernel, readable)._replace(extended=None)  # the new place determines the project
     with PrivateDirectory(kernel, above, COPY_PREFIX) as private:
         place = private.open()
-        make_like(kernel, place, name, wanted, partial(kernel.rename_free, place, name, above, name))
+        make_directory_like(kernel, place, name, likeness, partial(kernel.rename_free, place, name, above, name))
 
 
-def rsync_line(
+def format_rsync_command(
     directory: bytes, selection: Selection, target: bytes, if_exists: IfExists, more: Sequence[bytes] = ()
 ) -> str:
     """Format the command that moves the same matches to another filesystem, which renames can't reach.
@@ -155,7 +155,7 @@ def open_destination(kernel: Kernel, top: SweepRoot, path: bytes) -> Iterator[Mo
     except NotFound as error:
         raise NotFound(path, f"create the destination first: mkdir {shell_word(path)}") from error
     with scope:
-        _refuse_others_way(kernel, scope, path)
+        _refuse_others_links(kernel, scope, path)
         if os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
             raise UsageError("--move-to names the swept directory itself")
         with errors_about(path):
@@ -167,13 +167,13 @@ def open_destination(kernel: Kernel, top: SweepRoot, path: bytes) -> Iterator[Mo
         yield destination
 
 
-def _refuse_others_way(kernel: Kernel, scope: Scope, path: bytes) -> None:
+def _refuse_others_links(kernel: Kernel, scope: Scope, path: bytes) -> None:
     """Refuse a path on which another user can place a link and so choose the destination. Raises  Refused, NotFound"""
-    with found_directory(kernel, path, scope.mounts) as found:
-        seen = kernel.fstat(found.fd)
-        if is_bounded() and found.whose is None:
+    with open_directory(kernel, path, scope.mounts) as opened:
+        st = kernel.fstat(opened.fd)
+        if must_check_owners() and opened.whose is None:
             raise AcrossUsers(f"{printable(path)} (the path leads from one user's directory into another's)", _CLOSE)
-        if not any(one is not None and os.path.samestat(seen, kernel.fstat(one)) for one in scope.sides):
+        if not any(one is not None and os.path.samestat(st, kernel.fstat(one)) for one in scope.sides):
             raise NotFound(path, "its directory was moved meanwhile")
 
 
@@ -184,9 +184,9 @@ def _is_distant(kernel: Kernel, here: BackingAndMount, there: BackingAndMount) -
     Filesystems compare subvolumes and projects only for existing names.
     Source  fs/namei.c, do_renameat2
     """
-    nobody = NEW_PREFIX + os.urandom(8).hex().encode()
+    missing_name = NEW_PREFIX + os.urandom(8).hex().encode()
     try:
-        kernel.rename_free(here.names(), nobody, there.names(), nobody)
+        kernel.rename_free(here.names_fd(), missing_name, there.names_fd(), missing_name)
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -197,8 +197,8 @@ def _is_distant(kernel: Kernel, here: BackingAndMount, there: BackingAndMount) -
         return True
     try:
         with kernel.open_dir(there.fd) as target, kernel.open_dir(here.fd) as source:
-            wanted = inherited_project(kernel, target)
-            return wanted is not None and wanted != project_of(kernel, source)
+            project = inherited_project(kernel, target)
+            return project is not None and project != project_of(kernel, source)
     except PermissionError:
         return False  # each rename will report it
 
@@ -208,11 +208,11 @@ class DeleteMatches(Action):
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action."""
-        refused = remove_all(here.kernel, here.sides.names(), names, are_dirs=here.are_dirs)
+        refused = unlink_all(here.kernel, here.sides.names_fd(), names, are_dirs=here.are_dirs)
         return ActionResult(refused, "rmdir" if here.are_dirs else "unlink")
 
 
-class Untellable(Exception):
+class OutputError(Exception):
     """Output could not be written."""
 
     def __init__(self, error: OSError) -> None:
@@ -232,9 +232,9 @@ class PrintMatches(Action):
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action. Raises  Untellable"""
         try:
-            return ActionResult(self._to.tell(here, names), "stat")
+            return ActionResult(self._to.print_names(here, names), "stat")
         except OSError as error:
-            raise Untellable(error) from error
+            raise OutputError(error) from error
 
 
 class CountMatches(Action):
@@ -252,8 +252,8 @@ class CountMatches(Action):
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action."""
-        looked, refused = look_at_all(here.kernel, here.sides.fd, names, asks_birth=self._field == "btime")
-        for one in looked:
+        stats, refused = lstat_all(here.kernel, here.sides.fd, names, needs_birth=self._field == "btime")
+        for one in stats:
             self._count(here.upper, one)
         return ActionResult(refused, "stat")
 
@@ -261,8 +261,8 @@ class CountMatches(Action):
         n_bytes = one.st_size
         time_ns: int = one.btime_ns if self._field == "btime" else getattr(one, f"st_{self._field}_ns")
         self.n_bytes += n_bytes
-        if len(self._largest) < MATCHES_MAX or n_bytes > self._largest[0][0] or -time_ns > self._oldest[0][0]:
-            path = join(upper, os.fsencode(one.name))
+        if len(self._largest) < SHOWN_MATCHES_MAX or n_bytes > self._largest[0][0] or -time_ns > self._oldest[0][0]:
+            path = join_path(upper, os.fsencode(one.name))
             _keep(self._largest, (n_bytes, path, time_ns))
             _keep(self._oldest, (-time_ns, path, n_bytes))
 
@@ -277,7 +277,7 @@ class CountMatches(Action):
 def _keep(heap: list[tuple[int, bytes, int]], one: tuple[int, bytes, int]) -> None:
     import heapq  # only counting needs it
 
-    if len(heap) < MATCHES_MAX:
+    if len(heap) < SHOWN_MATCHES_MAX:
         heapq.heappush(heap, one)
     else:
         heapq.heappushpop(heap, one)
@@ -308,8 +308,8 @@ def without_stores(
     spared: list[tuple[str, str]] = []
     for name in names:
         raw = os.fsencode(name)
-        path = join(here.upper, raw) + b"/"
-        if held_store(here.kernel, here.sides.fd, raw) or any(one.startswith(path) for one in noted):
+        path = join_path(here.upper, raw) + b"/"
+        if find_held_store(here.kernel, here.sides.fd, raw) or any(one.startswith(path) for one in noted):
             spared.append((name, "contains a trash store"))
         else:
             free.append(name)
@@ -326,8 +326,8 @@ def open_trash(kernel: Kernel, top: SweepRoot, to: ToTrash) -> Iterator[Action]:
     with find_scope(kernel, top.path) as scope:
         if not os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
             raise NotFound(top.path, "it was moved meanwhile")
-        with open_basket(kernel, scope, to.options or SwapOptions()) as basket:
-            yield _TrashAction(basket, noted_stores(kernel, top.path), to.see)
+        with open_sweep_container(kernel, scope, to.options or SwapOptions()) as basket:
+            yield _TrashAction(basket, noted_stores(kernel, top.path), to.on_end)
 
 
 class _TrashAction(Action):
@@ -336,49 +336,51 @@ class _TrashAction(Action):
     takes_dirs = True
 
     def __init__(
-        self, basket: SweepContainer, noted: frozenset[RelPath], see: Callable[[Fd, SweepSums], None] | None
+        self, basket: SweepContainer, noted: frozenset[RelPath], on_end: Callable[[Fd, SweepSums], None] | None
     ) -> None:
         self._basket = basket
         self._noted = noted
-        self._see = see
+        self._on_end = on_end
         self._has_joined = mmap.mmap(-1, 1)
         """Whether a directory may have been merged in part, which counts as not done unless it is complete."""
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         """See Action. One rename for each name."""
-        names, told = without_stores(here, names, self._noted)
+        names, spared = without_stores(here, names, self._noted)
         try:
-            into = self._basket.into(here.upper, here.ways)
+            into = self._basket.open_target(here.upper, here.ways)
         except FileNotFoundError:
             # The directory has another path by now: its entries are no longer where the sweep was to look.
-            return ActionResult([(name, errno.ENOENT) for name in names], "openat2", told)
+            return ActionResult([(name, errno.ENOENT) for name in names], "openat2", spared)
         with into:
             owner = here.kernel.fstat(here.sides.fd).st_uid
             check_giving(here.kernel, into.fd, here.upper, owner, here.sides.fd)  # it may exist already
-            if is_same(here.kernel, here.sides.fd, into.fd):
-                return ActionResult([(name, errno.ENOENT) for name in names], "openat2", told)
-            source, target = between(here.sides, into)
+            if is_same_directory(here.kernel, here.sides.fd, into.fd):
+                return ActionResult([(name, errno.ENOENT) for name in names], "openat2", spared)
+            source, target = choose_rename_fds(here.sides, into)
             refused = [
-                (name, left)
+                (name, final_errno)
                 for name, number in rename_all_free(here.kernel, source, target, names)
-                if (left := self._once_more(here, into, Name(os.fsencode(name)), number))
+                if (final_errno := self._retry(here, into, Name(os.fsencode(name)), number))
             ]
-            return ActionResult(refused, "renameat2", told)
+            return ActionResult(refused, "renameat2", spared)
 
-    def _once_more(self, here: ActionPlace, into: BackingAndMount, name: Name, number: int) -> int:
+    def _retry(self, here: ActionPlace, into: BackingAndMount, name: Name, number: int) -> int:
         """Retry a name after an error; returns 0, or the remaining error."""
         if number == errno.EEXIST and here.are_dirs:
             # Parts of the directory were moved earlier, so that its name exists: merge the rest.
-            from fusefs.store.restore import bring  # imported late: it loads the whole code of restore
+            from fusefs.store.restore import merge_entry  # imported late: it loads the whole code of restore
 
             self._has_joined[0] = 1
-            left = bring(here.kernel, here.sides, into, name, RelPath(b""))
-            return left.failures[0].errno if left.n else 0
-        if number not in FULL:
+            leftovers = merge_entry(here.kernel, here.sides, into, name, RelPath(b""))
+            return leftovers.failures[0].errno if leftovers.n else 0
+        if number not in NO_SPACE_ERRNOS:
             return number
-        source, target = between(here.sides, into)
+        source, target = choose_rename_fds(here.sides, into)
         try:
-            with_room(self._basket.held.folder, FOR_USER, partial(here.kernel.rename_free, source, name, target, name))
+            call_with_room(
+                self._basket.held.folder, SPARE_FOR_USER, partial(here.kernel.rename_free, source, name, target, name)
+            )
         except OSError as error:
             return error.errno or errno.EIO
         return 0
@@ -394,8 +396,8 @@ class _TrashAction(Action):
 
     def end(self, swept: Swept) -> Swept:
         """See Action."""
-        if self._see is not None:
-            self._see(self._basket.tree.fd, swept.sums)
+        if self._on_end is not None:
+            self._on_end(self._basket.tree.fd, swept.sums)
         is_empty = not (swept.sums.n_done or self._has_joined[0])
         orphan, warnings = self._basket.finish(is_empty=is_empty, size=self._size(swept.sums))
         store = None if orphan is None else self._basket.held.folder.path()
@@ -433,16 +435,16 @@ class _MoveAction(Action):
         """Move some names. Raises  OSError if their destination directory is unavailable"""
         names, spared = without_stores(here, names, self._noted)
         with self._destination.open(here.upper, here.ways, here.sides.fd) as target:
-            if is_same(here.kernel, here.sides.names(), target):
+            if is_same_directory(here.kernel, here.sides.names_fd(), target):
                 return ActionResult([(name, errno.ENOENT) for name in names], "openat2", spared)
-            refused = rename_all_free(here.kernel, here.sides.names(), target, names)
-            return ActionResult(self._settled(here, target, refused), "renameat2", spared)
+            refused = rename_all_free(here.kernel, here.sides.names_fd(), target, names)
+            return ActionResult(self._settle_existing(here, target, refused), "renameat2", spared)
 
     def end(self, swept: Swept) -> Swept:
         """Add the path of the destination."""
         return swept._replace(where=self._destination.path) if swept.sums.n_done else swept
 
-    def _settled(self, here: ActionPlace, target: Fd, refused: RefusedNames) -> RefusedNames:
+    def _settle_existing(self, here: ActionPlace, target: Fd, refused: RefusedNames) -> RefusedNames:
         """Number or replace names that exist at the destination; returns the remaining errors."""
         final = []
         for name, number in refused:
@@ -461,17 +463,17 @@ class _MoveAction(Action):
         old = os.fsencode(name)
         for number in count(1):
             with suppress(FileExistsError):
-                here.kernel.rename_free(here.sides.names(), old, target, b"%s.%d" % (old, number))
+                here.kernel.rename_free(here.sides.names_fd(), old, target, b"%s.%d" % (old, number))
                 return
 
     def _replace(self, here: ActionPlace, target: Fd, name: bytes) -> None:
-        kernel, names = here.kernel, here.sides.names()
-        there, source = kernel.stat(target, name), kernel.stat(names, name)
-        if is_bounded() and there.st_uid != source.st_uid:
+        kernel, names = here.kernel, here.sides.names_fd()
+        target_stat, source = kernel.stat(target, name), kernel.stat(names, name)
+        if must_check_owners() and target_stat.st_uid != source.st_uid:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name)
-        if there.st_ctime_ns >= self._began_ns:  # newer than the sweep's start: it may be another match
+        if target_stat.st_ctime_ns >= self._began_ns:  # newer than the sweep's start: it may be another match
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
-        if os.path.samestat(there, source) and not stat.S_ISDIR(there.st_mode):
+        if os.path.samestat(target_stat, source) and not stat.S_ISDIR(target_stat.st_mode):
             kernel.unlink(names, name)  # rename does nothing for two links to one file
         else:
             kernel.rename(names, name, target, name)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from fusefs.core.names import join
+from fusefs.core.names import join_path
 from fusefs.core.record import MAX_FAILURES, Failure
 from fusefs.core.results import Spared, SweepSums
 from fusefs.sweep.request import ActionResult, Identified
@@ -36,7 +36,7 @@ class JobKind(Enum):
     LIST = "go on with a listing"
     TAKE = "act on names that were chosen, as far as names tell"
     AFTER = "act on directories when all that was found in them is done"
-    LOOK = "choose among names that somebody listed, and act on them"
+    CHECK = "choose among names that somebody listed, and act on them"
 
 
 class Job(NamedTuple):
@@ -113,7 +113,7 @@ class SweepSliceResult(NamedTuple):
     spared: tuple[Spared, ...]
     rest: tuple[Job, ...]
     why: str = ""
-    left: int | None = None
+    remaining: int | None = None
     is_limited: bool = False
     busy_s: float = 0.0
 
@@ -152,7 +152,7 @@ class Agenda:
         *,
         splits: bool,
         lists_whole: bool,
-        asks_late: bool = False,
+        reads_late: bool = False,
     ) -> None:
         """Start with no jobs.
 
@@ -166,10 +166,10 @@ class Agenda:
         self._n_workers = n_workers
         self._splits = splits
         self._lists_whole = lists_whole
-        self._may_be_more = self._asks_late = asks_late
+        self._may_be_more = self._reads_late = reads_late
         self._jobs: list[Job] = []
         self._running: dict[int, Job] = {}  # by their identity
-        self._left = most
+        self._remaining = most
 
     def is_dry(self) -> bool:
         """Whether there is no work for `next` to return."""
@@ -187,22 +187,22 @@ class Agenda:
         while jobs[0].kind is JobKind.AFTER and len(jobs) < _MOST_DIRS and self._may_follow(at - 1):
             at -= 1
             jobs.insert(0, self._jobs.pop(at))
-        if jobs[0].kind is JobKind.LOOK and not self._asks_late:
+        if jobs[0].kind is JobKind.CHECK and not self._reads_late:
             jobs = [*self._listed_too(jobs[0])][::-1] + jobs
         self._running |= {id(one): one for one in jobs}
         is_crowded = sum(one.fd >= 0 for one in self._jobs) > _MOST_LISTINGS
-        return SweepSlice(tuple(jobs), self._lists_whole or is_crowded, self._left)
+        return SweepSlice(tuple(jobs), self._lists_whole or is_crowded, self._remaining)
 
     def _directories(self, at: int) -> Iterator[Job]:
         """A worker's share of the directories to enter: consecutive jobs downwards from an index."""
         n_dirs = sum(len(job.names) for job in self._jobs if job.kind is JobKind.ENTER)
-        n_left = min(-(-n_dirs // self._n_workers), _MOST_DIRS)
-        while n_left and at >= 0 and self._jobs[at].kind is JobKind.ENTER:
+        n_remaining = min(-(-n_dirs // self._n_workers), _MOST_DIRS)
+        while n_remaining and at >= 0 and self._jobs[at].kind is JobKind.ENTER:
             job = self._jobs.pop(at)
-            if len(job.names) > n_left:
-                self._jobs.insert(at, job._replace(names=job.names[:-n_left]))
-                job = job._replace(names=job.names[-n_left:])
-            n_left, at = n_left - len(job.names), at - 1
+            if len(job.names) > n_remaining:
+                self._jobs.insert(at, job._replace(names=job.names[:-n_remaining]))
+                job = job._replace(names=job.names[-n_remaining:])
+            n_remaining, at = n_remaining - len(job.names), at - 1
             yield job
 
     def _listed_too(self, first: Job) -> Iterator[Job]:
@@ -210,10 +210,10 @@ class Agenda:
         busy = {one.upper for one in (first, *self._running.values()) if one.kind is not JobKind.ENTER}
         n_jobs, n_names = 1, len(first.names)
         while n_jobs < _MOST_PLACES and n_names < _MOST_LISTED:
-            if not self._jobs and not self._take_in():
+            if not self._jobs and not self._read_next():
                 return
             job = self._jobs[-1]
-            if job.kind is not JobKind.LOOK or (not self._splits and job.upper in busy):
+            if job.kind is not JobKind.CHECK or (not self._splits and job.upper in busy):
                 return
             n_jobs, n_names = n_jobs + 1, n_names + len(job.names)
             busy.add(job.upper)
@@ -231,9 +231,9 @@ class Agenda:
             if self._may_run(job, passed):
                 return at
             passed.append(job)
-        return len(self._jobs) - 1 if self._take_in() else None
+        return len(self._jobs) - 1 if self._read_next() else None
 
-    def _take_in(self) -> bool:
+    def _read_next(self) -> bool:
         """Take one more job from `first`; False if there is none."""
         job = next(self._first, None)
         if job is None:
@@ -250,11 +250,11 @@ class Agenda:
             return True
         return not any(one.upper == job.upper and one.kind is not JobKind.ENTER for one in passed)
 
-    def done(self, share: SweepSlice, outcome: SweepSliceResult) -> list[int]:
+    def finish_slice(self, share: SweepSlice, outcome: SweepSliceResult) -> list[int]:
         """Account for the result of a slice; returns the fds that may be closed now."""
         self._ended(share)
         self._jobs += outcome.rest
-        self._left = outcome.left
+        self._remaining = outcome.remaining
         return [fd for fd in share.fds() if fd not in outcome.fds()]
 
     def lost(self, lost: SweepSlice) -> None:
@@ -280,9 +280,9 @@ def _is_inside(upper: bytes, directory: bytes) -> bool:
 class SliceCounts:
     """Counts of a slice or sweep, and the first failures and spared entries by name."""
 
-    def __init__(self, left: int | None) -> None:
+    def __init__(self, remaining: int | None) -> None:
         """left: matches on which the sweep may still act; None: no limit."""
-        self.left = left
+        self.remaining = remaining
         self.is_limited = False
         self.sums = SweepSums()
         self.failures: list[Failure] = []
@@ -310,7 +310,9 @@ class SliceCounts:
         if len(self.spared) < MAX_FAILURES:
             self.spared.append(Spared(name, why))
 
-    def take(self, upper: bytes, n_names: int, taken: ActionResult, *, are_matches: bool, has_left: bool) -> None:
+    def count_result(
+        self, upper: bytes, n_names: int, taken: ActionResult, *, are_matches: bool, counts_to_limit: bool
+    ) -> None:
         """Account for the result of an action on names of a directory.
 
         has_left  subtract them from the remaining number
@@ -319,14 +321,14 @@ class SliceCounts:
         n_done = n_names - len(taken.refused) - len(taken.spared)
         if are_matches:
             self.count(SweepSums(n_matched=n_names, n_done=n_done, n_vanished=vanished))
-            if self.left is not None and has_left:
-                self.left -= n_done
+            if self.remaining is not None and counts_to_limit:
+                self.remaining -= n_done
         else:
             self.count(SweepSums(n_inside=n_done))
         for name, number in failed:
-            self.fail(join(upper, os.fsencode(name)), number, taken.call)
+            self.fail(join_path(upper, os.fsencode(name)), number, taken.call)
         for name, why in taken.spared:
-            self.spare(join(upper, os.fsencode(name)), why)
+            self.spare(join_path(upper, os.fsencode(name)), why)
         if n_done:
             self._useless.clear()
         self._useless += [number for _name, number in failed if number in _USELESS]

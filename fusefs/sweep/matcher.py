@@ -11,26 +11,26 @@ from enum import Enum
 from itertools import compress
 from typing import NamedTuple
 
-from fusefs.core.glob import ANY_ENDS, Matches, NameEnds
-from fusefs.core.names import STORE, join
+from fusefs.core.glob import ANY_ENDS, NameEnds, NameTest
+from fusefs.core.names import STORE, join_path
 from fusefs.core.orphan_sums import STAT_BLOCK_BYTES
-from fusefs.core.results import ANOTHER, SweepSums
+from fusefs.core.results import OTHER_INODE, SweepSums
 from fusefs.core.selection import FORMATS, Matcher, StatBounds
 from fusefs.engine.strategy import in_order
 from fusefs.linux.batched_calls import (
     FileSizes,
     StatxResult,
-    UnlinkedByStat,
-    choose_all,
-    look_at_all,
-    read_on,
-    unlink_chosen,
+    UnlinkedMatches,
+    lstat_all,
+    match_by_stat,
+    read_more,
+    unlink_matching,
 )
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import DirentBlock
 from fusefs.linux.kernel import Kernel, RefusedNames
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.layout import is_stores_own
+from fusefs.store.layout import is_store_name
 from fusefs.sweep.agenda import SliceCounts
 from fusefs.sweep.request import Action, Identified, identify
 
@@ -55,10 +55,10 @@ ALL_KINDS = frozenset(map(kind_of, FORMATS.values()))
 
 def is_own(name: str) -> bool:
     """Whether a name belongs to a store; fast for other names."""
-    return _OWN in name and is_stores_own(os.fsencode(name))
+    return _OWN in name and is_store_name(os.fsencode(name))
 
 
-class WantedEntries(NamedTuple):
+class EntryFilter(NamedTuple):
     """The entries to find in a directory.
 
     is_chosen  by name; None: all are
@@ -68,8 +68,8 @@ class WantedEntries(NamedTuple):
     ends       possible ends of the names that is_chosen accepts
     """
 
-    is_chosen: Matches | None
-    is_pruned: Matches | None
+    is_chosen: NameTest | None
+    is_pruned: NameTest | None
     kinds: frozenset[int]
     enters: bool
     ends: NameEnds = ANY_ENDS
@@ -88,9 +88,9 @@ class MatchedEntries(NamedTuple):
     names: list[str]
     dirs: list[str]
     chosen: list[str]
-    n_seen: int
+    n_entries: int
     is_all: bool
-    untold: RefusedNames
+    untyped: RefusedNames
 
 
 def depth_in(upper: bytes) -> int:
@@ -98,23 +98,23 @@ def depth_in(upper: bytes) -> int:
     return upper.count(b"/") + 2 if upper else 1
 
 
-def wanted_in(matcher: Matcher, upper: bytes) -> WantedEntries:
+def filter_in(matcher: Matcher, upper: bytes) -> EntryFilter:
     """The entries that a selection finds in a directory."""
     depth = depth_in(upper)
     path = os.fsdecode(upper)
-    kinds = kinds_of(matcher) if matcher.has_depth(depth) else frozenset()
-    return WantedEntries(
-        matcher.names_in(path), matcher.pruned_in(path), kinds, matcher.goes_below(depth), matcher.ends
+    kinds = kinds_of(matcher) if matcher.selects_depth(depth) else frozenset()
+    return EntryFilter(
+        matcher.names_in(path), matcher.pruned_in(path), kinds, matcher.selects_below(depth), matcher.ends
     )
 
 
-def stripped_in(matcher: Matcher, upper: bytes) -> WantedEntries:
+def strip_filter_in(matcher: Matcher, upper: bytes) -> EntryFilter:
     """The entries to delete in a directory that was chosen: all that are not excluded."""
-    return WantedEntries(None, matcher.pruned_in(os.fsdecode(upper)), ALL_KINDS, enters=True)
+    return EntryFilter(None, matcher.pruned_in(os.fsdecode(upper)), ALL_KINDS, enters=True)
 
 
 def read_window(
-    kernel: Kernel, fd: Fd, wanted: WantedEntries, window: int | None, ends_at: float, *, by_inode: bool
+    kernel: Kernel, fd: Fd, entry_filter: EntryFilter, window: int | None, ends_at: float, *, by_inode: bool
 ) -> MatchedEntries:
     """Read the next entries of a directory.
 
@@ -126,48 +126,48 @@ def read_window(
     inos: list[int] = []
     dirs: list[str] = []
     chosen: list[str] = []
-    untold: RefusedNames = []
-    is_chosen = wanted.is_chosen
-    n_seen = 0
-    while (block := read_on(kernel, fd, *wanted.ends)) is not None:
-        n_seen += block.n_seen
-        if _OWN in block.text or wanted.is_pruned is not None:
-            block = _without(block, wanted)
+    untyped: RefusedNames = []
+    is_chosen = entry_filter.is_chosen
+    n_entries = 0
+    while (block := read_more(kernel, fd, *entry_filter.ends)) is not None:
+        n_entries += block.n_seen
+        if _OWN in block.text or entry_filter.is_pruned is not None:
+            block = _without(block, entry_filter)
         if 0 in block.kinds:
-            block, refused = _told(kernel, fd, block)
-            untold += (one for one in refused if wanted.enters or is_chosen is None or is_chosen(one[0]))
-        files = _of_kinds(block, wanted.kinds)
+            block, refused = _add_types(kernel, fd, block)
+            untyped += (one for one in refused if entry_filter.enters or is_chosen is None or is_chosen(one[0]))
+        files = _of_kinds(block, entry_filter.kinds)
         if is_chosen is not None:
             files = _filtered(files, [*map(is_chosen, files.names)])
         names += files.names
         if by_inode:
             inos += files.inos
         if DIRECTORY_KIND in block.kinds:
-            found = [name for name, kind in zip(block.names, block.kinds, strict=True) if kind == DIRECTORY_KIND]
-            if wanted.enters:
-                dirs += found
-            if DIRECTORY_KIND in wanted.kinds:
-                chosen += found if is_chosen is None else filter(is_chosen, found)
+            dir_names = [name for name, kind in zip(block.names, block.kinds, strict=True) if kind == DIRECTORY_KIND]
+            if entry_filter.enters:
+                dirs += dir_names
+            if DIRECTORY_KIND in entry_filter.kinds:
+                chosen += dir_names if is_chosen is None else filter(is_chosen, dir_names)
         is_much = window is not None and len(names) + len(dirs) + len(chosen) >= window
-        is_late = window is not None and n_seen >= _LEAST and time.monotonic() >= ends_at
+        is_late = window is not None and n_entries >= _LEAST and time.monotonic() >= ends_at
         if is_much or is_late:
             break
-    return MatchedEntries(in_order(names, inos, by_inode=by_inode), dirs, chosen, n_seen, block is None, untold)
+    return MatchedEntries(in_order(names, inos, by_inode=by_inode), dirs, chosen, n_entries, block is None, untyped)
 
 
-def _told(kernel: Kernel, fd: Fd, block: DirentBlock) -> tuple[DirentBlock, RefusedNames]:
+def _add_types(kernel: Kernel, fd: Fd, block: DirentBlock) -> tuple[DirentBlock, RefusedNames]:
     """Add missing types to a block by stat; also returns the entries with errors other than ENOENT."""
     unknown = [name for name, kind in zip(block.names, block.kinds, strict=True) if not kind]
-    looked, refused = look_at_all(kernel, fd, unknown)
-    kinds = {one.name: kind_of(one.st_mode) for one in looked}
-    known = [kind or kinds.get(name, 0) for name, kind in zip(block.names, block.kinds, strict=True)]
-    there = [one for one in refused if one[1] != errno.ENOENT]
-    return _filtered(block._replace(kinds=known), [kind != 0 for kind in known]), there
+    stats, refused = lstat_all(kernel, fd, unknown)
+    kinds = {one.name: kind_of(one.st_mode) for one in stats}
+    filled_kinds = [kind or kinds.get(name, 0) for name, kind in zip(block.names, block.kinds, strict=True)]
+    failed = [one for one in refused if one[1] != errno.ENOENT]
+    return _filtered(block._replace(kinds=filled_kinds), [kind != 0 for kind in filled_kinds]), failed
 
 
-def _without(block: DirentBlock, wanted: WantedEntries) -> DirentBlock:
+def _without(block: DirentBlock, entry_filter: EntryFilter) -> DirentBlock:
     """Remove names of stores and pruned names from a block."""
-    is_pruned = wanted.is_pruned or (lambda _name: False)
+    is_pruned = entry_filter.is_pruned or (lambda _name: False)
     keeps = [not (is_pruned(name) or is_own(name)) for name in block.names]
     return _filtered(block, keeps)
 
@@ -192,7 +192,7 @@ GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """The listed object is no directory any more; links are not followed."""
 
 
-def missing(n: int, are_again: bool) -> SweepSums:
+def missing_counts(n: int, are_again: bool) -> SweepSums:
     """The counts for listed names that are missing. are_again: a worker had begun with them, and was lost"""
     return SweepSums(n_vanished=n) if are_again else SweepSums(n_missing=n)
 
@@ -247,7 +247,7 @@ class Chooser:
         root: BackingAndMount,
         matcher: Matcher,
         action: Action,
-        way: SweepStrategy,
+        strategy: SweepStrategy,
         tally: SliceCounts,
     ) -> None:
         self._kernel = kernel
@@ -257,7 +257,7 @@ class Chooser:
         self._kinds = kinds_of(matcher) & _FILES
         self._bounds = matcher.bounds.packed(self._kinds)
         self._every = StatBounds().packed(_FILES)
-        self._way = way
+        self._strategy = strategy
         self._tally = tally
 
     def choose_files(
@@ -271,58 +271,58 @@ class Chooser:
         names = self._without_mounts(upper, names)
         if n_bytes is None and (strips or not self._matcher.needs_stat):
             return ChosenFiles(names, FileSizes([], []), [])
-        bounds, at_once = self._every if strips else self._bounds, self._way.is_at_once
-        names, sizes, unsure = choose_all(self._kernel, sides.fd, names, bounds, at_once=at_once)
-        kinds, takes = (_FILES, lambda _st, _btime_ns: True) if strips else (self._kinds, self._matcher.takes)
-        looked = self._look(upper, sides, unsure)
-        looked = [one for one in looked if one.st_mode >> 12 in kinds and takes(one, one.btime_ns)]
-        names += _names(looked)
-        sizes.lengths.extend(one.st_size for one in looked)
-        sizes.spaces.extend(map(_taken, looked))
+        bounds, at_once = self._every if strips else self._bounds, self._strategy.is_at_once
+        names, sizes, unsure = match_by_stat(self._kernel, sides.fd, names, bounds, needs_no_server=at_once)
+        kinds, takes = (_FILES, lambda _st, _btime_ns: True) if strips else (self._kinds, self._matcher.matches_stat)
+        stats = self._stat_names(upper, sides, unsure)
+        stats = [one for one in stats if one.st_mode >> 12 in kinds and takes(one, one.btime_ns)]
+        names += _names(stats)
+        sizes.lengths.extend(one.st_size for one in stats)
+        sizes.spaces.extend(map(_freed_bytes, stats))
         n = len(names) if n_bytes is None else _fitting(sizes.lengths, n_bytes)
         return ChosenFiles(names[:n], sizes.first(n), names[n:])
 
     def chooses_at_once(self) -> bool:
         """Whether files are chosen by stat, without requests to a server and without Python code."""
-        return self._bounds is not None and self._matcher.needs_stat and self._way.is_at_once
+        return self._bounds is not None and self._matcher.needs_stat and self._strategy.is_at_once
 
-    def unlink_files(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> UnlinkedByStat:
+    def unlink_files(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> UnlinkedMatches:
         """Unlink the chosen ones of some names (chooses_at_once), if their stat decides it."""
         assert self._bounds is not None
         names = self._without_mounts(upper, names)
-        return unlink_chosen(self._kernel, sides.fd, sides.names(), names, self._bounds)
+        return unlink_matching(self._kernel, sides.fd, sides.names_fd(), names, self._bounds)
 
     def choose_dirs(
         self, upper: bytes, sides: BackingAndMount, names: list[str], *, are_listed: bool = False
     ) -> list[str]:
         """Select from directories in a directory."""
-        is_last = are_listed or not self._matcher.goes_below(depth_in(upper))
+        is_last = are_listed or not self._matcher.selects_below(depth_in(upper))
         if self._matcher.needs_stat or self._avoided:
-            found = self._look(upper, sides, names, tells_mounts=is_last)
-            looked = self._taken(one for one in found if stat.S_ISDIR(one.st_mode))
-            names = _names(one for one in looked if (one.st_dev, one.st_ino) not in self._avoided)
-        if self._way.mounts:
-            names = [name for name in names if not self._is_mounted(join(upper, os.fsencode(name)), is_last)]
+            stats = self._stat_names(upper, sides, names, counts_mounts=is_last)
+            dir_stats = self._matching(one for one in stats if stat.S_ISDIR(one.st_mode))
+            names = _names(one for one in dir_stats if (one.st_dev, one.st_ino) not in self._avoided)
+        if self._strategy.mounts:
+            names = [name for name in names if not self._is_mounted(join_path(upper, os.fsencode(name)), is_last)]
         if self._matcher.needs_emptiness:
             names = [name for name in names if self._is_empty(upper, sides, name, is_last)]
         return names
 
     def is_chosen_still(self, fd: Fd) -> bool:
         """Whether an open directory would still be chosen, by its stat."""
-        born_ns = self._kernel.statx(fd, asks=self._matcher.needs_birth).btime_ns
-        return self._matcher.takes(self._kernel.fstat(fd), born_ns)
+        born_ns = self._kernel.statx(fd, asks_server=self._matcher.needs_birth).btime_ns
+        return self._matcher.matches_stat(self._kernel.fstat(fd), born_ns)
 
     def chosen_still(self, sides: BackingAndMount, names: list[str]) -> list[str]:
         """Select again from directories that were chosen earlier; keeps those that can't be read."""
         if not self._matcher.needs_stat:
             return names
-        looked, _refused = self._look_at_all(sides, names)
-        others = {one.name for one in looked if not self._matcher.takes(one, one.btime_ns)}
+        stats, _refused = self._stat_all(sides, names)
+        others = {one.name for one in stats if not self._matcher.matches_stat(one, one.btime_ns)}
         return [name for name in names if name not in others]
 
-    def _look_at_all(self, sides: BackingAndMount, names: Iterable[str]) -> tuple[list[StatxResult], RefusedNames]:
-        asks_birth, at_once = self._matcher.needs_birth, self._way.is_at_once
-        return look_at_all(self._kernel, sides.fd, names, asks_birth=asks_birth, at_once=at_once)
+    def _stat_all(self, sides: BackingAndMount, names: Iterable[str]) -> tuple[list[StatxResult], RefusedNames]:
+        asks_birth, at_once = self._matcher.needs_birth, self._strategy.is_at_once
+        return lstat_all(self._kernel, sides.fd, names, needs_birth=asks_birth, needs_no_server=at_once)
 
     def choose(
         self,
@@ -341,110 +341,112 @@ class Chooser:
         are_again    see `missing`
         """
         before, n_listed = self._tally.sums.n_not_chosen(), len(names)
-        wanted = wanted_in(self._matcher, upper)
-        is_chosen, is_pruned = wanted.is_chosen, wanted.is_pruned
+        entry_filter = filter_in(self._matcher, upper)
+        is_chosen, is_pruned = entry_filter.is_chosen, entry_filter.is_pruned
         names = [name for name in names if not is_own(name)]
         if is_chosen is not None:
             names = [name for name in names if is_chosen(name)]
         if is_pruned is not None:
             names = [name for name in names if not is_pruned(name)]
         chosen, others = list[str](), names
-        if wanted.kinds and not inos:
-            at_once = self._way.is_at_once
-            chosen, _sizes, others = choose_all(self._kernel, sides.fd, names, self._bounds, at_once=at_once)
-            if DIRECTORY_KIND in wanted.kinds and len(chosen) + len(others) < len(names):
-                known = frozenset(chosen)
-                others = [name for name in names if name not in known]
-        looked = self._look(upper, sides, others, absent=missing(1, are_again))
-        self._tally.count(SweepSums(n_seen=len(names) - len(others) + len(looked)))
+        if entry_filter.kinds and not inos:
+            at_once = self._strategy.is_at_once
+            chosen, _sizes, others = match_by_stat(self._kernel, sides.fd, names, self._bounds, needs_no_server=at_once)
+            if DIRECTORY_KIND in entry_filter.kinds and len(chosen) + len(others) < len(names):
+                chosen_set = frozenset(chosen)
+                others = [name for name in names if name not in chosen_set]
+        stats = self._stat_names(upper, sides, others, absent=missing_counts(1, are_again))
+        self._tally.count(SweepSums(n_seen=len(names) - len(others) + len(stats)))
         if inos:
-            looked = list(self._as_listed(upper, looked, inos))
-        kinds = wanted.kinds - {DIRECTORY_KIND}
-        files = [one for one in looked if one.st_mode >> 12 in kinds]
+            stats = list(self._as_listed(upper, stats, inos))
+        kinds = entry_filter.kinds - {DIRECTORY_KIND}
+        files = [one for one in stats if one.st_mode >> 12 in kinds]
         dirs = (
-            [one.name for one in looked if one.st_mode >> 12 == DIRECTORY_KIND]
-            if DIRECTORY_KIND in wanted.kinds
+            [one.name for one in stats if one.st_mode >> 12 == DIRECTORY_KIND]
+            if DIRECTORY_KIND in entry_filter.kinds
             else []
         )
         if self._matcher.needs_stat:
-            files = self._taken(files)
+            files = self._matching(files)
         chosen += _names(files)
         for name in filter(directories.__contains__, chosen):
-            self._tally.fail(join(upper, os.fsencode(name) + b"/"), errno.ENOTDIR, "open")
+            self._tally.fail(join_path(upper, os.fsencode(name) + b"/"), errno.ENOTDIR, "open")
         chosen = [name for name in chosen if name not in directories]
         dirs = self.choose_dirs(upper, sides, dirs, are_listed=True)
         n_counted = self._tally.sums.n_not_chosen() - before
         self._tally.count(SweepSums(n_unmatched=n_listed - len(chosen) - len(dirs) - n_counted))
         return chosen, dirs
 
-    def _as_listed(self, upper: bytes, looked: Iterable[StatxResult], inos: Mapping[str, int]) -> Iterator[StatxResult]:
+    def _as_listed(self, upper: bytes, stats: Iterable[StatxResult], inos: Mapping[str, int]) -> Iterator[StatxResult]:
         """Keep entries with the listed inode number; report the others."""
-        for one in looked:
+        for one in stats:
             if inos.get(one.name, one.st_ino) == one.st_ino:
                 yield one
             else:
-                self._tally.spare(join(upper, os.fsencode(one.name)), ANOTHER)
+                self._tally.spare(join_path(upper, os.fsencode(one.name)), OTHER_INODE)
 
-    def may_look(self, upper: bytes) -> bool:
+    def may_enter_path(self, upper: bytes) -> bool:
         """Whether the selection allows a directory that was not reached by a walk. Raises  OSError"""
         parts = upper.split(b"/") if upper else []
         for at, part in enumerate(parts):
             above, path = b"/".join(parts[:at]), b"/".join(parts[: at + 1])
             is_pruned = self._matcher.pruned_in(os.fsdecode(above))
-            if is_stores_own(part) or (is_pruned is not None and is_pruned(os.fsdecode(part))):
+            if is_store_name(part) or (is_pruned is not None and is_pruned(os.fsdecode(part))):
                 return False
             if self._avoided:
                 with self._kernel.open_beneath(self._root.fd, path) as fd:
-                    found = identify(self._kernel, fd)
-                if found in self._avoided:
+                    identity = identify(self._kernel, fd)
+                if identity in self._avoided:
                     return False
         return True
 
-    def refuse(self, upper: bytes, refused: RefusedNames, *, tells_mounts: bool = True) -> None:
+    def refuse(self, upper: bytes, refused: RefusedNames, *, counts_mounts: bool = True) -> None:
         """Count and report names that can't be read. tells_mounts: count mounts here, not when the entry is entered"""
         for name, number in refused:
             if number == errno.EXDEV:
-                self._tally.count(SweepSums(n_mounts=int(tells_mounts)))
+                self._tally.count(SweepSums(n_mounts=int(counts_mounts)))
             else:
-                self._tally.fail(join(upper, os.fsencode(name)), number, "stat")
+                self._tally.fail(join_path(upper, os.fsencode(name)), number, "stat")
 
-    def _taken(self, looked: Iterable[StatxResult]) -> list[StatxResult]:
-        takes = self._matcher.takes
-        return [one for one in looked if takes(one, one.btime_ns)]
+    def _matching(self, stats: Iterable[StatxResult]) -> list[StatxResult]:
+        takes = self._matcher.matches_stat
+        return [one for one in stats if takes(one, one.btime_ns)]
 
-    def _look(
+    def _stat_names(
         self,
         upper: bytes,
         sides: BackingAndMount,
         names: Sequence[str],
         *,
         absent: SweepSums = _NONE,
-        tells_mounts: bool = True,
+        counts_mounts: bool = True,
     ) -> list[StatxResult]:
         """Stat names; returns the existing ones. absent: counts for each missing one; tells_mounts: see `refuse`"""
         if not names:
             return []
-        looked, refused = self._look_at_all(sides, names)
-        there = [one for one in refused if one[1] != errno.ENOENT]
-        for _name in range(len(refused) - len(there)):
+        stats, refused = self._stat_all(sides, names)
+        failed = [one for one in refused if one[1] != errno.ENOENT]
+        for _name in range(len(refused) - len(failed)):
             self._tally.count(absent)
-        self.refuse(upper, there, tells_mounts=tells_mounts)
-        return looked
+        self.refuse(upper, failed, counts_mounts=counts_mounts)
+        return stats
 
     def _without_mounts(self, upper: bytes, names: list[str]) -> list[str]:
         """Remove files that are mount points."""
-        if not self._way.mounts:
+        if not self._strategy.mounts:
             return names
-        free = [name for name in names if join(upper, os.fsencode(name)) not in self._way.mounts]
+        free = [name for name in names if join_path(upper, os.fsencode(name)) not in self._strategy.mounts]
         self._tally.count(SweepSums(n_mounts=len(names) - len(free)))
         return free
 
     def _is_mounted(self, path: bytes, is_last: bool) -> bool:
         """Whether a directory is a mount point, or would carry one away. is_last: it is not entered, so counted here"""
-        if path in self._way.mounts:
+        if path in self._strategy.mounts:
             self._tally.count(SweepSums(n_mounts=int(is_last)))
             return True
-        holds = self._way.dirs is Dirs.WHOLE and any(mount.startswith(path + b"/") for mount in self._way.mounts)
+        holds = self._strategy.dirs is Dirs.WHOLE and any(
+            mount.startswith(path + b"/") for mount in self._strategy.mounts
+        )
         if holds:
             self._tally.spare(path, "it contains a mount point")
         return holds
@@ -458,15 +460,15 @@ class Chooser:
             if error.errno == errno.EXDEV:
                 self._tally.count(SweepSums(n_mounts=int(is_last)))
             elif error.errno not in GONE and (is_last or error.errno != errno.EACCES):
-                self._tally.fail(join(upper, os.fsencode(name)), error.errno, "open")
+                self._tally.fail(join_path(upper, os.fsencode(name)), error.errno, "open")
             return False
 
 
-def _names(looked: Iterable[StatxResult]) -> list[str]:
-    return [one.name for one in looked]
+def _names(stats: Iterable[StatxResult]) -> list[str]:
+    return [one.name for one in stats]
 
 
-def _taken(one: StatxResult) -> int:
+def _freed_bytes(one: StatxResult) -> int:
     return one.st_blocks * STAT_BLOCK_BYTES if one.st_nlink == 1 else 0
 
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from fusefs.core.errors import UsageError
-from fusefs.core.names import ends_in_dots, join, split
+from fusefs.core.names import ends_in_dots, join_path, split_path
 from fusefs.core.results import DOTS, OUTSIDE, UNCLEAR
-from fusefs.core.selection import NO_NAMES, Listed, ListedName, ListedTogether, ListFormat
+from fusefs.core.selection import NOT_NAMES, ListedName, ListedNames, ListedPath, ListFormat
 from fusefs.sweep.agenda import Job, JobKind
 
 _TOGETHER = 1024
@@ -31,7 +31,7 @@ class BrokenList(UsageError):
 
 
 def jobs_of(
-    names: Iterable[Listed | ListedTogether],
+    names: Iterable[ListedPath | ListedNames],
     tops: Iterable[bytes],
     refuse: Callable[[bytes, str], None],
     most: int | None = None,
@@ -50,17 +50,17 @@ def jobs_of(
         """A job for the names read since the last one, if there are any."""
         nonlocal together, inos, directories
         if together:
-            yield Job(JobKind.LOOK, upper, together, inos=inos, directories=frozenset(directories))
+            yield Job(JobKind.CHECK, upper, together, inos=inos, directories=frozenset(directories))
             together, inos, directories = [], {}, set()
 
     for name in names:
-        if isinstance(name, ListedTogether):
+        if isinstance(name, ListedNames):
             yield from gathered()
             place = places.of(name.directory)
             if place is None:
                 refuse(name.directory, OUTSIDE)
             else:
-                yield Job(JobKind.LOOK, join(*place), name.names)
+                yield Job(JobKind.CHECK, join_path(*place), name.names)
             continue
         path, ino, is_understood = (name, 0, True) if isinstance(name, bytes) else name
         place = places.of(path) if is_understood else None
@@ -102,7 +102,7 @@ class _ListedPlaces:
                 self._directories.clear()
             self._directories[above] = _relative(above, self._prefixes)
         upper = self._directories[above]
-        if upper is not None and last not in NO_NAMES and b"\0" not in last:
+        if upper is not None and last not in NOT_NAMES and b"\0" not in last:
             return upper, last
         whole = _relative(path, self._prefixes)
         if whole is None:
@@ -111,7 +111,7 @@ class _ListedPlaces:
         return upper, last
 
 
-def read_list(fd: int, how: ListFormat) -> Iterator[Listed]:
+def read_list(fd: int, how: ListFormat) -> Iterator[ListedPath]:
     """Read a list lazily. Raises  as `read_names`"""
     names = read_names(fd, b"\0" if how is ListFormat.NUL else b"\n")
     return map(_read_policy_line, names) if how is ListFormat.MMAPPLYPOLICY else names
@@ -170,7 +170,7 @@ def _relative(name: bytes, prefixes: Iterable[bytes]) -> bytes | None:
     if not plain:
         return plain
     try:
-        split(plain)
+        split_path(plain)
     except ValueError:
         return None
     return plain

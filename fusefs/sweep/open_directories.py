@@ -19,14 +19,14 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.untrusted_path import is_trusted_link, link_target
-from fusefs.store.layout import is_stores_own
-from fusefs.store.walk import SeenDirectories, whose_is
+from fusefs.store.layout import is_store_name
+from fusefs.store.walk import SeenDirectories, attribute_directory
 
 _LINKS_MAX = 40
 _WILD = frozenset(b"*?[\\")
 
 
-class MeantDirectory(NamedTuple):
+class MatchedDirectory(NamedTuple):
     """A directory that matches a pattern.
 
     path   absolute, links resolved
@@ -40,14 +40,14 @@ class MeantDirectory(NamedTuple):
     whose: int | None = 0
 
 
-class PassedDirectory(NamedTuple):
+class SkippedDirectory(NamedTuple):
     """A path that matches a pattern and is not entered, and the reason."""
 
     path: bytes
     why: str
 
 
-FoundDirectory = MeantDirectory | PassedDirectory
+SearchResult = MatchedDirectory | SkippedDirectory
 """A result of a search."""
 
 
@@ -68,7 +68,7 @@ def has_wildcards(pattern: bytes) -> bool:
 
 def find_directories(
     kernel: Kernel, pattern: bytes, mounts: Sequence[Mount] | None = None, seen: SeenDirectories | None = None
-) -> Generator[FoundDirectory, None, None]:
+) -> Generator[SearchResult, None, None]:
     """The directories that match an absolute pattern, sorted; each is open until the next one is requested.
 
     mounts  if they were read just now
@@ -83,25 +83,25 @@ def find_directories(
 
 
 @contextmanager
-def found_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None = None) -> Iterator[MeantDirectory]:
+def open_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None = None) -> Iterator[MatchedDirectory]:
     """Open the directory at a path from the command line, with the same checks. mounts: as for `find_directories`
 
     Raises  Refused: the path has a link of another user or a user's mount, or leads to no directory; NotFound
     """
     absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
-    search = find_directories(kernel, _as_it_is(absolute), mounts)
+    search = find_directories(kernel, _escape_pattern(absolute), mounts)
     try:
-        found = next(search, None)
-        if found is None:
+        result = next(search, None)
+        if result is None:
             raise NotFound(path)
-        if isinstance(found, PassedDirectory):
-            raise Refused(f"{printable(found.path)}: {found.why}")
-        yield found
+        if isinstance(result, SkippedDirectory):
+            raise Refused(f"{printable(result.path)}: {result.why}")
+        yield result
     finally:
         search.close()
 
 
-def _as_it_is(path: bytes) -> bytes:
+def _escape_pattern(path: bytes) -> bytes:
     """A pattern that matches exactly one path."""
     return b"".join(b"\\" + bytes((byte,)) if byte in _WILD else bytes((byte,)) for byte in path)
 
@@ -135,16 +135,16 @@ class _PatternSearch:
 
     def below(
         self, fd: Fd, path: bytes, parts: Sequence[_Part], n_links: int, whose: int | None
-    ) -> Iterator[FoundDirectory]:
+    ) -> Iterator[SearchResult]:
         """The matches of the remaining pattern below a directory. n_links: how many links may still be followed"""
         match parts:
             case []:
-                yield MeantDirectory(path, fd, whose)
+                yield MatchedDirectory(path, fd, whose)
             case [_WildComponent() as wild, *rest]:
                 try:
                     names = self._matches(fd, wild)
                 except OSError as error:
-                    yield PassedDirectory(path, f"it can't be listed: {error.strerror}")
+                    yield SkippedDirectory(path, f"it can't be listed: {error.strerror}")
                     return
                 for name in names:
                     yield from self._enter(fd, path, name, rest, n_links, whose, is_named=False)
@@ -156,8 +156,8 @@ class _PatternSearch:
         with self._kernel.reopen(fd, os.O_RDONLY | os.O_DIRECTORY) as listed:
             names = self._kernel.list(listed)
         hidden = not wild.text.startswith(".")
-        seen = [name for name in names if not (hidden and name.startswith(b".")) and not is_stores_own(name)]
-        return [name for name in seen if wild.matches(os.fsdecode(name))]
+        visible = [name for name in names if not (hidden and name.startswith(b".")) and not is_store_name(name)]
+        return [name for name in visible if wild.matches(os.fsdecode(name))]
 
     def _enter(
         self,
@@ -169,49 +169,49 @@ class _PatternSearch:
         whose: int | None,
         *,
         is_named: bool,
-    ) -> Iterator[FoundDirectory]:
+    ) -> Iterator[SearchResult]:
         """Continue the search in an entry. is_named: named in the pattern, so that a failure is reported"""
-        there = os.path.join(path, name)
-        if is_stores_own(name):
-            yield PassedDirectory(there, "it is a trash store")
+        inner_path = os.path.join(path, name)
+        if is_store_name(name):
+            yield SkippedDirectory(inner_path, "it is a trash store")
             return
         try:
             inner = _open(fd, name)
         except OSError as error:
             if is_named:
-                yield PassedDirectory(there, error.strerror or "it can't be opened")
+                yield SkippedDirectory(inner_path, error.strerror or "it can't be opened")
             return
         with inner:
             # Before any other call on it: a user's filesystem may never answer.
             mounter = self._foreign.get(self._kernel.statx(inner).mnt_id)
             if mounter is not None:
-                yield PassedDirectory(there, f"uid {mounter} mounted it")
+                yield SkippedDirectory(inner_path, f"uid {mounter} mounted it")
                 return
             st = self._kernel.fstat(inner)
             if stat.S_ISDIR(st.st_mode):
                 if whose is not None:
-                    whose = whose_is(self._kernel, inner, whose, self._seen)
-                yield from self.below(inner, there, rest, n_links, whose)
+                    whose = attribute_directory(self._kernel, inner, whose, self._seen)
+                yield from self.below(inner, inner_path, rest, n_links, whose)
             elif stat.S_ISLNK(st.st_mode) and is_named:
                 yield from self._follow(fd, path, name, st, rest, n_links)
             elif is_named:
-                yield PassedDirectory(there, "it is not a directory")
+                yield SkippedDirectory(inner_path, "it is not a directory")
 
     def _follow(
         self, fd: Fd, path: bytes, name: bytes, link: os.stat_result, rest: Sequence[_Part], n_links: int
-    ) -> Iterator[FoundDirectory]:
+    ) -> Iterator[SearchResult]:
         """Continue the search at the target of a link."""
-        there = os.path.join(path, name)
+        inner_path = os.path.join(path, name)
         if not n_links:
-            yield PassedDirectory(there, "too many symbolic links")
+            yield SkippedDirectory(inner_path, "too many symbolic links")
             return
         if not is_trusted_link(self._kernel.fstat(fd), link, self._ours):
-            yield PassedDirectory(there, "a symbolic link that other users can change is not followed")
+            yield SkippedDirectory(inner_path, "a symbolic link that other users can change is not followed")
             return
         target = link_target(path, os.readlink(name, dir_fd=fd))
         if target is None:
-            yield PassedDirectory(there, "a symbolic link with `..` after a name is not followed")
+            yield SkippedDirectory(inner_path, "a symbolic link with `..` after a name is not followed")
             return
         base, names = target
-        way = [part for part in base.split(b"/") if part]
-        yield from self.below(self._root, b"/", [*way, *names, *rest], n_links - 1, 0)
+        base_parts = [part for part in base.split(b"/") if part]
+        yield from self.below(self._root, b"/", [*base_parts, *names, *rest], n_links - 1, 0)

@@ -14,91 +14,97 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from fusefs.core.results import ListedDirectory, RemovalGroup, SweepSums, Swept
-from fusefs.core.selection import KINDS, NO_NAMES, ListedTogether, Selection
-from fusefs.linux.batched_calls import look_at_all
+from fusefs.core.selection import KINDS, NOT_NAMES, ListedNames, Selection
+from fusefs.linux.batched_calls import lstat_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import below, read_mounts
+from fusefs.linux.mountinfo import read_mounts, relative_to
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.stage import SwapOptions
-from fusefs.sweep.request import Request, SweepWishes, ToTrash
-from fusefs.sweep.run import run
+from fusefs.sweep.request import Request, SweepOptions, ToTrash
+from fusefs.sweep.run import run_request
 
 _AT_ONCE = 1024
 
 
-def in_groups(kernel: Kernel, paths: Iterable[bytes]) -> tuple[list[RemovalGroup], list[bytes]]:
+def group_paths(kernel: Kernel, paths: Iterable[bytes]) -> tuple[list[RemovalGroup], list[bytes]]:
     """Divide paths into groups that can be removed together, and the others.
 
     For each directory this only checks whether one or two of its names exist. Missing names are detected during the
     removal.
     """
-    look, alone = _Look(kernel), list[bytes]()
+    cache, individual = _DirectoryCache(kernel), list[bytes]()
     for path in paths:
         at = path.rfind(b"/") + 1
-        name, directory = path[at:], look.at(path[:at])
+        name, directory = path[at:], cache.at(path[:at])
         if directory is None or name in directory.others:
-            alone.append(path)
+            individual.append(path)
         else:
             directory.listed.packed.extend(name + b"\0")
     groups = []
-    for directories in look.by_mount():
-        seen = [(directory, len([*islice(filter(os.path.lexists, directory.paths()), 2)])) for directory in directories]
-        found = tuple(directory for directory, n in seen if n)
-        left = [directory for directory, n in seen if not n]
-        if sum(n for _directory, n in seen) > 1:
-            groups.append(RemovalGroup(os.path.commonpath([directory.path for directory in found]), found))
+    for directories in cache.by_mount():
+        counted = [
+            (directory, len([*islice(filter(os.path.lexists, directory.paths()), 2)])) for directory in directories
+        ]
+        present = tuple(directory for directory, n in counted if n)
+        absent = [directory for directory, n in counted if not n]
+        if sum(n for _directory, n in counted) > 1:
+            groups.append(RemovalGroup(os.path.commonpath([directory.path for directory in present]), present))
         else:
-            left = directories
-        alone += chain.from_iterable(directory.all_given() for directory in left)
-    return groups, alone
+            absent = directories
+        individual += chain.from_iterable(directory.paths_as_given() for directory in absent)
+    return groups, individual
 
 
 def remove_group(
-    kernel: Kernel, group: RemovalGroup, options: SwapOptions, wishes: SweepWishes
+    kernel: Kernel, group: RemovalGroup, options: SwapOptions, sweep_options: SweepOptions
 ) -> tuple[Swept, list[bytes]]:
     """Remove a group.
 
     Returns  the result; the paths, as given, of entries that were not removed
     Raises   TrashdError; then nothing was changed
     """
-    left: list[bytes] = []
+    remaining: list[bytes] = []
 
-    def see(tree: Fd, sums: SweepSums) -> None:
-        if sums.n_done < group.n():
+    def collect_remaining(tree: Fd, sums: SweepSums) -> None:
+        if sums.n_done < group.n_names():
             for listed in group.directories:
-                left.extend(_left(kernel, tree, below(listed.path, group.directory), listed, sums))
+                remaining.extend(_find_remaining(kernel, tree, relative_to(listed.path, group.directory), listed, sums))
 
-    chosen, act = Selection(types=frozenset(KINDS)), ToTrash(options, see)
-    return run(kernel, Request(group.directory, chosen, act, names=_together(group)), wishes), left
+    chosen, action = Selection(types=frozenset(KINDS)), ToTrash(options, collect_remaining)
+    return run_request(
+        kernel, Request(group.directory, chosen, action, names=_together(group)), sweep_options
+    ), remaining
 
 
-def _together(group: RemovalGroup) -> Iterator[ListedTogether]:
+def _together(group: RemovalGroup) -> Iterator[ListedNames]:
     for listed in group.directories:
         names = listed.names()
         while some := [*islice(names, _AT_ONCE)]:
-            yield ListedTogether(listed.path, os.fsdecode(b"\0".join(some)).split("\0"))
+            yield ListedNames(listed.path, os.fsdecode(b"\0".join(some)).split("\0"))
 
 
-def _left(kernel: Kernel, tree: Fd, upper: bytes, listed: ListedDirectory, sums: SweepSums) -> Iterator[bytes]:
+def _find_remaining(
+    kernel: Kernel, tree: Fd, upper: bytes, listed: ListedDirectory, sums: SweepSums
+) -> Iterator[bytes]:
     """The names of a directory that are not in the orphan's tree: they, or a directory above them, were not moved.
 
     upper  the directory's path in the tree
     """
     try:
-        here = kernel.open_beneath(tree, upper or b".", DIRECTORY)
+        tree_dir = kernel.open_beneath(tree, upper or b".", DIRECTORY)
     except OSError:
-        yield from listed.all_given()
+        yield from listed.paths_as_given()
         return
-    with here:
+    with tree_dir:
         names = listed.names()
         while some := [*islice(names, _AT_ONCE)]:
-            looked, _refused = look_at_all(kernel, here, map(os.fsdecode, some))
-            came = {os.fsencode(one.name): one.st_mode for one in looked}
+            stats, _refused = lstat_all(kernel, tree_dir, map(os.fsdecode, some))
+            moved = {os.fsencode(one.name): one.st_mode for one in stats}
             for name in some:
                 # A directory that was merged with parts moved earlier may remain in part.
-                is_part = sums.n_failed > 0 and stat.S_ISDIR(came.get(name, 0)) and _is_there(listed, name)
-                if name not in came or is_part:
+                is_part = sums.n_failed > 0 and stat.S_ISDIR(moved.get(name, 0)) and _is_there(listed, name)
+                if name not in moved or is_part:
                     yield listed.given + name
 
 
@@ -113,12 +119,12 @@ class _Directory(NamedTuple):
     others: frozenset[bytes]
 
 
-class _Look:
+class _DirectoryCache:
     """Opens each directory of the given paths once."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._here = os.getcwdb()
+        self._cwd = os.getcwdb()
         self._directories: dict[bytes, _Directory | None] = {}
         self._by_mount: dict[int, list[ListedDirectory]] = {}
         self._above_mounts: dict[bytes, set[bytes]] = {}
@@ -150,6 +156,6 @@ class _Look:
                 mnt_id = self._kernel.statx(fd).mnt_id
         except OSError:
             return None
-        listed = ListedDirectory(given, os.path.normpath(os.path.join(self._here, given)), bytearray())
+        listed = ListedDirectory(given, os.path.normpath(os.path.join(self._cwd, given)), bytearray())
         self._by_mount.setdefault(mnt_id, []).append(listed)
-        return _Directory(listed, NO_NAMES.union(self._above_mounts.get(listed.path, ())))
+        return _Directory(listed, NOT_NAMES.union(self._above_mounts.get(listed.path, ())))

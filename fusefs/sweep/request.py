@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from fusefs.core.errors import Refused
 from fusefs.core.human_units import SECOND_NS
 from fusefs.core.printable_names import printable
-from fusefs.core.results import ReportedMark, Stops, SweepSums, Swept
-from fusefs.core.selection import Listed, ListedTogether, Selection, TimeBound
-from fusefs.engine.pace import FULL_SPEED, SetsSpeed
+from fusefs.core.results import ReportedMark, ShouldStop, SweepSums, Swept
+from fusefs.core.selection import ListedNames, ListedPath, Selection, TimeBound
+from fusefs.engine.pace import FULL_SPEED, Pacer
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, RefusedNames
-from fusefs.linux.mountinfo import Mount, is_inside, views
+from fusefs.linux.mountinfo import Mount, is_inside, trashd_views
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.layout import trusted_owners
 from fusefs.store.stage import SwapOptions
@@ -47,7 +47,7 @@ class ToTrash(NamedTuple):
     """
 
     options: SwapOptions | None = None
-    see: Callable[[Fd, SweepSums], None] | None = None
+    on_end: Callable[[Fd, SweepSums], None] | None = None
 
 
 class ToDelete(NamedTuple):
@@ -73,7 +73,7 @@ class ToPrint(NamedTuple):
           errnos as in `ActionResult.refused`; may raise, which ends the sweep
     """
 
-    tell: Callable[[ActionPlace, Sequence[str]], RefusedNames]
+    print_names: Callable[[ActionPlace, Sequence[str]], RefusedNames]
 
 
 class ToCount(NamedTuple):
@@ -98,7 +98,7 @@ class TakingBoundary(NamedTuple):
     is_judged: bool = False
 
 
-Act = ToTrash | ToDelete | ToMove | ToPrint | ToCount
+ActionRequest = ToTrash | ToDelete | ToMove | ToPrint | ToCount
 
 
 class Request(NamedTuple):
@@ -117,9 +117,9 @@ class Request(NamedTuple):
 
     directory: bytes
     selection: Selection
-    act: Act
+    action: ActionRequest
     most: int | None = None
-    names: Iterable[Listed | ListedTogether] | None = None
+    names: Iterable[ListedPath | ListedNames] | None = None
     n_workers: int | None = None
     inode: Identified | None = None
     spares: SparesDirectory | None = None
@@ -128,7 +128,7 @@ class Request(NamedTuple):
     boundary: TakingBoundary | None = None
 
 
-class SweepWishes(NamedTuple):
+class SweepOptions(NamedTuple):
     """Options of a sweep.
 
     pacer     the speed, read before each slice; by default at full speed
@@ -137,9 +137,9 @@ class SweepWishes(NamedTuple):
     job       the MPI job that shares it, as used by its first rank (SweepByRanks); only for ToDelete
     """
 
-    pacer: SetsSpeed = FULL_SPEED
+    pacer: Pacer = FULL_SPEED
     progress: Callable[[SweepSums], None] = lambda _sums: None
-    stops: Stops = lambda: False
+    stops: ShouldStop = lambda: False
     job: Any = None
 
 
@@ -251,7 +251,7 @@ def _reasons(scope: Scope, *, takes_dirs: bool, is_short: bool) -> Iterator[str]
         if is_short and b"relatime" in flags:
             yield f"{where} is mounted with relatime, which updates access times at most once a day"
     place = scope.place()
-    for view in views(scope.mounts, trusted_owners(os.geteuid())):
+    for view in trashd_views(scope.mounts, trusted_owners(os.geteuid())):
         if view.backing.holds(place) or place.holds(view.backing) or view.shown.holds(place):
             yield f"files are read through {printable(view.mount.point)}, a mount of trashd that caches their pages"
 

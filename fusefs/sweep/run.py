@@ -10,25 +10,25 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Self
 
 from fusefs.core.errors import AcrossUsers, NotFound, from_os
-from fusefs.core.pacing import NamesPerLook
+from fusefs.core.pacing import NamesPerClockCheck
 from fusefs.core.printable_names import printable
 from fusefs.core.results import OUTSIDE, Swept
-from fusefs.core.selection import Listed, ListedTogether, Matcher
+from fusefs.core.selection import ListedNames, ListedPath, Matcher
 from fusefs.engine.pace import DeviceQueue, SlicePace
 from fusefs.engine.run_slices import SliceRunner
-from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose
+from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose_strategy
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.mountinfo import below, every_place, mounts_inside, place_of, views
+from fusefs.linux.mountinfo import every_place, mounts_inside, place_of, relative_to, trashd_views
 from fusefs.store.backing_and_mount import BackingAndMount, Scope
 from fusefs.store.layout import trusted_owners
 from fusefs.store.victim import find_scope
-from fusefs.store.walk import is_bounded
+from fusefs.store.walk import must_check_owners
 from fusefs.sweep.actions import (
     CountMatches,
     DeleteMatches,
+    OutputError,
     PrintMatches,
-    Untellable,
     open_destination,
     open_move,
     open_trash,
@@ -36,14 +36,14 @@ from fusefs.sweep.actions import (
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.matcher import Dirs, SweepStrategy
 from fusefs.sweep.names_from_list import BrokenList, jobs_of
-from fusefs.sweep.open_directories import found_directory
+from fusefs.sweep.open_directories import open_directory
 from fusefs.sweep.request import (
-    Act,
     Action,
+    ActionRequest,
     Identified,
     Request,
+    SweepOptions,
     SweepRoot,
-    SweepWishes,
     TakingBoundary,
     ToDelete,
     ToMove,
@@ -53,13 +53,13 @@ from fusefs.sweep.request import (
 )
 from fusefs.sweep.sweep_slice import SweepWorker
 
-NOTHING_SPECIAL = SweepWishes()
+DEFAULT_SWEEP = SweepOptions()
 _FIRST_S = 0.005
 """Time for the first slice, which runs in this process: enough for most sweeps."""
 _WINDOW = 65_536
 
 
-def run(kernel: Kernel, request: Request, wishes: SweepWishes = NOTHING_SPECIAL) -> Swept:
+def run_request(kernel: Kernel, request: Request, options: SweepOptions = DEFAULT_SWEEP) -> Swept:
     """Run a sweep.
 
     Raises  TrashdError, before any change; whatever `act.tell` raises. Failures of entries are in the result
@@ -67,12 +67,12 @@ def run(kernel: Kernel, request: Request, wishes: SweepWishes = NOTHING_SPECIAL)
     with ExitStack() as owned:
         top = owned.enter_context(open_top(kernel, request.directory, request.inode))
         boundary = request.boundary
-        if boundary is None and not isinstance(request.act, ToPrint):
+        if boundary is None and not isinstance(request.action, ToPrint):
             boundary = usual_boundary(top)
         action = owned.enter_context(_open(kernel, top, request))
         try:
-            walk = _walk(kernel, top, request, request.wraps(action), _dirs(request.act), wishes, boundary)
-        except Untellable as untellable:
+            walk = _walk(kernel, top, request, request.wraps(action), _dirs(request.action), options, boundary)
+        except OutputError as untellable:
             raise untellable.error from None
         except OSError as error:
             raise from_os(error, top.path) from error
@@ -81,7 +81,7 @@ def run(kernel: Kernel, request: Request, wishes: SweepWishes = NOTHING_SPECIAL)
 
 def usual_boundary(top: SweepRoot) -> TakingBoundary | None:
     """The default limits of a sweep; None for users other than root. Raises  AcrossUsers"""
-    if not is_bounded():
+    if not must_check_owners():
         return None
     if top.whose is None:
         why = f"{printable(top.path)} (the path leads from one user's directory into another's)"
@@ -92,7 +92,7 @@ def usual_boundary(top: SweepRoot) -> TakingBoundary | None:
 @contextmanager
 def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
     with ExitStack() as owned:
-        match request.act:
+        match request.action:
             case ToTrash() as to:
                 yield owned.enter_context(open_trash(kernel, top, to))
             case ToDelete():
@@ -102,7 +102,7 @@ def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
             case ToPrint() as to:
                 yield PrintMatches(to)
             case _:  # ToCount: a type checker reports a missing case (`assert_never` would load typing)
-                instead = request.act.instead
+                instead = request.action.instead
                 avoided: frozenset[Identified] = frozenset()
                 if isinstance(instead, ToMove):
                     # Refuses what a move would refuse, and changes nothing.
@@ -110,9 +110,9 @@ def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
                 yield CountMatches(request.selection, avoided, takes_dirs=_dirs(instead) is Dirs.WHOLE)
 
 
-def _dirs(act: Act | None) -> Dirs:
+def _dirs(action: ActionRequest | None) -> Dirs:
     """The treatment of directories that are chosen."""
-    match act:
+    match action:
         case ToTrash() | ToMove():
             return Dirs.WHOLE
         case ToDelete(recursive):
@@ -120,7 +120,7 @@ def _dirs(act: Act | None) -> Dirs:
         case ToPrint() | None:
             return Dirs.FIRST
     # ToCount: the content of a chosen directory does not match by itself.
-    return Dirs.FIRST if _dirs(act.instead) in (Dirs.FIRST, Dirs.LAST) else Dirs.WHOLE
+    return Dirs.FIRST if _dirs(action.instead) in (Dirs.FIRST, Dirs.LAST) else Dirs.WHOLE
 
 
 def _walk(
@@ -129,7 +129,7 @@ def _walk(
     request: Request,
     action: Action,
     dirs: Dirs,
-    wishes: SweepWishes,
+    options: SweepOptions,
     boundary: TakingBoundary | None,
 ) -> Swept:
     """Act on all matches below a directory, without finishing the action.
@@ -139,40 +139,53 @@ def _walk(
     with ExitStack() as owned:
         root = owned.enter_context(kernel.open_dir(top.sides.fd))
         n_workers = 1 if action.is_single or request.most is not None else request.n_workers
-        strategy = choose(kernel, root, n_workers)
+        strategy = choose_strategy(kernel, root, n_workers)
         if dirs is Dirs.WHOLE and n_workers is None and strategy.workers is Workers.PROCESSES:
             # The kernel has one lock per filesystem for renames into other directories: two workers are slower.
             strategy = strategy._replace(n_workers=1, group_shift=None)
-        way = SweepStrategy(dirs, min(_WINDOW, strategy.window), strategy.by_inode, strategy.is_at_once, top.mounts)
+        sweep_strategy = SweepStrategy(
+            dirs, min(_WINDOW, strategy.window), strategy.by_inode, strategy.is_at_once, top.mounts
+        )
         sides = BackingAndMount(root, top.sides.mounted)
         groups = owned.enter_context(AllocationGroups(kernel, strategy.group_shift))
         matcher = Matcher(request.selection)
-        stops = _StopFlag(wishes).is_asked
+        stops = _StopFlag(options).is_set
         worker = SweepWorker(
-            kernel, sides, matcher, action, way, groups, request.spares, stops, NamesPerLook(), boundary
+            kernel,
+            sides,
+            matcher,
+            action,
+            sweep_strategy,
+            groups,
+            request.spares,
+            stops,
+            NamesPerClockCheck(),
+            boundary,
         )
         queue = owned.enter_context(closing(DeviceQueue(root)))
-        pace = SlicePace(wishes.pacer, queue.is_busy, strategy.afterwork)
-        run_slice, ranks = worker.run, None
-        if wishes.job is not None:
-            ranks = owned.enter_context(wishes.job.crew(worker, top.path, request.selection, n_workers))
+        pace = SlicePace(options.pacer, queue.is_busy, strategy.afterwork)
+        run_slice, ranks = worker.run_slice, None
+        if options.job is not None:
+            ranks = owned.enter_context(options.job.crew(worker, top.path, request.selection, n_workers))
             run_slice, strategy = ranks.ours.run, strategy._replace(n_workers=ranks.n_workers)
-        with _SweepInProgress(top, request, wishes, worker, strategy) as walking:
-            slices = SliceRunner(walking.agenda, run_slice, strategy, pace, walking.is_over, walking.done, ranks)
-            slices.run(_FIRST_S)
+        with _SweepInProgress(top, request, options, worker, strategy) as walking:
+            slices = SliceRunner(
+                walking.agenda, run_slice, strategy, pace, walking.is_over, walking.finish_slice, ranks
+            )
+            slices.run_plan(_FIRST_S)
             return walking.result()
 
 
 class _StopFlag:
     """The request to stop, shared by this process and its forks."""
 
-    def __init__(self, wishes: SweepWishes) -> None:
-        self._wishes = wishes
+    def __init__(self, options: SweepOptions) -> None:
+        self._options = options
         self._shared = mmap.mmap(-1, 1)
 
-    def is_asked(self) -> bool:
+    def is_set(self) -> bool:
         """Whether the stop was requested, here or in the first process."""
-        if not self._shared[0] and self._wishes.stops():
+        if not self._shared[0] and self._options.stops():
             self._shared[0] = 1
         return self._shared[0] != 0
 
@@ -181,11 +194,11 @@ class _SweepInProgress:
     """One walk in progress: the remaining work, and the results so far."""
 
     def __init__(
-        self, top: SweepRoot, request: Request, wishes: SweepWishes, worker: SweepWorker, strategy: Strategy
+        self, top: SweepRoot, request: Request, options: SweepOptions, worker: SweepWorker, strategy: Strategy
     ) -> None:
         self._path = top.path
-        self._wishes = wishes
-        self._way = worker.way
+        self._options = options
+        self._strategy = worker.strategy
         self._is_stopped = worker.is_stopped
         self._tally = SliceCounts(None)
         self._why = ""
@@ -193,11 +206,11 @@ class _SweepInProgress:
         self._is_limited = False
         # Some servers use an entry's position as its offset, and skip entries when others are deleted meanwhile.
         # A listing that was begun on one machine can't be continued on another.
-        lists_whole = strategy.workers is Workers.THREADS or wishes.job is not None
+        lists_whole = strategy.workers is Workers.THREADS or options.job is not None
         first = self._first(top, request)
         self.agenda = Agenda(
             first, strategy.n_workers, request.most,
-            splits=strategy.splits, lists_whole=lists_whole, asks_late=request.late,
+            splits=strategy.splits, lists_whole=lists_whole, reads_late=request.late,
         )  # fmt: skip
 
     def __enter__(self) -> Self:
@@ -213,7 +226,7 @@ class _SweepInProgress:
         tops = dict.fromkeys((os.path.abspath(request.directory), top.path))
         return jobs_of(self._read(request.names), tops, self._refuse, 1 if request.late else None)
 
-    def _read(self, names: Iterable[Listed | ListedTogether]) -> Iterator[Listed | ListedTogether]:
+    def _read(self, names: Iterable[ListedPath | ListedNames]) -> Iterator[ListedPath | ListedNames]:
         """The listed names; an unreadable list ends early, and the names before that are processed all the same."""
         try:
             yield from names
@@ -225,16 +238,16 @@ class _SweepInProgress:
 
     def is_over(self) -> bool:
         """Whether the sweep ends here."""
-        return (self._is_limited and self._way.ends_at_limit()) or bool(self._why) or self._is_stopped()
+        return (self._is_limited and self._strategy.ends_at_limit()) or bool(self._why) or self._is_stopped()
 
-    def done(self, share: SweepSlice, outcome: SweepSliceResult) -> None:
+    def finish_slice(self, share: SweepSlice, outcome: SweepSliceResult) -> None:
         """Account for the result of a slice."""
-        for fd in self.agenda.done(share, outcome):
+        for fd in self.agenda.finish_slice(share, outcome):
             Fd(fd).close()
         self._tally.add(outcome.sums, outcome.failures, outcome.spared)
         self._why = self._why or outcome.why
         self._is_limited |= outcome.is_limited
-        self._wishes.progress(self._tally.sums)
+        self._options.progress(self._tally.sums)
 
     def result(self) -> Swept:
         failures, spared = tuple(self._tally.failures), tuple(self._tally.spared)
@@ -255,12 +268,12 @@ def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iter
     with find_scope(kernel, directory) as scope:
         sides = scope.sides
         if inode is not None:
-            is_it = inode == identify(kernel, sides.names())
+            is_it = inode == identify(kernel, sides.names_fd())
         elif os.geteuid() == 0:
-            with found_directory(kernel, directory, scope.mounts) as found:
+            with open_directory(kernel, directory, scope.mounts) as opened:
                 # The path may lead to the view of a trashd mount, or to its backing directory.
-                is_it = identify(kernel, found.fd) in [identify(kernel, one) for one in sides if one is not None]
-                whose = found.whose
+                is_it = identify(kernel, opened.fd) in [identify(kernel, one) for one in sides if one is not None]
+                whose = opened.whose
         else:
             is_it = True
         if not is_it:
@@ -270,8 +283,8 @@ def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iter
 
 def _mounts(scope: Scope) -> Iterator[bytes]:
     by_id = {mount.mnt_id: mount for mount in scope.mounts}
-    ours = views(scope.mounts, trusted_owners(os.geteuid()))
-    for place in every_place(scope.place(), ours):
+    our_views = trashd_views(scope.mounts, trusted_owners(os.geteuid()))
+    for place in every_place(scope.place(), our_views):
         for mount in mounts_inside(place, scope.mounts):
             inside = place_of(mount.point, by_id[mount.parent_id])
-            yield below(inside.path, place.path)
+            yield relative_to(inside.path, place.path)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fusefs.core.errors import Refused
-from fusefs.core.pacing import NamesPerLook, SliceBudget
+from fusefs.core.pacing import NamesPerClockCheck, SliceBudget
 from fusefs.core.printable_names import printable
 from fusefs.core.selection import Matcher, Selection
 from fusefs.engine.mpi_ranks import MpiJob, RankCrew, RankRunner
@@ -30,13 +30,13 @@ _NO_DEVICE = -1
 """Replaces st_dev, which differs from machine to machine."""
 
 
-SeenDirectory = tuple[int, int, int]
+DirectoryIdentity = tuple[int, int, int]
 """Identity of a directory on any machine: its filesystem's magic, inode number, and birth time (0: not known)."""
 
 
-def see(kernel: Kernel, fd: Fd) -> SeenDirectory:
+def identify_anywhere(kernel: Kernel, fd: Fd) -> DirectoryIdentity:
     """The identity of a directory. Raises  OSError"""
-    return kernel.filesystem(fd), kernel.fstat(fd).st_ino, kernel.statx(fd, asks=True).btime_ns
+    return kernel.filesystem(fd), kernel.fstat(fd).st_ino, kernel.statx(fd, asks_server=True).btime_ns
 
 
 class SweepByRanks(NamedTuple):
@@ -49,7 +49,9 @@ class SweepByRanks(NamedTuple):
     ) -> AbstractContextManager[RankCrew[SweepSlice, SweepSliceResult]]:
         """All ranks, for a sweep. Raises  Refused: a rank has another directory at that path; TrashdError, OSError"""
         kernel, root = worker.kernel, worker.root.fd
-        shared = SharedSweep(directory, see(kernel, root), boot_id(), selection, worker.way.dirs, n_workers)
+        shared = SharedSweep(
+            directory, identify_anywhere(kernel, root), boot_id(), selection, worker.strategy.dirs, n_workers
+        )
         strategy = choose_for_rank(kernel, root, n_workers, self.job.n_ranks)
         return self.job.crew(RankRunner(partial(_run_slice, worker), strategy), shared.opened)
 
@@ -61,7 +63,7 @@ class SharedSweep(NamedTuple):
     """
 
     directory: bytes
-    seen: SeenDirectory
+    identity: DirectoryIdentity
     boot: str
     selection: Selection
     dirs: Dirs
@@ -75,13 +77,16 @@ class SharedSweep(NamedTuple):
                 raise Refused(
                     f"{printable(self.directory)}: a local filesystem", "a sweep by ranks needs a shared filesystem"
                 )
-            if see(kernel, root) != self.seen:
+            if identify_anywhere(kernel, root) != self.identity:
                 raise Refused(f"{printable(self.directory)}: not the same directory as on the first rank")
             strategy = choose_for_rank(kernel, root, self.n_workers, n_ranks)
-            way = SweepStrategy(self.dirs, strategy.window, strategy.by_inode, strategy.is_at_once, top.mounts)
+            sweep_strategy = SweepStrategy(
+                self.dirs, strategy.window, strategy.by_inode, strategy.is_at_once, top.mounts
+            )
             worker = SweepWorker(
-                kernel, BackingAndMount(root, top.sides.mounted), Matcher(self.selection), DeleteMatches(), way,
-                AllocationGroups(kernel, None), None, lambda: False, NamesPerLook(), usual_boundary(top),
+                kernel, BackingAndMount(root, top.sides.mounted), Matcher(self.selection), DeleteMatches(),
+                sweep_strategy, AllocationGroups(kernel, None), None, lambda: False, NamesPerClockCheck(),
+                usual_boundary(top),
             )  # fmt: skip
             yield RankRunner(partial(_run_slice, worker), strategy)
 
@@ -89,7 +94,7 @@ class SharedSweep(NamedTuple):
 def _run_slice(worker: SweepWorker, work: SweepSlice, budget: SliceBudget) -> SweepSliceResult:
     """Run a slice, with directories identified as on this machine."""
     kernel, root = worker.kernel, worker.root.fd
-    outcome = worker.run(work._replace(jobs=_on_device(work.jobs, kernel.fstat(root).st_dev)), budget)
+    outcome = worker.run_slice(work._replace(jobs=_on_device(work.jobs, kernel.fstat(root).st_dev)), budget)
     if kernel.filesystem(root) == FUSE_MAGIC:
         # libfuse may assign inode numbers dynamically: such a number is meaningless on another machine.
         return outcome._replace(rest=tuple(job._replace(inode=None) for job in outcome.rest))

@@ -15,16 +15,16 @@ from itertools import compress
 from typing import NamedTuple
 
 from fusefs.core.errors import AcrossUsers
-from fusefs.core.names import join
-from fusefs.core.pacing import NamesPerLook, SliceBudget
-from fusefs.core.results import NOT_GIVEN, NOT_TAKEN, ReportedMark, Stops, SweepSums
+from fusefs.core.names import join_path
+from fusefs.core.pacing import NamesPerClockCheck, SliceBudget
+from fusefs.core.results import NOT_GIVEN, NOT_TAKEN, ReportedMark, ShouldStop, SweepSums
 from fusefs.core.selection import Matcher
 from fusefs.engine.strategy import AllocationGroups
-from fusefs.linux.batched_calls import FileSizes, look_at_all
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.batched_calls import FileSizes, lstat_all
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.store.backing_and_mount import READABLE, BackingAndMount
-from fusefs.store.walk import DeepOpeners, is_parent, may_take_whole, whose_is
+from fusefs.store.walk import DeepOpeners, attribute_directory, is_parent, may_take_whole
 from fusefs.sweep.actions import DeleteMatches
 from fusefs.sweep.agenda import Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.matcher import (
@@ -33,10 +33,10 @@ from fusefs.sweep.matcher import (
     Dirs,
     MatchedEntries,
     SweepStrategy,
-    missing,
+    filter_in,
+    missing_counts,
     read_window,
-    stripped_in,
-    wanted_in,
+    strip_filter_in,
 )
 from fusefs.sweep.request import (
     Action,
@@ -62,17 +62,17 @@ class SweepWorker(NamedTuple):
     root: BackingAndMount
     matcher: Matcher
     action: Action
-    way: SweepStrategy
+    strategy: SweepStrategy
     groups: AllocationGroups
     spares: SparesDirectory | None
-    is_stopped: Stops
-    per_look: NamesPerLook
+    is_stopped: ShouldStop
+    per_look: NamesPerClockCheck
     boundary: TakingBoundary | None = None
 
-    def run(self, work: SweepSlice, budget: SliceBudget) -> SweepSliceResult:
+    def run_slice(self, work: SweepSlice, budget: SliceBudget) -> SweepSliceResult:
         """Run a slice. Raises nothing for an entry: errors of the kernel are in the result."""
         with ExitStack() as owned:
-            return _SweepRun(self, work, budget, owned).run()
+            return _SweepRun(self, work, budget, owned).run_slice()
 
 
 class _SweepRun:
@@ -83,7 +83,7 @@ class _SweepRun:
         self._root = worker.root
         self._matcher = worker.matcher
         self._action = worker.action
-        self._way = worker.way
+        self._strategy = worker.strategy
         self._groups = worker.groups
         self._spares = worker.spares
         self._is_stopped = worker.is_stopped
@@ -93,19 +93,19 @@ class _SweepRun:
         self._numbers_last = worker.boundary is None or worker.kernel.filesystem(worker.root.fd) != FUSE_MAGIC
         self._lists_whole = work.lists_whole
         self._jobs = list(work.jobs)
-        self._given = frozenset(work.fds())
+        self._caller_fds = frozenset(work.fds())
         self._budget = budget
         self._began_at = time.monotonic()
         self._ends_at = self._began_at + budget.seconds
         self._per_look.begin(budget.seconds)
         self._tally = SliceCounts(work.most)
-        self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.way, self._tally)
+        self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.strategy, self._tally)
         # Only where no limit has to be met exactly, and no caller has wrapped the action.
         deletes = isinstance(worker.action, DeleteMatches) and not budget.is_paced() and work.most is None
         self._unlinks_at_once = deletes and self._chooser.chooses_at_once()
         self._ways = owned.enter_context(DeepOpeners(worker.kernel))
 
-    def run(self) -> SweepSliceResult:
+    def run_slice(self) -> SweepSliceResult:
         try:
             while self._jobs:
                 self._step(self._jobs.pop())
@@ -122,7 +122,7 @@ class _SweepRun:
             tuple(tally.spared),
             tuple(self._jobs),
             tally.why(),
-            tally.left,
+            tally.remaining,
             tally.is_limited,
             time.monotonic() - self._began_at,
         )
@@ -132,7 +132,7 @@ class _SweepRun:
         sums, budget = self._tally.sums, self._budget
         return (
             time.monotonic() >= self._ends_at
-            or (self._tally.is_limited and self._way.ends_at_limit())
+            or (self._tally.is_limited and self._strategy.ends_at_limit())
             or self._is_stopped()
             or bool(self._tally.why())
             or (budget.n_entries is not None and sums.n_done + sums.n_inside >= budget.n_entries)
@@ -145,27 +145,27 @@ class _SweepRun:
                 name = job.names.pop()
                 if job.names:
                     self._jobs.append(job)
-                if not self._enter(job, join(job.upper, os.fsencode(name))):
+                if not self._enter(job, join_path(job.upper, os.fsencode(name))):
                     job.names.insert(0, name)
             case JobKind.LIST:
                 self._list_on(job, Fd(job.fd))
             case JobKind.TAKE | JobKind.AFTER:
-                sides = self._open_told(job.upper, job.inode)
+                sides = self._open_or_report(job.upper, job.inode)
                 if sides is not None:
                     self._take(job.unpack(), sides)
                     self._leave(sides)
-            case JobKind.LOOK:
-                self._look(job.unpack())
+            case JobKind.CHECK:
+                self._process_listed(job.unpack())
 
     # Directories.
 
     def _open(self, upper: bytes) -> BackingAndMount:
         """Open a directory for reading, on both sides. Raises  OSError: EXDEV if the path crosses a mount"""
-        if self._way.is_hidden(upper):
+        if self._strategy.is_hidden(upper):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        return self._ways.into(self._root).beneath(upper, flags=READABLE)
+        return self._ways.opener_of(self._root).beneath(upper, flags=READABLE)
 
-    def _open_told(self, upper: bytes, inode: Identified | None = None) -> BackingAndMount | None:
+    def _open_or_report(self, upper: bytes, inode: Identified | None = None) -> BackingAndMount | None:
         """Open a directory for reading; None if it is inaccessible (reported), was replaced, or must be avoided."""
         try:
             sides = self._open(upper)
@@ -177,8 +177,8 @@ class _SweepRun:
             return None
         avoided = self._action.avoided
         if avoided or inode is not None:
-            found = identify(self._kernel, sides.fd)
-            if found in avoided or inode not in (None, found):
+            identity = identify(self._kernel, sides.fd)
+            if identity in avoided or inode not in (None, identity):
                 sides.__exit__()
                 return None
         return sides
@@ -190,12 +190,12 @@ class _SweepRun:
 
     def _close(self, fd: int) -> None:
         """Close a directory's listing, unless it belongs to the caller."""
-        if fd >= 0 and fd not in self._given:
+        if fd >= 0 and fd not in self._caller_fds:
             Fd(fd).close()
 
     def _enter(self, job: Job, upper: bytes) -> bool:
         """Begin with a directory; False if another one of the job should be begun first."""
-        sides = self._open_told(upper)
+        sides = self._open_or_report(upper)
         if sides is None:
             return True
         if job.names and self._groups.is_crowded(sides.fd):
@@ -203,10 +203,10 @@ class _SweepRun:
             return False
         if job.is_chosen and not job.again:
             # Its parent's listing decided that it is chosen. A worker that was lost may have changed it since.
-            is_meant = self._chooser.is_chosen_still(sides.fd)
+            may_enter = self._chooser.is_chosen_still(sides.fd)
         else:
-            is_meant = job.strips or not self._is_spared(upper, sides)
-        whose = self._whose_is(job, upper, sides.fd) if is_meant else None
+            may_enter = job.strips or not self._is_spared(upper, sides)
+        whose = self._whose_is(job, upper, sides.fd) if may_enter else None
         if whose is not None:
             self._list(Job(JobKind.LIST, upper, [], fd=sides.fd, strips=job.strips, whose=whose), sides)
         else:
@@ -220,7 +220,7 @@ class _SweepRun:
         if not upper:
             return self._boundary.whose
         try:
-            whose = whose_is(self._kernel, fd, job.whose, self._boundary.seen)
+            whose = attribute_directory(self._kernel, fd, job.whose, self._boundary.seen)
             if whose and job.inode is not None and not is_parent(self._kernel, job.inode, fd):
                 return None  # its parent was replaced since it was listed
             if whose is None and not self._kernel.is_empty(fd):
@@ -238,11 +238,13 @@ class _SweepRun:
         parts = upper.split(b"/") if upper else []
         for at in range(1, len(parts) + 1):
             if whose is not None:
-                with self._ways.into(self._root).beneath(b"/".join(parts[:at])) as sides:
-                    whose = whose_is(self._kernel, sides.fd, whose, self._boundary.seen)
+                with self._ways.opener_of(self._root).beneath(b"/".join(parts[:at])) as sides:
+                    whose = attribute_directory(self._kernel, sides.fd, whose, self._boundary.seen)
         return whose
 
-    def _is_spared(self, upper: bytes, sides: BackingAndMount, *, is_told: bool = True, is_match: bool = False) -> bool:
+    def _is_spared(
+        self, upper: bytes, sides: BackingAndMount, *, is_reported: bool = True, is_match: bool = False
+    ) -> bool:
         """Whether the caller of the sweep spares a directory; an error of that check counts as a failure.
 
         is_match  the directory itself would be taken, with its content
@@ -255,18 +257,18 @@ class _SweepRun:
             self._tally.fail(upper, error.errno, "look")
             return True
         if isinstance(why, ReportedMark):
-            if is_told:
+            if is_reported:
                 self._tally.fail(upper, errno.EPERM, why.why)
-            return why.is_left or is_match
+            return why.is_spared or is_match
         if why is None:
             return False
-        if is_told:
+        if is_reported:
             self._tally.spare(upper, why)
         return True
 
     def _list_on(self, job: Job, fd: Fd) -> None:
         """Continue a listing, unless the directory was moved: the sweep does not cover its new place."""
-        sides = self._open_told(job.upper, identify(self._kernel, fd))
+        sides = self._open_or_report(job.upper, identify(self._kernel, fd))
         if sides is None:
             self._close(fd)
         else:
@@ -275,62 +277,64 @@ class _SweepRun:
 
     def _list(self, job: Job, sides: BackingAndMount) -> None:
         """List a directory and sort its entries into jobs; of a large one only as many as memory and time allow."""
-        way = self._way
-        wanted = stripped_in(self._matcher, job.upper) if job.strips else wanted_in(self._matcher, job.upper)
-        window = None if self._lists_whole else way.window
+        strategy = self._strategy
+        entry_filter = strip_filter_in(self._matcher, job.upper) if job.strips else filter_in(self._matcher, job.upper)
+        window = None if self._lists_whole else strategy.window
         try:
-            found = read_window(self._kernel, sides.fd, wanted, window, self._ends_at, by_inode=way.by_inode)
+            entries = read_window(
+                self._kernel, sides.fd, entry_filter, window, self._ends_at, by_inode=strategy.by_inode
+            )
         except OSError as error:
             self._tally.fail(job.upper, error.errno, "getdents")
             self._leave(sides)
             return
-        self._tally.count(SweepSums(n_seen=found.n_seen))
-        self._chooser.refuse(job.upper, found.untold)
-        if not found.is_all:
+        self._tally.count(SweepSums(n_seen=entries.n_entries))
+        self._chooser.refuse(job.upper, entries.untyped)
+        if not entries.is_all:
             self._jobs.append(job)
-        self._sort_dirs(job, found, sides)
-        self._sort_files(job, found.names, sides)
-        if found.is_all:
+        self._sort_dirs(job, entries, sides)
+        self._sort_files(job, entries.names, sides)
+        if entries.is_all:
             self._leave(sides)
         else:
             sides.close_mounted()
 
-    def _sort_dirs(self, job: Job, found: MatchedEntries, sides: BackingAndMount) -> None:
+    def _sort_dirs(self, job: Job, entries: MatchedEntries, sides: BackingAndMount) -> None:
         """Enter or take directories, as the action requires."""
-        upper, dirs = job.upper, found.dirs
-        here = Job(JobKind.ENTER, upper, [], whose=job.whose)
-        if found.dirs and self._boundary is not None and self._numbers_last:
-            here = here._replace(inode=identify(self._kernel, sides.fd))
+        upper, dirs = job.upper, entries.dirs
+        enter_job = Job(JobKind.ENTER, upper, [], whose=job.whose)
+        if entries.dirs and self._boundary is not None and self._numbers_last:
+            enter_job = enter_job._replace(inode=identify(self._kernel, sides.fd))
         if job.strips:
-            self._after(upper, found.dirs, strips=True)
-            self._push_enter(here._replace(strips=True), dirs)
+            self._after(upper, entries.dirs, strips=True)
+            self._push_enter(enter_job._replace(strips=True), dirs)
             return
-        chosen = self._chooser.choose_dirs(upper, sides, found.chosen) if found.chosen else []
-        match self._way.dirs:
+        chosen = self._chooser.choose_dirs(upper, sides, entries.chosen) if entries.chosen else []
+        match self._strategy.dirs:
             case Dirs.WHOLE:
                 dirs = _without(dirs, chosen)
-                self._push_enter(here, dirs)
+                self._push_enter(enter_job, dirs)
                 self._take(Job(JobKind.AFTER, upper, chosen, whose=job.whose), sides)
             case Dirs.FIRST:
-                self._push_enter(here, dirs)
+                self._push_enter(enter_job, dirs)
                 self._take(Job(JobKind.AFTER, upper, chosen), sides)
             case Dirs.LAST:
                 self._after(upper, chosen)
-                self._push_enter(here, _without(dirs, chosen) if self._matcher.needs_emptiness else dirs)
+                self._push_enter(enter_job, _without(dirs, chosen) if self._matcher.needs_emptiness else dirs)
             case Dirs.STRIPPED:
                 chosen = self._reserve(chosen)
                 self._after(upper, chosen)
-                self._push_enter(here, _without(dirs, chosen))
-                self._push_enter(here._replace(strips=True, is_chosen=True), chosen)
+                self._push_enter(enter_job, _without(dirs, chosen))
+                self._push_enter(enter_job._replace(strips=True, is_chosen=True), chosen)
 
     def _reserve(self, chosen: list[str]) -> list[str]:
         """Reduce directories to the number that may still be taken: their content is deleted before them."""
         tally = self._tally
-        if tally.left is None:
+        if tally.remaining is None:
             return chosen
-        tally.is_limited |= len(chosen) > tally.left
-        chosen = chosen[: tally.left]
-        tally.left -= len(chosen)
+        tally.is_limited |= len(chosen) > tally.remaining
+        chosen = chosen[: tally.remaining]
+        tally.remaining -= len(chosen)
         return chosen
 
     # A job consumes its list of names, so each has its own.
@@ -347,13 +351,13 @@ class _SweepRun:
 
     def _sort_files(self, job: Job, names: list[str], sides: BackingAndMount) -> None:
         """Act on the first bundle of names; the others become jobs for free workers."""
-        here = Job(JobKind.TAKE, job.upper, names, strips=job.strips)
+        take_job = Job(JobKind.TAKE, job.upper, names, strips=job.strips)
         if len(names) > _BUNDLE:
-            here = here._replace(inode=identify(self._kernel, sides.fd))
+            take_job = take_job._replace(inode=identify(self._kernel, sides.fd))
             bundles = [names[at : at + _BUNDLE] for at in range(0, len(names), _BUNDLE)]
-            self._jobs += [here._replace(names=bundle).pack() for bundle in bundles[:-1]]
-            here = here._replace(names=bundles[-1])
-        self._take(here, sides)
+            self._jobs += [take_job._replace(names=bundle).pack() for bundle in bundles[:-1]]
+            take_job = take_job._replace(names=bundles[-1])
+        self._take(take_job, sides)
 
     def _take(self, job: Job, sides: BackingAndMount) -> None:
         """Act on names until the slice is over; the rest becomes a job."""
@@ -365,22 +369,22 @@ class _SweepRun:
                 return
             n, began_at = self._per_look.n, time.monotonic()
             if self._budget.n_entries is not None:
-                done = self._tally.sums
-                n = max(1, min(n, self._budget.n_entries - done.n_done - done.n_inside))
+                sums = self._tally.sums
+                n = max(1, min(n, self._budget.n_entries - sums.n_done - sums.n_inside))
             some = names[: -n - 1 : -1]
             del names[-n:]
-            names += self._act(job, some, sides)[::-1]
-            self._per_look.took(len(some), time.monotonic() - began_at)
+            names += self._apply_action(job, some, sides)[::-1]
+            self._per_look.record(len(some), time.monotonic() - began_at)
 
-    def _act(self, job: Job, names: list[str], sides: BackingAndMount) -> list[str]:
+    def _apply_action(self, job: Job, names: list[str], sides: BackingAndMount) -> list[str]:
         """Act on some names; returns those to be tried again."""
         tally, are_dirs = self._tally, job.kind is JobKind.AFTER
         again: list[str] = []
         sizes = FileSizes([], [])
-        if are_dirs and job.inode is not None and self._way.dirs is Dirs.WHOLE:
+        if are_dirs and job.inode is not None and self._strategy.dirs is Dirs.WHOLE:
             names = self._chooser.chosen_still(sides, names)
-        if are_dirs and self._way.dirs is Dirs.WHOLE:
-            names = self._without_others(job, names, sides)
+        if are_dirs and self._strategy.dirs is Dirs.WHOLE:
+            names = self._drop_forbidden(job, names, sides)
         if not are_dirs:
             if self._unlinks_at_once and not job.strips:
                 names = self._unlink(job.upper, sides, names)
@@ -388,19 +392,19 @@ class _SweepRun:
                     return []
             n_bytes = None if self._budget.n_bytes is None else self._budget.n_bytes - tally.sums.n_bytes
             names, sizes, again = self._chooser.choose_files(job.upper, sides, names, n_bytes, strips=job.strips)
-        is_reserved = are_dirs and self._way.dirs is Dirs.STRIPPED
-        if tally.left is not None and not job.strips and not is_reserved:
-            tally.is_limited |= bool(names) and not tally.left
-            again = names[tally.left :] + again if tally.left else []
-            names, sizes = names[: tally.left], sizes.first(tally.left)
+        is_reserved = are_dirs and self._strategy.dirs is Dirs.STRIPPED
+        if tally.remaining is not None and not job.strips and not is_reserved:
+            tally.is_limited |= bool(names) and not tally.remaining
+            again = names[tally.remaining :] + again if tally.remaining else []
+            names, sizes = names[: tally.remaining], sizes.first(tally.remaining)
         with ExitStack() as held:
             if are_dirs and not job.strips:
-                names = self._unspared(job.upper, names, held)
+                names = self._drop_spared(job.upper, names, held)
             if not names:
                 return again
             here = ActionPlace(self._kernel, sides, job.upper, are_dirs, self._ways)
             taken = self._offer(here, names)
-        tally.take(job.upper, len(names), taken, are_matches=not job.strips, has_left=not is_reserved)
+        tally.count_result(job.upper, len(names), taken, are_matches=not job.strips, counts_to_limit=not is_reserved)
         lengths, spaces = sizes
         if undone := {name for name, _why in (*taken.refused, *taken.spared)}:
             is_done = [name not in undone for name in names]
@@ -408,12 +412,12 @@ class _SweepRun:
         tally.count(SweepSums(n_bytes=sum(lengths), taken_bytes=sum(spaces)))
         return again
 
-    def _without_others(self, job: Job, names: list[str], sides: BackingAndMount) -> list[str]:
+    def _drop_forbidden(self, job: Job, names: list[str], sides: BackingAndMount) -> list[str]:
         """The directories that root may take with all their content; the others are reported."""
         boundary = self._boundary
         if boundary is None or boundary.is_judged:
             return names
-        taken = []
+        allowed = []
         for name in names:
             raw = os.fsencode(name)
             try:
@@ -421,69 +425,71 @@ class _SweepRun:
                     is_taken = may_take_whole(self._kernel, top.fd, job.whose, boundary.seen)
             except OSError as error:
                 if error.errno not in GONE:
-                    self._tally.fail(join(job.upper, raw), error.errno, "look")
+                    self._tally.fail(join_path(job.upper, raw), error.errno, "look")
                     continue
                 is_taken = True  # taking it meets the same error
             if is_taken:
-                taken.append(name)
+                allowed.append(name)
             else:
-                self._tally.fail(join(job.upper, raw), errno.EPERM, NOT_TAKEN)
-        return taken
+                self._tally.fail(join_path(job.upper, raw), errno.EPERM, NOT_TAKEN)
+        return allowed
 
     def _unlink(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> list[str]:
         """Delete the chosen names; returns those that need a closer check."""
-        with self._groups.alone_in(sides.fd):
-            done = self._chooser.unlink_files(upper, sides, names)
-        n_chosen = done.n_gone + len(done.refused)
-        self._tally.take(upper, n_chosen, ActionResult(done.refused, "unlink"), are_matches=True, has_left=True)
-        self._tally.count(SweepSums(n_bytes=done.n_bytes, taken_bytes=done.taken_bytes))
-        return done.unsure
+        with self._groups.lock_group(sides.fd):
+            result = self._chooser.unlink_files(upper, sides, names)
+        n_chosen = result.n_removed + len(result.refused)
+        self._tally.count_result(
+            upper, n_chosen, ActionResult(result.refused, "unlink"), are_matches=True, counts_to_limit=True
+        )
+        self._tally.count(SweepSums(n_bytes=result.n_bytes, taken_bytes=result.taken_bytes))
+        return result.unsure
 
     def _offer(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
         try:
-            with self._groups.alone_in(here.sides.fd):
+            with self._groups.lock_group(here.sides.fd):
                 return self._action.take(here, names)
         except (OSError, AcrossUsers) as error:
             # The destination is unavailable; only names that are missing in the source have vanished.
             number = errno.ESTALE if error.errno == errno.ENOENT else error.errno or errno.EIO
-            looked, _refused = look_at_all(self._kernel, here.sides.fd, names)
-            there = {one.name for one in looked}
+            stats, _refused = lstat_all(self._kernel, here.sides.fd, names)
+            present = {one.name for one in stats}
             call = NOT_GIVEN if isinstance(error, AcrossUsers) else "open"
-            return ActionResult([(name, number if name in there else errno.ENOENT) for name in names], call)
+            return ActionResult([(name, number if name in present else errno.ENOENT) for name in names], call)
 
-    def _unspared(self, upper: bytes, names: list[str], held: ExitStack) -> list[str]:
+    def _drop_spared(self, upper: bytes, names: list[str], held: ExitStack) -> list[str]:
         """The directories that are not spared; they stay open, as `spares` may lock them."""
         if self._spares is None:
             return names
         # Otherwise this was reported when they were entered; empty ones are not entered.
-        is_told = self._way.dirs is Dirs.WHOLE or self._matcher.needs_emptiness
-        kept = []
+        is_reported = self._strategy.dirs is Dirs.WHOLE or self._matcher.needs_emptiness
+        remaining = []
         for name in names:
-            path = join(upper, os.fsencode(name))
-            sides = self._open_told(path)
+            path = join_path(upper, os.fsencode(name))
+            sides = self._open_or_report(path)
             if sides is not None:
                 held.enter_context(sides)
-                if not self._is_spared(path, sides, is_told=is_told, is_match=True):
-                    kept.append(name)
-        return kept
+                if not self._is_spared(path, sides, is_reported=is_reported, is_match=True):
+                    remaining.append(name)
+        return remaining
 
     # Listed names
 
-    def _look(self, job: Job) -> None:
+    def _process_listed(self, job: Job) -> None:
         """Select from listed names and act on them; directories are taken, but not searched for other matches."""
         upper = job.upper
         try:
-            if not self._chooser.may_look(upper):
+            if not self._chooser.may_enter_path(upper):
                 self._tally.count(SweepSums(n_unmatched=len(job.names)))
                 return
             sides = self._open(upper)
-            with closed_on_error(sides):
+            with close_on_error(sides):
                 whose = self._whose_is_at(upper)
         except OSError as error:
             if error.errno == errno.EXDEV:
                 self._tally.count(SweepSums(n_mounts=1))
             elif error.errno == errno.ENOENT:
-                self._tally.count(missing(len(job.names), job.again))
+                self._tally.count(missing_counts(len(job.names), job.again))
             else:
                 self._tally.fail(upper, error.errno, "open", len(job.names))
             return
@@ -491,7 +497,7 @@ class _SweepRun:
             self._tally.fail(upper, errno.EPERM, NOT_TAKEN, len(job.names))
         elif not self._is_spared(upper, sides):
             files, dirs = self._chooser.choose(upper, sides, job.names, job.inos, job.directories, are_again=job.again)
-            if self._way.dirs is Dirs.STRIPPED:
+            if self._strategy.dirs is Dirs.STRIPPED:
                 dirs = self._reserve(dirs)
                 self._after(upper, dirs)
                 self._push_enter(Job(JobKind.ENTER, upper, [], strips=True, is_chosen=True, whose=whose), dirs)

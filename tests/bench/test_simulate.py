@@ -45,7 +45,7 @@ class CountingPlan(SlicePlan):
         assert sum(one is done for one in self.out) == 1
         self.out = tuple(one for one in self.out if one is not done)
         self.n_done += 1
-        return super().done(done, outcome)
+        return super().finish_slice(done, outcome)
 
 
 def reaped(shape: Shape, n_entries: int, n_ranks: int, model: Model = MODEL, n_threads: int = 4) -> SimulatedReap:

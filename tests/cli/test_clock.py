@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.orphan_age import Clock, Era, encode
+from fusefs.core.orphan_age import Clock, Era, encode_clock
 from fusefs.linux.machine_identity import boot_id
 from tests.support.make_trees import make_tree
 from tests.support.store_verbs import forge
@@ -45,7 +45,7 @@ def remember(state: Path, set_s: int, name: str = "clock-of-commands.json") -> N
     """What a command left that saw the clock a moment before it was set forward by so much."""
     wall_ns, boot_ns = time.time_ns() - (set_s + 1) * S, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - S
     state.mkdir(exist_ok=True)
-    (state / name).write_bytes(encode(Clock(wall_ns, boot_ns, wall_ns - boot_ns, (Era(0, 0),), boot_id())))
+    (state / name).write_bytes(encode_clock(Clock(wall_ns, boot_ns, wall_ns - boot_ns, (Era(0, 0),), boot_id())))
 
 
 def reap(volume: Path, state: Path, *words: str) -> CommandResult:

@@ -9,7 +9,7 @@ import pytest
 
 from fusefs.cli.main import run
 from fusefs.core.config import Config
-from fusefs.linux.config_files import base_config, check_files, load_system_config
+from fusefs.linux.config_files import check_files, default_config, load_system_config
 from tests.support.golden_files import compare
 from tests.support.other_users import as_user
 from tests.support.trashd_command import CommandResult, trashd
@@ -131,7 +131,7 @@ def test_wrong_configuration_is_not_shown(etc: Path, capsys: pytest.CaptureFixtu
 
 
 def test_defaults_differ_for_users_in_the_audit_log_alone() -> None:
-    assert base_config(of_root=False)._replace(audit=Config().audit) == Config()
+    assert default_config(of_root=False)._replace(audit=Config().audit) == Config()
 
 
 @pytest.mark.needs("root")

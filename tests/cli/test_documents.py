@@ -193,7 +193,7 @@ def test_a_part_that_tells_of_an_option_that_is_gone_is_found() -> None:
 
 def test_the_page_of_mounts_tells_their_options_as_the_table_does() -> None:
     (words,) = re.findall(r"^Options for `-o`: (.*?), and ", page("mount"), re.MULTILINE)
-    assert re.findall(r"\w+=?", words) == [one.word() for one in OPTIONS if one.is_told]
+    assert re.findall(r"\w+=?", words) == [one.word() for one in OPTIONS if one.is_documented]
 
 
 def test_man_and_mandoc_have_nothing_to_say_of_any_page(tmp_path: Path) -> None:

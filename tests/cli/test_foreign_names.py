@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fusefs.core.printable_names import shell_word
-from fusefs.core.record import quote
+from fusefs.core.record import quote_path
 from fusefs.core.service_status import Status, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, make_dir
 from fusefs.service.state_files import write_status
@@ -252,8 +252,8 @@ def view_of_who_takes_names(volume: Path) -> str:
 
 def view_status(volume: Path) -> str:
     evil = os.fsdecode(ALL).encode("utf-8", "replace").decode()
-    told = [VolumeStatus(path=quote(raw(path))) for path in victims(volume)]
-    told.append(VolumeStatus(path=quote(b"/" + ALL), why=evil, filesystem=evil))
+    told = [VolumeStatus(path=quote_path(raw(path))) for path in victims(volume)]
+    told.append(VolumeStatus(path=quote_path(b"/" + ALL), why=evil, filesystem=evil))
     now_ns = time.time_ns()
     status = Status(
         version=evil, pid=os.getpid(), boot_id=evil, started_ns=now_ns, updated_ns=now_ns, volumes=tuple(told)

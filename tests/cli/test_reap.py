@@ -191,13 +191,13 @@ def test_a_longer_term_wins_over_a_reap_that_has_chosen_already(
 
 def test_many_ids_are_found_by_one_look_at_the_stores(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     identifiers = [make_orphan(volume, name) for name in "abc"]
-    all_entries, reads = orphans.all_entries, []
+    all_entries, reads = orphans.list_all_containers, []
 
     def read(*args: Any) -> list[ListedContainer]:
         reads.append(args)
         return all_entries(*args)
 
-    monkeypatch.setattr(orphans, "all_entries", read)
+    monkeypatch.setattr(orphans, "list_all_containers", read)
     found = find_containers(Kernel(), (raw(volume),), [identifiers[2], identifiers[0], identifiers[1][-12:]])
     assert [entry.id for entry in found] == [identifiers[2], identifiers[0], identifiers[1]]
     assert len(reads) == 1

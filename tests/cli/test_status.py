@@ -16,9 +16,9 @@ from rich.console import Console
 from fusefs.cli.status_watch import StatusView
 from fusefs.core.service_status import (
     CurrentReap,
+    ObservedStatus,
     PassedOver,
     SeenNode,
-    SeenStatus,
     Status,
     StatusFault,
     VolumePhase,
@@ -84,7 +84,7 @@ def directory() -> Iterator[bytes]:
 @pytest.fixture
 def alive(directory: bytes) -> Iterator[bytes]:
     """The directory of root's service, empty but for its lock: we are the service."""
-    lock = file_locks.take(directory)
+    lock = file_locks.take_lock(directory)
     assert isinstance(lock, Fd)
     with lock:
         yield directory
@@ -175,7 +175,7 @@ def test_a_users_own_service_is_shown_beside_roots_and_a_dead_one_is_not(alive: 
         write_status(own, status_of(VolumeStatus(path="/own")))
         ask = partial(run_as, SOMEBODY, [TRASHD, "status"], env={"XDG_RUNTIME_DIR": str(home), "LC_ALL": "C.UTF-8"})
         assert b"/own" not in ask().stdout
-        lock = file_locks.take(own)
+        lock = file_locks.take_lock(own)
         assert lock is not None
         with lock:
             told = ask().stdout
@@ -210,7 +210,7 @@ def drawn(*volumes: VolumeStatus, n_lines: int = 24, is_ascii: bool = False, is_
     """The lines of the live view on 80 columns, without colours."""
     console = Console(width=80, height=n_lines, color_system=None, force_terminal=True)
     view = StatusView(is_ascii=is_ascii)
-    services = [(b"/run", SeenStatus(status_of(*volumes), is_running))]
+    services = [(b"/run", ObservedStatus(status_of(*volumes), is_running))]
     with console.capture() as capture:
         console.print(view.draw(services, time.time_ns(), n_lines))
     return capture.get().splitlines()
@@ -284,7 +284,7 @@ def test_a_terminal_sees_the_service_work_and_gets_its_screen_back(alive: bytes)
 def test_a_terminal_sees_a_service_come_and_go(directory: bytes) -> None:
     terminal = Terminal("status", "--watch")
     terminal.wait_for("No reaper service is running")
-    lock = file_locks.take(directory)
+    lock = file_locks.take_lock(directory)
     assert lock is not None
     with lock:
         write_status(directory, status_of(VOLUME))

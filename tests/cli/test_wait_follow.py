@@ -12,12 +12,12 @@ import pytest
 
 from fusefs.cli import wait
 from fusefs.cli.wait import FollowedOrphan, VolumeWait
-from fusefs.core.record import quote
+from fusefs.core.record import quote_path
 from fusefs.core.results import Waited, WaitReason, WaitReasonKind
 from fusefs.core.service_status import VolumePhase, VolumeStatus
-from fusefs.linux.file_locks import take
+from fusefs.linux.file_locks import take_lock
 from fusefs.linux.kernel import Kernel
-from fusefs.store.make_folder import look_first
+from fusefs.store.make_folder import inspect_new_folders
 from fusefs.store.swap import Swapped
 from tests.support.make_trees import make_tree
 from tests.support.minimal_reaper import own_runtime_dir, tell
@@ -55,10 +55,10 @@ class Following:
 def served(volume: Path, phase: VolumePhase = VolumePhase.REAPING) -> Iterator[Callable[[VolumePhase | None], None]]:
     """This process is the service; how it says something else, or is away (None)."""
     with own_runtime_dir() as directory:
-        lock = take(directory)
+        lock = take_lock(directory)
         assert lock is not None
         with own(volume) as folder, lock:
-            status = VolumeStatus(path=quote(raw(volume)), id=folder.store.volume.id)
+            status = VolumeStatus(path=quote_path(raw(volume)), id=folder.store.volume.id)
 
             def say(phase: VolumePhase | None) -> None:
                 if phase is None:
@@ -116,7 +116,7 @@ def test_an_orphan_is_found_in_a_folder_that_root_has_registered_since(volume: P
     volume.chmod(0o777)
     swapped = as_user(ALICE, lambda: swap(make_tree(volume / "victim", {"file": ""})))
     with own(volume) as folder:
-        look_first(folder.store)
+        inspect_new_folders(folder.store)
     assert not Path(os.fsdecode(swapped.store)).exists(), "the folder has another path"
 
     def follow() -> None:

@@ -7,9 +7,9 @@ from fusefs.core.pacing import RateCaps
 from fusefs.engine.pace import PressurePacer
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.service.open_volume import open_volume
-from fusefs.service.orphan_schedule import ForRoot
+from fusefs.service.orphan_schedule import RootTakeover
 from fusefs.service.work_session import take_over
-from fusefs.store.orphans import KeepFor, find_container, keep_by_id
+from fusefs.store.orphans import RetentionFromNow, change_retention, find_container
 from tests.crash.powerfail_invariants import Shape
 from tests.crash.powerfail_work import KEEPING, USER, VERBS, Cut, Scenario
 from tests.support.store_verbs import folder_of, raw, reap_now, restore, swap
@@ -55,7 +55,7 @@ def keep_round(cut: Cut, k: int) -> None:
     cut.begin(k)
     identifier = cut.swapped(k)
     entry = find_container(cut.kernel, [raw(cut.base)], identifier)
-    keep_by_id(cut.kernel, [raw(cut.base)], entry, KeepFor(None))
+    change_retention(cut.kernel, [raw(cut.base)], entry, RetentionFromNow(None))
     cut.volume.mark(f"pinned {k}")
 
 
@@ -69,7 +69,9 @@ def take_over_round(cut: Cut, k: int) -> None:
     cut.may(k, Shape.TAKEN)
     with open_volume(cut.kernel, raw(cut.base)) as volume:
         volume.users()  # root registers the folder, as the service does before it has anything done
-        assert take_over(volume, ForRoot(cut.uid, raw(cut.base / ".trashd"), ContainerId(identifier), by_force=False))
+        assert take_over(
+            volume, RootTakeover(cut.uid, raw(cut.base / ".trashd"), ContainerId(identifier), by_force=False)
+        )
     cut.stands(k, Shape.TAKEN)
 
 

@@ -16,8 +16,8 @@ from fusefs.store.as_owner import swap_for_owner
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.init_store import initialise
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap import own_folder
-from fusefs.store.user_folders import take_census
+from fusefs.store.swap import open_own_folder
+from fusefs.store.user_folders import inspect_folders
 from tests.crash.powerfail_invariants import MODE, STORE_DURABLE, Shape, check_state, shapes_at_once, text_of
 from tests.support.crash_states import Check
 from tests.support.fake_dev_fuse import move_into_drop
@@ -329,7 +329,7 @@ def init_round(cut: Cut, _k: int) -> None:
     store, _done = initialise(cut.kernel, BackingAndMount(cut.kernel.open_path(base)), base)
     cut.volume.mark(STORE_DURABLE)
     with store:
-        own_folder(store).fd.close()
+        open_own_folder(store).fd.close()
 
 
 class Scenario(NamedTuple):
@@ -545,7 +545,7 @@ def _users(marks: Sequence[str]) -> set[int]:
 
 def _served(root: Path) -> set[int]:
     with opened(root) as store:
-        return set(take_census(store).inos)
+        return set(inspect_folders(store).inos)
 
 
 def _tells_of_planted(told: Sequence[str]) -> bool:

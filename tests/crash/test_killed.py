@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.names import whose
+from fusefs.core.names import parse_uid_name
 from fusefs.linux.kernel import Kernel
-from fusefs.store.check_swap import preflight
+from fusefs.store.check_swap import check_swap
 from tests.support.crash_invariants import hold_when_killed, hold_when_killed_twice
 from tests.support.crash_scenarios import (
     HOME,
@@ -79,7 +79,7 @@ def test_nothing_is_left_of_a_check_killed_before_any_call(volume: Path, name: s
         settle_without_loss(CHECKS[name], volume, before)
         assert list((volume / HOME).iterdir()) == [home(volume)]
         areas = (volume / ".trashd").glob("[un]*")
-        assert not [path for area in areas for path in area.iterdir() if whose(os.fsencode(path.name)) is None]
+        assert not [path for area in areas for path in area.iterdir() if parse_uid_name(os.fsencode(path.name)) is None]
 
     hold_when_killed(CHECKS[name], volume, law)
 
@@ -149,7 +149,7 @@ def test_nothing_is_left_of_a_check_without_a_store_killed_before_any_call(small
         make_victim(small_volume)
 
     def check(kernel: Kernel) -> int:
-        return preflight(kernel, bytes(home(small_volume))).exit_code
+        return check_swap(kernel, bytes(home(small_volume))).exit_code
 
     set_up()
     tree = snapshot(home(small_volume))

@@ -23,7 +23,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from fusefs.store import recover as recover_module
 from fusefs.store import silent_nodes
-from fusefs.store.orphans import KeepFor, find_container, keep_by_id
+from fusefs.store.orphans import RetentionFromNow, change_retention, find_container
 from tests.support.covering_sets import share_of
 from tests.support.crash_invariants import hold_when_failing, hold_when_killed, hold_when_stopped, spread
 from tests.support.crash_scenarios import (
@@ -315,10 +315,10 @@ def test_a_claim_that_comes_late_is_asked_about_once_more(volume: Path, job: Pat
     swapped = swap(job)
     orphan = volume / ".trashd/u/0/orphans" / swapped.id
     entry = find_container(Kernel(), [os.fsencode(volume)], swapped.id)
-    keep_by_id(Kernel(), [os.fsencode(volume)], entry, KeepFor(None))
+    change_retention(Kernel(), [os.fsencode(volume)], entry, RetentionFromNow(None))
     orphan.rename(orphan.parent.parent / "reaping" / swapped.id)
     with own(volume) as folder:
-        assert reap(folder, swapped.id, is_meant=lambda record: record.retention_s is not None).lost == "changed"
+        assert reap(folder, swapped.id, is_still_due=lambda record: record.retention_s is not None).lost == "changed"
     assert [one.state for one in entries(volume)] == [State.ORPHANS]
 
 
@@ -326,5 +326,5 @@ def test_what_a_reaper_has_begun_is_ended_by_the_next_whatever_its_term(volume: 
     swapped = swap(job)
     assert in_child(lambda: reap_now(volume, swapped.id, Kernel(StoreHook("unlink", die)))) == DyingAt.EXIT_CODE
     with own(volume) as folder:
-        assert reap(folder, swapped.id, is_meant=lambda _record: False).lost is None
+        assert reap(folder, swapped.id, is_still_due=lambda _record: False).lost is None
     assert entries(volume) == []

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.orphan_sums import Survey
-from fusefs.core.pacing import AT_ONCE, HOLD, Speed
+from fusefs.core.pacing import HOLD, UNLIMITED, Speed
 from fusefs.engine import count_tree as module
 from fusefs.engine.count_tree import survey
-from fusefs.engine.pace import PacedLooks
+from fusefs.engine.pace import WalkPacer
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store import walk
 from tests.cli.test_reap import fsyncing
@@ -175,13 +175,13 @@ def test_a_chain_with_branches_is_gone_back_up(volume: Path, monkeypatch: pytest
         assert look_at(volume) == Survey(3001, 0, 0, 0, 0, False)
 
 
-@pytest.mark.parametrize("tells_types", [True, False])
+@pytest.mark.parametrize("lists_types", [True, False])
 def test_more_directories_than_memory_has_room_for_count_once(
     volume: Path, monkeypatch: pytest.MonkeyPatch, tells_types: bool
 ) -> None:
     inner: Spec = {f"i{i}": {"file": "", "dir": {}} for i in range(17)}
     make_tree(volume / "tree", {f"o{i}": {**inner, "file": ""} for i in range(23)})
-    monkeypatch.setattr(Kernel, "tells_types", lambda _kernel, _fd: tells_types)
+    monkeypatch.setattr(Kernel, "lists_types", lambda _kernel, _fd: tells_types)
     with steps(monkeypatch, 5, 3):
         assert look_at(volume) == Survey(1 + 23 * (2 + 17 * 3), 0, 0, 0, 0, False)
 
@@ -305,7 +305,7 @@ def test_small_files_of_btrfs_do_not_count_as_blocks() -> None:
 class Waiting:
     """Who sets the speed: so often it has to wait, whenever it asks for a slice (engine.pace.SetsSpeed)."""
 
-    def __init__(self, n_waits: float, speed: Speed = AT_ONCE) -> None:
+    def __init__(self, n_waits: float, speed: Speed = UNLIMITED) -> None:
         self.n_left = n_waits
         self.speed = speed
         self.n_done = 0
@@ -314,7 +314,7 @@ class Waiting:
     def tempo(self) -> Speed:
         return HOLD if self.n_left else self.speed
 
-    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+    def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         assert not n_bytes
         assert busy_s >= 0
         self.n_done += n_entries
@@ -327,7 +327,7 @@ class Waiting:
 
 def test_nothing_is_looked_at_before_it_may_be() -> None:
     pacer = Waiting(3)
-    looks = PacedLooks(pacer, lambda: False)
+    looks = WalkPacer(pacer, lambda: False)
     assert pacer.n_waited == 0
     looks()
     assert pacer.n_waited == 3
@@ -335,7 +335,7 @@ def test_nothing_is_looked_at_before_it_may_be() -> None:
 
 def test_who_wants_an_end_is_not_kept_waiting_nor_asked_again() -> None:
     pacer = Waiting(float("inf"))
-    looks = PacedLooks(pacer, lambda: pacer.n_waited >= 5)
+    looks = WalkPacer(pacer, lambda: pacer.n_waited >= 5)
     for _ in range(100):
         looks()
     assert pacer.n_waited == 5
@@ -345,7 +345,7 @@ def test_a_walk_at_a_pace_finds_what_one_at_once_finds() -> None:
     with tmpfs_volume() as volume, Kernel().open_path(os.fsencode(volume), os.O_RDONLY) as fd:
         fill(fill(volume / "tree", 2500) / "sub", 500)
         pacer = Waiting(2, Speed(entries_per_s=20_000))  # more than one slice, however fast the machine is
-        paced = survey(Kernel(), fd, pauses=PacedLooks(pacer, lambda: False))
+        paced = survey(Kernel(), fd, pauses=WalkPacer(pacer, lambda: False))
         assert paced == survey(Kernel(), fd)
         assert 0 < pacer.n_done <= paced.n_entries
 

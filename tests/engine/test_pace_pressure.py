@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.pacing import Backlog, RateCaps, Speed, WorkDone, rest_at
+from fusefs.core.pacing import Backlog, RateCaps, Speed, WorkTotals, rest_at
 from fusefs.engine.pace import PressurePacer
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -48,7 +48,7 @@ class Scene:
 
     def run_probing(self, seconds: float) -> None:
         for _ in self.run(seconds):
-            if self.pacer.wants_probe():
+            if self.pacer.is_probe_due():
                 self.pacer.probe()
 
     def run(self, seconds: float, neighbour: Callable[[], None] = lambda: None) -> Iterator[float]:
@@ -57,7 +57,7 @@ class Scene:
         while self.clock.now_s < until_s:
             self.clock.now_s += max(self.pacer.next_tick_s(), 0.001)
             neighbour()
-            self.tempo = self.pacer.tick(WorkDone(), Backlog())
+            self.tempo = self.pacer.tick(WorkTotals(), Backlog())
             yield self.clock.now_s
 
     def until(self, is_alone: bool, neighbour: Callable[[], None] = lambda: None) -> float:
@@ -153,9 +153,9 @@ def test_on_a_server_whose_writes_take_longer_while_it_works_it_steps_back_and_s
 def test_what_it_left_to_be_written_is_begun_beside_others(tmp_path: Path) -> None:
     with on_a_disk(tmp_path) as scene:
         scene.until(is_alone=True)
-        assert not any(scene.pacer.wants_write_back() for _ in scene.run(5.0))
+        assert not any(scene.pacer.is_write_back_due() for _ in scene.run(5.0))
         scene.until(is_alone=False, neighbour=scene.fsyncs)
-        assert any(scene.pacer.wants_write_back() for _ in scene.run(1.0, scene.fsyncs))
+        assert any(scene.pacer.is_write_back_due() for _ in scene.run(1.0, scene.fsyncs))
 
 
 def test_what_is_begun_is_over_before_a_rest(tmp_path: Path) -> None:
@@ -163,19 +163,19 @@ def test_what_is_begun_is_over_before_a_rest(tmp_path: Path) -> None:
         scene.until(is_alone=True)
         scene.until(is_alone=False, neighbour=scene.fsyncs)
         for at_s in scene.run(5.0, scene.fsyncs):
-            if scene.pacer.wants_write_back():
+            if scene.pacer.is_write_back_due():
                 begins_s, _ = rest_at(at_s, is_alone=False)
                 assert at_s < begins_s
                 scene.pacer.write_back()
-                assert not scene.pacer.wants_write_back()
+                assert not scene.pacer.is_write_back_due()
 
 
 def test_a_probe_is_wanted_now_and_then_and_not_again_at_once(tmp_path: Path) -> None:
     with on_a_disk(tmp_path) as scene:
         scene.until(is_alone=True)
         scene.pacer.probe()
-        assert not any(scene.pacer.wants_probe() for _ in scene.run(5.0))
-        assert any(scene.pacer.wants_probe() for _ in scene.run(10.0))
+        assert not any(scene.pacer.is_probe_due() for _ in scene.run(5.0))
+        assert any(scene.pacer.is_probe_due() for _ in scene.run(10.0))
 
 
 def test_a_look_that_comes_too_late_is_no_rest(tmp_path: Path) -> None:
@@ -184,12 +184,12 @@ def test_a_look_that_comes_too_late_is_no_rest(tmp_path: Path) -> None:
         for _ in range(100):
             scene.clock.now_s += 0.26  # never where a rest ends: what is seen may be our own work
             scene.fsyncs()
-            assert scene.pacer.tick(WorkDone(), Backlog()).is_alone
+            assert scene.pacer.tick(WorkTotals(), Backlog()).is_alone
 
 
 def test_who_hurries_does_not_listen_and_yields_to_nobody(tmp_path: Path) -> None:
     with on_a_disk(tmp_path) as scene:
-        tempo = scene.pacer.tick(WorkDone(), Backlog(hurries=True))
+        tempo = scene.pacer.tick(WorkTotals(), Backlog(hurries=True))
         assert (tempo.is_alone, tempo.rests) == (True, False)
         assert scene.pacer.why().startswith("hurrying")
 
@@ -202,7 +202,7 @@ def test_caps_are_kept(tmp_path: Path) -> None:
 
 def test_it_tells_what_an_unlink_takes(tmp_path: Path) -> None:
     with on_a_disk(tmp_path) as scene:
-        scene.pacer.tick(WorkDone(1000, 0, 0.02), Backlog())
+        scene.pacer.tick(WorkTotals(1000, 0, 0.02), Backlog())
         assert scene.pacer.pressure().unlink_us == pytest.approx(20.0)
 
 
@@ -213,7 +213,7 @@ def test_where_nothing_is_told_it_goes_by_latency(tmp_path: Path) -> None:
             pass
         assert not scene.tempo.is_alone
         assert "by latency" in scene.pacer.why()
-        assert scene.pacer.wants_probe() or any(scene.pacer.wants_probe() for _ in scene.run(2.0))
+        assert scene.pacer.is_probe_due() or any(scene.pacer.is_probe_due() for _ in scene.run(2.0))
         scene.pacer.close()
 
 
@@ -231,7 +231,7 @@ def test_where_it_may_not_write_it_goes_by_the_device_and_wants_no_probe(tmp_pat
     """A user's own store, in which root's service makes nothing; longer than two probes are apart."""
     with on_a_disk(tmp_path, may_write=False) as scene:
         assert scene.until(is_alone=True) <= 0.5
-        assert not any(scene.pacer.wants_probe() for _ in scene.run(25.0))
+        assert not any(scene.pacer.is_probe_due() for _ in scene.run(25.0))
         assert scene.tempo.is_alone
         assert scene.until(is_alone=False, neighbour=scene.fsyncs) <= 1.0
 
@@ -239,7 +239,7 @@ def test_where_it_may_not_write_it_goes_by_the_device_and_wants_no_probe(tmp_pat
 def test_where_it_may_not_write_and_nothing_is_told_it_goes_as_if_somebody_were_there(tmp_path: Path) -> None:
     with tmpfs_volume() as root, Kernel().open_path(bytes(root), os.O_RDONLY) as fd:
         scene = Scene(root, fd, Psi(str(tmp_path)), RateCaps(), may_write=False)
-        assert not any(scene.pacer.wants_probe() or scene.tempo.is_alone for _ in scene.run(25.0))
+        assert not any(scene.pacer.is_probe_due() or scene.tempo.is_alone for _ in scene.run(25.0))
         assert scene.pacer.pressure().probe_ms is None
         scene.pacer.close()
 

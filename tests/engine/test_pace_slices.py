@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.pacing import AT_ONCE, HOLD, SLICE_S, SMALL_SLICE_S, SliceBudget, Speed, WorkDone, rest_at
+from fusefs.core.pacing import HOLD, SLICE_S, SMALL_SLICE_S, UNLIMITED, SliceBudget, Speed, WorkTotals, rest_at
 from fusefs.engine.pace import ConstantSpeed, SlicePace
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.reap import RemovalWishes
+from fusefs.reaper.reap import RemovalOptions
 from tests.support.reap_process import empty_container
 
 YIELDING = Speed(is_alone=False, share=0.1)
@@ -30,7 +30,7 @@ class Waiter:
     def tempo(self) -> Speed:
         return self.now
 
-    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+    def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         assert n_bytes >= 0
         self.n_entries += n_entries
         self.busy_s += busy_s
@@ -67,12 +67,12 @@ def removed(volume: Path, pacer: Waiter, n_files: int, kernel: Kernel | None = N
         (tree / f"{i}").touch()
     began = time.monotonic()
     with kernel.open_path(bytes(tree.parent)) as container:
-        assert empty_container(kernel, container, RemovalWishes(pace=pacer)).n_failed == 0
+        assert empty_container(kernel, container, RemovalOptions(pace=pacer)).n_failed == 0
     return time.monotonic() - began
 
 
 def test_alone_a_slice_has_no_limit_but_time() -> None:
-    assert SlicePace(ConstantSpeed(AT_ONCE)).budget() == SliceBudget(SLICE_S, None, None)
+    assert SlicePace(ConstantSpeed(UNLIMITED)).budget() == SliceBudget(SLICE_S, None, None)
 
 
 def test_beside_others_a_slice_is_a_sip() -> None:
@@ -81,7 +81,7 @@ def test_beside_others_a_slice_is_a_sip() -> None:
         budget = next_budget(pace)
         assert budget.seconds <= SMALL_SLICE_S
         n_entries = budget.n_entries or 0
-        pace.done(budget, WorkDone(n_entries, 0, n_entries * 1e-5))
+        pace.finish_slice(budget, WorkTotals(n_entries, 0, n_entries * 1e-5))
     assert n_entries == pytest.approx(SMALL_SLICE_S / 1e-5, abs=2)
 
 
@@ -90,14 +90,14 @@ def test_a_slow_entry_is_a_sip_of_its_own() -> None:
     for _ in range(3):
         budget = next_budget(pace)
         assert budget.n_entries == 1
-        pace.done(budget, WorkDone(1, 0, 0.01))
+        pace.finish_slice(budget, WorkTotals(1, 0, 0.01))
 
 
 def test_after_a_sip_there_is_a_pause() -> None:
     pace = SlicePace(ConstantSpeed(YIELDING))
     budget = next_budget(pace)
     began = time.monotonic()
-    pace.done(budget, WorkDone(1, 0, 0.05))
+    pace.finish_slice(budget, WorkTotals(1, 0, 0.05))
     next_budget(pace)
     assert time.monotonic() - began >= 0.05
 
@@ -120,7 +120,7 @@ def test_a_sip_that_waited_for_a_gap_makes_up_for_those_that_it_missed() -> None
         (SlicePace(ConstantSpeed(YIELDING), lambda: True), 5),
         (SlicePace(ConstantSpeed(YIELDING)), 1),
     ):
-        pace.done(next_budget(pace), WorkDone(1, 0, SMALL_SLICE_S))
+        pace.finish_slice(next_budget(pace), WorkTotals(1, 0, SMALL_SLICE_S))
         assert next_budget(pace).n_entries == n_entries
 
 
@@ -128,7 +128,7 @@ def test_alone_nobody_looks_at_the_device() -> None:
     def never() -> bool:
         raise AssertionError
 
-    assert SlicePace(ConstantSpeed(AT_ONCE), never).budget() is not None
+    assert SlicePace(ConstantSpeed(UNLIMITED), never).budget() is not None
 
 
 def test_who_holds_gets_at_most_one_entry() -> None:
@@ -138,7 +138,7 @@ def test_who_holds_gets_at_most_one_entry() -> None:
         budget = pace.budget()
         if budget is not None:
             n_entries += budget.n_entries or 0
-            pace.done(budget, WorkDone(budget.n_entries or 0, 0, 1e-5))
+            pace.finish_slice(budget, WorkTotals(budget.n_entries or 0, 0, 1e-5))
     assert n_entries <= 1
 
 
@@ -188,4 +188,4 @@ def test_a_slice_ends_where_a_rest_begins() -> None:
         begins_s, _ = rest = rest_at(began_s, is_alone=True)
         if rest == rest_at(time.monotonic(), is_alone=True):  # else it was asked in one span, and answered in the next
             assert began_s + budget.seconds <= begins_s + 0.01
-        pace.done(budget, WorkDone(1, 0, 0.001))
+        pace.finish_slice(budget, WorkTotals(1, 0, 0.001))

@@ -42,7 +42,7 @@ def test_whatever_ends_when_all_goes_and_is_counted_once(
     def run(part: Slice) -> RemovalSliceResult:
         return model.run(part, chance.choice((1, 2, 30)))
 
-    run_by_ranks(plan, plan.done, [n_threads] * n_ranks, run, chance)
+    run_by_ranks(plan, plan.finish_slice, [n_threads] * n_ranks, run, chance)
     assert plan.is_dry()
     assert only_stuck(tree)
     assert len(set(model.unlinked)) == len(model.unlinked)

@@ -14,16 +14,16 @@ from random import Random
 
 import pytest
 
-from fusefs.core.pacing import CUT_BYTES, NamesPerLook, SliceBudget, Speed
+from fusefs.core.pacing import CUT_BYTES, NamesPerClockCheck, SliceBudget, Speed
 from fusefs.core.results import Reaped, Report
 from fusefs.core.slices import RemovalSliceResult, Slice, SlicePlan, SliceWork
 from fusefs.engine.pace import ConstantSpeed
 from fusefs.engine.run_slices import SlicePool, worker_processes, worker_threads
-from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose, group_shift
+from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose_strategy, group_shift
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.not_removed import InnerStores
-from fusefs.reaper.reap import RemovalWishes, reap
+from fusefs.reaper.reap import RemovalOptions, reap
 from fusefs.reaper.remove_slice import SliceRemover
 from tests.support.background_processes import EndsWorkers
 from tests.support.make_trees import fill
@@ -55,11 +55,11 @@ def remover_of(container: Fd, strategy: Strategy) -> SliceRemover:
     kernel = Kernel()
     given, inner_stores = all_given(kernel, container), InnerStores(kernel, container)
     return SliceRemover(
-        kernel, container, strategy, AllocationGroups(kernel, None), given, inner_stores, NamesPerLook()
+        kernel, container, strategy, AllocationGroups(kernel, None), given, inner_stores, NamesPerClockCheck()
     )
 
 
-def reap_with(volume: Path, identifier: str, wishes: RemovalWishes, kernel: Kernel | None = None) -> Reaped:
+def reap_with(volume: Path, identifier: str, wishes: RemovalOptions, kernel: Kernel | None = None) -> Reaped:
     with own(volume) as folder:
         if kernel is not None:
             folder = folder._replace(store=folder.store._replace(kernel=kernel))
@@ -119,7 +119,7 @@ def test_what_is_on_a_server_is_waited_for_by_threads_and_is_not_local(volume: P
     """GPFS's number is its name, and so is that of Samba's client."""
     kernel = _On(int.from_bytes(name, "big"))
     with container(volume) as (_path, fd):
-        assert choose(kernel, fd).workers is Workers.THREADS
+        assert choose_strategy(kernel, fd).workers is Workers.THREADS
         assert not kernel.is_local(fd)
 
 
@@ -128,9 +128,9 @@ def test_crew_removes_what_one_would(volume: Path, workers: Workers) -> None:
     with container(volume) as (path, fd):
         for number in range(20):
             fill(path / "tree" / str(number) / "deep", 100)
-        strategy = choose(Kernel(), fd)._replace(n_workers=3, workers=workers)
+        strategy = choose_strategy(Kernel(), fd)._replace(n_workers=3, workers=workers)
         open_pool = worker_threads if workers is Workers.THREADS else worker_processes
-        with open_pool(3, remover_of(fd, strategy).run) as pool:
+        with open_pool(3, remover_of(fd, strategy).run_slice) as pool:
             report = drive(pool, fd)
         assert (report.removed, report.n_failed, os.listdir(path)) == (20 * 102 + 1, 0, ["record.json"])
 
@@ -142,7 +142,7 @@ def test_a_directory_that_another_worker_has_just_removed_is_no_failure(tmp_path
         with Kernel().open_dir(fd, b"tree") as tree:
             (path / "tree").rmdir()
             work = Slice(0, tree, b"tree", SliceWork(is_listed=False), 10, False)
-            outcome = remover_of(fd, choose(Kernel(), fd)).run(work, SliceBudget(seconds=1.0))
+            outcome = remover_of(fd, choose_strategy(Kernel(), fd)).run_slice(work, SliceBudget(seconds=1.0))
         assert (outcome.failures, outcome.n_failed, outcome.rest.has_rest()) == ((), 0, False)
 
 
@@ -152,9 +152,9 @@ def drive(pool: SlicePool[Slice, RemovalSliceResult], fd: Fd) -> Report:
     plan.add(fd, b"", SliceWork(names=["tree"]))
     while (job := plan.next()) is not None:
         pool.submit(job, SliceBudget(seconds=0.0))
-        for _work, _budget, outcome in pool.ended(60.0):
+        for _work, _budget, outcome in pool.collect_ended(60.0):
             assert outcome is not None
-            for spare in plan.done(job, outcome):
+            for spare in plan.finish_slice(job, outcome):
                 os.close(spare.fd)
     return plan.report(paced=False, stopped=False)
 
@@ -163,7 +163,7 @@ def test_workers_that_are_killed_cost_nothing_but_time(volume: Path) -> None:
     with container(volume) as (path, fd):
         for number in range(30):
             fill(path / "tree" / str(number), 2000)
-        report = empty_container(Kernel(EndsWorkers(5000)), fd, RemovalWishes(n_workers=2))
+        report = empty_container(Kernel(EndsWorkers(5000)), fd, RemovalOptions(n_workers=2))
         assert (report.n_failed, report.stopped, os.listdir(path)) == (0, False, ["record.json"])
 
 
@@ -176,7 +176,7 @@ def test_no_worker_outlives_its_reaper(volume: Path) -> None:
             seen.update(children() - before)
 
         before = children()
-        empty_container(Kernel(), fd, RemovalWishes(n_workers=2, pace=IN_PARTS, progress=look))
+        empty_container(Kernel(), fd, RemovalOptions(n_workers=2, pace=IN_PARTS, progress=look))
         assert seen, "no worker was ever forked"
         assert children() <= before
 
@@ -200,7 +200,7 @@ def test_slices_hand_back_all_fds(volume: Path) -> None:
         deepest.mkdir(parents=True)
         fill(path / "tree/wide", 20_000)
         before = len(open_fds())
-        empty_container(Kernel(), fd, RemovalWishes(n_workers=2))
+        empty_container(Kernel(), fd, RemovalOptions(n_workers=2))
         assert len(open_fds()) <= before
         assert os.listdir(path) == ["record.json"]
 
@@ -216,10 +216,10 @@ def test_stopped_reap_is_finished_by_the_next(volume: Path) -> None:
         asked.append(None)
         return len(asked) > 3
 
-    first = reap_with(volume, swapped.id, RemovalWishes(stops=stops, pace=IN_PARTS))
+    first = reap_with(volume, swapped.id, RemovalOptions(stops=stops, pace=IN_PARTS))
     assert (first.report.stopped, first.report.n_failed) == (True, 0)
     assert 0 < first.report.removed < 30_000
-    second = reap_with(volume, swapped.id, RemovalWishes())
+    second = reap_with(volume, swapped.id, RemovalOptions())
     assert not second.report.stopped
     assert first.report.removed + second.report.removed == 30_001
     assert ids(volume) == set()
@@ -232,7 +232,7 @@ def test_pace_is_kept(volume: Path) -> None:
     with container(volume) as (path, fd):
         fill(path / "tree", 600)
         began = time.monotonic()
-        report = empty_container(Kernel(), fd, RemovalWishes(pace=ConstantSpeed(Speed(entries_per_s=1000))))
+        report = empty_container(Kernel(), fd, RemovalOptions(pace=ConstantSpeed(Speed(entries_per_s=1000))))
         assert time.monotonic() - began >= 0.5
         assert (report.removed, report.n_bytes, os.listdir(path)) == (601, 0, ["record.json"])
 
@@ -245,7 +245,7 @@ def test_pace_in_bytes_counts_what_is_freed() -> None:
         sync(volume)
         n_bytes = sum(os.stat(path / f"tree/{number}").st_blocks * 512 for number in range(20))
         began = time.monotonic()
-        report = empty_container(Kernel(), fd, RemovalWishes(pace=ConstantSpeed(Speed(bytes_per_s=4 << 20))))
+        report = empty_container(Kernel(), fd, RemovalOptions(pace=ConstantSpeed(Speed(bytes_per_s=4 << 20))))
         assert time.monotonic() - began >= 0.4
         assert report.n_bytes == n_bytes
         assert os.listdir(path) == ["record.json"]
@@ -257,7 +257,7 @@ def large(path: Path, n_steps: int = 3) -> Path:
     return path
 
 
-PACED = RemovalWishes(n_workers=1, pace=ConstantSpeed(Speed(bytes_per_s=1 << 40)))
+PACED = RemovalOptions(n_workers=1, pace=ConstantSpeed(Speed(bytes_per_s=1 << 40)))
 """By ourselves to the end: what a hook of a forked worker counts is not ours."""
 
 
@@ -277,7 +277,7 @@ def test_large_file_is_not_cut_when_nothing_is_limited() -> None:
     with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
         large(path / "tree")
         hook = Counting()
-        assert empty_container(Kernel(hook), fd, RemovalWishes(n_workers=1)).removed == 1
+        assert empty_container(Kernel(hook), fd, RemovalOptions(n_workers=1)).removed == 1
         assert hook.calls.count("truncate") == 0
 
 
@@ -375,13 +375,15 @@ def test_slice_ends_at_its_deadline_and_leaves_the_rest(volume: Path) -> None:
 
     with container(volume) as (path, fd):
         fill(path / "tree", 1000)
-        remover = remover_of(fd, choose(Kernel(), fd))
-        outcome = remover.run(Slice(0, fd, b"", SliceWork(names=["tree"]), 10, False), SliceBudget(seconds=0.0))
+        remover = remover_of(fd, choose_strategy(Kernel(), fd))
+        outcome = remover.run_slice(Slice(0, fd, b"", SliceWork(names=["tree"]), 10, False), SliceBudget(seconds=0.0))
         assert outcome.removed == 0
         assert outcome.rest.subdirs == ["tree"]
-        outcome = remover.run(Slice(0, fd, b"", outcome.rest, 10, False), SliceBudget(seconds=60.0, n_entries=100))
+        outcome = remover.run_slice(
+            Slice(0, fd, b"", outcome.rest, 10, False), SliceBudget(seconds=60.0, n_entries=100)
+        )
         assert outcome.removed == 100
-        (left,) = outcome.left
+        (left,) = outcome.remaining
         assert left.name == "tree"
         assert len(left.work.names) + len(os.listdir(path / "tree")) == 2 * len(os.listdir(path / "tree"))
         os.close(left.fd)
@@ -442,9 +444,9 @@ def xfs_db(xfs: Path, command: str) -> str:
 def test_groups_are_an_xfs_matter(xfs: Path) -> None:
     with tmpfs_volume() as path, open_dir(path) as other, open_dir(xfs) as ours:
         assert group_shift(Kernel(), other) is None
-        assert choose(Kernel(), other, 2).group_shift is None
-        assert choose(Kernel(), ours, 2).group_shift is not None
-        assert choose(Kernel(), ours, 1).group_shift is None, "one worker is in nobody's way"
+        assert choose_strategy(Kernel(), other, 2).group_shift is None
+        assert choose_strategy(Kernel(), ours, 2).group_shift is not None
+        assert choose_strategy(Kernel(), ours, 1).group_shift is None, "one worker is in nobody's way"
 
 
 @pytest.fixture
@@ -453,7 +455,7 @@ def other(groups: AllocationGroups, directories: list[Fd]) -> Iterator[int]:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        with groups.alone_in(directories[0]):
+        with groups.lock_group(directories[0]):
             os.write(writing, b".")
             signal.pause()
         os._exit(0)
@@ -474,7 +476,7 @@ def test_group_is_crowded_for_the_others_until_who_is_in_it_dies(
     numbers = [os.fstat(fd).st_ino >> shift for fd in directories]
     assert [groups.is_crowded(fd) for fd in directories] == [number == numbers[0] for number in numbers]
     os.kill(other, signal.SIGKILL)
-    with groups.alone_in(directories[0]):
+    with groups.lock_group(directories[0]):
         assert not groups.is_crowded(directories[0])
 
 
@@ -512,5 +514,5 @@ def make_tree_of(xfs: Path, n_directories: int) -> Path:
 
 def assert_goes(tree: Path, n_entries: int, n_workers: int) -> None:
     with open_dir(tree.parent) as container:
-        report = empty_container(Kernel(), container, RemovalWishes(n_workers=n_workers))
+        report = empty_container(Kernel(), container, RemovalOptions(n_workers=n_workers))
     assert (report.removed, report.n_failed, os.listdir(tree.parent)) == (n_entries, 0, [])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux import syscalls
-from fusefs.linux.batched_calls import look_at_all
+from fusefs.linux.batched_calls import lstat_all
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from tests.support.fuse_silent import silent_fuse
@@ -44,7 +44,7 @@ def odd_tree(tmp_path: Path) -> Path:
 def test_look_tells_what_lstat_and_statx_do(odd_tree: Path) -> None:
     names = os.listdir(odd_tree)
     with opened(odd_tree) as fd:
-        looked, refused = look_at_all(KERNEL, fd, names)
+        looked, refused = lstat_all(KERNEL, fd, names)
     assert ([one.name for one in looked], refused) == (names, [])
     for one in looked:
         st = os.lstat(odd_tree / one.name)
@@ -56,7 +56,7 @@ def test_look_tells_what_lstat_and_statx_do(odd_tree: Path) -> None:
 @pytest.mark.needs("root")
 def test_name_that_is_not_there_holds_up_no_other(odd_tree: Path) -> None:
     with opened(odd_tree) as fd:
-        looked, refused = look_at_all(KERNEL, fd, ["file", "gone", "fifo", "n" * 256])
+        looked, refused = lstat_all(KERNEL, fd, ["file", "gone", "fifo", "n" * 256])
     assert [one.name for one in looked] == ["file", "fifo"]
     assert refused == [("gone", errno.ENOENT), ("n" * 256, errno.ENAMETOOLONG)]
 
@@ -73,7 +73,7 @@ def test_nobody_waits_for_what_is_mounted_on_a_name(tmp_path: Path, kind: int, u
     with silent_fuse(tmp_path / name, uid, root_mode=kind), opened(tmp_path) as fd:
         child = os.fork()
         if not child:
-            found = look_at_all(KERNEL, fd, [name])
+            found = lstat_all(KERNEL, fd, [name])
             os._exit(0 if found == ([], [(name, errno.EXDEV)]) else 1)
         with Fd(os.pidfd_open(child)) as ended:
             poll = select.poll()

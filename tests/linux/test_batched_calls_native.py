@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 
 from fusefs.core.errors import BadRecord
 from fusefs.core.selection import FORMATS, TIMES, Field, Matcher, Selection, SizeBound, TimeBound
-from fusefs.core.slices import unpack
+from fusefs.core.slices import unpack_names
 from fusefs.engine.strategy import in_order
 from fusefs.linux import batched_calls, getdents
 from fusefs.linux.batched_calls import (
-    choose_all,
-    look_at_all,
-    may_lack,
-    read_on,
+    lstat_all,
+    match_by_stat,
+    names_that_may_lack,
+    read_more,
     read_small_files,
     read_window,
-    remove_all,
     rename_all_free,
-    unlink_chosen,
+    unlink_all,
+    unlink_matching,
 )
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel, RefusedNames
@@ -86,11 +86,11 @@ def test_it_chooses_what_the_selection_takes(odd_tree: Path, selection: Selectio
     kinds = {stat.S_IFMT(FORMATS[kind]) >> 12 for kind in matcher.types}
     with opened(odd_tree) as fd:
         names = [*os.listdir(odd_tree), "gone"]
-        chosen = choose_all(kernel, fd, names, matcher.bounds.packed(kinds), at_once=True)
-        looked, _refused = look_at_all(
-            kernel, fd, [name for name in names if name not in chosen.unsure], asks_birth=True
+        chosen = match_by_stat(kernel, fd, names, matcher.bounds.packed(kinds), needs_no_server=True)
+        looked, _refused = lstat_all(
+            kernel, fd, [name for name in names if name not in chosen.unsure], needs_birth=True
         )
-    taken = [one for one in looked if one.st_mode >> 12 in kinds and matcher.takes(one, one.btime_ns)]
+    taken = [one for one in looked if one.st_mode >> 12 in kinds and matcher.matches_stat(one, one.btime_ns)]
     assert chosen.names == [one.name for one in taken] or chosen.unsure == names
     if chosen.names:
         spaces = [one.st_blocks * 512 if one.st_nlink == 1 else 0 for one in taken]
@@ -99,12 +99,12 @@ def test_it_chooses_what_the_selection_takes(odd_tree: Path, selection: Selectio
 
 def test_what_is_mounted_on_or_gone_is_unsure(odd_tree: Path) -> None:
     with opened(odd_tree) as fd:
-        chosen = choose_all(
+        chosen = match_by_stat(
             Kernel(),
             fd,
             ["f0", "f2", "directory", "gone", "n" * 256],
             Matcher(Selection()).bounds.packed([8]),
-            at_once=True,
+            needs_no_server=True,
         )
     assert (chosen.names, chosen.unsure) == (["f0"], ["f2", "directory", "gone", "n" * 256])
 
@@ -114,18 +114,20 @@ def test_a_time_that_64_bits_do_not_hold_is_left_to_python(field: Field) -> None
     late = Selection(times=(TimeBound(field, 1 << 63),))
     assert Matcher(late).bounds.packed([8]) is None
     with opened(Path("/proc/self")) as fd:
-        assert choose_all(Kernel(), fd, ["stat"], None, at_once=True).unsure == ["stat"]
+        assert match_by_stat(Kernel(), fd, ["stat"], None, needs_no_server=True).unsure == ["stat"]
 
 
 def test_each_look_is_seen_by_who_watches(odd_tree: Path) -> None:
     with opened(odd_tree) as fd:
         bounds = Matcher(Selection()).bounds.packed([8])
-        assert choose_all(Kernel(lambda _call: None), fd, ["f0"], bounds, at_once=True).unsure == ["f0"]
+        assert match_by_stat(Kernel(lambda _call: None), fd, ["f0"], bounds, needs_no_server=True).unsure == ["f0"]
 
 
 def test_where_a_server_would_be_asked_nothing_is_told_at_a_glance(odd_tree: Path) -> None:
     with opened(odd_tree) as fd:
-        assert choose_all(Kernel(), fd, ["f0"], Matcher(Selection()).bounds.packed([8]), at_once=False).unsure == ["f0"]
+        assert match_by_stat(
+            Kernel(), fd, ["f0"], Matcher(Selection()).bounds.packed([8]), needs_no_server=False
+        ).unsure == ["f0"]
 
 
 def test_what_is_chosen_goes_at_once_and_nothing_else_does(tmp_path: Path) -> None:
@@ -137,24 +139,24 @@ def test_what_is_chosen_goes_at_once_and_nothing_else_does(tmp_path: Path) -> No
     bounds = Matcher(Selection(sizes=(SizeBound(512),))).bounds.packed([8])
     assert bounds is not None
     with opened(tmp_path) as fd, opened(tmp_path / "directory") as elsewhere:
-        chosen = choose_all(Kernel(), fd, names, bounds, at_once=True)
-        assert unlink_chosen(Kernel(lambda _call: None), fd, fd, names, bounds).unsure == names
-        refused = unlink_chosen(Kernel(), fd, elsewhere, names, bounds)
-        assert (refused.n_gone, refused.n_bytes) == (0, 0)
+        chosen = match_by_stat(Kernel(), fd, names, bounds, needs_no_server=True)
+        assert unlink_matching(Kernel(lambda _call: None), fd, fd, names, bounds).unsure == names
+        refused = unlink_matching(Kernel(), fd, elsewhere, names, bounds)
+        assert (refused.n_removed, refused.n_bytes) == (0, 0)
         assert refused.refused == [(name, errno.ENOENT) for name in chosen.names]
-        done = unlink_chosen(Kernel(), fd, fd, names, bounds)
-    assert (done.n_gone, done.refused, done.unsure) == (len(chosen.names), [], ["gone"])
+        done = unlink_matching(Kernel(), fd, fd, names, bounds)
+    assert (done.n_removed, done.refused, done.unsure) == (len(chosen.names), [], ["gone"])
     assert (done.n_bytes, done.taken_bytes) == (sum(chosen.sizes.lengths), sum(chosen.sizes.spaces))
     assert {*os.listdir(tmp_path)} == {*names} - {*chosen.names, "gone"}
 
 
 def test_it_lists_what_python_lists(odd_tree: Path) -> None:
     with opened(odd_tree) as fd, opened(odd_tree) as other:
-        found, expected = read_on(Kernel(), fd), getdents.read_on(other)
+        found, expected = read_more(Kernel(), fd), getdents.read_more(other)
         assert found is not None
         assert expected is not None
         assert found._replace(kinds=list(found.kinds)) == expected
-        assert read_on(Kernel(), fd) is None
+        assert read_more(Kernel(), fd) is None
 
 
 ENDS = [
@@ -175,14 +177,14 @@ def test_it_leaves_out_names_with_other_ends_but_no_directory(odd_tree: Path, fi
         return kind == stat.S_IFDIR >> 12 or (raw.startswith(first) and raw.endswith(last))
 
     with opened(odd_tree) as fd, opened(odd_tree) as other:
-        found, whole = read_on(Kernel(), fd, first, last), getdents.read_on(other)
+        found, whole = read_more(Kernel(), fd, first, last), getdents.read_more(other)
         assert found is not None
         assert whole is not None
         expected = [one for one in zip(whole.names, whole.inos, whole.kinds, strict=True) if is_wanted(one[0], one[2])]
         assert [*zip(found.names, found.inos, found.kinds, strict=True)] == expected
         assert found.text == "/".join(found.names)
         assert found.n_seen == len(whole.names)
-        assert read_on(Kernel(), fd, first, last) is None
+        assert read_more(Kernel(), fd, first, last) is None
 
 
 def test_it_lists_many_block_by_block(tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ def test_it_lists_many_block_by_block(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     found: list[str] = []
     with opened(tmp_path) as fd:
-        while (block := read_on(Kernel(), fd)) is not None:
+        while (block := read_more(Kernel(), fd)) is not None:
             assert len(block.names) == len(block.inos) == len(block.kinds)
             found += block.names
     assert len(found) == len(names)
@@ -201,7 +203,7 @@ def test_it_lists_many_block_by_block(tmp_path: Path) -> None:
 def test_a_listing_of_no_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with Fd(os.open(tmp_path / "file", os.O_RDONLY)) as fd, pytest.raises(NotADirectoryError):
-        read_on(Kernel(), fd)
+        read_more(Kernel(), fd)
 
 
 @pytest.mark.parametrize("by_inode", [True, False])
@@ -219,7 +221,7 @@ def test_a_window_has_what_python_lists_in_the_order_in_which_it_goes(tmp_path: 
     expected = in_order([entry.name for entry in files], [entry.inode() for entry in files], by_inode=by_inode)
     assert window is not None
     assert window.is_all
-    assert [name for bundle in window.bundles for name in unpack(bundle)] == expected
+    assert [name for bundle in window.bundles for name in unpack_names(bundle)] == expected
     assert sorted(window.subdirs) == sorted(entry.name for entry in entries if entry.is_dir())
 
 
@@ -232,7 +234,7 @@ def test_a_window_ends_at_its_bounds_and_tells_whether_more_is_left(
     with opened(tmp_path) as fd:
         window = read_window(Kernel(), fd, most, most_bytes, by_inode=True)
     assert window is not None
-    assert sum(len(unpack(bundle)) for bundle in window.bundles) == n
+    assert sum(len(unpack_names(bundle)) for bundle in window.bundles) == n
     assert window.is_all == (n == 1000)
 
 
@@ -242,7 +244,7 @@ def test_a_window_of_no_directory_is_an_error(tmp_path: Path) -> None:
         read_window(Kernel(), fd, 10, 10, by_inode=True)
 
 
-@pytest.mark.parametrize("remove", [remove_all, partial(remove_all, are_dirs=True)])
+@pytest.mark.parametrize("remove", [unlink_all, partial(unlink_all, are_dirs=True)])
 def test_it_refuses_what_python_refuses(
     tmp_path: Path, remove: Callable[[Kernel, int, list[str]], RefusedNames], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +348,7 @@ def test_it_says_which_directories_may_lack_something(containers: Path) -> None:
 
     names = [*os.listdir(containers), "gone"]
     with opened(containers) as directory:
-        lacking = may_lack(kernel, directory, names, RECORD)
+        lacking = names_that_may_lack(kernel, directory, names, RECORD)
         assert lacking == [name for name in names if not is_there(directory, name)]
     assert {"none", "gone", "linked", "mounted"} < {*lacking}
 
@@ -355,7 +357,7 @@ def test_records_are_read_one_by_one_where_each_call_is_to_be_seen(containers: P
     watched = Kernel(lambda _call: None)
     with opened(containers) as directory:
         assert read_small_files(watched, directory, ["plain"], RECORD, 0, MOST_BYTES) == [None]
-        assert may_lack(watched, directory, ["plain"], RECORD) == ["plain"]
+        assert names_that_may_lack(watched, directory, ["plain"], RECORD) == ["plain"]
 
 
 @pytest.mark.parametrize("name", ["../file", "a/b", "nul\0", "/"])
@@ -363,5 +365,5 @@ def test_only_names_are_taken(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "d").mkdir()
     with opened(tmp_path / "d") as fd, pytest.raises(ValueError, match="name"):
-        remove_all(Kernel(), fd, [name])
+        unlink_all(Kernel(), fd, [name])
     assert (tmp_path / "file").exists()

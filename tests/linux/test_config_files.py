@@ -11,7 +11,7 @@ import pytest
 from fusefs.core.config import Config
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.toml_reader import TEXT_MAX_BYTES
-from fusefs.linux.config_files import Loaded, base_config, check_files, config_dir, load_config
+from fusefs.linux.config_files import LoadedConfig, check_files, config_dir, default_config, load_config
 from tests.support.other_users import as_user
 
 USER = 12001
@@ -33,12 +33,12 @@ def write(path: Path, text: str = "") -> Path:
     return path
 
 
-def load(etc: Path) -> Loaded:
+def load(etc: Path) -> LoadedConfig:
     """What is in force."""
     return load_config(bytes(etc))
 
 
-def problems(act: Callable[[], Loaded]) -> list[ConfigProblem]:
+def problems(act: Callable[[], LoadedConfig]) -> list[ConfigProblem]:
     """What is wrong with the files."""
     with pytest.raises(BadConfig) as caught:
         act()
@@ -46,7 +46,7 @@ def problems(act: Callable[[], Loaded]) -> list[ConfigProblem]:
 
 
 def test_without_files_the_defaults_are_in_force(etc: Path, tmp_path: Path) -> None:
-    nothing = Loaded(base_config(of_root=os.geteuid() == 0), (), {})
+    nothing = LoadedConfig(default_config(of_root=os.geteuid() == 0), (), {})
     assert load(etc) == load(tmp_path / "nowhere") == nothing
 
 

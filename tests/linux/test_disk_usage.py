@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.record import TreeSize
-from fusefs.linux.disk_usage import ceph_size, known_size
+from fusefs.linux.disk_usage import ceph_size, reported_size
 from fusefs.linux.kernel import Kernel
 from tests.support.fuse_dirstat import knowing_volume, sums_of
 from tests.support.make_trees import make_tree
@@ -30,7 +30,7 @@ USER = 12001
 def known(directory: Path) -> TreeSize | None:
     kernel = Kernel()
     with kernel.open_path(os.fsencode(directory), os.O_RDONLY | os.O_DIRECTORY) as fd:
-        return known_size(kernel, fd)
+        return reported_size(kernel, fd)
 
 
 def btrfs(*words: str | Path) -> None:

@@ -39,7 +39,7 @@ def holder(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_the_second_service_gets_no_lock(tmp_path: Path) -> None:
     with holder(tmp_path):
-        assert file_locks.take(os.fsencode(tmp_path)) is None
+        assert file_locks.take_lock(os.fsencode(tmp_path)) is None
 
 
 def test_the_holder_is_seen_and_his_death_too(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_holder_is_seen_and_his_death_too(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not file_locks.holds_service_lock(directory, process.pid)
-    fd = file_locks.take(directory)
+    fd = file_locks.take_lock(directory)
     assert fd is not None
     fd.close()
 
@@ -82,11 +82,11 @@ def test_others_see_it_and_cannot_take_it() -> None:
         path = os.fsencode(place)
         assert as_user(54321, lambda: file_locks.holds_service_lock(path, process.pid))
         with pytest.raises(PermissionError):
-            as_user(54321, lambda: file_locks.take(path))
+            as_user(54321, lambda: file_locks.take_lock(path))
 
 
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").touch()
     (tmp_path / "lock").symlink_to("elsewhere")
     with pytest.raises(OSError, match="symbolic"):
-        file_locks.take(os.fsencode(tmp_path))
+        file_locks.take_lock(os.fsencode(tmp_path))

@@ -12,7 +12,7 @@ import pytest
 
 from fusefs.linux import filesystem_probes, syscalls
 from fusefs.linux.fd import Fd
-from fusefs.linux.filesystem_probes import case_folding, has_feature
+from fusefs.linux.filesystem_probes import find_case_folding, has_ext4_casefold
 from tests.support.fuse_bad_rename import lying_volume
 from tests.support.fuse_casefold import folding_volume
 from tests.support.open_fds import open_fds
@@ -36,7 +36,7 @@ def top() -> Iterator[Path]:
 
 def asked(path: Path) -> bool | None:
     with Fd(os.open(path, os.O_PATH)) as fd:
-        return case_folding(fd).folds
+        return find_case_folding(fd).folds
 
 
 def other_kernel(patch: pytest.MonkeyPatch, kind: int, answer: int | OSError) -> None:
@@ -81,7 +81,7 @@ def test_the_superblock_of_ext4_tells(tmp_path: Path, options: list[str]) -> Non
     with (image := tmp_path / "image").open("wb") as file:
         file.truncate(4 << 20)
     subprocess.run(["mkfs.ext4", "-q", *options, image], check=True)
-    assert has_feature(str(image)) is bool(options)
+    assert has_ext4_casefold(str(image)) is bool(options)
 
 
 def test_an_xfs_with_the_flag_folds(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:

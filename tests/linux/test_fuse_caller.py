@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from fusefs.linux.credentials import Capability, ThreadCredentials, are_ours, call_as
-from fusefs.linux.fuse_caller import Caller, Rights, is_capable, keeps_group, rights_of
+from fusefs.linux.credentials import Capability, ThreadCredentials, call_as, include_all_ours
+from fusefs.linux.fuse_caller import Caller, Rights, is_capable, may_keep_setgid, read_rights
 from tests.support.fake_dev_fuse import Somebody
 from tests.support.other_users import become
 from tests.support.privileges import FIRST, HE, as_root_in_there, keep_only
@@ -43,12 +43,12 @@ def somebody(become_him: Callable[[], None]) -> Iterator[int]:
 
 
 def rights(uid: int, pid: int, gid: int | None = None) -> Rights:
-    return rights_of(Somebody(uid, uid if gid is None else gid, pid, 0))
+    return read_rights(Somebody(uid, uid if gid is None else gid, pid, 0))
 
 
 def test_a_users_groups_are_his() -> None:
     with somebody(lambda: become(HE, groups=TEAM)) as pid:
-        assert rights(HE, pid) == Rights(TEAM, 0, is_ours=False)
+        assert rights(HE, pid) == Rights(TEAM, 0, is_in_our_namespace=False)
 
 
 def test_more_groups_than_one_read_brings_are_his() -> None:
@@ -59,11 +59,11 @@ def test_more_groups_than_one_read_brings_are_his() -> None:
 
 def test_who_has_one_capability_has_that() -> None:
     with somebody(lambda: keep_only(Capability.FOWNER)) as pid:
-        assert rights(HE, pid) == Rights((), 1 << Capability.FOWNER, is_ours=True)
+        assert rights(HE, pid) == Rights((), 1 << Capability.FOWNER, is_in_our_namespace=True)
 
 
 def test_root_has_all_and_without_them_none() -> None:
-    assert are_ours(rights(0, os.getpid()).capabilities)
+    assert include_all_ours(rights(0, os.getpid()).capabilities)
     with somebody(lambda: become(0)) as pid:
         assert rights(0, pid).capabilities == 0
 
@@ -72,12 +72,12 @@ def test_root_has_all_and_without_them_none() -> None:
 def test_roots_of_user_namespaces_are_not_ours() -> None:
     with somebody(as_root_in_there) as pid:
         found = rights(FIRST, pid)
-        assert (are_ours(found.capabilities), found.is_ours) == (True, False)
+        assert (include_all_ours(found.capabilities), found.is_in_our_namespace) == (True, False)
         him: Caller = Somebody(FIRST, FIRST, pid, 0)
         assert not is_capable(him, Capability.FSETID)
-        assert keeps_group(him, FIRST + 1, FIRST + 1)
-        assert not keeps_group(him, HE, FIRST + 1)
-        assert not keeps_group(him, FIRST, HE)
+        assert may_keep_setgid(him, FIRST + 1, FIRST + 1)
+        assert not may_keep_setgid(him, HE, FIRST + 1)
+        assert not may_keep_setgid(him, FIRST, HE)
 
 
 @pytest.mark.parametrize("ids", [(HE + 1, HE), (HE, HE + 1)])
@@ -89,7 +89,7 @@ def test_who_acts_as_somebody_else_has_nothing_of_his_own(ids: tuple[int, int]) 
 def test_what_acts_as_root_is_roots() -> None:
     with somebody(lambda: become(HE)) as pid:
         found = rights(0, pid)
-        assert (are_ours(found.capabilities), found.is_ours) == (True, True)
+        assert (include_all_ours(found.capabilities), found.is_in_our_namespace) == (True, True)
 
 
 def test_who_is_not_to_be_seen_has_nothing() -> None:

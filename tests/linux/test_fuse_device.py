@@ -130,7 +130,7 @@ def test_what_was_asked_before_attributes_were_forgotten_is_not_believed(
 def n_asked_by(act: Callable[[], object], device: int, before_answer: Callable[[], None]) -> int:
     """How often the kernel asks for attributes while something is done; it is told those of a directory."""
     attributes = Attributes(1, 1, stat.S_IFDIR | 0o755, 2, *[0] * (len(Attributes._fields) - 4))
-    body = wire.attr(1, attributes, HOUR_S)
+    body = wire.encode_attr(1, attributes, HOUR_S)
     n_asked = 0
     with ThreadPoolExecutor(1) as pool:
         acting = pool.submit(act)
@@ -139,7 +139,7 @@ def n_asked_by(act: Callable[[], object], device: int, before_answer: Callable[[
                 _size, opcode, unique = wire.read_head(os.read(device, 1 << 17))[:3]
                 assert opcode == Opcode.GETATTR
                 before_answer()
-                os.write(device, wire.head(unique, len(body)) + body)
+                os.write(device, wire.encode_head(unique, len(body)) + body)
                 n_asked += 1
         acting.result()
     return n_asked

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.inotify import InotifyEvent, InotifyMask, open_inotify, read_events, unwatch, watch
+from fusefs.linux.inotify import InotifyEvent, InotifyMask, add_watch, open_inotify, read_events, remove_watch
 from tests.support.real_filesystems import tmpfs_volume, unmount
 
 WANTED = InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.CREATE | InotifyMask.DELETE
@@ -39,7 +39,7 @@ def events(inotify: Fd) -> list[InotifyEvent]:
 def watched(inotify: Fd, path: Path, wanted: InotifyMask = WANTED) -> int:
     """The number of a watch on a directory that is not open any more."""
     with opened(path) as fd:
-        return watch(inotify, fd, wanted)
+        return add_watch(inotify, fd, wanted)
 
 
 def test_names_that_come_and_go_are_told(inotify: Fd, tmp_path: Path) -> None:
@@ -67,14 +67,14 @@ def test_end_of_a_directory_is_the_end_of_its_watch(inotify: Fd, tmp_path: Path)
     (tmp_path / "gone").mkdir()
     number = watched(inotify, tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert [event.happened for event in events(inotify)] == [InotifyMask.DELETE_SELF, InotifyMask.IGNORED]
+    assert [event.kinds for event in events(inotify)] == [InotifyMask.DELETE_SELF, InotifyMask.IGNORED]
     with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
-        unwatch(inotify, number)
+        remove_watch(inotify, number)
 
 
 def test_unwatched_directory_tells_nothing_but_the_end_of_its_watch(inotify: Fd, tmp_path: Path) -> None:
     number = watched(inotify, tmp_path)
-    unwatch(inotify, number)
+    remove_watch(inotify, number)
     (tmp_path / "a").mkdir()
     assert events(inotify) == [InotifyEvent(number, InotifyMask.IGNORED, b"")]
 
@@ -87,14 +87,14 @@ def test_watch_keeps_no_filesystem_busy_and_ends_with_it(inotify: Fd) -> None:
         assert not unmount(volume), "it was busy"
         told = events(inotify)
     assert {event.watch for event in told} == {number}
-    assert InotifyMask.IGNORED in told[-1].happened
-    assert any(event.happened & InotifyMask.UNMOUNT for event in told)
+    assert InotifyMask.IGNORED in told[-1].kinds
+    assert any(event.kinds & InotifyMask.UNMOUNT for event in told)
 
 
 def test_only_directories_are_watched(inotify: Fd, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with Fd(os.open(tmp_path / "file", os.O_PATH | os.O_CLOEXEC)) as fd, pytest.raises(NotADirectoryError):
-        watch(inotify, fd, WANTED)
+        add_watch(inotify, fd, WANTED)
 
 
 def test_lost_events_are_told_as_lost(inotify: Fd, tmp_path: Path) -> None:

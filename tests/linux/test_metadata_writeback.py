@@ -19,7 +19,7 @@ pytestmark = pytest.mark.needs("root")
 @contextmanager
 def writeback_of(root: Path) -> Iterator[MetadataWriteback | None]:
     fd = os.open(root, os.O_RDONLY)
-    found = MetadataWriteback.of(fd)
+    found = MetadataWriteback.open_for(fd)
     os.close(fd)
     yield found
     if found is not None:

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.linux.mountinfo import (
-    OURS,
+    TRASHD_FSTYPE,
     FilesystemPath,
     Mount,
     MountWatch,
-    below,
-    covering,
+    covering_mount_id,
     disk_of,
     every_place,
     find_place,
@@ -23,7 +22,8 @@ from fusefs.linux.mountinfo import (
     place_below,
     place_of,
     read_mounts,
-    views,
+    relative_to,
+    trashd_views,
 )
 from tests.support.open_fds import open_fds
 from tests.support.real_filesystems import loop_volume, tmpfs_over, tmpfs_volume
@@ -47,7 +47,7 @@ def test_inside_goes_by_whole_components(path: bytes, directory: bytes) -> None:
 @given(ABSOLUTE, ABSOLUTE)
 def test_path_below_joins_back(path: bytes, directory: bytes) -> None:
     if is_inside(path, directory):
-        rest = below(path, directory)
+        rest = relative_to(path, directory)
         assert path == directory if not rest else path == directory.rstrip(b"/") + b"/" + rest
 
 
@@ -118,7 +118,7 @@ def test_a_name_makes_no_fields() -> None:
     point, source = b"/mnt\rrw\x0c-\x0bfuse.trashd\r/scratch\rrw,user_id=0", b"x\r-\rfuse.trashd\ry\ruser_id=0"
     line = b"36 35 0:98 / %s rw shared:7 - fuse %s rw,user_id=1000" % (point, source)
     (read,) = mountinfo._parse_mounts(line + b"\n")
-    assert (read.point, read.source, read.owner, read.is_ours()) == (point, source, 1000, False)
+    assert (read.point, read.source, read.owner, read.is_trashd()) == (point, source, 1000, False)
 
 
 def test_a_source_may_have_no_name() -> None:
@@ -136,7 +136,7 @@ def test_own_table_has_a_root() -> None:
 
 
 def served(number: int, point: bytes, source: bytes, root: bytes = b"/", owner: int = 0) -> Mount:
-    return Mount(number, 1, b"0:%d" % number, root, point, OURS, source, b"rw", owner)
+    return Mount(number, 1, b"0:%d" % number, root, point, TRASHD_FSTYPE, source, b"rw", owner)
 
 
 DISK = mount(2, 1, b"/data", b"8:2", root=b"/vol")
@@ -148,44 +148,44 @@ def test_place_below_a_root_has_one_slash() -> None:
 
 
 def test_view_tells_the_backing_place_of_a_mount() -> None:
-    [view] = views([ROOT, DISK, served(9, b"/mnt", b"/data/x")], (0,))
+    [view] = trashd_views([ROOT, DISK, served(9, b"/mnt", b"/data/x")], (0,))
     assert view.backing == FilesystemPath(b"8:2", b"/vol/x")
     assert view.shown == FilesystemPath(b"0:9", b"/")
 
 
 def test_view_of_a_bind_mount_of_a_part_is_of_that_part() -> None:
-    [view] = views([ROOT, DISK, served(9, b"/mnt", b"/data", root=b"/x/y")], (0,))
+    [view] = trashd_views([ROOT, DISK, served(9, b"/mnt", b"/data", root=b"/x/y")], (0,))
     assert view.backing == FilesystemPath(b"8:2", b"/vol/x/y")
 
 
 @pytest.mark.parametrize(("owner", "owners", "n"), [(0, (0,), 1), (7, (0,), 0), (7, (0, 7), 1), (-1, (0,), 0)])
 def test_only_the_mounts_of_some_owners_are_views(owner: int, owners: tuple[int, ...], n: int) -> None:
-    assert len(views([ROOT, served(9, b"/mnt", b"/data", owner=owner)], owners)) == n
+    assert len(trashd_views([ROOT, served(9, b"/mnt", b"/data", owner=owner)], owners)) == n
 
 
 def test_the_latest_view_comes_first() -> None:
     table = [ROOT, served(8, b"/one", b"/data"), served(9, b"/two", b"/data")]
-    assert [view.mount.point for view in views(table, (0,))] == [b"/two", b"/one"]
+    assert [view.mount.point for view in trashd_views(table, (0,))] == [b"/two", b"/one"]
 
 
 @pytest.mark.parametrize(
     "asked", [FilesystemPath(b"8:2", b"/vol/x/job"), FilesystemPath(b"0:8", b"/job"), FilesystemPath(b"0:9", b"/x/job")]
 )
 def test_every_place_is_found_from_each_of_them(asked: FilesystemPath) -> None:
-    ours = views([ROOT, DISK, served(8, b"/one", b"/data/x"), served(9, b"/two", b"/data")], (0,))
+    ours = trashd_views([ROOT, DISK, served(8, b"/one", b"/data/x"), served(9, b"/two", b"/data")], (0,))
     assert set(every_place(asked, ours)) == {
         FilesystemPath(b"8:2", b"/vol/x/job"), FilesystemPath(b"0:8", b"/job"), FilesystemPath(b"0:9", b"/x/job"),
     }  # fmt: skip
 
 
 def test_place_beside_what_is_shown_is_nowhere_else() -> None:
-    ours = views([ROOT, DISK, served(8, b"/one", b"/data/x")], (0,))
+    ours = trashd_views([ROOT, DISK, served(8, b"/one", b"/data/x")], (0,))
     assert every_place(FilesystemPath(b"8:2", b"/vol/xy"), ours) == [FilesystemPath(b"8:2", b"/vol/xy")]
 
 
 def test_mount_over_itself_is_seen_by_its_clone() -> None:
     clone = mount(5, 1, b"/run/trashd/tree", b"8:2", root=b"/vol")
-    ours = views([ROOT, DISK, clone, served(9, b"/data", b"/run/trashd/tree")], (0,))
+    ours = trashd_views([ROOT, DISK, clone, served(9, b"/data", b"/run/trashd/tree")], (0,))
     assert every_place(FilesystemPath(b"0:9", b"/job"), ours) == [
         FilesystemPath(b"8:2", b"/vol/job"),
         FilesystemPath(b"0:9", b"/job"),
@@ -201,7 +201,7 @@ def test_owner_of_a_mount_of_fuse_is_read(options: bytes, owner: int) -> None:
 
     line = b"36 35 0:98 / /mnt rw shared:7 - fuse.trashd /scratch\\040x " + options
     (read,) = mountinfo._parse_mounts(line + b"\n")
-    assert (read.is_ours(), read.source, read.owner) == (True, b"/scratch x", owner)
+    assert (read.is_trashd(), read.source, read.owner) == (True, b"/scratch x", owner)
     assert mountinfo._parse_mounts(line.replace(b"fuse.trashd", b"fuse.sshfs") + b"\n")[0].owner == owner
     assert mountinfo._parse_mounts(line.replace(b"fuse.trashd", b"fusectl") + b"\n")[0].owner == 0
 
@@ -211,11 +211,11 @@ def test_owner_of_a_mount_of_fuse_is_read(options: bytes, owner: int) -> None:
 )
 def test_a_path_leads_into_the_deepest_mount_and_of_several_into_the_last(path: bytes, number: int) -> None:
     mounts = [ROOT, mount(2, 1, b"/scratch"), mount(3, 2, b"/scratch"), mount(4, 1, b"/data/deep"), mount(5, 1, b"/d")]
-    assert covering(path, mounts) == number
+    assert covering_mount_id(path, mounts) == number
 
 
 def test_nothing_covers_a_path_that_nothing_is_mounted_above() -> None:
-    assert covering(b"/scratch", [mount(2, 1, b"/data")]) == 0
+    assert covering_mount_id(b"/scratch", [mount(2, 1, b"/data")]) == 0
 
 
 _LIMIT_S = 10.0
@@ -236,7 +236,7 @@ def test_a_mount_and_an_unmount_are_told() -> None:
     with MountWatch() as watch:
         with tmpfs_volume():
             assert is_told(watch, _LIMIT_S)
-            watch.seen()
+            watch.acknowledge()
         assert is_told(watch, _LIMIT_S)
 
 
@@ -248,7 +248,7 @@ def test_what_changes_while_nobody_waits_is_told_to_an_event_loop() -> None:
                 with tmpfs_volume():
                     with trio.fail_after(_LIMIT_S):
                         await trio.lowlevel.wait_readable(watch)
-                    watch.seen()
+                    watch.acknowledge()
 
     trio.run(wait)
 

@@ -37,7 +37,7 @@ def append_durably(path: Path) -> None:
 def device_of(root: Path) -> DeviceCounters | None:
     fd = os.open(root, os.O_RDONLY)
     try:
-        return DeviceCounters.of(fd)
+        return DeviceCounters.open_for(fd)
     finally:
         os.close(fd)
 

@@ -14,8 +14,8 @@ import pytest
 
 from fusefs.core.metadata_cache import Attributes
 from fusefs.linux.fd import Fd
-from fusefs.linux.statx import StatxReader, look_at, open_handle
-from fusefs.linux.syscalls import handle_of
+from fusefs.linux.statx import StatxReader, open_handle, stat_at
+from fusefs.linux.syscalls import name_to_handle_at
 from tests.support.open_fds import open_fds
 from tests.support.real_filesystems import tmpfs_volume
 
@@ -43,14 +43,14 @@ def identified(dir_fd: int, name: bytes) -> Attributes:
 
 
 def peeked(dir_fd: int, name: bytes) -> Attributes:
-    return StatxReader().peek_name(dir_fd, name)[0]
+    return StatxReader().identify_opened(dir_fd, name)[0]
 
 
 def looked(dir_fd: int, name: bytes) -> Attributes:
-    return StatxReader().look(dir_fd, name)
+    return StatxReader().stat(dir_fd, name)
 
 
-ways = pytest.mark.parametrize("look", [look_at, looked, identified, peeked])
+ways = pytest.mark.parametrize("look", [stat_at, looked, identified, peeked])
 
 
 def make(kind: str, path: Path) -> None:
@@ -160,40 +160,40 @@ def test_after_a_failure_the_next_look_is_right(top: Path, fd: Fd) -> None:
     looker = StatxReader()
     with pytest.raises(FileNotFoundError):
         looker.identify(fd, b"none")
-    assert looker.identify(fd, b"it") == (look_at(fd, b"it"), handle_of(fd, b"it"))
+    assert looker.identify(fd, b"it") == (stat_at(fd, b"it"), name_to_handle_at(fd, b"it"))
 
 
 def test_a_missing_name_is_not_found(top: Path, fd: Fd) -> None:
     (top / "it").touch()
     looker = StatxReader()
-    assert looker.find(fd, b"none") is None
-    assert (looker.find(fd, b"it"), looker.handle_of(fd, b"it")) == looker.identify(fd, b"it")
+    assert looker.stat_or_none(fd, b"none") is None
+    assert (looker.stat_or_none(fd, b"it"), looker.handle_of(fd, b"it")) == looker.identify(fd, b"it")
     with pytest.raises(NotADirectoryError):
-        looker.find(fd, b"it/none")
+        looker.stat_or_none(fd, b"it/none")
 
 
 def test_an_fd_tells_of_itself(top: Path) -> None:
     (top / "link").symlink_to("nowhere")
     with Fd(os.open(top / "link", os.O_PATH | os.O_NOFOLLOW)) as link:
-        assert told(StatxReader().look(link)) == told(look_at(link)) == of_stat(top / "link")
+        assert told(StatxReader().stat(link)) == told(stat_at(link)) == of_stat(top / "link")
 
 
 def test_a_looker_tells_devices_apart(top: Path, fd: Fd) -> None:
     looker = StatxReader()
     with tmpfs_volume() as other, Fd(os.open(other, os.O_PATH)) as other_fd:
         for _ in range(2):
-            assert looker.look(fd).dev == os.stat(top).st_dev
-            assert looker.look(other_fd).dev == os.stat(other).st_dev
+            assert looker.stat(fd).dev == os.stat(top).st_dev
+            assert looker.stat(other_fd).dev == os.stat(other).st_dev
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_handle_finds_what_was_looked_at(top: Path, fd: Fd, kind: str) -> None:
     make(kind, top / "it")
     with Fd(os.open(top, os.O_RDONLY)) as mount:
-        for seen, handle in (StatxReader().identify(fd, b"it"), StatxReader().peek_name(fd, b"it")):
-            assert handle == handle_of(fd, b"it")
+        for seen, handle in (StatxReader().identify(fd, b"it"), StatxReader().identify_opened(fd, b"it")):
+            assert handle == name_to_handle_at(fd, b"it")
             with open_handle(mount, handle, os.O_PATH | os.O_NOFOLLOW) as found:
-                assert look_at(found) == seen
+                assert stat_at(found) == seen
 
 
 def test_a_looker_takes_handles_of_any_length(top: Path, fd: Fd) -> None:
@@ -203,16 +203,16 @@ def test_a_looker_takes_handles_of_any_length(top: Path, fd: Fd) -> None:
     with Fd(os.open("/proc/self", os.O_PATH)) as proc, Fd(os.open("/", os.O_PATH)) as disk:
         for _ in range(2):
             assert looker.identify(proc, b"status")[1] == b""
-            assert looker.identify(fd, b"it")[1] == handle_of(fd, b"it") != b""
-            assert looker.identify(disk, b"etc")[1] == handle_of(disk, b"etc")
+            assert looker.identify(fd, b"it")[1] == name_to_handle_at(fd, b"it") != b""
+            assert looker.identify(disk, b"etc")[1] == name_to_handle_at(disk, b"etc")
 
 
 def test_a_peek_leaves_no_fd_open(top: Path, fd: Fd) -> None:
     (top / "it").touch()
     before = open_fds()
-    StatxReader().peek_name(fd, b"it")
+    StatxReader().identify_opened(fd, b"it")
     with pytest.raises(FileNotFoundError):
-        StatxReader().peek_name(fd, b"none")
+        StatxReader().identify_opened(fd, b"none")
     assert open_fds() == before
 
 
@@ -220,12 +220,13 @@ def test_many_threads_look_each_at_its_own(top: Path, fd: Fd) -> None:
     names = [b"%d" % number for number in range(256)]
     for size, name in enumerate(names):
         (top / os.fsdecode(name)).write_bytes(b"x" * size)
-    right = {name: (look_at(fd, name), handle_of(fd, name)) for name in names}
+    right = {name: (stat_at(fd, name), name_to_handle_at(fd, name)) for name in names}
 
     def seen(number: int) -> bool:
         mine = names[number:] + names[:number]
         return all(
-            StatxReader().peek_name(fd, name) == right[name] and look_at(fd, name) == right[name][0] for name in mine
+            StatxReader().identify_opened(fd, name) == right[name] and stat_at(fd, name) == right[name][0]
+            for name in mine
         )
 
     with ThreadPoolExecutor(64) as threads:

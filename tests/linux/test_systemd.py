@@ -155,10 +155,10 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
 def test_the_manager_hears_each_message(manager: tuple[socket.socket, str]) -> None:
     ours, name = manager
     with closing(SystemdNotifier({"NOTIFY_SOCKET": name})) as notifier:
-        notifier.ready("serving 2 volumes")
-        notifier.status("reaping")
-        notifier.alive()
-        notifier.stopping()
+        notifier.notify_ready("serving 2 volumes")
+        notifier.set_status("reaping")
+        notifier.reset_watchdog()
+        notifier.notify_stopping()
     assert [ours.recv(4096) for _ in range(4)] == [
         b"READY=1\nSTATUS=serving 2 volumes", b"STATUS=reaping", b"WATCHDOG=1", b"STOPPING=1",
     ]  # fmt: skip
@@ -168,7 +168,7 @@ def test_a_reload_says_when_it_began(manager: tuple[socket.socket, str]) -> None
     ours, name = manager
     before_us = time.monotonic_ns() // 1000
     with closing(SystemdNotifier({"NOTIFY_SOCKET": name})) as notifier:
-        notifier.reloading()
+        notifier.notify_reloading()
     reloading, moment = ours.recv(4096).decode().splitlines()
     assert reloading == "RELOADING=1"
     assert before_us <= int(moment.removeprefix("MONOTONIC_USEC=")) <= time.monotonic_ns() // 1000
@@ -177,20 +177,20 @@ def test_a_reload_says_when_it_began(manager: tuple[socket.socket, str]) -> None
 def test_a_status_cannot_say_more_than_a_status(manager: tuple[socket.socket, str]) -> None:
     ours, name = manager
     with closing(SystemdNotifier({"NOTIFY_SOCKET": name})) as notifier:
-        notifier.status("it is\nSTOPPING=1 \udcff")
+        notifier.set_status("it is\nSTOPPING=1 \udcff")
     assert ours.recv(4096) == b"STATUS=it is STOPPING=1 \\udcff"
 
 
 @pytest.mark.parametrize("variables", [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1234"}])
 def test_without_a_manager_nothing_is_said(variables: dict[str, str]) -> None:
     with closing(SystemdNotifier(variables)) as notifier:
-        notifier.ready()
-        notifier.alive()
+        notifier.notify_ready()
+        notifier.reset_watchdog()
 
 
 def test_a_manager_that_is_gone_is_no_reason_to_stop(tmp_path: Path) -> None:
     with closing(SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")})) as notifier:
-        notifier.ready()
+        notifier.notify_ready()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def in_thread(stack: ExitStack, act: Callable[[], object]) -> ThreadProgress:
 
     def run() -> None:
         progress = ThreadProgress()
-        progress.note()
+        progress.begin_period()
         made.put(progress)
         act()
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.uring_choice import SWITCH
-from fusefs.linux.uring_offer import cores, read_facts
+from fusefs.linux.uring_offer import parse_cores, read_facts
 
 _ENABLE = """
 import logging
@@ -63,4 +63,4 @@ def test_lists_of_cores_are_read_as_the_kernel_writes_them(wanted: set[int]) -> 
             ranges[-1].append(core)
         else:
             ranges.append([core])
-    assert cores(",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in ranges)) == wanted
+    assert parse_cores(",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in ranges)) == wanted

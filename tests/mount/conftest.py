@@ -137,7 +137,7 @@ def mount(source: Path, request: pytest.FixtureRequest) -> Iterator[Mounted]:
 @pytest.fixture
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """`trashd umount --force` kills a daemon that does not end in half a second; users' in five."""
-    monkeypatch.setattr(attach, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(attach, "_DAEMON_TIMEOUT_S", 0.5)
 
 
 @pytest.fixture

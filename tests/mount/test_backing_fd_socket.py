@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusefs.linux import mount_calls
-from fusefs.linux.backing_fd_socket import door_of, knock
+from fusefs.linux.backing_fd_socket import request_backing_fd, socket_path
 from fusefs.linux.fd import Fd
 from fusefs.mount.places.attach import remount
 from tests.support.background_mounts import RUNTIME, backing_of, daemon_of, mount, our_mount, workbench
@@ -55,7 +55,7 @@ def bench() -> Iterator[Path]:
 
 
 def door(mounted: Path) -> bytes:
-    path = door_of(os.fsencode(backing_of(mounted)))
+    path = socket_path(os.fsencode(backing_of(mounted)))
     assert path is not None
     return path
 
@@ -68,7 +68,7 @@ def with_given(mounted: Path, path: Path, act: Callable[[Fd], T], uid: int = USE
     """What a user does with what is given for a directory."""
 
     def body() -> T:
-        with shown(path) as fd, knock(door(mounted), fd) as backing:
+        with shown(path) as fd, request_backing_fd(door(mounted), fd) as backing:
             return act(backing)
 
     return as_user(uid, body)
@@ -135,7 +135,7 @@ def test_in_a_namespace_of_its_own_even_root_gets_no_way_above_it(bench: Path) -
 
     def climb() -> None:
         see_own_mounts_only()
-        with shown(bench / "source") as fd, knock(door(bench / "source"), fd) as given_fd:
+        with shown(bench / "source") as fd, request_backing_fd(door(bench / "source"), fd) as given_fd:
             assert [identity(given_fd), identity(os.open("../..", os.O_PATH, dir_fd=given_fd))] == [tree, tree]
 
     in_time(climb)
@@ -147,7 +147,7 @@ def test_what_was_moved_behind_the_mount_is_what_he_holds(bench: Path) -> None:
     with shown(bench / "source/his/job") as fd:
         (tree / "his/job").rename(tree / "his/moved")
         (tree / "his/job").mkdir()
-        with knock(door(bench / "source"), fd) as backing:
+        with request_backing_fd(door(bench / "source"), fd) as backing:
             assert identity(backing) == identity(tree / "his/moved")
 
 
@@ -188,7 +188,7 @@ def test_what_the_mount_refuses_is_refused_in_what_he_is_given(bench: Path, flag
 def test_a_remount_holds_for_what_was_given_before(bench: Path) -> None:
     source = bench / "source"
     mount(source)
-    with shown(source) as fd, knock(door(source), fd) as tree:
+    with shown(source) as fd, request_backing_fd(door(source), fd) as tree:
         os.mkdir("before", dir_fd=tree)
         remount(os.fsencode(source), ["remount,ro"])
         with pytest.raises(OSError, match="Read-only"):
@@ -221,7 +221,7 @@ def test_who_is_root_in_a_namespace_of_his_own_can_change_nothing_of_it(bench: P
 
 def refusal(mounted: Path, fd: int) -> int | None:
     try:
-        knock(door(mounted), fd).close()
+        request_backing_fd(door(mounted), fd).close()
     except OSError as error:
         return error.errno
     return None
@@ -479,7 +479,7 @@ def test_who_is_in_a_user_namespace_is_given_what_he_shows(bench: Path) -> None:
         assert ctypes.CDLL(None).unshare(0x10000000) == 0  # CLONE_NEWUSER
         found = []
         for name in ("", "his"):
-            with shown(bench / "source" / name) as fd, knock(path, fd) as backing:
+            with shown(bench / "source" / name) as fd, request_backing_fd(path, fd) as backing:
                 found.append(identity(backing))
         return found
 

@@ -153,7 +153,7 @@ def test_who_asks_nobody_is_told_what_the_kernel_knows(mounted: Mounted, place: 
     mounted.forget_all()
     with opened(file, os.O_PATH) as fd, opened(mounted.backing / place.name / "file", os.O_PATH) as below:
         assert kernel.statx(fd).btime_ns == 0
-        born_ns = kernel.statx(fd, asks=True).btime_ns
+        born_ns = kernel.statx(fd, asks_server=True).btime_ns
         assert born_ns == kernel.statx(fd).btime_ns == kernel.statx(below).btime_ns
 
 

@@ -356,10 +356,10 @@ def test_what_a_killed_client_wrote_is_known(mount: tuple[Mounted, Sides]) -> No
 def test_a_look_believes_no_name_that_was_changed_meanwhile(tmp_path: Path) -> None:
     with vfs_at(tmp_path, is_slow=True) as vfs:
         cache = DaemonCache(TablesLock(is_slow=True), vfs.nodes, Counters.in_memory(), 1 << 20, 60.0)
-        look = cache.looking_ahead()
+        look = cache.begin_fill()
         root = vfs.nodes.get(NodeId(1))
         assert root is not None
-        with cache.changes(names=[(root, b"changed")]):
+        with cache.changing(names=[(root, b"changed")]):
             pass
-        assert look.left_s(None, named=(root, b"changed")) == 0
-        assert look.left_s(None, named=(root, b"other")) > 0
+        assert look.valid_s(None, named=(root, b"changed")) == 0
+        assert look.valid_s(None, named=(root, b"other")) > 0

@@ -105,7 +105,7 @@ def vfs() -> Iterator[Vfs]:
         (volume / "directory").mkdir()
         (volume / "link").symlink_to("target")
         with vfs_at(volume, max_fds=0) as vfs:
-            vfs.retries.add(LOSER.pid)
+            vfs.retries.add_process(LOSER.pid)
             yield vfs
 
 
@@ -135,7 +135,7 @@ def test_what_is_absent_is_not_held(vfs: Vfs) -> None:
 
 def test_what_a_loser_is_told_is_absent_is_not_found_the_next_moment(vfs: Vfs, monkeypatch: pytest.MonkeyPatch) -> None:
     """What appeared just then would not be held."""
-    look = vfs.retries.open
+    look = vfs.retries.open_name
 
     def look_before_it_appears(pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
         try:
@@ -143,7 +143,7 @@ def test_what_a_loser_is_told_is_absent_is_not_found_the_next_moment(vfs: Vfs, m
         finally:
             os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644, dir_fd=dir_fd))
 
-    monkeypatch.setattr(vfs.retries, "open", look_before_it_appears)
+    monkeypatch.setattr(vfs.retries, "open_name", look_before_it_appears)
     with pytest.raises(FileNotFoundError):
         Names(vfs).lookup(ROOT, b"late", LOSER)
 
@@ -171,9 +171,9 @@ def test_who_has_long_tried_again_does_so_no_more(vfs: Vfs) -> None:
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(vfs.retries.expire)
+            nursery.start_soon(vfs.retries.expire_until_cancelled)
             await until_none_is_left()
-            await trio.to_thread.run_sync(vfs.retries.add, OTHER.pid)
+            await trio.to_thread.run_sync(vfs.retries.add_process, OTHER.pid)
             assert OTHER.pid in vfs.retries
             await until_none_is_left()
             nursery.cancel_scope.cancel()
@@ -208,7 +208,7 @@ def test_who_is_let_go_of_what_he_found_has_not_found_it_yet(vfs: Vfs) -> None:
 def test_one_file_is_held_for_each_loser_and_for_some_of_them_alone(vfs: Vfs) -> None:
     before, n_losers_max = open_fds(), 64
     for pid in range(10, 10 + 2 * n_losers_max):
-        vfs.retries.add(pid)
+        vfs.retries.add_process(pid)
         for _ in range(3):
             Names(vfs).lookup(ROOT, b"file", Somebody(0, 0, pid, 0o022))
     assert len(vfs.retries) == n_losers_max

@@ -198,7 +198,7 @@ def test_a_file_is_opened_whatever_the_flags_say_that_the_kernel_sees_to(flag: i
         created = kernel.asked(Opcode.CREATE, flags + struct.pack("=II", 0o022, 0) + b"name\0")
         assert not created.error
         assert (path / "name").stat().st_size == 0
-        assert vfs.gauges().n_handles == 1
+        assert vfs.read_gauges().n_handles == 1
 
 
 @pytest.mark.needs("root")
@@ -236,7 +236,7 @@ def test_the_filesystem_may_become_slow_between_any_two_requests() -> None:
             assert kernel.serve()
             is_done = not later.tasks
             for task in later.tasks:
-                task.act(False)
+                task.function(False)
             later.tasks.clear()
             told = kernel.told()
             assert told is not None
@@ -260,7 +260,7 @@ def test_what_is_remembered_of_a_slow_filesystem_is_answered_at_once() -> None:
             tasks = [*later.tasks]
             later.tasks.clear()
             for task in tasks:
-                task.act(False)
+                task.function(False)
             told = kernel.told()
             assert told is not None
             return bool(tasks), told
@@ -344,7 +344,7 @@ def test_what_may_take_long_is_done_while_others_are_answered(opcode: Opcode) ->
         unique = kernel.send(opcode, BODIES[opcode])
         assert kernel.serve() is True
         assert kernel.asked(Opcode.LOOKUP, BODIES[Opcode.LOOKUP]).error == errno.ENOSPC
-        later.tasks.pop().act(False)
+        later.tasks.pop().function(False)
         assert kernel.told() == FuseReply(unique, errno.ENOSPC, b"")
 
 
@@ -392,6 +392,6 @@ def test_a_handle_that_nobody_waits_for_is_released(flags: str, monkeypatch: pyt
                 request = os.read(device, wire.REQUEST_BYTES_MAX)
                 requests.answer(request, requests.write, Patience.NO_WAITING)
         for task in later.tasks:
-            task.act(False)
+            task.function(False)
         assert client.wait(LIMIT_S)
         assert vfs.nodes.n_handles == 0

@@ -17,7 +17,7 @@ import pytest
 
 from fusefs.core.metadata_cache import ROOT
 from fusefs.linux.fd import Fd
-from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, handle_of, renameat2
+from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, name_to_handle_at, renameat2
 from tests.support.background_processes import finish, workers
 from tests.support.fake_dev_fuse import Names, Somebody, vfs_at
 from tests.support.foreground_mount import trashd_mount, until
@@ -210,7 +210,7 @@ def test_no_file_has_a_handle_that_would_be_the_next_ones(oracle: Oracle) -> Non
     s.mkdir(b"d")
     for path in (b"", b"/file", b"/d"):
         with opened(s.top + path, os.O_RDONLY) as fd:
-            assert not handle_of(fd)
+            assert not name_to_handle_at(fd)
 
 
 N_MADE = int(os.environ.get("TRASHD_TEST_INCARNATIONS", "200"))
@@ -288,7 +288,7 @@ def test_what_is_seen_of_a_name_is_all_of_one_file(volume: Path) -> None:
     right = {}
     for size, name in enumerate(("one", "two")):
         (volume / name).write_bytes(bytes(size))
-        right[size] = handle_of(AT_FDCWD, os.fsencode(volume / name))
+        right[size] = name_to_handle_at(AT_FDCWD, os.fsencode(volume / name))
 
     def exchange() -> None:
         with Fd(os.open(volume, os.O_PATH)) as top:

@@ -11,11 +11,11 @@ import pytest
 
 from fusefs.core.metadata_cache import ROOT
 from fusefs.linux.fd import Fd
-from fusefs.linux.getdents import read_on
+from fusefs.linux.getdents import read_more
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from fusefs.mount.native._core import Node
 from fusefs.mount.tree import mount_state
-from fusefs.mount.tree.listings import why_opened
+from fusefs.mount.tree.listings import why_opendir_is_needed
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.fake_dev_fuse import DirectoryRequests, Names, vfs_at
@@ -295,7 +295,7 @@ def names() -> set[str]:
 
 def names_left(fd: int) -> list[str]:
     found = []
-    while (block := read_on(fd)) is not None:
+    while (block := read_more(fd)) is not None:
         found += block.names
     return found
 
@@ -313,7 +313,7 @@ def test_a_second_listing_is_the_kernels_own(open_mount: Mounted, large_director
 
 def test_no_directory_stays_open(open_mount: Mounted, large_directory: Path) -> None:
     with Fd(os.open(large_directory, os.O_RDONLY)) as fd:
-        assert read_on(fd) is not None
+        assert read_more(fd) is not None
         assert open_mount.n_asked("opendir") <= 1
         began_ns = time.time_ns()
         os.statvfs(large_directory)  # after each operation there are new numbers
@@ -325,7 +325,7 @@ def test_a_listing_stays_in_the_directory_that_was_opened(large_directory: Path)
     fresh = large_directory.with_name(f"{large_directory.name}-fresh")
     fresh.mkdir()
     with Fd(os.open(large_directory, os.O_RDONLY)) as fd:
-        first = read_on(fd)
+        first = read_more(fd)
         assert first is not None
         renameat2(AT_FDCWD, bytes(fresh), AT_FDCWD, bytes(large_directory), RENAME_EXCHANGE)
         assert os.listdir(large_directory) == []
@@ -347,6 +347,6 @@ def test_a_filesystem_that_has_become_slow_tells_names_alone() -> None:
 
 def test_it_is_not_done_where_a_listing_may_not_go_on_elsewhere() -> None:
     with Fd(os.open("/proc", os.O_PATH)) as proc, tmpfs_volume() as volume, Fd(os.open(volume, os.O_PATH)) as root:
-        assert why_opened(proc, checks_permissions=True)
-        assert why_opened(root, checks_permissions=False)
-        assert why_opened(root, checks_permissions=True) is None
+        assert why_opendir_is_needed(proc, checks_permissions=True)
+        assert why_opendir_is_needed(root, checks_permissions=False)
+        assert why_opendir_is_needed(root, checks_permissions=True) is None

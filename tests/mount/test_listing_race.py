@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.linux.getdents import read_on
+from fusefs.linux.getdents import read_more
 from tests.support.background_processes import workers
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.open_files import read_entries
@@ -91,7 +91,7 @@ def test_half_read_listing_of_a_directory_that_was_removed_behind_the_mount_ends
             for offset in offsets:
                 os.lseek(fd, offset, os.SEEK_SET)
                 with pytest.raises(FileNotFoundError):  # which libc takes for the end
-                    read_on(fd)
+                    read_more(fd)
         finally:
             os.close(fd)
 

@@ -187,7 +187,7 @@ def test_the_attributes_of_another_file_that_has_the_name_now_are_not_told(both:
         told = both.core.asked(opcode, _ROOM_OF.pack(ROOM, 0), name, nodeid)
         assert told is not None, "it is left to Python"
         assert told.error == errno.ESTALE
-        both.vfs.retries.remove(os.getpid())
+        both.vfs.retries.remove_process(os.getpid())
 
 
 def entries_of(body: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -245,7 +245,7 @@ def test_to_forget_more_references_than_there_are_is_to_forget_all(both: Both, n
 def test_what_is_mounted_inside_is_listed_by_its_name_alone(both: Both) -> None:
     """A look at such a name may have to wait for another machine; a listing has it without one."""
     both.vfs.lock.submounts.names = frozenset({b"directory"})
-    both.vfs.lock.submounts.tell()
+    both.vfs.lock.submounts.on_change()
     told = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, ROOM).ljust(40, b"\0"))
     assert told is not None
     nodeids = {name: nodeid for nodeid, _offset, name in entries_of(told.body)}
@@ -255,11 +255,11 @@ def test_what_is_mounted_inside_is_listed_by_its_name_alone(both: Both) -> None:
 
 def test_who_was_told_estale_is_left_to_python_which_holds_what_he_finds(both: Both) -> None:
     """And nobody else is."""
-    both.vfs.retries.add(os.getpid() + 1)
+    both.vfs.retries.add_process(os.getpid() + 1)
     assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is not None
-    both.vfs.retries.add(os.getpid())
+    both.vfs.retries.add_process(os.getpid())
     assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is None
-    both.vfs.retries.remove(os.getpid())
+    both.vfs.retries.remove_process(os.getpid())
     assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is not None
 
 
@@ -269,7 +269,7 @@ def test_a_refused_opendir_leaves_the_thread_its_own_identity(tmp_path: Path) ->
         vfs.nodes.opens_directories = True
         nodeid = Names(vfs).lookup(ROOT, b"private", Somebody(0, 0, os.getpid(), 0)).nodeid
         with pytest.raises(PermissionError):
-            vfs.core.do(wire.request(Opcode.OPENDIR, nodeid, (1000, 1000, 0), wire.OPEN_IN.pack(0)))
+            vfs.core.do(wire.encode_request(Opcode.OPENDIR, nodeid, (1000, 1000, 0), wire.OPEN_IN.pack(0)))
         assert "\nUid:\t0\t0\t0\t0\n" in Path("/proc/thread-self/status").read_text(encoding="utf-8")
 
 

@@ -26,17 +26,17 @@ from fusefs.core.fuse_protocol import Opcode
 from fusefs.core.metadata_cache import ROOT
 from fusefs.core.mount_counters import (
     BOUNDS_NS,
+    CachedKind,
+    CacheHits,
     CounterLayout,
     CounterTable,
     Gauges,
-    Remembered,
-    Remembering,
-    decode,
-    encode,
+    decode_counters,
+    encode_counters,
 )
 from fusefs.linux.fd import Fd
-from fusefs.linux.syscalls import handle_of
-from fusefs.mount.life.init import InitFlag, answer_init, read_init, why_too_old
+from fusefs.linux.syscalls import name_to_handle_at
+from fusefs.mount.life.init import InitFlag, read_init, reply_to_init, why_too_old
 from fusefs.mount.places.counters import CELL_OF, Counters
 from fusefs.mount.plain.handlers import PlainHandlers
 from fusefs.mount.tables.tables_lock import TablesLock
@@ -121,7 +121,7 @@ def test_what_has_run_may_be_written_at_once_whatever_its_release_waits_for(tmp_
             handlers = PlainHandlers(vfs, 1, has_acls=True)
             go_on = threading.Event()
             async with trio.open_nursery() as nursery:
-                busy = partial(trio.to_thread.run_sync, go_on.wait, limiter=handlers.ending)
+                busy = partial(trio.to_thread.run_sync, go_on.wait, limiter=handlers.release_limiter)
                 nursery.start_soon(busy)
                 await trio.testing.wait_all_tasks_blocked()
                 nursery.start_soon(handlers.release, pyfuse3.FileHandleT(run.fh))
@@ -144,7 +144,7 @@ def test_a_file_handle_never_means_a_later_file() -> None:
         for _ in range(20):
             path.write_bytes(b"content")
             with opened(path, os.O_RDONLY) as fd:
-                handles.add(handle_of(fd))
+                handles.add(name_to_handle_at(fd))
             path.unlink()
         assert len(handles) == 20
 
@@ -194,7 +194,7 @@ def answered(ends: tuple[socket.socket, socket.socket], wanted: InitFlag, *, has
     """The fields of the reply: flags, the number of background requests, bytes and pages of a write, and the depth."""
     kernel, daemon = ends
     kernel.send(request(OFFERED))
-    answer_init(daemon.fileno(), read_init(daemon.fileno()), wanted, has_acls=has_acls, stack_depth=2)
+    reply_to_init(daemon.fileno(), read_init(daemon.fileno()), wanted, has_acls=has_acls, stack_depth=2)
     reply = kernel.recv(1000)
     assert struct.unpack_from("=IiQ", reply) == (len(reply), 0, UNIQUE)
     major, minor, ahead, flags, background, congested, write, gran, pages, _, more, depth = struct.unpack(
@@ -271,7 +271,7 @@ def in_thread(act: Callable[[], object]) -> None:
 
 def is_free(lock: TablesLock) -> bool:
     """Whether another thread can have the tables; if not, it does later."""
-    thread = threading.Thread(target=lambda: lock.run(lambda: None), daemon=True)
+    thread = threading.Thread(target=lambda: lock.run_operation(lambda: None), daemon=True)
     thread.start()
     thread.join(MOMENT_S)
     return not thread.is_alive()
@@ -280,7 +280,7 @@ def is_free(lock: TablesLock) -> bool:
 def test_others_have_the_tables_during_a_call_and_not_between_two(lock: TablesLock) -> None:
     seen: list[bool] = []
     with lock:
-        lock.call(in_thread, lambda: lock.run(lambda: seen.append(lock.mutex.is_held)))
+        lock.call(in_thread, lambda: lock.run_operation(lambda: seen.append(lock.mutex.is_held)))
         assert (seen, lock.mutex.is_held, is_free(lock)) == ([True], True, False)
     assert (lock.mutex.is_held, is_free(lock)) == (False, True)
 
@@ -307,7 +307,7 @@ def test_an_fd_stays_open_to_the_end_of_the_operation_that_uses_it(tmp_path: Pat
         node = vfs.nodes.get(Names(vfs).lookup(ROOT, b"sub", ME).nodeid)
         assert node is not None
         with vfs.lock:
-            fd = vfs.fd_of(node)
+            fd = vfs.directory_fd(node)
             vfs.nodes.drop_directory_fd(node)
             assert vfs.nodes.directory_fd(node) is None
             os.fstat(fd)
@@ -323,31 +323,31 @@ def test_what_others_learn_during_a_change_is_forgotten(monkeypatch: pytest.Monk
             def do(self, request: bytes, held: int = -1) -> bytes:
                 monkeypatch.undo()
                 vfs.lock.is_slow = True
-                in_thread(lambda: vfs.lock.run(Names(vfs).lookup, ROOT, b"new", ME))
+                in_thread(lambda: vfs.lock.run_operation(Names(vfs).lookup, ROOT, b"new", ME))
                 vfs.lock.is_slow = False
                 return core.do(request, held)
 
         monkeypatch.setattr(vfs, "core", LookedUpBefore())
         assert kernel.asked(Opcode.MKDIR, wire.MKDIR_IN.pack(0o755, 0) + b"new\0").error == 0
         assert (path / "new").is_dir()
-        assert vfs.cache.name(vfs.nodes.root, b"new") is None
+        assert vfs.cache.find_name(vfs.nodes.root, b"new") is None
 
 
 @pytest.fixture
 def counted() -> tuple[Counters, bytearray]:
     """Numbers, and the file that they are."""
     table = CounterTable(version="", pid=0, started_ns=0)
-    data = bytearray(encode(table))
+    data = bytearray(encode_counters(table))
     return Counters(memoryview(data)[-8 * CounterLayout(table).n_cells :].cast("Q")), data
 
 
 def test_what_is_remembered_is_counted_by_sort(counted: tuple[Counters, bytearray]) -> None:
     stats, data = counted
-    for i, sort in enumerate(Remembering):
+    for i, sort in enumerate(CachedKind):
         for _ in range(i):
-            stats.hit(sort)
-        stats.miss(sort)
-    assert decode(data).remembered == {sort.label(): Remembered(i, 1) for i, sort in enumerate(Remembering)}
+            stats.count_hit(sort)
+        stats.count_miss(sort)
+    assert decode_counters(data).remembered == {sort.label(): CacheHits(i, 1) for i, sort in enumerate(CachedKind)}
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_an_answer_is_counted_in_the_bucket_of_its_time(
     stats, data = counted
     with Fd(os.open(tmp_path, os.O_PATH)) as root, closing(Vfs(root, TablesLock(), stats, options_of(), 1000)) as vfs:
         vfs.core.count(CELL_OF["read"], took_ns, True)
-    told = decode(data).operations
+    told = decode_counters(data).operations
     bucket = bisect_right(BOUNDS_NS, took_ns)
     assert told["read"].counts == tuple(int(i == bucket) for i in range(len(BOUNDS_NS) + 1))
     assert (told["read"].n_failed, told["read"].total_ns, told["read"].max_ns) == (1, took_ns, took_ns)
@@ -378,19 +378,19 @@ def test_an_idle_daemon_is_not_woken(counted: tuple[Counters, bytearray]) -> Non
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stats.keep_gauges, look)
+            nursery.start_soon(stats.update_gauges, look)
             await trio.testing.wait_all_tasks_blocked()
             assert n_looks == 1
             for _ in range(1000):
-                stats.changed()
+                stats.note_change()
             await trio.sleep(3600)
             assert n_looks == 2
-            stats.changed()
+            stats.note_change()
             await trio.sleep(3600)
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert decode(data).gauges["n_nodes"] == n_looks == 3
+    assert decode_counters(data).gauges["n_nodes"] == n_looks == 3
 
 
 def test_gauges_are_new_before_it_is_told_that_they_are(counted: tuple[Counters, bytearray]) -> None:
@@ -398,20 +398,20 @@ def test_gauges_are_new_before_it_is_told_that_they_are(counted: tuple[Counters,
     told: list[int] = []
 
     def look() -> Gauges:
-        told.append(decode(data).updated_ns)
+        told.append(decode_counters(data).updated_ns)
         return Gauges()
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stats.keep_gauges, look)
+            nursery.start_soon(stats.update_gauges, look)
             await trio.testing.wait_all_tasks_blocked()
-            stats.changed()
+            stats.note_change()
             await trio.sleep(3600)
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert told == [0, 0]
-    assert decode(data).updated_ns > 0
+    assert decode_counters(data).updated_ns > 0
 
 
 def test_what_changes_while_gauges_are_looked_at_is_seen_by_the_next_look(counted: tuple[Counters, bytearray]) -> None:
@@ -422,17 +422,17 @@ def test_what_changes_while_gauges_are_looked_at_is_seen_by_the_next_look(counte
         nonlocal n_looks
         n_looks += 1
         if n_looks == 1:
-            stats.changed()
+            stats.note_change()
         return Gauges(n_nodes=n_looks)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stats.keep_gauges, look)
+            nursery.start_soon(stats.update_gauges, look)
             await trio.sleep(3600)
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert decode(data).gauges["n_nodes"] == n_looks == 2
+    assert decode_counters(data).gauges["n_nodes"] == n_looks == 2
 
 
 def test_gauges_follow_the_end_of_threads_that_nobody_tells(counted: tuple[Counters, bytearray]) -> None:
@@ -441,10 +441,10 @@ def test_gauges_follow_the_end_of_threads_that_nobody_tells(counted: tuple[Count
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stats.keep_gauges, lambda: Gauges(n_threads=at_work.pop(0)))
+            nursery.start_soon(stats.update_gauges, lambda: Gauges(n_threads=at_work.pop(0)))
             await trio.sleep(3600)
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     assert at_work == []
-    assert decode(data).gauges["n_threads"] == 0
+    assert decode_counters(data).gauges["n_threads"] == 0

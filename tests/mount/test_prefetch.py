@@ -14,13 +14,13 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.core.metadata_cache import ACCESS_ACL, ASKED_OF_ALL, NAMES, ROOT
+from fusefs.core.metadata_cache import ACCESS_ACL, CACHED_XATTRS, NAMES, ROOT
 from fusefs.linux.fd import Fd
 from fusefs.linux.statx import StatxReader
 from fusefs.linux.syscalls import RENAME_EXCHANGE
-from fusefs.linux.xattrs import get_of
+from fusefs.linux.xattrs import read_xattr
 from fusefs.mount.native._core import Prefetcher
-from fusefs.mount.tables.daemon_cache import SeenByName
+from fusefs.mount.tables.daemon_cache import LookupResult
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.fake_dev_fuse import Files, Names, Somebody, vfs_at
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.needs("root")
 
 N = 1000
 ACL = acl((USER_OBJ, 6, NOBODY), (USER, 6, 1000), (GROUP_OBJ, 4, NOBODY), (MASK, 6, NOBODY), (OTHER, 4, NOBODY))
-ALL = (1 << len(ASKED_OF_ALL)) - 1
+ALL = (1 << len(CACHED_XATTRS)) - 1
 BATCH: Any = "batch"
 
 
@@ -53,9 +53,9 @@ def prefetcher() -> Iterator[Prefetcher]:
 
 def found(
     prefetcher: Prefetcher, top: Path, names: list[bytes], xattrs: tuple[int, int] = (0, 0), *, has_handles: bool = True
-) -> dict[bytes, SeenByName | None]:
+) -> dict[bytes, LookupResult | None]:
     assert prefetcher.add(BATCH, os.open(top, os.O_PATH), names, xattrs, has_handles, 1, 8)
-    results: dict[bytes, SeenByName | None] = {}
+    results: dict[bytes, LookupResult | None] = {}
     while len(results) < len(names):
         for batch, name, one in prefetcher.results():
             assert cast(str, batch) == BATCH
@@ -75,7 +75,7 @@ def test_many_names_are_found_as_they_are(prefetcher: Prefetcher, top: Path, *, 
                 if name == b"none":
                     assert one is None
                 else:
-                    seen, handle = StatxReader().peek_name(fd, name)
+                    seen, handle = StatxReader().identify_opened(fd, name)
                     assert one == (seen, handle if has_handles else b"", {})
 
 
@@ -91,7 +91,7 @@ def test_extended_attributes_of_its_kind_are_found(prefetcher: Prefetcher, top: 
     assert link is not None
     assert not link[2]
     with Fd(os.open(top / "it", os.O_PATH)) as fd:
-        assert one[2] == {name: get_of(fd, name) for name in ASKED_OF_ALL}
+        assert one[2] == {name: read_xattr(fd, name) for name in CACHED_XATTRS}
     assert one[2][ACCESS_ACL] == ACL
     other = found(prefetcher, top, [b"it"], xattrs[::-1])[b"it"]
     assert other is not None
@@ -102,7 +102,7 @@ def test_a_list_of_names_that_is_long_is_left_to_a_request(prefetcher: Prefetche
     (top / "it").touch()
     for number in range(40):
         os.setxattr(top / "it", f"user.{'x' * 200}{number}", b"")
-    one = found(prefetcher, top, [b"it"], (1 << ASKED_OF_ALL.index(NAMES), 0))[b"it"]
+    one = found(prefetcher, top, [b"it"], (1 << CACHED_XATTRS.index(NAMES), 0))[b"it"]
     assert one is not None
     assert one[2] == {}
 
@@ -305,7 +305,7 @@ def run_beside(known: Known, device: int, after: Callable[[], object]) -> None:
     async def main() -> None:
         with trio.fail_after(LIMIT_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(vfs.stored.run, device)
+                nursery.start_soon(vfs.stored_notices.forget_until_cancelled, device)
                 await trio.testing.wait_all_tasks_blocked()
                 Names(vfs).rename(ROOT_ID, b"victim", folder, b"victim", 0, ME)
                 await trio.to_thread.run_sync(after)

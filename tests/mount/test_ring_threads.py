@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 import pytest
 
-from fusefs.core.uring_choice import SWITCH, why_not_trusted
+from fusefs.core.uring_choice import SWITCH, known_faults
 from fusefs.linux.fd import Fd
 from fusefs.mount.native._core import N_RING_THREADS, Core
 from fusefs.mount.requests.ring_threads import RingThreads
@@ -80,7 +80,7 @@ def test_a_kernel_that_refuses_entries_is_an_error(device: Fd) -> None:
     rings = RingThreads(device, fail, 1000)
     rings.prepare()
     with pytest.raises(OSError, match="not permitted"):
-        rings.begin(cast(Core, object()))
+        rings.serve(cast(Core, object()))
     rings.wait_for_end(RING_LIMIT_S)
     assert not n_threads()
 
@@ -292,7 +292,7 @@ def behind_switch(bench: Path, switch: str, script: str) -> subprocess.Completed
     return subprocess.run(["unshare", "--mount", *words], env=env, capture_output=True, text=True, check=False)
 
 
-IS_TRUSTED = why_not_trusted(os.uname().release) is None
+IS_TRUSTED = known_faults(os.uname().release) is None
 
 
 @pytest.mark.parametrize("uring", ["on", pytest.param("auto", marks=pytest.mark.skipif(not IS_TRUSTED, reason="old"))])

@@ -10,7 +10,7 @@ import pytest
 
 from fusefs.core.mount_options import Coherence, parse_options
 from fusefs.linux.mountinfo import TOP
-from fusefs.mount.places.attach import attach_apart
+from fusefs.mount.places.attach import attach_later
 from fusefs.mount.places.find_mounts import mounts_of
 from tests.support.acls import ACCESS, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.foreground_mount import Mounted, trashd_mount, until
@@ -92,12 +92,12 @@ def test_nobody_sees_the_mount_before_it_answers(mount: Mounted) -> None:
     """No daemon serves it, and no process has to wait for it."""
     target = mount.path.with_name("other")
     target.mkdir()
-    options = parse_options([], as_root=True, usual=Coherence.SHARED)
+    options = parse_options([], as_root=True, default_coherence=Coherence.SHARED)
     before = mounts()
-    attached = attach_apart(os.fsencode(mount.backing), os.fsencode(target), options, [])
+    attached = attach_later(os.fsencode(mount.backing), os.fsencode(target), options, [])
     assert mounts() == before
-    assert attached.apart is not None
-    attached.apart.close()
+    assert attached.unattached_fd is not None
+    attached.unattached_fd.close()
     attached.fd.close()
 
 

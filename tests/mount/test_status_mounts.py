@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fusefs.core.mount_counters import OPERATIONS, decode
-from fusefs.core.uring_choice import ON, SLOW, FastPath
-from fusefs.linux.mount_calls import directory_of
+from fusefs.core.mount_counters import OPERATIONS, decode_counters
+from fusefs.core.uring_choice import FAST_PATH_EFFECTS, SLOW_BACKING, FastPath
+from fusefs.linux.mount_calls import claim_directory
 from tests.support.background_mounts import RUNTIME, abort, as_owner, daemon_of, kill_daemon, mount, our_mount
 from tests.support.foreground_mount import until
 from tests.support.other_users import run_as
@@ -102,7 +102,7 @@ def test_an_engine_that_waits_for_a_slow_filesystem_is_explained(bench: Path) ->
     (bench / "target/made").mkdir()
     assert gauge_comes_to(bench / "target", "is_slow", 1)
     (told,) = done_well("mount", "--explain", "--json", bench / "target").objects()
-    assert told["fast_paths"]["engine"] == {"is_on": True, "why": SLOW}
+    assert told["fast_paths"]["engine"] == {"is_on": True, "why": SLOW_BACKING}
 
 
 @pytest.mark.parametrize("end", [kill_daemon, abort])
@@ -172,7 +172,7 @@ def test_a_stranger_may_look_at_roots(target: Path) -> None:
 
 
 def test_a_stranger_can_change_nothing(target: Path) -> None:
-    file = Path(os.fsdecode(directory_of(os.fsencode(target)))) / "stats"
+    file = Path(os.fsdecode(claim_directory(os.fsencode(target)))) / "stats"
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
     assert file.stat().st_uid == 0
     assert run_as(USER, ["truncate", "--size=0", file]).returncode != 0
@@ -194,27 +194,29 @@ def test_another_mount_namespace_finds_them(target: Path) -> None:
 
 
 def test_missing_numbers_are_told(target: Path) -> None:
-    os.unlink(directory_of(os.fsencode(target)) + b"/stats")
+    os.unlink(claim_directory(os.fsencode(target)) + b"/stats")
     done = trashd("status")
     assert (done.code, done.out) == (5, "")
     assert "the numbers of" in done.err
 
 
 def test_a_new_mount_takes_away_what_an_earlier_one_with_its_device_number_left(target: Path) -> None:
-    own = Path(os.fsdecode(directory_of(os.fsencode(target))), "stats")
+    own = Path(os.fsdecode(claim_directory(os.fsencode(target))), "stats")
     left = RUNTIME / f"left-{os.getpid()}/stats"
     left.parent.mkdir()
     try:
         left.write_bytes(own.read_bytes())
         done_well("umount", target)
         mount(target.with_name("source"), target)  # gets the number that has just become free, as a rule
-        assert not left.exists() or decode(left.read_bytes()).device != decode(own.read_bytes()).device
+        assert (
+            not left.exists() or decode_counters(left.read_bytes()).device != decode_counters(own.read_bytes()).device
+        )
     finally:
         shutil.rmtree(left.parent)
 
 
 def test_missing_numbers_of_one_mount_hide_no_other(bench: Path, target: Path) -> None:
-    os.unlink(directory_of(os.fsencode(target)) + b"/stats")
+    os.unlink(claim_directory(os.fsencode(target)) + b"/stats")
     mount(bench / "source")
     assert list(mounts_in(trashd("status", "--json"))) == [str(bench / "source")]
 
@@ -324,7 +326,7 @@ def off(path: Path) -> dict[str, str]:
 
 def published(bench: Path) -> Path:
     """Where the daemon of its target tells of the fast paths."""
-    return Path(os.fsdecode(directory_of(os.fsencode(bench / "target")))) / "fast-paths"
+    return Path(os.fsdecode(claim_directory(os.fsencode(bench / "target")))) / "fast-paths"
 
 
 @pytest.mark.takes_engine
@@ -332,7 +334,7 @@ def published(bench: Path) -> Path:
 def test_each_is_on_where_nothing_is_in_the_way(bench: Path) -> None:
     mount(bench / "source", bench / "target", "--uring", "on", "--passthrough", "on")
     states = explained(bench / "target")
-    assert states == {path.value: {"is_on": True, "why": ON[path]} for path in FastPath}
+    assert states == {path.value: {"is_on": True, "why": FAST_PATH_EFFECTS[path]} for path in FastPath}
 
 
 def test_plain_mode_has_none(bench: Path) -> None:

@@ -21,7 +21,7 @@ from fusefs.cli import wait
 from fusefs.core.errors import Incomplete
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import RESTORED_XATTRS, Kernel
-from fusefs.linux.statx import look_at
+from fusefs.linux.statx import stat_at
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.crash_scenarios import DyingAfter
@@ -503,7 +503,7 @@ class Place(NamedTuple):
         with os.scandir(top) as listed:
             below = sorted(Path(entry) for entry in listed)
         for path in (top, *below):
-            seen = look_at(AT_FDCWD, os.fsencode(path))
+            seen = stat_at(AT_FDCWD, os.fsencode(path))
             yield str(path.relative_to(self.below)), (*seen, *self._inside(path))
             if path is not top and stat.S_ISDIR(seen.mode):
                 yield from self._look(path)

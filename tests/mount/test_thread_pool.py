@@ -32,7 +32,7 @@ class Crowd:
         def task(number: int) -> PoolTask:
             return PoolTask(key, lambda has_waited: act(number, has_waited), number, n_bytes=n_bytes)
 
-        return [self.pool.do(task(number)) for number in numbers]
+        return [self.pool.submit(task(number)) for number in numbers]
 
     def have_begun(self, n: int) -> bool:
         return until(lambda: len(self.begun) == n)
@@ -70,12 +70,12 @@ def test_whoever_comes_later_has_one_too() -> None:
 def test_who_waits_for_his_turn_may_leave() -> None:
     with crowd(2) as many:
         many.ask(ONE, 1, 2, 3)
-        task = many.pool.parked(2)
+        task = many.pool.queued_task(2)
         assert task is not None
         assert task.unique == 2
         assert many.pool.remove(2)
         assert not many.pool.remove(2)
-        assert many.pool.parked(1) is None
+        assert many.pool.queued_task(1) is None
         many.goes_on.set()
         assert many.have_begun(2)
         assert many.begun == [1, 3]

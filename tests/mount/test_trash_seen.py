@@ -18,14 +18,14 @@ import pytest
 from fusefs.core.container_states import State
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.runtime_directories import HOME
+from fusefs.linux.runtime_directories import MOUNTS_RUNTIME
 from fusefs.store.as_owner import swap_for_owner
-from fusefs.store.find_stores import discover
+from fusefs.store.find_stores import discover_stores
 from fusefs.store.make_store import make_store, unmake_store
-from fusefs.store.mounted_paths import open_shown
+from fusefs.store.mounted_paths import open_both_sides
 from fusefs.store.stage import SwapOptions
-from fusefs.store.tidy_folder import tend
-from fusefs.store.user_folders import open_user
+from fusefs.store.tidy_folder import tidy_folder
+from fusefs.store.user_folders import open_user_folder
 from tests.support.background_mounts import backing_of, is_dead
 from tests.support.crash_scenarios import DyingAfter, forbid_exchange
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount, until
@@ -238,14 +238,14 @@ def test_a_mount_whose_daemon_is_dead_does_not_keep_recovery_from_its_work() -> 
         forbid_exchange(source)
         with trashd_mount(source, expect_end=True) as mounted:
             killed(lambda kernel: swap(mounted.path / "job", kernel), "rename", uid=0)
-            [store] = discover(Kernel(), [raw(mounted.path)])
+            [store] = discover_stores(Kernel(), [raw(mounted.path)])
             with store:
                 os.kill(mounted.pid, signal.SIGKILL)
                 assert until(lambda: is_dead(mounted.path))
-                folder = open_user(store, 0)
+                folder = open_user_folder(store, 0)
                 assert folder is not None
                 with folder:
-                    assert tend(folder) == []
+                    assert tidy_folder(folder) == []
             assert os.listdir(source / "job") == []
         assert_silent(source)
 
@@ -260,7 +260,7 @@ def test_a_store_made_further_down_is_there_for_who_had_listed_its_directory(pla
         swapped = as_user(ALICE, lambda: swap(above / "job"))
         assert swapped.volume is not None
         assert swapped.volume.endswith(b"/" + os.fsencode(place.name))
-        assert not swapped.volume.startswith(HOME), "it is there without the mount too"
+        assert not swapped.volume.startswith(MOUNTS_RUNTIME), "it is there without the mount too"
         place.assert_seen()
         as_user(ALICE, lambda: restore(place.home(), swapped.id))
     finally:
@@ -269,10 +269,10 @@ def test_a_store_made_further_down_is_there_for_who_had_listed_its_directory(pla
 
 def test_a_store_made_in_vain_is_gone_for_who_had_seen_it(place: Place) -> None:
     kernel, path = Kernel(), raw(place.home())
-    shown = open_shown(kernel, path)
+    shown = open_both_sides(kernel, path)
     make_store(kernel, shown, path, STORE).__exit__()
     place.look()
-    with open_shown(kernel, path) as base:
+    with open_both_sides(kernel, path) as base:
         unmake_store(kernel, base, path, STORE)
     assert os.listdir(place.home()) == []
     place.assert_seen()

@@ -13,8 +13,16 @@ from fusefs.core.metadata_cache import Attributes
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
 from fusefs.mount.native._core import Node, Tables
-from fusefs.mount.tree.trashd_dir import DropLinks, drop_of, hides_stores, is_below, is_drop, prepare_store, user_of
-from fusefs.store.layout import is_stores_own
+from fusefs.mount.tree.trashd_dir import (
+    DropLinks,
+    drop_link_nodeid,
+    drop_link_user,
+    hides_stores,
+    is_drop_link,
+    is_in_store,
+    prepare_store,
+)
+from fusefs.store.layout import is_store_name
 from tests.support.fake_dev_fuse import Somebody
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard
 from tests.support.real_filesystems import tmpfs_volume
@@ -42,29 +50,29 @@ def table(*names: bytes) -> tuple[Tables, list[Node]]:
 
 def test_the_store_and_all_in_it_is_below() -> None:
     nodes, [root, *inside] = table(STORE, b"u", b"0", b"drop")
-    assert not is_below(nodes, root)
-    assert all(is_below(nodes, node) for node in inside)
+    assert not is_in_store(nodes, root)
+    assert all(is_in_store(nodes, node) for node in inside)
 
 
 @pytest.mark.parametrize("name", [STORE, b".trashd-1000", b".trashd.new-1"], ids=["made", "a user's", "being made"])
 def test_a_store_further_down_is_below_too(name: bytes) -> None:
     nodes, [_root, home, *inside] = table(b"home", name, b"u")
-    assert not is_below(nodes, home)
-    assert all(is_below(nodes, node) for node in inside)
+    assert not is_in_store(nodes, home)
+    assert all(is_in_store(nodes, node) for node in inside)
 
 
 @pytest.mark.parametrize("name", [b".trashd2", b"trashd", b".trash", b".trashd-new", b".trashd-1000.0123"])
 def test_what_is_only_called_like_it_is_not(name: bytes) -> None:
     nodes, [_root, *inside] = table(name, b"u")
-    assert not any(is_below(nodes, node) for node in inside)
-    assert not is_stores_own(name)
+    assert not any(is_in_store(nodes, node) for node in inside)
+    assert not is_store_name(name)
 
 
 def test_a_tree_that_moves_out_of_the_store_is_below_no_more() -> None:
     nodes, [root, store, tree, deep] = table(STORE, b"tree", b"deep")
-    assert is_below(nodes, deep)
+    assert is_in_store(nodes, deep)
     nodes.move(tree, (store, b"tree"), (root, b"job"))
-    assert not is_below(nodes, deep)
+    assert not is_in_store(nodes, deep)
 
 
 def test_only_the_root_hides_it_and_only_unless_it_shall_be_shown() -> None:
@@ -76,24 +84,24 @@ def test_only_the_root_hides_it_and_only_unless_it_shall_be_shown() -> None:
 
 def test_the_link_is_at_the_root_s_store_alone() -> None:
     _nodes, [root, store, users] = table(STORE, b"u")
-    assert is_drop(store, b"drop")
-    assert not is_drop(store, b"u")
-    assert not is_drop(root, b"drop")
-    assert not is_drop(users, b"drop")
+    assert is_drop_link(store, b"drop")
+    assert not is_drop_link(store, b"u")
+    assert not is_drop_link(root, b"drop")
+    assert not is_drop_link(users, b"drop")
     _nodes, [_root, _home, lower] = table(b"home", STORE)
-    assert not is_drop(lower, b"drop")
+    assert not is_drop_link(lower, b"drop")
 
 
 @pytest.mark.parametrize("uid", [0, ALICE, (1 << 32) - 1])
 def test_each_user_s_link_has_a_nodeid_of_its_own(uid: int) -> None:
-    nodeid = drop_of(uid, b"u/%d/drop" % uid)
-    assert user_of(nodeid) == uid
+    nodeid = drop_link_nodeid(uid, b"u/%d/drop" % uid)
+    assert drop_link_user(nodeid) == uid
     assert 1 << 62 < nodeid < 1 << 63
 
 
 @pytest.mark.parametrize("nodeid", [1, 2, (1 << 62) + 1, 0x6000_0000_0000_0000 - 1, 1 << 63])
 def test_another_nodeid_is_nobody_s_link(nodeid: int) -> None:
-    assert user_of(nodeid) is None
+    assert drop_link_user(nodeid) is None
 
 
 # On a volume
@@ -124,10 +132,10 @@ needs_root = pytest.mark.needs("root")
 @pytest.mark.parametrize("umask", [0o022, 0o777, 0])
 def test_a_user_s_folder_is_made_when_he_asks(volume: Path, uid: int, umask: int) -> None:
     with drops(volume) as links:
-        attributes = links.look(uid, caller(uid, umask))
+        attributes = links.stat_link(uid, caller(uid, umask))
         target = links.readlink(uid, caller(uid, umask))
     assert target == b"u/%d/drop" % uid
-    assert (attributes.ino, attributes.uid, attributes.size) == (drop_of(uid, target), uid, len(target))
+    assert (attributes.ino, attributes.uid, attributes.size) == (drop_link_nodeid(uid, target), uid, len(target))
     assert stat.S_ISLNK(attributes.mode)
     folder = volume / ".trashd" / "u" / str(uid)
     for path in (folder, folder / "drop", folder / "orphans"):
@@ -139,9 +147,9 @@ def test_nobody_makes_another_one_s_folder(volume: Path) -> None:
     with drops(volume) as links:
         for uid in (BOB, 0):
             with pytest.raises(FileNotFoundError):
-                links.look(ALICE, caller(uid))
+                links.stat_link(ALICE, caller(uid))
         assert os.listdir(volume / ".trashd" / "u") == []
-        links.look(ALICE, caller(ALICE))
+        links.stat_link(ALICE, caller(ALICE))
         assert links.readlink(ALICE, caller(0)) == b"u/4711/drop"
 
 
@@ -172,7 +180,7 @@ def test_a_directory_of_his_that_others_could_move_there_is_gone_round(volume: P
 def test_without_a_store_there_is_no_link() -> None:
     with tmpfs_volume() as bare, drops(bare) as links:
         with pytest.raises(FileNotFoundError):
-            links.look(0, caller(0))
+            links.stat_link(0, caller(0))
         assert os.listdir(bare) == []
 
 
@@ -180,17 +188,17 @@ def test_without_a_store_there_is_no_link() -> None:
 def test_a_store_that_root_does_not_trust_leads_nobody(volume: Path) -> None:
     os.chown(volume / ".trashd", ALICE, ALICE)
     with drops(volume) as links, pytest.raises(PermissionError):
-        links.look(ALICE, caller(ALICE))
+        links.stat_link(ALICE, caller(ALICE))
     os.chown(volume / ".trashd", 0, 0)
 
 
 @needs_root
 def test_all_that_the_links_open_is_closed(volume: Path) -> None:
     with drops(volume) as links:
-        links.look(ALICE, caller(ALICE))
+        links.stat_link(ALICE, caller(ALICE))
         n_fds = len(os.listdir("/proc/self/fd"))
         for uid in (ALICE, BOB):
-            links.look(uid, caller(uid))
+            links.stat_link(uid, caller(uid))
             links.readlink(uid, caller(uid))
         assert len(os.listdir("/proc/self/fd")) == n_fds
 

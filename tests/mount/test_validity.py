@@ -14,7 +14,7 @@ import pytest
 from fusefs.core.metadata_cache import NodeId
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
-from fusefs.linux.statx import look_at
+from fusefs.linux.statx import stat_at
 from fusefs.mount.native._core import Tables
 from fusefs.mount.tree.kernel_timeouts import AttrTimeouts, EntryParam
 from fusefs.mount.tree.vfs import Vfs
@@ -207,22 +207,22 @@ def test_a_node_that_has_ended_is_nobodys(tree: Tree) -> None:
     sub = tree.vfs.nodes.get(tree.sub)
     assert sub is not None
     Names(tree.vfs).forget(tree.sub, 1)
-    tree.vfs.timeouts.changed(sub)
+    tree.vfs.timeouts.note_change(sub)
     assert tree.device.voided() == []
 
 
 def known_of(path: Path, **changes: object) -> EntryParam:
     with Fd(os.open(path, os.O_PATH)) as fd:
-        return EntryParam(NodeId(2), look_at(fd), HOUR_S)._replace(**changes)  # type: ignore[arg-type]
+        return EntryParam(NodeId(2), stat_at(fd), HOUR_S)._replace(**changes)  # type: ignore[arg-type]
 
 
 def test_without_a_session_nothing_of_a_directory_lasts(tmp_path: Path) -> None:
     known = known_of(tmp_path)
     nodes = Tables((1, b"x"), known.attributes)
     timeouts, known = AttrTimeouts(nodes), known._replace(nodeid=nodes.root.nodeid)
-    assert timeouts.lifetimes(known) == (HOUR_S, SECOND_S)
-    timeouts.changed(nodes.root)
-    timeouts.renew(nodes.root)
+    assert timeouts.timeouts_of(known) == (HOUR_S, SECOND_S)
+    timeouts.note_change(nodes.root)
+    timeouts.invalidate(nodes.root)
 
 
 def test_what_else_does_not_last(tmp_path: Path) -> None:
@@ -230,10 +230,10 @@ def test_what_else_does_not_last(tmp_path: Path) -> None:
     (tmp_path / "twice").touch()
     (tmp_path / "other").hardlink_to(tmp_path / "twice")
     timeouts = AttrTimeouts(Tables((1, b"x"), known_of(tmp_path).attributes))
-    assert timeouts.lifetimes(known_of(tmp_path / "file")) == (HOUR_S, HOUR_S)
-    assert timeouts.lifetimes(known_of(tmp_path / "twice")) == (HOUR_S, SECOND_S)
-    assert timeouts.lifetimes(known_of(tmp_path / "file", is_steady=False)) == (HOUR_S, 0)
-    assert timeouts.lifetimes(known_of(tmp_path, timeout_s=0.5)) == (0.5, 0.5)
+    assert timeouts.timeouts_of(known_of(tmp_path / "file")) == (HOUR_S, HOUR_S)
+    assert timeouts.timeouts_of(known_of(tmp_path / "twice")) == (HOUR_S, SECOND_S)
+    assert timeouts.timeouts_of(known_of(tmp_path / "file", is_steady=False)) == (HOUR_S, 0)
+    assert timeouts.timeouts_of(known_of(tmp_path, timeout_s=0.5)) == (0.5, 0.5)
 
 
 @pytest.mark.needs("root", "fuse")

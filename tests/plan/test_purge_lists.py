@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from fusefs.core.errors import Incomplete, NotFound, Refused
-from fusefs.core.plan_rules import PurgeListed, PurgeNotice, Rule, RuleNotDone
+from fusefs.core.plan_rules import PurgeListsResult, PurgeNotice, Rule, SkippedRule
 from fusefs.core.selection import Selection
 from fusefs.core.toml_reader import ConfigKey
 from fusefs.linux.fd import Fd
@@ -308,7 +308,7 @@ def test_no_list_goes_after_a_directory_that_failed(
         ConfigKey("plan", "rule[1]"), bytes(tmp_path / "scratch"), Selection(), purge=PurgeNotice(bytes(there), 86_400)
     )
     failed, listed = carry_out(KERNEL, [rule], PlanOptions(runs, 0))
-    assert isinstance(failed, RuleNotDone)
-    assert isinstance(listed, PurgeListed)
+    assert isinstance(failed, SkippedRule)
+    assert isinstance(listed, PurgeListsResult)
     assert (listed.error, listed.is_whole) == (None, False)
     assert published(there) == before

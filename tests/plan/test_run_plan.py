@@ -14,14 +14,14 @@ import pytest
 
 from fusefs.cli.plan import refused_rules
 from fusefs.core.errors import BadConfig, NotFound, Refused
-from fusefs.core.plan_rules import PlanContext, PurgeListed, RuleDone, RuleNotDone, RuleOutcome, read_plan
+from fusefs.core.plan_rules import PlanContext, PurgeListsResult, RuleOutcome, RuleResult, SkippedRule, read_plan
 from fusefs.core.record import Failure
 from fusefs.core.results import KEPT_BY_OTHERS, LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN, Spared, Swept
 from fusefs.core.toml_reader import Source
 from fusefs.linux.kernel import RESTORED_XATTRS, Kernel
 from fusefs.plan.run_plan import PlanOptions, carry_out
-from fusefs.sweep.request import Request, SweepWishes
-from fusefs.sweep.run import NOTHING_SPECIAL, run
+from fusefs.sweep.request import Request, SweepOptions
+from fusefs.sweep.run import DEFAULT_SWEEP, run_request
 from tests.plan.test_run_plan_units import locked
 from tests.plan.test_run_plan_units import put as put_at
 from tests.support.foreground_mount import trashd_mount
@@ -57,7 +57,7 @@ def carried(
     *,
     runs: bool = True,
     now_ns: int = NOW_NS,
-    wishes: SweepWishes = NOTHING_SPECIAL,
+    wishes: SweepOptions = DEFAULT_SWEEP,
     kernel: Kernel | None = None,
 ) -> list[RuleOutcome]:
     plan = f'[[rule]]\ndirectory = "{directory}"\n{text}\n'
@@ -67,7 +67,7 @@ def carried(
 
 def swept(directory: Path | str, text: str, *, runs: bool = True) -> Swept:
     (told,) = carried(directory, text, runs=runs)
-    assert isinstance(told, RuleDone), told
+    assert isinstance(told, RuleResult), told
     return told.swept
 
 
@@ -287,8 +287,8 @@ def test_lists_of_who_stops_it_stay_as_they_were(volume: Path) -> None:
     carried(volume / "scratch", text)
     before = snapshot(volume / "lists")
     os.chown(put(volume / "scratch/b", 25), MALLORY, MALLORY)
-    told = carried(volume / "scratch", text, wishes=SweepWishes(stops=lambda: True))
-    assert not [one for one in told if isinstance(one, PurgeListed)]
+    told = carried(volume / "scratch", text, wishes=SweepOptions(stops=lambda: True))
+    assert not [one for one in told if isinstance(one, PurgeListsResult)]
     assert snapshot(volume / "lists") == before
 
 
@@ -304,10 +304,10 @@ def test_lists_that_lie_in_what_a_rule_sweeps_by_whatever_path_are_refused(
         (volume / "scratch/spool/lists").mkdir()
     text = f'{OLD}\naction = "delete"\n{unit}\npurgelist = {{ directory = "{volume}/by/lists", ahead = "7d" }}'
     told, listed = carried(volume / "scratch", text, runs=runs)
-    assert isinstance(told, RuleNotDone)
+    assert isinstance(told, SkippedRule)
     assert isinstance(told.error, Refused)
     assert f"contains the purge lists {volume}/by/lists" in told.why
-    assert isinstance(listed, PurgeListed)
+    assert isinstance(listed, PurgeListsResult)
     assert (listed.is_whole, files(volume / "scratch")) == (False, {"spool/old"})
 
 
@@ -320,7 +320,7 @@ def test_lists_that_lack_what_nobody_could_look_at_say_so(volume: Path, unit: st
     (volume / "scratch/b").chmod(0 if is_closed else 0o755)
     text = f'{OLD}\n{unit}\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     listed = as_user(ALICE, lambda: carried(volume / "scratch", text)[-1])
-    assert isinstance(listed, PurgeListed)
+    assert isinstance(listed, PurgeListsResult)
     assert (listed.is_whole, listed.n_entries) == (not is_closed, 1 if is_closed else 2)
     (written,) = (volume / "lists").iterdir()
     assert ("# Incomplete" in written.read_text()) == is_closed
@@ -332,7 +332,7 @@ def test_lists_say_so_too_if_units_were_left_for_another_time(volume: Path) -> N
     text = f'{OLD}\nunit = "top"\nmax_delete = 1\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     for runs in (False, True):
         listed = carried(volume / "scratch", text, runs=runs)[-1]
-        assert isinstance(listed, PurgeListed)
+        assert isinstance(listed, PurgeListsResult)
         assert not listed.is_whole
 
 
@@ -350,8 +350,8 @@ def test_lists_that_can_not_be_written_are_told_and_hold_up_nothing(
         put(volume / "scratch" / name, age_days)
     text = f'{OLD}\naction = "delete"\n{unit}\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     done, listed = carried(volume / "scratch", text, kernel=Kernel(full))
-    assert isinstance(done, RuleDone)
-    assert isinstance(listed, PurgeListed)
+    assert isinstance(done, RuleResult)
+    assert isinstance(listed, PurgeListsResult)
     assert (done.swept.sums.n_done, listed.error and listed.error.errno) == (2, errno.ENOSPC)
     assert files(volume) == {"scratch/b", "scratch/c"}
 
@@ -365,8 +365,8 @@ def test_users_who_empty_their_lists_end_nobodys_rules(volume: Path) -> None:
     lists = sorted(volume.glob("lists/*"))
     as_user(MALLORY, lambda: os.truncate(volume / f"lists/{MALLORY}.list", 0))
     done, listed = carried(volume / "scratch", text, now_ns=NOW_NS + 9 * DAY_NS // 2)
-    assert isinstance(done, RuleDone)
-    assert isinstance(listed, PurgeListed)
+    assert isinstance(done, RuleResult)
+    assert isinstance(listed, PurgeListsResult)
     assert (done.swept.sums.n_done, listed.error, listed.n_users) == (1, None, 1)
     assert (len(lists), list(volume.glob("lists/*"))) == (2, [volume / f"lists/{ALICE}.list"])
 
@@ -384,7 +384,7 @@ def test_one_directory_that_fails_keeps_no_other_from_its_turn(volume: Path) -> 
     for name in ("a", "b", "c"):
         put(volume / f"home/{name}/old-{name}", 40)
     told = carried(volume / "home/*", f'{OLD}\naction = "move"\nmove_to = "{volume}/home/b"')
-    assert [type(one) for one in told] == [RuleDone, RuleNotDone, RuleDone]  # nothing is moved from b to b
+    assert [type(one) for one in told] == [RuleResult, SkippedRule, RuleResult]  # nothing is moved from b to b
     assert files(volume / "home") == {"b/old-a", "b/old-b", "b/old-c"}
 
 
@@ -395,21 +395,21 @@ def test_directory_that_becomes_a_link_meanwhile_leads_nowhere(
     put(volume / "home/tmp/old", 40)
     put(volume / "secret/tmp/old", 40)
 
-    def replaced(kernel: Kernel, request: Request, wishes: SweepWishes) -> Swept:
+    def replaced(kernel: Kernel, request: Request, wishes: SweepOptions) -> Swept:
         (volume / "home").rename(volume / "elsewhere")
         (volume / "home").symlink_to("secret")
-        return run(kernel, request, wishes)
+        return run_request(kernel, request, wishes)
 
-    monkeypatch.setattr("fusefs.plan.run_plan.run", replaced)
+    monkeypatch.setattr("fusefs.plan.run_plan.run_request", replaced)
     (told,) = carried(volume / "home/tmp", f"{OLD}\n{unit}")
-    assert isinstance(told, RuleNotDone)
+    assert isinstance(told, SkippedRule)
     assert isinstance(told.error, NotFound)
     assert files(volume) == {"secret/tmp/old", "elsewhere/tmp/old"}
 
 
 def test_rule_without_a_directory_to_go_to_is_told(volume: Path) -> None:
     (told,) = carried(volume / "none-*", OLD)
-    assert isinstance(told, RuleNotDone)
+    assert isinstance(told, SkippedRule)
     assert (told.directory, told.why, told.error) == (bytes(volume / "none-*"), "no such directory", None)
 
 
@@ -420,7 +420,7 @@ def test_another_filesystem_to_go_to_is_refused_with_the_command_that_moves_ther
     with tmpfs_volume() as other:
         move = f'{OLD}\ncopy = true\naction = "move"\nmove_to = "{other}"'
         (told,) = carried(volume / "scratch", move, runs=runs)
-        assert isinstance(told, RuleNotDone)
+        assert isinstance(told, SkippedRule)
         assert told.error is not None
         assert files(volume) == {"scratch/old", "scratch/young"}
         assert in_bash(told.error.hint, volume).code == 0
@@ -431,7 +431,7 @@ def test_a_unit_that_another_filesystem_should_get_stays(volume: Path) -> None:
     put(volume / "scratch/unit/old", 40)
     with tmpfs_volume() as other:
         (told,) = carried(volume / "scratch", f'{OLD}\nunit = "top"\naction = "move"\nmove_to = "{other}"')
-    assert isinstance(told, RuleNotDone)
+    assert isinstance(told, SkippedRule)
     assert told.error is not None
     assert told.error.hint == f"rsync -aHAX --remove-source-files {volume}/scratch/NAME {other}/"
     assert files(volume) == {"scratch/unit/old"}
@@ -531,7 +531,7 @@ ATIME = f'{OLD}\nby = ["atime", "mtime"]'
 def refused(where: Path, text: str = ATIME) -> str:
     """Why a rule does nothing there, though it is told to."""
     (told,) = carried(where, text)
-    assert isinstance(told, RuleNotDone), told
+    assert isinstance(told, SkippedRule), told
     assert isinstance(told.error, Refused)
     return told.why
 
@@ -551,7 +551,7 @@ def test_a_rule_by_access_times_that_are_not_kept_is_refused(option: str, text: 
         assert option in refused(there / "s", text)
         assert files(there / "s") == {"old"}
         (told,) = carried(there / "s", f"{text}\ntrusts_atime = true")
-        assert isinstance(told, RuleDone)
+        assert isinstance(told, RuleResult)
 
 
 def test_so_it_is_if_another_mount_of_the_disk_does_not_keep_them(volume: Path) -> None:
@@ -604,7 +604,7 @@ def test_what_was_restored_is_left_alone_for_the_rules_age(volume: Path) -> None
     assert (told.sums.n_done, set(told.spared)) == (0, {Spared(b"old", RESTORED), Spared(b"link", RESTORED)})
     assert snapshot(volume / "s") == before
     later = after_a_month(volume / "s")
-    assert isinstance(later, RuleDone)
+    assert isinstance(later, RuleResult)
     assert later.swept.sums.n_done == 2
 
 
@@ -616,7 +616,7 @@ def test_so_is_all_that_a_restored_directory_holds(volume: Path, unit: str) -> N
     assert swept(volume / "s", f"{OLD}\n{unit}").sums.n_done == 1
     assert files(volume / "s") == {"job/deep/old"}
     later = after_a_month(volume / "s", f"{OLD}\n{unit}")
-    assert isinstance(later, RuleDone)
+    assert isinstance(later, RuleResult)
     assert later.swept.sums.n_done == 1
 
 
@@ -626,7 +626,7 @@ def test_a_restored_unit_is_on_the_list_before_it_goes(volume: Path) -> None:
     text = f'{OLD}\nunit = "top"\npurgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     told = carried(volume / "s", text, now_ns=time.time_ns() + 25 * DAY_NS)
     assert files(volume / "s") == {"job/old"}
-    assert isinstance(told[-1], PurgeListed)
+    assert isinstance(told[-1], PurgeListsResult)
     assert told[-1].n_entries == 1
 
 

@@ -16,7 +16,7 @@ from fusefs.plan.keep_protection import KEPT, LOCKED, Locking, why_locked, why_s
 from fusefs.plan.units import MOUNTED, Judged, Unit, Young, judge_units
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.walk import DeepOpeners
-from fusefs.sweep.open_directories import MeantDirectory, PassedDirectory, find_directories
+from fusefs.sweep.open_directories import MatchedDirectory, SkippedDirectory, find_directories
 from fusefs.sweep.request import Action, ActionPlace, ActionResult
 from tests.support.real_filesystems import tmpfs_over
 
@@ -48,11 +48,13 @@ def locked(path: Path, how: int = fcntl.LOCK_SH) -> Iterator[None]:
 
 
 def meant(pattern: Path | str) -> list[bytes]:
-    return [found.path for found in find_directories(KERNEL, os.fsencode(pattern)) if isinstance(found, MeantDirectory)]
+    return [
+        found.path for found in find_directories(KERNEL, os.fsencode(pattern)) if isinstance(found, MatchedDirectory)
+    ]
 
 
-def passed(pattern: Path | str) -> list[PassedDirectory]:
-    return [found for found in find_directories(KERNEL, os.fsencode(pattern)) if isinstance(found, PassedDirectory)]
+def passed(pattern: Path | str) -> list[SkippedDirectory]:
+    return [found for found in find_directories(KERNEL, os.fsencode(pattern)) if isinstance(found, SkippedDirectory)]
 
 
 def test_pattern_means_what_a_shell_means(tmp_path: Path) -> None:
@@ -67,7 +69,7 @@ def test_pattern_means_what_a_shell_means(tmp_path: Path) -> None:
 
 
 def test_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
-    assert passed(tmp_path / "none/x") == [PassedDirectory(bytes(tmp_path / "none"), "No such file or directory")]
+    assert passed(tmp_path / "none/x") == [SkippedDirectory(bytes(tmp_path / "none"), "No such file or directory")]
     assert list(find_directories(KERNEL, bytes(tmp_path / "none*"))) == []
 
 

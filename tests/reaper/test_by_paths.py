@@ -13,7 +13,7 @@ import pytest
 from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId
 from fusefs.core.pacing import SliceBudget, Speed
-from fusefs.core.results import CAME_IN, Reaped
+from fusefs.core.results import LATE_ARRIVAL, Reaped
 from fusefs.engine.mpi_ranks import (
     DirectoriesByPath,
     MpiJob,
@@ -26,7 +26,7 @@ from fusefs.engine.pace import ConstantSpeed
 from fusefs.engine.run_slices import WorkerThreads, worker_threads
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.reap import RemovalWishes, reap
+from fusefs.reaper.reap import RemovalOptions, reap
 from fusefs.reaper.remove_by_ranks import RemovalByRanks
 from tests.support.make_trees import bulky_tree, deep_chain, make_chain, make_tree
 from tests.support.real_filesystems import bind_mount
@@ -81,7 +81,7 @@ class JobHere(MpiJob):
 
     def receive(self) -> tuple[int, Any] | None:
         for rank, threads in self._ranks.items():
-            if ended := threads.ended(0.0):
+            if ended := threads.collect_ended(0.0):
                 return rank, pickle.loads(pickle.dumps([(one.work.number, one.outcome) for one in ended]))
         return None
 
@@ -96,9 +96,9 @@ pytestmark = pytest.mark.needs("root")
 SMALL_SLICES = ConstantSpeed(Speed(entries_per_s=1000))
 """Of fifty entries at most, so that much is left begun."""
 WISHES = (
-    RemovalWishes(job=job_here()),
-    RemovalWishes(job=job_here(), n_workers=4),
-    RemovalWishes(job=job_here(), pace=SMALL_SLICES),
+    RemovalOptions(job=job_here()),
+    RemovalOptions(job=job_here(), n_workers=4),
+    RemovalOptions(job=job_here(), pace=SMALL_SLICES),
 )
 
 
@@ -109,17 +109,17 @@ def team() -> Iterator[Path]:
 
 
 @pytest.fixture(params=WISHES, ids=["fast", "by threads", "in small slices"])
-def wishes(request: pytest.FixtureRequest) -> RemovalWishes:
-    given: RemovalWishes = request.param
+def wishes(request: pytest.FixtureRequest) -> RemovalOptions:
+    given: RemovalOptions = request.param
     return given
 
 
-def reap_by_paths(volume: Path, identifier: str, wishes: RemovalWishes) -> Reaped:
+def reap_by_paths(volume: Path, identifier: str, wishes: RemovalOptions) -> Reaped:
     with own(volume) as folder:
         return reap(folder, ContainerId(identifier), wishes)
 
 
-def test_a_tree_of_every_shape_goes_and_each_entry_counts_once(volume: Path, wishes: RemovalWishes) -> None:
+def test_a_tree_of_every_shape_goes_and_each_entry_counts_once(volume: Path, wishes: RemovalOptions) -> None:
     tree = bulky_tree(volume / "job", 4, 40, 400)
     n = 1 + sum(len(names) + len(files) for _path, names, files in os.walk(tree))
     identifier = swap(tree).id
@@ -133,14 +133,14 @@ def test_a_chain_longer_than_any_path_goes(volume: Path) -> None:
     for n in range(3):
         make_chain(volume / f"job/{n}", 2000)
     identifier = swap(volume / "job").id
-    reaped = reap_by_paths(volume, identifier, RemovalWishes(job=job_here()))
+    reaped = reap_by_paths(volume, identifier, RemovalOptions(job=job_here()))
     assert reaped.report.removed == 6001
 
 
 def test_what_the_other_ranks_do_not_see_the_first_removes(volume: Path) -> None:
     identifier = swap(bulky_tree(volume / "job", 4, 40, 400)).id
     job = RemovalByRanks(JobHere(sees=False))
-    reaped = reap_by_paths(volume, identifier, RemovalWishes(job=job, n_workers=4))
+    reaped = reap_by_paths(volume, identifier, RemovalOptions(job=job, n_workers=4))
     assert reaped.report.failures == ()
     assert state_of(volume, identifier) is None
 
@@ -148,14 +148,14 @@ def test_what_the_other_ranks_do_not_see_the_first_removes(volume: Path) -> None
 # What others can do meanwhile
 
 
-def test_what_a_mate_moved_into_an_orphan_is_kept(team: Path, wishes: RemovalWishes) -> None:
+def test_what_a_mate_moved_into_an_orphan_is_kept(team: Path, wishes: RemovalOptions) -> None:
     identifier, reaped = reap_with_thesis(team, wishes=wishes)
     assert (place(team, identifier) / "tree/in" / DEEP).read_bytes() == THESIS
-    assert [failure.name for failure in reaped.report.failures if failure.call == CAME_IN] == [b"tree/in"]
+    assert [failure.name for failure in reaped.report.failures if failure.call == LATE_ARRIVAL] == [b"tree/in"]
     assert state_of(team, identifier) is State.QUARANTINE
 
 
-def test_what_was_there_goes_although_a_mate_owns_it(team: Path, wishes: RemovalWishes) -> None:
+def test_what_was_there_goes_although_a_mate_owns_it(team: Path, wishes: RemovalOptions) -> None:
     """The reap itself changes a directory of another's: nobody else could tell that it was there before."""
     project = make_project(team)
     deep_chain(project / "job/a/b/chain", 30)

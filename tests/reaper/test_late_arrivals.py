@@ -15,17 +15,17 @@ import pytest
 from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId
 from fusefs.core.pacing import Speed
-from fusefs.core.results import CAME_IN, Reaped
+from fusefs.core.results import LATE_ARRIVAL, Reaped
 from fusefs.core.selection import Selection
 from fusefs.engine.pace import ConstantSpeed
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.reap import RemovalWishes, reap
+from fusefs.reaper.reap import RemovalOptions, reap
 from fusefs.service.open_volume import open_volume
-from fusefs.service.orphan_schedule import ForRoot
+from fusefs.service.orphan_schedule import RootTakeover
 from fusefs.service.work_session import take_over
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import open_store
-from fusefs.store.swap import own_folder
+from fusefs.store.swap import open_own_folder
 from fusefs.sweep.request import TakingBoundary, ToTrash
 from tests.support.make_trees import File, deep_chain, make_tree
 from tests.support.other_users import as_user
@@ -93,7 +93,7 @@ def thesis_in(volume: Path, identifier: str, where: str = "tree/in") -> Path:
 
 def came_in(reaped: Reaped) -> list[bytes]:
     """What a reap left because it came in later."""
-    return sorted(failure.name for failure in reaped.report.failures if failure.call == CAME_IN)
+    return sorted(failure.name for failure in reaped.report.failures if failure.call == LATE_ARRIVAL)
 
 
 def twin_survives(project: Path) -> bool:
@@ -264,7 +264,9 @@ def test_the_service_with_all_of_roots_right_deletes_nothing_of_a_third_that_cam
         reap_as(ALICE, quick_volume, identifier)
     with open_volume(Kernel(), raw(quick_volume)) as held:
         assert ALICE in held.users().inos  # as the service, which first looks who is there
-        taken = take_over(held, ForRoot(ALICE, raw(quick_volume / ".trashd"), ContainerId(identifier), by_force=True))
+        taken = take_over(
+            held, RootTakeover(ALICE, raw(quick_volume / ".trashd"), ContainerId(identifier), by_force=True)
+        )
     assert taken is not None
     reaped = reap_as(0, quick_volume, taken)
     assert came_in(reaped) == [b"tree/tree/results"]
@@ -382,7 +384,7 @@ def test_a_snapshot_in_the_orphan_is_no_gift() -> None:
 def parked(asker: int, volume: Path, identifier: str, n_slices: int) -> Reaped:
     """A reap in small slices that is told to stop after some."""
     asked = iter(range(n_slices))
-    wishes = RemovalWishes(n_workers=1, pace=SLOWLY, stops=lambda: next(asked, None) is None)
+    wishes = RemovalOptions(n_workers=1, pace=SLOWLY, stops=lambda: next(asked, None) is None)
     return reap_as(asker, volume, identifier, wishes)
 
 
@@ -411,7 +413,7 @@ def stopped_in_bobs(volume: Path, project: Path) -> str:
         return len(names) < 3000
 
     pace = ConstantSpeed(Speed(entries_per_s=10_000))
-    reaped = reap_as(ALICE, volume, identifier, RemovalWishes(n_workers=1, pace=pace, stops=stops))
+    reaped = reap_as(ALICE, volume, identifier, RemovalOptions(n_workers=1, pace=pace, stops=stops))
     assert reaped.report.stopped
     assert 0 < len(os.listdir(place(volume, identifier) / "tree/bobs")) < 3000
     return identifier
@@ -474,8 +476,8 @@ def reap_and_die(asker: int, volume: Path, identifier: str, n: int) -> bool:
         kernel = Kernel(DyingAt(n))
         store = open_store(kernel, BackingAndMount(kernel.open_path(raw(volume))), raw(volume))
         assert store is not None
-        with store, own_folder(store) as folder:
-            reap(folder, ContainerId(identifier), RemovalWishes(n_workers=1))
+        with store, open_own_folder(store) as folder:
+            reap(folder, ContainerId(identifier), RemovalOptions(n_workers=1))
 
     die = partial(code_of_child, act)
     return bool(as_user(asker, die, groups=[TEAM]) if asker else die())

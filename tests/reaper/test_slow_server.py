@@ -14,13 +14,13 @@ import pytest
 from fusefs.core.container_states import State
 from fusefs.core.errors import ServerAway
 from fusefs.core.names import ContainerId
-from fusefs.core.pacing import AT_ONCE, SLICE_S, NamesPerLook, SliceBudget, Speed
+from fusefs.core.pacing import SLICE_S, UNLIMITED, NamesPerClockCheck, SliceBudget, Speed
 from fusefs.core.results import Reaped
 from fusefs.core.slices import SlicePlan, SliceWork
-from fusefs.engine.strategy import AllocationGroups, Workers, choose
+from fusefs.engine.strategy import AllocationGroups, Workers, choose_strategy
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.not_removed import InnerStores, OutageWishes
-from fusefs.reaper.reap import RemovalWishes, reap
+from fusefs.reaper.not_removed import InnerStores, OutageOptions
+from fusefs.reaper.reap import RemovalOptions, reap
 from fusefs.reaper.remove_slice import SliceRemover
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.make_trees import Spec, fill, make_tree
@@ -43,9 +43,9 @@ class _Notes:
         self.n_entries: list[int] = []
 
     def tempo(self) -> Speed:
-        return AT_ONCE
+        return UNLIMITED
 
-    def done(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
+    def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         self.busy_s.append(busy_s)
         self.n_entries.append(n_entries)
 
@@ -62,7 +62,7 @@ def slow_container(n_files: int) -> Iterator[tuple[SlowVolume, Path]]:
         yield slow, slow.path / "container"
 
 
-def empty(container: Path, wishes: RemovalWishes) -> int:
+def empty(container: Path, wishes: RemovalOptions) -> int:
     kernel = Kernel()
     with kernel.open_path(os.fsencode(container), os.O_RDONLY | os.O_DIRECTORY) as fd:
         return empty_container(kernel, fd, wishes).removed
@@ -71,7 +71,7 @@ def empty(container: Path, wishes: RemovalWishes) -> int:
 def test_slice_is_as_long_as_it_says() -> None:
     notes = _Notes()
     with slow_container(60) as (_slow, container):
-        assert empty(container, RemovalWishes(n_workers=1, pace=notes)) == 61
+        assert empty(container, RemovalOptions(n_workers=1, pace=notes)) == 61
     # 128 names at a time would take four seconds.
     assert max(notes.busy_s) < SLICE_S + _A_FEW_S, notes.busy_s
     assert len(notes.busy_s) > 10
@@ -81,7 +81,7 @@ def test_listing_is_no_longer_than_its_slice_either() -> None:
     notes = _Notes()
     with slow_container(3000) as (slow, container):
         stops = iter([False] * 4)
-        empty(container, RemovalWishes(n_workers=1, pace=notes, stops=lambda: next(stops, True)))
+        empty(container, RemovalOptions(n_workers=1, pace=notes, stops=lambda: next(stops, True)))
         n_read = slow.n_messages["readdir"]
     # The whole directory is more than forty answers.
     assert max(notes.busy_s) < SLICE_S + _A_FEW_S, notes.busy_s
@@ -92,7 +92,7 @@ def test_all_threads_are_at_one_flat_directory() -> None:
     notes = _Notes()
     with slow_container(120) as (slow, container):
         slow.forget_max()
-        assert empty(container, RemovalWishes(n_workers=4, pace=notes)) == 121
+        assert empty(container, RemovalOptions(n_workers=4, pace=notes)) == 121
         assert slow.max_under_way == 4
 
 
@@ -120,13 +120,15 @@ def test_listing_in_parts_that_tells_names_which_nothing_has_comes_to_an_end() -
         fill(volume / "container" / "tree", 500)
         kernel = _Ghosts(1000)
         with kernel.open_path(os.fsencode(volume / "container"), os.O_RDONLY | os.O_DIRECTORY) as fd:
-            strategy = choose(kernel, fd, 1)._replace(workers=Workers.THREADS)
+            strategy = choose_strategy(kernel, fd, 1)._replace(workers=Workers.THREADS)
             given, stores = all_given(kernel, fd), InnerStores(kernel, fd)
-            remover = SliceRemover(kernel, fd, strategy, AllocationGroups(kernel, None), given, stores, NamesPerLook())
+            remover = SliceRemover(
+                kernel, fd, strategy, AllocationGroups(kernel, None), given, stores, NamesPerClockCheck()
+            )
             plan = SlicePlan(1, splits_names=False)
             plan.add(fd, b"", SliceWork(names=["tree"]))
             while work := plan.next():
-                for finished in plan.done(work, remover.run(work, SliceBudget(0.0))):
+                for finished in plan.finish_slice(work, remover.run_slice(work, SliceBudget(0.0))):
                     os.close(finished.fd)
                 assert kernel.n_listings < 100
         assert os.listdir(volume / "container") == []
@@ -152,7 +154,7 @@ class Waits:
     def __init__(self, then: Callable[[], None] = lambda: None, limit_s: float = 60.0) -> None:
         self.told: list[int | None] = []
         self._then: Callable[[], None] | None = then
-        self.outage = OutageWishes(limit_s, self.told.append, self._wait)
+        self.outage = OutageOptions(limit_s, self.told.append, self._wait)
 
     def _wait(self, _seconds: float) -> None:
         then, self._then = self._then, None
@@ -160,7 +162,7 @@ class Waits:
             then()
 
 
-def reap_on(volume: Path, identifier: str, wishes: RemovalWishes, kernel: Kernel | None = None) -> Reaped:
+def reap_on(volume: Path, identifier: str, wishes: RemovalOptions, kernel: Kernel | None = None) -> Reaped:
     with own(volume) as folder:
         if kernel is not None:
             folder = folder._replace(store=folder.store._replace(kernel=kernel))
@@ -173,7 +175,7 @@ def test_outage_is_waited_out_and_is_no_failure(server: SlowVolume, number: int,
     identifier = swap(make_tree(server.path / "job", TREE)).id
     waits = Waits(lambda: server.refuse(0))
     kernel = Kernel(ActingBefore(call, lambda: server.refuse(number), 5 if call in ("unlink", "openat2") else 2))
-    reaped = reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
+    reaped = reap_on(server.path, identifier, RemovalOptions(outage=waits.outage), kernel)
     assert reaped.report.failures == ()
     assert waits.told == [number, None]
     assert state_of(server.path, identifier) is None
@@ -193,7 +195,7 @@ def test_directory_that_went_elsewhere_meanwhile_is_not_emptied_by_its_open_fd(s
 
     waits = Waits(move_and_go_on)
     kernel = Kernel(ActingBefore("unlink", lambda: server.refuse(errno.ENOTCONN), 5))
-    reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
+    reap_on(server.path, identifier, RemovalOptions(outage=waits.outage), kernel)
     server.forget_all()
     assert left
     assert sorted(os.listdir(elsewhere)) == sorted(left)
@@ -204,12 +206,12 @@ def test_orphan_stays_where_the_next_reap_goes_on_if_the_server_stays_away(serve
     waits = Waits(limit_s=0.3)
     kernel = Kernel(ActingBefore("unlink", lambda: server.refuse(errno.ENOTCONN), 5))
     with pytest.raises(ServerAway) as caught:
-        reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
+        reap_on(server.path, identifier, RemovalOptions(outage=waits.outage), kernel)
     server.refuse(0)
     assert caught.value.errno == errno.ENOTCONN
     assert "mount it again" in caught.value.hint
     assert state_of(server.path, identifier) is State.REAPING
-    assert reap_on(server.path, identifier, RemovalWishes()).report.failures == ()
+    assert reap_on(server.path, identifier, RemovalOptions()).report.failures == ()
     assert state_of(server.path, identifier) is None
 
 
@@ -220,11 +222,11 @@ def test_mount_that_is_dead_for_good_ends_a_reap_with_what_to_do_about_it() -> N
             identifier = swap(make_tree(slow.path / "job", TREE)).id
             waits, kernel = Waits(limit_s=0.3), Kernel(ActingBefore("unlink", slow.fuse.abort, 5))
             with pytest.raises(ServerAway) as caught:
-                reap_on(slow.path, identifier, RemovalWishes(outage=waits.outage), kernel)
+                reap_on(slow.path, identifier, RemovalOptions(outage=waits.outage), kernel)
             assert "mount it again" in caught.value.hint
         with slow_volume(source, 0) as mounted_again:
             assert state_of(mounted_again.path, identifier) is State.REAPING
-            assert reap_on(mounted_again.path, identifier, RemovalWishes()).report.failures == ()
+            assert reap_on(mounted_again.path, identifier, RemovalOptions()).report.failures == ()
             assert_silent(mounted_again.path)
 
 
@@ -233,7 +235,7 @@ def test_outage_ends_the_slices_of_all_threads(server: SlowVolume) -> None:
     server.delay(1000)
     server.delay_all()
     waits = Waits(lambda: server.refuse(0))
-    wishes = RemovalWishes(n_workers=8, outage=waits.outage)
+    wishes = RemovalOptions(n_workers=8, outage=waits.outage)
     with own(server.path) as folder:
         store = folder.store._replace(kernel=Kernel(ActingBefore("unlink", lambda: server.refuse(errno.ENOTCONN), 300)))
         reaped = reap(folder._replace(store=store), ContainerId(identifier), wishes)
@@ -247,7 +249,7 @@ def test_stop_is_heard_while_the_server_is_waited_for(server: SlowVolume, how: s
     asked: list[bool] = []
     waits = Waits(lambda: asked.append(True))
     kernel = Kernel(ActingBefore("unlink", lambda: server.refuse(errno.ENOTCONN), 5))
-    wishes = RemovalWishes(outage=waits.outage)
+    wishes = RemovalOptions(outage=waits.outage)
     wishes = (
         wishes._replace(stops=lambda: bool(asked)) if how == "stops" else wishes._replace(parks=lambda: bool(asked))
     )
@@ -255,14 +257,14 @@ def test_stop_is_heard_while_the_server_is_waited_for(server: SlowVolume, how: s
     server.refuse(0)
     assert reaped.report.stopped
     assert state_of(server.path, identifier) is State.REAPING
-    assert reap_on(server.path, identifier, RemovalWishes()).report.failures == ()
+    assert reap_on(server.path, identifier, RemovalOptions()).report.failures == ()
 
 
 def test_entry_that_can_not_be_read_while_all_else_can_is_a_failure_of_its_own(server: SlowVolume) -> None:
     identifier = swap(make_tree(server.path / "job", {**TREE, "broken": ""})).id
     server.refuse(errno.EIO, "broken")
     waits = Waits()
-    reaped = reap_on(server.path, identifier, RemovalWishes(outage=waits.outage))
+    reaped = reap_on(server.path, identifier, RemovalOptions(outage=waits.outage))
     server.refuse(0)
     assert [(failure.name, failure.errno) for failure in reaped.report.failures] == [(b"tree/broken", errno.EIO)]
     assert waits.told == []
@@ -280,7 +282,7 @@ def test_all_else_goes_while_one_of_several_servers_is_waited_for(server: SlowVo
         server.refuse(0)
 
     waits = Waits(come_back)
-    assert reap_on(server.path, identifier, RemovalWishes(outage=waits.outage)).report.failures == ()
+    assert reap_on(server.path, identifier, RemovalOptions(outage=waits.outage)).report.failures == ()
     assert left == [["there", "z", "z/there"]]
     assert waits.told == [errno.ENOTCONN, None]
 
@@ -289,17 +291,17 @@ def test_entry_whose_server_stays_away_is_not_put_aside(server: SlowVolume) -> N
     identifier = swap(make_tree(server.path / "job", {**TREE, "there": ""})).id
     server.refuse(errno.ENOTCONN, "there")
     with pytest.raises(ServerAway):
-        reap_on(server.path, identifier, RemovalWishes(outage=Waits(limit_s=0.3).outage))
+        reap_on(server.path, identifier, RemovalOptions(outage=Waits(limit_s=0.3).outage))
     server.refuse(0)
     assert state_of(server.path, identifier) is State.REAPING
-    assert reap_on(server.path, identifier, RemovalWishes()).report.failures == ()
+    assert reap_on(server.path, identifier, RemovalOptions()).report.failures == ()
 
 
 def test_failure_that_passes_is_none(server: SlowVolume) -> None:
     identifier = swap(make_tree(server.path / "job", {**TREE, "broken": ""})).id
     server.refuse(errno.EIO, "broken")
     waits = Waits(lambda: server.refuse(0))
-    assert reap_on(server.path, identifier, RemovalWishes(outage=waits.outage)).report.failures == ()
+    assert reap_on(server.path, identifier, RemovalOptions(outage=waits.outage)).report.failures == ()
     assert state_of(server.path, identifier) is None
 
 
@@ -315,7 +317,7 @@ def test_stale_directory_that_somebody_else_removed_is_no_outage(server: SlowVol
 
     waits = Waits()
     kernel = Kernel(ActingBefore("unlink", remove_below, 5))
-    reaped = reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
+    reaped = reap_on(server.path, identifier, RemovalOptions(outage=waits.outage), kernel)
     assert reaped.report.failures == ()
     assert waits.told == []
 
@@ -361,7 +363,7 @@ def test_reap_goes_on_after_an_outage_at_any_call(server: SlowVolume, does_it: b
         identifier = swap(make_tree(server.path / f"job{number}", {"d": {"a": "", "b": ""}, "c": ""})).id
         waits = Waits()
         kernel = _Lossy(number, does_it=does_it)
-        reaped = reap_on(server.path, identifier, RemovalWishes(outage=waits.outage), kernel)
+        reaped = reap_on(server.path, identifier, RemovalOptions(outage=waits.outage), kernel)
         assert (reaped.lost, reaped.report.failures) == (None, ()), number
         assert 5 - does_it <= reaped.report.removed <= 5
         assert state_of(server.path, identifier) is None
@@ -379,10 +381,10 @@ def test_errors_of_a_local_disk_are_failures_at_once(volume: Path) -> None:
     def fail() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    reaped = reap_on(volume, identifier, RemovalWishes(outage=waits.outage), Kernel(ActingBefore("unlink", fail, 5)))
+    reaped = reap_on(volume, identifier, RemovalOptions(outage=waits.outage), Kernel(ActingBefore("unlink", fail, 5)))
     assert [failure.errno for failure in reaped.report.failures] == [errno.EIO]
     assert waits.told == []
-    assert reap_on(volume, identifier, RemovalWishes()).report.failures == ()
+    assert reap_on(volume, identifier, RemovalOptions()).report.failures == ()
 
 
 def test_person_is_told_that_the_server_is_waited_for(server: SlowVolume) -> None:

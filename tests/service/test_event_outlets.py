@@ -22,7 +22,7 @@ from fusefs.core.events import Event, EventKind
 from fusefs.core.service_status import HeldByUser, HookCounts, SeenNode, Status, VolumePhase, VolumeStatus
 from fusefs.linux.user_ids import Subordinates, SubuidRange
 from fusefs.service.event_outlets import Audit, EventLimit, log_event
-from fusefs.service.metrics import PrometheusMetrics, serve
+from fusefs.service.metrics import PrometheusMetrics, serve_metrics
 from tests.support.real_filesystems import full
 from tests.unit.test_events import EVENTS
 
@@ -337,7 +337,7 @@ def served(act: Callable[[int], Awaitable[None]]) -> None:
         metrics = PrometheusMetrics()
         metrics.publish(SOME, HookCounts())
         async with trio.open_nursery() as nursery:
-            (listener,) = await nursery.start(serve, "127.0.0.1", 0, metrics.text)
+            (listener,) = await nursery.start(serve_metrics, "127.0.0.1", 0, metrics.text)
             port: int = listener.socket.getsockname()[1]
             await act(port)
             assert (await ask(port, b"GET /metrics HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
@@ -423,7 +423,7 @@ def test_a_port_that_is_taken_is_told_and_ends_nothing(caplog: pytest.LogCapture
         with trio.socket.socket() as taken:
             await taken.bind(("127.0.0.1", 0))
             taken.listen()
-            await serve("127.0.0.1", taken.getsockname()[1], PrometheusMetrics().text)
+            await serve_metrics("127.0.0.1", taken.getsockname()[1], PrometheusMetrics().text)
 
     trio.run(main)
     (record,) = caplog.records
@@ -459,8 +459,8 @@ def test_the_dashboards_variable_is_a_label_of_ours() -> None:
 
 
 def test_the_journals_fields_are_documented() -> None:
-    from fusefs.core.events import variables
+    from fusefs.core.events import to_variables
 
     text = (DOCS / "monitoring.md").read_text(encoding="utf-8")
-    assert [name for name in variables(Event(EventKind.STARTED, 0)) if f"`{name}`" not in text] == []
+    assert [name for name in to_variables(Event(EventKind.STARTED, 0)) if f"`{name}`" not in text] == []
     assert [kind.value for kind in EventKind if f"`{kind.value}`" not in text] == []

@@ -16,14 +16,15 @@ import pytest
 import trio
 import trio.testing
 
-from fusefs.core.pacing import AT_ONCE, HOLD
-from fusefs.linux.children import person
+from fusefs.core.pacing import HOLD, UNLIMITED
+from fusefs.linux.children import user_credentials
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.service import timers
 from fusefs.service.forker import ChildGone, ChildHandle, Forker
 from fusefs.service.messages import (
     Answer,
+    ContainerEntry,
     DueContainer,
     Order,
     OrderDone,
@@ -31,7 +32,6 @@ from fusefs.service.messages import (
     Page,
     ReadRecords,
     Reap,
-    SeenContainer,
     Tend,
     Tended,
 )
@@ -56,10 +56,10 @@ async def deputy_of(uid: int, volume: Path, limit_s: float = LIMIT_S) -> AsyncIt
         folder = opened.folder(uid)
         assert folder is not None
         with folder:
-            child_handle = await forker.fork(folder, person(uid))
+            child_handle = await forker.fork(folder, user_credentials(uid))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child_handle.listen)
-            child_handle.lead(AT_ONCE)
+            child_handle.set_speed(UNLIMITED)
             try:
                 yield child_handle
             finally:
@@ -126,7 +126,7 @@ def test_orders_are_answered_one_after_the_other(volume: Path) -> None:
     assert isinstance(page, Page)
     assert (page.n_orphans, page.last, page.n_quarantined) == (1, "", 0)
     (seen,) = page.seen
-    assert seen == SeenContainer(
+    assert seen == ContainerEntry(
         orphan.id, False, seen.created_ns, 0, os.fsencode(volume / "job"), orphan.method, boot_ns=seen.boot_ns
     )
     assert isinstance(ended, OrphanEnded)
@@ -172,13 +172,13 @@ def test_held_it_does_nothing_and_goes_on_where_it_was(volume: Path) -> None:
             async def do() -> None:
                 answers.extend(await all_answers(child_handle, reap(volume, large)))
 
-            child_handle.lead(HOLD)
+            child_handle.set_speed(HOLD)
             nursery.start_soon(do)
             await until(lambda: any(volume.glob(f".trashd/u/*/reaping/{large}/tree")))
             beats = child_handle.sums
             await until(lambda: child_handle.sums is not beats)  # it lives, and has looked at its tempo
             assert not is_begun(volume, large, 5000)
-            child_handle.lead(AT_ONCE)
+            child_handle.set_speed(UNLIMITED)
         return answers
 
     (ended,) = trio.run(body)
@@ -216,7 +216,7 @@ async def look_after(child_handle: ChildHandle, theirs: socket.socket) -> None:
     """What the service does every now and then; a process that is gone says nothing more."""
     while True:
         await trio.sleep(timers.current.silent_limit_s)
-        child_handle.look_after()
+        child_handle.check_alive()
         if status_of(child_handle.pid)["State"][0] == "Z":
             theirs.shutdown(socket.SHUT_WR)
             return

@@ -62,7 +62,7 @@ def run(hooks: HooksConfig, *events: Event) -> tuple[list[str], HookCounts]:
         runner = HookRunner(hooks)
         with listening(len(events)) as told, trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(runner.run)
+                nursery.start_soon(runner.run_hooks)
                 for event in events:
                     runner(event)
                 await told.enough.wait()
@@ -255,7 +255,7 @@ def ran_of(monkeypatch: pytest.MonkeyPatch, *uids: int | None) -> list[int | Non
             async with trio.open_nursery() as nursery:
                 for uid in uids:
                     runner(REAPED._replace(uid=uid))
-                nursery.start_soon(runner.run)
+                nursery.start_soon(runner.run_hooks)
                 await told.enough.wait()
                 nursery.cancel_scope.cancel()
         return told.records
@@ -294,7 +294,7 @@ def test_a_reload_changes_the_hooks_of_what_waits() -> None:
             runner(REAPED)
             runner.hooks = HooksConfig(on_reaped=shell("echo new"))
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(runner.run)
+                nursery.start_soon(runner.run_hooks)
                 await told.enough.wait()
                 nursery.cancel_scope.cancel()
         return [record.getMessage() for record in told.records]
@@ -316,7 +316,7 @@ def started(tmp_path: Path, script: str, then: Callable[[trio.CancelScope, Path]
         fd = os.open(spoken, os.O_RDWR | os.O_NONBLOCK)
         with listening(8) as told, trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(runner.run)
+                nursery.start_soon(runner.run_hooks)
                 for _ in range(8):
                     runner(REAPED)
                 while len(said) < 4:

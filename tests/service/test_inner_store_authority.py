@@ -12,7 +12,7 @@ from fusefs.core.results import STORE
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
 from fusefs.service.open_volume import open_volume
-from fusefs.service.orphan_schedule import ForRoot
+from fusefs.service.orphan_schedule import RootTakeover
 from fusefs.service.work_session import take_over
 from tests.support.make_trees import Dir, File, Spec, make_tree
 from tests.support.nested_stores import own_store, plant_store, without_upper_store
@@ -86,7 +86,7 @@ def taken_over(volume: Path, identifier: str) -> str:
     reap_now(volume, identifier)
     with open_volume(Kernel(), raw(volume)) as opened:
         assert ALICE in opened.users().inos  # as the service, which first looks who is there
-        taken = take_over(opened, ForRoot(ALICE, raw(volume / ".trashd"), ContainerId(identifier), by_force=True))
+        taken = take_over(opened, RootTakeover(ALICE, raw(volume / ".trashd"), ContainerId(identifier), by_force=True))
     assert taken is not None
     return str(taken)
 

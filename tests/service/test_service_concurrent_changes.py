@@ -16,12 +16,12 @@ import trio
 
 from fusefs.core.names import ContainerId
 from fusefs.core.service_status import VolumePhase
-from fusefs.linux.children import person
+from fusefs.linux.children import user_credentials
 from fusefs.linux.kernel import Kernel
 from fusefs.service.forker import Forker
 from fusefs.service.messages import Page, ReadRecords
 from fusefs.service.open_volume import open_volume
-from fusefs.store.orphans import KeepFor, keep
+from fusefs.store.orphans import RetentionFromNow, write_retention
 from fusefs.store.stage import SwapOptions
 from tests.service.test_forker import all_answers, deputy_of, store_of
 from tests.support.fuse_silent import silent_fuse
@@ -402,7 +402,7 @@ def test_a_keep_of_what_an_earlier_service_knew_is_no_swap(shared: Shared) -> No
 
         def pin() -> None:
             with own(shared.volume) as folder:
-                keep(folder, ContainerId(thrown), KeepFor(None))
+                write_retention(folder, ContainerId(thrown), RetentionFromNow(None))
 
         as_user(ALICE, pin)
         marker = shared.throw(ALICE, "marker")
@@ -448,9 +448,9 @@ def test_forker_that_can_not_fork_says_why_and_lives(volume: Path) -> None:
                 limits = resource.prlimit(forker.pid, resource.RLIMIT_NOFILE)
                 resource.prlimit(forker.pid, resource.RLIMIT_NOFILE, (0, limits[1]))
                 with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
-                    await forker.fork(folder, person(OTHER))
+                    await forker.fork(folder, user_credentials(OTHER))
                 resource.prlimit(forker.pid, resource.RLIMIT_NOFILE, limits)
-                child_handle = await forker.fork(folder, person(OTHER))
+                child_handle = await forker.fork(folder, user_credentials(OTHER))
                 assert os.path.exists(f"/proc/{child_handle.pid}")
                 child_handle.close()
 

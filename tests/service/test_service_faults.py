@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.orphan_age import Clock, Era, decode, encode
+from fusefs.core.orphan_age import Clock, Era, decode_clock, encode_clock
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.machine_identity import boot_id
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
@@ -310,7 +310,7 @@ def remember(base: Path, ahead_s: int) -> None:
     wall_ns, boot_ns = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     seen_wall_ns, seen_boot_ns = wall_ns - (ahead_s + WATCHED_S) * NS, boot_ns - WATCHED_S * NS
     clock = Clock(seen_wall_ns, seen_boot_ns, seen_wall_ns - seen_boot_ns, (Era(0, 0),), boot_id())
-    (base / "clock.json").write_bytes(encode(clock))
+    (base / "clock.json").write_bytes(encode_clock(clock))
 
 
 def dated(volume: Path, name: str, age_s: int, ahead_s: int = 0) -> str:
@@ -361,7 +361,7 @@ def test_a_killed_service_leaves_what_it_knew_of_the_clock(base: Path, volume: P
     with service(base, volume) as running:
         running.until_phase(volume, VolumePhase.IDLE)
         running.kill()
-    left = decode((base / "clock.json").read_bytes())
+    left = decode_clock((base / "clock.json").read_bytes())
     assert left is not None
     assert [round(era.ahead_ns / NS / DAY_S) for era in left.eras] == [0, JUMP_S // DAY_S]
     with service(base, volume) as running:
@@ -372,7 +372,7 @@ def test_a_killed_service_leaves_what_it_knew_of_the_clock(base: Path, volume: P
 def test_a_first_service_that_is_killed_leaves_its_clock(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
         running.kill()
-    left = decode((base / "clock.json").read_bytes())
+    left = decode_clock((base / "clock.json").read_bytes())
     assert left is not None
     assert abs(left.ahead_ns()) < NS
 

@@ -10,7 +10,7 @@ import pytest
 
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.mountinfo import Disk
-from fusefs.service.known_volumes import KnownVolumes
+from fusefs.service.known_volumes import RememberedVolumes
 from fusefs.store.stage import SwapOptions
 from tests.support.real_filesystems import bind_mount, mounted_image
 from tests.support.service_process import QUICK, next_due_s, outwait, service
@@ -190,11 +190,11 @@ def test_rules_follow_a_volume_that_is_named_by_its_id(base: Path, image: Path) 
 
 def test_what_is_remembered_is_bounded_and_of_users_first(tmp_path: Path) -> None:
     disk, state = Disk("boot 7:0 1", is_block=True), bytes(tmp_path)
-    known = KnownVolumes(state)
+    known = RememberedVolumes(state)
     for restart in range(10):
         grace = known.appear("root's", b"", disk, 100.0 + restart, 3600.0)
     assert grace.at_s(110.0, 50.0) == 100.0 + 3600.0  # what expired before the first of them
     for number in range(1100):
         known.appear(f"{number} 12001", b"", disk, 0.0, 3600.0)
     assert (tmp_path / "volumes.json").stat().st_size < 1 << 20
-    assert KnownVolumes(state).appear("root's", b"", disk, 120.0, 3600.0).at_s(130.0, 50.0) == 100.0 + 3600.0
+    assert RememberedVolumes(state).appear("root's", b"", disk, 120.0, 3600.0).at_s(130.0, 50.0) == 100.0 + 3600.0

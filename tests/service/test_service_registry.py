@@ -116,7 +116,7 @@ def test_what_is_in_a_home_is_told_of_only_as_far_as_all_may_see_it(base: Path, 
         with service(base) as running:
             running.until(lambda: phases(running) == [VolumePhase.IDLE])
             (told,) = own_stores(running)
-            assert told.root().endswith("/….".encode() + told.id[:8].encode())
+            assert told.root_path().endswith("/….".encode() + told.id[:8].encode())
             assert b"plans" not in Path(os.fsdecode(SYSTEM_RUNTIME + b"/status.json")).read_bytes()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.container_states import State
-from fusefs.core.names import user_store
+from fusefs.core.names import user_store_name
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import swap_for_owner
@@ -209,7 +209,7 @@ def shared() -> Iterator[Path]:
 
 
 def own(volume: Path) -> Path:
-    return volume / os.fsdecode(user_store(NOBODYS))
+    return volume / os.fsdecode(user_store_name(NOBODYS))
 
 
 def thrown(volume: Path) -> Path:

@@ -13,7 +13,7 @@ import pytest
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import clone_tree, move_mount
-from fusefs.mount.places.runtime_dir import claimed
+from fusefs.mount.places.runtime_dir import lock_directory
 from tests.support.background_mounts import backing_of, kill_daemon, mount, our_mount, workbench
 from tests.support.make_trees import roomy_volume
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume, unmount
@@ -192,7 +192,7 @@ def test_volume_whose_mount_is_being_replaced_is_not_served_by_another_name(base
             running.until(lambda: running.volume(shown).n_orphans == 1)
             kill_daemon(shown)
             running.until_phase(shown, VolumePhase.GONE)
-            with claimed(os.fsencode(shown)):
+            with lock_directory(os.fsencode(shown)):
                 assert not unmount(shown), "it was busy"
                 with tmpfs_store() as other:  # when it is served, all have been looked at
                     orphan_in(other, "due", EXPIRED)

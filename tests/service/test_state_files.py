@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fusefs.core.errors import Untrusted
-from fusefs.core.node_beats import NodeBeat
-from fusefs.core.service_status import SeenStatus, Status, StatusFault, VolumeStatus
+from fusefs.core.node_beats import Heartbeat
+from fusefs.core.service_status import ObservedStatus, Status, StatusFault, VolumeStatus
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.service.open_volume import HeldBeat, hold_beat, own_name
+from fusefs.service.open_volume import HeldBeat, hold_beat, own_beat_name
 from fusefs.service.state_files import (
     FILE,
     Pause,
@@ -53,7 +53,7 @@ while True:
 SOME = Status(version="0", pid=1, boot_id="b", started_ns=0, updated_ns=0)
 
 
-def status_in(directory: Path) -> SeenStatus:
+def status_in(directory: Path) -> ObservedStatus:
     seen = read_status(os.fsencode(directory))
     assert seen is not None
     return seen
@@ -147,7 +147,7 @@ def test_pause_ends_at_its_time(runtime: bytes) -> None:
     pause = Pause("for a minute", NOW_S + 60)
     write_pause(runtime, b"/scratch", pause)
     assert read_pauses(runtime, NOW_S + 59) == {b"/scratch": pause}
-    assert pause.left_s(NOW_S + 59) == 1.0
+    assert pause.remaining_s(NOW_S + 59) == 1.0
     assert read_pauses(runtime, NOW_S + 60) == {}
 
 
@@ -193,7 +193,7 @@ def test_a_fifo_pauses_everything_and_holds_up_nobody(runtime: bytes) -> None:
     assert "can't be read" in read_pauses(runtime, NOW_S)[None].why
 
 
-BEAT = NodeBeat(started_ns=1, n=1, version="0", phase="idle")
+BEAT = Heartbeat(started_ns=1, n=1, version="0", phase="idle")
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def beat_in(hold: Fd, kernel: Kernel | None = None) -> HeldBeat:
 def test_a_beat_is_told_to_all_that_look(hold: Fd) -> None:
     with beat_in(hold) as held:
         held.write(BEAT)
-        assert held.all() == {own_name(): BEAT}
+        assert held.read_all() == {own_beat_name(): BEAT}
 
 
 def test_another_service_of_this_boot_has_it_as_long_as_it_is_open(hold: Fd) -> None:
@@ -255,4 +255,4 @@ def test_what_a_thread_that_hung_writes_late_goes_into_the_beat_and_no_other_fil
             assert os.fstat(other).st_size == 0
     with pytest.raises(OSError, match="Bad file descriptor"):
         held.write(BEAT)
-    assert (tmp_path / "nodes" / os.fsdecode(own_name())).stat().st_size > 0
+    assert (tmp_path / "nodes" / os.fsdecode(own_beat_name())).stat().st_size > 0

@@ -20,6 +20,7 @@ from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.messages import (
     Answer,
+    ContainerEntry,
     DueContainer,
     Measure,
     Measured,
@@ -29,7 +30,6 @@ from fusefs.service.messages import (
     Page,
     ReadRecords,
     Reap,
-    SeenContainer,
     Tend,
     Tended,
 )
@@ -78,14 +78,14 @@ def looked_at(user: UserState, *identifiers: str, at_s: float = 0.0) -> None:
     assert (look.base, look.after, look.ids) == (BASE, "", None)
     for identifier in identifiers:
         part_of(user).upcoming.add(DueContainer(identifier, 0), at_s)
-    part_of(user).looked("", 0.0, 0)
+    part_of(user).note_page("", 0.0, 0)
 
 
 def test_first_of_all_a_user_is_tended_and_looked_at() -> None:
     user = new_user()
-    assert user.wants(0.0)
+    assert user.has_work(0.0)
     looked_at(user)
-    assert not user.wants(0.0)
+    assert not user.has_work(0.0)
     assert user.next_at_s() == float("inf")
 
 
@@ -100,7 +100,7 @@ def test_what_is_due_is_ordered_at_its_time_and_not_before() -> None:
 def test_what_falls_in_is_looked_at_before_anything_else_is_reaped() -> None:
     user = new_user()
     looked_at(user, "a")
-    part_of(user).fresh.add("b")
+    part_of(user).unread_ids.add("b")
     assert user.next_order(1.0) == ReadRecords(BASE, ids=["b"])
 
 
@@ -108,18 +108,18 @@ def test_order_that_a_child_did_not_live_to_carry_out_is_given_again() -> None:
     user = new_user()
     order = user.next_order(0.0)
     assert order == Tend()
-    user.give_back(order)
+    user.take_back_order(order)
     looked_at(user)
-    part_of(user).fresh.add("b")
+    part_of(user).unread_ids.add("b")
     order = user.next_order(0.0)
     assert order is not None
-    user.give_back(order)
+    user.take_back_order(order)
     assert user.next_order(0.0) == order
 
 
 def test_user_whose_child_fails_waits_longer_each_time() -> None:
     user = new_user()
-    waits = [user.retry.failed(100.0) for _ in range(4)]
+    waits = [user.retry.note_failure(100.0) for _ in range(4)]
     assert waits == [1.0, 2.0, 4.0, 8.0]
     assert user.next_order(100.0) is None
     assert user.next_at_s() == 108.0
@@ -129,13 +129,13 @@ def test_user_whose_child_fails_waits_longer_each_time() -> None:
 def test_large_orphan_makes_way_after_a_while_and_has_longer_the_next_time() -> None:
     user = new_user()
     looked_at(user, "small", at_s=5.0)
-    user.begins("large")
+    user.set_current("large")
     user.had_s = 3.0
-    assert not user.has_had_enough(4.0), "nobody waits"
-    assert user.has_had_enough(5.0)
+    assert not user.should_park(4.0), "nobody waits"
+    assert user.should_park(5.0)
     part = part_of(user)
-    part.fresh.add("fell in")
-    assert user.has_had_enough(4.0)
+    part.unread_ids.add("fell in")
+    assert user.should_park(4.0)
 
 
 def one_of(identifiers: Collection[str], which: int) -> str:
@@ -160,9 +160,9 @@ class Machine(RuleBasedStateMachine):
     def tell(self, identifier: str, *, by_name: bool) -> None:
         """inotify tells of it, or that it lost something."""
         if by_name:
-            part_of(self.user).fresh.add(identifier)
+            part_of(self.user).unread_ids.add(identifier)
         else:
-            self.user.look_again()
+            self.user.rescan()
 
     # What people do
 
@@ -187,7 +187,7 @@ class Machine(RuleBasedStateMachine):
         identifier = one_of(self.there, which)
         del self.there[identifier]
         self.claimed.discard(identifier)
-        part_of(self.user).fresh.discard(identifier)
+        part_of(self.user).unread_ids.discard(identifier)
         self.user.forget(identifier)
 
     @precondition(lambda self: self.there)
@@ -223,21 +223,21 @@ class Machine(RuleBasedStateMachine):
         if order is None:
             return False
         if isinstance(order, Reap):
-            self.user.ordered(order.ids())
-            self.user.begins(order.ids()[0])
+            self.user.note_ordered(order.ids())
+            self.user.set_current(order.ids()[0])
         answers = self.answers(order, is_parked=is_parked)
         for number, answer in enumerate(answers):
             if number == n_answers:
-                self.user.give_back(order)
+                self.user.take_back_order(order)
                 if has_failed:
-                    self.intake.failed(self.user, 13, "the user's directory in the store can't be used", "")
+                    self.intake.note_user_failure(self.user, 13, "the user's directory in the store can't be used", "")
                 else:
-                    self.user.retry.failed(boot_s())
+                    self.user.retry.note_failure(boot_s())
                 break
-            self.intake.take(self.user, order, answer)
+            self.intake.handle_answer(self.user, order, answer)
         for part in self.user.parts.values():
             part.put_back(boot_s())
-        self.user.begins(None)
+        self.user.set_current(None)
         return True
 
     def answers(self, order: Order, *, is_parked: bool) -> Iterator[Answer]:
@@ -263,11 +263,11 @@ class Machine(RuleBasedStateMachine):
                     yield from (Measured(identifier, 1, 1) for identifier in order.ids)
                 yield OrderDone()
 
-    def seen(self, identifier: str) -> SeenContainer:
+    def seen(self, identifier: str) -> ContainerEntry:
         is_claimed = identifier in self.claimed
         # Far enough from each other that the clock does not tell who is first.
         created_ns = time.time_ns() - (OLDEST_S - 10 * int(identifier[2:])) * 10**9
-        return SeenContainer(
+        return ContainerEntry(
             identifier, is_claimed, created_ns, self.there[identifier], b"/volume/job", Method.EXCHANGE
         )
 
@@ -333,11 +333,11 @@ def test_whoever_took_all_that_was_kept_must_look_again() -> None:
     for n in range(3):
         upcoming.add(DueContainer(f"id{n}", None), float(n))
     assert upcoming.is_cut()
-    assert not upcoming.must_look()
+    assert not upcoming.must_rescan()
     assert upcoming.take(10.0, 5) == [DueContainer("id0", None), DueContainer("id1", None)]
-    assert upcoming.must_look()
+    assert upcoming.must_rescan()
     upcoming.clear()
-    assert not upcoming.must_look()
+    assert not upcoming.must_rescan()
 
 
 @given(st.dictionaries(ids, times, max_size=12))

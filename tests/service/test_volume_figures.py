@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId
-from fusefs.core.pacing import AT_ONCE, HOLD, Speed
+from fusefs.core.pacing import HOLD, UNLIMITED, Speed
 from fusefs.core.service_status import HeldByUser, Status, VolumePhase, VolumeStatus
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
@@ -45,11 +45,11 @@ def test_the_sum_is_that_of_what_is_known_last(
     for identifier, size in before:
         sums.note(identifier, size)
     assert (len(sums), sums.n_bytes) == _last(before)
-    sums.look()
+    sums.begin_scan()
     for identifier, size in seen:
         sums.note(identifier, size)
     assert (len(sums), sums.n_bytes) == _last([*before, *seen])
-    sums.looked()
+    sums.end_scan()
     assert (len(sums), sums.n_bytes) == _last(seen)
     for identifier in "abcdef":
         sums.forget(identifier)
@@ -201,23 +201,23 @@ class Told:
 
 
 def test_beside_others_it_holds_and_is_left_for_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(AT_ONCE)
+    told = Told(UNLIMITED)
     idle = _WhenIdle(cast(Child, told))
-    assert (idle.tempo(), idle.stops()) == (AT_ONCE, False)
+    assert (idle.tempo(), idle.stops()) == (UNLIMITED, False)
     monkeypatch.setattr(timers, "current", ServiceTimers(beside_others_limit_s=0.0))
     told.now = HOLD  # another user's turn: that is waited for
     assert (idle.tempo(), idle.stops()) == (HOLD, False)
     told.now = BESIDE_OTHERS
     assert (idle.tempo(), idle.stops()) == (HOLD, True)
-    told.now = AT_ONCE
-    assert (idle.tempo(), idle.stops()) == (AT_ONCE, False)
+    told.now = UNLIMITED
+    assert (idle.tempo(), idle.stops()) == (UNLIMITED, False)
     told.is_stopped = True
     assert idle.stops()
 
 
 def test_what_could_not_be_measured_is_tried_later_and_not_for_ever() -> None:
     part = FolderPart(b"/v", 10, 0)
-    part.looked("", 0.0, 0)
+    part.note_page("", 0.0, 0)
     part.measure_at("a", 0.0)
     now_s, n, pause_s = 0.0, 0, ServiceTimers().measure_pause_s
     while (order := part.next_order(now_s)) is not None:

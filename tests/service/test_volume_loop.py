@@ -21,13 +21,13 @@ from trio.testing import wait_all_tasks_blocked
 from fusefs.core.config import POLL_S
 from fusefs.core.errors import NoStore
 from fusefs.core.events import Event
-from fusefs.core.node_beats import NodeBeat
+from fusefs.core.node_beats import Heartbeat
 from fusefs.core.record import Method
 from fusefs.linux.machine_identity import clocks_ns
 from fusefs.service import volume_loop
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
-from fusefs.service.messages import Page, ReadRecords, SeenContainer
+from fusefs.service.messages import ContainerEntry, Page, ReadRecords
 from fusefs.service.open_volume import Elsewhere, OpenVolume
 from fusefs.service.orphan_schedule import OrphanSchedule
 from fusefs.service.other_nodes import OtherNodes
@@ -69,11 +69,11 @@ class Opening:
 
         async def body() -> None:
             loop = VolumeLoop(self.context, b"/volume", stays=stays)
-            self._monkeypatch.setattr(loop, "_open", open_)
+            self._monkeypatch.setattr(loop, "_open_candidate", open_)
             with trio.move_on_after(DAY_S):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(change, loop)
-                    await loop.run()
+                    await loop.serve()
                     nursery.cancel_scope.cancel()
 
         trio.run(body, clock=trio.testing.MockClock(autojump_threshold=0.0))
@@ -204,7 +204,7 @@ HOME, DISK = 1, 2
 
 
 async def _open(limits: OwnStoreLimits, uid: int, mnt_id: int, opened: list[int], end: trio.Event) -> None:
-    async with limits.of(uid, mnt_id).taken():
+    async with limits.of(uid, mnt_id).hold():
         opened.append(uid)
         await end.wait()
 
@@ -217,8 +217,8 @@ def test_two_stores_of_a_user_are_open_at_a_time_and_others_are_not_kept_waiting
                 nursery.start_soon(_open, limits, uid, HOME, opened, end)
             await wait_all_tasks_blocked()
             assert sorted(opened) == [ALICE, ALICE, BOB]
-            assert limits.of(ALICE, HOME).is_wanted()
-            assert not limits.of(BOB, HOME).is_wanted()
+            assert limits.of(ALICE, HOME).has_waiters()
+            assert not limits.of(BOB, HOME).has_waiters()
             end.set()
         assert sorted(opened) == [ALICE, ALICE, ALICE, BOB]
 
@@ -281,7 +281,7 @@ S = 1_000_000_000
 
 def look_at_it(user: UserState) -> ReadRecords:
     """The order that is given when it fell in."""
-    part_of(user).look_at(ONE)
+    part_of(user).mark_unread(ONE)
     order = user.next_order(0.0)
     assert isinstance(order, ReadRecords)
     return order
@@ -289,7 +289,7 @@ def look_at_it(user: UserState) -> ReadRecords:
 
 def told_of_it(*, is_claimed: bool = False) -> Page:
     """The answer of a child that saw it: it is due in an hour, or is being reaped."""
-    seen = SeenContainer(ONE, is_claimed, time.time_ns(), 3600, b"/volume/job", Method.EXCHANGE)
+    seen = ContainerEntry(ONE, is_claimed, time.time_ns(), 3600, b"/volume/job", Method.EXCHANGE)
     return Page(BASE, [seen], "", 1, 0)
 
 
@@ -298,22 +298,22 @@ def left_while_looked_at() -> tuple[UserState, OrphanSchedule, ReadRecords]:
     user = new_user()
     looked_at(user)
     order = look_at_it(user)
-    part_of(user).leaves(ONE)
+    part_of(user).note_departed(ONE)
     return user, new_intake(), order
 
 
 @pytest.mark.parametrize("is_claimed", [False, True], ids=["gone", "claimed and parked"])
 def test_an_orphan_that_leaves_while_it_is_looked_at_is_due_only_if_it_was_claimed(is_claimed: bool) -> None:
     user, intake, order = left_while_looked_at()
-    intake.take(user, order, told_of_it(is_claimed=is_claimed))
+    intake.handle_answer(user, order, told_of_it(is_claimed=is_claimed))
     assert (user.due_at_s() < float("inf")) is is_claimed
 
 
 def test_an_orphan_that_leaves_and_comes_back_is_looked_at_again() -> None:
     user, intake, order = left_while_looked_at()
     again = look_at_it(user)
-    intake.take(user, order, told_of_it())
-    intake.take(user, again, told_of_it())
+    intake.handle_answer(user, order, told_of_it())
+    intake.handle_answer(user, again, told_of_it())
     assert user.due_at_s() < float("inf")
 
 
@@ -335,10 +335,10 @@ def test_a_node_counts_its_beats_on_when_the_volume_was_away(opening: Opening) -
     class Beat:
         name = b"node"
 
-        def write(self, beat: NodeBeat) -> None:
+        def write(self, beat: Heartbeat) -> None:
             beats.append(beat.n)
 
-        def all(self) -> dict[bytes, NodeBeat | None]:
+        def all(self) -> dict[bytes, Heartbeat | None]:
             return {}
 
     store = SimpleNamespace(areas=SimpleNamespace(all=lambda: ()))
@@ -348,7 +348,7 @@ def test_a_node_counts_its_beats_on_when_the_volume_was_away(opening: Opening) -
         nodes = OtherNodes(opening.context, trio.CapacityLimiter(1), lambda: None)
         for _ in range(3):
             nodes.begin(opened)
-            await nodes.look(opened, {}, "idle")
+            await nodes.check(opened, {}, "idle")
             nodes.forget()
 
     trio.run(body)

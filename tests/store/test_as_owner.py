@@ -16,7 +16,7 @@ from fusefs.store.as_owner import seize, swap_for_owner
 from fusefs.store.container import ClaimLost
 from fusefs.store.orphans import ListedContainer, opened_folder
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap import Swapped, own_folder
+from fusefs.store.swap import Swapped, open_own_folder
 from tests.support.crash_scenarios import changing
 from tests.support.make_trees import IMMUTABLE, Dir, File, Spec, make_tree, set_flags, snapshot
 from tests.support.other_users import as_user
@@ -156,7 +156,7 @@ def seized_volume() -> Iterator[Path]:
 
 
 def taken(seized_volume: Path, entry: ListedContainer, kernel: Kernel | None = None) -> Swapped | ClaimLost:
-    with opened_folder(kernel or Kernel(), [raw(seized_volume)], entry) as folder, own_folder(folder.store) as own:
+    with opened_folder(kernel or Kernel(), [raw(seized_volume)], entry) as folder, open_own_folder(folder.store) as own:
         return seize(folder, entry.id, own, "a note")
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from fusefs.core.container_states import State
 from fusefs.core.record import NewOwner
-from fusefs.core.record_decoding import decode
+from fusefs.core.record_decoding import decode_record
 from fusefs.linux.kernel import Kernel
-from fusefs.store.as_owner import make_folder_of, swap_for_owner
+from fusefs.store.as_owner import make_folder_for, swap_for_owner
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from tests.support.covering_sets import share_of
@@ -48,7 +48,7 @@ def volume() -> Iterator[Path]:
     """A store of root's, in which Alice has a folder; her directory in root's; and the canary, which is root's."""
     with shared_store({"secret": "root's"}) as path:
         with opened(path) as store:
-            make_folder_of(store, ALICE).fd.close()
+            make_folder_for(store, ALICE).fd.close()
         make_home(path)
         yield path
 
@@ -204,10 +204,10 @@ def test_what_a_killed_root_left_is_handed_over_by_his_next_command(volume: Path
 def test_what_came_in_before_it_was_handed_over_is_told_from_what_was_there(volume: Path) -> None:
     end_of(lambda: swap_it(volume, DyingAfter("exchange")))
     [left] = (folder_of(volume, 0) / "stage").iterdir()
-    before = decode((left / "record.json").read_bytes())
+    before = decode_record((left / "record.json").read_bytes())
     assert recover_all(volume) == []
     [entry] = entries(volume)
-    after = decode((place(volume, entry.id) / "record.json").read_bytes())
+    after = decode_record((place(volume, entry.id) / "record.json").read_bytes())
     assert before.moved_ns is not None
     assert before.boot_ns is not None
     for key in ("moved_ns", "boot_ns", "boot", "created_ns", "victim", "fresh", "parent", "origin", "method"):

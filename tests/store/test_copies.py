@@ -13,7 +13,7 @@ import pytest
 from fusefs.core.container_states import State
 from fusefs.core.errors import WAY_OUT, Occupied, Refused, TrashdError, UsageError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.orphans import KeepFor, find_container, keep_by_id
+from fusefs.store.orphans import RetentionFromNow, change_retention, find_container
 from tests.support.crash_scenarios import DyingAfter
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.other_users import as_user
@@ -208,7 +208,7 @@ def test_records_with_a_second_link_are_listed_kept_and_restored(volumes: Volume
     assert record.stat().st_nlink == 2
     [entry] = as_user(ALICE, lambda: entries(volume))
     assert entry.problem == ""
-    as_user(ALICE, lambda: keep_by_id(Kernel(), [raw(volume)], entry, KeepFor(None)))
+    as_user(ALICE, lambda: change_retention(Kernel(), [raw(volume)], entry, RetentionFromNow(None)))
     assert record.stat().st_nlink == 1
     assert (volume / "backup/orphans" / identifier / "record.json").read_bytes() == before
     as_user(ALICE, lambda: restore(volume, identifier))

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import NotEncrypted
-from fusefs.linux.directory_metadata import make_like, read_likeness
+from fusefs.linux.directory_metadata import make_directory_like, read_metadata
 from fusefs.linux.kernel import Kernel
-from fusefs.store.check_swap import preflight
+from fusefs.store.check_swap import check_swap
 from fusefs.store.stage import SwapOptions
 from tests.support.crash_scenarios import forbid_exchange, wipe
 from tests.support.other_users import as_user
@@ -122,11 +122,13 @@ def vault(path: Path, key: bytes) -> bytes:
 
 def tried(path: Path, *, unlike: bool = False) -> tuple[int, tuple[tuple[str, str], ...]]:
     """What `check` and `--dry-run` say: the exit code that a swap would have, and why."""
-    found = preflight(Kernel(), raw(path), unlike=unlike)
+    found = check_swap(Kernel(), raw(path), accept_differences=unlike)
     return found.exit_code, found.refusals
 
 
-@pytest.mark.parametrize("options", [SwapOptions(), SwapOptions(unlike=True), SwapOptions(keep=("secret",))])
+@pytest.mark.parametrize(
+    "options", [SwapOptions(), SwapOptions(accept_differences=True), SwapOptions(keep=("secret",))]
+)
 def test_the_top_of_an_encrypted_tree_stays_encrypted(volume: Path, options: SwapOptions) -> None:
     job = volume / "job"
     policy = vault(job, add_key(volume))
@@ -169,7 +171,7 @@ def test_where_flags_can_not_be_read_encryption_is_seen_all_the_same(volume: Pat
     def refuse() -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-    swap(volume / "job", Kernel(ActingBefore("ioctl", refuse)), SwapOptions(unlike=True))
+    swap(volume / "job", Kernel(ActingBefore("ioctl", refuse)), SwapOptions(accept_differences=True))
     assert policy_of(volume / "job") == policy
 
 
@@ -187,7 +189,7 @@ def test_a_user_without_the_key_is_refused_also_with_unlike(volume: Path, *, unl
     os.chown(job, ALICE, ALICE)
     exit_code, refusals = as_user(ALICE, partial(tried, job, unlike=unlike))
     with pytest.raises(NotEncrypted) as caught:
-        as_user(ALICE, partial(swap, job, options=SwapOptions(unlike=unlike)))
+        as_user(ALICE, partial(swap, job, options=SwapOptions(accept_differences=unlike)))
     assert (exit_code, refusals) == (3, ((caught.value.message(), caught.value.hint),))
     assert "vault (" in caught.value.message()
     assert "--unlike never drops encryption" in caught.value.hint
@@ -213,7 +215,7 @@ def test_a_policy_that_an_overlay_does_not_show_is_named_and_not_dropped(volume:
         for unlike in (False, True):
             assert tried(overlay.path / "vault", unlike=unlike)[0] == NotEncrypted.exit_code
             with pytest.raises(NotEncrypted, match="policy can't be read"):
-                swap(overlay.path / "vault", options=SwapOptions(unlike=unlike))
+                swap(overlay.path / "vault", options=SwapOptions(accept_differences=unlike))
         assert (policy_of(overlay.upper / "vault"), os.listdir(overlay.path / "vault")) == (policy, ["secret"])
 
 
@@ -238,7 +240,7 @@ def test_without_the_key_no_plain_directory_is_made_like_an_encrypted_one(volume
     def make() -> None:
         kernel = Kernel()
         with kernel.open_dir(kernel.open_path(raw(volume)), b"home") as home, kernel.open_dir(home, b"job") as model:
-            make_like(kernel, home, b"made", read_likeness(kernel, model), lambda: None)
+            make_directory_like(kernel, home, b"made", read_metadata(kernel, model), lambda: None)
 
     with pytest.raises(OSError, match="not available"):
         as_user(ALICE, make)

@@ -9,14 +9,14 @@ import pytest
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.store import find_stores as discovery
-from fusefs.store.find_stores import discover
+from fusefs.store.find_stores import discover_stores
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import init
 
 
 def find_bases(kernel: Kernel, silent: list[bytes] | None = None) -> list[bytes]:
     bases = []
-    for store in discover(kernel, (), silent):
+    for store in discover_stores(kernel, (), silent):
         with store:
             bases.append(store.base_path)
     return bases
@@ -33,7 +33,7 @@ def steady(new: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A volume without a store; discovery is believed however long it takes, and whatever other tests mount."""
     mounts = read_mounts()
     assert any(mount.point == os.fsencode(new) for mount in mounts)
-    monkeypatch.setattr(discovery, "_BELIEVED_S", 1e9)
+    monkeypatch.setattr(discovery, "_CACHED_S", 1e9)
     monkeypatch.setattr(discovery, "read_mounts", lambda: list(mounts))
     return new
 
@@ -63,7 +63,7 @@ def test_a_second_discovery_forks_no_child_and_finds_the_same(steady: Path, coun
 
 
 def test_all_places_are_asked_anew_after_a_moment(new: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "_BELIEVED_S", 0.0)
+    monkeypatch.setattr(discovery, "_CACHED_S", 0.0)
     kernel = Kernel()
     assert os.fsencode(new) not in find_bases(kernel)
     init(new)
@@ -83,7 +83,7 @@ def test_each_discovery_names_a_mount_point_that_does_not_answer(steady: Path, m
         silent.append(os.fsencode(steady))
         return []
 
-    monkeypatch.setattr(discovery, "_answering", answer)
+    monkeypatch.setattr(discovery, "_places_with_store", answer)
     kernel, first, second = Kernel(), list[bytes](), list[bytes]()
     assert find_bases(kernel, first) == find_bases(kernel, second)
     assert first == second == [os.fsencode(steady)]

@@ -14,11 +14,11 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store import gate as gate_module
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.gate import empty_into
-from fusefs.store.layout import GATE_PREFIX
+from fusefs.store.layout import TRANSFER_PREFIX
 from fusefs.store.walk import DeepOpener, DeepOpeners
 from tests.support.make_trees import CountedPathBytes, deep_chain, make_tree, remove_tree_hard
 
-GATE, INNER, INMOST = ((GATE_PREFIX + name).decode() for name in (b"0", b"1", b"2"))
+GATE, INNER, INMOST = ((TRANSFER_PREFIX + name).decode() for name in (b"0", b"1", b"2"))
 N_TRIES = 5
 
 
@@ -101,7 +101,7 @@ def test_few_fds_are_open_however_deep_it_is(tmp_path: Path) -> None:
     chain = deep_chain(tmp_path / "deeper", 3000, NAME)
     n_before = len(os.listdir("/proc/self/fd"))
     with Kernel().open_path(bytes(chain)) as fd, DeepOpeners(Kernel()) as ways:
-        ways.into(BackingAndMount(fd)).beneath(at(3000)).__exit__()
+        ways.opener_of(BackingAndMount(fd)).beneath(at(3000)).__exit__()
         n_open = len(os.listdir("/proc/self/fd")) - n_before
     assert n_open < 40
     assert len(os.listdir("/proc/self/fd")) == n_before

@@ -440,7 +440,7 @@ def test_init_makes_a_new_one_beside_which_nothing_of_the_forged_one_counts(proj
     [old] = (project / ".trashd").glob("old-*")
     assert {path.name for path in (old / "u").iterdir()} == {"0", str(ALICE)}
     with opened(project) as store:
-        assert not store.is_unknown()
+        assert not store.has_unknown_maker()
 
 
 def test_what_she_takes_out_of_it_goes_by_her_own_word_alone(project: Path) -> None:
@@ -495,7 +495,7 @@ def test_a_directory_that_is_given_a_new_stores_name_while_it_is_made_is_none(pr
     assert all(any((path / "u").iterdir()) for path in given)
     assert given[0].stat().st_mode & 0o777 == 0o700, "a closed directory of root's stays closed"
     with opened(project) as store:
-        assert not store.is_unknown()
+        assert not store.has_unknown_maker()
     assert {entry.uid for entry in entries(project)} == set()
 
 
@@ -527,8 +527,8 @@ def test_without_such_attributes_roots_registry_names_what_he_made() -> None:
         (path / ".trashd").rename(path / "roots/.trashd")
         subprocess.run(["cp", "-a", path / "roots/.trashd", path], check=True)
         with opened(path / "roots") as moved, opened(path) as copied:
-            assert moved.is_unknown()
-            assert copied.is_unknown()
+            assert moved.has_unknown_maker()
+            assert copied.has_unknown_maker()
 
 
 def test_root_keeps_by_his_word_a_copy_that_lost_the_note() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import AuthorityLost, TrashdError
-from fusefs.linux.children import ChildLost, call_as
+from fusefs.linux.children import ChildLost, call_in_child_as
 from fusefs.linux.kernel import Kernel
-from fusefs.store.orphans import ListedContainer, all_entries
+from fusefs.store.orphans import ListedContainer, list_all_containers
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard
 from tests.support.nested_stores import point_to, without_upper_store
@@ -208,7 +208,7 @@ def test_a_lost_child_hides_no_other_users_orphans(volume: Path, number: int) ->
     orphan_of(volume, ALICE)
     other = orphan_of(volume, BOB)
     lost: list[TrashdError] = []
-    assert [entry.id for entry in all_entries(Kernel(dooms(number)), [raw(volume)], lost)] == [other]
+    assert [entry.id for entry in list_all_containers(Kernel(dooms(number)), [raw(volume)], lost)] == [other]
     assert [type(error) for error in lost] == [AuthorityLost]
     assert_silent(volume)
 
@@ -233,7 +233,7 @@ def test_a_disk_that_fails_hides_the_orphans_of_no_other_volume(volume: Path) ->
         for n in range(400):
             hook, lost = FailingAt(n, errno.EIO), list[TrashdError]()
             ours = Kernel(lambda call, hook=hook: hook(call) if os.getpid() == us else None)  # type: ignore[misc]
-            found = {entry.id for entry in all_entries(ours, [raw(volume), raw(other)], lost)}
+            found = {entry.id for entry in list_all_containers(ours, [raw(volume), raw(other)], lost)}
             assert found & expected, f"{hook.failed} failed, call {n}"
             if hook.left >= 0:
                 return
@@ -250,7 +250,7 @@ def test_a_child_stopped_in_the_middle_of_a_message_hangs_nobody() -> None:
         return b""
 
     with pytest.raises(ChildLost):
-        call_as(ALICE, body, lambda question: question)
+        call_in_child_as(ALICE, body, lambda question: question)
 
 
 def test_the_child_has_no_capability_and_can_not_be_traced() -> None:
@@ -258,7 +258,7 @@ def test_the_child_has_no_capability_and_can_not_be_traced() -> None:
         with open("/proc/self/status", "rb") as status:
             return status.read() + b"Fd-owner: %d\n" % os.stat("/proc/self/fd").st_uid
 
-    told = dict(line.split(b":", 1) for line in call_as(ALICE, body, lambda q: q).splitlines())
+    told = dict(line.split(b":", 1) for line in call_in_child_as(ALICE, body, lambda q: q).splitlines())
     assert told[b"Uid"].split() == [b"1001"] * 4
     for name in (b"CapEff", b"CapPrm", b"CapInh", b"CapAmb"):
         assert int(told[name], 16) == 0
@@ -287,7 +287,7 @@ def test_a_broken_folder_hides_no_other_users_orphans(volume: Path, part: str, k
             make_tree(path, Dir(mode=0))
     before = canary_of(volume)
     lost: list[TrashdError] = []
-    found: list[ListedContainer] = all_entries(Kernel(), [raw(volume)], lost)
+    found: list[ListedContainer] = list_all_containers(Kernel(), [raw(volume)], lost)
     assert other in [entry.id for entry in found]
     recovered = recover_all(volume)
     assert problems(volume) != [] or kind == "closed"
@@ -298,7 +298,7 @@ def test_a_broken_folder_hides_no_other_users_orphans(volume: Path, part: str, k
 
 def entries_of_others(volume: Path) -> list[ListedContainer]:
     """The list, whatever one user's folder is like."""
-    return all_entries(Kernel(), [raw(volume)], [])
+    return list_all_containers(Kernel(), [raw(volume)], [])
 
 
 def restore_as_found(volume: Path, identifier: str, kernel: Kernel) -> object:

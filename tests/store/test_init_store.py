@@ -15,9 +15,9 @@ import pytest
 
 from fusefs.cli.main import run
 from fusefs.core.errors import TrashdError
-from fusefs.core.node_beats import NodeBeat, beat_name, encode_beat
+from fusefs.core.node_beats import Heartbeat, encode_heartbeat, heartbeat_name
 from fusefs.linux.kernel import Kernel
-from fusefs.store.user_folders import take_census
+from fusefs.store.user_folders import inspect_folders
 from tests.support.covering_sets import runs_every_case
 from tests.support.crash_scenarios import changing
 from tests.support.fuse_bad_rename import lying_volume
@@ -50,7 +50,7 @@ from tests.support.user_homes import forget_stores
 pytestmark = pytest.mark.needs("root")
 
 
-BEAT = beat_name("beta", str(uuid.UUID(int=7))).decode()
+BEAT = heartbeat_name("beta", str(uuid.UUID(int=7))).decode()
 
 
 def facts(volume: Path) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_a_directory_of_roots_that_a_user_names_like_a_copy_in_the_making_keeps_
 def beats_in(volume: Path) -> Path:
     nodes = volume / ".trashd/nodes"
     nodes.mkdir(0o700)
-    (nodes / BEAT).write_bytes(encode_beat(NodeBeat(started_ns=1, n=1, version="0", phase="idle")))
+    (nodes / BEAT).write_bytes(encode_heartbeat(Heartbeat(started_ns=1, n=1, version="0", phase="idle")))
     return nodes
 
 
@@ -217,7 +217,7 @@ def test_store_is_open_to_all_and_each_folder_to_its_user_alone(volume: Path) ->
 
 def served(volume: Path) -> set[int]:
     with opened(volume) as store:
-        return set(take_census(store).inos)
+        return set(inspect_folders(store).inos)
 
 
 def ids(volume: Path) -> set[str]:

@@ -340,8 +340,8 @@ def test_many_pointers_to_one_store_have_it_read_once(pointing_volume: Path) -> 
 def test_pointers_beyond_a_number_are_not_followed_and_that_is_told(
     pointing_volume: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pointers_module, "MOST_READ", 3)
-    monkeypatch.setattr(check_module, "MOST_READ", 3)
+    monkeypatch.setattr(pointers_module, "MAX_POINTERS", 3)
+    monkeypatch.setattr(check_module, "MAX_POINTERS", 3)
     as_user(ALICE, lambda: swap(make_tree(pointing_volume / "home/alice/job", {})))
     recover_all(pointing_volume)
     pointers = folder_of(pointing_volume, ALICE) / "pointers"
@@ -365,6 +365,6 @@ def test_root_lists_no_more_of_one_user_than_an_answer_has_room_for(
     roots = swap(make_tree(pointing_volume / "job", {})).id
     recover_all(pointing_volume)
     lost: list[TrashdError] = []
-    assert [entry.id for entry in orphans.all_entries(Kernel(), [raw(pointing_volume)], lost)] == [roots]
+    assert [entry.id for entry in orphans.list_all_containers(Kernel(), [raw(pointing_volume)], lost)] == [roots]
     assert [error.exit_code for error in lost] == [Exit.INCOMPLETE]
     assert len(as_user(ALICE, lambda: entries(pointing_volume))) == 4

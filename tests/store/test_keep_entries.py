@@ -13,7 +13,7 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import NotKept, TrashdError, UsageError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.check_swap import preflight
+from fusefs.store.check_swap import check_swap
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped
 from tests.store.test_no_exchange import claim_exchange
@@ -172,7 +172,7 @@ def test_what_another_user_has_in_it_is_refused(volume: Path, his: str | Spec, t
 
     assert told in as_user(4711, act)
     assert names(job) == {"mine", "his"}
-    assert as_user(4711, lambda: bool(preflight(Kernel(), raw(job), ("*",)).refusals))
+    assert as_user(4711, lambda: bool(check_swap(Kernel(), raw(job), ("*",)).refusals))
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import pytest
 
 from fusefs.core.errors import NotAlike
-from fusefs.linux.directory_metadata import apply_likeness, differences, read_likeness
+from fusefs.linux.directory_metadata import apply_metadata, differences, read_metadata
 from fusefs.linux.kernel import Kernel
-from fusefs.store.check_swap import preflight
+from fusefs.store.check_swap import check_swap
 from fusefs.store.stage import SwapOptions
 from tests.support.acls import ACCESS, DEFAULT, GROUP, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.crash_scenarios import wipe
@@ -222,9 +222,9 @@ def test_immutable_and_append_only_are_not_copied(mounted: Callable[[str], Path]
         kernel.open_dir(base, b"job") as job,
         kernel.open_dir(base, b"fresh") as fresh,
     ):
-        wanted = read_likeness(kernel, job)
-        apply_likeness(kernel, fresh, wanted)
-        assert differences(wanted, read_likeness(kernel, fresh)) == []
+        wanted = read_metadata(kernel, job)
+        apply_metadata(kernel, fresh, wanted)
+        assert differences(wanted, read_metadata(kernel, fresh)) == []
     assert flags_of(volume / "fresh") & (flag | NODUMP) == NODUMP
     remove_tree_hard(volume / "job")
     assert_silent(volume)
@@ -313,7 +313,7 @@ def test_an_attributes_name_reaches_no_terminal_raw(volume: Path) -> None:
 def test_unlike_accepts_what_can_not_be_had_and_tells(volume: Path, told: str, victim: Dir) -> None:
     job = hers(volume, victim)
     before = snapshot(job)
-    swapped = as_user(ALICE, partial(swap, job, options=SwapOptions(unlike=True)))
+    swapped = as_user(ALICE, partial(swap, job, options=SwapOptions(accept_differences=True)))
     assert told in [f"{d.what} {d.got} instead of {d.wanted}" for d in swapped.unlike]
     assert os.listdir(job) == []
     os.rmdir(job)
@@ -336,7 +336,7 @@ def test_the_command_refuses_names_the_difference_and_takes_unlike(volume: Path)
 def test_who_may_not_write_in_it_is_refused_and_unlike_does_not_help(volume: Path) -> None:
     job = hers(volume, Dir({"results": "x"}, 0o755, (BOB, BOB)))
     before = snapshot(volume / "home", with_times=True)
-    for options in (SwapOptions(), SwapOptions(unlike=True)):
+    for options in (SwapOptions(), SwapOptions(accept_differences=True)):
         with pytest.raises(Exception, match="job") as caught:
             as_user(ALICE, partial(swap, job, options=options))
         assert getattr(caught.value, "exit_code", 0) in (3, 4)
@@ -380,7 +380,7 @@ def test_what_only_a_filesystems_own_tools_read_is_refused_by_name(volume: Path)
     job = make_tree(volume / "job", {"results": "x"})
     kernel = BeeGfs()
     with kernel.open_path(raw(volume)) as base, kernel.open_dir(base, b"job") as fd:
-        likeness = read_likeness(kernel, fd)
+        likeness = read_metadata(kernel, fd)
     assert [one.what for one in differences(likeness, likeness)] == ["stripe pattern and storage pool (BeeGFS)"]
     with pytest.raises(NotAlike, match=r"stripe pattern and storage pool \(BeeGFS\) unreadable"):
         swap(job, BeeGfs())
@@ -390,11 +390,11 @@ def test_what_only_a_filesystems_own_tools_read_is_refused_by_name(volume: Path)
 def test_a_subvolume_becomes_a_directory_only_with_unlike(mounted: Callable[[str], Path]) -> None:
     volume = emptied(mounted("btrfs"))
     job = btrfs_subvolume(volume, "job")
-    found = preflight(Kernel(), raw(job)).refusals
+    found = check_swap(Kernel(), raw(job)).refusals
     with pytest.raises(NotAlike, match="kind directory instead of btrfs subvolume") as caught:
         swap(job)
     assert found == ((caught.value.message(), caught.value.hint),)
-    swapped = swap(job, options=SwapOptions(unlike=True))
+    swapped = swap(job, options=SwapOptions(accept_differences=True))
     assert [tuple(one) for one in swapped.unlike] == [("kind", "btrfs subvolume", "directory")]
     assert_silent(volume)
 

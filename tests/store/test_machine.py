@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from fusefs.core.container_states import DEFAULT_RETENTION_S
-from fusefs.core.record_decoding import decode
+from fusefs.core.record_decoding import decode_record
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.stage import SwapOptions
 from tests.support.covering_sets import is_soak
@@ -147,7 +147,7 @@ class StoreMachine(RuleBasedStateMachine):
         orphans = {}
         for part in ("orphans", "reaping"):
             for container in (folder / part).iterdir():
-                record = decode((container / "record.json").read_bytes())
+                record = decode_record((container / "record.json").read_bytes())
                 origin = None if record.origin is None else tuple(os.fsdecode(record.origin).split("/"))
                 assert origin is None or origin[0] == "home"
                 tree = read(container / "tree") if (container / "tree").exists() else None

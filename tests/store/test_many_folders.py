@@ -18,11 +18,11 @@ from fusefs.linux.user_ids import read_subordinates
 from fusefs.service.open_volume import open_volume
 from fusefs.store import make_folder, user_folders
 from fusefs.store.doctor import check_folder, check_store
-from fusefs.store.find_stores import discover
+from fusefs.store.find_stores import discover_stores
 from fusefs.store.layout import FOLDERS
-from fusefs.store.make_folder import look_first
-from fusefs.store.orphans import all_entries, each_folder, tend_all
-from fusefs.store.user_folders import take_census
+from fusefs.store.make_folder import inspect_new_folders
+from fusefs.store.orphans import call_in_each_folder, list_all_containers, tidy_all_folders
+from fusefs.store.user_folders import inspect_folders
 from tests.support.covering_sets import is_soak
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
@@ -78,7 +78,7 @@ def make_folders(roomy_system: Path, start: int, n: int) -> None:
 def doctor(kernel: Kernel, volumes: Sequence[bytes]) -> object:
     with opened(Path(os.fsdecode(volumes[0]))) as store:
         found = list(check_store(store._replace(kernel=kernel)))
-    return [*found, *each_folder(discover(kernel, volumes), check_folder, list[Finding])]
+    return [*found, *call_in_each_folder(discover_stores(kernel, volumes), check_folder, list[Finding])]
 
 
 def serve(kernel: Kernel, volumes: Sequence[bytes]) -> object:
@@ -95,7 +95,7 @@ def calls(roomy_system: Path, look: Callable[[Kernel, list[bytes]], object]) -> 
 @pytest.mark.parametrize(
     ("look", "n", "n_opens", "n_calls"),
     [
-        pytest.param(all_entries, N_LISTED, 16, 40, id="list"),
+        pytest.param(list_all_containers, N_LISTED, 16, 40, id="list"),
         pytest.param(doctor, N_LISTED, 30, 80, id="doctor"),
         pytest.param(serve, N_SEEN, 3, 16, id="service"),
     ],
@@ -124,7 +124,7 @@ def make_registered(roomy_system: Path, start: int, n: int) -> int:
 
 def look_with(kernel: Kernel, roomy_system: Path) -> None:
     with opened(roomy_system) as store:
-        look_first(store._replace(kernel=kernel))
+        inspect_new_folders(store._replace(kernel=kernel))
 
 
 def test_a_look_registers_so_many_and_each_persons_own_before_any_subordinates(roomy_system: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_look_registers_so_many_and_each_persons_own_before_any_subordinates(r
 def test_all_of_them_are_served_in_the_end(roomy_system: Path) -> None:
     assert make_registered(roomy_system, 0, N_MANY) <= N_MANY // A_LOOK + 1
     with opened(roomy_system) as store:
-        assert len(take_census(store).inos) == N_MANY + 1
+        assert len(inspect_folders(store).inos) == N_MANY + 1
 
 
 def test_one_users_subordinate_uids_are_served_up_to_a_number_and_others_all(
@@ -152,12 +152,12 @@ def test_one_users_subordinate_uids_are_served_up_to_a_number_and_others_all(
 ) -> None:
     told = partial(read_subordinates, bytes(tmp_path / "subuid"))
     monkeypatch.setattr("fusefs.linux.user_ids.read_subordinates", told)
-    monkeypatch.setattr(user_folders, "MOST", 10)
+    monkeypatch.setattr(user_folders, "MAX_SUBORDINATES", 10)
     make_folders(roomy_system, 0, 15)
     make_folders(roomy_system, ALICE - FIRST, 1)
     look_with(Kernel(), roomy_system)
     with opened(roomy_system) as store:
-        census = take_census(store)
+        census = inspect_folders(store)
     assert len(census.inos) == 10 + 2
     assert ALICE in census.inos
     [refused] = census.refused
@@ -166,7 +166,7 @@ def test_one_users_subordinate_uids_are_served_up_to_a_number_and_others_all(
 
 
 OWNER, OTHER = 1001, 1002
-LOOK: dict[str, Callable[[Kernel, list[bytes]], object]] = {"list": all_entries, "tend": tend_all}
+LOOK: dict[str, Callable[[Kernel, list[bytes]], object]] = {"list": list_all_containers, "tend": tidy_all_folders}
 
 
 @pytest.fixture

@@ -16,14 +16,14 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from fusefs.store.as_owner import swap_for_owner
-from fusefs.store.check_swap import preflight
+from fusefs.store.check_swap import check_swap
 from fusefs.store.mounted_paths import refuse_mounted
-from fusefs.store.orphans import all_entries
+from fusefs.store.orphans import list_all_containers
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap import own_folder
+from fusefs.store.swap import open_own_folder
 from fusefs.store.victim import find_scope
 from fusefs.sweep.request import Request, ToTrash
-from fusefs.sweep.run import run
+from fusefs.sweep.run import run_request
 from tests.support.background_processes import reading
 from tests.support.crash_scenarios import DyingAfter, assert_nothing_lost, deaths, home, settle
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount
@@ -221,7 +221,7 @@ def test_the_reaper_refuses_a_directory_of_a_mount(mount: Mounted) -> None:
     kernel = Kernel()
     identifier = swap(mount.path / "job").id
     # Opened by its path in the mount, as no command does.
-    with opened_store(mount.path) as store, own_folder(store) as folder, pytest.raises(NoBacking):
+    with opened_store(mount.path) as store, open_own_folder(store) as folder, pytest.raises(NoBacking):
         reap(folder, identifier)
     with (
         kernel.open_path(raw(mount.path)) as mounted,
@@ -247,7 +247,7 @@ def test_a_container_that_mv_takes_out_through_the_mount_is_whole(mount: Mounted
 
 def test_what_is_open_follows_into_the_store_as_the_mount_shows_it(mount: Mounted, job: Path) -> None:
     with opened(job / "deep") as where:
-        swept = run(Kernel(), Request(raw(job), Selection(types=frozenset("d")), ToTrash()))
+        swept = run_request(Kernel(), Request(raw(job), Selection(types=frozenset("d")), ToTrash()))
         assert where() == str(mount.path / f".trashd/u/0/stage/{swept.orphan}/tree/deep")
     assert not (job / "deep").exists()
 
@@ -369,7 +369,7 @@ def test_of_two_mounts_the_one_that_was_typed_is_gone_through(mount: Mounted, jo
 
 def test_all_volumes_name_a_mounted_one_by_its_mount(mount: Mounted, job: Path) -> None:
     swapped = swap(mount.backing / "job")
-    assert [entry.origin for entry in all_entries(Kernel(), []) if entry.id == swapped.id] == [raw(job)]
+    assert [entry.origin for entry in list_all_containers(Kernel(), []) if entry.id == swapped.id] == [raw(job)]
 
 
 def test_a_bind_mount_of_a_part_of_the_mount_has_its_own_store(mount: Mounted) -> None:
@@ -495,7 +495,7 @@ def test_holders_of_an_orphan_are_found_on_both_sides(mount: Mounted, job: Path,
 
 
 def test_preflight_tells_of_the_backing_filesystem(mount: Mounted, job: Path) -> None:
-    found = preflight(Kernel(), raw(job))
+    found = check_swap(Kernel(), raw(job))
     assert found.filesystem in ("tmpfs", "ext4")
     assert (found.store, found.method, found.refusals) == (raw(mount.path / ".trashd"), "exchange", ())
 

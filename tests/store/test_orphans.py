@@ -16,15 +16,22 @@ from fusefs.cli.main import run
 from fusefs.core.container_states import DEFAULT_RETENTION_S, State
 from fusefs.core.errors import Busy, NotFound, Refused
 from fusefs.core.human_units import DURATION_MAX_S
-from fusefs.core.orphan_age import started
-from fusefs.core.policy import KnownOrphan, RetentionRules, due_at_s
+from fusefs.core.orphan_age import start_clock
+from fusefs.core.policy import KnownOrphan, RetentionRules, due_in_s
 from fusefs.core.record import Record
-from fusefs.core.record_decoding import decode
+from fusefs.core.record_decoding import decode_record
 from fusefs.linux.disk_usage import may_be_archived
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.machine_identity import moment
-from fusefs.store.look_inside import Difference, content_of, differences
-from fusefs.store.orphans import KeepFor, PinnedOrphan, Term, UsualTerm, find_container, keep_by_id
+from fusefs.linux.machine_identity import read_now
+from fusefs.store.look_inside import Difference, content_of, find_differences
+from fusefs.store.orphans import (
+    DefaultRetention,
+    NewRetention,
+    PinnedOrphan,
+    RetentionFromNow,
+    change_retention,
+    find_container,
+)
 from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import make_tree, snapshot
 from tests.support.shared_memory_children import code_of_child
@@ -45,16 +52,16 @@ pytestmark = pytest.mark.needs("root")
 
 
 S = 1_000_000_000
-PINNED: Term = KeepFor(None)
+PINNED: NewRetention = RetentionFromNow(None)
 
 
 def record_in(volume: Path, identifier: str) -> Record:
-    return decode((place(volume, identifier) / "record.json").read_bytes())
+    return decode_record((place(volume, identifier) / "record.json").read_bytes())
 
 
-def keep(volume: Path, identifier: str, term: Term = PINNED, kernel: Kernel | None = None) -> PinnedOrphan:
+def keep(volume: Path, identifier: str, term: NewRetention = PINNED, kernel: Kernel | None = None) -> PinnedOrphan:
     kernel = kernel or Kernel()
-    return keep_by_id(kernel, [bytes(volume)], find_container(kernel, [bytes(volume)], identifier), term)
+    return change_retention(kernel, [bytes(volume)], find_container(kernel, [bytes(volume)], identifier), term)
 
 
 def test_only_the_record_changes_and_only_its_term(volume: Path) -> None:
@@ -69,7 +76,7 @@ def test_only_the_record_changes_and_only_its_term(volume: Path) -> None:
 def test_kept_for_a_time_it_is_due_so_long_from_now(volume: Path) -> None:
     identifier = orphan_in(volume, options=SwapOptions(retention_s=1)).id
     before_ns = time.time_ns()
-    kept = keep(volume, identifier, KeepFor(3600))
+    kept = keep(volume, identifier, RetentionFromNow(3600))
     assert kept.expires_ns is not None
     assert before_ns + 3599 * S <= kept.expires_ns <= time.time_ns() + 3602 * S
 
@@ -86,9 +93,11 @@ def test_kept_for_just_the_usual_term_is_not_taken_for_nothing_asked(volume: Pat
         def boot_ns(self) -> int:
             return record.boot_ns or 0
 
-    kept = keep(volume, identifier, KeepFor(DEFAULT_RETENTION_S), Frozen())
-    due_s = due_at_s(
-        KnownOrphan(identifier, created_ns, kept.retention_s), RetentionRules(retention_s=600), started(created_ns, 0)
+    kept = keep(volume, identifier, RetentionFromNow(DEFAULT_RETENTION_S), Frozen())
+    due_s = due_in_s(
+        KnownOrphan(identifier, created_ns, kept.retention_s),
+        RetentionRules(retention_s=600),
+        start_clock(created_ns, 0),
     )
     assert due_s is not None
     assert due_s > DEFAULT_RETENTION_S - 600
@@ -102,9 +111,9 @@ def test_kept_so_long_from_now_whatever_the_clock_was_set_to(volume: Path, ahead
         def now_ns(self) -> int:
             return super().now_ns() + ahead_s * 10**9
 
-    keep(volume, identifier, KeepFor(3 * 86_400), Set())
+    keep(volume, identifier, RetentionFromNow(3 * 86_400), Set())
     for kernel in (Kernel(), Set()):
-        now = moment(kernel)
+        now = read_now(kernel)
         expires_ns = record_in(volume, identifier).expires_ns(now)
         assert expires_ns is not None
         assert expires_ns - now.wall_ns >= 3 * 86_400 * 10**9
@@ -112,7 +121,7 @@ def test_kept_so_long_from_now_whatever_the_clock_was_set_to(volume: Path, ahead
 
 def test_longest_term_fits_a_record(volume: Path) -> None:
     identifier = orphan_in(volume).id
-    assert keep(volume, identifier, KeepFor(DURATION_MAX_S)).retention_s == DURATION_MAX_S
+    assert keep(volume, identifier, RetentionFromNow(DURATION_MAX_S)).retention_s == DURATION_MAX_S
     assert entries(volume)[0].problem == ""
 
 
@@ -139,7 +148,7 @@ def test_what_is_gone_is_not_found(volume: Path) -> None:
     entry = find_container(Kernel(), [bytes(volume)], identifier)
     reap_now(volume, identifier)
     with pytest.raises(NotFound):
-        keep_by_id(Kernel(), [bytes(volume)], entry, PINNED)
+        change_retention(Kernel(), [bytes(volume)], entry, PINNED)
 
 
 def test_lock_on_a_record_pins_it_as_long_as_it_is_held(volume: Path) -> None:
@@ -162,7 +171,7 @@ def left_by_a_killed_keep(volume: Path) -> str:
     """The id of an orphan with an unfinished record beside its own."""
     identifier = orphan_in(volume).id
     number = list(calls_of(lambda kernel: keep(volume, identifier, PINNED, kernel))).index("create") + 1
-    keep(volume, identifier, UsualTerm())
+    keep(volume, identifier, DefaultRetention())
     code_of_child(partial(keep, volume, identifier, PINNED, Kernel(DyingAt(number))))
     assert (place(volume, identifier) / "record.json.new").exists()
     return identifier
@@ -219,7 +228,7 @@ def test_diff_calls_what_may_be_archived_unreadable(volume: Path) -> None:
         kernel.open_path(bytes(volume / "a"), os.O_RDONLY) as a,
         kernel.open_path(bytes(volume / "b"), os.O_RDONLY) as b,
     ):
-        found = list(differences(kernel, a, b, b"", tells_new=True))
+        found = list(find_differences(kernel, a, b, b"", includes_new=True))
     assert found == [Difference(b"f", "unreadable")]
 
 
@@ -233,9 +242,9 @@ def test_list_walks_no_tree(volume: Path) -> None:
 
 
 def _list(kernel: Kernel, volume: Path) -> None:
-    from fusefs.store.orphans import all_entries
+    from fusefs.store.orphans import list_all_containers
 
-    assert len(all_entries(kernel, [bytes(volume)])) == 1
+    assert len(list_all_containers(kernel, [bytes(volume)])) == 1
 
 
 @pytest.mark.parametrize("state", [State.STAGE, State.RESTORING, State.REAPING, State.ORPHANS])

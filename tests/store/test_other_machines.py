@@ -15,8 +15,8 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.container_states import State
 from fusefs.core.errors import Busy, NoLocks
-from fusefs.core.record import encode
-from fusefs.core.record_decoding import decode
+from fusefs.core.record import encode_record
+from fusefs.core.record_decoding import decode_record
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id, host_id
 from tests.support.make_trees import make_tree
@@ -112,7 +112,7 @@ def test_a_live_swap_of_another_machine_is_left_alone_though_both_have_one_machi
 ) -> None:
     words = {"doctor": ("doctor", "--repair", machines.b)}.get(verb, (verb, "--volume", machines.b))
     with held_at(machines.a / "job", partial(swap, machines.a / "job")):
-        assert decode(staged(machines.b).read_bytes()).host == host_id()
+        assert decode_record(staged(machines.b).read_bytes()).host == host_id()
         assert "may still be working on it" in trashd(*words).err
         assert not (machines.b / "job").exists()
     assert list((machines.b / "job").iterdir()) == []
@@ -163,7 +163,7 @@ def test_what_a_record_of_before_does_not_tell_may_be_alive(machines: Machines) 
     kill_swap(machines.a)
     path = staged(machines.a)
     assert b'"superblock"' in path.read_bytes()
-    path.write_bytes(encode(decode(path.read_bytes())._replace(superblock="")))
+    path.write_bytes(encode_record(decode_record(path.read_bytes())._replace(superblock="")))
     (told,) = recover_all(machines.a)
     assert f"--ended {boot_id()}" in told
 

@@ -15,12 +15,12 @@ from types import FrameType
 
 import pytest
 
-from fusefs.linux.file_locks import take
+from fusefs.linux.file_locks import take_lock
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.linux.untrusted_path import open_way
-from fusefs.store.registry_lines import MAX_BYTES, MAX_LINES, RegistryLine, decode, encode
-from fusefs.store.store_registry import LineOf, open_registered, stores_of_users
+from fusefs.linux.untrusted_path import open_untrusted
+from fusefs.store.registry_lines import MAX_BYTES, MAX_LINES, RegistryLine, decode_lines, encode_line
+from fusefs.store.store_registry import UserLine, open_registered, stores_of_users
 from tests.support.covering_sets import runs_every_case
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Dir, make_tree
@@ -107,12 +107,12 @@ def heard() -> list[tuple[int, Path]]:
 
 
 def line_text(home: Path) -> RegistryLine:
-    (line,) = decode(registry_of(home).read_bytes())
+    (line,) = decode_lines(registry_of(home).read_bytes())
     return line
 
 
 def says(home: Path, uid: int, *lines: RegistryLine) -> None:
-    registry_of(home).write_bytes(b"".join(map(encode, lines)))
+    registry_of(home).write_bytes(b"".join(map(encode_line, lines)))
     os.chown(registry_of(home), uid, uid)
 
 
@@ -163,9 +163,9 @@ def test_what_is_no_registry_of_his_alone_is_not_read(users: tuple[Path, Path], 
 def test_ten_thousand_lines_are_not_read_and_a_thousand_cost_little(users: tuple[Path, Path]) -> None:
     alice, bob = users
     line = line_text(alice)
-    registry_of(alice).write_bytes(encode(line) + b"/\n" * 10_000)
+    registry_of(alice).write_bytes(encode_line(line) + b"/\n" * 10_000)
     assert heard() == [(ALICE, alice), (BOB, bob)]
-    registry_of(alice).write_bytes(b"/\n" * MAX_LINES + encode(line))
+    registry_of(alice).write_bytes(b"/\n" * MAX_LINES + encode_line(line))
     assert heard() == [(BOB, bob)]
 
 
@@ -204,7 +204,7 @@ def test_a_store_of_roots_is_not_served_by_his_word(users: tuple[Path, Path]) ->
     alice, bob = users
     backup = make_tree(alice.parent / "backup", {})
     init(backup)
-    (known,) = [line for line in decode(Path("/var/lib/trashd/stores").read_bytes()) if line.path == raw(backup)]
+    (known,) = [line for line in decode_lines(Path("/var/lib/trashd/stores").read_bytes()) if line.path == raw(backup)]
     says(alice, ALICE, known)
     assert heard() == [(BOB, bob)]
 
@@ -268,7 +268,7 @@ def test_the_way_ends_at_what_is_no_directory(users: tuple[Path, Path]) -> None:
     alice, _bob = users
     (alice / "file").touch()
     with pytest.raises(NotADirectoryError):
-        open_way(Kernel(), raw(alice / "file"), read_mounts(), (0, ALICE))
+        open_untrusted(Kernel(), raw(alice / "file"), read_mounts(), (0, ALICE))
 
 
 def test_the_way_ends_at_what_another_user_has_mounted(users: tuple[Path, Path]) -> None:
@@ -276,14 +276,14 @@ def test_the_way_ends_at_what_another_user_has_mounted(users: tuple[Path, Path])
     (point := alice / "mount").mkdir()
     with bind_mount(alice.parent, point):
         mounts = [one._replace(owner=ALICE) if one.point == raw(point) else one for one in read_mounts()]
-        open_way(Kernel(), raw(point), mounts, (0, ALICE)).close()
+        open_untrusted(Kernel(), raw(point), mounts, (0, ALICE)).close()
         with pytest.raises(OSError, match=os.strerror(errno.EXDEV)):
-            open_way(Kernel(), raw(point), mounts, (0,))
+            open_untrusted(Kernel(), raw(point), mounts, (0,))
 
 
 def test_a_line_of_a_user_opens_nothing_for_root_himself(users: tuple[Path, Path]) -> None:
     alice, _bob = users
-    assert open_registered(Kernel(), LineOf(0, line_text(alice)), read_mounts()) is None
+    assert open_registered(Kernel(), UserLine(0, line_text(alice)), read_mounts()) is None
 
 
 NOT_NOTED = "  this store is not in your registry ("
@@ -318,7 +318,7 @@ def _at_home(home: Path, act: Callable[[], object]) -> None:
 
 
 def named(home: Path) -> list[Path]:
-    return [Path(os.fsdecode(line.path)) for line in decode(registry_of(home).read_bytes())]
+    return [Path(os.fsdecode(line.path)) for line in decode_lines(registry_of(home).read_bytes())]
 
 
 def swapped(home: Path, work: Path, state: Path | None = None) -> CommandResult:
@@ -408,7 +408,7 @@ def a_file(home: Path) -> Iterator[Path]:
 def kept_locked(home: Path) -> Iterator[Path]:
     """Another process of hers is about to write, and was stopped."""
     state = make_tree(home / "state", Dir({"trashd": Dir(mode=0o700, owner=(ALICE, ALICE))}, owner=(ALICE, ALICE)))
-    lock = take(raw(state / "trashd"), b"stores.lock")
+    lock = take_lock(raw(state / "trashd"), b"stores.lock")
     assert lock is not None
     os.chown(state / "trashd/stores.lock", ALICE, ALICE)
     with lock:
@@ -426,7 +426,7 @@ def anothers(home: Path) -> Iterator[Path]:
 def full_of_stores(home: Path) -> Iterator[Path]:
     """So many lines as it may have, each of a store that is there."""
     there = line_of(store_in(home, "there"))
-    lines = (encode(there._replace(volume=type(there.volume)(f"{n:032x}"))) for n in range(MAX_LINES))
+    lines = (encode_line(there._replace(volume=type(there.volume)(f"{n:032x}"))) for n in range(MAX_LINES))
     text = b"".join(lines)[: MAX_BYTES - 10]
     yield _state_that_says(home, text[: text.rindex(b"\n") + 1])
 

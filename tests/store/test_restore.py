@@ -14,7 +14,7 @@ import pytest
 from fusefs.core.container_states import State
 from fusefs.core.errors import NotADirectory, NotFound, Occupied, OtherFilesystem, TrashdError, UsageError
 from fusefs.core.names import ContainerId, RelPath
-from fusefs.core.record_decoding import decode
+from fusefs.core.record_decoding import decode_record
 from fusefs.linux.kernel import Kernel
 from fusefs.store.recover import RESCUED_RETENTION_S
 from fusefs.store.restore import Restored
@@ -163,7 +163,7 @@ ALICE = 1000
 
 
 def parts_of(volume: Path, orphan: ContainerId) -> tuple[RelPath, ...]:
-    return decode((folder_of(volume, 0) / "orphans" / orphan / "record.json").read_bytes()).parts
+    return decode_record((folder_of(volume, 0) / "orphans" / orphan / "record.json").read_bytes()).parts
 
 
 @pytest.mark.quick("restore")

@@ -6,7 +6,7 @@ import pytest
 
 from fusefs.core.container_states import DEFAULT_RETENTION_S, State
 from fusefs.core.errors import NotFound, Refused
-from fusefs.core.identity import Likelihood, compare
+from fusefs.core.identity import IdentityMatch, compare
 from fusefs.core.record import Method
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id, host_id
@@ -47,7 +47,7 @@ def test_record_says_what_was_swapped_where_when_and_how(volume: Path) -> None:
         victim, parent = kernel.identify(fd), kernel.identify(parent_fd)
     record = record_of(swapped := swap(job, options=SwapOptions(90, "a note")))
     with kernel.open_path(bytes(job)) as fd:
-        assert compare(record.fresh, kernel.identify(fd)) is Likelihood.SAME
+        assert compare(record.fresh, kernel.identify(fd)) is IdentityMatch.SAME
     with opened(volume) as store:
         assert record.volume == store.volume.id
     assert (record.id, record.origin, record.method) == (swapped.id, b"up/job\n", Method.EXCHANGE)

@@ -24,8 +24,8 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import boot_id
 from fusefs.linux.mountinfo import Mount
 from fusefs.store import silent_nodes
-from fusefs.store.check_swap import preflight
-from fusefs.store.silent_nodes import UNKNOWN_S, takeover_s
+from fusefs.store.check_swap import check_swap
+from fusefs.store.silent_nodes import DEFAULT_TAKEOVER_S, takeover_s
 from tests.support.make_trees import make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
@@ -50,7 +50,7 @@ from tests.support.two_users_store import ALICE
 pytestmark = pytest.mark.needs("root")
 
 OTHER_BOOT = str(uuid.UUID(int=1))
-PART = UNKNOWN_S / 3
+PART = DEFAULT_TAKEOVER_S / 3
 
 
 class Later(Kernel):
@@ -100,7 +100,7 @@ def recover_after(volume: Path, *moments: float) -> list[str]:
 
 
 def finish(volume: Path) -> None:
-    recover_after(volume, *(UNKNOWN_S * n for n in range(4, 8)))
+    recover_after(volume, *(DEFAULT_TAKEOVER_S * n for n in range(4, 8)))
     assert is_taken_over(volume)
 
 
@@ -118,21 +118,21 @@ def test_after_a_third_of_the_time_it_is_announced(volume: Path) -> None:
 
 
 def test_what_is_silent_for_the_whole_time_is_taken_over(volume: Path) -> None:
-    assert recover_after(volume, 0, PART + 1, UNKNOWN_S - 1) != []
-    assert recover_after(volume, UNKNOWN_S + 1) == []
+    assert recover_after(volume, 0, PART + 1, DEFAULT_TAKEOVER_S - 1) != []
+    assert recover_after(volume, DEFAULT_TAKEOVER_S + 1) == []
     assert is_taken_over(volume)
 
 
 def test_what_was_looked_at_long_ago_is_announced_before_it_is_taken_over(volume: Path) -> None:
-    assert recover_after(volume, 0, 5 * UNKNOWN_S) != []
+    assert recover_after(volume, 0, 5 * DEFAULT_TAKEOVER_S) != []
     assert notes(volume) == {"watched", "announced"}
-    assert recover_after(volume, 5 * UNKNOWN_S + PART + 1) == []
+    assert recover_after(volume, 5 * DEFAULT_TAKEOVER_S + PART + 1) == []
 
 
 def test_a_change_begins_the_watch_anew(volume: Path) -> None:
     recover_after(volume, 0, PART + 1)
     os.utime(left(volume) / "record.json")
-    assert recover_after(volume, UNKNOWN_S + 1) != []
+    assert recover_after(volume, DEFAULT_TAKEOVER_S + 1) != []
     assert notes(volume) == {"watched"}
     finish(volume)
 
@@ -141,15 +141,15 @@ def test_another_boots_notes_say_nothing(volume: Path, monkeypatch: pytest.Monke
     recover_after(volume, 0, PART + 1)
     with monkeypatch.context() as patch:
         patch.setattr(silent_nodes, "boot_id", lambda: str(uuid.UUID(int=2)))
-        assert recover_after(volume, UNKNOWN_S + 1) != []
-    assert recover_after(volume, UNKNOWN_S + 1) == []
+        assert recover_after(volume, DEFAULT_TAKEOVER_S + 1) != []
+    assert recover_after(volume, DEFAULT_TAKEOVER_S + 1) == []
 
 
 def test_a_note_that_makes_no_sense_is_none(volume: Path) -> None:
     recover_after(volume, 0)
     (note,) = left(volume).glob("watched.*")
     note.write_text("x" * 1000)
-    assert recover_after(volume, UNKNOWN_S + 1) != []
+    assert recover_after(volume, DEFAULT_TAKEOVER_S + 1) != []
     finish(volume)
 
 
@@ -180,9 +180,9 @@ def test_what_has_no_record_yet_may_be_another_nodes(volume: Path) -> None:
     (begun := volume / ".trashd/u/0/stage" / f"{orphan.name[:-12]}{'0' * 12}").mkdir()
     (told,) = problems(volume)
     assert "another node is writing it" in told.what
-    recover_after(volume, 0, PART + 1, UNKNOWN_S - 1)
+    recover_after(volume, 0, PART + 1, DEFAULT_TAKEOVER_S - 1)
     assert begun.exists()
-    recover_after(volume, UNKNOWN_S + 1)
+    recover_after(volume, DEFAULT_TAKEOVER_S + 1)
     assert not begun.exists()
 
 
@@ -190,7 +190,7 @@ def test_a_lock_of_a_boot_that_is_over_does_not_count(volume: Path) -> None:
     """A server may keep a dead client's for a day."""
     with (left(volume) / "record.json").open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        recover_after(volume, 0, PART + 1, UNKNOWN_S + 1)
+        recover_after(volume, 0, PART + 1, DEFAULT_TAKEOVER_S + 1)
         assert not is_taken_over(volume)
         assert run(["doctor", "--repair", "--ended", OTHER_BOOT, str(volume)]) == 0
     assert is_taken_over(volume)
@@ -213,7 +213,7 @@ def test_who_waits_for_what_another_boot_has_locked_is_told_how_to_have_it(
 def test_who_does_not_wait_is_told_nothing_of_what_another_boot_has_locked(volume: Path) -> None:
     with (left(volume) / "record.json").open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert recover_after(volume, 0, UNKNOWN_S + 1) == []
+        assert recover_after(volume, 0, DEFAULT_TAKEOVER_S + 1) == []
     finish(volume)
 
 
@@ -309,12 +309,12 @@ def test_a_configuration_that_the_caller_can_not_read_leaves_the_default(
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nowhere")
     with tmpfs_store() as volume, configured(monkeypatch, "defaults.takeover_s = 40\n") as system:
         hide(system / "config.toml")
-        assert as_user(ALICE, partial(takeover_of, volume)) == UNKNOWN_S
+        assert as_user(ALICE, partial(takeover_of, volume)) == DEFAULT_TAKEOVER_S
 
 
 def test_the_services_configuration_decides_in_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
     with tmpfs_store() as volume, configured(monkeypatch, "defaults.takeover_s = 40\n"):
-        assert (takeover_of(volume, takeover_s=50), takeover_of(volume, takeover_s=0)) == (50, UNKNOWN_S)
+        assert (takeover_of(volume, takeover_s=50), takeover_of(volume, takeover_s=0)) == (50, DEFAULT_TAKEOVER_S)
 
 
 def test_it_is_at_least_three_times_as_long_as_caches_were_seen_to_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,8 +336,8 @@ def test_an_init_that_writes_volume_json_anew_keeps_that_time() -> None:
 
 def test_check_prints_it_for_a_shared_filesystem_alone(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (volume / "victim").mkdir()
-    assert preflight(Kernel(), raw(volume / "victim")).takeover_s == UNKNOWN_S
+    assert check_swap(Kernel(), raw(volume / "victim")).takeover_s == DEFAULT_TAKEOVER_S
     monkeypatch.undo()
-    assert preflight(Kernel(), raw(volume / "victim")).takeover_s is None
+    assert check_swap(Kernel(), raw(volume / "victim")).takeover_s is None
     monkeypatch.setattr(kernel_module, "_LOCAL", frozenset())
     finish(volume)

@@ -11,15 +11,15 @@ import pytest
 
 from fusefs.core.container_states import State
 from fusefs.core.errors import AcrossUsers, Incomplete, TrashdError
-from fusefs.core.plan_rules import PlanContext, PurgeListed, RuleDone, RuleNotDone, RuleOutcome, read_plan
+from fusefs.core.plan_rules import PlanContext, PurgeListsResult, RuleOutcome, RuleResult, SkippedRule, read_plan
 from fusefs.core.results import NOT_GIVEN, NOT_TAKEN, Swept
 from fusefs.core.selection import Selection
 from fusefs.core.toml_reader import Source
 from fusefs.linux.kernel import Kernel
 from fusefs.plan.run_plan import PlanOptions, carry_out
 from fusefs.store.swap import Swapped
-from fusefs.sweep.request import Act, Request, ToDelete, ToMove, ToTrash
-from fusefs.sweep.run import run
+from fusefs.sweep.request import ActionRequest, Request, ToDelete, ToMove, ToTrash
+from fusefs.sweep.run import run_request
 from tests.support import acls
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
@@ -89,21 +89,23 @@ def carried(
 
 
 def swept(directory: Path, text: str = DELETE, *, runs: bool = True, kernel: Kernel | None = None) -> Swept:
-    (told,) = (one for one in carried(directory, text, runs=runs, kernel=kernel) if not isinstance(one, PurgeListed))
-    assert isinstance(told, RuleDone), told
+    (told,) = (
+        one for one in carried(directory, text, runs=runs, kernel=kernel) if not isinstance(one, PurgeListsResult)
+    )
+    assert isinstance(told, RuleResult), told
     return told.swept
 
 
 def sweep(
     directory: Path,
-    act: Act,
+    act: ActionRequest,
     names: Sequence[bytes] | None = None,
     kinds: str = "f",
     kernel: Kernel | None = None,
 ) -> Swept:
     """A sweep that root types."""
     selection = Selection(types=frozenset(kinds))
-    return run(kernel or Kernel(), Request(os.fsencode(directory), selection, act, names=names))
+    return run_request(kernel or Kernel(), Request(os.fsencode(directory), selection, act, names=names))
 
 
 def left(told: Swept) -> list[bytes]:
@@ -118,7 +120,7 @@ def left(told: Swept) -> list[bytes]:
 def test_what_a_mate_moves_under_the_name_of_a_rule_stays_and_is_reported(volume: Path) -> None:
     as_mate(BOB, volume / "team/proj", volume / "scratch/bob/tmp")
     *_, told = carried(volume / "scratch/*/tmp")
-    assert isinstance(told, RuleNotDone)
+    assert isinstance(told, SkippedRule)
     assert isinstance(told.error, Incomplete)
     assert told.error.exit_code == 13
     as_mate(BOB, volume / "scratch/bob/tmp", volume / "team/proj")

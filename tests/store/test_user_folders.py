@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.names import whose
+from fusefs.core.names import parse_uid_name
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import FOLDERS
-from fusefs.store.user_folders import open_user
+from fusefs.store.user_folders import open_user_folder
 from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
 from tests.support.covering_sets import share_of
 from tests.support.crash_scenarios import changing
@@ -47,7 +47,7 @@ VOLUME = alices_volume
 
 @pytest.mark.parametrize("name", [b"0", b"1001", b"4294967294", b"1001.0123456789ab", b"0.ffffffffffff"])
 def test_names_of_folders(name: bytes) -> None:
-    assert whose(name) == int(name.partition(b".")[0])
+    assert parse_uid_name(name) == int(name.partition(b".")[0])
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_names_of_folders(name: bytes) -> None:
     ],
 )
 def test_other_names(name: bytes) -> None:
-    assert whose(name) is None
+    assert parse_uid_name(name) is None
 
 
 INEXACT = [0o000, 0o500, 0o600, 0o701, 0o710, 0o750, 0o755, 0o770, 0o777, 0o1700, 0o2700, 0o4700, 0o2775]
@@ -85,9 +85,9 @@ def test_what_is_not_exactly_0700_is_no_folder_and_stays_so(volume: Path, part: 
     (planted / part).chmod(mode)
     before = snapshot(planted, with_times=True)
     with opened(volume) as store:
-        assert open_user(store, ALICE) is None
+        assert open_user_folder(store, ALICE) is None
     other = as_user(ALICE, lambda: throw(volume))
-    assert whose(os.fsencode(other.name)) == ALICE
+    assert parse_uid_name(os.fsencode(other.name)) == ALICE
     assert other != planted
     assert as_user(ALICE, lambda: throw(volume)) == other
     recover_all(volume)

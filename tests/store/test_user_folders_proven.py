@@ -16,12 +16,12 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import Exit, NotProven, TrashdError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.find_stores import folders as folders_of
-from fusefs.store.make_folder import look_first
-from fusefs.store.orphans import all_entries
+from fusefs.store.find_stores import folders_for_caller as folders_of
+from fusefs.store.make_folder import inspect_new_folders
+from fusefs.store.orphans import list_all_containers
 from fusefs.store.registry_lines import StoreMaker
 from fusefs.store.stage import SwapOptions
-from fusefs.store.user_folders import NOT_MADE, NOT_REGISTERED, open_user, take_census
+from fusefs.store.user_folders import NOT_MADE, NOT_REGISTERED, inspect_folders, open_user_folder
 from tests.support.covering_sets import share_of
 from tests.support.crash_scenarios import STRIDE, changing
 from tests.support.group_members import FORGED, plant
@@ -57,7 +57,7 @@ ZOE = 1003
 
 def served(volume: Path) -> set[int]:
     with opened(volume) as store:
-        return set(take_census(store).inos)
+        return set(inspect_folders(store).inos)
 
 
 def expired(volume: Path) -> str:
@@ -128,9 +128,9 @@ def test_of_several_folders_the_registered_one_is_used_and_proven_only_where_roo
     os.chown(first, ALICE, ALICE)
     first.chmod(0o700)
     with opened(volume) as store:
-        store = store._replace(made=made)
+        store = store._replace(maker=made)
         alices = []
-        for folder in (open_user(store, ALICE), *folders_of(store)):
+        for folder in (open_user_folder(store, ALICE), *folders_of(store)):
             assert folder is not None
             with folder:
                 if folder.uid == ALICE:
@@ -173,11 +173,11 @@ def reap_as_root(volume: Path, identifier: str) -> None:
     """`trashd reap --now ID`, as the command does it."""
     from fusefs.core.results import Reaped
     from fusefs.reaper.reap import reap as reap_one
-    from fusefs.store.orphans import act_on, find_container
+    from fusefs.store.orphans import call_in_folder, find_container
 
     volumes = [os.fsencode(volume)]
     entry = find_container(Kernel(), volumes, identifier)
-    act_on(Kernel(), volumes, entry, lambda folder, _seen: reap_one(folder, entry.id), Reaped, needs_proof=True)
+    call_in_folder(Kernel(), volumes, entry, lambda folder, _seen: reap_one(folder, entry.id), Reaped, needs_proof=True)
 
 
 def test_roots_first_look_goes_down_to_each_container(volume: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_planter_fills_no_registry(volume: Path) -> None:
     assert any("root inspects no more" in what for what in problems_of_folders(volume))
     with opened(volume) as store:
         assert os.geteuid() == 0
-        assert open_user(store, ALICE) is not None
+        assert open_user_folder(store, ALICE) is not None
 
 
 def test_her_own_command_works_in_what_is_not_proven(volume: Path) -> None:
@@ -342,11 +342,11 @@ def test_a_first_look_killed_at_any_call_is_finished_by_the_next(volume: Path) -
 
 
 def test_a_folder_that_root_makes_is_whole_and_proven_whenever_he_is_killed(volume: Path) -> None:
-    from fusefs.store.make_folder import make_roots
+    from fusefs.store.make_folder import make_folder_as_root
 
     def act(kernel: Kernel) -> None:
         with opened(volume) as store:
-            make_roots(store._replace(kernel=kernel), ALICE).fd.close()
+            make_folder_as_root(store._replace(kernel=kernel), ALICE).fd.close()
 
     act(Kernel())
     shutil.rmtree(volume / f".trashd/u/{ALICE}")
@@ -355,7 +355,7 @@ def test_a_folder_that_root_makes_is_whole_and_proven_whenever_he_is_killed(volu
         shutil.rmtree(volume / f".trashd/u/{ALICE}")
         code = code_of_child(lambda n=n: act(Kernel(DyingAt(n))))  # type: ignore[misc]
         with opened(volume) as store:
-            make_roots(store, ALICE).fd.close()
+            make_folder_as_root(store, ALICE).fd.close()
         assert served(volume) == {0, ALICE}, f"killed before call {n}"
         assert sorted(os.listdir(volume / ".trashd/u")) == ["0", str(ALICE)], f"killed before call {n}"
         assert_silent(volume)
@@ -409,7 +409,7 @@ def swap_new(path: Path) -> None:
 
 def root_looks(volume: Path, kernel: Kernel) -> None:
     with opened(volume) as store:
-        look_first(store._replace(kernel=kernel))
+        inspect_new_folders(store._replace(kernel=kernel))
 
 
 @pytest.mark.parametrize("number", range(len(BY_BOB)), ids=lambda number: "-".join(map(str, BY_BOB[number])))
@@ -455,8 +455,8 @@ def test_what_can_not_be_read_of_bobs_is_told_and_the_others_are_looked_at() -> 
         recover_all(volume)
         kernel, lost = BadBlocks(), list[TrashdError]()
         with opened(volume) as store:
-            census = take_census(store._replace(kernel=kernel))
+            census = inspect_folders(store._replace(kernel=kernel))
         assert ZOE in census.inos
         assert [one.uid for one in census.unread] == [BOB]
-        assert {entry.uid for entry in all_entries(kernel, [raw(volume)], lost)} == {ZOE}
+        assert {entry.uid for entry in list_all_containers(kernel, [raw(volume)], lost)} == {ZOE}
         assert [error.exit_code for error in lost] == [Exit.INCOMPLETE]

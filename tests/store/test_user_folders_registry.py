@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.identity import Identity
-from fusefs.core.names import VolumeId, user_store
+from fusefs.core.names import VolumeId, user_store_name
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import open_store
-from fusefs.store.registry_lines import MAX_LINES, RegistryLine, decode, encode, registered
-from fusefs.store.store_registry import LineOf, open_registered
-from fusefs.store.user_folders import is_remembered, remember
+from fusefs.store.registry_lines import MAX_LINES, RegistryLine, decode_lines, encode_line, read_own_lines
+from fusefs.store.store_registry import UserLine, open_registered
+from fusefs.store.user_folders import is_registered_store, register_store
 from tests.support.make_trees import make_tree
 from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import as_user
@@ -38,7 +38,7 @@ def alice() -> Iterator[Path]:
 
 
 def known() -> list[Path]:
-    return [Path(os.fsdecode(one.path)) for one in registered()]
+    return [Path(os.fsdecode(one.path)) for one in read_own_lines()]
 
 
 def own_store(home: Path, name: str = "work") -> Path:
@@ -52,15 +52,15 @@ def own_store(home: Path, name: str = "work") -> Path:
 
 
 def test_a_line_says_what_it_was_made_of() -> None:
-    assert decode(encode(LINE)) == [LINE]
-    assert decode(encode(LINE._replace(identity=Identity("", 0, 0), path=b"/"))) == [
+    assert decode_lines(encode_line(LINE)) == [LINE]
+    assert decode_lines(encode_line(LINE._replace(identity=Identity("", 0, 0), path=b"/"))) == [
         LINE._replace(identity=Identity("", 0, 0), path=b"/")
     ]
 
 
 @pytest.mark.parametrize("path", [b"srv", b"/srv/../etc", b"/srv/.", b"/srv//x", b"/a\0b"])
 def test_a_line_with_a_path_that_is_not_plain_is_none(path: bytes) -> None:
-    assert decode(encode(LINE._replace(path=path))) == []
+    assert decode_lines(encode_line(LINE._replace(path=path))) == []
 
 
 def test_a_store_is_named_when_it_is_made_and_when_it_is_used() -> None:
@@ -85,16 +85,18 @@ def test_a_users_registry_is_his_alone_and_root_has_another(alice: Path) -> None
     base = own_store(alice)
     st = registry_of(alice).stat()
     assert (st.st_uid, st.st_mode & 0o777) == (ALICE, 0o600)
-    assert [os.fsdecode(one.path) for one in decode(registry_of(alice).read_bytes())] == [str(base)]
+    assert [os.fsdecode(one.path) for one in decode_lines(registry_of(alice).read_bytes())] == [str(base)]
     assert known() == []
 
 
 def test_root_names_no_users_store(alice: Path) -> None:
     kernel, base = Kernel(), own_store(alice)
-    store = open_store(kernel, BackingAndMount(kernel.open_path(raw(base))), raw(base), user_store(ALICE), of=ALICE)
+    store = open_store(
+        kernel, BackingAndMount(kernel.open_path(raw(base))), raw(base), user_store_name(ALICE), of=ALICE
+    )
     assert store is not None
     with store:
-        assert remember(store)
+        assert register_store(store)
 
 
 def test_a_copy_of_a_store_is_not_the_one_that_is_named() -> None:
@@ -103,8 +105,8 @@ def test_a_copy_of_a_store_is_not_the_one_that_is_named() -> None:
         init(volume / "proj")
         shutil.copytree(volume / "proj", volume / "copy", symlinks=True)
         with opened(volume / "proj") as store, opened(volume / "copy") as copy:
-            assert is_remembered(store)
-            assert not is_remembered(copy)
+            assert is_registered_store(store)
+            assert not is_registered_store(copy)
 
 
 def test_a_copy_of_a_whole_disk_is_not_the_one_that_is_named() -> None:
@@ -117,8 +119,8 @@ def test_a_copy_of_a_whole_disk_is_not_the_one_that_is_named() -> None:
         subprocess.run(["mount", "-o", "loop,ro,noload", other / "image", other / "copy"], check=True)
         try:
             with opened(volume) as store, opened(other / "copy") as copy:
-                assert is_remembered(store)
-                assert not is_remembered(copy)
+                assert is_registered_store(store)
+                assert not is_registered_store(copy)
         finally:
             subprocess.run(["umount", other / "copy"], check=True)
 
@@ -127,11 +129,11 @@ def test_what_was_copied_to_the_place_of_a_store_is_not_opened_for_it() -> None:
     with tmpfs_volume() as volume:
         (volume / "proj").mkdir()
         init(volume / "proj")
-        (line,) = registered()
+        (line,) = read_own_lines()
         shutil.copytree(volume / "proj", volume / "copy", symlinks=True)
         (volume / "proj").rename(volume / "old")
         (volume / "copy").rename(volume / "proj")
-        assert open_registered(Kernel(), LineOf(0, line), read_mounts()) is None
+        assert open_registered(Kernel(), UserLine(0, line), read_mounts()) is None
 
 
 def test_a_store_that_was_moved_is_named_where_it_is_when_it_is_used() -> None:
@@ -166,7 +168,7 @@ def test_a_store_whose_disk_is_not_mounted_is_not_forgotten() -> None:
 def test_a_full_registry_gives_up_what_leads_nowhere() -> None:
     with tmpfs_volume() as volume:
         away = [LINE._replace(path=b"/nowhere/%d" % number) for number in range(MAX_LINES)]
-        (ROOTS / "stores").write_bytes(b"".join(map(encode, away)))
+        (ROOTS / "stores").write_bytes(b"".join(map(encode_line, away)))
         init(volume)
         assert known() == [volume]
 
@@ -176,7 +178,7 @@ def test_without_a_home_a_store_is_used_all_the_same() -> None:
         os.environ["HOME"] = "/nonexistent"
         init(volume)
         with opened(volume) as store:
-            return is_remembered(store)
+            return is_registered_store(store)
 
     with tmpfs_volume() as volume:
         os.chown(volume, 6102, 6102)
@@ -190,7 +192,7 @@ def test_what_root_does_for_a_user_goes_into_that_users_registry(alice: Path) ->
         victim = make_tree(volume / "job", {})
         os.chown(victim, ALICE, ALICE)
         done_well("swap", "--for-owner", victim)
-        assert [one.path for one in decode(registry_of(alice).read_bytes())] == [raw(volume)]
+        assert [one.path for one in decode_lines(registry_of(alice).read_bytes())] == [raw(volume)]
 
 
 def test_a_store_seen_through_a_bind_mount_is_named_once_for_each_way() -> None:

@@ -17,10 +17,10 @@ import pytest
 from fusefs.cli.main import run
 from fusefs.core.errors import IsStore
 from fusefs.core.identity import Identity
-from fusefs.core.names import STORE, user_store, whose_store
+from fusefs.core.names import STORE, parse_user_store_name, user_store_name
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.layout import is_stores_own
+from fusefs.store.layout import is_store_name
 from fusefs.store.make_store import build_store
 from fusefs.store.orphans import ListedContainer
 from fusefs.store.stage import SwapOptions
@@ -61,7 +61,7 @@ def shared() -> Iterator[Path]:
 
 
 def own(volume: Path, uid: int) -> Path:
-    return volume / os.fsdecode(user_store(uid))
+    return volume / os.fsdecode(user_store_name(uid))
 
 
 def job(volume: Path, uid: int, name: str = "job") -> Path:
@@ -151,7 +151,7 @@ def test_a_squatted_name_is_left_and_another_one_is_found_again(shared: Path, pl
     plant(own(shared, ALICE))
     before = own(shared, ALICE).lstat()
     ids = {swapped_by(shared, ALICE, name) for name in ("one", "two")}
-    stores = [path for path in shared.iterdir() if whose_store(raw(path.relative_to(shared))) == ALICE]
+    stores = [path for path in shared.iterdir() if parse_user_store_name(raw(path.relative_to(shared))) == ALICE]
     (other,) = [path for path in stores if path != own(shared, ALICE)]
     assert stat.S_IMODE(other.stat().st_mode) == 0o700
     assert own(shared, ALICE).lstat().st_ctime_ns == before.st_ctime_ns
@@ -166,7 +166,7 @@ def test_check_says_what_a_swap_does(shared: Path, capfd: pytest.CaptureFixture[
     path = job(shared, ALICE)
     assert as_user(ALICE, lambda: run(["check", "--json", str(path)])) == 0
     store = json.loads(capfd.readouterr().out)["store"]
-    assert whose_store(os.fsencode(os.path.basename(store))) == ALICE
+    assert parse_user_store_name(os.fsencode(os.path.basename(store))) == ALICE
     assert os.path.basename(store) != own(shared, ALICE).name
     assert sorted(shared.glob(".trashd*")) == [own(shared, ALICE)]
 
@@ -185,8 +185,8 @@ def stored_as_of_old(volume: Path) -> str:
     def make() -> str:
         kernel = Kernel()
         with kernel.open_path(raw(volume)) as fd:
-            build_store(kernel, BackingAndMount(fd), user_store(ALICE))
-        (volume / os.fsdecode(user_store(ALICE))).rename(volume / ".trashd")
+            build_store(kernel, BackingAndMount(fd), user_store_name(ALICE))
+        (volume / os.fsdecode(user_store_name(ALICE))).rename(volume / ".trashd")
         (volume / ".trashd").chmod(0o755)
         return str(swap(volume / f"job-{ALICE}").id)
 
@@ -296,7 +296,7 @@ def test_a_directory_with_a_users_store_in_it_is_not_swapped(shared: Path, uid: 
     team = make_tree(shared / "team", Dir({}, mode=0o1777, owner=(uid, uid)))
     (shared / "team/ALICE").mkdir(mode=0o777)
     with Kernel().open_path(raw(team)) as fd:
-        as_user(ALICE, lambda: [build_store(Kernel(), BackingAndMount(fd), user_store(ALICE)), None][1])
+        as_user(ALICE, lambda: [build_store(Kernel(), BackingAndMount(fd), user_store_name(ALICE)), None][1])
     with pytest.raises(IsStore) as refused:
         by(uid, lambda: [swap(team), None][1])
     assert refused.value.detail == str(own(team, ALICE))
@@ -307,7 +307,7 @@ def test_a_reaper_spares_its_users_store_that_holds_something(shared: Path) -> N
     init(shared)
     team = make_tree(shared / "team", Dir({"deep": Dir(owner=(ALICE, ALICE))}, owner=(ALICE, ALICE)))
     with Kernel().open_path(raw(team / "deep")) as fd:
-        as_user(ALICE, lambda: [build_store(Kernel(), BackingAndMount(fd), user_store(ALICE)), None][1])
+        as_user(ALICE, lambda: [build_store(Kernel(), BackingAndMount(fd), user_store_name(ALICE)), None][1])
     folder = own(team / "deep", ALICE) / f"u/{ALICE}"
     container = folder / "orphans/20260101T000000.000Z-x-0123456789ab"
     container.mkdir(parents=True)
@@ -336,8 +336,8 @@ def test_a_reaper_spares_its_users_store_that_holds_something(shared: Path) -> N
     ],
 )
 def test_names_of_stores(name: bytes, uid: int | None) -> None:
-    assert whose_store(name) == uid
-    assert is_stores_own(name) == (uid is not None or name == STORE)
+    assert parse_user_store_name(name) == uid
+    assert is_store_name(name) == (uid is not None or name == STORE)
 
 
 # Containers

@@ -26,7 +26,7 @@ from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.make_store import unmake_store
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import swap_path
-from fusefs.store.victim import held_store
+from fusefs.store.victim import find_held_store
 from tests.support.make_trees import APPEND_ONLY, IMMUTABLE, Dir, make_tree, remove_tree_hard, set_flags, snapshot
 from tests.support.mount_namespaces import tmpfs_elsewhere
 from tests.support.other_users import as_user
@@ -182,7 +182,7 @@ def test_in_a_subvolume_a_lower_store_takes_it(btrfs: Path, verb: Callable[[Path
 
 
 @pytest.mark.needs("loop", "btrfs")
-@pytest.mark.parametrize("verb", [partial(swap, options=SwapOptions(unlike=True)), remove])
+@pytest.mark.parametrize("verb", [partial(swap, options=SwapOptions(accept_differences=True)), remove])
 def test_a_subvolume_itself_goes_and_comes_back(btrfs: Path, verb: Callable[[Path], object]) -> None:
     name = "removed" if verb is remove else "swapped"
     make_tree(btrfs_subvolume(btrfs, name) / "job", {"results": "x"})
@@ -561,4 +561,4 @@ def test_names_that_hold_many_names_of_stores_cost_one_look_each(volume: Path) -
     for number in range(20):
         (victim / (f"{number}" + ".trashd-1" * 25)).touch()
     with Kernel().open_path(raw(victim)) as fd:
-        assert calls_of(lambda kernel: held_store(kernel, fd, b"")).count("stat") <= 22
+        assert calls_of(lambda kernel: find_held_store(kernel, fd, b"")).count("stat") <= 22

@@ -17,9 +17,9 @@ from fusefs.linux.syscalls import (
     FALLOC_FL_KEEP_SIZE,
     RENAME_EXCHANGE,
     RENAME_NOREPLACE,
-    checked,
+    check_result,
     fallocate,
-    handle_of,
+    name_to_handle_at,
     renameat2,
 )
 from tests.support.acls import (
@@ -122,7 +122,7 @@ def _tmpfile_linked(mode: int, at: At) -> object:
 
 
 def _empty_path(at: At) -> None:
-    checked(_libc.linkat(at.what, b"", AT_FDCWD, os.fsencode(at.d + "n"), AT_EMPTY_PATH))
+    check_result(_libc.linkat(at.what, b"", AT_FDCWD, os.fsencode(at.d + "n"), AT_EMPTY_PATH))
 
 
 def _rename(flags: int, new: str, at: At) -> None:
@@ -333,7 +333,7 @@ _LOOKING = {
     "access w": _looking(partial(_access, os.W_OK), OPENABLE, BY_PATH),
     "access x": _looking(partial(_access, os.X_OK), OPENABLE, BY_PATH),
     "access rw of d": _looking(lambda at: os.access(at.d, os.R_OK | os.W_OK, effective_ids=True), (FILE,), (NAME,)),
-    "handle": _looking(lambda at: bool(handle_of(AT_FDCWD, os.fsencode(at.d + "f"))), OPENABLE, (NAME,)),
+    "handle": _looking(lambda at: bool(name_to_handle_at(AT_FDCWD, os.fsencode(at.d + "f"))), OPENABLE, (NAME,)),
 }
 ACTS: Mapping[str, Act] = MappingProxyType({**_CHANGING, **_OPENING, **_NAMING, **_LOOKING})
 """All of them, by what a report calls them."""

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusefs.linux.mount_calls import directory_of
+from fusefs.linux.mount_calls import claim_directory
 from fusefs.linux.mountinfo import DAEMON_GONE
 from tests.support.foreground_mount import until
 from tests.support.fuse_watchdog import mount_fusectl
@@ -60,7 +60,7 @@ def workbench(limit_s: float = 100) -> Iterator[Path]:
                 guard.communicate(b"done\n")
             if guard.wait():
                 raise TimeoutError(f"a mount hung for {limit_s} s")
-        left = [directory_of(os.fsencode(point)) for point in (base, base / "source", base / "target")]
+        left = [claim_directory(os.fsencode(point)) for point in (base, base / "source", base / "target")]
         assert until(lambda: not any(map(os.path.lexists, left)))  # a daemon ends a moment after its mount
 
 

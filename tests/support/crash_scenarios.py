@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
-from fusefs.core.names import STORE, whose
+from fusefs.core.names import STORE, parse_uid_name
 from fusefs.linux import syscalls
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import VOLUME, WATCH_PREFIXES, Volume, decode_volume, encode_volume
@@ -187,7 +187,9 @@ def user_folders(volume: Path) -> list[Path]:
     stores = [*_stores_in(volume), *_stores_in(volume / HOME)]  # users' own, too
     above = [store / name for store in stores for name in os.listdir(store) if name.startswith(("u", "n"))]
     found = [path / name for path in above for name in os.listdir(path)]
-    return [path for path in found if whose(os.fsencode(path.name)) is not None]  # but for one that a kill left unmade
+    return [
+        path for path in found if parse_uid_name(os.fsencode(path.name)) is not None
+    ]  # but for one that a kill left unmade
 
 
 def orphans(volume: Path) -> list[Path]:

@@ -59,7 +59,7 @@ class AtOnce(ThreadPool):
         super().__init__(1)
 
     def do(self, task: PoolTask) -> bool:
-        task.act(False)
+        task.function(False)
         return True
 
 
@@ -118,7 +118,7 @@ class FakeKernel:
             request = os.read(self.requests.device, REQUEST_BYTES_MAX)
             self.requests.answer(request, self.requests.write, Patience.NO_WAITING)
         while self.requests.n_unnumbered:
-            self.requests.go_on(is_idle=True)
+            self.requests.retry_numbers(is_idle=True)
         return bool(request)
 
     def told(self) -> FuseReply | None:
@@ -257,7 +257,7 @@ class Files:
 
     def _ask(self, opcode: Opcode, nodeid: int, caller: Caller | None, body: bytes = b"") -> bytes:
         ids = (0, 0, os.getpid()) if caller is None else (caller.uid, caller.gid, caller.pid)
-        return self._vfs.answer(wire.request(opcode, nodeid, ids, body))
+        return self._vfs.answer(wire.encode_request(opcode, nodeid, ids, body))
 
     def _known(self, nodeid: int, reply: bytes) -> NameReply:
         said, node = wire.read_attr(reply), self._vfs.nodes.get(nodeid)
@@ -302,7 +302,7 @@ class Files:
 
     def write(self, fh: int, offset: int, data: bytes) -> int:
         own = wire.WRITE_IN.pack(fh, offset, len(data), 0)
-        return wire.written_in(self._ask(Opcode.WRITE, ROOT, None, own + data))
+        return wire.read_written(self._ask(Opcode.WRITE, ROOT, None, own + data))
 
     def fsync(self, fh: int) -> None:
         self._ask(Opcode.FSYNC, ROOT, None, wire.FSYNC_IN.pack(fh, 0))
@@ -329,7 +329,7 @@ class Names:
 
     def _ask(self, opcode: Opcode, nodeid: int, caller: Caller, own: bytes = b"", *strings: bytes) -> bytes:
         body = own + b"".join(string + b"\0" for string in strings)
-        return self._vfs.answer(wire.request(opcode, nodeid, (caller.uid, caller.gid, caller.pid), body))
+        return self._vfs.answer(wire.encode_request(opcode, nodeid, (caller.uid, caller.gid, caller.pid), body))
 
     def _entry(self, reply: bytes) -> NameReply:
         said = wire.read_entry(reply)
@@ -341,13 +341,13 @@ class Names:
         return self._entry(self._ask(Opcode.LOOKUP, parent, caller, b"", name))
 
     def forget(self, nodeid: int, n: int) -> None:
-        self._vfs.lock.call(self._vfs.core.do, wire.batch_forget([(nodeid, n)]))
+        self._vfs.lock.call(self._vfs.core.do, wire.encode_batch_forget([(nodeid, n)]))
 
     def readlink(self, nodeid: int, caller: Caller) -> bytes:
         return self._ask(Opcode.READLINK, nodeid, caller)
 
     def _opened(self, reply: bytes) -> tuple[OpenedFile, NameReply]:
-        return OpenedFile(wire.handle_in(reply), 0, keeps=True), self._entry(reply)
+        return OpenedFile(wire.read_handle(reply), 0, keeps=True), self._entry(reply)
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenedFile, NameReply]:
         own = wire.CREATE_IN.pack(flags, mode, caller.umask)
@@ -383,7 +383,9 @@ class Names:
 def options_of(*, is_shared: bool = False, timeout_s: float = 0, cache_bytes: int = 0) -> MountOptions:
     """Root's, for all users."""
     words = f"timeout={timeout_s},cache_size={cache_bytes},in_flight=1"
-    return parse_options([words], as_root=True, usual=Coherence.SHARED if is_shared else Coherence.EXCLUSIVE)
+    return parse_options(
+        [words], as_root=True, default_coherence=Coherence.SHARED if is_shared else Coherence.EXCLUSIVE
+    )
 
 
 @contextmanager
@@ -410,14 +412,14 @@ class DirectoryRequests:
     def _ask(self, opcode: Opcode, nodeid: int, own: bytes, caller: Caller | None = None) -> bytes:
         ids = (0, 0, os.getpid()) if caller is None else (caller.uid, caller.gid, caller.pid)
         with self._vfs.lock:
-            return self._vfs.listings.answer(wire.request(opcode, nodeid, ids, own))
+            return self._vfs.listings.answer(wire.encode_request(opcode, nodeid, ids, own))
 
     def opendir(self, nodeid: int, caller: Caller) -> int:
-        return wire.handle_in(self._ask(Opcode.OPENDIR, nodeid, bytes(wire.OPEN_IN.size), caller))
+        return wire.read_handle(self._ask(Opcode.OPENDIR, nodeid, bytes(wire.OPEN_IN.size), caller))
 
-    def entries(self, nodeid: int, offset: int = 0, *, fh: int = 0, room: int = 4096) -> list[wire.Listed]:
+    def entries(self, nodeid: int, offset: int = 0, *, fh: int = 0, room: int = 4096) -> list[wire.ListedDirent]:
         """Those of one reply."""
-        return list(wire.direntplus_in(self._ask(Opcode.READDIRPLUS, nodeid, wire.READ_IN.pack(fh, offset, room))))
+        return list(wire.read_direntplus(self._ask(Opcode.READDIRPLUS, nodeid, wire.READ_IN.pack(fh, offset, room))))
 
     def releasedir(self, fh: int) -> None:
         self._ask(Opcode.RELEASEDIR, 0, wire.HANDLE_IN.pack(fh) + bytes(16))

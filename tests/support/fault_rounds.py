@@ -16,13 +16,13 @@ from random import Random
 from typing import Any, NamedTuple
 
 from fusefs.core.errors import Busy, NotFound
-from fusefs.store.silent_nodes import UNKNOWN_S
+from fusefs.store.silent_nodes import DEFAULT_TAKEOVER_S
 from tests.support.cluster_nodes import ClusterNode, ClusterNodes, NodeCommand
 from tests.support.make_trees import Spec, make_tree
 from tests.support.trashd_command import CommandResult
 
 TREE: Spec = {"file": "old", "sub": {"deep": "older", "more": {}}}
-WATCHED_LIMIT_S = 3 * UNKNOWN_S
+WATCHED_LIMIT_S = 3 * DEFAULT_TAKEOVER_S
 """A minute and a half of silence, and before it the time after which caches tell of what is watched."""
 _LIMIT_S = 30.0
 _GLANCE_S = 0.05

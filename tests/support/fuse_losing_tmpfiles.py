@@ -24,7 +24,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, InodeT, RequestContext
 from fusefs.core import fuse_protocol as wire
 from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import mount, open_fuse
-from fusefs.linux.statx import look_at
+from fusefs.linux.statx import stat_at
 from tests.support.fuse_bad_rename import LyingFs, Mode
 from tests.support.fuse_watchdog import fuse_mount
 from tests.support.real_filesystems import tmpfs_volume
@@ -73,11 +73,11 @@ class LosingFs(LyingFs):
             asked.write(b".")
         fd = os.open(self._path(parent), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         os.fchown(fd, uid, gid)
-        seen = look_at(fd)
+        seen = stat_at(fd)
         self.open_files[fd] = seen.ino
         self._linked[seen.ino] = []
-        body = wire.entry(seen.ino, seen.ino, seen, 0, 0) + wire.opened(fd, 0)
-        return wire.head(unique, len(body)) + body
+        body = wire.encode_entry(seen.ino, seen.ino, seen, 0, 0) + wire.encode_open(fd, 0)
+        return wire.encode_head(unique, len(body)) + body
 
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext

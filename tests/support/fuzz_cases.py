@@ -65,7 +65,7 @@ def running_engine(root: Fd, device: int, options: EngineOptions) -> Iterator[Ca
     requests = FuseRequests(vfs, device, pool)
     readers = DeviceReaders(requests, vfs.core, lambda: os._exit(3))
     readers.begin()
-    yield vfs.gauges
+    yield vfs.read_gauges
     readers.end(10.0)
     vfs.close()
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from fusefs.core.names import VolumeId, make_id
-from fusefs.core.record import Method, Record, encode
+from fusefs.core.record import Method, Record, encode_record
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import FOLDERS, Volume, decode_volume, encode_volume
 from tests.support.make_trees import Dir, File, Spec, make_tree
@@ -56,7 +56,7 @@ def record_of(volume: VolumeId, tree: Path) -> bytes:
             note="",
             lent_mode=None,
         )
-    return encode(record)
+    return encode_record(record)
 
 
 def plant(volume: Path, mate: int, owner: int, name: str) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.messages import can_count
-from fusefs.core.uring_choice import why_not
+from fusefs.core.uring_choice import find_obstacle
 from fusefs.linux.uring_offer import read_facts
 from tests.support import booted_systemd, chromium, mpi_jobs, slurm_cluster
 from tests.support.third_party_suites import VERSIONS, is_built
@@ -132,7 +132,7 @@ def _probe_uring() -> None:
 
 
 def _probe_fuse_uring() -> None:
-    why = why_not(read_facts())
+    why = find_obstacle(read_facts())
     if why is not None:
         raise Missing(f"FUSE over io_uring: {why}")
 

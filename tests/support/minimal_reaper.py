@@ -10,14 +10,14 @@ from pathlib import Path
 
 from fusefs.core.container_states import State
 from fusefs.core.names import ContainerId
-from fusefs.core.record import quote
+from fusefs.core.record import quote_path
 from fusefs.core.service_status import Status, VolumePhase, VolumeStatus
-from fusefs.linux.file_locks import take
+from fusefs.linux.file_locks import take_lock
 from fusefs.linux.runtime_directories import make_dir, runtime_dir
 from fusefs.reaper.reap import reap
 from fusefs.service.state_files import write_status
-from fusefs.store.as_owner import as_owner
-from fusefs.store.find_stores import folders
+from fusefs.store.as_owner import call_as_owner
+from fusefs.store.find_stores import folders_for_caller
 from fusefs.store.layout import UserFolder
 from tests.support.real_filesystems import tmpfs_over
 from tests.support.store_verbs import opened, raw
@@ -77,10 +77,10 @@ def _serve(
     reaps: bool,
     also: Callable[[], object],
 ) -> None:
-    lock = take(directory)
+    lock = take_lock(directory)
     assert lock is not None
     with opened(volume) as store:
-        status = VolumeStatus(path=quote(raw(volume)), id=store.volume.id, phase=phase, why=why)
+        status = VolumeStatus(path=quote_path(raw(volume)), id=store.volume.id, phase=phase, why=why)
         tell(directory, status)
         ends: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, _frame: ends.append(number))
@@ -88,9 +88,9 @@ def _serve(
         os.close(told)
         while not ends:
             also()
-            for folder in folders(store) if reaps else ():
+            for folder in folders_for_caller(store) if reaps else ():
                 with folder:
-                    as_owner(folder, partial(_reap_claimed, folder), None)
+                    call_as_owner(folder, partial(_reap_claimed, folder), None)
             time.sleep(_PAUSE_S)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fusefs.core.results import SweepSums, Swept
 from fusefs.linux.kernel import Kernel
-from fusefs.store.backing_and_mount import BackingAndMount, open_shown_as
+from fusefs.store.backing_and_mount import BackingAndMount, open_in_mount
 from fusefs.store.victim import find_scope
 from fusefs.store.walk import DeepOpeners
 from fusefs.sweep.actions import open_move
@@ -50,7 +50,7 @@ def move(
 def _opened(top: BackingAndMount, upper: bytes) -> BackingAndMount:
     kernel = Kernel()
     fd = kernel.open_dir(top.fd, upper or b".")
-    return BackingAndMount(fd, open_shown_as(kernel, top.mounted, upper, fd))
+    return BackingAndMount(fd, open_in_mount(kernel, top.mounted, upper, fd))
 
 
 def _take(action: Action, here: ActionPlace, names: list[str]) -> Iterator[tuple[str, int]]:

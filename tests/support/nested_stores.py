@@ -8,8 +8,8 @@ from pathlib import Path
 from fusefs.core.names import RelPath
 from fusefs.core.results import Reaped
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.reap import RemovalWishes, reap
-from fusefs.store.orphans import act_on, find_container
+from fusefs.reaper.reap import RemovalOptions, reap
+from fusefs.store.orphans import call_in_folder, find_container
 from fusefs.store.stage import SwapOptions
 from fusefs.store.user_folders import add_pointer
 from tests.support.make_trees import Spec, make_tree
@@ -63,5 +63,5 @@ def plant_store(path: Path, uid: int) -> None:
 def reap_with_stores(volume: Path, identifier: str, kernel: Kernel | None = None) -> Reaped:
     kernel = kernel or Kernel()
     entry = find_container(kernel, [raw(volume)], identifier)
-    wishes = RemovalWishes(with_stores=True)
-    return act_on(kernel, [raw(volume)], entry, lambda folder, _visible: reap(folder, entry.id, wishes), Reaped)
+    wishes = RemovalOptions(with_stores=True)
+    return call_in_folder(kernel, [raw(volume)], entry, lambda folder, _visible: reap(folder, entry.id, wishes), Reaped)

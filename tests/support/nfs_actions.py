@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import Kernel
-from fusefs.store.orphans import tend_all
+from fusefs.store.orphans import tidy_all_folders
 from tests.support import store_verbs
 from tests.support.uml_guest import Line
 
@@ -106,7 +106,7 @@ def reap_stopping(line: Line, volume: str, identifier: str, n: int) -> str:
 
 def repair_stopping(line: Line, volume: str, boot: str, n: int) -> str:
     """`trashd doctor --repair --ended`, likewise; what it takes over goes first."""
-    return _ended(lambda: str(tend_all(Kernel(AtChange(line, n)), [os.fsencode(volume)], [boot])))
+    return _ended(lambda: str(tidy_all_folders(Kernel(AtChange(line, n)), [os.fsencode(volume)], [boot])))
 
 
 def restore(_line: Line, volume: str, identifier: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fusefs.linux import children
-from fusefs.linux.children import UserCredentials, person
+from fusefs.linux.children import UserCredentials, user_credentials
 from fusefs.store import as_owner, find_stores, orphans, store_registry
 from fusefs.store.layout import UserFolder
 from fusefs.store.victim_rename import DirectRename, VisibleRename
@@ -126,7 +126,7 @@ def asked_directly() -> Iterator[None]:
         if not _blocks:
             for module in (find_stores, store_registry):
                 setattr(module, _ASK, children.ask_each)
-            setattr(orphans, _AS_OWNER, as_owner.as_owner)
+            setattr(orphans, _AS_OWNER, as_owner.call_as_owner)
 
 
 def _ask_each(
@@ -148,6 +148,6 @@ def _as_owner(
 ) -> T:
     """See as_owner.as_owner."""
     if visible is not None or os.geteuid() or not folder.uid:
-        return as_owner.as_owner(folder, body, kind, visible)
-    user = person(folder.uid)
+        return as_owner.call_as_owner(folder, body, kind, visible)
+    user = user_credentials(folder.uid)
     return as_user(user.uid, partial(body, None), gid=user.gid, groups=user.groups)

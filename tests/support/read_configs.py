@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fusefs.core.config import Config, read_with_places
+from fusefs.core.config import Config, read_config_with_places
 from fusefs.core.toml_reader import Source
 
 _DEFAULTS = Config()
@@ -10,4 +10,4 @@ _DEFAULTS = Config()
 
 def read_config(sources: Sequence[Source], defaults: Config = _DEFAULTS) -> Config:
     """What the sources give together. Raises  BadConfig"""
-    return read_with_places(sources, defaults)[0]
+    return read_config_with_places(sources, defaults)[0]

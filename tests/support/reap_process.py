@@ -16,13 +16,13 @@ from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
 from fusefs.core.names import VolumeId, make_id
 from fusefs.core.record import Method, Record
-from fusefs.core.record_decoding import decode
+from fusefs.core.record_decoding import decode_record
 from fusefs.core.results import Reaped, Report
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.not_removed import LateArrivals
-from fusefs.reaper.reap import NOTHING_SPECIAL, RemovalWishes, remove_contents
+from fusefs.reaper.reap import DEFAULT_REMOVAL, RemovalOptions, remove_contents
 from tests.support.proc_stat import all_stats
 from tests.support.store_verbs import entries, place, reap_now
 
@@ -84,7 +84,7 @@ class Reaping:
         return code - 256 if code > 128 else code
 
 
-def empty_container(kernel: Kernel, container: Fd, wishes: RemovalWishes = NOTHING_SPECIAL) -> Report:
+def empty_container(kernel: Kernel, container: Fd, wishes: RemovalOptions = DEFAULT_REMOVAL) -> Report:
     """Remove what is in a container of ours, all of which was given."""
     return remove_contents(kernel, container, all_given(kernel, container), wishes)[0]
 
@@ -239,7 +239,7 @@ def reasons(reaped: Reaped) -> dict[bytes, int]:
 def assert_quarantined(volume: Path, reaped: Reaped) -> None:
     """It is in quarantine, and its record says what the report says."""
     assert state_of(volume, reaped.id) is State.QUARANTINE
-    record = decode((place(volume, reaped.id) / "record.json").read_bytes())
+    record = decode_record((place(volume, reaped.id) / "record.json").read_bytes())
     assert record.partial
     assert {(one.name, one.errno) for one in record.failures} == {(f.name, f.errno) for f in reaped.report.failures}
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fusefs.core.names import join
+from fusefs.core.names import join_path
 from fusefs.core.results import Swept
 from fusefs.core.selection import Selection
 from fusefs.linux.kernel import Kernel, RefusedNames
-from fusefs.sweep.request import Act, ActionPlace, Request, SweepWishes, ToDelete, ToPrint
-from fusefs.sweep.run import run
+from fusefs.sweep.request import ActionPlace, ActionRequest, Request, SweepOptions, ToDelete, ToPrint
+from fusefs.sweep.run import run_request
 
 ALL = Selection(names=("*",))
 EVERY_KIND = Selection(types=frozenset("fdlpsbc"))
@@ -19,15 +19,15 @@ EVERY_KIND = Selection(types=frozenset("fdlpsbc"))
 def sweep(
     directory: Path,
     selection: Selection = ALL,
-    act: Act | None = None,
+    act: ActionRequest | None = None,
     *,
     kernel: Kernel | None = None,
-    wishes: SweepWishes | None = None,
+    wishes: SweepOptions | None = None,
     **request: Any,
 ) -> Swept:
     """Sweep; delete, unless told otherwise."""
     asked = Request(os.fsencode(directory), selection, act or ToDelete(), **request)
-    return run(kernel or Kernel(), asked, wishes or SweepWishes())
+    return run_request(kernel or Kernel(), asked, wishes or SweepOptions())
 
 
 def names(directory: Path) -> set[str]:
@@ -47,10 +47,10 @@ def printed(top: Path, selection: Selection) -> list[bytes]:
     told: list[bytes] = []
 
     def tell(here: ActionPlace, names: Sequence[str]) -> RefusedNames:
-        told.extend(join(here.upper, os.fsencode(name)) for name in names)
+        told.extend(join_path(here.upper, os.fsencode(name)) for name in names)
         return []
 
-    swept = run(Kernel(), Request(os.fsencode(top), selection, ToPrint(tell)))
+    swept = run_request(Kernel(), Request(os.fsencode(top), selection, ToPrint(tell)))
     assert not swept.failures
     assert swept.sums.n_matched == len(told)
     return told

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fusefs.core.service_status import SeenStatus, VolumePhase, VolumeStatus
+from fusefs.core.service_status import ObservedStatus, VolumePhase, VolumeStatus
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.service import timers as service_timers
 from fusefs.service.state_files import read_status
@@ -82,19 +82,19 @@ class Service:
             select.select([], [], [], max(_GLANCE_S, 3 * (time.thread_time() - looked_s)))
             looked_s = time.thread_time()
 
-    def seen(self) -> SeenStatus | None:
+    def seen(self) -> ObservedStatus | None:
         return read_status(self._runtime)
 
     def volume(self, path: Path) -> VolumeStatus:
         seen = self.seen()
         assert seen is not None
-        (found,) = [one for one in seen.status.volumes if one.root() == os.fsencode(path)]
+        (found,) = [one for one in seen.status.volumes if one.root_path() == os.fsencode(path)]
         return found
 
     def knows(self, path: Path) -> bool:
         """Whether it says anything of a volume."""
         seen = self.seen()
-        return seen is not None and any(one.root() == os.fsencode(path) for one in seen.status.volumes)
+        return seen is not None and any(one.root_path() == os.fsencode(path) for one in seen.status.volumes)
 
     def until_phase(self, path: Path, *phases: VolumePhase) -> VolumeStatus:
         self.until(lambda: self.volume(path).phase in phases)

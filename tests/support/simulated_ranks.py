@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 
 from fusefs.core.pacing import SliceBudget
 from fusefs.engine.mpi_ranks import SlicesOfRanks
-from fusefs.engine.run_slices import Done, SliceSource, Work
+from fusefs.engine.run_slices import Outcome, SliceSource, Work
 
 BUDGET = SliceBudget(1.0)
 
 
 def run_by_ranks(
     plan: SliceSource[Work],
-    done: Callable[[Work, Done], object],
+    done: Callable[[Work, Outcome], object],
     n_slices: Sequence[int],
-    run: Callable[[Work], Done],
+    run: Callable[[Work], Outcome],
     chance: random.Random,
 ) -> None:
     """Run all slices of a plan by ranks of so many threads. Raises what the plan does.

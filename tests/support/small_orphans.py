@@ -10,7 +10,7 @@ from fusefs.core.names import Name, RelPath
 from fusefs.core.record import Method, Record
 from fusefs.linux.machine_identity import boot_id, host_id
 from fusefs.store import layout
-from fusefs.store.container import HeldContainer, create_record, make_directory, move, new_id
+from fusefs.store.container import HeldContainer, create_record, make_container_directory, move_to_state, new_id
 from fusefs.store.stage import SwapOptions, identify_at
 from fusefs.store.swap import Swapped
 from tests.support.make_trees import Dir, Spec, Symlink, make_tree
@@ -55,7 +55,7 @@ def many_orphans(volume: Path, n: int, retention_s: int | None = 0) -> None:
             name = Name(b"job%d" % number)
             container = new_id(kernel, name)
             with ExitStack() as owned:
-                fd = owned.enter_context(make_directory(folder, State.STAGE, container))
+                fd = owned.enter_context(make_container_directory(folder, State.STAGE, container))
                 kernel.mkdir(fd, layout.TREE)
                 record = Record(
                     id=container,
@@ -71,4 +71,4 @@ def many_orphans(volume: Path, n: int, retention_s: int | None = 0) -> None:
                     retention_s=retention_s,
                 )
                 owned.enter_context(create_record(folder.store, fd, record))
-                move(HeldContainer(folder, container, State.STAGE, fd, record, owned), State.ORPHANS)
+                move_to_state(HeldContainer(folder, container, State.STAGE, fd, record, owned), State.ORPHANS)

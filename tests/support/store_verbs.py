@@ -8,22 +8,29 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from fusefs.core.names import user_store
+from fusefs.core.names import user_store_name
 from fusefs.core.record import Record
-from fusefs.core.record_decoding import decode
+from fusefs.core.record_decoding import decode_record
 from fusefs.core.results import Finding, Reaped
 from fusefs.linux.kernel import Kernel
 from fusefs.reaper.reap import reap
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.doctor import check_folder, check_store
-from fusefs.store.find_stores import discover
+from fusefs.store.find_stores import discover_stores
 from fusefs.store.init_store import initialise
 from fusefs.store.layout import Store, UserFolder, open_own_store, open_store
-from fusefs.store.orphans import ListedContainer, act_on, all_entries, each_folder, find_container, tend_all
-from fusefs.store.registry_lines import makes_common
+from fusefs.store.orphans import (
+    ListedContainer,
+    call_in_each_folder,
+    call_in_folder,
+    find_container,
+    list_all_containers,
+    tidy_all_folders,
+)
+from fusefs.store.registry_lines import makes_root_store
 from fusefs.store.restore import Restored, restore_by_id
 from fusefs.store.stage import SwapOptions
-from fusefs.store.swap import Swapped, own_folder, remove_path, swap_path
+from fusefs.store.swap import Swapped, open_own_folder, remove_path, swap_path
 from tests.support.other_users import asked_directly
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.shared_memory_children import end_process
@@ -38,17 +45,17 @@ def raw(path: Path) -> bytes:
 def init(volume: Path, kernel: Kernel | None = None, *, is_known: bool = False) -> None:
     """`trashd init --replace` as root, `trashd init` as a user; with the caller's own folder and reserve."""
     asked = nullcontext() if kernel else asked_directly()
-    kernel, replaces = kernel or Kernel(), os.geteuid() == 0 and makes_common()
+    kernel, replaces = kernel or Kernel(), os.geteuid() == 0 and makes_root_store()
     base = BackingAndMount(kernel.open_path(raw(volume)))
     with asked:
-        store, _done = initialise(kernel, base, raw(volume), is_known=is_known, replaces=replaces)
+        store, _done = initialise(kernel, base, raw(volume), is_made_by_root=is_known, replaces=replaces)
         with store:
-            own_folder(store).fd.close()
+            open_own_folder(store).fd.close()
 
 
 def users_own(base: Path, uid: int) -> Path:
     """Where a user's own store is in a directory."""
-    return base / os.fsdecode(user_store(uid))
+    return base / os.fsdecode(user_store_name(uid))
 
 
 def init_as_of_old(volume: Path) -> None:
@@ -67,7 +74,7 @@ def remove(path: Path, kernel: Kernel | None = None, options: SwapOptions = _DEF
 
 
 def entries(volume: Path) -> list[ListedContainer]:
-    return all_entries(Kernel(), [raw(volume)])
+    return list_all_containers(Kernel(), [raw(volume)])
 
 
 def restore(
@@ -81,7 +88,7 @@ def restore(
 def reap_now(volume: Path, identifier: str, kernel: Kernel | None = None) -> Reaped:
     kernel = kernel or Kernel()
     entry = find_container(kernel, [raw(volume)], identifier)
-    return act_on(kernel, [raw(volume)], entry, lambda folder, _visible: reap(folder, entry.id), Reaped)
+    return call_in_folder(kernel, [raw(volume)], entry, lambda folder, _visible: reap(folder, entry.id), Reaped)
 
 
 ENTRIES = [".lock", "CACHEDIR.TAG", "folders", "new", "u", "volume.json"]
@@ -90,7 +97,7 @@ ENTRIES = [".lock", "CACHEDIR.TAG", "folders", "new", "u", "volume.json"]
 
 def recover_all(volume: Path, kernel: Kernel | None = None) -> list[str]:
     """Recover, adopt drops and stock reserves of all folders; the problems that were kept."""
-    return tend_all(kernel or Kernel(), [raw(volume)])
+    return tidy_all_folders(kernel or Kernel(), [raw(volume)])
 
 
 def problems(volume: Path) -> list[Finding]:
@@ -98,7 +105,7 @@ def problems(volume: Path) -> list[Finding]:
     kernel = Kernel()
     with opened(volume) as store:
         found = list(check_store(store))
-    for part in each_folder(discover(kernel, [raw(volume)]), check_folder, list[Finding]):
+    for part in call_in_each_folder(discover_stores(kernel, [raw(volume)]), check_folder, list[Finding]):
         found += part
     return list(dict.fromkeys(found))
 
@@ -124,7 +131,7 @@ def opened(volume: Path) -> Iterator[Store]:
 
 @contextmanager
 def own(volume: Path) -> Iterator[UserFolder]:
-    with opened(volume) as store, own_folder(store) as folder:
+    with opened(volume) as store, open_own_folder(store) as folder:
         yield folder
 
 
@@ -149,7 +156,7 @@ def tree_of(swapped: Swapped) -> Path:
 
 
 def record_of(swapped: Swapped) -> Record:
-    return decode((tree_of(swapped).parent / "record.json").read_bytes())
+    return decode_record((tree_of(swapped).parent / "record.json").read_bytes())
 
 
 class NumberedCall(NamedTuple):

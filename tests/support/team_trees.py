@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fusefs.core.names import ContainerId
 from fusefs.core.results import Reaped
-from fusefs.reaper.reap import NOTHING_SPECIAL, RemovalWishes, reap
+from fusefs.reaper.reap import DEFAULT_REMOVAL, RemovalOptions, reap
 from tests.support.make_trees import Dir, File, Spec, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
@@ -137,7 +137,7 @@ def swap_as(uid: int, path: Path) -> str:
     return as_asker(uid, lambda: str(swap(path, options=PINNED).id))
 
 
-def reap_as(uid: int, volume: Path, identifier: str, wishes: RemovalWishes = NOTHING_SPECIAL) -> Reaped:
+def reap_as(uid: int, volume: Path, identifier: str, wishes: RemovalOptions = DEFAULT_REMOVAL) -> Reaped:
     def act() -> Reaped:
         with own(volume) as folder:
             return reap(folder, ContainerId(identifier), wishes)
@@ -151,7 +151,7 @@ def reap_with_thesis(
     into: str = "in",
     *,
     way: WayIn = WayIn.FD,
-    wishes: RemovalWishes = NOTHING_SPECIAL,
+    wishes: RemovalOptions = DEFAULT_REMOVAL,
     first: Callable[[Path], object] = bool,
 ) -> tuple[str, Reaped]:
     """The id of a swapped job, into which a mate moved the results before it was reaped; and what came of that.

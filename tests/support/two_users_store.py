@@ -10,9 +10,9 @@ from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import FOLDERS
-from fusefs.store.make_folder import make_user
+from fusefs.store.make_folder import make_user_folder
 from fusefs.store.orphans import ListedContainer
-from fusefs.store.user_folders import open_user
+from fusefs.store.user_folders import open_user_folder
 from tests.support.acls import GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ
 from tests.support.make_trees import Dir, EntrySnapshot, Spec, make_tree, snapshot
 from tests.support.other_users import as_user
@@ -104,7 +104,7 @@ def make(volume: Path, kernel: Kernel | None = None) -> Path:
     """The caller's folder, made if there is none."""
     with opened(volume) as store:
         store = store._replace(kernel=kernel or store.kernel)
-        with open_user(store, os.geteuid()) or make_user(store) as folder:
+        with open_user_folder(store, os.geteuid()) or make_user_folder(store) as folder:
             return Path(os.fsdecode(folder.path()))
 
 

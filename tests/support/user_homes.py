@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from fusefs.core.identity import Identity
-from fusefs.core.names import STORE, Name, VolumeId, whose_store
+from fusefs.core.names import STORE, Name, VolumeId, parse_user_store_name
 from fusefs.core.service_status import VolumePhase, VolumeStatus
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import Volume, encode_volume
-from fusefs.store.registry_lines import STORES, RegistryLine, encode
+from fusefs.store.registry_lines import STORES, RegistryLine, encode_line
 from tests.support.make_trees import Dir, make_tree
 from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import run_as
@@ -109,7 +109,9 @@ def outlasts(running: Service, uid: int, home: Path, kept: Path) -> None:
 def line_of(base: Path, volume: str | None = None) -> RegistryLine:
     """What a registry says of a directory with a store, whichever user made it."""
     kernel = Kernel()
-    name = next((Name(one) for one in sorted(os.listdir(os.fsencode(base))) if whose_store(one) is not None), STORE)
+    name = next(
+        (Name(one) for one in sorted(os.listdir(os.fsencode(base))) if parse_user_store_name(one) is not None), STORE
+    )
     with kernel.open_path(os.path.join(os.fsencode(base), name)) as fd:
         identity = kernel.identify(fd)
     identifier = volume or os.urandom(16).hex()
@@ -119,7 +121,7 @@ def line_of(base: Path, volume: str | None = None) -> RegistryLine:
 def register(uid: int, home: Path, lines: Iterable[RegistryLine]) -> None:
     path = registry_of(home)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(map(encode, lines)))
+    path.write_bytes(b"".join(map(encode_line, lines)))
     for one in (path, *path.parents[:3]):
         os.chown(one, uid, uid)
 

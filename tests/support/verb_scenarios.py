@@ -7,8 +7,8 @@ from pathlib import Path
 from fusefs.cli.count_orphan import CountOptions, count_orphan
 from fusefs.linux.kernel import Kernel
 from fusefs.store.as_owner import swap_for_owner
-from fusefs.store.check_swap import preflight
-from fusefs.store.orphans import KeepFor, find_container, keep_by_id
+from fusefs.store.check_swap import check_swap
+from fusefs.store.orphans import RetentionFromNow, change_retention, find_container
 from fusefs.store.stage import SwapOptions
 from tests.support.crash_scenarios import HOME, USER, Act, CrashScenario, DyingAfter, Prepare, home
 from tests.support.fake_dev_fuse import move_into_drop
@@ -158,7 +158,7 @@ def restore_it(volume: Path, kernel: Kernel, inside: bytes | None = None, to: st
 
 def _keep(volume: Path, kernel: Kernel) -> object:
     volumes = [os.fsencode(volume)]
-    return keep_by_id(kernel, volumes, find_container(kernel, volumes, only_id(volume)), KeepFor(None))
+    return change_retention(kernel, volumes, find_container(kernel, volumes, only_id(volume)), RetentionFromNow(None))
 
 
 def _count(volume: Path, kernel: Kernel) -> object:
@@ -190,7 +190,7 @@ def killed_after(prepare: Prepare, act: Act, call: str, n: int = 1) -> Prepare:
 
 
 def _check(volume: Path, kernel: Kernel) -> None:
-    preflight(kernel, bytes(home(volume)))
+    check_swap(kernel, bytes(home(volume)))
 
 
 CHECKS = {

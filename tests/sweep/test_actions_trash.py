@@ -12,12 +12,12 @@ import pytest
 from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
 from fusefs.core.record import Method
-from fusefs.core.record_decoding import decode
+from fusefs.core.record_decoding import decode_record
 from fusefs.core.selection import Selection
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.sweep.request import Request, ToTrash
-from fusefs.sweep.run import run
+from fusefs.sweep.run import run_request
 from tests.support.make_trees import Dir, make_tree, snapshot, weird_names
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import (
@@ -77,7 +77,7 @@ def files_in(tree: Path) -> list[str]:
 
 @pytest.mark.quick("sweep")
 def test_matches_become_one_orphan_with_their_tree(stored_volume: Path, job: Path) -> None:
-    swept = run(Kernel(), Request(raw(job), Selection(names=("*.log",)), ToTrash(SwapOptions(60, "tidy"))))
+    swept = run_request(Kernel(), Request(raw(job), Selection(names=("*.log",)), ToTrash(SwapOptions(60, "tidy"))))
     assert (swept.sums.n_done, swept.sums.n_failed, swept.volume) == (3, 0, None)
     assert files_in(tree_of(stored_volume, swept.orphan)) == LOGS
     assert files_in(job) == ["keep"]
@@ -89,7 +89,7 @@ def test_matches_become_one_orphan_with_their_tree(stored_volume: Path, job: Pat
 def test_record_says_where_it_was_and_which_tree_is_its_own(stored_volume: Path, job: Path) -> None:
     orphan = gather(job, LOGS).orphan
     tree = tree_of(stored_volume, orphan)
-    record = decode((tree.parent / "record.json").read_bytes())
+    record = decode_record((tree.parent / "record.json").read_bytes())
     assert (record.origin, record.fresh, record.lent_mode) == (b"job", None, None)
     assert record.victim is not None
     assert record.victim.ino == tree.stat().st_ino
@@ -135,7 +135,7 @@ def test_every_odd_name_is_taken_and_restored(stored_volume: Path) -> None:
     names = weird_names()
     odd = make_tree(stored_volume / "odd", {b"\xff\n": dict.fromkeys(names, b"x"), **dict.fromkeys(names, b"y")})
     before = snapshot(odd)
-    swept = run(Kernel(), Request(raw(odd), Selection(), ToTrash()))
+    swept = run_request(Kernel(), Request(raw(odd), Selection(), ToTrash()))
     assert swept.sums.n_done == 2 * len(names)
     restore(stored_volume, swept.orphan or "")
     assert snapshot(odd) == before

@@ -11,13 +11,13 @@ from urllib.parse import quote_from_bytes
 
 import pytest
 
-from fusefs.core.pacing import AT_ONCE, HOLD, Speed
+from fusefs.core.pacing import HOLD, UNLIMITED, Speed
 from fusefs.core.record import Failure
-from fusefs.core.results import ANOTHER, UNCLEAR, Spared, SweepSums
-from fusefs.core.selection import Listed, ListedName, ListFormat, Selection
+from fusefs.core.results import OTHER_INODE, UNCLEAR, Spared, SweepSums
+from fusefs.core.selection import ListedName, ListedPath, ListFormat, Selection
 from fusefs.linux.kernel import RefusedNames
 from fusefs.sweep.names_from_list import BrokenList, read_list, read_names
-from fusefs.sweep.request import ActionPlace, SweepWishes, ToPrint, ToTrash
+from fusefs.sweep.request import ActionPlace, SweepOptions, ToPrint, ToTrash
 from tests.support.make_trees import Symlink, fill, make_tree
 from tests.support.peak_usage import beside_small_parent
 from tests.support.run_sweep import ALL, EVERY_KIND, names, sweep
@@ -80,7 +80,7 @@ def test_a_list_is_begun_with_before_it_ends(top: Path) -> None:
 
     first: list[int] = []
     swept = sweep(
-        top, ALL, names=paths(), wishes=SweepWishes(progress=lambda _sums: first.append(len(read))), n_workers=1
+        top, ALL, names=paths(), wishes=SweepOptions(progress=lambda _sums: first.append(len(read))), n_workers=1
     )
     assert swept.sums.n_done == 5000
     assert first[0] < 2000
@@ -103,7 +103,7 @@ def test_a_list_in_no_order_takes_no_slice_a_name(volume: Path) -> None:
     top = make_tree(volume / "top", {f"d{n}": {"f": "", "g": ""} for n in range(1000)})
     slices: list[SweepSums] = []
     paths = [f"d{n}/{name}" for name in "fg" for n in range(1000)]
-    swept = sweep(top, ALL, names=listed(*paths), wishes=SweepWishes(progress=slices.append), n_workers=1)
+    swept = sweep(top, ALL, names=listed(*paths), wishes=SweepOptions(progress=slices.append), n_workers=1)
     assert swept.sums.n_done == 2000
     assert len(slices) < 200
 
@@ -118,7 +118,7 @@ def test_late_names_are_asked_for_when_they_can_be_acted_on(top: Path) -> None:
             yield b"f%d" % n
 
     halting = Halting(lambda: (len(asked), 5 - len(os.listdir(top))))
-    assert sweep(top, ALL, names=paths(), late=True, wishes=SweepWishes(halting), n_workers=1).sums.n_done == 5
+    assert sweep(top, ALL, names=paths(), late=True, wishes=SweepOptions(halting), n_workers=1).sums.n_done == 5
     # A slice whose time is over before it acts asks for a name, which the next slice acts on: the first look counts.
     first = {n_gone: n_asked for n_asked, n_gone in reversed(halting.seen)}
     assert [first[n] for n in range(5)] == [*range(5)]
@@ -133,9 +133,9 @@ class Halting:
         self.holds = True
 
     def tempo(self) -> Speed:
-        return HOLD if self.holds else AT_ONCE
+        return HOLD if self.holds else UNLIMITED
 
-    def done(self, _n_entries: int, _n_bytes: int, _busy_s: float) -> None:
+    def record_work(self, _n_entries: int, _n_bytes: int, _busy_s: float) -> None:
         self.holds = True
 
     def wait(self, _seconds: float) -> None:
@@ -182,7 +182,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "list"
 
 
-def read(file: Path, *lines: bytes) -> list[Listed]:
+def read(file: Path, *lines: bytes) -> list[ListedPath]:
     file.write_bytes(b"".join(line + b"\n" for line in lines))
     with file.open("rb") as opened:
         return list(read_list(opened.fileno(), POLICY))
@@ -246,7 +246,7 @@ def test_a_name_that_another_file_has_by_now_is_left_and_told(volume: Path, file
     top = make_tree(volume / "top", {"a b": "", "d": {"c": "", "e": ""}})
     lines = [line_of(top / "a b"), line_of(top / "d/c", 1), line_of(top / "d/e")]
     sums, told = swept_from(file, top, lines)
-    assert (sums.n_done, told, names(top)) == (2, (Spared(b"d/c", ANOTHER),), {"d", "d/c"})
+    assert (sums.n_done, told, names(top)) == (2, (Spared(b"d/c", OTHER_INODE),), {"d", "d/c"})
 
 
 def test_a_line_that_is_not_understood_is_a_failure_and_the_others_are_done(volume: Path, file: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from fusefs.core.results import RemovalGroup, Swept
 from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.stage import SwapOptions
-from fusefs.sweep.remove_together import in_groups, remove_group
-from fusefs.sweep.request import SweepWishes
+from fusefs.sweep.remove_together import group_paths, remove_group
+from fusefs.sweep.request import SweepOptions
 from tests.support.make_trees import make_tree
 from tests.support.real_filesystems import bind_mount
 from tests.support.store_verbs import ActingBefore, assert_silent, init
@@ -34,13 +34,13 @@ def given(top: Path, names: Iterable[str]) -> list[bytes]:
 
 
 def grouped(top: Path, *names: str) -> RemovalGroup:
-    (group,), alone = in_groups(Kernel(), given(top, names or NAMES))
+    (group,), alone = group_paths(Kernel(), given(top, names or NAMES))
     assert not alone
     return group
 
 
 def removed(group: RemovalGroup, hook: CallHook = lambda _call: None) -> tuple[Swept, list[bytes]]:
-    return remove_group(Kernel(hook), group, SwapOptions(), SweepWishes())
+    return remove_group(Kernel(hook), group, SwapOptions(), SweepOptions())
 
 
 def test_what_all_came_is_not_looked_for(top: Path) -> None:
@@ -110,11 +110,11 @@ def test_a_directory_that_takes_the_place_of_a_file_is_looked_at_as_one(top: Pat
 
 
 def test_less_than_two_that_are_there_make_no_group(top: Path) -> None:
-    groups, alone = in_groups(Kernel(), given(top, ["no", "f1", "nor/f2"]))
+    groups, alone = group_paths(Kernel(), given(top, ["no", "f1", "nor/f2"]))
     assert (groups, sorted(alone)) == ([], given(top, ["f1", "no", "nor/f2"]))
 
 
 def test_a_directory_of_which_nothing_is_there_does_not_widen_the_group(top: Path) -> None:
     make_tree(top / "d", {"a": "", "b": ""})
-    (group,), alone = in_groups(Kernel(), given(top, ["d/a", "f-none", "d/b"]))
+    (group,), alone = group_paths(Kernel(), given(top, ["d/a", "f-none", "d/b"]))
     assert (group.directory, alone) == (bytes(top / "d"), given(top, ["f-none"]))

@@ -21,11 +21,11 @@ from fusefs.store.victim import find_scope
 from fusefs.store.walk import DeepOpeners
 from fusefs.sweep.actions import open_move
 from fusefs.sweep.request import (
-    Act,
     ActionPlace,
+    ActionRequest,
     IfExists,
+    SweepOptions,
     SweepRoot,
-    SweepWishes,
     ToCount,
     ToDelete,
     ToMove,
@@ -208,7 +208,7 @@ def test_workers_that_are_killed_cost_nothing_but_time(top: Path) -> None:
 def test_stopped_it_is_finished_by_the_next(top: Path) -> None:
     fill(top, 30_000)
     done: list[SweepSums] = []
-    first = sweep(top, ALL, wishes=SweepWishes(progress=done.append, stops=lambda: any(sums.n_done for sums in done)))
+    first = sweep(top, ALL, wishes=SweepOptions(progress=done.append, stops=lambda: any(sums.n_done for sums in done)))
     assert first.is_stopped
     assert 0 < first.sums.n_done < 30_000
     second = sweep(top, ALL)
@@ -397,7 +397,7 @@ def test_a_directory_that_takes_the_place_of_one_that_was_chosen_stays(volume: P
             make_tree(path, {"live": ""})
 
     act = ToMove(os.fsencode(volume / "away")) if moves else ToTrash()
-    slowly = SweepWishes(ConstantSpeed(Speed(entries_per_s=500)))  # 25 in a slice, twice as many after a pause
+    slowly = SweepOptions(ConstantSpeed(Speed(entries_per_s=500)))  # 25 in a slice, twice as many after a pause
     sweep(top, OLD_DIRECTORIES, act, kernel=Kernel(AfterThe("renameat2", replace, 100)), wishes=slowly)
     assert len(list(top.glob("*/live"))) >= 150
 
@@ -450,7 +450,7 @@ def test_two_sweeps_at_once_share_the_matches(top: Path) -> None:
         if not done:
             done.append(sweep(top, ALL).sums.n_done)
 
-    swept = sweep(top, ALL, wishes=SweepWishes(progress=other))
+    swept = sweep(top, ALL, wishes=SweepOptions(progress=other))
     assert swept.sums.n_done + done[0] == 20_000
     assert (swept.sums.n_failed, names(top)) == (0, set())
 
@@ -568,7 +568,7 @@ def test_a_directory_that_nobody_can_say_is_empty_is_a_failure_even_where_nobody
 @pytest.mark.parametrize("selection", [ALL, Selection(sizes=(SizeBound(1, 1),))])
 @pytest.mark.parametrize("is_listed", [False, True])
 def test_a_file_on_which_something_is_mounted_is_skipped_by_every_action(
-    volume: Path, top: Path, act: Act, selection: Selection, is_listed: bool, monkeypatch: pytest.MonkeyPatch
+    volume: Path, top: Path, act: ActionRequest, selection: Selection, is_listed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(volume)
     make_tree(top / "d", {"on": "1", "f": "2"})
@@ -675,7 +675,7 @@ def test_stopped_among_threads_it_gives_back_all_fds_and_the_next_does_the_rest(
         fill(slow.backing / f"top/{n}", 1000)
     before = len(os.listdir("/proc/self/fd"))
     done: list[SweepSums] = []
-    first = sweep(slow.path / "top", ALL, wishes=SweepWishes(progress=done.append, stops=lambda: len(done) > 2))
+    first = sweep(slow.path / "top", ALL, wishes=SweepOptions(progress=done.append, stops=lambda: len(done) > 2))
     assert (first.is_stopped, len(os.listdir("/proc/self/fd"))) == (True, before)
     second = sweep(slow.path / "top", ALL)
     assert first.sums.n_done + second.sums.n_done == 4000
@@ -727,7 +727,9 @@ def test_what_a_mount_shows_is_chosen_by_what_is_there(mount: Mounted) -> None:
 @pytest.mark.needs("fuse")
 @pytest.mark.parametrize("act", [ToDelete(), ToTrash(), ToCount(ToDelete())])
 @pytest.mark.parametrize("where", ["in the mount", "behind it"])
-def test_what_is_mounted_in_a_mount_or_behind_it_is_skipped(volume: Path, mount: Mounted, act: Act, where: str) -> None:
+def test_what_is_mounted_in_a_mount_or_behind_it_is_skipped(
+    volume: Path, mount: Mounted, act: ActionRequest, where: str
+) -> None:
     make_tree(mount.backing / "top", {"d": {"on": "1", "mnt": {}, "f": ""}})
     make_tree(volume / "other", {"f": ""})
     top = (mount.path if where == "in the mount" else mount.backing) / "top"

@@ -21,7 +21,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.walk import SeenDirectories
 from fusefs.sweep.request import Request, TakingBoundary, ToDelete
-from fusefs.sweep.run import run
+from fusefs.sweep.run import run_request
 from tests.support.run_sweep import printed
 
 MOMENT_S = 1_700_000_000
@@ -280,7 +280,7 @@ def test_what_find_finds_is_deleted_and_nothing_else(base: Path, case: Case) -> 
         before, meant = found(top, [of_kinds(*KINDS)], "C"), found(top, asked, "C")
         boundary = TakingBoundary(0, AllSeen(frozenset(), Fd(-1)))
         request = Request(os.fsencode(top), selection_of(asked), ToDelete(), n_workers=2, boundary=boundary)
-        swept = run(Kernel(), request)
+        swept = run_request(Kernel(), request)
         assert (swept.sums.n_done, swept.failures) == (len(meant), ())
         assert found(top, [of_kinds(*KINDS)], "C") == sorted({*before} - {*meant})
 

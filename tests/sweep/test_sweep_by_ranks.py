@@ -14,7 +14,7 @@ from fusefs.linux.machine_identity import boot_id
 from fusefs.sweep.agenda import Agenda, Job, JobKind, SliceCounts, SweepSlice, SweepSliceResult
 from fusefs.sweep.matcher import Dirs
 from fusefs.sweep.request import ToDelete
-from fusefs.sweep.sweep_by_ranks import SharedSweep, see
+from fusefs.sweep.sweep_by_ranks import SharedSweep, identify_anywhere
 from tests.support.make_trees import Spec, make_tree
 from tests.support.run_sweep import names, sweep
 from tests.support.simulated_ranks import run_by_ranks
@@ -55,15 +55,15 @@ def by_ranks(top: Path, selection: Selection, dirs: Dirs, chance: random.Random)
     told = SliceCounts(None)
 
     def done(work: SweepSlice, outcome: SweepSliceResult) -> None:
-        plan.done(work, outcome)
+        plan.finish_slice(work, outcome)
         told.add(outcome.sums, outcome.failures, outcome.spared)
 
     with kernel.open_path(os.fsencode(top), os.O_RDONLY | os.O_DIRECTORY) as fd:
-        seen = see(kernel, fd)
+        seen = identify_anywhere(kernel, fd)
     with SharedSweep(os.fsencode(top), seen, boot_id(), selection, dirs, n_threads).opened(kernel, n_ranks) as rank:
 
         def run(part: SweepSlice) -> SweepSliceResult:
-            return rank.run(part, chance.choice(BUDGETS))
+            return rank.run_slice(part, chance.choice(BUDGETS))
 
         run_by_ranks(plan, done, [n_threads] * n_ranks, run, chance)
     assert plan.is_dry()

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.record_decoding import decode
+from fusefs.core.record_decoding import decode_record
 from fusefs.linux.kernel import Kernel
 from tests.support.crash_scenarios import wipe
 from tests.support.real_filesystems import tmpfs_volume
@@ -77,7 +77,7 @@ class SweepMachine(RuleBasedStateMachine):
         return {path.name: path for path in (folder_of(self.volume, 0) / "orphans").iterdir()}
 
     def origin(self, orphan: Path) -> Steps:
-        origin = decode((orphan / "record.json").read_bytes()).origin
+        origin = decode_record((orphan / "record.json").read_bytes()).origin
         assert origin is not None
         return tuple(os.fsdecode(origin).split("/"))[1:]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.config import Config, HooksConfig, MetricsConfig, read_with_places
+from fusefs.core.config import Config, HooksConfig, MetricsConfig, read_config_with_places
 from fusefs.core.errors import BadConfig, ConfigProblem
 from fusefs.core.policy import DeleteAs, Quota, RetentionRules, TimeWindow, VolumePolicy, Watermark
 from fusefs.core.toml_reader import LINE_MAX_CHARS, TEXT_MAX_BYTES, Source, decode_source
@@ -109,25 +109,29 @@ def test_every_key_is_understood() -> None:
 
 def test_volume_that_is_not_named_has_the_defaults() -> None:
     config = read('[defaults]\nretention = "2d"\n[[volume]]\npath = "/a"\n')
-    assert config.volume(b"/b") == VolumePolicy(b"/b", rules=RetentionRules(retention_s=2 * 86_400))
-    assert config.volume(b"/a/").path == b"/a"
+    assert config.policy_of(b"/b") == VolumePolicy(b"/b", rules=RetentionRules(retention_s=2 * 86_400))
+    assert config.policy_of(b"/a/").path == b"/a"
 
 
 def test_a_store_in_a_volume_has_the_rules_of_the_part_that_it_is_in() -> None:
     config = read('[[volume]]\npath = "/home"\nretention = "1d"\n[[volume]]\npath = "/home/a/b"\nretention = "2d"\n')
     day = 86_400
-    inside = {path: config.inside(path, b"/").rules.retention_s for path in (b"/home/a", b"/home/a/b/c", b"/homes/a")}
+    inside = {
+        path: config.policy_inside(path, b"/").rules.retention_s for path in (b"/home/a", b"/home/a/b/c", b"/homes/a")
+    }
     assert inside == {b"/home/a": day, b"/home/a/b/c": 2 * day, b"/homes/a": config.defaults.rules.retention_s}
-    assert config.inside(b"/home/a", b"/home/a") == config.volume(b"/home/a"), "another filesystem is another volume"
-    assert config.inside(b"/home/a", b"/home").path == b"/home/a"
+    assert config.policy_inside(b"/home/a", b"/home/a") == config.policy_of(b"/home/a"), (
+        "another filesystem is another volume"
+    )
+    assert config.policy_inside(b"/home/a", b"/home").path == b"/home/a"
 
 
 def test_volume_takes_from_the_defaults_what_it_does_not_say_wherever_they_stand() -> None:
     config = read(
         '[[volume]]\npath = "/a"\nminimum_age = "1m"\n', '[defaults]\nretention = "2d"\nfree_space.low = "1%"'
     )
-    assert config.volume(b"/a").rules == RetentionRules(retention_s=2 * 86_400, minimum_age_s=60)
-    assert config.volume(b"/a").blocks == Watermark(0.01, 0.10)
+    assert config.policy_of(b"/a").rules == RetentionRules(retention_s=2 * 86_400, minimum_age_s=60)
+    assert config.policy_of(b"/a").blocks == Watermark(0.01, 0.10)
 
 
 def test_later_file_wins_key_by_key() -> None:
@@ -151,7 +155,7 @@ def test_caller_says_what_holds_without_files() -> None:
 
 
 def test_a_key_of_an_earlier_release_is_a_warning_and_ignored() -> None:
-    config, settings, (warning,) = read_with_places([Source("f", 'notices = false\npoll = "1m"\n')], Config())
+    config, settings, (warning,) = read_config_with_places([Source("f", 'notices = false\npoll = "1m"\n')], Config())
     assert config == Config(poll_s=60)
     assert ("notices",) not in settings
     assert (warning.file, warning.key, warning.is_warning) == ("f", "notices", True)
@@ -162,7 +166,7 @@ def test_a_key_of_an_earlier_release_is_a_warning_and_ignored() -> None:
 def test_the_old_name_of_delete_as_is_read_with_a_warning(value: str, now: str) -> None:
     text = f'[[volume]]\npath = "/a"\n[[volume.rules]]\npath = "/a/b"\nauthority = "{value}"\n'
     text += 'users = ["ci"]\n' if value == "root" else ""
-    config, settings, (warning,) = read_with_places([Source("f", text)], Config())
+    config, settings, (warning,) = read_config_with_places([Source("f", text)], Config())
     assert config.volumes[0].rules_for(b"/a/b/c").delete_as is DeleteAs(now)
     assert settings["volume", b"/a", "rules", b"/a/b", "delete_as"].place.file == "f"
     assert (warning.key, warning.is_warning) == ("volume[1].rules[1].authority", True)
@@ -171,7 +175,7 @@ def test_the_old_name_of_delete_as_is_read_with_a_warning(value: str, now: str) 
 
 def test_the_new_name_wins_over_the_old_one() -> None:
     text = '[defaults]\nusers = ["ci"]\ndelete_as = "root"\nauthority = "asker"\n'
-    config, _settings, (warning,) = read_with_places([Source("f", text)], Config())
+    config, _settings, (warning,) = read_config_with_places([Source("f", text)], Config())
     assert config.defaults.rules.delete_as is DeleteAs.ROOT
     assert "no effect beside delete_as" in warning.what
 
@@ -179,7 +183,7 @@ def test_the_new_name_wins_over_the_old_one() -> None:
 def test_the_later_file_wins_whichever_name_it_uses() -> None:
     sources = [Source("f", '[defaults]\ndelete_as = "root"\nusers = ["ci"]\n'), Source("g", "[defaults]\nusers = []\n")]
     old = Source("h", '[defaults]\nauthority = "asker"\n')
-    assert read_with_places([*sources, old], Config())[0].defaults.rules.delete_as is DeleteAs.OWNER
+    assert read_config_with_places([*sources, old], Config())[0].defaults.rules.delete_as is DeleteAs.OWNER
 
 
 # What is wrong.

@@ -5,11 +5,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.config import AUDIT_FILE, CONFIG, Config, HooksConfig, MetricsConfig, tell_config
+from fusefs.core.config import AUDIT_FILE, CONFIG, Config, HooksConfig, MetricsConfig, format_config
 from fusefs.core.errors import BadConfig
 from fusefs.core.human_units import DURATION_MAX_S
 from fusefs.core.policy import DAY_MIN, DeleteAs, Quota, RetentionRules, TimeWindow, VolumePolicy, Watermark
-from fusefs.core.toml_reader import Schema, Source, Tables, decode_source, quoted
+from fusefs.core.toml_reader import Schema, Source, Tables, decode_source, quote_text
 from tests.support.read_configs import read_config
 
 
@@ -61,7 +61,9 @@ WORDS = (
     '"*"', '"\\u0000"', '""', '"\\u001b[2J"', "true", "false", "0", "1", "-1", "1e400", "nan", "1979-05-27T07:32:00Z",
     "07:32:00", "[]", "{}", '"""\n[x]\n"""', "'''\nretention = 1\n'''",
 )  # fmt: skip
-plain_values = st.sampled_from(WORDS) | st.text(max_size=8).map(quoted) | st.integers().map(str) | st.floats().map(repr)
+plain_values = (
+    st.sampled_from(WORDS) | st.text(max_size=8).map(quote_text) | st.integers().map(str) | st.floats().map(repr)
+)
 values = st.recursive(
     plain_values,
     lambda inner: (
@@ -72,7 +74,7 @@ values = st.recursive(
     ),
     max_leaves=5,
 )
-keys = st.lists(st.sampled_from(KEYS) | st.text(max_size=5).map(quoted), min_size=1, max_size=3).map(".".join)
+keys = st.lists(st.sampled_from(KEYS) | st.text(max_size=5).map(quote_text), min_size=1, max_size=3).map(".".join)
 headers = st.sampled_from(
     ["[defaults]", "[[volume]]", "[[volume.rules]]", "[volume.quota]", "[hooks]", "[metrics]", "[defaults.free_space]"]
 )
@@ -187,4 +189,4 @@ configs = st.builds(
 
 @given(configs)
 def test_what_is_in_force_is_told_so_that_it_reads_back(config: Config) -> None:
-    assert read(tell_config(config, {})) == config
+    assert read(format_config(config, {})) == config

@@ -12,7 +12,7 @@ from fusefs.core.container_states import (
     decide_restoring,
     decide_stage,
 )
-from fusefs.core.identity import Identity, Likelihood, compare
+from fusefs.core.identity import Identity, IdentityMatch, compare
 from fusefs.core.names import ContainerId, RelPath, VolumeId
 from fusefs.core.record import Method, Record
 
@@ -62,14 +62,14 @@ def test_staged_tree_is_undone_only_if_it_is_certainly_the_fresh_one(
 ) -> None:
     action = decide_stage(record, tree, fresh, name)
     if record is not None and action in (StageAction.BACK, StageAction.UNMADE):
-        assert compare(tree, record.fresh) is Likelihood.SAME
+        assert compare(tree, record.fresh) is IdentityMatch.SAME
 
 
 @given(RECORD, IDENTITY, MAYBE, MAYBE)
 def test_tree_that_contradicts_the_record_is_never_moved(
     record: Record | None, tree: Identity, fresh: Identity | None, name: Identity | None
 ) -> None:
-    if record is None or compare(tree, record.victim) is not Likelihood.OTHER:
+    if record is None or compare(tree, record.victim) is not IdentityMatch.OTHER:
         return
     assert decide_stage(record, tree, fresh, name) in (StageAction.KEEP, StageAction.BACK)
     assert decide_restoring(record, tree, fresh, name) in (RestoringAction.KEEP, RestoringAction.RETIRE)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fusefs.core.config import CONFIG, HOOKS, METRICS, RULES, VOLUME, tell_config
+from fusefs.core.config import CONFIG, HOOKS, METRICS, RULES, VOLUME, format_config
 from fusefs.core.errors import EXIT_CODES, Exit, TrashdError
 from fusefs.core.plan_rules import RULE
 from fusefs.core.record import Record
-from fusefs.core.record_decoding import decode
+from fusefs.core.record_decoding import decode_record
 from fusefs.core.toml_reader import RemovedKey, Schema, Source, ValueKind
 from fusefs.store.layout import Volume
 from tests.support.read_configs import read_config
@@ -85,7 +85,7 @@ def test_it_names_the_keys_of_a_record() -> None:
 
 
 def test_its_record_is_one() -> None:
-    record = decode(example().encode())
+    record = decode_record(example().encode())
     assert record.id in DOCUMENT
     assert record.unknown == ()
 
@@ -104,7 +104,7 @@ SECTIONS: dict[str, Schema] = {
     "`[hooks]`": HOOKS,
     "`[metrics]`": METRICS,
 }
-DEFAULTS = tomllib.loads(tell_config(read_config([]), {}))
+DEFAULTS = tomllib.loads(format_config(read_config([]), {}))
 TABLES = {"`[hooks]`": "hooks", "`[metrics]`": "metrics", "`[defaults]`, and each `[[volume]]`": "defaults"}
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.events import ERRORS, TAKEN, WARNINGS, Event, EventKind, describe, encode, variables
-from fusefs.core.printable_names import show
+from fusefs.core.events import ERRORS, TAKEN, WARNINGS, Event, EventKind, describe_event, encode_event, to_variables
+from fusefs.core.printable_names import printable_text
 
 PATHS = st.none() | st.binary(max_size=40).map(lambda name: b"/" + name.replace(b"\0", b""))
 EVENTS = st.builds(
@@ -28,7 +28,7 @@ EVENTS = st.builds(
 
 @given(EVENTS)
 def test_an_event_is_one_line_of_ascii(event: Event) -> None:
-    line = encode(event)
+    line = encode_event(event)
     assert line.isascii()
     assert b"\n" not in line
     assert b"\x1b" not in line
@@ -36,7 +36,7 @@ def test_an_event_is_one_line_of_ascii(event: Event) -> None:
 
 @given(EVENTS)
 def test_names_in_an_event_come_back_as_they_were(event: Event) -> None:
-    told = json.loads(encode(event))
+    told = json.loads(encode_event(event))
     assert {key: told[key] and os.fsencode(told[key]) for key in ("origin", "volume")} == {
         "origin": event.origin, "volume": event.volume,
     }  # fmt: skip
@@ -44,30 +44,30 @@ def test_names_in_an_event_come_back_as_they_were(event: Event) -> None:
 
 @given(EVENTS)
 def test_an_event_has_all_its_keys_always(event: Event) -> None:
-    assert list(json.loads(encode(event))) == [
+    assert list(json.loads(encode_event(event))) == [
         "at", "event", "at_ns", "volume", "uid", "id", "origin", "n_entries", "n_bytes", "seconds", "detail",
     ]  # fmt: skip
 
 
 @given(EVENTS)
 def test_a_description_moves_no_cursor(event: Event) -> None:
-    assert describe(event).isprintable()
+    assert describe_event(event).isprintable()
 
 
 @given(EVENTS)
 def test_variables_are_always_all_there(event: Event) -> None:
-    assert set(variables(event)) == set(variables(Event(EventKind.STARTED, 0)))
-    assert not any(b"\0" in value for value in variables(event).values())
+    assert set(to_variables(event)) == set(to_variables(Event(EventKind.STARTED, 0)))
+    assert not any(b"\0" in value for value in to_variables(event).values())
 
 
 @given(st.text(st.characters(exclude_categories=())))
 def test_every_text_can_be_shown(text: str) -> None:
-    assert show(text).isprintable()
+    assert printable_text(text).isprintable()
 
 
 def test_a_description_says_who_and_how_much() -> None:
     event = Event(EventKind.REAPED, 0, b"/scratch", 1000, "id", b"/scratch/job", 12345, 3 << 29, 12.2)
-    assert describe(event) == "reaped /scratch/job of uid 1000: 12,345 entries, 1.50 GiB in 12s"
+    assert describe_event(event) == "reaped /scratch/job of uid 1000: 12,345 entries, 1.50 GiB in 12s"
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_a_description_says_who_and_how_much() -> None:
     ids=lambda value: value.kind.value if isinstance(value, Event) else "",
 )
 def test_a_description_leaves_out_what_is_not_known(event: Event, told: str) -> None:
-    assert describe(event) == told
+    assert describe_event(event) == told
 
 
 def test_the_time_is_utc() -> None:
-    assert json.loads(encode(Event(EventKind.STARTED, 1_700_000_000_123_456_789)))["at"] == "2023-11-14T22:13:20Z"
+    assert json.loads(encode_event(Event(EventKind.STARTED, 1_700_000_000_123_456_789)))["at"] == "2023-11-14T22:13:20Z"
 
 
 def test_no_kind_is_bad_in_two_ways() -> None:

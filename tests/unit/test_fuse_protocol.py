@@ -174,21 +174,21 @@ def test_what_follows_in_a_request_to_read_or_release_is_not_read() -> None:
 
 @given(name=NAMES)
 def test_any_name_comes_through(name: bytes) -> None:
-    assert wire.names(request_of(Opcode.LOOKUP, name + b"\0")) == [name]
-    assert wire.names(request_of(Opcode.MKDIR, MkdirIn(), name + b"\0"), wire.MKDIR_IN) == [name]
+    assert wire.read_names(request_of(Opcode.LOOKUP, name + b"\0")) == [name]
+    assert wire.read_names(request_of(Opcode.MKDIR, MkdirIn(), name + b"\0"), wire.MKDIR_IN) == [name]
 
 
 @given(old=NAMES, new=NAMES)
 def test_two_names_come_apart(old: bytes, new: bytes) -> None:
     request = memoryview(request_of(Opcode.RENAME2, Rename2In(), old + b"\0" + new + b"\0"))
-    assert wire.names(request, wire.RENAME2_IN, 2) == [old, new]
+    assert wire.read_names(request, wire.RENAME2_IN, 2) == [old, new]
 
 
 @given(forgotten=st.lists(st.tuples(NODEIDS, NODEIDS), max_size=200))
 def test_all_that_is_forgotten_is_in_the_request(forgotten: list[tuple[int, int]]) -> None:
     ones = b"".join(bytes(ForgetOne(nodeid, n)) for nodeid, n in forgotten)
     own = bytes(BatchForgetIn(len(forgotten), 0))
-    assert wire.batch_forget(forgotten)[wire.REQUEST_HEAD_SIZE :] == own + ones
+    assert wire.encode_batch_forget(forgotten)[wire.REQUEST_HEAD_SIZE :] == own + ones
 
 
 # Answers.
@@ -196,13 +196,13 @@ def test_all_that_is_forgotten_is_in_the_request(forgotten: list[tuple[int, int]
 
 @given(unique=NODEIDS, error=st.integers(1, 133))
 def test_a_refusal_is_an_errno_below_zero(unique: int, error: int) -> None:
-    head = OutHeader.from_buffer_copy(wire.refusal(unique, error))
+    head = OutHeader.from_buffer_copy(wire.encode_error(unique, error))
     assert (head.len, head.error, head.unique) == (16, -error, unique)
 
 
 @given(unique=NODEIDS, body=st.binary(max_size=50))
 def test_a_body_comes_after_its_head(unique: int, body: bytes) -> None:
-    message = wire.head(unique, len(body)) + body
+    message = wire.encode_head(unique, len(body)) + body
     assert body_of(message) == body
     assert OutHeader.from_buffer_copy(message).unique == unique
 
@@ -211,7 +211,7 @@ def test_a_body_comes_after_its_head(unique: int, body: bytes) -> None:
 def test_an_entry_is_what_the_kernel_reads(
     nodeid: int, ino: int, seen: Attributes, entry_s: float, attr_s: float
 ) -> None:
-    body = wire.entry(nodeid, ino, seen, entry_s, attr_s)
+    body = wire.encode_entry(nodeid, ino, seen, entry_s, attr_s)
     entry = EntryOut.from_buffer_copy(body)
     assert len(body) == ctypes.sizeof(EntryOut)
     assert (entry.nodeid, entry.generation) == (nodeid, 0)
@@ -222,7 +222,7 @@ def test_an_entry_is_what_the_kernel_reads(
 
 @given(ino=NODEIDS, seen=ATTRIBUTES, attr_s=TIMEOUTS_S)
 def test_attributes_are_what_the_kernel_reads(ino: int, seen: Attributes, attr_s: float) -> None:
-    body = wire.attr(ino, seen, attr_s)
+    body = wire.encode_attr(ino, seen, attr_s)
     answer = AttrOut.from_buffer_copy(body)
     assert len(body) == ctypes.sizeof(AttrOut)
     assert tells(answer.attr, ino, seen)
@@ -237,7 +237,7 @@ def time_ns(told: ctypes.Structure) -> int:
 @given(ino=NODEIDS, seen=ATTRIBUTES, attr_s=TIMEOUTS_S)
 def test_attributes_with_a_birth_are_what_the_kernel_reads(ino: int, seen: Attributes, attr_s: float) -> None:
     rdev = seen.rdev & 0xFFFFFFFF
-    body = wire.statx(ino, seen._replace(rdev=rdev), attr_s)
+    body = wire.encode_statx(ino, seen._replace(rdev=rdev), attr_s)
     answer = StatxOut.from_buffer_copy(body)
     told = answer.stat
     assert len(body) == ctypes.sizeof(StatxOut)
@@ -270,7 +270,7 @@ def test_how_much_was_copied_is_what_either_kernel_reads(n: int) -> None:
 def test_an_entry_of_a_listing_is_what_the_kernel_reads(
     name: bytes, offset: int, nodeid: int, ino: int, seen: Attributes, entry_s: float, attr_s: float
 ) -> None:
-    message = wire.direntplus(name, offset, nodeid, ino, seen, entry_s, attr_s)
+    message = wire.encode_direntplus(name, offset, nodeid, ino, seen, entry_s, attr_s)
     entry = EntryOut.from_buffer_copy(message)
     dirent = Dirent.from_buffer_copy(message, ctypes.sizeof(EntryOut))
     assert entry.nodeid == nodeid
@@ -282,7 +282,7 @@ def test_an_entry_of_a_listing_is_what_the_kernel_reads(
 
 @given(name=NAMES, offset=NODEIDS, ino=NODEIDS, kind=st.integers(0, 15))
 def test_a_name_alone_is_an_entry_without_a_node(name: bytes, offset: int, ino: int, kind: int) -> None:
-    message = wire.dirent_alone(name, offset, ino, kind)
+    message = wire.encode_dirent_without_node(name, offset, ino, kind)
     assert not any(message[: ctypes.sizeof(EntryOut)])
     dirent = Dirent.from_buffer_copy(message, ctypes.sizeof(EntryOut))
     assert (dirent.ino, dirent.off, dirent.namelen, dirent.type) == (ino, offset, len(name), kind)
@@ -291,7 +291,7 @@ def test_a_name_alone_is_an_entry_without_a_node(name: bytes, offset: int, ino: 
 
 @given(timeout_s=TIMEOUTS_S)
 def test_what_is_missing_has_no_node_and_is_missing_for_a_time(timeout_s: float) -> None:
-    body = wire.missing(timeout_s)
+    body = wire.encode_missing_entry(timeout_s)
     entry = EntryOut.from_buffer_copy(body)
     assert (entry.nodeid, entry.attr_valid, entry.attr_valid_nsec) == (0, 0, 0)
     assert not any(bytes(entry.attr))
@@ -300,12 +300,12 @@ def test_what_is_missing_has_no_node_and_is_missing_for_a_time(timeout_s: float)
 
 @given(fh=st.integers(0, (1 << 63) - 1), flags=WORDS)
 def test_a_handle_is_at_the_end_of_either_reply(fh: int, flags: int) -> None:
-    for before in (b"", wire.missing(0)):
-        reply = before + wire.opened(fh, flags)
+    for before in (b"", wire.encode_missing_entry(0)):
+        reply = before + wire.encode_open(fh, flags)
         opened = OpenOut.from_buffer_copy(reply, len(before))
         assert len(reply) == len(before) + ctypes.sizeof(OpenOut)
         assert (opened.fh, opened.open_flags, opened.backing_id) == (fh, flags, 0)
-        assert wire.handle_in(reply) == fh
+        assert wire.read_handle(reply) == fh
 
 
 def test_the_other_answers_are_as_long_as_the_kernel_wants_them() -> None:

@@ -18,11 +18,11 @@ from fusefs.core.human_units import (
     CivilTime,
     format_duration,
     format_size,
-    is_path,
+    is_file_time,
     parse_duration,
     parse_rate,
     parse_size,
-    parse_when,
+    parse_time,
 )
 
 NOW_NS = 1_793_491_200 * SECOND_NS + 7
@@ -35,7 +35,7 @@ def in_utc(civil: CivilTime) -> float:
 
 
 def read(text: str) -> int:
-    return parse_when(text, NOW_NS, in_utc)
+    return parse_time(text, NOW_NS, in_utc)
 
 
 @pytest.fixture
@@ -81,13 +81,13 @@ def test_a_zone_is_taken_off(at: datetime, zone: timezone) -> None:
 
 @given(DATETIMES)
 def test_without_a_zone_it_is_local_time(at: datetime) -> None:
-    assert parse_when(at.isoformat(), NOW_NS, lambda civil: in_utc(civil) - 3600) == read(at.isoformat() + "+01:00")
+    assert parse_time(at.isoformat(), NOW_NS, lambda civil: in_utc(civil) - 3600) == read(at.isoformat() + "+01:00")
 
 
 @pytest.mark.usefixtures("berlin")
 @pytest.mark.parametrize(("text", "same"), [("2026-07-01T12:00", "+02:00"), ("2026-12-01T12:00", "+01:00")])
 def test_local_time_knows_summer(text: str, same: str) -> None:
-    assert parse_when(text, NOW_NS, time.mktime) == read(text + same)
+    assert parse_time(text, NOW_NS, time.mktime) == read(text + same)
 
 
 @pytest.mark.parametrize(
@@ -131,11 +131,11 @@ def test_what_is_wrong_is_named(text: str, told: str) -> None:
 @given(st.text(max_size=12) | st.from_regex(r"\A@?-?[0-9]{1,4}(-[0-9]{2}){0,2}([T ][0-9]{2}:[0-9]{2})?[Zd]?\Z"))
 def test_reading_raises_nothing_but_value_error(text: str) -> None:
     with suppress(ValueError):
-        parse_when(text, NOW_NS, time.mktime)
+        parse_time(text, NOW_NS, time.mktime)
 
 
 def test_a_file_is_told_by_a_slash() -> None:
-    assert [is_path(text) for text in ("./7d", "/etc", "a/b", "7d", os.curdir)] == [True, True, True, False, False]
+    assert [is_file_time(text) for text in ("./7d", "/etc", "a/b", "7d", os.curdir)] == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize(

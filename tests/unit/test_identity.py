@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.identity import Identity, Likelihood, compare, is_in_snapshot
+from fusefs.core.identity import Identity, IdentityMatch, compare, is_in_snapshot
 
 INODE, GENERATION = "0101000000000000", "09000000"  # 257
 TOP, SNAPSHOT = "0500000000000000", "0001000000000000"
@@ -26,39 +26,39 @@ def test_comparison_is_symmetric(a: Identity | None, b: Identity | None) -> None
 
 @given(IDENTITY)
 def test_nothing_is_other_than_itself(a: Identity) -> None:
-    assert compare(a, a) is not Likelihood.OTHER
+    assert compare(a, a) is not IdentityMatch.OTHER
 
 
 @given(MAYBE)
 def test_nothing_is_known_of_what_has_no_identity(a: Identity | None) -> None:
-    assert compare(a, None) is Likelihood.UNKNOWN
+    assert compare(a, None) is IdentityMatch.UNKNOWN
 
 
 @given(IDENTITY, IDENTITY)
 def test_sameness_is_claimed_only_by_handle_or_birth_time(a: Identity, b: Identity) -> None:
-    if compare(a, b) is Likelihood.SAME:
+    if compare(a, b) is IdentityMatch.SAME:
         by_handle = a.handle == b.handle != ""
         assert by_handle or (a.ino, a.btime_ns) == (b.ino, b.btime_ns) != (a.ino, 0)
 
 
 def test_handles_decide_whatever_the_rest_says() -> None:
-    assert compare(Identity("1:aa", 1, 5), Identity("1:aa", 2, 6)) is Likelihood.SAME
-    assert compare(Identity("1:aa", 1, 5), Identity("1:bb", 1, 5)) is Likelihood.OTHER
+    assert compare(Identity("1:aa", 1, 5), Identity("1:aa", 2, 6)) is IdentityMatch.SAME
+    assert compare(Identity("1:aa", 1, 5), Identity("1:bb", 1, 5)) is IdentityMatch.OTHER
 
 
 def test_reused_number_is_told_by_its_birth_time() -> None:
-    assert compare(Identity("", 1, 5), Identity("", 1, 6)) is Likelihood.OTHER
+    assert compare(Identity("", 1, 5), Identity("", 1, 6)) is IdentityMatch.OTHER
 
 
 def test_equal_number_alone_proves_nothing() -> None:
-    assert compare(Identity("", 1, 0), Identity("", 1, 5)) is Likelihood.UNKNOWN
+    assert compare(Identity("", 1, 0), Identity("", 1, 5)) is IdentityMatch.UNKNOWN
 
 
 def test_other_number_proves_the_contrary() -> None:
-    assert compare(Identity("", 1, 0), Identity("", 2, 0)) is Likelihood.OTHER
+    assert compare(Identity("", 1, 0), Identity("", 2, 0)) is IdentityMatch.OTHER
 
 
-SAME, OTHER, UNKNOWN = Likelihood.SAME, Likelihood.OTHER, Likelihood.UNKNOWN
+SAME, OTHER, UNKNOWN = IdentityMatch.SAME, IdentityMatch.OTHER, IdentityMatch.UNKNOWN
 LATER = f"77:{INODE}{SNAPSHOT}0a000000"
 NEIGHBOUR = f"77:0201000000000000{SNAPSHOT}{GENERATION}"
 WITH_PARENT = f"78:{INODE}{SNAPSHOT}{GENERATION}" + INODE + GENERATION
@@ -87,7 +87,7 @@ NOT_BTRFS = (f"1:{INODE}{TOP}{GENERATION}", f"1:{INODE}{SNAPSHOT}{GENERATION}")
     ],
 )
 def test_a_snapshots_inode_is_told_by_number_generation_and_birth_time_and_a_marked_one_by_its_mark(
-    a: Identity, b: Identity, expected: Likelihood
+    a: Identity, b: Identity, expected: IdentityMatch
 ) -> None:
     assert (compare(a, b), compare(b, a)) == (expected, expected)
 

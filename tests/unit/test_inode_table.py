@@ -13,7 +13,7 @@ from fusefs.core.container_states import State
 from fusefs.core.metadata_cache import ROOT, Attributes, NodeId, NodeZone, SourceKey
 from fusefs.core.names import STORE
 from fusefs.mount.native._core import Node, Tables
-from fusefs.store.layout import DROP, is_stores_own
+from fusefs.store.layout import DROP, is_store_name
 
 DEVICE = 8
 
@@ -213,7 +213,7 @@ def zone_in(above: NodeZone, name: bytes) -> NodeZone:
     A store further down counts as well: a volume has one where the highest can't take a directory.
     """
     if above is NodeZone.OUTSIDE:
-        return NodeZone.STORE if name.startswith(STORE) and is_stores_own(name) else above
+        return NodeZone.STORE if name.startswith(STORE) and is_store_name(name) else above
     return NodeZone.TRASH if name in _HOLD_TRASH else above
 
 

@@ -19,13 +19,13 @@ from fusefs.core.metadata_cache import (
     Attributes,
     Dirent,
     Epoch,
-    Known,
     MetadataCache,
     PackedEntries,
     SourceKey,
-    is_asked_of_all,
-    pack,
-    unpack,
+    UserAnswers,
+    is_cached_xattr,
+    pack_xattrs,
+    unpack_xattrs,
 )
 
 LARGE = 1 << 20
@@ -77,14 +77,14 @@ def test_lifetime_of_nothing_remembers_nothing() -> None:
 
 Change = Callable[[MetadataCache], None]
 CHANGES: dict[str, tuple[Change, set[str]]] = {
-    "attributes of a file": (lambda cache: cache.attributes_changed(FILE), ALL - {"file"}),
-    "attributes of a directory": (lambda cache: cache.attributes_changed(DIRECTORY), ALL - {"directory"}),
+    "attributes of a file": (lambda cache: cache.note_attributes_change(FILE), ALL - {"file"}),
+    "attributes of a directory": (lambda cache: cache.note_attributes_change(DIRECTORY), ALL - {"directory"}),
     "name, with its directory's listing and attributes": (
-        lambda cache: cache.name_changed(DIRECTORY, b"a"), {"file", "missing", "target"},
+        lambda cache: cache.note_name_change(DIRECTORY, b"a"), {"file", "missing", "target"},
     ),
-    "new name": (lambda cache: cache.name_changed(DIRECTORY, b"missing"), {"file", "a", "target"}),
-    "directory": (lambda cache: cache.directory_changed(DIRECTORY), {"file", "target"}),
-    "target of a link that is gone": (lambda cache: cache.directory_changed(OTHER), ALL - {"target"}),
+    "new name": (lambda cache: cache.note_name_change(DIRECTORY, b"missing"), {"file", "a", "target"}),
+    "directory": (lambda cache: cache.note_directory_change(DIRECTORY), {"file", "target"}),
+    "target of a link that is gone": (lambda cache: cache.note_directory_change(OTHER), ALL - {"target"}),
     "all": (MetadataCache.clear, set()),
 }  # fmt: skip
 """What changed, and what is still known."""
@@ -110,16 +110,16 @@ def learn_all(cache: MetadataCache, epoch: Epoch) -> set[str]:
 @pytest.mark.parametrize(("change", "left"), CHANGES.values(), ids=CHANGES)
 def test_what_changed_since_a_look_began_is_not_learnt_and_all_else_is(change: Change, left: set[str]) -> None:
     cache = MetadataCache(LARGE, LIFETIME_S)
-    epoch = cache.begin()
+    epoch = cache.begin_lookup()
     change(cache)
     assert learn_all(cache, epoch) == left
 
 
 def test_who_learns_after_his_end_is_refused_all_that_may_have_changed() -> None:
     cache = MetadataCache(LARGE, LIFETIME_S)
-    epoch = cache.begin()
-    cache.attributes_changed((8, b"stranger"))
-    cache.end()
+    epoch = cache.begin_lookup()
+    cache.note_attributes_change((8, b"stranger"))
+    cache.end_lookup()
     assert learn_all(cache, epoch) == set()
 
 
@@ -127,12 +127,12 @@ def test_who_learns_after_his_end_is_refused_all_that_may_have_changed() -> None
 @pytest.mark.parametrize("limit_bytes", [0, LARGE])
 def test_says_whether_what_a_look_saw_is_unchanged(limit_bytes: int, change: str | None) -> None:
     cache = MetadataCache(limit_bytes, LIFETIME_S)
-    epoch = cache.begin()
+    epoch = cache.begin_lookup()
     left = ALL
     if change is not None:
         act, left = CHANGES[change]
         act(cache)
-    is_true = cache.is_unchanged(epoch, FILE) and cache.is_named_so(epoch, DIRECTORY, b"a")
+    is_true = cache.is_unchanged(epoch, FILE) and cache.is_name_unchanged(epoch, DIRECTORY, b"a")
     assert is_true == ({"file", "a"} <= left)
 
 
@@ -190,14 +190,14 @@ def test_tells_no_xattr_of_what_changed_meanwhile() -> None:
     assert xattrs(cache, 1.0) == HAS_ACL
     assert cache.has_xattrs(FILE, HAS_ACL, 1.0)
     assert not cache.has_xattrs(FILE, [ACCESS_ACL, DEFAULT_ACL], 1.0)
-    cache.attributes_changed(FILE)
+    cache.note_attributes_change(FILE)
     assert xattrs(cache, 1.0) == {}
 
 
 def test_what_is_read_keeps_its_xattrs() -> None:
     cache = full_cache()
     cache.learn_xattrs(FILE, HAS_ACL, cache.epoch, 0.0)
-    cache.accessed(FILE)
+    cache.note_access(FILE)
     assert xattrs(cache, 1.0) == HAS_ACL
     assert cache.attributes(FILE, 1.0) is None
 
@@ -294,11 +294,11 @@ KEYS = st.tuples(st.integers(0, (1 << 32) - 2), st.sampled_from(REMEMBERED))
 
 
 @given(st.dictionaries(KEYS, st.binary(max_size=4096) | st.sampled_from(ABSENT)))
-def test_what_is_packed_comes_back_but_for_capabilities(known: Known) -> None:
-    packed = pack(known)
+def test_what_is_packed_comes_back_but_for_capabilities(known: UserAnswers) -> None:
+    packed = pack_xattrs(known)
     left = {key: answer for key, answer in known.items() if key[1] != CAPABILITY or isinstance(answer, int)}
-    assert unpack(packed) == left
-    assert unpack(b"12345678" + packed, 8) == left
+    assert unpack_xattrs(packed) == left
+    assert unpack_xattrs(b"12345678" + packed, 8) == left
 
 
 @pytest.mark.parametrize(
@@ -312,21 +312,21 @@ def test_what_is_packed_comes_back_but_for_capabilities(known: Known) -> None:
     ],
 )
 def test_what_may_be_otherwise_the_next_time_is_left_out(name: bytes, answer: bytes | int) -> None:
-    assert pack({(0, name): answer, (0, CAPABILITY): b"1"}) == pack({(0, CAPABILITY): b"1"})
+    assert pack_xattrs({(0, name): answer, (0, CAPABILITY): b"1"}) == pack_xattrs({(0, CAPABILITY): b"1"})
 
 
 def test_who_knows_of_no_xattrs_has_none() -> None:
-    assert unpack(pack({(0, NAMES): errno.ENOSYS})) == {(0, NAMES): errno.EOPNOTSUPP}
+    assert unpack_xattrs(pack_xattrs({(0, NAMES): errno.ENOSYS})) == {(0, NAMES): errno.EOPNOTSUPP}
 
 
 def test_that_there_is_none_takes_a_few_bytes() -> None:
-    assert len(pack({(0, ACCESS_ACL): errno.ENODATA, (0, CAPABILITY): errno.ENODATA})) <= 18
+    assert len(pack_xattrs({(0, ACCESS_ACL): errno.ENODATA, (0, CAPABILITY): errno.ENODATA})) <= 18
 
 
 def test_of_others_nothing_is_remembered() -> None:
-    assert all(map(is_asked_of_all, REMEMBERED))
-    assert not is_asked_of_all(b"user.a")
-    assert not is_asked_of_all(b"ceph.dir.rbytes")
+    assert all(map(is_cached_xattr, REMEMBERED))
+    assert not is_cached_xattr(b"user.a")
+    assert not is_cached_xattr(b"ceph.dir.rbytes")
 
 
 N = 25_000
@@ -401,13 +401,13 @@ def learn_and_delete(cache: MetadataCache, n: int) -> None:
         cache.learn_name(handle(number // 1000), b"name-%015d" % number, handle(number), cache.epoch, 0.0)
         if number % 1000 == 999:
             for gone in range(number - 999, number):
-                cache.name_changed(handle(number // 1000), b"name-%015d" % gone)
+                cache.note_name_change(handle(number // 1000), b"name-%015d" % gone)
 
 
 def learn_and_delete_all(cache: MetadataCache, n: int) -> None:
     learn_and_delete(cache, n)
     for number in range(999, n, 1000):
-        cache.name_changed(handle(number // 1000), b"name-%015d" % number)
+        cache.note_name_change(handle(number // 1000), b"name-%015d" % number)
 
 
 def learn_what_appears(cache: MetadataCache, n: int) -> None:
@@ -452,9 +452,9 @@ def test_full_cache_keeps_to_its_size(limit_bytes: int, n: int) -> None:
 
 def test_look_that_never_ends_costs_bounded_memory() -> None:
     def change(cache: MetadataCache, n: int) -> None:
-        cache.begin()
+        cache.begin_lookup()
         for number in range(n):
-            cache.name_changed(handle(number), b"name-%015d" % number)
+            cache.note_name_change(handle(number), b"name-%015d" % number)
 
     tries = (taken_bytes(change, 0, 50_000) for _ in range(_N_TRIES))
     assert any(taken < 2 * MIB for taken, _ in tries)
@@ -462,10 +462,10 @@ def test_look_that_never_ends_costs_bounded_memory() -> None:
 
 def test_after_the_last_look_no_changes_are_noted() -> None:
     def look(cache: MetadataCache, n: int) -> None:
-        cache.begin()
+        cache.begin_lookup()
         for number in range(n):
-            cache.attributes_changed(handle(number))
-        cache.end()
+            cache.note_attributes_change(handle(number))
+        cache.end_lookup()
 
     tries = (taken_bytes(look, 0, 1000) for _ in range(_N_TRIES))
     assert any(taken < 4096 for taken, _ in tries)

@@ -65,13 +65,13 @@ class Truth(RuleBasedStateMachine):
 
     @rule()
     def begin(self) -> None:
-        self.looks.append((self.cache.begin(), self.n_changes, self.now_s))
+        self.looks.append((self.cache.begin_lookup(), self.n_changes, self.now_s))
 
     @precondition(lambda self: self.looks)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         self.looks.pop(data.draw(st.integers(0, len(self.looks) - 1)))
-        self.cache.end()
+        self.cache.end_lookup()
 
     def a_look(self, data: st.DataObject) -> tuple[Epoch, int, float]:
         """One of those that go on, or one that needs no time."""
@@ -126,22 +126,22 @@ class Truth(RuleBasedStateMachine):
 
     @rule(source=sources)
     def change_attributes(self, source: SourceKey) -> None:
-        self.cache.attributes_changed(source)
+        self.cache.note_attributes_change(source)
         self.change(("attributes", source), ("xattrs", source))
 
     @rule(source=sources)
     def read(self, source: SourceKey) -> None:
-        self.cache.accessed(source)
+        self.cache.note_access(source)
         self.change(("attributes", source))
 
     @rule(directory=sources, name=names)
     def change_name(self, directory: SourceKey, name: bytes) -> None:
-        self.cache.name_changed(directory, name)
+        self.cache.note_name_change(directory, name)
         self.change(("name", directory, name), ("listing", directory), ("attributes", directory))
 
     @rule(source=sources)
     def change_directory(self, source: SourceKey) -> None:
-        self.cache.directory_changed(source)
+        self.cache.note_directory_change(source)
         self.change(*self.everything(source))
 
     @rule()
@@ -199,14 +199,14 @@ class Truth(RuleBasedStateMachine):
                 changed = self.changed.get(("attributes", source), 0), self.changed.get(("name", source, b"x"), 0)
                 if self.cache.is_unchanged(epoch, source):
                     assert changed[0] <= n_changes
-                if self.cache.is_named_so(epoch, source, b"x"):
+                if self.cache.is_name_unchanged(epoch, source, b"x"):
                     assert changed[1] <= n_changes
 
     def teardown(self) -> None:
         """What is forgotten one by one is not counted any more."""
         if hasattr(self, "cache"):
             for source in SOURCES:
-                self.cache.directory_changed(source)
+                self.cache.note_directory_change(source)
             assert len(self.cache) == 0
             empty_bytes = self.cache.size_bytes
             self.cache.clear()

@@ -15,16 +15,16 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.mount_counters import (
     BOUNDS_NS,
     OPERATIONS,
+    CachedKind,
+    CacheHits,
     CounterLayout,
     CounterTable,
     Gauges,
     Latency,
+    ObservedMount,
     Operation,
-    Remembered,
-    Remembering,
-    SeenMount,
-    decode,
-    encode,
+    decode_counters,
+    encode_counters,
 )
 from fusefs.core.uring_choice import FastPathState
 
@@ -35,7 +35,7 @@ shares = st.floats(0.01, 1)
 
 def with_cells(table: CounterTable, cells: dict[int, int]) -> bytes:
     """A file in which some counters are not 0."""
-    layout, data = CounterLayout(table), encode(table)
+    layout, data = CounterLayout(table), encode_counters(table)
     numbers = [cells.get(i, 0) for i in range(layout.n_cells)]
     return data[: -8 * layout.n_cells] + struct.pack(f"={layout.n_cells}Q", *numbers)
 
@@ -48,17 +48,17 @@ def operation_of(times: list[int]) -> Operation:
 
 
 def test_a_new_file_holds_nothing_but_names() -> None:
-    stats = decode(encode(TABLE))
+    stats = decode_counters(encode_counters(TABLE))
     assert stats.table == TABLE
     assert tuple(stats.operations) == OPERATIONS
     assert stats.gauges == Gauges()._asdict()
-    assert set(stats.remembered.values()) == {Remembered(0, 0)}
+    assert set(stats.remembered.values()) == {CacheHits(0, 0)}
     assert {operation.n() for operation in stats.operations.values()} == {0}
 
 
 def test_every_counter_has_a_place_of_its_own() -> None:
     layout = CounterLayout(TABLE)
-    stats = decode(with_cells(TABLE, {i: i + 1 for i in range(layout.n_cells)}))
+    stats = decode_counters(with_cells(TABLE, {i: i + 1 for i in range(layout.n_cells)}))
     found = [stats.device, stats.updated_ns, *stats.gauges.values()]
     for remembered in stats.remembered.values():
         found += remembered
@@ -68,7 +68,7 @@ def test_every_counter_has_a_place_of_its_own() -> None:
 
 
 def test_the_counters_are_whole_words_at_the_end() -> None:
-    assert [n for n in range(20) if len(encode(msgspec.structs.replace(TABLE, version="v" * n))) % 8] == []
+    assert [n for n in range(20) if len(encode_counters(msgspec.structs.replace(TABLE, version="v" * n))) % 8] == []
 
 
 def test_what_another_version_counts_keeps_its_name() -> None:
@@ -77,45 +77,45 @@ def test_what_another_version_counts_keeps_its_name() -> None:
     )
     layout = CounterLayout(other)
     cells = {layout.gauges: 4, layout.sorts: 5, layout.operations["ioctl"] + layout.buckets + 2: 6}
-    stats = decode(with_cells(other, cells))
-    assert (stats.gauges, stats.remembered) == ({"n_wheels": 4}, {"wheel": Remembered(5, 0)})
+    stats = decode_counters(with_cells(other, cells))
+    assert (stats.gauges, stats.remembered) == ({"n_wheels": 4}, {"wheel": CacheHits(5, 0)})
     assert (stats.operations["ioctl"].counts, stats.operations["lookup"].counts) == ((0, 0, 6), (0, 0, 0))
 
 
 @given(st.binary(max_size=200))
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(TrashdError):
-        decode(data)
+        decode_counters(data)
 
 
-@given(st.integers(0, len(encode(TABLE)) - 1))
+@given(st.integers(0, len(encode_counters(TABLE)) - 1))
 def test_a_file_cut_short_is_refused(n_bytes: int) -> None:
     with pytest.raises(TrashdError):
-        decode(encode(TABLE)[:n_bytes])
+        decode_counters(encode_counters(TABLE)[:n_bytes])
 
 
 @given(st.integers(0, 40), st.integers(0, 255))
 def test_a_changed_head_is_refused_or_harmless(at: int, byte: int) -> None:
-    data = bytearray(encode(TABLE))
+    data = bytearray(encode_counters(TABLE))
     data[at] = byte
     with suppress(TrashdError):
-        decode(bytes(data))
+        decode_counters(bytes(data))
 
 
 def test_another_machines_byte_order_is_refused() -> None:
-    data = encode(TABLE)
+    data = encode_counters(TABLE)
     with pytest.raises(TrashdError):
-        decode(data[:8] + data[15:7:-1] + data[16:])
+        decode_counters(data[:8] + data[15:7:-1] + data[16:])
 
 
 def test_nothing_has_no_mean_and_no_percentile() -> None:
     none = operation_of([])
     assert (none.n(), none.mean_ns(), none.percentile_ns(0.5)) == (0, None, None)
-    assert Remembered(0, 0).rate() is None
+    assert CacheHits(0, 0).rate() is None
 
 
 def test_the_hit_rate_is_the_share_of_hits() -> None:
-    assert Remembered(3, 1).rate() == 0.75
+    assert CacheHits(3, 1).rate() == 0.75
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,9 @@ def test_the_hit_rate_is_the_share_of_hits() -> None:
 )
 def test_a_mount_lists_its_transport_and_what_it_lacks(off: tuple[str, ...], printed: str) -> None:
     states = tuple(FastPathState(name, is_on=name not in off, why="") for name in ("engine", "uring", "passthrough"))
-    (_head, line) = mount_lines([SeenMount(b"/mnt", b"/src", decode(encode(TABLE)), True, states)], 5)
+    (_head, line) = mount_lines(
+        [ObservedMount(b"/mnt", b"/src", decode_counters(encode_counters(TABLE)), True, states)], 5
+    )
     assert line.endswith(f"up 0s{printed}")
 
 
@@ -160,7 +162,7 @@ def test_the_last_percentile_is_the_longest(times: list[int]) -> None:
 
 def test_sorts_are_labelled_for_programs() -> None:
     names = ["name", "missing_name", "attributes", "listing", "link_target", "xattr", "missing_xattr"]
-    assert [sort.label() for sort in Remembering] == names
+    assert [sort.label() for sort in CachedKind] == names
 
 
 SLOW_NS, QUICK_NS = 1_000_000, 3_000
@@ -169,7 +171,7 @@ SLOW_NS, QUICK_NS = 1_000_000, 3_000
 def answered(*answers_ns: int, is_slow: bool = False) -> bool:
     latency = Latency(is_slow=is_slow)
     for answer_ns in answers_ns:
-        latency.took(answer_ns)
+        latency.record(answer_ns)
     return latency.is_slow
 
 
@@ -205,7 +207,7 @@ def test_late_answers_in_a_row_are_one_sign_and_quick_ones_many() -> None:
     latency = Latency(is_slow=False)
     for _ in range(8):
         assert not latency.is_slow
-        latency.took(SLOW_NS, 8)
+        latency.record(SLOW_NS, 8)
     assert latency.is_slow
-    latency.took(QUICK_NS, 32)
+    latency.record(QUICK_NS, 32)
     assert not latency.is_slow

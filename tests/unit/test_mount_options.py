@@ -18,7 +18,7 @@ from fusefs.core.uring_choice import FastPath
 def parse(
     *texts: str, as_root: bool = True, is_sloppy: bool = False, usual: Coherence = Coherence.SHARED
 ) -> MountOptions:
-    return parse_options(texts, as_root=as_root, is_sloppy=is_sloppy, usual=usual)
+    return parse_options(texts, as_root=as_root, is_sloppy=is_sloppy, default_coherence=usual)
 
 
 def test_root_mounts_for_everybody_and_the_kernel_checks() -> None:
@@ -50,18 +50,18 @@ def test_the_last_word_wins() -> None:
 def test_requests_come_by_io_uring_unless_somebody_says_off(uring: UringMode) -> None:
     assert parse().uring is UringMode.AUTO
     assert parse(f"uring={uring.value}").uring is uring
-    assert (FastPath.URING in parse(f"uring={uring.value}").off()) == (uring is UringMode.OFF)
+    assert (FastPath.URING in parse(f"uring={uring.value}").disabled_fast_paths()) == (uring is UringMode.OFF)
 
 
 def test_no_fast_path_is_off_unless_somebody_says() -> None:
-    assert parse().off() == {}
-    assert parse("uring=off").off() == {FastPath.URING: "uring=off"}
-    assert parse("passthrough=off").off() == {FastPath.PASSTHROUGH: "passthrough=off"}
+    assert parse().disabled_fast_paths() == {}
+    assert parse("uring=off").disabled_fast_paths() == {FastPath.URING: "uring=off"}
+    assert parse("passthrough=off").disabled_fast_paths() == {FastPath.PASSTHROUGH: "passthrough=off"}
 
 
 def test_plain_mode_is_the_engine_switched_off() -> None:
-    assert parse("engine=plain").off()[FastPath.ENGINE] == "engine=plain"
-    assert FastPath.ENGINE not in parse("engine=plain", "engine=auto").off()
+    assert parse("engine=plain").disabled_fast_paths()[FastPath.ENGINE] == "engine=plain"
+    assert FastPath.ENGINE not in parse("engine=plain", "engine=auto").disabled_fast_paths()
 
 
 @pytest.mark.parametrize("on", ["passthrough=on", "uring=on"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fusefs.core.names import ID_MAX_BYTES, is_container_id, is_volume_id, join, make_id, split
+from fusefs.core.names import ID_MAX_BYTES, is_container_id, is_volume_id, join_path, make_id, split_path
 from fusefs.core.printable_names import printable, unescape
 
 UTC = st.integers(0, 4_000_000_000).map(lambda s: time.strftime("%Y%m%dT%H%M%S", time.gmtime(s)))
@@ -37,7 +37,7 @@ def test_ids_of_one_name_and_moment_differ_by_chance(utc: str, victim: bytes) ->
 @given(UTC, NAME, RANDOM)
 def test_id_is_one_plain_component(utc: str, victim: bytes, random: bytes) -> None:
     made = make_id(utc, 7, victim, random)
-    assert split(made.encode()) == [made.encode()]
+    assert split_path(made.encode()) == [made.encode()]
     assert printable(made.encode()) == made
 
 
@@ -65,13 +65,13 @@ def test_what_only_resembles_a_volume_id_is_none(text: str) -> None:
 
 @given(st.lists(NAME, min_size=1, max_size=5))
 def test_joined_names_split_into_themselves(names: list[bytes]) -> None:
-    assert split(join(*names)) == names
+    assert split_path(join_path(*names)) == names
 
 
 @pytest.mark.parametrize("path", [b"", b"/", b"/a", b"a/", b"a//b", b".", b"..", b"a/../b", b"./a", b"a\0b"])
 def test_path_that_climbs_or_is_not_plain_is_refused(path: bytes) -> None:
     with pytest.raises(ValueError, match="not a plain relative path"):
-        split(path)
+        split_path(path)
 
 
 @given(st.binary(max_size=300))

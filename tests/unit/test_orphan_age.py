@@ -14,13 +14,13 @@ from fusefs.core.orphan_age import (
     Era,
     FirstSights,
     Now,
+    advance_clock,
     age_ns,
     cutoff_ns,
-    decode,
-    encode,
-    jumped,
-    see,
-    started,
+    decode_clock,
+    encode_clock,
+    first_sight,
+    start_clock,
 )
 
 S = 1_000_000_000
@@ -35,7 +35,7 @@ class World:
     def __init__(self) -> None:
         self.true_ns = NOW
         self.wall_ns = NOW
-        self.clock = started(self.wall_ns, self.boot_ns())
+        self.clock = start_clock(self.wall_ns, self.boot_ns())
 
     def boot_ns(self) -> int:
         return self.true_ns - NOW + 5 * S
@@ -58,10 +58,10 @@ class World:
         self.wall_ns = max(0, self.wall_ns + by_ns)
 
     def look(self) -> None:
-        self.clock = jumped(self.clock, self.wall_ns, self.boot_ns())
+        self.clock = advance_clock(self.clock, self.wall_ns, self.boot_ns())
 
     def restart(self) -> None:
-        self.clock = started(self.wall_ns, self.boot_ns(), saved=decode(encode(self.clock)))
+        self.clock = start_clock(self.wall_ns, self.boot_ns(), saved=decode_clock(encode_clock(self.clock)))
 
 
 class Made(NamedTuple):
@@ -119,14 +119,14 @@ def play(world: World, happening: list[Step]) -> list[Made]:
 def test_no_jump_makes_an_orphan_older_than_it_is(happening: list[Step]) -> None:
     world = World()
     for orphan in play(world, happening):
-        seen_now = see(world.clock, orphan.told_ns)
+        seen_now = first_sight(world.clock, orphan.told_ns)
         assert 0 <= age_ns(world.clock, orphan.told_ns, seen_now) <= world.true_ns - orphan.true_ns
 
 
 @given(steps, st.integers(0, 2 * FROM_FUTURE))
 def test_what_was_seen_gets_no_older_than_the_time_that_went_by(happening: list[Step], told_ns: int) -> None:
     world = World()
-    sight, at_ns = see(world.clock, told_ns), world.true_ns
+    sight, at_ns = first_sight(world.clock, told_ns), world.true_ns
     play(world, happening)
     passed_ns = world.true_ns - at_ns
     assert passed_ns <= age_ns(world.clock, told_ns, sight) <= sight.age_ns + passed_ns
@@ -171,16 +171,16 @@ def test_what_was_made_in_another_boot_has_the_age_that_is_remembered(happening:
 def test_without_a_jump_an_age_is_exact(happening: list[Step]) -> None:
     world = World()
     for orphan in play(world, [step._replace(set_by_ns=0) for step in happening]):
-        sight = see(world.clock, orphan.told_ns)
+        sight = first_sight(world.clock, orphan.told_ns)
         assert age_ns(world.clock, orphan.told_ns, sight) == world.true_ns - orphan.true_ns
 
 
 @given(st.lists(st.tuples(st.integers(0, DAY), st.integers(-STEP_NS // 2, STEP_NS // 2)), max_size=50))
 def test_small_corrections_are_no_jumps(looks: list[tuple[int, int]]) -> None:
-    clock, boot_ns = started(NOW, 0), 0
+    clock, boot_ns = start_clock(NOW, 0), 0
     for passes_ns, error_ns in looks:
         boot_ns += passes_ns
-        clock = jumped(clock, NOW + boot_ns + error_ns, boot_ns)
+        clock = advance_clock(clock, NOW + boot_ns + error_ns, boot_ns)
     assert clock.eras == (Era(0, 0),)
 
 
@@ -188,7 +188,7 @@ def test_small_corrections_are_no_jumps(looks: list[tuple[int, int]]) -> None:
 def test_what_was_there_before_a_jump_keeps_its_age(by_ns: int) -> None:
     world = World()
     world.set_clock(by_ns)
-    assert age_ns(world.clock, NOW - DAY, see(world.clock, NOW - DAY)) == DAY
+    assert age_ns(world.clock, NOW - DAY, first_sight(world.clock, NOW - DAY)) == DAY
 
 
 def test_what_was_made_while_the_clock_was_ahead_has_its_true_age_after_it_was_set_back() -> None:
@@ -198,7 +198,7 @@ def test_what_was_made_while_the_clock_was_ahead_has_its_true_age_after_it_was_s
     world.pass_by(DAY)
     world.set_clock(-10 * DAY)
     world.pass_by(DAY)
-    assert age_ns(world.clock, told_ns, see(world.clock, told_ns)) == 2 * DAY
+    assert age_ns(world.clock, told_ns, first_sight(world.clock, told_ns)) == 2 * DAY
 
 
 @pytest.mark.parametrize("by_ns", [30 * DAY, -30 * DAY])
@@ -213,19 +213,19 @@ def test_what_was_made_before_anybody_noticed_that_the_clock_was_set_has_its_age
     after_ns = world.wall_ns
     world.pass_unseen(S)
     world.look()
-    ages = [age_ns(world.clock, told_ns, see(world.clock, told_ns)) for told_ns in (before_ns, after_ns)]
+    ages = [age_ns(world.clock, told_ns, first_sight(world.clock, told_ns)) for told_ns in (before_ns, after_ns)]
     assert ages == [2 * S, S]
 
 
 def test_what_was_made_since_a_boot_with_a_clock_that_lost_its_time_is_no_older_than_the_boot() -> None:
-    saved = started(NOW, 100 * DAY, "first boot")
-    clock = started(5 * S, 5 * S, "second boot", saved)
-    assert age_ns(clock, 2 * S, see(clock, 2 * S)) == 3 * S
+    saved = start_clock(NOW, 100 * DAY, "first boot")
+    clock = start_clock(5 * S, 5 * S, "second boot", saved)
+    assert age_ns(clock, 2 * S, first_sight(clock, 2 * S)) == 3 * S
 
 
 def test_one_from_the_future_is_as_old_as_it_is_known() -> None:
     world = World()
-    sight = see(world.clock, FROM_FUTURE)
+    sight = first_sight(world.clock, FROM_FUTURE)
     assert age_ns(world.clock, FROM_FUTURE, sight) == 0
     world.pass_by(DAY)
     assert age_ns(world.clock, FROM_FUTURE, sight) == DAY
@@ -233,34 +233,34 @@ def test_one_from_the_future_is_as_old_as_it_is_known() -> None:
 
 def test_first_sight_of_one_from_the_future_is_remembered_until_it_is_gone() -> None:
     world, sights = World(), FirstSights(1)
-    first = sights.of(world.clock, "a", FROM_FUTURE)
+    first = sights.get(world.clock, "a", FROM_FUTURE)
     world.pass_by(DAY)
-    assert sights.of(world.clock, "a", FROM_FUTURE) == first
-    assert sights.of(world.clock, "b", FROM_FUTURE) == see(world.clock, FROM_FUTURE), "no more than one"
+    assert sights.get(world.clock, "a", FROM_FUTURE) == first
+    assert sights.get(world.clock, "b", FROM_FUTURE) == first_sight(world.clock, FROM_FUTURE), "no more than one"
     sights.forget("a")
-    assert sights.of(world.clock, "a", FROM_FUTURE) == see(world.clock, FROM_FUTURE)
+    assert sights.get(world.clock, "a", FROM_FUTURE) == first_sight(world.clock, FROM_FUTURE)
 
 
 def test_one_that_tells_its_age_takes_no_memory() -> None:
     world, sights = World(), FirstSights(1)
     world.pass_by(DAY)
-    sights.of(world.clock, "a", NOW)
-    first = sights.of(world.clock, "b", FROM_FUTURE)
+    sights.get(world.clock, "a", NOW)
+    first = sights.get(world.clock, "b", FROM_FUTURE)
     world.pass_by(DAY)
-    assert sights.of(world.clock, "b", FROM_FUTURE) == first
+    assert sights.get(world.clock, "b", FROM_FUTURE) == first
 
 
 @given(steps, st.integers(0, 2 * FROM_FUTURE))
 def test_looked_at_again_and_again_it_gets_old_at_last(happening: list[Step], told_ns: int) -> None:
     world, sights = World(), FirstSights(1)
     for step in happening:
-        sights.of(world.clock, "a", told_ns)
+        sights.get(world.clock, "a", told_ns)
         world.pass_by(step.passes_ns)
         world.set_clock(step.set_by_ns)
-    sights.of(world.clock, "a", told_ns)
+    sights.get(world.clock, "a", told_ns)
     world.pass_by(1000 * 366 * DAY)
     most_set_ns = len(happening) * 100 * DAY
-    age = age_ns(world.clock, told_ns, sights.of(world.clock, "a", told_ns))
+    age = age_ns(world.clock, told_ns, sights.get(world.clock, "a", told_ns))
     assert age >= 1000 * 366 * DAY - most_set_ns
 
 
@@ -268,8 +268,8 @@ def test_clock_that_was_wrong_at_first_sight_makes_nothing_old_once_it_is_set_ri
     world = World()
     told_ns = world.true_ns
     world.wall_ns += 3650 * DAY
-    world.clock = started(world.wall_ns, world.boot_ns())
-    sight = see(world.clock, told_ns)
+    world.clock = start_clock(world.wall_ns, world.boot_ns())
+    sight = first_sight(world.clock, told_ns)
     assert age_ns(world.clock, told_ns, sight) == 3650 * DAY
     world.set_clock(-3650 * DAY)
     world.pass_by(DAY)
@@ -277,17 +277,17 @@ def test_clock_that_was_wrong_at_first_sight_makes_nothing_old_once_it_is_set_ri
 
 
 def test_reboot_counts_the_time_that_the_machine_was_off() -> None:
-    saved = started(NOW, 100 * DAY, "first boot")
-    clock = started(NOW + 7 * DAY, 0, "second boot", saved)
-    assert age_ns(clock, NOW, see(clock, NOW)) == 7 * DAY
+    saved = start_clock(NOW, 100 * DAY, "first boot")
+    clock = start_clock(NOW + 7 * DAY, 0, "second boot", saved)
+    assert age_ns(clock, NOW, first_sight(clock, NOW)) == 7 * DAY
 
 
 def test_reboot_with_a_clock_that_lost_its_time_takes_no_age_away_and_adds_none() -> None:
-    saved = started(NOW, 100 * DAY, "first boot")
-    clock = started(0, 0, "second boot", saved)
-    assert age_ns(clock, NOW - DAY, see(clock, NOW - DAY)) == DAY
-    clock = jumped(clock, NOW + 7 * DAY, 60 * S)
-    assert age_ns(clock, NOW - DAY, see(clock, NOW - DAY)) == DAY + 60 * S
+    saved = start_clock(NOW, 100 * DAY, "first boot")
+    clock = start_clock(0, 0, "second boot", saved)
+    assert age_ns(clock, NOW - DAY, first_sight(clock, NOW - DAY)) == DAY
+    clock = advance_clock(clock, NOW + 7 * DAY, 60 * S)
+    assert age_ns(clock, NOW - DAY, first_sight(clock, NOW - DAY)) == DAY + 60 * S
 
 
 def test_jumps_that_are_remembered_are_bounded() -> None:
@@ -296,30 +296,30 @@ def test_jumps_that_are_remembered_are_bounded() -> None:
         world.pass_by(DAY)
         world.set_clock((-1) ** number * DAY)
     assert len(world.clock.eras) == ERAS_MAX
-    assert age_ns(world.clock, NOW, see(world.clock, NOW)) <= world.true_ns - NOW
+    assert age_ns(world.clock, NOW, first_sight(world.clock, NOW)) <= world.true_ns - NOW
 
 
 @given(steps)
 def test_saved_clock_reads_back(happening: list[Step]) -> None:
     world = World()
     play(world, happening)
-    assert decode(encode(world.clock)) == world.clock
+    assert decode_clock(encode_clock(world.clock)) == world.clock
 
 
 @pytest.mark.parametrize(
     "text",
     [
         b"", b"null", b"[]", b"{}", b'{"wall_ns": 1}', b"\xff", b"[" * 100_000, b"9" * 5000,
-        encode(Clock(1, 1, 1, ())),
-        encode(Clock(1, 1, 1 << 63, (Era(0, 0),))),
-        encode(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[0, 0, 0, 0]", b"[0, true, 0, 0]"),
-        encode(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[[0, 0, 0, 0]]", b"7"),
-        encode(Clock(1, 1, 1, (Era(0, 0),) * 33)),
-        encode(Clock(1, 1, 1, (Era(0, 0, 0, -1),))),
+        encode_clock(Clock(1, 1, 1, ())),
+        encode_clock(Clock(1, 1, 1 << 63, (Era(0, 0),))),
+        encode_clock(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[0, 0, 0, 0]", b"[0, true, 0, 0]"),
+        encode_clock(Clock(1, 1, 1, (Era(0, 0),))).replace(b"[[0, 0, 0, 0]]", b"7"),
+        encode_clock(Clock(1, 1, 1, (Era(0, 0),) * 33)),
+        encode_clock(Clock(1, 1, 1, (Era(0, 0, 0, -1),))),
     ],
 )  # fmt: skip
 def test_anything_else_that_was_saved_is_no_clock(text: bytes) -> None:
-    assert decode(text) is None
+    assert decode_clock(text) is None
 
 
 @given(steps, steps)
@@ -332,16 +332,16 @@ def test_the_eras_that_0_3_0_saved_make_no_orphan_older_than_it_is(before: list[
         if last.ahead_ns != eras[-1][1]:
             eras.append([last.since_ns, last.ahead_ns, last.seen_ns])
     saved = {**world.clock._asdict(), "eras": eras[-32:]}
-    clock = decode(json.dumps(saved).encode())
+    clock = decode_clock(json.dumps(saved).encode())
     assert clock is not None
     assert len(clock.eras) <= ERAS_MAX
     world.clock = clock
     made += play(world, after)[1:]
     for orphan in made:
-        seen_now = see(world.clock, orphan.told_ns)
+        seen_now = first_sight(world.clock, orphan.told_ns)
         assert 0 <= age_ns(world.clock, orphan.told_ns, seen_now) <= world.true_ns - orphan.true_ns
 
 
 @given(st.binary(max_size=200))
 def test_reading_a_saved_clock_raises_nothing(text: bytes) -> None:
-    decode(text)
+    decode_clock(text)

@@ -14,7 +14,7 @@ from fusefs.core.orphan_sums import (
     Survey,
     age_key,
     project_of,
-    taken_bytes,
+    space_of_file,
 )
 from fusefs.core.record import TreeSize
 
@@ -87,7 +87,7 @@ def test_parts_that_are_put_together_are_the_whole(by: SumBy, some: list[OrphanT
     for part, sums in ((some[:at], first), (some[at:], second)):
         for one in part:
             sums.add(one)
-    first.take_in(second)
+    first.add_sums(second)
     assert list(first) == list(whole)
     assert sum(one.n_orphans for _key, one in whole) == len(some)
 
@@ -102,8 +102,8 @@ def test_a_survey_survives_the_way_through_a_child(survey: Survey) -> None:
 
 
 def test_small_files_take_their_size_where_they_lie_in_the_metadata() -> None:
-    assert taken_bytes(700, 8, 4096, 2048) == 700
-    assert taken_bytes(700, 8, 4096, 0) == 4096
-    assert taken_bytes(700, 4096, 4096, 2048) == 2 * MIB
-    assert taken_bytes(0, 8, 4096, 2048) == 4096
-    assert taken_bytes(1 << 40, 16, 4096, 2048) == 8192
+    assert space_of_file(700, 8, 4096, 2048) == 700
+    assert space_of_file(700, 8, 4096, 0) == 4096
+    assert space_of_file(700, 4096, 4096, 2048) == 2 * MIB
+    assert space_of_file(0, 8, 4096, 2048) == 4096
+    assert space_of_file(1 << 40, 16, 4096, 2048) == 8192

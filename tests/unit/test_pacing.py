@@ -15,14 +15,14 @@ from fusefs.core.pacing import (
     LEAST_SHARE,
     LONG_PERIOD_S,
     LONG_REST_S,
+    MAX_NAMES_PER_CHECK,
     MOST_SHARE,
-    NAMES_AT_ONCE,
     PERIOD_S,
     REST_S,
     SLICE_S,
     SMALL_SLICE_S,
     Backlog,
-    NamesPerLook,
+    NamesPerClockCheck,
     OtherUsers,
     PacingState,
     RateCaps,
@@ -72,17 +72,19 @@ class Moment(NamedTuple):
 
 def simulate(disk: Disk, seconds: float, caps: RateCaps = NO_CAPS, backlog: Backlog = NO_BACKLOG) -> Iterator[Moment]:
     """A reaper beside the disk's neighbour, sample by sample: rest, work, rest, work."""
-    state, now_s = pacing.progressed(PacingState(), 1000, 1000 * UNLINK_S), 0.0
+    state, now_s = pacing.after_progress(PacingState(), 1000, 1000 * UNLINK_S), 0.0
     while now_s < seconds:
-        tempo = pacing.tempo(state, caps, backlog)
+        tempo = pacing.speed_now(state, caps, backlog)
         begins_s, ends_s = rest_at(now_s, is_alone=tempo.is_alone)
         is_rest = begins_s <= now_s
         until_s = ends_s if is_rest else begins_s
-        state = pacing.hear(state, disk.sample(now_s, until_s, is_rest=is_rest, share=tempo.share))
-        if state.is_deaf:
-            state = pacing.probed(state, FSYNC_S * (1 if is_rest else 1 + disk.hurt * tempo.share), in_rest=is_rest)
+        state = pacing.after_sample(state, disk.sample(now_s, until_s, is_rest=is_rest, share=tempo.share))
+        if state.cannot_detect_others:
+            state = pacing.after_probe(
+                state, FSYNC_S * (1 if is_rest else 1 + disk.hurt * tempo.share), in_rest=is_rest
+            )
         now_s = until_s + 1e-9
-        yield Moment(now_s, state, pacing.tempo(state, caps, backlog))
+        yield Moment(now_s, state, pacing.speed_now(state, caps, backlog))
 
 
 def always(_at_s: float) -> bool:
@@ -100,7 +102,7 @@ def last(moments: Iterator[Moment]) -> Moment:
 def after(samples: list[Sample]) -> PacingState:
     state = PacingState()
     for sample in samples:
-        state = pacing.hear(state, sample)
+        state = pacing.after_sample(state, sample)
     return state
 
 
@@ -108,7 +110,7 @@ def after(samples: list[Sample]) -> PacingState:
 
 
 def test_nothing_is_done_before_somebody_has_listened() -> None:
-    assert pacing.tempo(PacingState(), RateCaps(), Backlog()) == HOLD
+    assert pacing.speed_now(PacingState(), RateCaps(), Backlog()) == HOLD
 
 
 def test_what_happens_before_the_first_rest_says_nothing() -> None:
@@ -116,7 +118,7 @@ def test_what_happens_before_the_first_rest_says_nothing() -> None:
 
 
 def test_alone_after_a_quiet_look_it_goes_at_full_speed() -> None:
-    tempo = pacing.tempo(after([QUIET]), RateCaps(), Backlog())
+    tempo = pacing.speed_now(after([QUIET]), RateCaps(), Backlog())
     assert (tempo.is_alone, tempo.share, tempo.is_limited()) == (True, 1.0, False)
 
 
@@ -209,7 +211,7 @@ def test_by_latency_alone_it_comes_near_to_full_speed_where_nobody_is_hurt() -> 
 
 
 def test_who_hurries_yields_to_nobody() -> None:
-    tempo = pacing.tempo(after([LOUD]), RateCaps(), Backlog(hurries=True))
+    tempo = pacing.speed_now(after([LOUD]), RateCaps(), Backlog(hurries=True))
     assert (tempo.is_alone, tempo.share, tempo.rests) == (True, 1.0, False)
 
 
@@ -227,18 +229,18 @@ def test_a_horizon_that_is_far_changes_nothing() -> None:
 
 
 def test_a_backlog_is_done_within_its_horizon() -> None:
-    state, left, now_s = pacing.progressed(after([LOUD]), 1000, 1000 * UNLINK_S), 50_000_000.0, 0.0
+    state, left, now_s = pacing.after_progress(after([LOUD]), 1000, 1000 * UNLINK_S), 50_000_000.0, 0.0
     while left > 0 and now_s < 4000.0:
-        tempo = pacing.tempo(state._replace(share=LEAST_SHARE), RateCaps(horizon_s=3600), Backlog(int(left), now_s))
+        tempo = pacing.speed_now(state._replace(share=LEAST_SHARE), RateCaps(horizon_s=3600), Backlog(int(left), now_s))
         left -= tempo.share / UNLINK_S
         now_s += 1.0
     assert now_s <= 3600.0
 
 
 def test_what_a_horizon_needs_grows_smoothly() -> None:
-    state = pacing.progressed(after([LOUD]), 1000, 1000 * UNLINK_S)._replace(share=LEAST_SHARE)
+    state = pacing.after_progress(after([LOUD]), 1000, 1000 * UNLINK_S)._replace(share=LEAST_SHARE)
     caps = RateCaps(horizon_s=3600)
-    shares = [pacing.tempo(state, caps, Backlog(5_000_000, float(s))).share for s in range(7200)]
+    shares = [pacing.speed_now(state, caps, Backlog(5_000_000, float(s))).share for s in range(7200)]
     assert all(later <= 1.05 * sooner for sooner, later in itertools.pairwise(shares))
 
 
@@ -260,8 +262,8 @@ def test_whatever_is_heard_caps_are_kept_and_nobody_starves(
 ) -> None:
     state = after(samples)
     for seconds, in_rest in probes:
-        state = pacing.probed(state, seconds, in_rest=in_rest)
-    tempo = pacing.tempo(state, caps, backlog)
+        state = pacing.after_probe(state, seconds, in_rest=in_rest)
+    tempo = pacing.speed_now(state, caps, backlog)
     if state.others is OtherUsers.UNKNOWN and not backlog.hurries:
         assert tempo == HOLD
         return
@@ -315,38 +317,38 @@ def test_what_is_given_back_may_be_taken_again() -> None:
 
 
 def test_clock_is_looked_at_after_each_entry_that_takes_long() -> None:
-    per_look = NamesPerLook()
+    per_look = NamesPerClockCheck()
     per_look.begin(SLICE_S)
     for _ in range(10):
-        per_look.took(per_look.n, per_look.n * 0.014)
+        per_look.record(per_look.n, per_look.n * 0.014)
     assert per_look.n == 1
 
 
 def test_clock_is_looked_at_seldom_where_entries_cost_little() -> None:
-    per_look = NamesPerLook()
+    per_look = NamesPerClockCheck()
     per_look.begin(SLICE_S)
     for _ in range(5):
-        per_look.took(per_look.n, per_look.n * 8e-6)
-    assert per_look.n == NAMES_AT_ONCE
+        per_look.record(per_look.n, per_look.n * 8e-6)
+    assert per_look.n == MAX_NAMES_PER_CHECK
 
 
 def test_the_next_slice_begins_with_less_than_the_last_came_to_and_not_with_one() -> None:
-    per_look = NamesPerLook()
+    per_look = NamesPerClockCheck()
     per_look.begin(SLICE_S)
     for _ in range(5):
-        per_look.took(per_look.n, per_look.n * 8e-6)
+        per_look.record(per_look.n, per_look.n * 8e-6)
     per_look.begin(SLICE_S)
-    assert 1 < per_look.n < NAMES_AT_ONCE / 4
+    assert 1 < per_look.n < MAX_NAMES_PER_CHECK / 4
     for _ in range(10):
-        per_look.took(per_look.n, per_look.n * 0.014)
+        per_look.record(per_look.n, per_look.n * 0.014)
     per_look.begin(SLICE_S)
     assert per_look.n == 1
 
 
 def test_slice_that_meets_a_slow_stretch_looks_sooner_at_once() -> None:
-    per_look = NamesPerLook()
+    per_look = NamesPerClockCheck()
     per_look.begin(SMALL_SLICE_S)
     n = per_look.n
-    assert 1 < n < NAMES_AT_ONCE
-    per_look.took(n, n * 0.001)
+    assert 1 < n < MAX_NAMES_PER_CHECK
+    per_look.record(n, n * 0.001)
     assert per_look.n * 0.001 <= SLICE_S / 10

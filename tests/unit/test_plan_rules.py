@@ -95,7 +95,7 @@ def test_every_key_of_a_selection_is_understood() -> None:
         gids=(100,),
         max_depth=3,
     )  # fmt: skip
-    assert (read_rule.act, read_rule.is_unit, read_rule.most) == (TrashAction(), False, 10)
+    assert (read_rule.action, read_rule.is_unit, read_rule.most) == (TrashAction(), False, 10)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_every_key_of_a_selection_is_understood() -> None:
     ],
 )
 def test_every_action_is_understood(text: str, act: TrashAction | DeleteAction | MoveAction) -> None:
-    assert rule(f'name = "*"\n{text}').act == act
+    assert rule(f'name = "*"\n{text}').action == act
 
 
 def test_unit_is_chosen_by_its_own_name_whatever_it_is() -> None:
@@ -130,7 +130,7 @@ def test_age_by_several_times_is_that_of_the_latest() -> None:
 def test_list_tells_of_what_will_be_as_old() -> None:
     listed = rule('older = "30d"\npurgelist = { directory = "/lists", ahead = "7d" }')
     assert listed.purge == PurgeNotice(b"/lists", 7 * 86_400)
-    assert listed.soon().times == (TimeBound("mtime", before_ns=NOW_NS - 23 * DAY_NS),)
+    assert listed.upcoming_selection().times == (TimeBound("mtime", before_ns=NOW_NS - 23 * DAY_NS),)
 
 
 def test_rules_come_in_the_order_of_the_files() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.human_units import DURATION_MAX_S
 from fusefs.core.names import ContainerId, make_id
-from fusefs.core.orphan_age import Clock, FirstSight, jumped, see, started
+from fusefs.core.orphan_age import Clock, FirstSight, advance_clock, first_sight, start_clock
 from fusefs.core.policy import (
     DAY_MIN,
     DeleteAs,
@@ -17,13 +17,13 @@ from fusefs.core.policy import (
     OrphanSize,
     Quota,
     RetentionRules,
-    SpaceWanted,
+    SpaceNeeded,
     TimeWindow,
     VolumePolicy,
     Watermark,
     beyond_quota,
-    due_at_s,
-    go_early,
+    choose_early_deletions,
+    due_in_s,
     hurries,
     is_at_or_below,
     opens_in_s,
@@ -34,7 +34,7 @@ from fusefs.core.policy import (
 S = 1_000_000_000
 NOW = 1_800_000_000 * S
 DAY_S = 86_400
-CLOCK = started(NOW, 0)
+CLOCK = start_clock(NOW, 0)
 
 durations = st.integers(0, DURATION_MAX_S)
 times_ns = st.integers(0, 2 * NOW)
@@ -58,38 +58,38 @@ orphans = st.builds(orphan, times_ns, durations | st.just(DEFAULT_RETENTION_S) |
 def later(clock: Clock, seconds: int, jump_s: int = 0) -> Clock:
     """The clock after some time; it was set meanwhile by `jump_s`."""
     boot_ns = clock.boot_ns + seconds * S
-    return jumped(clock, max(0, clock.wall_ns + (seconds + jump_s) * S), boot_ns)
+    return advance_clock(clock, max(0, clock.wall_ns + (seconds + jump_s) * S), boot_ns)
 
 
 def test_usual_retention_is_the_rules() -> None:
-    assert due_at_s(orphan(NOW), RetentionRules(retention_s=3600), CLOCK) == 3600
+    assert due_in_s(orphan(NOW), RetentionRules(retention_s=3600), CLOCK) == 3600
 
 
 def test_retention_that_was_asked_for_is_kept() -> None:
-    assert due_at_s(orphan(NOW, 5 * DAY_S), RetentionRules(retention_s=3600), CLOCK) == 5 * DAY_S
+    assert due_in_s(orphan(NOW, 5 * DAY_S), RetentionRules(retention_s=3600), CLOCK) == 5 * DAY_S
 
 
 def test_retention_below_the_minimum_age_that_was_asked_for_is_kept() -> None:
-    assert due_at_s(orphan(NOW, 5), RetentionRules(minimum_age_s=600), CLOCK) == 5
+    assert due_in_s(orphan(NOW, 5), RetentionRules(minimum_age_s=600), CLOCK) == 5
 
 
 def test_rules_without_a_retention_make_nothing_due_until_space_is_wanted() -> None:
     known = orphan(NOW - DAY_S * S)
-    assert due_at_s(known, RetentionRules(retention_s=None), CLOCK) is None
-    due_s = due_at_s(known, RetentionRules(retention_s=None), CLOCK, early=True)
+    assert due_in_s(known, RetentionRules(retention_s=None), CLOCK) is None
+    due_s = due_in_s(known, RetentionRules(retention_s=None), CLOCK, early=True)
     assert due_s is not None
     assert due_s <= 0
 
 
 def test_space_that_is_wanted_gives_up_the_retention_but_not_the_first_minutes() -> None:
-    assert due_at_s(orphan(NOW - 60 * S, 5 * DAY_S), RetentionRules(minimum_age_s=600), CLOCK, early=True) == 540
+    assert due_in_s(orphan(NOW - 60 * S, 5 * DAY_S), RetentionRules(minimum_age_s=600), CLOCK, early=True) == 540
 
 
 @given(orphans, rules, st.booleans())
 def test_nothing_is_due_below_the_minimum_age_unless_its_owner_asked_for_less(
     known: KnownOrphan, rules: RetentionRules, early: bool
 ) -> None:
-    due_s = due_at_s(known, rules, CLOCK, early=early)
+    due_s = due_in_s(known, rules, CLOCK, early=early)
     if due_s is not None and known.retention_s is not None:
         least_s = min(rules.minimum_age_s, known.retention_s)
         if known.retention_s == DEFAULT_RETENTION_S:
@@ -100,7 +100,7 @@ def test_nothing_is_due_below_the_minimum_age_unless_its_owner_asked_for_less(
 
 @given(times_ns, origins, rules, st.booleans())
 def test_pinned_is_never_due(created_ns: int, origin: bytes | None, rules: RetentionRules, early: bool) -> None:
-    assert due_at_s(orphan(created_ns, None, origin), rules, CLOCK, early=early) is None
+    assert due_in_s(orphan(created_ns, None, origin), rules, CLOCK, early=early) is None
 
 
 @given(times_ns, durations, rules, st.booleans())
@@ -108,24 +108,24 @@ def test_what_a_pattern_keeps_is_never_due(
     created_ns: int, retention_s: int, rules: RetentionRules, early: bool
 ) -> None:
     known = orphan(created_ns, retention_s, b"/scratch/keep/this")
-    assert due_at_s(known, rules._replace(keep=("/scratch/keep/*",)), CLOCK, early=early) is None
+    assert due_in_s(known, rules._replace(keep=("/scratch/keep/*",)), CLOCK, early=early) is None
 
 
 @given(orphans, rules)
 def test_what_is_claimed_is_due(known: KnownOrphan, rules: RetentionRules) -> None:
-    assert due_at_s(known._replace(is_claimed=True), rules, CLOCK) == 0
+    assert due_in_s(known._replace(is_claimed=True), rules, CLOCK) == 0
 
 
 @given(orphans, rules)
 def test_early_is_never_later(known: KnownOrphan, rules: RetentionRules) -> None:
-    early, usual = due_at_s(known, rules, CLOCK, early=True), due_at_s(known, rules, CLOCK)
+    early, usual = due_in_s(known, rules, CLOCK, early=True), due_in_s(known, rules, CLOCK)
     assert usual is None or (early is not None and early <= usual)
 
 
 @given(orphans, rules, st.integers(0, 100 * DAY_S))
 def test_time_brings_it_nearer_by_as_much_as_goes_by(known: KnownOrphan, rules: RetentionRules, seconds: int) -> None:
-    known = known._replace(sight=see(CLOCK, known.created_ns))
-    before, after = due_at_s(known, rules, CLOCK), due_at_s(known, rules, later(CLOCK, seconds))
+    known = known._replace(sight=first_sight(CLOCK, known.created_ns))
+    before, after = due_in_s(known, rules, CLOCK), due_in_s(known, rules, later(CLOCK, seconds))
     assert (before is None) == (after is None)
     if before is not None and after is not None:
         assert after == pytest.approx(before - seconds, abs=1e-3)
@@ -133,11 +133,11 @@ def test_time_brings_it_nearer_by_as_much_as_goes_by(known: KnownOrphan, rules: 
 
 @given(orphans, rules, st.lists(st.tuples(st.integers(0, DAY_S), st.integers(-DURATION_MAX_S, DURATION_MAX_S))))
 def test_no_jump_makes_it_due_early(known: KnownOrphan, rules: RetentionRules, looks: list[tuple[int, int]]) -> None:
-    known = known._replace(sight=see(CLOCK, known.created_ns))
+    known = known._replace(sight=first_sight(CLOCK, known.created_ns))
     clock = CLOCK
     for seconds, jump_s in looks:
         clock = later(clock, seconds, jump_s)
-    before, after = due_at_s(known, rules, CLOCK), due_at_s(known, rules, clock)
+    before, after = due_in_s(known, rules, CLOCK), due_in_s(known, rules, clock)
     if before is not None and after is not None:
         assert after >= before - sum(seconds for seconds, _jump in looks) - 1e-3
 
@@ -146,8 +146,8 @@ def test_no_jump_makes_it_due_early(known: KnownOrphan, rules: RetentionRules, l
 def test_one_from_the_future_is_due_at_last(rules: RetentionRules, retention_s: int, jump_s: int) -> None:
     rules = rules._replace(keep=(), retention_s=DEFAULT_RETENTION_S)
     known = orphan(2 * NOW, retention_s)
-    known = known._replace(sight=see(CLOCK, known.created_ns))
-    due_s = due_at_s(known, rules, later(CLOCK, 2 * DURATION_MAX_S, jump_s))
+    known = known._replace(sight=first_sight(CLOCK, known.created_ns))
+    due_s = due_in_s(known, rules, later(CLOCK, 2 * DURATION_MAX_S, jump_s))
     assert due_s is not None
     assert due_s <= 0
 
@@ -163,7 +163,7 @@ def test_a_warning_comes_so_long_before_the_end_of_the_term() -> None:
 def test_a_warning_is_ahead_of_what_is_due_by_itself_and_of_nothing_else(
     known: KnownOrphan, rules: RetentionRules, before_s: int
 ) -> None:
-    due_s, wait_s = due_at_s(known, rules, CLOCK), warning_in_s(known, rules, CLOCK, before_s)
+    due_s, wait_s = due_in_s(known, rules, CLOCK), warning_in_s(known, rules, CLOCK, before_s)
     assert wait_s is None or (due_s is not None and due_s > 0 and wait_s == due_s - before_s)
 
 
@@ -171,7 +171,9 @@ def test_who_keeps_it_no_longer_than_that_is_not_warned() -> None:
     for retention_s, is_warned in ((3600, False), (3601, True)):
         known = orphan(NOW, retention_s)
         for seconds in (0, 3000):
-            wait_s = warning_in_s(known._replace(sight=see(CLOCK, NOW)), RetentionRules(), later(CLOCK, seconds), 3600)
+            wait_s = warning_in_s(
+                known._replace(sight=first_sight(CLOCK, NOW)), RetentionRules(), later(CLOCK, seconds), 3600
+            )
             assert (wait_s is not None) == is_warned
 
 
@@ -199,10 +201,10 @@ def test_path_lies_at_or_below_another(path: bytes, top: bytes, is_there: bool) 
 
 def test_root_acts_for_those_who_are_named_alone() -> None:
     rules = RetentionRules(delete_as=DeleteAs.ROOT, users=("ci", "12001"))
-    assert rules.gives_root(7, "ci")
-    assert rules.gives_root(12001, "12001")
-    assert not rules.gives_root(1000, "alice")
-    assert not rules._replace(delete_as=DeleteAs.OWNER).gives_root(7, "ci")
+    assert rules.deletes_as_root(7, "ci")
+    assert rules.deletes_as_root(12001, "12001")
+    assert not rules.deletes_as_root(1000, "alice")
+    assert not rules._replace(delete_as=DeleteAs.OWNER).deletes_as_root(7, "ci")
 
 
 def test_pattern_spans_directories() -> None:
@@ -242,7 +244,7 @@ def sized(number: int, age_s: int, n_bytes: int, retention_s: int | None = DEFAU
 def going(trash: list[KnownOrphan], volume: VolumePolicy, *others: list[KnownOrphan]) -> list[ContainerId]:
     """What goes for a quota of one user's orphans, and of others'."""
     held = dict(enumerate([trash, *others]))
-    return go_early(held, beyond_quota(held, volume, 1000), volume, CLOCK)
+    return choose_early_deletions(held, beyond_quota(held, volume, 1000), volume, CLOCK)
 
 
 def test_the_oldest_go_until_the_rest_is_within_the_quota() -> None:
@@ -279,7 +281,7 @@ def test_quota_lets_no_pinned_and_no_young_one_go_and_no_more_than_needed(
     gone = going(trash, volume)
     by_id = {known.id: known for known in trash}
     for identifier in gone:
-        due_s = due_at_s(by_id[identifier], volume.rules, CLOCK, early=True)
+        due_s = due_in_s(by_id[identifier], volume.rules, CLOCK, early=True)
         assert due_s is not None
         assert due_s <= 0
 
@@ -311,7 +313,7 @@ def test_what_one_user_pinned_takes_nothing_from_others() -> None:
 def test_whoever_holds_no_more_than_an_equal_share_loses_nothing(
     held: dict[int, list[KnownOrphan]], n_bytes: int
 ) -> None:
-    gone = set(go_early(held, SpaceWanted(n_bytes=n_bytes), VolumePolicy(b"/v"), CLOCK))
+    gone = set(choose_early_deletions(held, SpaceNeeded(n_bytes=n_bytes), VolumePolicy(b"/v"), CLOCK))
     amounts = {uid: sum(known.size.n_bytes for known in each if known.size) for uid, each in held.items()}
     for uid, each in held.items():
         if amounts[uid] * len(held) <= sum(amounts.values()) - n_bytes:
@@ -320,10 +322,10 @@ def test_whoever_holds_no_more_than_an_equal_share_loses_nothing(
 
 def test_where_space_is_low_nothing_goes_that_could_not_help() -> None:
     small, large = [sized(n, 2000, 1) for n in range(5)], [sized(9, 1000, 600)]
-    wanted, volume = SpaceWanted(n_bytes=1000), VolumePolicy(b"/v")
-    assert go_early({1: small}, wanted, volume, CLOCK, all_of_it=False) == []
-    assert go_early({1: small, 2: large}, wanted, volume, CLOCK, all_of_it=False) == [large[0].id]
-    assert len(go_early({1: small, 2: large}, wanted, volume, CLOCK)) == 6
+    wanted, volume = SpaceNeeded(n_bytes=1000), VolumePolicy(b"/v")
+    assert choose_early_deletions({1: small}, wanted, volume, CLOCK, is_exact=False) == []
+    assert choose_early_deletions({1: small, 2: large}, wanted, volume, CLOCK, is_exact=False) == [large[0].id]
+    assert len(choose_early_deletions({1: small, 2: large}, wanted, volume, CLOCK)) == 6
 
 
 def test_a_volume_that_runs_full_does_not_wait_for_a_window() -> None:
@@ -335,7 +337,7 @@ def test_a_volume_that_runs_full_does_not_wait_for_a_window() -> None:
 
 def test_each_node_has_its_part_of_a_rate_and_never_nothing() -> None:
     policy = VolumePolicy(b"/v", n_nodes=4)
-    assert [policy.part_of(rate) for rate in (None, 1000, 7, 1)] == [None, 250, 1, 1]
+    assert [policy.node_share(rate) for rate in (None, 1000, 7, 1)] == [None, 250, 1, 1]
 
 
 H = 3600

@@ -23,16 +23,16 @@ from fusefs.core.record import (
     NewOwner,
     Record,
     TreeSize,
-    encode,
-    quote,
-    unquote,
+    encode_record,
+    quote_path,
+    unquote_path,
 )
-from fusefs.core.record_decoding import decode
+from fusefs.core.record_decoding import decode_record
 from tests.unit.test_container_states import record_of
 
 
 def test_record_is_indented_ascii_with_a_newline_at_its_end() -> None:
-    text = encode(record_of()._replace(note="ä\x1b", origin=RelPath(b"\xff\n")))
+    text = encode_record(record_of()._replace(note="ä\x1b", origin=RelPath(b"\xff\n")))
     assert text.isascii()
     assert text.endswith(b"}\n")
     assert text.count(b"\n") > 10
@@ -40,39 +40,39 @@ def test_record_is_indented_ascii_with_a_newline_at_its_end() -> None:
 
 
 def test_record_says_its_format_first() -> None:
-    assert next(iter(json.loads(encode(record_of())))) == "format"
+    assert next(iter(json.loads(encode_record(record_of())))) == "format"
 
 
 @pytest.mark.parametrize("method", Method)
 def test_method_is_written_as_a_word(method: Method) -> None:
-    assert json.loads(encode(record_of(method)))["method"] == method.value
+    assert json.loads(encode_record(record_of(method)))["method"] == method.value
 
 
 def test_record_that_no_reader_would_accept_is_not_written() -> None:
     with pytest.raises(ValueError, match="too large"):
-        encode(record_of()._replace(origin=RelPath(b"x" * RECORD_MAX_BYTES)))
+        encode_record(record_of()._replace(origin=RelPath(b"x" * RECORD_MAX_BYTES)))
 
 
 def test_record_with_all_failures_that_are_kept_and_the_longest_names_of_one_level_fits() -> None:
     failures = tuple(Failure(b"tree/" + b"n" * 255, 1, "unlink") for _ in range(MAX_FAILURES))
-    assert len(encode(record_of()._replace(failures=failures))) <= RECORD_MAX_BYTES
+    assert len(encode_record(record_of()._replace(failures=failures))) <= RECORD_MAX_BYTES
 
 
 @given(st.binary())
 def test_quoted_bytes_are_printable_ascii_and_come_back(path: bytes) -> None:
-    text = quote(path)
+    text = quote_path(path)
     assert text.isascii()
     assert text.isprintable() or not text
-    assert unquote(text) == path
+    assert unquote_path(text) == path
 
 
 @given(st.text(max_size=20))
 def test_only_what_quote_writes_is_unquoted(text: str) -> None:
     try:
-        raw = unquote(text)
+        raw = unquote_path(text)
     except ValueError:
         return
-    assert quote(raw) == text
+    assert quote_path(raw) == text
 
 
 def test_retention_ends_that_long_after_the_swap() -> None:
@@ -135,7 +135,7 @@ RECORD = st.builds(
     size=st.none() | st.builds(TreeSize, COUNT, N, N, COUNT, st.booleans(), TEXT, N),
     unknown=UNKNOWN.map(lambda fields: tuple(fields.items())),
 )
-FIELDS: dict[str, Any] = json.loads(encode(record_of()))
+FIELDS: dict[str, Any] = json.loads(encode_record(record_of()))
 FULL: dict[str, Any] = {
     **FIELDS,
     "victim": {"handle": "1:a", "ino": 1, "btime_ns": -1},
@@ -184,7 +184,7 @@ def changed(**fields: Any) -> bytes:
 @given(RECORD)
 @example(record_of()._replace(unknown=(("unknown", 1),)))
 def test_record_comes_back_as_it_was_written(record: Record) -> None:
-    assert decode(encode(record)) == record
+    assert decode_record(encode_record(record)) == record
 
 
 @given(st.binary(max_size=200))
@@ -200,7 +200,7 @@ def test_record_comes_back_as_it_was_written(record: Record) -> None:
 @example(b" " * (RECORD_MAX_BYTES + 1))
 def test_decoding_any_bytes_raises_nothing_but_bad_record(text: bytes) -> None:
     with pytest.raises(BadRecord):
-        decode(text)
+        decode_record(text)
 
 
 @given(st.sampled_from(sorted({*FIELDS, "kept", "moved_ns", "boot_ns", "taken_from", "entered", "size"})), JSON)
@@ -221,10 +221,10 @@ def test_decoding_any_bytes_raises_nothing_but_bad_record(text: bytes) -> None:
 @example("kept", ["a"])
 def test_decoding_any_value_in_any_field_raises_nothing_but_bad_record(key: str, value: Any) -> None:
     try:
-        record = decode(changed(**{key: value}))
+        record = decode_record(changed(**{key: value}))
     except BadRecord:
         return
-    assert decode(encode(record)) == record
+    assert decode_record(encode_record(record)) == record
 
 
 @given(st.data())
@@ -258,49 +258,49 @@ def test_a_scratched_record_is_written_again_as_it_is_or_refused(data: st.DataOb
 
 def check_is_stable(text: bytes) -> None:
     with suppress(BadRecord):
-        record = decode(text)
-        assert decode(encode(record)) == record
+        record = decode_record(text)
+        assert decode_record(encode_record(record)) == record
 
 
 @pytest.mark.parametrize("n_levels", [1, 100, 900, 30_000])
 def test_a_deep_record_raises_nothing_but_bad_record(n_levels: int) -> None:
     with pytest.raises(BadRecord):
-        decode(b'{"format": 1, "\\u0061": ' + b"[" * n_levels + b"]" * n_levels + b"}")
+        decode_record(b'{"format": 1, "\\u0061": ' + b"[" * n_levels + b"]" * n_levels + b"}")
 
 
 @pytest.mark.parametrize("path", ["", "/", "/etc", "..", "a/../b", "a//b", "./a", "a/", "%00", "a%2Fb", "%2e"])
 def test_origin_that_climbs_or_is_not_plain_is_refused(path: str) -> None:
     with pytest.raises(BadRecord):
-        decode(changed(origin=path))
+        decode_record(changed(origin=path))
 
 
 def test_origin_of_a_sweep_may_be_the_directory_that_holds_the_store() -> None:
-    record = decode(changed(origin="", method="sweep"))
+    record = decode_record(changed(origin="", method="sweep"))
     assert record.origin == b""
-    assert decode(encode(record)) == record
+    assert decode_record(encode_record(record)) == record
 
 
 @pytest.mark.parametrize("version", [0, 2, -1, 10**18])
 def test_record_of_another_format_is_refused_with_a_hint(version: int) -> None:
     with pytest.raises(BadRecord, match="format") as caught:
-        decode(changed(format=version))
+        decode_record(changed(format=version))
     assert "newer" in caught.value.hint
 
 
 @pytest.mark.parametrize("key", ["id", "volume"])
 def test_record_whose_ids_have_no_form_is_refused(key: str) -> None:
     with pytest.raises(BadRecord):
-        decode(changed(**{key: "../../etc"}))
+        decode_record(changed(**{key: "../../etc"}))
 
 
 def test_key_of_a_later_version_is_kept_when_the_record_is_written_again() -> None:
-    record = decode(changed(later={"a": [1, "ä", None]}))
-    again = decode(encode(record._replace(partial=True)))
+    record = decode_record(changed(later={"a": [1, "ä", None]}))
+    again = decode_record(encode_record(record._replace(partial=True)))
     assert dict(again.unknown) == {"later": {"a": [1, "ä", None]}}
 
 
 def test_stored_sample_of_format_1_is_read() -> None:
-    assert decode(SAMPLE.read_bytes()) == Record(
+    assert decode_record(SAMPLE.read_bytes()) == Record(
         id=ContainerId("20261121T032253.555Z-job_1-2fe7e4cb8ba8"),
         volume=VolumeId("5d7c8f1e0a9b4c3d8e2f6a7b1c0d9e8f"),
         method=Method.EXCHANGE,
@@ -321,27 +321,27 @@ def test_stored_sample_of_format_1_is_read() -> None:
 
 
 def test_stored_sample_of_a_swap_that_keeps_is_read() -> None:
-    kept = decode(KEEPING.read_bytes()).kept
+    kept = decode_record(KEEPING.read_bytes()).kept
     assert kept == (KeptDirectory(Name(b"cache"), 17), KeptDirectory(Name(b"job \xff\n%"), 18))
 
 
 def test_stored_sample_of_a_sweep_is_read() -> None:
-    record = decode(SWEPT.read_bytes())
+    record = decode_record(SWEPT.read_bytes())
     assert (record.method, record.origin, record.fresh) == (Method.SWEEP, RelPath(b""), None)
 
 
 @pytest.mark.parametrize("sample", [SAMPLE, KEEPING, SWEPT])
 def test_stored_sample_of_format_1_is_what_is_written_today(sample: Path) -> None:
-    assert encode(decode(sample.read_bytes())) == sample.read_bytes()
+    assert encode_record(decode_record(sample.read_bytes())) == sample.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/", "%00", "a%2Fb"])
 def test_kept_name_that_is_not_one_in_the_top_is_refused(name: str) -> None:
     with pytest.raises(BadRecord):
-        decode(changed(kept={name: 1}))
+        decode_record(changed(kept={name: 1}))
 
 
 @pytest.mark.parametrize("part", ["", "../up", "/etc", "a//b"])
 def test_a_part_that_climbs_or_is_not_plain_is_refused(part: str) -> None:
     with pytest.raises(BadRecord):
-        decode(changed(parts=[part]))
+        decode_record(changed(parts=[part]))

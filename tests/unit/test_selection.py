@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
 
 def takes(selection: Selection, entry: SelectionStat, btime_ns: int | None = None) -> bool:
-    return Matcher(selection).takes(entry, btime_ns)
+    return Matcher(selection).matches_stat(entry, btime_ns)
 
 
 def chosen(selection: Selection, *names: str, upper: str = "") -> list[str]:
@@ -227,8 +227,8 @@ def test_names_and_kinds_cost_no_stat(selection: Selection, needs_stat: bool) ->
 def test_depth_is_from_and_to(least: int, n_more: int | None, depth: int) -> None:
     most = None if n_more is None else least + n_more
     matcher = Matcher(Selection(min_depth=least, max_depth=most))
-    assert matcher.has_depth(depth) is (least <= depth and (most is None or depth <= most))
-    assert matcher.goes_below(depth) is any(matcher.has_depth(deeper) for deeper in range(depth + 1, 9))
+    assert matcher.selects_depth(depth) is (least <= depth and (most is None or depth <= most))
+    assert matcher.selects_below(depth) is any(matcher.selects_depth(deeper) for deeper in range(depth + 1, 9))
 
 
 @pytest.mark.parametrize(

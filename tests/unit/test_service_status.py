@@ -8,22 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.errors import TrashdError
-from fusefs.core.record import quote
+from fusefs.core.record import quote_path
 from fusefs.core.service_status import (
-    SeenStatus,
+    ObservedStatus,
     Status,
     StatusFault,
     VolumePhase,
     VolumeStatus,
     age_s,
-    decode,
-    encode,
+    decode_status,
+    encode_status,
 )
 
 SOME = Status(version="0.1", pid=1, boot_id="b", started_ns=1, updated_ns=2)
 VOLUMES = st.builds(
     VolumeStatus,
-    path=st.binary(max_size=20).map(quote),
+    path=st.binary(max_size=20).map(quote_path),
     phase=st.sampled_from(VolumePhase),
     why=st.text(max_size=20),
     io=st.none() | st.floats(0, 1),
@@ -35,12 +35,12 @@ VOLUMES = st.builds(
 @given(st.lists(VOLUMES, max_size=3).map(tuple))
 def test_a_status_is_read_as_it_was_written(volumes: tuple[VolumeStatus, ...]) -> None:
     status = msgspec.structs.replace(SOME, volumes=volumes)
-    assert decode(encode(status)) == status
+    assert decode_status(encode_status(status)) == status
 
 
 @given(st.binary(max_size=60))
 def test_a_volume_keeps_its_name(path: bytes) -> None:
-    assert VolumeStatus(path=quote(path)).root() == path
+    assert VolumeStatus(path=quote_path(path)).root_path() == path
 
 
 @given(
@@ -48,23 +48,23 @@ def test_a_volume_keeps_its_name(path: bytes) -> None:
 )
 def test_what_is_no_status_is_an_error_with_a_hint(text: bytes) -> None:
     with pytest.raises(TrashdError) as told:
-        decode(text)
+        decode_status(text)
     assert told.value.hint
 
 
 def test_a_path_that_is_not_quoted_is_an_error() -> None:
     with pytest.raises(TrashdError):
-        decode(encode(msgspec.structs.replace(SOME, volumes=(VolumeStatus(path="/\N{SNOWMAN}"),))))
+        decode_status(encode_status(msgspec.structs.replace(SOME, volumes=(VolumeStatus(path="/\N{SNOWMAN}"),))))
 
 
 def test_keys_of_a_later_version_are_passed_over() -> None:
-    later = {**json.loads(encode(SOME)), "mood": "good"}
-    assert decode(json.dumps(later).encode()) == SOME
+    later = {**json.loads(encode_status(SOME)), "mood": "good"}
+    assert decode_status(json.dumps(later).encode()) == SOME
 
 
 def test_a_status_is_stale_after_its_own_time() -> None:
     status = msgspec.structs.replace(SOME, refreshes_s=10)
-    assert [SeenStatus(status, True, old_s).is_stale() for old_s in (0, 10, 11)] == [False, False, True]
+    assert [ObservedStatus(status, True, old_s).is_stale() for old_s in (0, 10, 11)] == [False, False, True]
 
 
 def test_a_clock_that_is_set_makes_no_status_older_or_younger() -> None:

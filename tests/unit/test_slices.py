@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.names import join
+from fusefs.core.names import join_path
 from fusefs.core.record import MAX_FAILURES, Failure
-from fusefs.core.results import STORE, keeps_for_its_owner
+from fusefs.core.results import STORE, is_kept_for_owner
 from fusefs.core.slices import (
     MAX_FAILED_NAMES,
     MAX_FDS,
@@ -23,9 +23,9 @@ from fusefs.core.slices import (
     SlicePlan,
     SliceWork,
     UnfinishedDirectory,
-    pack,
-    raw,
-    unpack,
+    encode_name,
+    pack_names,
+    unpack_names,
 )
 
 STUCK = "stuck"
@@ -71,14 +71,14 @@ class Model:
                     work.subdirs.append(one)
                 elif one.startswith(STUCK):
                     failures.append(Failure(one.encode(), 1, "unlink"))
-                    work.fail(one)
+                    work.skip_failed(one)
                 else:
                     del here[one]
                     self.unlinked.append((*path, one))
                     removed += 1
                     work.is_productive = True
             elif work.bundles:
-                work.names = unpack(work.bundles.pop())
+                work.names = unpack_names(work.bundles.pop())
             elif work.subdirs:
                 one = work.subdirs.pop()
                 inner = next(self.fds)
@@ -87,20 +87,20 @@ class Model:
             elif not work.is_listed:
                 work.is_productive = False
                 new = [n for n in here if n not in work.failed]
-                work.bundles += pack(new[: self.window])
+                work.bundles += pack_names(new[: self.window])
                 work.is_listed = len(new) <= self.window
                 work.n_passes += work.is_listed
             else:
                 if len(frames) == 1:
                     break
-                work.look_again()
+                work.relist_if_needed()
                 if work.has_rest():
                     continue
                 frames.pop()
                 del self.open[fd]
                 above, over = frames[-1][2], self.at(self.open[frames[-1][1]])
                 if work.n_failed:
-                    above.fail(name)
+                    above.skip_failed(name)
                 else:
                     assert not over[name], "a directory is removed before it is empty"
                     del over[name]
@@ -158,12 +158,12 @@ def test_whatever_order_slices_end_in_all_goes_but_what_is_stuck(
         if chance.random() < 0.1:
             plan.lost(job)
             continue
-        for finished in plan.done(job, model.run(job, chance.randint(1, most))):
+        for finished in plan.finish_slice(job, model.run(job, chance.randint(1, most))):
             del model.open[finished.fd]
     assert plan.is_dry()
     assert only_stuck(tree)
     assert set(model.open) == {ROOT_FD}, "an fd is leaked"
-    assert plan.fds() == []
+    assert plan.unfinished_fds() == []
     assert len(set(model.unlinked)) == len(model.unlinked)
     report = plan.report(paced=False, stopped=False)
     assert (report.n_failed > 0) == (stuck > 0)
@@ -186,7 +186,7 @@ def test_two_slices_of_one_directory_share_no_name(n_names: int, n_workers: int,
 @pytest.mark.parametrize("n_workers", [2, 4, 8])
 def test_every_worker_gets_names_of_one_flat_directory(n_workers: int) -> None:
     plan = SlicePlan(n_workers, splits_names=True)
-    plan.add(ROOT_FD, b"", SliceWork(bundles=pack([str(number) for number in range(3000)])))
+    plan.add(ROOT_FD, b"", SliceWork(bundles=pack_names([str(number) for number in range(3000)])))
     shares = [slice_.work.names for _ in range(n_workers) if (slice_ := plan.next()) and slice_.is_shared]
     assert len(shares) == n_workers
     assert max(map(len, shares)) <= -(-3000 // n_workers)
@@ -218,7 +218,7 @@ def test_one_is_at_a_directorys_names_while_others_are_below_it(splits: bool) ->
     slices = [slice_ for _ in range(4) if (slice_ := plan.next())]
     assert [slice_.work.subdirs for slice_ in slices] == [[], ["d", "e"], ["c"], ["b"]]
     assert slices[0].work.names
-    plan.done(slices[0], RemovalSliceResult(0, 0, (), 0, slices[0].work))
+    plan.finish_slice(slices[0], RemovalSliceResult(0, 0, (), 0, slices[0].work))
     again = plan.next()
     assert again is not None
     assert (again.work.names, again.work.subdirs) == (slices[0].work.names, [])
@@ -238,8 +238,8 @@ def test_names_are_waiting_in_few_directories_however_many_below_each_other_have
             left = tuple(
                 UnfinishedDirectory(name, 7, SliceWork(names=["x", "y"], subdirs=["d"])) for name in slice_.work.subdirs
             )
-            plan.done(slice_, RemovalSliceResult(0, 0, (), 0, rest, left))
-            waiting |= {join(slice_.path, raw(one.name)) for one in left}
+            plan.finish_slice(slice_, RemovalSliceResult(0, 0, (), 0, rest, left))
+            waiting |= {join_path(slice_.path, encode_name(one.name)) for one in left}
             assert len(waiting) <= 2 * n_workers
 
 
@@ -259,8 +259,8 @@ def test_of_a_container_goes_what_was_named_and_its_record_stays() -> None:
     part = plan.next()
     assert part is not None
     rest = SliceWork(is_productive=True)
-    rest.fail("tree")
-    plan.done(part, RemovalSliceResult(1, 0, (), 1, rest))
+    rest.skip_failed("tree")
+    plan.finish_slice(part, RemovalSliceResult(1, 0, (), 1, rest))
     assert plan.is_dry()
 
 
@@ -271,7 +271,7 @@ def test_directory_is_not_listed_while_others_are_at_its_entries() -> None:
     assert first is not None
     assert first.work.names == ["a"]
     assert plan.next() is None
-    plan.done(first, RemovalSliceResult(1, 0, (), 0, SliceWork()))
+    plan.finish_slice(first, RemovalSliceResult(1, 0, (), 0, SliceWork()))
     again = plan.next()
     assert again is not None
     assert not again.work.is_listed
@@ -284,13 +284,13 @@ def test_a_slice_of_very_many_takes_no_more_calls_than_one_of_few(n_workers: int
     running = [slice_ for _ in range(n_workers) if (slice_ := plan.next())]
     for begun in running:
         left = UnfinishedDirectory(begun.work.subdirs.pop(), 7, SliceWork(names=["x", "y"]))
-        plan.done(begun, RemovalSliceResult(0, 0, (), 0, begun.work, (left,)))
+        plan.finish_slice(begun, RemovalSliceResult(0, 0, (), 0, begun.work, (left,)))
     running = [slice_ for _ in range(n_workers) if (slice_ := plan.next())]
     calls: list[str] = []
     sys.setprofile(lambda _frame, event, _argument: calls.append(event))
     try:
         for one in running[:20]:
-            plan.done(one, RemovalSliceResult(2, 0, (), 0, SliceWork()))
+            plan.finish_slice(one, RemovalSliceResult(2, 0, (), 0, SliceWork()))
             assert plan.next()
     finally:
         sys.setprofile(None)
@@ -300,7 +300,7 @@ def test_a_slice_of_very_many_takes_no_more_calls_than_one_of_few(n_workers: int
 @given(st.lists(st.binary(min_size=1, max_size=20).filter(lambda name: b"/" not in name), max_size=30))
 def test_names_of_any_kind_are_the_same_when_unpacked(names: list[bytes]) -> None:
     told = [name.decode("utf-8", "surrogateescape") for name in names]
-    assert [name for bundle in pack(told) for name in unpack(bundle)] == told
+    assert [name for bundle in pack_names(told) for name in unpack_names(bundle)] == told
 
 
 def test_lost_slice_is_done_again() -> None:
@@ -320,7 +320,7 @@ def test_last_begun_directory_comes_first_so_that_few_are_open() -> None:
     first = plan.next()
     assert first is not None
     left = UnfinishedDirectory("a", 7, SliceWork(names=["x"], is_listed=False))
-    plan.done(first, RemovalSliceResult(0, 0, (), 0, SliceWork(subdirs=["b"]), (left,)))
+    plan.finish_slice(first, RemovalSliceResult(0, 0, (), 0, SliceWork(subdirs=["b"]), (left,)))
     following = plan.next()
     assert following is not None
     assert (following.fd, following.path) == (7, b"a")
@@ -337,8 +337,8 @@ def test_few_are_open_however_soon_slices_end(n_workers: int) -> None:
         for slice_ in running:
             rest = SliceWork(subdirs=["other"])
             left = tuple(UnfinishedDirectory("d", 7, SliceWork(subdirs=["e", "f"])) for _ in range(slice_.max_depth))
-            plan.done(slice_, RemovalSliceResult(0, 0, (), 0, rest if left else SliceWork(), left))
-        most = max(most, len(plan.fds()))
+            plan.finish_slice(slice_, RemovalSliceResult(0, 0, (), 0, rest if left else SliceWork(), left))
+        most = max(most, len(plan.unfinished_fds()))
     assert most <= MAX_FDS + n_workers * MIN_DEPTH
 
 
@@ -346,7 +346,7 @@ def test_few_are_open_however_soon_slices_end(n_workers: int) -> None:
 def test_names_of_failed_entries_take_bounded_memory(n_failed: int) -> None:
     work = SliceWork()
     for number in range(n_failed):
-        work.fail(str(number))
+        work.skip_failed(str(number))
     assert (work.n_failed, len(work.failed)) == (n_failed, MAX_FAILED_NAMES)
 
 
@@ -356,10 +356,10 @@ def test_a_reason_of_ours_that_a_later_slice_meets_is_not_missed_among_thousands
     first = plan.next()
     assert first is not None
     refused = tuple(Failure(b"%d" % n, 13, "unlink") for n in range(MAX_FAILURES))
-    plan.done(first, RemovalSliceResult(0, 0, refused, len(refused), SliceWork(names=["b"])))
+    plan.finish_slice(first, RemovalSliceResult(0, 0, refused, len(refused), SliceWork(names=["b"])))
     later = plan.next()
     assert later is not None
-    plan.done(later, RemovalSliceResult(0, 0, (Failure(b"b", 1, STORE),), 1, SliceWork()))
+    plan.finish_slice(later, RemovalSliceResult(0, 0, (Failure(b"b", 1, STORE),), 1, SliceWork()))
     report = plan.report(paced=False, stopped=False)
     assert (len(report.failures), report.n_failed) == (MAX_FAILURES, MAX_FAILURES + 1)
-    assert keeps_for_its_owner(report.failures)
+    assert is_kept_for_owner(report.failures)

@@ -4,20 +4,20 @@ import errno
 
 import pytest
 
-from fusefs.core.uring_choice import SWITCH, UringFacts, why_not, why_not_trusted
+from fusefs.core.uring_choice import SWITCH, UringFacts, find_obstacle, known_faults
 
 ALL_IS_WELL = UringFacts(release="7.2.0", is_enabled=True, refusal=0, disabled=0, barred=frozenset())
 
 
 def why(facts: UringFacts) -> str:
-    found = why_not(facts)
+    found = find_obstacle(facts)
     assert found is not None
     assert "\n" not in found
     return found
 
 
 def test_nothing_is_against_it_where_all_is_well() -> None:
-    assert why_not(ALL_IS_WELL) is None
+    assert find_obstacle(ALL_IS_WELL) is None
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_who_refuses_a_ring_is_told(refusal: int, disabled: int, told: str) -> N
 
 @pytest.mark.parametrize("disabled", [0, 1])
 def test_a_limit_that_this_process_passes_is_none(disabled: int) -> None:
-    assert why_not(ALL_IS_WELL._replace(disabled=disabled)) is None
+    assert find_obstacle(ALL_IS_WELL._replace(disabled=disabled)) is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_cores_that_the_daemon_may_not_run_on_are_told(barred: set[int], told: s
     "release", ["6.18.42", "6.18.44-fc-v657", "6.18.100-1-lts", "7.1.6", "7.2.0-rc1", "7.2", "8.0.1"]
 )
 def test_kernels_with_the_mends_are_trusted(release: str) -> None:
-    assert why_not_trusted(release) is None
+    assert known_faults(release) is None
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_kernels_with_the_mends_are_trusted(release: str) -> None:
     ],
 )
 def test_kernels_without_them_are_named_with_those_that_have_them(release: str) -> None:
-    faults = why_not_trusted(release)
+    faults = known_faults(release)
     assert faults is not None
     assert faults.startswith(f"Linux {release} may have bugs")
     assert "6.18.42, 7.1.6 and 7.2" in faults
@@ -94,6 +94,6 @@ def test_kernels_without_them_are_named_with_those_that_have_them(release: str) 
 
 def test_a_kernel_that_may_have_faults_is_a_reason_for_mounts_that_do_not_ask_for_it() -> None:
     facts = ALL_IS_WELL._replace(release="6.14.1")
-    assert why_not(facts) is None
-    assert why_not(facts, trusts_all=False) == why_not_trusted("6.14.1")
-    assert why_not(ALL_IS_WELL, trusts_all=False) is None
+    assert find_obstacle(facts) is None
+    assert find_obstacle(facts, trusts_all=False) == known_faults("6.14.1")
+    assert find_obstacle(ALL_IS_WELL, trusts_all=False) is None

@@ -30,24 +30,24 @@ from functools import partial
 import trio
 
 from fusefs.core.metadata_cache import ROOTS
-from fusefs.linux.backing_fd_socket import FdRequest, answer, open_door, received, uid_of, visitor
+from fusefs.linux.backing_fd_socket import FdRequest, listen, peer_uid, receive_answer, receive_request, send_answer
 from fusefs.linux.children import fork
 from fusefs.linux.fd import Fd
 from fusefs.linux.mount_calls import clone_tree
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.mount.tree.vfs import Vfs
 
-_QUESTION = struct.Struct("=Q")
-_N_OF_ONE, _N, _N_WAITING = 16, 256, 1024
+_QUERY = struct.Struct("=Q")
+_N_PER_USER, _N, _N_WAITING = 16, 256, 1024
 """Clients served at a time: of one user, of all users; and clients that wait."""
-_VISIT_S, _PAUSE_S = 8, 0.02
+_CLIENT_TIMEOUT_S, _PAUSE_S = 8, 0.02
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def backing_fd_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]:
+def run_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]:
     """Run the process for the block; yields the socket by which `serve` receives its questions.
 
     To be entered on the main thread: the kernel treats the end of that thread as the daemon's.
@@ -58,11 +58,11 @@ def backing_fd_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.
     Raises  OSError
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs, open_door(path) as door:
-        pid = fork(lambda: _keep(3, 4, 5, device), [door.fileno(), theirs.fileno(), tree])
+    with ours, theirs, listen(path) as listener:
+        pid = fork(lambda: _serve_clients(3, 4, 5, device), [listener.fileno(), theirs.fileno(), tree])
         try:
             theirs.close()
-            door.close()
+            listener.close()
             ours.setblocking(False)
             yield ours
         finally:
@@ -70,88 +70,90 @@ def backing_fd_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.
             os.waitpid(pid, 0)
 
 
-def _keep(door: int, daemon: int, tree: int, device: bytes) -> None:
+def _serve_clients(listener_fd: int, daemon_fd: int, tree: int, device: bytes) -> None:
     """Serve clients, first those of the user with the fewest being served. No user's queue delays another's."""
-    visits: dict[int, int] = {}
+    uid_of_child: dict[int, int] = {}
     waiting: dict[int, list[socket.socket]] = {}
     n_max = min(_N_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
-    with socket.socket(fileno=door) as listening, socket.socket(fileno=daemon) as asking:
+    with socket.socket(fileno=listener_fd) as listener, socket.socket(fileno=daemon_fd) as daemon_socket:
         while True:
-            _forget_ended(visits)
-            count = Counter(visits.values())
-            if sum(map(len, waiting.values())) >= n_max and len(visits) < _N:
+            _reap_children(uid_of_child)
+            count = Counter(uid_of_child.values())
+            if sum(map(len, waiting.values())) >= n_max and len(uid_of_child) < _N:
                 uid = max(waiting, key=lambda one: len(waiting[one]))  # the longest queue is dropped
-                visits[_fork(waiting[uid], None, tree, device)] = uid
+                uid_of_child[_fork_child(waiting[uid], None, tree, device)] = uid
                 waiting[uid].clear()
-            able = [uid for uid in waiting if waiting[uid] and count[uid] < _N_OF_ONE] if len(visits) < _N else []
-            if able:
-                uid = min(able, key=count.__getitem__)
-                visits[_fork([waiting[uid].pop(0)], asking, tree, device)] = uid
+            ready_uids = (
+                [uid for uid in waiting if waiting[uid] and count[uid] < _N_PER_USER] if len(uid_of_child) < _N else []
+            )
+            if ready_uids:
+                uid = min(ready_uids, key=count.__getitem__)
+                uid_of_child[_fork_child([waiting[uid].pop(0)], daemon_socket, tree, device)] = uid
             waiting = {uid: queue for uid, queue in waiting.items() if queue}
-            patience_s = 0 if able else _PAUSE_S if waiting else None
+            patience_s = 0 if ready_uids else _PAUSE_S if waiting else None
             for _ in range(n_max - sum(map(len, waiting.values()))):
-                if not select.select([listening], [], [], patience_s)[0]:
+                if not select.select([listener], [], [], patience_s)[0]:
                     break
                 patience_s = 0  # clients that have connected are served before the next one is waited for
-                conversation, _address = listening.accept()
-                waiting.setdefault(uid_of(conversation), []).append(conversation)
+                client, _address = listener.accept()
+                waiting.setdefault(peer_uid(client), []).append(client)
 
 
-def _fork(conversations: list[socket.socket], daemon: socket.socket | None, tree: int, device: bytes) -> int:
+def _fork_child(clients: list[socket.socket], daemon: socket.socket | None, tree: int, device: bytes) -> int:
     """Fork a child that serves a client, or turns clients away if there is no daemon; return its pid.
 
     This process closes its sockets of the clients while the child has them open: the fds queued in them are the child's
     to wait for.
     """
-    go, ready = os.pipe()
+    start_fd, started_fd = os.pipe()
 
-    def meet() -> None:
-        os.close(ready)
+    def serve_in_child() -> None:
+        os.close(started_fd)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-        signal.alarm(_VISIT_S)
-        os.read(go, 1)  # until no other process has the sockets open
-        for conversation in conversations:
-            with conversation, suppress(OSError):  # closed while the alarm can still interrupt it: at exit it could not
+        signal.alarm(_CLIENT_TIMEOUT_S)
+        os.read(start_fd, 1)  # until no other process has the sockets open
+        for client in clients:
+            with client, suppress(OSError):  # closed while the alarm can still interrupt it: at exit it could not
                 if daemon is not None:
-                    answer(conversation, _given(conversation, daemon, tree, device))
+                    send_answer(client, _fd_for(client, daemon, tree, device))
 
     while True:
         with suppress(BlockingIOError):  # too many processes
-            pid = fork(meet)
+            pid = fork(serve_in_child)
             break
         time.sleep(_PAUSE_S)
-    for conversation in conversations:
+    for conversation in clients:
         conversation.close()
-    os.close(ready)
-    os.close(go)
+    os.close(started_fd)
+    os.close(start_fd)
     return pid
 
 
-def _forget_ended(visits: dict[int, int]) -> None:
+def _reap_children(uid_of_child: dict[int, int]) -> None:
     with suppress(ChildProcessError):
         while pid := os.waitpid(-1, os.WNOHANG)[0]:
-            visits.pop(pid, None)
+            uid_of_child.pop(pid, None)
 
 
-def _given(conversation: socket.socket, daemon: socket.socket, tree: int, device: bytes) -> Fd | int:
+def _fd_for(client: socket.socket, daemon: socket.socket, tree: int, device: bytes) -> Fd | int:
     """Return the fd that a client gets, or an errno."""
     try:
-        who, shown = visitor(conversation)
-        with shown:
-            return _of(who, daemon, tree, device)
+        request, client_fd = receive_request(client)
+        with client_fd:
+            return _open_backing(request, daemon, tree, device)
     except OSError as error:
         return error.errno or errno.EIO
 
 
-def _of(who: FdRequest, daemon: socket.socket, tree: int, device: bytes) -> Fd:
+def _open_backing(request: FdRequest, daemon: socket.socket, tree: int, device: bytes) -> Fd:
     """Return the backing directory for the directory that a client sent, while that is open. Raises  OSError"""
-    is_here = _has_mount("self", who.mnt_id, device)
-    if not is_here and not _has_mount(str(who.pid), who.mnt_id, device):
+    is_here = _has_mount("self", request.mnt_id, device)
+    if not is_here and not _has_mount(str(request.pid), request.mnt_id, device):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-    found = _found(daemon, who)
-    if is_here and os.path.samestat(os.fstat(found), os.fstat(tree)):
+    fd = _fetch_fd(daemon, request)
+    if is_here and os.path.samestat(os.fstat(fd), os.fstat(tree)):
         return Fd(os.open(b".", _DIRECTORY, dir_fd=tree))
-    with clone_tree(found) as clone:
+    with clone_tree(fd) as clone:
         return Fd(os.open(b".", _DIRECTORY, dir_fd=clone))
 
 
@@ -161,29 +163,29 @@ def _has_mount(pid: str, mnt_id: int, device: bytes) -> bool:
     return any(mount.mnt_id == mnt_id and mount.device == device for mount in read_mounts(pid))
 
 
-def _found(daemon: socket.socket, who: FdRequest) -> Fd:
+def _fetch_fd(daemon: socket.socket, request: FdRequest) -> Fd:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            socket.send_fds(daemon, [_QUESTION.pack(who.ino)], [theirs.fileno()])
-        return received(ours)
+            socket.send_fds(daemon, [_QUERY.pack(request.ino)], [theirs.fileno()])
+        return receive_answer(ours)
 
 
-async def serve(channel: socket.socket, vfs: Vfs) -> None:
+async def answer_queries(channel: socket.socket, vfs: Vfs) -> None:
     """Answer the process's questions about directories, until cancelled. Checkpoint  everywhere"""
     limiter = trio.CapacityLimiter(_N)
     async with trio.open_nursery() as nursery:
         while True:
             await trio.lowlevel.wait_readable(channel)
-            question, fds, _flags, _address = socket.recv_fds(channel, _QUESTION.size, 1, socket.MSG_CMSG_CLOEXEC)
-            if not question:
+            query, fds, _flags, _address = socket.recv_fds(channel, _QUERY.size, 1, socket.MSG_CMSG_CLOEXEC)
+            if not query:
                 break
-            find = partial(vfs.lock.run, _hold_shown, vfs, *_QUESTION.unpack(question))
-            nursery.start_soon(_tell, socket.socket(fileno=fds[0]), find, limiter)
+            find = partial(vfs.lock.run_operation, _open_directory, vfs, *_QUERY.unpack(query))
+            nursery.start_soon(_reply, socket.socket(fileno=fds[0]), find, limiter)
     _log.error("commands of users can no longer reach the backing tree: the process that provides it has ended")
 
 
-def _hold_shown(vfs: Vfs, number: int) -> Fd:
+def _open_directory(vfs: Vfs, number: int) -> Fd:
     """Return an fd of the directory with this inode number in the mount; a client has it open, too.
 
     Raises  OSError ENOTDIR
@@ -192,16 +194,16 @@ def _hold_shown(vfs: Vfs, number: int) -> Fd:
     node = root if number in (*ROOTS, root.ino) else vfs.nodes.get(number)
     if node is None or not node.is_directory:
         raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    return Fd(os.dup(vfs.fd_of(node)))
+    return Fd(os.dup(vfs.directory_fd(node)))
 
 
-async def _tell(asking: socket.socket, find: Callable[[], Fd], limiter: trio.CapacityLimiter) -> None:
+async def _reply(reply_socket: socket.socket, find: Callable[[], Fd], limiter: trio.CapacityLimiter) -> None:
     """Answer one question. Checkpoint  while a thread calls the backing filesystem"""
-    with asking, suppress(BrokenPipeError):  # the client was gone already
+    with reply_socket, suppress(BrokenPipeError):  # the client was gone already
         try:
-            found = await trio.to_thread.run_sync(find, abandon_on_cancel=True, limiter=limiter)
+            fd = await trio.to_thread.run_sync(find, abandon_on_cancel=True, limiter=limiter)
         except OSError as error:
-            answer(asking, error.errno or errno.EIO)
+            send_answer(reply_socket, error.errno or errno.EIO)
         else:
-            with found:
-                answer(asking, found)
+            with fd:
+                send_answer(reply_socket, fd)

@@ -19,33 +19,33 @@ import trio
 from fusefs.core.errors import Busy, Exit, NotPermitted, Refused, TrashdError, from_os
 from fusefs.core.mount_options import BackingSpeed, EngineMode, MountOptions, PassthroughMode, UringMode
 from fusefs.core.printable_names import printable
-from fusefs.core.uring_choice import FastPath, why_not
-from fusefs.linux.backing_fd_socket import door_of
-from fusefs.linux.credentials import Capability, act_as_others_can, drop_capabilities
+from fusefs.core.uring_choice import FastPath, find_obstacle
+from fusefs.linux.backing_fd_socket import socket_path
+from fusefs.linux.credentials import Capability, drop_capabilities, prepare_to_act_as_others
 from fusefs.linux.fd import Fd
 from fusefs.linux.fuse_device import abort, open_abort
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
-from fusefs.linux.syscalls import handle_of
+from fusefs.linux.syscalls import name_to_handle_at
 from fusefs.linux.systemd import SystemdNotifier
-from fusefs.linux.uring_offer import enable, read_facts
+from fusefs.linux.uring_offer import enable_uring, read_facts
 from fusefs.mount.life import backing_fd_server
-from fusefs.mount.life.init import InitFlag, InitRequest, answer_init, read_init, why_too_old
-from fusefs.mount.life.root_inode import show
+from fusefs.mount.life.init import InitFlag, InitRequest, read_init, reply_to_init, why_too_old
+from fusefs.mount.life.root_inode import attach_with_new_root
 from fusefs.mount.places import runtime_dir
-from fusefs.mount.places.attach import Attached, UnmountMode, attach, attach_apart, detach, flags_of, numbers
-from fusefs.mount.places.counters import Counters, kept
+from fusefs.mount.places.attach import Attached, UnmountMode, attach, attach_later, detach, flag_bits, inherited_flags
+from fusefs.mount.places.counters import Counters, open_counters
 from fusefs.mount.places.fast_path_states import FastPathStates
-from fusefs.mount.places.find_mounts import forget_earlier
-from fusefs.mount.places.mount_points import check, mount_of_device, top_mount
+from fusefs.mount.places.find_mounts import remove_stale_counters
+from fusefs.mount.places.mount_points import check_mount, mount_of_device, top_mount
 from fusefs.mount.requests.device_readers import DeviceReaders
-from fusefs.mount.requests.fuse_requests import GONE, FuseRequests
+from fusefs.mount.requests.fuse_requests import GONE_ERRNOS, FuseRequests
 from fusefs.mount.requests.ring_threads import RingThreads
 from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.mount.tree.listings import why_opened
-from fusefs.mount.tree.mount_state import n_spare
-from fusefs.mount.tree.passthrough import stack_depth, why_not_here, why_refused
+from fusefs.mount.tree.listings import why_opendir_is_needed
+from fusefs.mount.tree.mount_state import n_spare_fds
+from fusefs.mount.tree.passthrough import stack_depth, why_refused, why_unsupported_on
 from fusefs.mount.tree.trashd_dir import prepare_store
 from fusefs.mount.tree.vfs import Vfs
 
@@ -57,12 +57,12 @@ _IMPORTED_LATE = (
 )  # fmt: skip
 """Modules that functions import when they are called. After an upgrade, that would load the new version's."""
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_GRACE_S, _GLANCE_S = 2.0, 0.02
+_GRACE_S, _POLL_S = 2.0, 0.02
 _REST_MS = 20
 """How long requests from /dev/fuse wait beside a ring: each wake-up of a reader takes time from the clients."""
 _GC_THRESHOLDS = (2000, 5, 20_000)
-_SHARED_S = 1.0
-_BELIEVED_LESS = "and may write to files behind this one, so names and attributes are cached for one second only"
+_SHORT_TIMEOUT_S = 1.0
+_SHORT_CACHE_NOTE = "and may write to files behind this one, so names and attributes are cached for one second only"
 
 _FLAGS = {FastPath.URING: InitFlag.OVER_IO_URING, FastPath.PASSTHROUGH: InitFlag.PASSTHROUGH}
 
@@ -93,18 +93,18 @@ class _MountDaemon:
         self._stack = ExitStack()
         self._ended = trio.Event()
         """Set when the mount is unmounted, or has to be."""
-        self._moving = trio.Lock()
+        self._attach_lock = trio.Lock()
         self._refusal: TrashdError | None = None
         """The reason if the mount is unmounted before it is ready."""
 
-    def run(self) -> int:
+    def serve_until_unmounted(self) -> int:
         """Serve until the mount is unmounted; return the exit code. Raises  TrashdError: it was never ready"""
         path = printable(self._mount.point)
         _collect_garbage_seldom()
         with self._stack:
             try:
-                with _door(self._attached, self._vfs) as asked:
-                    trio.run(self._loop, asked)
+                with _backing_server(self._attached, self._vfs) as queries:
+                    trio.run(self._loop, queries)
             except BaseException:
                 _log.exception(
                     "%s: the daemon failed; the mount stays in place, dead, until trashd mount --replace", path
@@ -123,29 +123,29 @@ class _MountDaemon:
             return Exit.FAILED
         return 0
 
-    async def _loop(self, asked: socket.socket | None) -> None:
+    async def _loop(self, queries: socket.socket | None) -> None:
         """Checkpoint  everywhere"""
         async with trio.open_nursery() as nursery:
-            await nursery.start(_stop_on_signal, self._mount, self._moving, self._unmount)
-            nursery.start_soon(_wait_no_longer, self._lock, self._ended, nursery.cancel_scope)
-            nursery.start_soon(_tell_watchdog)
-            nursery.start_soon(self._vfs.stats.keep_gauges, self._vfs.gauges)
-            nursery.start_soon(self._lock.submounts.keep)
-            nursery.start_soon(self._vfs.retries.expire)
-            nursery.start_soon(self._vfs.stored.run, self._device)
-            if asked is not None:
-                nursery.start_soon(backing_fd_server.serve, asked, self._vfs)
+            await nursery.start(_stop_on_signal, self._mount, self._attach_lock, self._unmount)
+            nursery.start_soon(_cancel_hung_operations, self._lock, self._ended, nursery.cancel_scope)
+            nursery.start_soon(_notify_watchdog)
+            nursery.start_soon(self._vfs.stats.update_gauges, self._vfs.read_gauges)
+            nursery.start_soon(self._lock.submounts.watch_mounts)
+            nursery.start_soon(self._vfs.retries.expire_until_cancelled)
+            nursery.start_soon(self._vfs.stored_notices.forget_until_cancelled, self._device)
+            if queries is not None:
+                nursery.start_soon(backing_fd_server.answer_queries, queries, self._vfs)
             try:
                 if self._states.is_on(FastPath.ENGINE):
                     self._begin_engine()
                 else:
                     await self._begin_plain(nursery)
-                await self._be_ready()
+                await self._report_ready()
             except TrashdError as error:
                 self._refusal = error
                 await self._unmount()
             except OSError as error:
-                if error.errno not in GONE:
+                if error.errno not in GONE_ERRNOS:
                     raise
                 self._ended.set()  # unmounted before it was ready
 
@@ -162,17 +162,19 @@ class _MountDaemon:
             if not init.offers(flag):
                 states.turn_off(path, "this kernel does not support it")
         rings = self._make_rings() if states.is_on(FastPath.URING) else None
-        wanted = self._flags(init)
-        answer_init(device, init, wanted, has_acls=self._options.default_permissions, stack_depth=stack_depth(vfs.root))
+        flags = self._flags(init)
+        reply_to_init(
+            device, init, flags, has_acls=self._options.default_permissions, stack_depth=stack_depth(vfs.root)
+        )
         vfs.nodes.device = device
         pool = ThreadPool(_n_threads())
-        vfs.nodes.opens_directories = not wanted & InitFlag.NO_OPENDIR_SUPPORT
+        vfs.nodes.opens_directories = not flags & InitFlag.NO_OPENDIR_SUPPORT
         requests = FuseRequests(vfs, device, pool)
-        gone = partial(trio.lowlevel.current_trio_token().run_sync_soon, self._ended.set)
-        self._readers = DeviceReaders(requests, vfs.core, gone)
+        on_gone = partial(trio.lowlevel.current_trio_token().run_sync_soon, self._ended.set)
+        self._readers = DeviceReaders(requests, vfs.core, on_gone)
         if rings is not None:
             try:
-                rings.begin(vfs.core)
+                rings.serve(vfs.core)
             except OSError as error:
                 states.turn_off(FastPath.URING, f"the kernel refused it: {error.strerror}")
         rest_ms = _REST_MS if states.is_on(FastPath.URING) else 0
@@ -184,9 +186,9 @@ class _MountDaemon:
         for path, flag in _FLAGS.items():
             if self._states.is_on(path):
                 flags |= flag
-        if self._vfs.lasting(handle_of(self._vfs.root)):  # else a link could change unnoticed
+        if self._vfs.stable_handle(name_to_handle_at(self._vfs.root)):  # else a link could change unnoticed
             flags |= InitFlag.CACHE_SYMLINKS
-        why = why_opened(self._vfs.root, checks_permissions=self._options.default_permissions)
+        why = why_opendir_is_needed(self._vfs.root, checks_permissions=self._options.default_permissions)
         if why is None and not init.offers(InitFlag.NO_OPENDIR_SUPPORT):
             why = "this kernel does not support it"
         if why is None:
@@ -196,7 +198,7 @@ class _MountDaemon:
 
     def _make_rings(self) -> RingThreads | None:
         """Make rings, before the reply to INIT makes the kernel use them only; return None if they can't be had."""
-        rings = self._stack.enter_context(_rings(self._attached, self._device, self._states))
+        rings = self._stack.enter_context(_open_rings(self._attached, self._device, self._states))
         if rings is not None:
             try:
                 rings.prepare()
@@ -218,17 +220,17 @@ class _MountDaemon:
             self._ended.set()
 
         nursery.start_soon(answer)
-        await handlers.has_begun.wait()
+        await handlers.has_init_reply.wait()
         self._vfs.nodes.device = self._device
 
-    async def _be_ready(self) -> None:
+    async def _report_ready(self) -> None:
         """Decide which fast paths are on, and report that the mount answers.
 
         Raises      Refused: it can't be attached, or lacks a required fast path
         Checkpoint  while it is attached
         """
         states, options = self._states, self._options
-        if not await self._has_shown():
+        if not await self._attach():
             return
         if states.is_on(FastPath.PASSTHROUGH):
             states.turn_off(FastPath.PASSTHROUGH, why_refused(self._device))
@@ -244,18 +246,18 @@ class _MountDaemon:
         states.begin()
         self._ready()
 
-    async def _has_shown(self) -> bool:
+    async def _attach(self) -> bool:
         """Attach the mount, if it is unattached.
 
         Returns     whether users see it
         Raises      Refused
         Checkpoint  while it is attached
         """
-        mount, apart, vfs = self._mount, self._attached.apart, self._vfs
-        async with self._moving:
-            if apart is not None and not self._ended.is_set():
+        mount, mount_fd, vfs = self._mount, self._attached.unattached_fd, self._vfs
+        async with self._attach_lock:
+            if mount_fd is not None and not self._ended.is_set():
                 try:
-                    await show(vfs, mount, apart)
+                    await attach_with_new_root(vfs, mount, mount_fd)
                 except OSError as error:
                     hint = "trashd doctor lists the system calls that are refused here"
                     raise Refused(f"{printable(mount.point)}: mounting failed: {error.strerror}", hint) from error
@@ -263,7 +265,7 @@ class _MountDaemon:
 
     async def _unmount(self) -> None:
         """Unmount, in a thread: the kernel may send requests meanwhile. Checkpoint  until that is done"""
-        await trio.to_thread.run_sync(_leave, self._mount.device)
+        await trio.to_thread.run_sync(_unmount_device, self._mount.device)
         self._ended.set()
 
 
@@ -281,51 +283,53 @@ def serve(
     for name in _IMPORTED_LATE:
         import_module(name)
     why_plain = _why_plain(options)
-    dead = check(source, target, replaces=replaces)
+    dead = check_mount(source, target, replaces=replaces)
     has_replaced = dead is not None
     is_over_itself = source == target
     if is_over_itself and os.geteuid():
         raise NotPermitted(target, "only root can mount a directory over itself; give another directory as mount point")
     if dead is not None and is_over_itself:
-        options = _made_way(dead, options)
+        options = _detach_dead(dead, options)
         dead = None
     with ExitStack() as stack:
-        place = stack.enter_context(runtime_dir.claimed(target)) if os.geteuid() == 0 else None
+        place = stack.enter_context(runtime_dir.lock_directory(target)) if os.geteuid() == 0 else None
         root = Fd(os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         stack.callback(root.close)
         backing = inside = source
         if place is not None and is_over_itself:
-            root, inside = runtime_dir.clone(place, root, numbers(options.flags))
+            root, inside = runtime_dir.clone_backing_tree(place, root, flag_bits(options.flags))
             stack.callback(root.close)
             backing = inside
         n_fds_max = _raise_fd_limit()
         if os.geteuid() == 0:
             _make_store(root, source, options)
-            _be_less_than_root()
-        stats = stack.enter_context(kept(target))
+            _drop_root_rights()
+        stats = stack.enter_context(open_counters(target))
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # until a task handles them by unmounting
         if dead is not None:
-            options = _made_way(dead, options)
-        vfs = _vfs(root, options, stats, n_fds_max, is_plain=why_plain is not None)
+            options = _detach_dead(dead, options)
+        vfs = _make_vfs(root, options, stats, n_fds_max, is_plain=why_plain is not None)
         stack.callback(vfs.close)
-        flags = options.flags | flags_of(root)
+        flags = options.flags | inherited_flags(root)
         if options.uring is UringMode.ON:
             with suppress(OSError):  # then the switch is reported as off
-                enable()  # before the mount: INIT is its first request, and offers it
-        begins_apart = os.geteuid() == 0 and options.default_permissions and why_plain is None
+                enable_uring()  # before the mount: INIT is its first request, and offers it
+        starts_unattached = os.geteuid() == 0 and options.default_permissions and why_plain is None
         # Until the daemon answers, users would see an empty directory there, and take it for the real one.
-        begins_apart &= not has_replaced
-        attached = _attached(backing, target, options, flags, begins_apart=begins_apart)
+        starts_unattached &= not has_replaced
+        attached = _attach_mount(backing, target, options, flags, starts_unattached=starts_unattached)
         stack.callback(attached.fd.close)
-        states = stack.enter_context(closing(FastPathStates(target, attached.mount.st_dev(), options.off())))
+        states = stack.enter_context(
+            closing(FastPathStates(target, attached.mount.st_dev(), options.disabled_fast_paths()))
+        )
         states.turn_off(FastPath.ENGINE, why_plain)
         if states.is_on(FastPath.URING):
-            states.turn_off(FastPath.URING, why_not(read_facts(), trusts_all=options.uring is UringMode.ON))
-        states.turn_off(FastPath.PASSTHROUGH, why_not_here(root))
-        vfs.lock.submounts.begin(inside, os.fstat(root).st_dev)
-        forget_earlier(attached.mount)
-        stats.mounted(attached.mount.st_dev())
-        return _MountDaemon(vfs, options, attached, states, ready).run()
+            states.turn_off(FastPath.URING, find_obstacle(read_facts(), trusts_all=options.uring is UringMode.ON))
+        states.turn_off(FastPath.PASSTHROUGH, why_unsupported_on(root))
+        vfs.lock.submounts.start(inside, os.fstat(root).st_dev)
+        remove_stale_counters(attached.mount)
+        stats.set_device(attached.mount.st_dev())
+        return _MountDaemon(vfs, options, attached, states, ready).serve_until_unmounted()
 
 
 def _why_plain(options: MountOptions) -> str | None:
@@ -343,19 +347,19 @@ def _why_plain(options: MountOptions) -> str | None:
     return why
 
 
-def _attached(
-    source: bytes, target: bytes, options: MountOptions, flags: frozenset[str], *, begins_apart: bool
+def _attach_mount(
+    source: bytes, target: bytes, options: MountOptions, flags: frozenset[str], *, starts_unattached: bool
 ) -> Attached:
     """Mount; begins_apart: unattached if possible, until the daemon answers (root_inode.py)."""
-    if begins_apart:
+    if starts_unattached:
         try:
-            return attach_apart(source, target, options, flags)
+            return attach_later(source, target, options, flags)
         except OSError as error:
             _log.info("the mount can't be prepared detached from its mount point: %s", error.strerror)
     return attach(source, target, options, flags)
 
 
-def _made_way(dead: Mount, options: MountOptions) -> MountOptions:
+def _detach_dead(dead: Mount, options: MountOptions) -> MountOptions:
     """Detach a dead mount; return the options for the one that replaces it.
 
     Clients that have passed-through files of it open go on writing these behind the new mount. As long as one might do
@@ -365,12 +369,12 @@ def _made_way(dead: Mount, options: MountOptions) -> MountOptions:
         detach(dead)
     except Busy:
         detach(dead, UnmountMode.LAZY)
-        _log.warning("%s: programs still use the mount that is replaced, %s", printable(dead.point), _BELIEVED_LESS)
-        return replace(options, timeout_s=min(options.timeout_s, _SHARED_S))
+        _log.warning("%s: programs still use the mount that is replaced, %s", printable(dead.point), _SHORT_CACHE_NOTE)
+        return replace(options, timeout_s=min(options.timeout_s, _SHORT_TIMEOUT_S))
     return options
 
 
-def _vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int, *, is_plain: bool) -> Vfs:
+def _make_vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int, *, is_plain: bool) -> Vfs:
     """Make the tables and operations of a mount. In plain mode each operation may wait in a thread, and nothing is
     cached."""
     kernel = Kernel()
@@ -391,17 +395,17 @@ def _raise_fd_limit() -> int:
 def _make_store(root: Fd, source: bytes, options: MountOptions) -> None:
     """Make a trash store if there is none: `.trashd/drop` needs it, and clients that see only the mount can't make
     one."""
-    if "ro" not in options.flags | flags_of(root):
+    if "ro" not in options.flags | inherited_flags(root):
         problem = prepare_store(Kernel(), root, source)
         if problem is not None:
-            told = from_os(problem, source)
-            _log.warning("%s: .trashd/drop is not available: %s (%s)", printable(source), told.message(), told.hint)
+            error = from_os(problem, source)
+            _log.warning("%s: .trashd/drop is not available: %s (%s)", printable(source), error.message(), error.hint)
 
 
-def _be_less_than_root() -> None:
+def _drop_root_rights() -> None:
     try:
         drop_capabilities(Capability.SYS_RESOURCE, Capability.FSETID)
-        act_as_others_can()
+        prepare_to_act_as_others()
     except PermissionError as error:
         raise NotPermitted("changing the capabilities of root", "the container must grant CAP_SETPCAP") from error
 
@@ -425,7 +429,7 @@ def _collect_garbage_seldom() -> None:
 
 
 @contextmanager
-def _rings(attached: Attached, device: int, states: FastPathStates) -> Iterator[RingThreads | None]:
+def _open_rings(attached: Attached, device: int, states: FastPathStates) -> Iterator[RingThreads | None]:
     """Yield the ring threads; None if the connection can't be aborted, which has to happen when one of them fails."""
     try:
         abort_fd = open_abort(attached.mount.connection())
@@ -433,7 +437,7 @@ def _rings(attached: Attached, device: int, states: FastPathStates) -> Iterator[
         states.turn_off(FastPath.URING, f"the daemon can't end its connection: {error.strerror}")
         yield None
         return
-    n_fds = n_spare(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) * 3 // 4
+    n_fds = n_spare_fds(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) * 3 // 4
     rings = RingThreads(device, partial(abort, abort_fd), n_fds)
     try:
         yield rings
@@ -444,13 +448,13 @@ def _rings(attached: Attached, device: int, states: FastPathStates) -> Iterator[
         abort_fd.close()
 
 
-def _door(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
+def _backing_server(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
     """Serve users' commands the backing tree of a mount over itself. For other mounts they open SRC itself."""
-    mount, path = attached.mount, door_of(attached.mount.source)
-    return nullcontext() if path is None else backing_fd_server.backing_fd_server(path, vfs.root, mount.device)
+    mount, path = attached.mount, socket_path(attached.mount.source)
+    return nullcontext() if path is None else backing_fd_server.run_server(path, vfs.root, mount.device)
 
 
-async def _tell_watchdog() -> None:
+async def _notify_watchdog() -> None:
     """Report to systemd's watchdog, if enabled, that this loop runs: only the end of a hung daemon frees its clients.
 
     Checkpoint  between two reports
@@ -459,13 +463,13 @@ async def _tell_watchdog() -> None:
     try:
         period_s = notifier.watchdog_s()
         while period_s is not None:
-            notifier.alive()
+            notifier.reset_watchdog()
             await trio.sleep(period_s / 3)
     finally:
         notifier.close()
 
 
-async def _wait_no_longer(lock: TablesLock, ended: trio.Event, scope: trio.CancelScope) -> None:
+async def _cancel_hung_operations(lock: TablesLock, ended: trio.Event, scope: trio.CancelScope) -> None:
     """When the mount has ended, give up operations that wait for a filesystem which hangs; their clients get an error.
 
     Checkpoint  until the end, and for a while
@@ -473,12 +477,12 @@ async def _wait_no_longer(lock: TablesLock, ended: trio.Event, scope: trio.Cance
     await ended.wait()
     with trio.move_on_after(_GRACE_S):
         while lock.n_inside:
-            await trio.sleep(_GLANCE_S)
+            await trio.sleep(_POLL_S)
     scope.cancel()
 
 
 async def _stop_on_signal(
-    mount: Mount, moving: trio.Lock, unmount: Callable[[], Awaitable[None]], task_status: trio.TaskStatus[None]
+    mount: Mount, attach_lock: trio.Lock, unmount: Callable[[], Awaitable[None]], task_status: trio.TaskStatus[None]
 ) -> None:
     """End the service cleanly at the first signal; the second one terminates the process.
 
@@ -490,11 +494,11 @@ async def _stop_on_signal(
         task_status.started()
         await anext(signals)
     _log.info("%s: stopping", printable(mount.point))
-    async with moving:
+    async with attach_lock:
         await unmount()
 
 
-def _leave(device: bytes) -> None:
+def _unmount_device(device: bytes) -> None:
     """Unmount the mount of a connection, if it exists and is not covered by another mount."""
     mount = mount_of_device(device)
     if mount is None:

@@ -14,7 +14,7 @@ from enum import IntFlag
 from typing import Final, NamedTuple
 
 from fusefs.core.errors import KernelRefused
-from fusefs.core.fuse_protocol import REQUEST_BYTES_MAX, REQUEST_HEAD_SIZE, Opcode, head, read_head
+from fusefs.core.fuse_protocol import REQUEST_BYTES_MAX, REQUEST_HEAD_SIZE, Opcode, encode_head, read_head
 
 _MAJOR, _MINOR = 7, 33
 """Protocol version of the reply, and the oldest that the daemon supports. Newer features have flags."""
@@ -94,16 +94,18 @@ def read_init(device: int) -> InitRequest:
     return InitRequest(unique, max_readahead, flags | more << 32 if flags & _INIT_EXT else flags)
 
 
-def answer_init(device: int, request: InitRequest, wanted: InitFlag, *, has_acls: bool, stack_depth: int) -> None:
+def reply_to_init(
+    device: int, request: InitRequest, extra_flags: InitFlag, *, has_acls: bool, stack_depth: int
+) -> None:
     """Reply to INIT; the kernel sends other requests from now on. It ignores flags that it has not offered.
 
     has_acls     the kernel checks permissions, by ACLs, too
     stack_depth  how many filesystems are stacked, including this one, if files are passed through
     Raises       OSError: the connection is gone
     """
-    flags = _ALWAYS | wanted | (_POSIX_ACL if has_acls else 0)
+    flags = _ALWAYS | extra_flags | (_POSIX_ACL if has_acls else 0)
     body = _REPLY.pack(
         _MAJOR, _MINOR, request.max_readahead, flags & 0xFFFFFFFF, _BACKGROUND, _BACKGROUND * 3 // 4, _WRITE_BYTES, 1,
-        _PAGES, 0, flags >> 32, stack_depth if wanted & InitFlag.PASSTHROUGH else 0,
+        _PAGES, 0, flags >> 32, stack_depth if extra_flags & InitFlag.PASSTHROUGH else 0,
     )  # fmt: skip
-    os.writev(device, (head(request.unique, len(body)), body))
+    os.writev(device, (encode_head(request.unique, len(body)), body))

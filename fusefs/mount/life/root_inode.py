@@ -28,13 +28,13 @@ from fusefs.linux.mountinfo import TOP, Mount
 from fusefs.mount.places.mount_points import mount_of_device
 from fusefs.mount.tree.vfs import Vfs
 
-_LIMIT_S, _GRACE_S = 10.0, 1.0
+_MOVE_TIMEOUT_S, _GRACE_S = 10.0, 1.0
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _log = logging.getLogger(__name__)
 
 
-async def show(vfs: Vfs, mount: Mount, apart: Fd) -> None:
+async def attach_with_new_root(vfs: Vfs, mount: Mount, mount_fd: Fd) -> None:
     """Attach a mount that answers to its mount point; if another inode of its root can't be mounted, with its own root.
 
     apart       the mount, which is closed afterwards
@@ -42,54 +42,54 @@ async def show(vfs: Vfs, mount: Mount, apart: Fd) -> None:
     Checkpoint  while a child process does that, to which the daemon has to reply
     """
     # here in the daemon: automount lets only the daemon of its mount pass
-    with apart, Fd(os.open(mount.point, _DIRECTORY)) as target:
+    with mount_fd, Fd(os.open(mount.point, _DIRECTORY)) as target:
         with vfs.lock:
             vfs.nodes.show_top(True)
-        number = await _moved(mount, apart, target)
+        number = await _move_in_child(mount, mount_fd, target)
         with vfs.lock:
             if not number:
                 vfs.nodes.hides_root = True
                 vfs.nodes.renew_all()
                 return
             vfs.nodes.show_top(False)
-            vfs.timeouts.renew(vfs.nodes.root)  # attributes that the kernel was sent meanwhile were the top's
+            vfs.timeouts.invalidate(vfs.nodes.root)  # attributes that the kernel was sent meanwhile were the top's
         _log.info("the second inode of %s can't be mounted: %s", printable(mount.point), os.strerror(number))
-        mount_calls.move_mount(apart, target)
+        mount_calls.move_mount(mount_fd, target)
 
 
-async def _moved(mount: Mount, apart: Fd, target: Fd) -> int:
+async def _move_in_child(mount: Mount, mount_fd: Fd, target: Fd) -> int:
     """Return 0 or the errno of `move`, done by a child: a daemon that waits for its own replies could not be killed.
 
     Checkpoint  until the child has ended, or was killed because it took too long
     """
-    pid, ended, code = 0, -1, 0
+    pid, pid_fd, code = 0, -1, 0
     try:
-        pid = fork(lambda: move(3, 4), [apart, target])
-        ended = os.pidfd_open(pid)
-        with trio.move_on_after(_LIMIT_S):
-            await trio.lowlevel.wait_readable(ended)
+        pid = fork(lambda: attach_top(3, 4), [mount_fd, target])
+        pid_fd = os.pidfd_open(pid)
+        with trio.move_on_after(_MOVE_TIMEOUT_S):
+            await trio.lowlevel.wait_readable(pid_fd)
     except OSError as error:
         code = error.errno or errno.EIO
     finally:
         if pid:
-            code = await _end(pid, ended) or code
+            code = await _end_child(pid, pid_fd) or code
     if not code or mount_of_device(mount.device):
         return 0
     return code if code > 0 else errno.ETIMEDOUT
 
 
-async def _end(pid: int, ended: int) -> int:
+async def _end_child(pid: int, pid_fd: int) -> int:
     """Kill a child if it has not ended; return its exit code. Checkpoint  until then, but not for ever"""
     os.kill(pid, signal.SIGKILL)
-    if ended >= 0:
+    if pid_fd >= 0:
         with trio.move_on_after(_GRACE_S, shield=True):  # it may be waiting for a reply of ours
-            await trio.lowlevel.wait_readable(ended)
-        os.close(ended)
+            await trio.lowlevel.wait_readable(pid_fd)
+        os.close(pid_fd)
     waited, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if waited else -signal.SIGKILL
 
 
-def move(apart: int, target: int) -> None:
+def attach_top(mount_fd: int, target: int) -> None:
     """Mount the top of an unattached mount on a directory. Raises  OSError: nothing is changed"""
-    with Fd(os.open(TOP, _DIRECTORY, dir_fd=apart)) as top, mount_calls.clone_tree(top) as clone:
+    with Fd(os.open(TOP, _DIRECTORY, dir_fd=mount_fd)) as top, mount_calls.clone_tree(top) as clone:
         mount_calls.move_mount(clone, target)

@@ -4,7 +4,7 @@ from fusefs.core.fuse_protocol import Request
 from fusefs.core.metadata_cache import Attributes, NodeId, SourceKey
 from fusefs.linux.fd import CountedFd
 from fusefs.mount.requests.fuse_requests import FuseRequests
-from fusefs.mount.tables.daemon_cache import SeenByName
+from fusefs.mount.tables.daemon_cache import LookupResult
 from fusefs.mount.tables.prefetch import PrefetchBatch
 
 def close_unused() -> None: ...
@@ -118,7 +118,7 @@ class Prefetcher:
         n_at_a_time: int,
         /,
     ) -> bool: ...
-    def results(self) -> list[tuple[PrefetchBatch, bytes, SeenByName | None]]: ...
+    def results(self) -> list[tuple[PrefetchBatch, bytes, LookupResult | None]]: ...
     def end(self) -> None: ...
 
 class Core:

@@ -23,10 +23,10 @@ from fusefs.core.errors import Busy, KernelRefused, NotFound, NotPermitted, Refu
 from fusefs.core.mount_options import MountOptions, flags_after
 from fusefs.core.printable_names import printable
 from fusefs.linux import fuse_device, mount_calls
-from fusefs.linux.fd import Fd, closed_on_error
-from fusefs.linux.fuse_device import kill_late, servers
-from fusefs.linux.mountinfo import OURS, Mount, covering, is_inside, read_mounts
-from fusefs.linux.runtime_directories import HOME
+from fusefs.linux.fd import Fd, close_on_error
+from fusefs.linux.fuse_device import kill_late, open_servers
+from fusefs.linux.mountinfo import TRASHD_FSTYPE, Mount, covering_mount_id, is_inside, read_mounts
+from fusefs.linux.runtime_directories import MOUNTS_RUNTIME
 from fusefs.linux.syscalls import statx
 from fusefs.mount.places import runtime_dir
 from fusefs.mount.places.mount_points import real_path, top_mount
@@ -40,13 +40,13 @@ INHERITED = {
     "ro": os.ST_RDONLY, "nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC, "nosymfollow": 0x2000,
 }  # fmt: skip
 """Flags that a mount inherits from SRC's mount, as bits of statvfs."""
-_SUBTYPE = OURS.partition(b".")[2]
+_SUBTYPE = TRASHD_FSTYPE.partition(b".")[2]
 _NO_FUSE = "load the kernel module with modprobe fuse; a container needs --device /dev/fuse"
 _NO_FUSERMOUNT = "install it (Debian: fuse3), or mount as root"
-_PATIENCE_S, _GLANCE_S = 5.0, 0.02
+_DAEMON_TIMEOUT_S, _POLL_S = 5.0, 0.02
 """How long an unmounted mount's daemon may take to reply to earlier requests and to end; and how long a daemon may take
 to close a file after its last writer has closed it."""
-_ALL = (
+_RESTRICTIONS = (
     mount_calls.MS_RDONLY | mount_calls.MS_NOSUID | mount_calls.MS_NODEV | mount_calls.MS_NOEXEC
     | mount_calls.MS_NOSYMFOLLOW
 )  # fmt: skip
@@ -75,7 +75,7 @@ class Attached(NamedTuple):
 
     fd: Fd
     mount: Mount
-    apart: Fd | None
+    unattached_fd: Fd | None
 
 
 class Unmounted(NamedTuple):
@@ -89,25 +89,25 @@ class Unmounted(NamedTuple):
     is_killed: bool
 
 
-def flags_of(dir_fd: int) -> frozenset[str]:
+def inherited_flags(dir_fd: int) -> frozenset[str]:
     """Return the flags that a mount of this tree must inherit: nosuid, nodev and others also restrict the mount."""
     on = os.fstatvfs(dir_fd).f_flag
     return frozenset(name for name, flag in INHERITED.items() if on & flag)
 
 
-def attach_apart(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
+def attach_later(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
     """Mount as root, unattached until the mount is moved to its mount point: see mount/life/root_inode.py
 
     Raises  OSError also if the kernel can't do it, or not with this source, whose path may be too long
     """
     mount_calls.check_move_mount()
-    with closed_on_error(_open_fuse()) as fd:
-        words = {name.encode(): value.encode() for name, value in _data(fd, options).items()}
-        words[b"subtype"] = _SUBTYPE
-        with closed_on_error(mount_calls.new_mount(b"fuse", source, words, numbers(flags))) as apart:
-            device = statx(apart).dev
-    told = b"%d:%d" % (os.major(device), os.minor(device))
-    return Attached(fd, Mount(0, 0, told, b"/", target, OURS, source, b""), apart)
+    with close_on_error(_open_fuse()) as fd:
+        texts = {name.encode(): value.encode() for name, value in _fuse_options(fd, options).items()}
+        texts[b"subtype"] = _SUBTYPE
+        with close_on_error(mount_calls.new_mount(b"fuse", source, texts, flag_bits(flags))) as unattached_fd:
+            device = statx(unattached_fd).dev
+    device_text = b"%d:%d" % (os.major(device), os.minor(device))
+    return Attached(fd, Mount(0, 0, device_text, b"/", target, TRASHD_FSTYPE, source, b""), unattached_fd)
 
 
 def attach(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
@@ -117,9 +117,13 @@ def attach(source: bytes, target: bytes, options: MountOptions, flags: Iterable[
     flags   flags that are on, by mount(8)'s names
     Raises  Refused and its subclasses, with the missing requirement
     """
-    fd = _as_root(source, target, options, flags) if os.geteuid() == 0 else _as_user(source, target, options, flags)
+    fd = (
+        _mount_as_root(source, target, options, flags)
+        if os.geteuid() == 0
+        else _mount_as_user(source, target, options, flags)
+    )
     mount = top_mount(target, read_mounts())
-    if mount is None or not mount.is_ours():
+    if mount is None or not mount.is_trashd():
         fd.close()
         raise Refused(f"{printable(target)}: it was moved meanwhile")
     return Attached(fd, mount, None)
@@ -134,82 +138,86 @@ def _open_fuse() -> Fd:
         raise Refused("/dev/fuse: can't be opened", _NO_FUSE) from error
 
 
-def numbers(flags: Iterable[str]) -> int:
+def flag_bits(flags: Iterable[str]) -> int:
     """Return the flags as bits for mount(2). flags: mount(8)'s names"""
     return sum({_FLAGS[name] for name in flags})
 
 
-def _data(fd: Fd, options: MountOptions) -> dict[str, str]:
+def _fuse_options(fd: Fd, options: MountOptions) -> dict[str, str]:
     """Return the mount options for the kernel's FUSE; options without a value have an empty one."""
-    numbers = {"fd": f"{int(fd)}", "user_id": f"{os.geteuid()}", "group_id": f"{os.getegid()}"}
-    return {**numbers, "rootmode": f"{stat.S_IFDIR:o}", **dict.fromkeys(_switches(options), "")}
+    values = {"fd": f"{int(fd)}", "user_id": f"{os.geteuid()}", "group_id": f"{os.getegid()}"}
+    return {**values, "rootmode": f"{stat.S_IFDIR:o}", **dict.fromkeys(_boolean_options(options), "")}
 
 
-def _as_root(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Fd:
-    with closed_on_error(_open_fuse()) as fd:
+def _mount_as_root(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Fd:
+    with close_on_error(_open_fuse()) as fd:
         try:
             with _open(target) as target_fd:
-                data = ",".join(f"{name}={value}" if value else name for name, value in _data(fd, options).items())
+                data = ",".join(
+                    f"{name}={value}" if value else name for name, value in _fuse_options(fd, options).items()
+                )
                 # The flag makes the kernel leave the umask to the daemon, although libfuse does not request that.
-                bits = numbers(flags) | mount_calls.MS_POSIXACL
-                mount_calls.mount(source, target_fd, OURS, bits, data.encode())
+                bits = flag_bits(flags) | mount_calls.MS_POSIXACL
+                mount_calls.mount(source, target_fd, TRASHD_FSTYPE, bits, data.encode())
         except PermissionError as error:
             raise NotPermitted(target, "mounting needs CAP_SYS_ADMIN, which this container does not grant") from error
     return fd
 
 
-def _as_user(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Fd:
+def _mount_as_user(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Fd:
     if not os.path.exists("/dev/fuse"):
         raise Refused("/dev/fuse: does not exist", _NO_FUSE)
-    words = [word.encode() for word in (*sorted(flags), *_switches(options))]
-    named = (b"fsname=" + fuse_device.escaped(source), b"subtype=" + _SUBTYPE)
+    texts = [word.encode() for word in (*sorted(flags), *_boolean_options(options))]
+    named = (b"fsname=" + fuse_device.escape_option(source), b"subtype=" + _SUBTYPE)
     try:
-        return fuse_device.mount(target, b",".join([*words, *named]))
+        return fuse_device.mount(target, b",".join([*texts, *named]))
     except FileNotFoundError as error:
         raise Refused("fusermount3: not installed, but needed to mount without root", _NO_FUSERMOUNT) from error
     except fuse_device.FusermountFailed as error:
         raise NotPermitted(str(error), _hint(str(error))) from error
 
 
-def _hint(said: str) -> str:
+def _hint(message: str) -> str:
     """Return a hint for an error message of fusermount3. Source  the messages of fusermount3, libfuse 3"""
-    if "user_allow_other" in said:
+    if "user_allow_other" in message:
         return "omit -o allow_other, or have root add the line user_allow_other to /etc/fuse.conf"
-    if "/dev/fuse" in said:
+    if "/dev/fuse" in message:
         return "root can allow it, as udev does: chmod 666 /dev/fuse; a container needs --device /dev/fuse"
     return "the mount point must be a directory that you own"
 
 
-def _switches(options: MountOptions) -> list[str]:
+def _boolean_options(options: MountOptions) -> list[str]:
     return [name for name in ("allow_other", "default_permissions") if getattr(options, name)]
 
 
-def unmount(path: bytes, way: UnmountMode) -> Unmounted:
+def unmount(path: bytes, mode: UnmountMode) -> Unmounted:
     """Unmount a mount of trashd.
 
     Raises  NotFound: no mount of trashd is there; Busy; NotPermitted
     """
     target = real_path(path)
     mount = top_mount(target, read_mounts())
-    if mount is None or not mount.is_ours():
+    if mount is None or not mount.is_trashd():
         raise NotFound(f"a mount of trashd at {printable(target)}", "findmnt -t fuse.trashd lists the mounts of trashd")
     is_killed = False
-    if way is UnmountMode.FORCE:
+    if mode is UnmountMode.FORCE:
         # Over io_uring, requests belong to the daemon before it has read them: if it is stopped, only its death
         # releases them. The kernel makes the process that leaves the mount last wait for them; that must not be this
         # process before it has killed the daemon.
-        with servers(mount.connection(), mount.owner) as daemon, _open(mount.point):
-            detach(mount, way)
-            is_killed = kill_late(daemon, _PATIENCE_S)
+        with open_servers(mount.connection(), mount.owner) as daemon, _open(mount.point):
+            detach(mount, mode)
+            is_killed = kill_late(daemon, _DAEMON_TIMEOUT_S)
     else:
-        detach(mount, way)
+        detach(mount, mode)
     if os.geteuid():
         return Unmounted(True, is_killed)
-    is_lazy = way is UnmountMode.LAZY
-    return Unmounted(runtime_dir.clear(target, 0 if is_lazy else _PATIENCE_S) or is_lazy, is_killed)
+    is_lazy = mode is UnmountMode.LAZY
+    return Unmounted(
+        runtime_dir.remove_unless_served(target, 0 if is_lazy else _DAEMON_TIMEOUT_S) or is_lazy, is_killed
+    )
 
 
-def detach(mount: Mount, way: UnmountMode = UnmountMode.PLAIN) -> None:
+def detach(mount: Mount, mode: UnmountMode = UnmountMode.PLAIN) -> None:
     """Unmount.
 
     Raises  Busy: it is in use (PLAIN only); NotPermitted: it belongs to another user
@@ -219,10 +227,10 @@ def detach(mount: Mount, way: UnmountMode = UnmountMode.PLAIN) -> None:
         path, f"fuser -vm {path} lists the processes; --lazy lets them continue, --force makes their calls fail"
     )
     if os.geteuid():
-        _detach_as_user(mount, way, busy)
+        _detach_as_user(mount, mode, busy)
         return
-    flags = 0 if way is UnmountMode.PLAIN else mount_calls.MNT_DETACH
-    if way is UnmountMode.FORCE:
+    flags = 0 if mode is UnmountMode.PLAIN else mount_calls.MNT_DETACH
+    if mode is UnmountMode.FORCE:
         flags |= mount_calls.MNT_FORCE  # aborts the connection, as fusectl does
     try:
         mount_calls.unmount(mount.point, flags)
@@ -233,11 +241,11 @@ def detach(mount: Mount, way: UnmountMode = UnmountMode.PLAIN) -> None:
             raise
 
 
-def _detach_as_user(mount: Mount, way: UnmountMode, busy: Busy) -> None:
-    if way is UnmountMode.FORCE:
+def _detach_as_user(mount: Mount, mode: UnmountMode, busy: Busy) -> None:
+    if mode is UnmountMode.FORCE:
         _abort(mount)
     try:
-        fuse_device.unmount(mount.point, lazily=way is not UnmountMode.PLAIN)
+        fuse_device.unmount(mount.point, lazily=mode is not UnmountMode.PLAIN)
     except FileNotFoundError as error:
         raise KernelRefused("fusermount3: not installed", _NO_FUSERMOUNT) from error
     except fuse_device.FusermountFailed as error:
@@ -264,20 +272,22 @@ def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> 
         return False
     path, mounts = printable(target), read_mounts()
     mount = top_mount(target, mounts)
-    if mount is None or not mount.is_ours():
+    if mount is None or not mount.is_trashd():
         raise Refused(f"{path}: not a mount of trashd", "findmnt -t fuse.trashd lists the mounts of trashd")
     if os.geteuid():
         raise NotPermitted(target, "only root can change a mount; unmount it and mount it again")
-    before = mount.flags()
-    wanted = numbers((flags_after(texts, before, is_sloppy=is_sloppy) or frozenset()) | _kept(mount, mounts))
+    old_flags = mount.flags()
+    new_bits = flag_bits(
+        (flags_after(texts, old_flags, is_sloppy=is_sloppy) or frozenset()) | _fixed_flags(mount, mounts)
+    )
     with ExitStack() as stack:
         point = stack.enter_context(_open(target))
         try:
             if _is_over_itself(mount):
                 tree = stack.enter_context(_open(mount.source))
-                _change(point, tree, wanted, was_read_only="ro" in before)
+                _set_flags(point, tree, new_bits, was_read_only="ro" in old_flags)
             else:
-                mount_calls.remount(point, wanted)
+                mount_calls.remount(point, new_bits)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
@@ -285,42 +295,42 @@ def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> 
     return True
 
 
-def _change(point: Fd, tree: Fd, wanted: int, *, was_read_only: bool) -> None:
-    if not wanted & mount_calls.MS_RDONLY:
-        mount_calls.set_flags(tree, wanted, _ALL)
-    mount_calls.remount(point, wanted)
-    if wanted & mount_calls.MS_RDONLY:
+def _set_flags(point: Fd, tree: Fd, new_bits: int, *, was_read_only: bool) -> None:
+    if not new_bits & mount_calls.MS_RDONLY:
+        mount_calls.set_flags(tree, new_bits, _RESTRICTIONS)
+    mount_calls.remount(point, new_bits)
+    if new_bits & mount_calls.MS_RDONLY:
         try:
-            _restrict(tree, wanted)
+            _restrict_tree(tree, new_bits)
         except OSError:
             if not was_read_only:
-                mount_calls.remount(point, wanted & ~mount_calls.MS_RDONLY)
+                mount_calls.remount(point, new_bits & ~mount_calls.MS_RDONLY)
             raise
 
 
-def _restrict(tree: Fd, wanted: int) -> None:
-    deadline_s = time.monotonic() + _PATIENCE_S
+def _restrict_tree(tree: Fd, bits: int) -> None:
+    deadline_s = time.monotonic() + _DAEMON_TIMEOUT_S
     while True:
         try:
-            mount_calls.set_flags(tree, wanted, _ALL)
+            mount_calls.set_flags(tree, bits, _RESTRICTIONS)
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline_s:
                 raise
-            time.sleep(_GLANCE_S)
+            time.sleep(_POLL_S)
         else:
             return
 
 
-def _kept(mount: Mount, mounts: Sequence[Mount]) -> frozenset[str]:
+def _fixed_flags(mount: Mount, mounts: Sequence[Mount]) -> frozenset[str]:
     """Return the restrictions that must stay: those of SRC's mount (for a mount over itself the one below it), and of a
     user's mount its own."""
-    holder = mount.parent_id if _is_over_itself(mount) else covering(mount.source, mounts)
+    holder = mount.parent_id if _is_over_itself(mount) else covering_mount_id(mount.source, mounts)
     flags = frozenset(flag for one in mounts if one.mnt_id == holder for flag in one.flags())
     return flags & INHERITED.keys() | (mount.flags() & INHERITED.keys() if mount.owner else frozenset())
 
 
 def _is_over_itself(mount: Mount) -> bool:
-    return is_inside(mount.source, HOME)
+    return is_inside(mount.source, MOUNTS_RUNTIME)
 
 
 def _open(path: bytes) -> Fd:

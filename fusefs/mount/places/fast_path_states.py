@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from fusefs.core.printable_names import printable
-from fusefs.core.uring_choice import ON, FastPath, FastPathReport, FastPathState, encode
+from fusefs.core.uring_choice import FAST_PATH_EFFECTS, FastPath, FastPathReport, FastPathState, encode_report
 from fusefs.linux.runtime_directories import NEW, replace_file
 from fusefs.mount.places import runtime_dir
 
@@ -26,15 +26,15 @@ class FastPathStates:
         off     fast paths that the options turn off, and the reasons
         """
         self._target, self._device = target, device
-        self._path = runtime_dir.file_of(target, runtime_dir.FAST_PATHS)
+        self._path = runtime_dir.path_of(target, runtime_dir.FAST_PATHS)
         self._has_begun = False
-        self._states = {path: FastPathState(path.value, is_on=True, why=why) for path, why in ON.items()}
+        self._states = {path: FastPathState(path.value, is_on=True, why=why) for path, why in FAST_PATH_EFFECTS.items()}
         for path, why in off.items():
             self.turn_off(path, why)
 
     def close(self) -> None:
         """Remove the file, unless the mount still exists."""
-        if self._path is not None and not runtime_dir.stands(self._target):
+        if self._path is not None and not runtime_dir.is_mounted(self._target):
             for name in (self._path, self._path + NEW):
                 with suppress(OSError):
                     os.unlink(name)
@@ -74,6 +74,6 @@ class FastPathStates:
         if self._path is not None:
             report = FastPathReport(self._device, os.getpid(), tuple(self._states.values()))
             try:
-                replace_file(self._path, encode(report), 0o644, whatever_umask=True)
+                replace_file(self._path, encode_report(report), 0o644, ignores_umask=True)
             except OSError as error:
                 _log.warning("`trashd mount --explain` does not work: %s: %s", printable(self._path), error.strerror)

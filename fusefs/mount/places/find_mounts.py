@@ -9,13 +9,13 @@ from contextlib import suppress
 
 from fusefs.core import uring_choice
 from fusefs.core.errors import NotFound, NotPermitted, TrashdError
-from fusefs.core.mount_counters import MountStats, SeenMount, decode
+from fusefs.core.mount_counters import MountStats, ObservedMount, decode_counters
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd
 from fusefs.linux.file_locks import is_locked
-from fusefs.linux.mount_calls import name_of
+from fusefs.linux.mount_calls import claim_name
 from fusefs.linux.mountinfo import Mount, read_mounts
-from fusefs.linux.runtime_directories import HOME
+from fusefs.linux.runtime_directories import MOUNTS_RUNTIME
 from fusefs.mount.places import runtime_dir
 from fusefs.mount.places.mount_points import top_mount
 
@@ -26,9 +26,9 @@ _MAX_LINKS = 40
 def all_mounts() -> list[Mount]:
     """Return the mounts of trashd whose counters this user may read, each once."""
     mounts = read_mounts()
-    seen = [mount for mount in mounts if mount.is_ours() and top_mount(mount.point, mounts) is mount]
-    mine = [mount for mount in seen if mount.owner in (0, os.geteuid())]
-    return list({mount.device: mount for mount in reversed(mine)}.values())[::-1]
+    visible = [mount for mount in mounts if mount.is_trashd() and top_mount(mount.point, mounts) is mount]
+    readable = [mount for mount in visible if mount.owner in (0, os.geteuid())]
+    return list({mount.device: mount for mount in reversed(readable)}.values())[::-1]
 
 
 def mounts_of(path: bytes) -> list[Mount]:
@@ -36,15 +36,15 @@ def mounts_of(path: bytes) -> list[Mount]:
     mounts = read_mounts()
     at = _follow(os.path.abspath(path), mounts)
     mount = top_mount(at, mounts)
-    if mount is not None and mount.is_ours():
+    if mount is not None and mount.is_trashd():
         return [mount]
-    found = [one for one in mounts if one.is_ours() and one.source == at and top_mount(one.point, mounts) is one]
-    if not found:
+    serving = [one for one in mounts if one.is_trashd() and one.source == at and top_mount(one.point, mounts) is one]
+    if not serving:
         raise NotFound(f"a mount of trashd at {printable(path)}", "findmnt -t fuse.trashd lists the mounts of trashd")
-    return found
+    return serving
 
 
-def read_counters(mount: Mount) -> SeenMount:
+def read_counters(mount: Mount) -> ObservedMount:
     """Return the counters of a mount, and its fast paths.
 
     Raises  NotFound: it has no counters; NotPermitted: a user's mount; TrashdError: they can't be decoded
@@ -53,43 +53,47 @@ def read_counters(mount: Mount) -> SeenMount:
     if mount.owner not in (0, os.geteuid()):
         raise NotPermitted(f"the numbers of {point}", "only root and the user who mounted it can read them")
     device = mount.st_dev()
-    for path in _files(mount):
+    for path in _counter_files(mount):
         with suppress(FileNotFoundError, NotADirectoryError):
             stats, is_running = _read(path)
             if stats.device == device:
                 states = _fast_paths(os.path.join(os.path.dirname(path), runtime_dir.FAST_PATHS), stats)
-                return SeenMount(mount.point, mount.source, stats, is_running, states)
+                return ObservedMount(mount.point, mount.source, stats, is_running, states)
     hint = "its daemon has no runtime directory, or is of an older version"
     if mount.owner == 0 and os.geteuid():
         hint = "its daemon is of an older version, or in another mount namespace, where root may find them"
     raise NotFound(f"the numbers of {point}", hint)
 
 
-def forget_earlier(mount: Mount) -> None:
+def remove_stale_counters(mount: Mount) -> None:
     """Remove counters that killed daemons left of mounts with this new one's device number, which the kernel reuses.
 
     A process that sees a mount from another namespace finds its counters by that number only.
     """
-    above, own, device = runtime_dir.home(), runtime_dir.file_of(mount.point, runtime_dir.STATS), mount.st_dev()
-    for path in _all_files(above) if above is not None else ():
+    above, own, device = (
+        runtime_dir.base_directory(),
+        runtime_dir.path_of(mount.point, runtime_dir.STATS),
+        mount.st_dev(),
+    )
+    for path in _all_counter_files(above) if above is not None else ():
         with suppress(OSError, TrashdError):  # removed meanwhile, or of another version
             if path != own and _read(path)[0].device == device:
                 os.unlink(path)
 
 
-def _files(mount: Mount) -> Iterator[bytes]:
+def _counter_files(mount: Mount) -> Iterator[bytes]:
     """Yield where a mount's file may be: by its mount point, or, if it was mounted elsewhere, in any mount's
     directory."""
-    above = HOME if mount.owner == 0 else runtime_dir.home()
+    above = MOUNTS_RUNTIME if mount.owner == 0 else runtime_dir.base_directory()
     if above is None:
         return
     places = [one.point for one in read_mounts() if one.device == mount.device]
-    usual = [b"/".join([above, name_of(point), runtime_dir.STATS]) for point in places]
+    usual = [b"/".join([above, claim_name(point), runtime_dir.STATS]) for point in places]
     yield from usual
-    yield from _all_files(above)
+    yield from _all_counter_files(above)
 
 
-def _all_files(above: bytes) -> Iterator[bytes]:
+def _all_counter_files(above: bytes) -> Iterator[bytes]:
     with suppress(FileNotFoundError, PermissionError):
         yield from (b"/".join([above, name, runtime_dir.STATS]) for name in os.listdir(above))
 
@@ -97,22 +101,22 @@ def _all_files(above: bytes) -> Iterator[bytes]:
 def _read(path: bytes) -> tuple[MountStats, bool]:
     with _open(path) as fd:
         is_running = is_locked(fd)  # before its counters are read, so that the last ones are complete
-        return decode(os.read(fd, _MAX_BYTES)), is_running
+        return decode_counters(os.read(fd, _MAX_BYTES)), is_running
 
 
 def _fast_paths(path: bytes, stats: MountStats) -> tuple[uring_choice.FastPathState, ...]:
     """Return the states in a file if the same daemon wrote it. Raises  TrashdError: it can't be decoded"""
     with suppress(FileNotFoundError), _open(path) as fd:
-        told = uring_choice.decode(os.read(fd, _MAX_BYTES))
-        if (told.device, told.pid) == (stats.device, stats.table.pid):
-            return tuple(_as_it_is_now(one, stats) for one in told.fast_paths)
+        report = uring_choice.decode_report(os.read(fd, _MAX_BYTES))
+        if (report.device, report.pid) == (stats.device, stats.table.pid):
+            return tuple(_limited_for_now(one, stats) for one in report.fast_paths)
     return ()
 
 
-def _as_it_is_now(state: uring_choice.FastPathState, stats: MountStats) -> uring_choice.FastPathState:
+def _limited_for_now(state: uring_choice.FastPathState, stats: MountStats) -> uring_choice.FastPathState:
     """Return the state of a fast path, as limited for now."""
     if state.name == uring_choice.FastPath.ENGINE.value and state.is_on and stats.gauges.get("is_slow"):
-        return uring_choice.FastPathState(state.name, is_on=True, why=uring_choice.SLOW)
+        return uring_choice.FastPathState(state.name, is_on=True, why=uring_choice.SLOW_BACKING)
     return state
 
 
@@ -126,25 +130,25 @@ def _open(path: bytes) -> Fd:
 
 def _follow(path: bytes, mounts: Sequence[Mount]) -> bytes:
     """Resolve a path, up to the first mount of trashd."""
-    left = path.split(b"/")[:0:-1]
+    remaining_names = path.split(b"/")[:0:-1]
     at, n_links = b"/", 0
-    while left:
-        name = left.pop()
+    while remaining_names:
+        name = remaining_names.pop()
         if name in (b"", b"."):
             continue
-        below = os.path.dirname(at) if name == b".." else os.path.join(at, name)
-        mount = top_mount(below, mounts)
-        if mount is not None and mount.is_ours():
-            return below
+        child_path = os.path.dirname(at) if name == b".." else os.path.join(at, name)
+        mount = top_mount(child_path, mounts)
+        if mount is not None and mount.is_trashd():
+            return child_path
         target = b""
         with suppress(OSError):  # not a link, or missing: then nothing is mounted there either
-            target = os.readlink(below)
+            target = os.readlink(child_path)
         if not target:
-            at = below
+            at = child_path
             continue
         n_links += 1
         if n_links > _MAX_LINKS:
             break
         at = b"/" if target.startswith(b"/") else at
-        left += target.split(b"/")[::-1]
+        remaining_names += target.split(b"/")[::-1]
     return at

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fusefs.core.mount_counters import Operation, SeenMount
+from fusefs.core.mount_counters import ObservedMount, Operation
 from fusefs.core.printable_names import printable
 
 _GAUGES = {
@@ -25,15 +25,15 @@ _GAUGES = {
 }
 
 
-def prometheus_text(mounts: Sequence[SeenMount]) -> str:
+def prometheus_text(mounts: Sequence[ObservedMount]) -> str:
     """Return the metrics of several mounts in the text format, distinguished by the label `mount`."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Mounts(mounts))
+    registry.register(_MountCollector(mounts))
     return generate_latest(registry).decode()
 
 
-class _Mounts(Collector):
-    def __init__(self, mounts: Sequence[SeenMount]) -> None:
+class _MountCollector(Collector):
+    def __init__(self, mounts: Sequence[ObservedMount]) -> None:
         self._mounts = {printable(seen.point): seen for seen in mounts}
 
     def collect(self) -> Iterator[Metric]:
@@ -49,33 +49,35 @@ class _Mounts(Collector):
         yield from (info, up, started)
         for key, (metric, help_) in _GAUGES.items():
             gauge = GaugeMetricFamily(metric, help_, labels=["mount"])
-            for name, seen in self._mounts.items():
-                if key in seen.stats.gauges:
-                    gauge.add_metric([name], seen.stats.gauges[key])
+            for name, mount in self._mounts.items():
+                if key in mount.stats.gauges:
+                    gauge.add_metric([name], mount.stats.gauges[key])
             yield gauge
-        yield from self._remembered()
-        yield from self._operations()
+        yield from self._cache_metrics()
+        yield from self._operation_metrics()
 
-    def _remembered(self) -> Iterator[Metric]:
+    def _cache_metrics(self) -> Iterator[Metric]:
         labels = ["mount", "kind"]
         hits = CounterMetricFamily("trashd_mount_hits_total", "Cache hits.", labels=labels)
         misses = CounterMetricFamily("trashd_mount_misses_total", "Cache misses.", labels=labels)
-        for name, seen in self._mounts.items():
-            for kind, remembered in seen.stats.remembered.items():
+        for name, mount in self._mounts.items():
+            for kind, remembered in mount.stats.remembered.items():
                 hits.add_metric([name, kind], remembered.n_hits)
                 misses.add_metric([name, kind], remembered.n_misses)
         yield from (hits, misses)
 
-    def _operations(self) -> Iterator[Metric]:
+    def _operation_metrics(self) -> Iterator[Metric]:
         labels = ["mount", "operation"]
         failed = CounterMetricFamily("trashd_mount_errors_total", "Replies with an error.", labels=labels)
-        took = HistogramMetricFamily("trashd_mount_operation_seconds", "Duration of operations.", labels=labels)
-        for name, seen in self._mounts.items():
-            for word, operation in seen.stats.operations.items():
+        durations = HistogramMetricFamily("trashd_mount_operation_seconds", "Duration of operations.", labels=labels)
+        for name, mount in self._mounts.items():
+            for operation_name, operation in mount.stats.operations.items():
                 if operation.n():
-                    failed.add_metric([name, word], operation.n_failed)
-                    took.add_metric([name, word], _buckets(operation), sum_value=operation.total_ns / 1e9)
-        yield from (failed, took)
+                    failed.add_metric([name, operation_name], operation.n_failed)
+                    durations.add_metric(
+                        [name, operation_name], _buckets(operation), sum_value=operation.total_ns / 1e9
+                    )
+        yield from (failed, durations)
 
 
 def _buckets(operation: Operation) -> list[tuple[str, float]]:

@@ -13,13 +13,13 @@ from fusefs.linux.mountinfo import (
     DAEMON_GONE,
     FilesystemPath,
     Mount,
-    below,
-    covering,
+    covering_mount_id,
     find_place,
     is_inside,
     read_mounts,
+    relative_to,
 )
-from fusefs.linux.runtime_directories import HOME
+from fusefs.linux.runtime_directories import MOUNTS_RUNTIME
 
 _DEAD = b"dead"
 
@@ -44,36 +44,40 @@ def top_mount(point: bytes, mounts: Sequence[Mount]) -> Mount | None:
     return next((mount for mount in reversed(mounts) if mount.point == point), None)
 
 
-def other_ways(path: bytes, mounts: Sequence[Mount]) -> list[bytes]:
+def other_paths(path: bytes, mounts: Sequence[Mount]) -> list[bytes]:
     """Return other paths to a directory, or to something in it: through other mounts of its filesystem.
 
     path  without links
     """
-    place = find_place(path, [mount for mount in mounts if not mount.is_ours()])
-    found = []
+    place = find_place(path, [mount for mount in mounts if not mount.is_trashd()])
+    paths = []
     for mount in mounts:
         root = FilesystemPath(mount.device, mount.root)
         if place is None or not (root.holds(place) or place.holds(root)):
             continue
-        seen = os.path.join(mount.point, below(place.path, root.path)) if root.holds(place) else mount.point
-        is_seen = covering(seen, mounts) == mount.mnt_id and not is_inside(seen, HOME)
-        if is_seen and not is_inside(seen, path):
-            found.append(seen)
-    return found
+        visible_path = (
+            os.path.join(mount.point, relative_to(place.path, root.path)) if root.holds(place) else mount.point
+        )
+        is_visible = covering_mount_id(visible_path, mounts) == mount.mnt_id and not is_inside(
+            visible_path, MOUNTS_RUNTIME
+        )
+        if is_visible and not is_inside(visible_path, path):
+            paths.append(visible_path)
+    return paths
 
 
 def mount_of_device(device: bytes) -> Mount | None:
     """Return the mount of a FUSE connection, wherever it was moved; None if it does not exist (any more)."""
-    return next((mount for mount in reversed(read_mounts()) if mount.device == device and mount.is_ours()), None)
+    return next((mount for mount in reversed(read_mounts()) if mount.device == device and mount.is_trashd()), None)
 
 
 def health(point: bytes) -> Health:
     """Check a mount of trashd by statfs: the kernel might return attributes without asking the daemon."""
-    (_point, told), *_ = ask_each([point], _ask, set(), lambda point: point)
-    return Health.SILENT if told is None else Health.DEAD if told == _DEAD else Health.ALIVE
+    (_point, reply), *_ = ask_each([point], _probe, set(), lambda point: point)
+    return Health.SILENT if reply is None else Health.DEAD if reply == _DEAD else Health.ALIVE
 
 
-def _ask(point: bytes) -> bytes:
+def _probe(point: bytes) -> bytes:
     try:
         os.statvfs(point)
     except OSError as error:
@@ -81,14 +85,14 @@ def _ask(point: bytes) -> bytes:
     return b""
 
 
-def check(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
+def check_mount(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
     """Raise an error if the mount is not possible; return the dead mount of trashd to be replaced, if there is one.
 
     source, target  from real_path
     Raises          Refused and its subclasses, NotFound, NotPermitted
     """
     mounts = read_mounts()
-    dead = _standing(target, top_mount(target, mounts), replaces=replaces)
+    dead = _find_dead_mount(target, top_mount(target, mounts), replaces=replaces)
     if target == b"/":
         raise IsMountPoint(target, "choose another mount point: a mount over the root directory is not visible")
     for path, hint in (
@@ -108,15 +112,15 @@ def check(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
     return dead
 
 
-def silent(target: bytes) -> Refused:
+def silent_daemon_error(target: bytes) -> Refused:
     """Return the error for a mount of trashd whose daemon runs and does not answer."""
     path = printable(target)
     hint = f"if it stays so, remove the mount: trashd umount --force {shell_word(target)}"
     return Refused(f"{path}: already mounted by trashd, but it does not respond", hint)
 
 
-def _standing(target: bytes, mount: Mount | None, *, replaces: bool) -> Mount | None:
-    if mount is None or not mount.is_ours():
+def _find_dead_mount(target: bytes, mount: Mount | None, *, replaces: bool) -> Mount | None:
+    if mount is None or not mount.is_trashd():
         return None
     path = printable(target)
     match health(target):
@@ -124,7 +128,7 @@ def _standing(target: bytes, mount: Mount | None, *, replaces: bool) -> Mount | 
             hint = f"the mount works; to remove it: trashd umount {shell_word(target)}"
             raise Refused(f"{path}: already mounted by trashd", hint)
         case Health.SILENT:
-            raise silent(target)
+            raise silent_daemon_error(target)
         case Health.DEAD if not replaces:
             raise Refused(
                 f"{path}: a mount of trashd whose daemon has died", "restart it: the same command with --replace"
@@ -152,7 +156,7 @@ def _require_directory(path: bytes, hint: str) -> None:
 def _refuse_ours_below(source: bytes, mounts: Sequence[Mount]) -> None:
     """Refuse a tree that lies in a mount of trashd: it would be served twice, and its trash would not be found."""
     held_by = max((m for m in mounts if is_inside(source, m.point)), key=lambda m: len(m.point), default=None)
-    if held_by is not None and held_by.is_ours():
+    if held_by is not None and held_by.is_trashd():
         raise Refused(
             f"{printable(source)}: in a mount of trashd at {printable(held_by.point)}",
             f"mount its source directory instead: {printable(held_by.source)}",

@@ -18,23 +18,23 @@ from contextlib import contextmanager, suppress
 
 from fusefs.core.errors import Busy
 from fusefs.linux import mount_calls
-from fusefs.linux.backing_fd_socket import DOOR, TREE
-from fusefs.linux.fd import Fd, closed_on_error
-from fusefs.linux.mount_calls import directory_of, name_of
+from fusefs.linux.backing_fd_socket import SOCKET_NAME, TREE
+from fusefs.linux.fd import Fd, close_on_error
+from fusefs.linux.mount_calls import claim_directory, claim_name
 from fusefs.linux.mountinfo import is_inside, read_mounts
-from fusefs.linux.runtime_directories import HOME, NEW
+from fusefs.linux.runtime_directories import MOUNTS_RUNTIME, NEW
 
 STATS, FAST_PATHS = b"stats", b"fast-paths"
 """Files with the daemon's counters (counters.py), and its fast paths (fast_path_states.py)."""
-_PATIENCE_S = 5.0
+_LOCK_TIMEOUT_S = 5.0
 """How long to wait for an earlier daemon at the same mount point, whose mount is gone, to end."""
-_GLANCE_S = 0.02
+_POLL_S = 0.02
 
 
-def home() -> bytes | None:
+def base_directory() -> bytes | None:
     """Return the directory with the directories of this user's mounts; None if there is none, as without a login."""
     if os.geteuid() == 0:
-        return HOME
+        return MOUNTS_RUNTIME
     for path in (os.environb.get(b"XDG_RUNTIME_DIR", b""), b"/run/user/%d" % os.geteuid()):
         with suppress(OSError):
             if path.startswith(b"/") and os.stat(path).st_uid == os.geteuid():  # not another user's, after su
@@ -42,21 +42,21 @@ def home() -> bytes | None:
     return None
 
 
-def file_of(target: bytes, name: bytes) -> bytes | None:
+def path_of(target: bytes, name: bytes) -> bytes | None:
     """Return the path of a file in the directory of this user's mount at a mount point; None without a place for it."""
-    above = home()
-    return None if above is None else b"/".join([above, name_of(target), name])
+    base = base_directory()
+    return None if base is None else b"/".join([base, claim_name(target), name])
 
 
 @contextmanager
-def claimed(target: bytes) -> Iterator[bytes]:
+def lock_directory(target: bytes) -> Iterator[bytes]:
     """Lock a mount point's directory for the block; remove obsolete files before and after it.
 
     Raises  Busy: an earlier daemon still serves files that were open when its mount was unmounted
     """
-    path = directory_of(target)
-    _make(HOME)
-    fd = _lock(path, _PATIENCE_S, makes=True)
+    path = claim_directory(target)
+    _make(MOUNTS_RUNTIME)
+    fd = _lock(path, _LOCK_TIMEOUT_S, makes=True)
     if fd is None:
         raise Busy(
             target,
@@ -68,19 +68,19 @@ def claimed(target: bytes) -> Iterator[bytes]:
             _remove(path, keeps_itself=True)
             yield path
         finally:
-            if not stands(target):
+            if not is_mounted(target):
                 _remove(path)
 
 
-def stands(target: bytes) -> bool:
+def is_mounted(target: bytes) -> bool:
     """Return whether this user's mount exists. Its daemon may have ended; its last counters are still available
     then."""
-    return any(mount.point == target and mount.is_ours() and mount.owner == os.geteuid() for mount in read_mounts())
+    return any(mount.point == target and mount.is_trashd() and mount.owner == os.geteuid() for mount in read_mounts())
 
 
-def clear(target: bytes, patience_s: float) -> bool:
+def remove_unless_served(target: bytes, patience_s: float) -> bool:
     """Return whether no daemon serves a mount point of root's any more; if so, remove its files."""
-    path = directory_of(target)
+    path = claim_directory(target)
     try:
         fd = _lock(path, patience_s, makes=False)
     except (FileNotFoundError, PermissionError):
@@ -92,7 +92,7 @@ def clear(target: bytes, patience_s: float) -> bool:
     return True
 
 
-def clone(path: bytes, dir_fd: int, flags: int) -> tuple[Fd, bytes]:
+def clone_backing_tree(path: bytes, dir_fd: int, flags: int) -> tuple[Fd, bytes]:
     """Make a private clone of a directory's mount; return an O_PATH fd of its root, and where it is mounted in here.
 
     Only root can reach it by path.
@@ -102,7 +102,7 @@ def clone(path: bytes, dir_fd: int, flags: int) -> tuple[Fd, bytes]:
     for directory in (os.path.dirname(tree), tree):
         os.mkdir(directory, 0o700)
     mount_fd = mount_calls.clone_tree(dir_fd)
-    with closed_on_error(mount_fd):
+    with close_on_error(mount_fd):
         mount_calls.make_private(mount_fd, flags)
         with Fd(os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as tree_fd:
             mount_calls.move_mount(mount_fd, tree_fd)
@@ -131,7 +131,7 @@ def _lock(path: bytes, patience_s: float, *, makes: bool) -> Fd | None:
             if time.monotonic() > deadline_s:
                 fd.close()
                 return None
-            time.sleep(_GLANCE_S)
+            time.sleep(_POLL_S)
         fd.close()
 
 
@@ -139,12 +139,12 @@ def _remove(path: bytes, *, keeps_itself: bool = False) -> None:
     """Remove the clone, the counters and the directories, unless a mount, even a dead one, has the clone as its
     source."""
     mounts = read_mounts()
-    if any(mount.is_ours() and mount.owner == 0 and is_inside(mount.source, path) for mount in mounts):
+    if any(mount.is_trashd() and mount.owner == 0 and is_inside(mount.source, path) for mount in mounts):
         return
     for mount in reversed(mounts):
         if is_inside(mount.point, path):
             mount_calls.unmount(mount.point, mount_calls.MNT_DETACH)
-    for name in (STATS, STATS + NEW, FAST_PATHS, FAST_PATHS + NEW, DOOR):
+    for name in (STATS, STATS + NEW, FAST_PATHS, FAST_PATHS + NEW, SOCKET_NAME):
         with suppress(FileNotFoundError):
             os.unlink(path + b"/" + name)
     tree = path + b"/" + TREE

@@ -62,16 +62,16 @@ Listed = tuple[bytes, EntryAttributes, int, int]
 """A name, its attributes, the next offset, and the nodeid whose reference is counted, or 0."""
 
 
-def _served(
-    act: Callable[Concatenate[PlainHandlers, P], R],
+def _handler(
+    function: Callable[Concatenate[PlainHandlers, P], R],
 ) -> Callable[Concatenate[PlainHandlers, P], Coroutine[Any, Any, R]]:
     """Make a handler of a function that a worker is to call with the tables lock."""
-    name = act.__name__
+    name = function.__name__
 
-    @functools.wraps(act)
+    @functools.wraps(function)
     async def handler(self: PlainHandlers, /, *args: P.args, **kwargs: P.kwargs) -> R:
         caller = args[-1] if isinstance(args[-1], RequestContext) else None
-        return await self.serve(name, caller, partial(act, self, *args, **kwargs))
+        return await self.serve(name, caller, partial(function, self, *args, **kwargs))
 
     return handler
 
@@ -86,7 +86,7 @@ class PlainHandlers(pyfuse3.Operations):
         """has_acls: the kernel checks permissions, including ACLs"""
         super().__init__()
         self.enable_acl = has_acls
-        self.has_begun = trio.Event()
+        self.has_init_reply = trio.Event()
         """Set when the kernel has the reply to INIT."""
         self._vfs = vfs
         self._lock = vfs.lock
@@ -94,102 +94,104 @@ class PlainHandlers(pyfuse3.Operations):
         self._users: defaultdict[int | None, trio.CapacityLimiter] = defaultdict(
             lambda: trio.CapacityLimiter(min(_N_OF_USER, n_threads))
         )
-        self.ending = trio.CapacityLimiter(n_threads)
+        self.release_limiter = trio.CapacityLimiter(n_threads)
 
     def init(self) -> None:
-        self.has_begun.set()
+        self.has_init_reply.set()
 
-    async def serve(self, name: str, caller: RequestContext | None, act: Callable[[], R]) -> R:
+    async def serve(self, name: str, caller: RequestContext | None, function: Callable[[], R]) -> R:
         """Have a worker serve a request. Raises  FUSEError"""
-        self._vfs.stats.changed()
+        self._vfs.stats.note_change()
         async with self._users[None if caller is None else caller.uid]:
-            return await self._by_worker(name, caller, act, self._workers)
+            return await self._run_in_worker(name, caller, function, self._workers)
 
-    async def _by_worker(
+    async def _run_in_worker(
         self,
         name: str,
         caller: RequestContext | None,
-        act: Callable[[], R],
+        function: Callable[[], R],
         workers: trio.CapacityLimiter,
         before: Callable[[], object] | None = None,
     ) -> R:
         """before: called at once, in this thread. Raises  FUSEError only: any other exception would end the mount"""
-        do = partial(self._lock.run_patiently, self._do, name, caller, act)
+        operation = partial(self._lock.run_patient_operation, self._run_counted, name, caller, function)
         try:
             if before is not None:
                 with self._lock:
                     before()
-            return await trio.to_thread.run_sync(do, abandon_on_cancel=True, limiter=workers)
+            return await trio.to_thread.run_sync(operation, abandon_on_cancel=True, limiter=workers)
         except Exception as error:
             raise FUSEError(errno_of(error, name)) from None
 
-    async def _end(self, name: str, act: Callable[[], object], before: Callable[[], object] | None = None) -> None:
+    async def _serve_release(
+        self, name: str, function: Callable[[], object], before: Callable[[], object] | None = None
+    ) -> None:
         """Serve a release or a forget, which must not queue behind other requests."""
-        await self._by_worker(name, None, act, self.ending, before)
+        await self._run_in_worker(name, None, function, self.release_limiter, before)
 
-    def _do(self, name: str, caller: RequestContext | None, act: Callable[[], R]) -> R:
+    def _run_counted(self, name: str, caller: RequestContext | None, function: Callable[[], R]) -> R:
         """Serve a request, and count it. Called with the tables lock."""
         has_failed, begun_ns = True, perf_counter_ns()
         try:
-            result = act()
+            result = function()
             has_failed = False
             return result
         except OSError as error:
             if error.errno == errno.ESTALE and caller is not None:
-                self._vfs.retries.add(caller.pid)
+                self._vfs.retries.add_process(caller.pid)
             raise
         finally:
             self._vfs.count(CELL_OF[name], begun_ns, has_failed=has_failed)
 
-    def ask(self, opcode: Opcode, nodeid: int, caller: RequestContext | None, body: bytes = b"") -> bytes:
+    def call_vfs(self, opcode: Opcode, nodeid: int, caller: RequestContext | None, body: bytes = b"") -> bytes:
         """Do a request; return the body of its reply. caller: None: unknown; body: everything after the request's
         head"""
         ids = (0, 0, 0) if caller is None else (caller.uid, caller.gid, caller.pid)
-        return self._vfs.answer(wire.request(opcode, nodeid, ids, body))
+        return self._vfs.answer(wire.encode_request(opcode, nodeid, ids, body))
 
-    def ask_entry(self, opcode: Opcode, nodeid: int, caller: RequestContext, body: bytes) -> EntryAttributes:
+    def call_for_entry(self, opcode: Opcode, nodeid: int, caller: RequestContext, body: bytes) -> EntryAttributes:
         """Do a request whose reply is an entry."""
-        return _entry_in(self.ask(opcode, nodeid, caller, body), self._vfs.nodes)
+        return _entry_in(self.call_vfs(opcode, nodeid, caller, body), self._vfs.nodes)
 
     # Names.
 
-    @_served
+    @_handler
     def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        return self.ask_entry(Opcode.LOOKUP, parent_inode, ctx, _strings(name))
+        return self.call_for_entry(Opcode.LOOKUP, parent_inode, ctx, _strings(name))
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        await self._end("forget", partial(self._forget, inode_list))
+        await self._serve_release("forget", partial(self._forget, inode_list))
 
     def _forget(self, forgotten: Sequence[tuple[int, int]]) -> None:
-        self._lock.call(self._vfs.core.do, wire.batch_forget(forgotten))
+        self._lock.call(self._vfs.core.do, wire.encode_batch_forget(forgotten))
 
-    @_served
+    @_handler
     def mknod(self, parent_inode: InodeT, name: bytes, mode: ModeT, rdev: int, ctx: RequestContext) -> EntryAttributes:
         own = wire.MKNOD_IN.pack(mode, rdev, ctx.umask)
-        return self.ask_entry(Opcode.MKNOD, parent_inode, ctx, own + _strings(name))
+        return self.call_for_entry(Opcode.MKNOD, parent_inode, ctx, own + _strings(name))
 
-    @_served
+    @_handler
     def mkdir(self, parent_inode: InodeT, name: bytes, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
         own = wire.MKDIR_IN.pack(mode, ctx.umask)
-        return self.ask_entry(Opcode.MKDIR, parent_inode, ctx, own + _strings(name))
+        return self.call_for_entry(Opcode.MKDIR, parent_inode, ctx, own + _strings(name))
 
-    @_served
+    @_handler
     def symlink(self, parent_inode: InodeT, name: bytes, target: bytes, ctx: RequestContext) -> EntryAttributes:
-        return self.ask_entry(Opcode.SYMLINK, parent_inode, ctx, _strings(name, target))
+        return self.call_for_entry(Opcode.SYMLINK, parent_inode, ctx, _strings(name, target))
 
-    @_served
+    @_handler
     def link(self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext) -> EntryAttributes:
-        return self.ask_entry(Opcode.LINK, new_parent_inode, ctx, wire.LINK_IN.pack(inode) + _strings(new_name))
+        return self.call_for_entry(Opcode.LINK, new_parent_inode, ctx, wire.LINK_IN.pack(inode) + _strings(new_name))
 
-    @_served
+    @_handler
     def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        self.ask(Opcode.UNLINK, parent_inode, ctx, _strings(name))
+        self.call_vfs(Opcode.UNLINK, parent_inode, ctx, _strings(name))
 
-    @_served
+    @_handler
     def rmdir(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        self.ask(Opcode.RMDIR, parent_inode, ctx, _strings(name))
+        self.call_vfs(Opcode.RMDIR, parent_inode, ctx, _strings(name))
 
-    @_served
+    @_handler
     def rename(
         self,
         parent_inode_old: InodeT,
@@ -200,15 +202,15 @@ class PlainHandlers(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> None:
         own = wire.RENAME2_IN.pack(parent_inode_new, flags)
-        self.ask(Opcode.RENAME2, parent_inode_old, ctx, own + _strings(name_old, name_new))
+        self.call_vfs(Opcode.RENAME2, parent_inode_old, ctx, own + _strings(name_old, name_new))
 
     # Attributes.
 
-    @_served
+    @_handler
     def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        return _attributes_in(self.ask(Opcode.GETATTR, inode, ctx, bytes(wire.GETATTR_IN.size)))
+        return _attributes_in(self.call_vfs(Opcode.GETATTR, inode, ctx, bytes(wire.GETATTR_IN.size)))
 
-    @_served
+    @_handler
     def setattr(
         self,
         inode: InodeT,
@@ -220,89 +222,89 @@ class PlainHandlers(pyfuse3.Operations):
         """Try again with the present time: pyfuse3 does not pass on that a time is to be now, which any writer may
         set."""
         try:
-            reply = self.ask(Opcode.SETATTR, inode, ctx, _changes_of(attr, fields, fh))
+            reply = self.call_vfs(Opcode.SETATTR, inode, ctx, _changes_of(attr, fields, fh))
         except PermissionError:
             if not _are_now(attr, fields):
                 raise
-            reply = self.ask(
+            reply = self.call_vfs(
                 Opcode.SETATTR, inode, ctx, _changes_of(attr, fields, fh, wire.FATTR_ATIME_NOW | wire.FATTR_MTIME_NOW)
             )
         return _attributes_in(reply)
 
-    @_served
+    @_handler
     def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
-        return self.ask(Opcode.READLINK, inode, ctx)
+        return self.call_vfs(Opcode.READLINK, inode, ctx)
 
-    @_served
+    @_handler
     def access(self, inode: InodeT, mode: ModeT, ctx: RequestContext) -> bool:
-        self.ask(Opcode.ACCESS, inode, ctx, wire.ACCESS_IN.pack(mode))
+        self.call_vfs(Opcode.ACCESS, inode, ctx, wire.ACCESS_IN.pack(mode))
         return True
 
-    @_served
+    @_handler
     def statfs(self, ctx: RequestContext) -> StatvfsData:
-        return _statvfs(self.ask(Opcode.STATFS, ROOT, ctx))
+        return _statvfs(self.call_vfs(Opcode.STATFS, ROOT, ctx))
 
-    @_served
+    @_handler
     def getxattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> bytes:
-        return self.ask(Opcode.GETXATTR, inode, ctx, wire.GETXATTR_IN.pack(_XATTR_ROOM) + _strings(name))
+        return self.call_vfs(Opcode.GETXATTR, inode, ctx, wire.GETXATTR_IN.pack(_XATTR_ROOM) + _strings(name))
 
-    @_served
+    @_handler
     def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[bytes]:
-        return self.ask(Opcode.LISTXATTR, inode, ctx, wire.GETXATTR_IN.pack(_XATTR_ROOM)).split(b"\0")[:-1]
+        return self.call_vfs(Opcode.LISTXATTR, inode, ctx, wire.GETXATTR_IN.pack(_XATTR_ROOM)).split(b"\0")[:-1]
 
-    @_served
+    @_handler
     def setxattr(self, inode: InodeT, name: bytes, value: bytes, ctx: RequestContext) -> None:
-        self.ask(Opcode.SETXATTR, inode, ctx, wire.SETXATTR_IN.pack(len(value), 0) + _strings(name) + value)
+        self.call_vfs(Opcode.SETXATTR, inode, ctx, wire.SETXATTR_IN.pack(len(value), 0) + _strings(name) + value)
 
-    @_served
+    @_handler
     def removexattr(self, inode: InodeT, name: bytes, ctx: RequestContext) -> None:
-        self.ask(Opcode.REMOVEXATTR, inode, ctx, _strings(name))
+        self.call_vfs(Opcode.REMOVEXATTR, inode, ctx, _strings(name))
 
     # Files.
 
-    @_served
+    @_handler
     def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        return _file_info(self.ask(Opcode.OPEN, inode, ctx, wire.OPEN_IN.pack(flags)))
+        return _file_info(self.call_vfs(Opcode.OPEN, inode, ctx, wire.OPEN_IN.pack(flags)))
 
-    @_served
+    @_handler
     def create(
         self, parent_inode: InodeT, name: bytes, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         own = wire.CREATE_IN.pack(flags, mode, ctx.umask)
-        reply = self.ask(Opcode.CREATE, parent_inode, ctx, own + _strings(name))
-        return FileInfo(fh=FileHandleT(wire.handle_in(reply)), keep_cache=True), _entry_in(reply, self._vfs.nodes)
+        reply = self.call_vfs(Opcode.CREATE, parent_inode, ctx, own + _strings(name))
+        return FileInfo(fh=FileHandleT(wire.read_handle(reply)), keep_cache=True), _entry_in(reply, self._vfs.nodes)
 
-    @_served
+    @_handler
     def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        return self.ask(Opcode.READ, ROOT, None, wire.READ_IN.pack(fh, off, size))
+        return self.call_vfs(Opcode.READ, ROOT, None, wire.READ_IN.pack(fh, off, size))
 
-    @_served
+    @_handler
     def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Append if other machines may write: then the offset is outdated. Else the kernel knows the end of the
         file."""
         flags = os.O_APPEND if self._vfs.is_shared and self._vfs.nodes.appends(fh) else 0
-        reply = self.ask(Opcode.WRITE, ROOT, None, wire.WRITE_IN.pack(fh, off, len(buf), flags) + buf)
-        return wire.written_in(reply)
+        reply = self.call_vfs(Opcode.WRITE, ROOT, None, wire.WRITE_IN.pack(fh, off, len(buf), flags) + buf)
+        return wire.read_written(reply)
 
-    @_served
+    @_handler
     def flush(self, fh: FileHandleT) -> None:
-        self.ask(Opcode.FLUSH, ROOT, None, wire.HANDLE_IN.pack(fh))
+        self.call_vfs(Opcode.FLUSH, ROOT, None, wire.HANDLE_IN.pack(fh))
 
-    @_served
+    @_handler
     def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        self.ask(Opcode.FSYNC, ROOT, None, wire.FSYNC_IN.pack(fh, wire.FSYNC_DATA_ONLY if datasync else 0))
+        self.call_vfs(Opcode.FSYNC, ROOT, None, wire.FSYNC_IN.pack(fh, wire.FSYNC_DATA_ONLY if datasync else 0))
 
     async def release(self, fh: FileHandleT) -> None:
         """Mark the program as ended at once: the next writer of its file may be quicker than the worker."""
         runs_no_more = partial(self._vfs.nodes.runs_no_more, fh)
-        release = partial(self.ask, Opcode.RELEASE, ROOT, None, wire.HANDLE_IN.pack(fh))
-        await self._end("release", release, before=runs_no_more)
+        release = partial(self.call_vfs, Opcode.RELEASE, ROOT, None, wire.HANDLE_IN.pack(fh))
+        await self._serve_release("release", release, before=runs_no_more)
 
     # Listings.
 
-    @_served
+    @_handler
     def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        return FileHandleT(wire.handle_in(self.ask(Opcode.OPENDIR, inode, ctx, bytes(wire.OPEN_IN.size))))
+        return FileHandleT(wire.read_handle(self.call_vfs(Opcode.OPENDIR, inode, ctx, bytes(wire.OPEN_IN.size))))
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         """Use the token on trio's thread only: pyfuse3 frees its memory when the request is cancelled."""
@@ -310,8 +312,8 @@ class PlainHandlers(pyfuse3.Operations):
             listed = await self.serve("readdir", None, partial(self._list, fh, start_id))
             for n_taken, (name, entry, following, _nodeid) in enumerate(listed):
                 if not pyfuse3.readdir_reply(token, name, entry, following):
-                    left = [(one[-1], 1) for one in listed[n_taken:] if one[-1]]
-                    await self._end("forget", partial(self._forget, left))
+                    unsent = [(one[-1], 1) for one in listed[n_taken:] if one[-1]]
+                    await self._serve_release("forget", partial(self._forget, unsent))
                     return
                 start_id = following
             if not listed:
@@ -320,22 +322,24 @@ class PlainHandlers(pyfuse3.Operations):
     def _list(self, fh: int, offset: int) -> list[Listed]:
         """Return some entries from an offset on. The kernel is to get one more reference to each entry's node."""
         vfs, listed = self._vfs, []
-        reply = self.ask(Opcode.READDIRPLUS, ROOT, None, wire.READ_IN.pack(fh, offset, _LISTED_BYTES))
+        reply = self.call_vfs(Opcode.READDIRPLUS, ROOT, None, wire.READ_IN.pack(fh, offset, _LISTED_BYTES))
         directory, _fd = vfs.nodes.handle(fh)
         is_stored = holds_trash(vfs.nodes, directory)
-        for one in wire.direntplus_in(reply):
+        for one in wire.read_direntplus(reply):
             node = vfs.nodes.get(one.entry.nodeid)
             if node is not None and is_stored:
-                vfs.stored.note(node, is_moved=False)
+                vfs.stored_notices.note_stored(node, is_moved=False)
             listed.append((one.name, _entry_listed(one, vfs.nodes), one.offset, one.entry.nodeid))
         return listed
 
-    @_served
+    @_handler
     def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        self.ask(Opcode.FSYNCDIR, ROOT, None, wire.FSYNC_IN.pack(fh, wire.FSYNC_DATA_ONLY if datasync else 0))
+        self.call_vfs(Opcode.FSYNCDIR, ROOT, None, wire.FSYNC_IN.pack(fh, wire.FSYNC_DATA_ONLY if datasync else 0))
 
     async def releasedir(self, fh: FileHandleT) -> None:
-        await self._end("releasedir", partial(self.ask, Opcode.RELEASEDIR, ROOT, None, wire.HANDLE_IN.pack(fh)))
+        await self._serve_release(
+            "releasedir", partial(self.call_vfs, Opcode.RELEASEDIR, ROOT, None, wire.HANDLE_IN.pack(fh))
+        )
 
 
 def _strings(*strings: bytes) -> bytes:
@@ -350,7 +354,7 @@ def _entry_in(reply: bytes, nodes: Tables) -> EntryAttributes:
     return _entry(wire.read_entry(reply), nodes)
 
 
-def _entry_listed(listed: wire.Listed, nodes: Tables) -> EntryAttributes:
+def _entry_listed(listed: wire.ListedDirent, nodes: Tables) -> EntryAttributes:
     """Return the entry of a listed name; for `.` and `..` the kernel uses the inode number and the type only."""
     if listed.entry.nodeid:
         return _entry(listed.entry, nodes)
@@ -360,15 +364,15 @@ def _entry_listed(listed: wire.Listed, nodes: Tables) -> EntryAttributes:
     return entry
 
 
-def _entry(said: wire.Entry, nodes: Tables) -> EntryAttributes:
+def _entry(reply: wire.Entry, nodes: Tables) -> EntryAttributes:
     """Make an entry. The generation differs for each incarnation: the kernel makes file handles of nodeid and
     generation."""
-    node = nodes.get(said.nodeid) if said.nodeid else None
+    node = nodes.get(reply.nodeid) if reply.nodeid else None
     entry = EntryAttributes()
     field: Any = entry
-    field.entry_timeout, field.attr_timeout = said.name_s, said.attr_s
+    field.entry_timeout, field.attr_timeout = reply.name_s, reply.attr_s
     field.generation = 0 if node is None else hash(node.source) & _GENERATIONS
-    return _with_numbers(entry, said.numbers)
+    return _with_numbers(entry, reply.numbers)
 
 
 def _with_numbers(entry: EntryAttributes, numbers: tuple[int, ...]) -> EntryAttributes:
@@ -386,10 +390,10 @@ def _with_numbers(entry: EntryAttributes, numbers: tuple[int, ...]) -> EntryAttr
 
 def _attributes_in(reply: bytes) -> EntryAttributes:
     """Return the attributes in a reply."""
-    said = wire.read_attr(reply)
+    attr = wire.read_attr(reply)
     entry = EntryAttributes()
-    entry.attr_timeout = said.attr_s
-    return _with_numbers(entry, said.numbers)
+    entry.attr_timeout = attr.attr_s
+    return _with_numbers(entry, attr.numbers)
 
 
 def _file_info(reply: bytes) -> FileInfo:
@@ -417,7 +421,7 @@ def _changes_of(attr: EntryAttributes, fields: SetattrFields, fh: int | None, mo
     atime_s, atime_ns = divmod(attr.st_atime_ns, NANO)
     mtime_s, mtime_ns = divmod(attr.st_mtime_ns, NANO)
     return wire.SETATTR_IN.pack(
-        sum(one for one, is_wanted in valid.items() if is_wanted) | more, fh or 0, attr.st_size, atime_s, mtime_s,
+        sum(one for one, is_changed in valid.items() if is_changed) | more, fh or 0, attr.st_size, atime_s, mtime_s,
         atime_ns, mtime_ns, attr.st_mode, attr.st_uid, attr.st_gid,
     )  # fmt: skip
 

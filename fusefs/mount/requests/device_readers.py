@@ -21,15 +21,15 @@ from contextlib import suppress
 import trio
 
 from fusefs.linux.fd import Fd
-from fusefs.linux.fuse_caller import have_own_umask
+from fusefs.linux.fuse_caller import unshare_umask
 from fusefs.linux.thread_progress import ThreadProgress
 from fusefs.mount.native._core import Core, CoreDevice
 from fusefs.mount.requests.fuse_requests import FuseRequests
 
-_LOOK_S, _SELDOM_S = 0.002, 0.02
-_N_IN_VAIN = 3
+_CHECK_INTERVAL_S, _IDLE_CHECK_INTERVAL_S = 0.002, 0.02
+_N_IDLE_CHECKS = 3
 """After so many checks without a request the watch sleeps."""
-_N_ACTIVE = 4
+_N_HELD_UP_MAX = 4
 """With more readers held up, the reader passes all requests to workers."""
 
 _log = logging.getLogger(__name__)
@@ -41,18 +41,18 @@ class _Reader:
     def __init__(self, device: CoreDevice) -> None:
         self.device = device
         self.progress = ThreadProgress()
-        self.seen_ns = 0
+        self.checked_began_ns = 0
         """Start time of the request that the reader was in at the last check."""
 
 
 class DeviceReaders:
     """The readers of one mount."""
 
-    def __init__(self, requests: FuseRequests, core: Core, gone: Callable[[], object]) -> None:
+    def __init__(self, requests: FuseRequests, core: Core, on_gone: Callable[[], object]) -> None:
         """Start no thread yet. gone: called by a thread that finds the connection closed"""
         self._requests = requests
         self._core = core
-        self._gone = gone
+        self._on_gone = on_gone
         self._rest_ms = 0
         self._watch_wake = Fd(os.eventfd(0, os.EFD_CLOEXEC))
         """The core writes to it when a request begins while the watch sleeps."""
@@ -82,8 +82,8 @@ class DeviceReaders:
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
 
-    def _start(self, run: Callable[[], None]) -> None:
-        thread = threading.Thread(target=run, daemon=True, name=run.__name__.strip("_"))
+    def _start(self, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, daemon=True, name=target.__name__.strip("_"))
         thread.start()
         self._threads = [*(one for one in self._threads if one.is_alive()), thread]
 
@@ -91,7 +91,7 @@ class DeviceReaders:
 
     def _read(self) -> None:
         try:
-            have_own_umask()
+            unshare_umask()
             reader = _Reader(CoreDevice(self._core, self._requests.wake, self._rest_ms))
         except (OSError, MemoryError) as error:
             _log.warning("a thread can't start to read /dev/fuse: %s", error)
@@ -100,11 +100,11 @@ class DeviceReaders:
             return
         if self._reading is not None and not self._reading.device.is_held_up:
             return  # the reader has returned from its call meanwhile
-        if len(self._held_up) > _N_ACTIVE:
+        if len(self._held_up) > _N_HELD_UP_MAX:
             reader.device.pass_on()
         self._reading = reader
         try:
-            self._answer(reader)
+            self._serve_requests(reader)
         except OSError as error:
             if error.errno != errno.ENODEV:
                 _log.exception("/dev/fuse can't be read")
@@ -118,7 +118,7 @@ class DeviceReaders:
             if self._reading is reader:
                 self._reading = None
 
-    def _answer(self, reader: _Reader) -> None:
+    def _serve_requests(self, reader: _Reader) -> None:
         device, requests = reader.device, self._requests
         while not self._has_ended:
             is_idle = device.read(not requests.n_unnumbered)
@@ -128,35 +128,35 @@ class DeviceReaders:
                     return
                 device.is_held_up = False
             if requests.n_unnumbered:
-                requests.go_on(is_idle=is_idle)
+                requests.retry_numbers(is_idle=is_idle)
 
     def _end_mount(self) -> None:
         self._has_ended = True
         with suppress(trio.RunFinishedError):
-            self._gone()
+            self._on_gone()
 
     # The watch thread.
 
     def _watch(self) -> None:
-        n_in_vain = 0
+        n_idle_checks = 0
         while not self._has_ended:
-            time.sleep(_LOOK_S if n_in_vain < _N_IN_VAIN else _SELDOM_S)
-            n_in_vain = 0 if self._look() else n_in_vain + 1
-            if n_in_vain > _N_IN_VAIN:
+            time.sleep(_CHECK_INTERVAL_S if n_idle_checks < _N_IDLE_CHECKS else _IDLE_CHECK_INTERVAL_S)
+            n_idle_checks = 0 if self._check_reader() else n_idle_checks + 1
+            if n_idle_checks > _N_IDLE_CHECKS:
                 self._core.sleep()
-                if not self._look() and not self._has_ended:
+                if not self._check_reader() and not self._has_ended:
                     os.eventfd_read(self._watch_wake)
-                    n_in_vain = 0
+                    n_idle_checks = 0
 
-    def _look(self) -> bool:
+    def _check_reader(self) -> bool:
         """Replace the reader if it is held up. Returns whether it is in a request, and was not held up before."""
         reader = self._reading
         if reader is None or reader.device.is_held_up:
             return False
         began_ns = reader.device.began_ns
-        if began_ns != reader.seen_ns:
-            reader.seen_ns = began_ns
-            reader.progress.note()
+        if began_ns != reader.checked_began_ns:
+            reader.checked_began_ns = began_ns
+            reader.progress.begin_period()
         elif began_ns and reader.progress.is_held_up():
             reader.device.is_held_up = True
             self._held_up.add(reader)

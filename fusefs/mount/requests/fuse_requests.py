@@ -30,15 +30,15 @@ from fusefs.mount.tables.tables_lock import WouldWait
 from fusefs.mount.tree.mount_state import CELL_OF_OPCODE, errno_of
 from fusefs.mount.tree.vfs import Vfs
 
-GONE: Final = (errno.ENOENT, errno.ENODEV)
+GONE_ERRNOS: Final = (errno.ENOENT, errno.ENODEV)
 """Errors of a reply: the process that waited for it is gone, or the connection is."""
 _FORGETS = (Opcode.FORGET, Opcode.BATCH_FORGET)
-_UNANSWERED = (*_FORGETS, Opcode.INTERRUPT)
-_OF_NOBODY = (Opcode.RELEASE, Opcode.RELEASEDIR)
+_WITHOUT_REPLY = (*_FORGETS, Opcode.INTERRUPT)
+_RELEASES = (Opcode.RELEASE, Opcode.RELEASEDIR)
 """Releases of handles: no client waits for them, and they must not be refused."""
 _OPENING = (Opcode.OPEN, Opcode.OPENDIR, Opcode.CREATE, Opcode.TMPFILE)
 """Requests whose replies end with a handle."""
-_PATIENCE = 50
+_N_NUMBER_TRIES = 50
 """So many requests are read before a new inode is known by another number. Its own number may stay in use for longer
 than clients want to wait: if it belongs to a deleted file that is open, or its FORGET is behind a hundred thousand
 others."""
@@ -64,12 +64,12 @@ class WaitClass(IntEnum):
     """How long a request may block."""
 
     SHORT = 0
-    LOOK = 1
+    READ = 1
     CHANGE = 2
     """Blocks if the backing filesystem is frozen, or its journal busy."""
     LONG = 3
     """Takes long on any filesystem."""
-    OTHERS = 4
+    OTHER_PROCESS = 4
     """Waits for another process or another machine, perhaps for ever."""
 
 
@@ -103,7 +103,7 @@ class _ReplyTo(NamedTuple):
     send: SendReply
 
 
-class _Made(NamedTuple):
+class _NewNodeReply(NamedTuple):
     """A node that a request has made, the body of its reply, and how often its own number was in use."""
 
     to: _ReplyTo
@@ -128,7 +128,7 @@ class FuseRequests:
         self._pool = pool
         self.device = device
         os.set_blocking(self.device, False)  # a request that poll reports may be gone when it is read
-        self._unnumbered: deque[_Made] = deque()
+        self._unnumbered: deque[_NewNodeReply] = deque()
         self.wake = Fd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         """Wakes the thread that reads /dev/fuse, to call `go_on`."""
 
@@ -147,22 +147,22 @@ class FuseRequests:
             return
         if lock.is_slow:
             with lock:
-                if self._answer(request, send, self._vfs.recall):
+                if self._serve(request, send, self._vfs.answer_from_cache):
                     return
-        wait_class = _WAIT_CLASSES.get(opcode, WaitClass.LOOK)
+        wait_class = _WAIT_CLASSES.get(opcode, WaitClass.READ)
         is_for_worker = patience == Patience.NO_CALLS or lock.is_slow or wait_class is WaitClass.LONG
         if wait_class and patience < Patience.ANY_TIME and is_for_worker:
-            self._have_done(request, self._class_of(request, wait_class), send)
+            self._submit(request, self._class_of(request, wait_class), send)
             return
         try:
             if patience == Patience.ANY_TIME:
-                self._stats.changed()
-                lock.run_patiently(self._answer, request, send)
+                self._stats.note_change()
+                lock.run_patient_operation(self._serve, request, send)
                 return
             with lock:
-                self._answer(request, send)
+                self._serve(request, send)
         except WouldWait:
-            self._have_done(request, WaitClass.OTHERS, send)
+            self._submit(request, WaitClass.OTHER_PROCESS, send)
 
     # Replies that wait until the new node has its own inode number as nodeid, or until it won't get it. The number may
     # belong to a file just deleted: the kernel forgets that file at once, but sends other requests first.
@@ -171,7 +171,9 @@ class FuseRequests:
         self, node: Node, body: bytes, unique: int, pid: int, opcode: int, begun_ns: int, send: SendReply
     ) -> None:
         """Reply to a request that has made a node, when that has its own number; by any thread."""
-        if not self._try_number(_Made(_ReplyTo(opcode, unique, pid, begun_ns, send), node, body), is_last=False):
+        if not self._try_number(
+            _NewNodeReply(_ReplyTo(opcode, unique, pid, begun_ns, send), node, body), is_last=False
+        ):
             os.eventfd_write(self.wake, 1)
 
     @property
@@ -179,17 +181,17 @@ class FuseRequests:
         """How many replies wait for a number."""
         return len(self._unnumbered)
 
-    def go_on(self, *, is_idle: bool) -> None:
+    def retry_numbers(self, *, is_idle: bool) -> None:
         """Retry the waiting replies. is_idle: no request waits in /dev/fuse"""
         for _ in range(len(self._unnumbered)):
             with suppress(IndexError):  # another thread is the reader now, and retries them
                 made = self._unnumbered.popleft()
-                self._try_number(made, is_last=is_idle or made.n_tries == _PATIENCE)
+                self._try_number(made, is_last=is_idle or made.n_tries == _N_NUMBER_TRIES)
 
-    def _try_number(self, made: _Made, *, is_last: bool) -> bool:
+    def _try_number(self, made: _NewNodeReply, *, is_last: bool) -> bool:
         with self._lock:
             if self._nodes.renumber(made.node) or is_last:
-                self._reply(wire.with_number(made.body, made.node.nodeid), made.to)
+                self._reply(wire.replace_nodeid(made.body, made.node.nodeid), made.to)
                 return True
         self._unnumbered.append(made._replace(n_tries=made.n_tries + 1))
         return False
@@ -203,42 +205,42 @@ class FuseRequests:
     def _refuse_cut_off(self, request: bytes, send: SendReply) -> None:
         """Refuse a request that lacks a part, if its head can be read and a client waits for the reply."""
         _log.error("the kernel sent a truncated request of %d bytes", len(request))
-        if len(request) >= REQUEST_HEAD_SIZE and wire.read_head(request)[1] not in _UNANSWERED:
+        if len(request) >= REQUEST_HEAD_SIZE and wire.read_head(request)[1] not in _WITHOUT_REPLY:
             self._refuse(errno.EINVAL, request, send)
 
     def _interrupt(self, request: bytes) -> None:
         """Drop a killed client's request if it is still queued. All other requests go on, as on any filesystem."""
         (unique,) = wire.INTERRUPT_IN.unpack_from(request, REQUEST_HEAD_SIZE)
-        task = self._pool.parked(unique)
+        task = self._pool.queued_task(unique)
         if task is not None and is_killed(task.pid) and self._pool.remove(unique):
             with self._lock:
                 self._send(errno.EINTR, unique, task.send or self.write)
 
     # Requests for workers.
 
-    def _have_done(self, request: bytes, wait_class: WaitClass, send: SendReply) -> None:
+    def _submit(self, request: bytes, wait_class: WaitClass, send: SendReply) -> None:
         """Have a worker do a request."""
         _size, opcode, unique, _nodeid, uid, _gid, pid = wire.read_head(request)
         if opcode == Opcode.RELEASE:  # the file's next writer may be quicker than the worker that releases it
             with self._lock:
                 self._nodes.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
-        self._stats.changed()
-        key: Key = (None if opcode in _OF_NOBODY else uid, wait_class)
-        do = partial(self._do, request, wait_class, send)
-        if not self._pool.do(PoolTask(key, do, unique, pid, len(request), send)):
+        self._stats.note_change()
+        key: Key = (None if opcode in _RELEASES else uid, wait_class)
+        serve = partial(self._serve_in_worker, request, wait_class, send)
+        if not self._pool.submit(PoolTask(key, serve, unique, pid, len(request), send)):
             self._refuse(errno.EAGAIN, request, send)
 
-    def _do(self, request: bytes, wait_class: WaitClass, send: SendReply, has_waited: bool) -> None:
+    def _serve_in_worker(self, request: bytes, wait_class: WaitClass, send: SendReply, has_waited: bool) -> None:
         _size, opcode, _unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
-        if has_waited and opcode not in _OF_NOBODY and is_killed(pid):
+        if has_waited and opcode not in _RELEASES and is_killed(pid):
             self._refuse(errno.EINTR, request, send)
             return
         # A request that waits for another process must not hold up others of its class.
-        run = self._lock.run if wait_class < WaitClass.LONG else self._lock.run_patiently
+        run_operation = self._lock.run_operation if wait_class < WaitClass.LONG else self._lock.run_patient_operation
         try:
-            run(self._answer, request, send)
+            run_operation(self._serve, request, send)
         except WouldWait:
-            self._have_done(request, WaitClass.OTHERS, send)
+            self._submit(request, WaitClass.OTHER_PROCESS, send)
 
     def _class_of(self, request: bytes, wait_class: WaitClass) -> WaitClass:
         """Return the class by which a user's request is queued. wait_class: of its opcode"""
@@ -247,16 +249,16 @@ class FuseRequests:
         with self._lock:
             node = self._nodes.get(nodeid)
             if node is not None and (node.dev in submounts.devices or node.name in submounts.names):
-                return WaitClass.OTHERS
+                return WaitClass.OTHER_PROCESS
         if submounts.names and not submounts.names.isdisjoint(request[REQUEST_HEAD_SIZE:].split(b"\0")):
-            return WaitClass.OTHERS
+            return WaitClass.OTHER_PROCESS
         if opcode == Opcode.OPEN and wire.OPEN_IN.unpack_from(request, REQUEST_HEAD_SIZE)[0] & os.O_TRUNC:
             return WaitClass.CHANGE
         return wait_class
 
     # Callers hold the tables lock.
 
-    def _answer(self, request: bytes, send: SendReply, find: Callable[[bytes], bytes | None] | None = None) -> bool:
+    def _serve(self, request: bytes, send: SendReply, compute: Callable[[bytes], bytes | None] | None = None) -> bool:
         """Reply to a request with the result of `find`, or by doing it.
 
         Returns  False: `find` had no result, and nothing was replied
@@ -266,7 +268,7 @@ class FuseRequests:
         _size, opcode, unique, _nodeid, _uid, _gid, pid = wire.read_head(request)
         answer: wire.Answer | None
         try:
-            answer = (find or self._vfs.answer)(request)
+            answer = (compute or self._vfs.answer)(request)
         except WouldWait:
             raise
         except Exception as error:
@@ -282,28 +284,30 @@ class FuseRequests:
         if to.opcode in _FORGETS and not has_failed:
             return
         if answer == errno.ESTALE:
-            self._vfs.retries.add(to.pid)
+            self._vfs.retries.add_process(to.pid)
         self._send(answer, to.unique, to.send, has_handle=to.opcode in _OPENING)
 
     def _send(self, answer: wire.Answer, unique: int, send: SendReply, *, has_handle: bool = False) -> None:
         try:
             send(answer, unique)
         except OSError as error:
-            self.lose_answer(error.errno, wire.handle_in(answer) if has_handle and isinstance(answer, bytes) else None)
+            self.lose_answer(
+                error.errno, wire.read_handle(answer) if has_handle and isinstance(answer, bytes) else None
+            )
 
     def write(self, answer: wire.Answer, unique: int) -> None:
         """Write a reply to /dev/fuse; a SendReply."""
         if isinstance(answer, int):
-            os.write(self.device, wire.refusal(unique, answer))
+            os.write(self.device, wire.encode_error(unique, answer))
         else:
-            os.writev(self.device, (wire.head(unique, len(answer)), answer))
+            os.writev(self.device, (wire.encode_head(unique, len(answer)), answer))
 
     def lose_answer(self, error: int | None, fh: int | None) -> None:
         """Handle a reply that the kernel has refused. error: an errno; fh: the handle in the reply"""
-        if error not in GONE:  # the client has got an error, too
+        if error not in GONE_ERRNOS:  # the client has got an error, too
             _log.error("the kernel rejected a reply: %s", os.strerror(error or 0))
         if fh:  # no client knows this handle, so none releases it
-            self._pool.do(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
+            self._pool.submit(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))
 
     def _release(self, fh: int, _has_waited: bool) -> None:
-        self._lock.run(self._vfs.listings.release, fh)
+        self._lock.run_operation(self._vfs.listings.release, fh)

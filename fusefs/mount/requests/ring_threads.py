@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from fusefs.linux.fuse_caller import have_own_umask
+from fusefs.linux.fuse_caller import unshare_umask
 from fusefs.linux.uring_offer import split_cores
 from fusefs.mount.native._core import N_RING_THREADS, Core, CoreRings
 
 _N_FDS = 5
 """Fds that the rings of a core take."""
-_LIMIT_S = 10.0
+_START_TIMEOUT_S = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -57,15 +57,15 @@ class RingThreads:
             for cores in (*([core] for core in own), *([others] if others else [])):
                 rings = CoreRings(self._device, cores, cores is not others)
                 for number in range(N_RING_THREADS):
-                    thread = threading.Thread(target=self._run, args=(rings, number), daemon=True, name="ring")
+                    thread = threading.Thread(target=self._run_thread, args=(rings, number), daemon=True, name="ring")
                     thread.start()
                     self._threads.append(thread)
-            self._await(len(self._threads))
+            self._await_reports(len(self._threads))
         except BaseException:
             self.give_up()
             raise
 
-    def begin(self, core: Core) -> None:
+    def serve(self, core: Core) -> None:
         """Serve, after the reply to INIT.
 
         Raises  OSError: the kernel refuses io_uring, and goes on with /dev/fuse
@@ -74,7 +74,7 @@ class RingThreads:
         for number, may_register in enumerate(self._may_register):  # the dispatchers first: see native/ring.c
             may_register.set()
             try:
-                self._await(len(self._threads) // N_RING_THREADS)
+                self._await_reports(len(self._threads) // N_RING_THREADS)
             except OSError as error:
                 if not number:
                     self._core = None
@@ -94,14 +94,14 @@ class RingThreads:
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))
 
-    def _await(self, n: int) -> None:
-        for error in [self._reports.get(timeout=_LIMIT_S) for _ in range(n)]:
+    def _await_reports(self, n: int) -> None:
+        for error in [self._reports.get(timeout=_START_TIMEOUT_S) for _ in range(n)]:
             if error is not None:
                 raise error
 
-    def _run(self, rings: CoreRings, number: int) -> None:
+    def _run_thread(self, rings: CoreRings, number: int) -> None:
         try:
-            have_own_umask()
+            unshare_umask()
             rings.prepare(number)
             self._reports.put(None)
             self._may_register[number].wait()

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from fusefs.core.fuse_protocol import Answer
-from fusefs.linux.thread_progress import run_on_any_core
+from fusefs.linux.thread_progress import allow_all_cores
 
-_N_OF_ONE = 120
+_N_TASKS_PER_CLASS = 120
 """Requests of one wait class that a user may have under way; at most half of the free threads."""
-_REST_S = 10.0
+_IDLE_S = 10.0
 """How long an idle thread waits for another task."""
-_PARKED_BYTES_MAX = 64 << 20
+_QUEUED_BYTES_MAX = 64 << 20
 """Of one user's queued requests: a queued write takes its megabyte."""
 
 Key = tuple[int | None, int]
@@ -38,7 +38,7 @@ class PoolTask:
     """
 
     key: Key
-    act: Callable[[bool], None]
+    function: Callable[[bool], None]
     unique: int = 0
     pid: int = 0
     n_bytes: int = 0
@@ -53,28 +53,28 @@ class ThreadPool:
         self._n_max = n_threads
         self._mutex = threading.Lock()
         self._n_under_way: Counter[Key] = Counter()
-        self._parked: defaultdict[Key, dict[int, PoolTask]] = defaultdict(dict)
-        self._n_parked_bytes: Counter[Key] = Counter()
+        self._queued: defaultdict[Key, dict[int, PoolTask]] = defaultdict(dict)
+        self._n_queued_bytes: Counter[Key] = Counter()
         self._key_of: dict[int, Key] = {}
         self._idle: list[SimpleQueue[PoolTask]] = []
 
-    def do(self, task: PoolTask) -> bool:
+    def submit(self, task: PoolTask) -> bool:
         """Do a task now, or queue it behind its user's others; False: too much of that user's is queued already."""
         with self._mutex:
-            if self._has_room(task.key) and self._begin(task):
+            if self._has_room(task.key) and self._start(task):
                 return True
-            if not self._n_under_way or self._n_parked_bytes[task.key] + task.n_bytes > _PARKED_BYTES_MAX:
+            if not self._n_under_way or self._n_queued_bytes[task.key] + task.n_bytes > _QUEUED_BYTES_MAX:
                 return False
-            self._parked[task.key][task.unique or -id(task)] = task
+            self._queued[task.key][task.unique or -id(task)] = task
             self._key_of[task.unique or -id(task)] = task.key
-            self._n_parked_bytes[task.key] += task.n_bytes
+            self._n_queued_bytes[task.key] += task.n_bytes
             return True
 
-    def parked(self, unique: int) -> PoolTask | None:
+    def queued_task(self, unique: int) -> PoolTask | None:
         """Return the queued task of a request; None if it is not queued."""
         with self._mutex:
             key = self._key_of.get(unique)
-            return None if key is None else self._parked[key][unique]
+            return None if key is None else self._queued[key][unique]
 
     def remove(self, unique: int) -> bool:
         """Remove the queued task of a request; False if it has begun."""
@@ -82,7 +82,7 @@ class ThreadPool:
             key = self._key_of.get(unique)
             if key is None:
                 return False
-            self._take(self._parked[key][unique])
+            self._dequeue(self._queued[key][unique])
             return True
 
     def n_under_way(self) -> int:
@@ -91,16 +91,16 @@ class ThreadPool:
             return self._n_under_way.total()
 
     def _has_room(self, key: Key) -> bool:
-        n_left = self._n_max - self._n_under_way.total()
+        n_free = self._n_max - self._n_under_way.total()
         n = self._n_under_way[key]
-        return n_left > 0 and n < max(1, min(_N_OF_ONE, n_left // 2))
+        return n_free > 0 and n < max(1, min(_N_TASKS_PER_CLASS, n_free // 2))
 
-    def _begin(self, task: PoolTask) -> bool:
+    def _start(self, task: PoolTask) -> bool:
         if self._idle:
             self._idle.pop().put(task)
         else:
             try:
-                threading.Thread(target=self._work, args=(task,), daemon=True, name="helper").start()
+                threading.Thread(target=self._run_worker, args=(task,), daemon=True, name="helper").start()
             except RuntimeError:  # no more threads allowed; a worker that exists will do it
                 return False
         self._count(task.key, 1)
@@ -111,32 +111,32 @@ class ThreadPool:
         if not self._n_under_way[key]:
             del self._n_under_way[key]
 
-    def _take(self, task: PoolTask) -> None:
+    def _dequeue(self, task: PoolTask) -> None:
         """Dequeue a task; its user's remaining tasks move behind those of all other users."""
         key, number = task.key, task.unique or -id(task)
         del self._key_of[number]
-        parked = self._parked.pop(key)
-        del parked[number]
-        if parked:
-            self._parked[key] = parked
-            self._n_parked_bytes[key] -= task.n_bytes
+        queued = self._queued.pop(key)
+        del queued[number]
+        if queued:
+            self._queued[key] = queued
+            self._n_queued_bytes[key] -= task.n_bytes
         else:
-            del self._n_parked_bytes[key]
+            del self._n_queued_bytes[key]
 
     def _next(self) -> PoolTask | None:
         """Return the next task whose user may have one more under way."""
-        for key, parked in self._parked.items():
+        for key, queued in self._queued.items():
             if self._has_room(key):
-                return next(iter(parked.values()))
+                return next(iter(queued.values()))
         return None
 
-    def _work(self, first: PoolTask) -> None:
-        run_on_any_core()
+    def _run_worker(self, first: PoolTask) -> None:
+        allow_all_cores()
         task, tasks = first, SimpleQueue[PoolTask]()
         has_waited = False
         while True:
             try:
-                task.act(has_waited)
+                task.function(has_waited)
             finally:
                 with self._mutex:
                     self._count(task.key, -1)
@@ -144,18 +144,18 @@ class ThreadPool:
                     if following is None:
                         self._idle.append(tasks)
                     else:
-                        self._take(following)
+                        self._dequeue(following)
                         self._count(following.key, 1)
             has_waited = following is not None
             if following is None:
-                following = self._wait(tasks)
+                following = self._await_task(tasks)
                 if following is None:
                     return
             task = following
 
-    def _wait(self, tasks: SimpleQueue[PoolTask]) -> PoolTask | None:
+    def _await_task(self, tasks: SimpleQueue[PoolTask]) -> PoolTask | None:
         with suppress(Empty):
-            return tasks.get(timeout=_REST_S)
+            return tasks.get(timeout=_IDLE_S)
         with self._mutex:
             if tasks in self._idle:
                 self._idle.remove(tasks)

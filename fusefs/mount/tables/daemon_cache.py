@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Self
 
 from fusefs.core.metadata_cache import Answers, Attributes, MetadataCache, PackedEntries, SourceKey, source_key
-from fusefs.core.mount_counters import Remembering
+from fusefs.core.mount_counters import CachedKind
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.places.counters import Counters
 from fusefs.mount.tables.tables_lock import TablesLock
 
-SeenByName = tuple[Attributes, bytes, Answers]
+LookupResult = tuple[Attributes, bytes, Answers]
 """Result of looking up a name: attributes, file handle, and the extended attributes that were read with them."""
 NameIn = tuple[Node, bytes]
 
@@ -29,7 +29,7 @@ class CacheFill:
         self._lifetime_s = lifetime_s
         self._nodes = nodes
         self._began_s = time.monotonic()
-        self._epoch = metadata.begin()
+        self._epoch = metadata.begin_lookup()
         nodes.is_caching = True
 
     def __enter__(self) -> Self:
@@ -40,22 +40,22 @@ class CacheFill:
 
     def end(self) -> None:
         """Stop collecting."""
-        self._metadata.end()
+        self._metadata.end_lookup()
         self._nodes.is_caching = not self._metadata.is_idle
 
-    def learn(self, directory: Node, name: bytes, source: SourceKey, seen: Attributes) -> None:
+    def cache_entry(self, directory: Node, name: bytes, source: SourceKey, attributes: Attributes) -> None:
         """Cache which inode a name has, and its attributes."""
         self._metadata.learn_name(directory.source, name, source, self._epoch, self._began_s)
-        self.learn_attributes(source, seen)
+        self.learn_attributes(source, attributes)
 
-    def learn_all(self, directory: Node, found: Mapping[bytes, SeenByName | None]) -> None:
+    def cache_results(self, directory: Node, results: Mapping[bytes, LookupResult | None]) -> None:
         """Cache the entries of many names in a directory; None: the lookup failed."""
-        for name, one in found.items():
-            if one is None:
+        for name, result in results.items():
+            if result is None:
                 continue
-            seen, handle, xattrs = one
-            source = source_key(seen, handle)
-            self.learn(directory, name, source, seen)
+            attributes, handle, xattrs = result
+            source = source_key(attributes, handle)
+            self.cache_entry(directory, name, source, attributes)
             if xattrs:
                 self.learn_xattrs(source, xattrs)
 
@@ -63,14 +63,18 @@ class CacheFill:
         """Cache that a name does not exist (a negative entry)."""
         self._metadata.learn_name(directory.source, name, None, self._epoch, self._began_s)
 
-    def learn_attributes(self, source: SourceKey, seen: Attributes) -> None:
+    def learn_attributes(self, source: SourceKey, attributes: Attributes) -> None:
         """Cache attributes, but not of a file with several names, one of which the reaper may delete behind the mount.
 
         Nor of a set-user-ID program: its owner is read each time that it is executed.
         """
-        if (seen.nlink > 1 and not seen.is_directory()) or seen.gives_rights() or self._is_passed(source):
+        if (
+            (attributes.nlink > 1 and not attributes.is_directory())
+            or attributes.gives_rights()
+            or self._is_passed(source)
+        ):
             return
-        self._metadata.learn_attributes(source, seen, self._epoch, self._began_s)
+        self._metadata.learn_attributes(source, attributes, self._epoch, self._began_s)
 
     def learn_xattrs(self, source: SourceKey, answers: Answers, uid: int = 0) -> None:
         """Cache extended attributes, as this user sees them. A write in passthrough removes capabilities, so not of
@@ -90,7 +94,7 @@ class CacheFill:
         """Cache all entries of a directory."""
         self._metadata.learn_listing(directory.source, entries, self._epoch, self._began_s)
 
-    def left_s(self, source: SourceKey | None, *, named: NameIn | None) -> float:
+    def valid_s(self, source: SourceKey | None, *, named: NameIn | None) -> float:
         """Return for how many seconds from now a result may be cached; 0 if it has changed meanwhile.
 
         source  the inode whose attributes were read
@@ -98,7 +102,7 @@ class CacheFill:
         """
         if source is not None and not self._metadata.is_unchanged(self._epoch, source):
             return 0
-        if named is not None and not self._metadata.is_named_so(self._epoch, named[0].source, named[1]):
+        if named is not None and not self._metadata.is_name_unchanged(self._epoch, named[0].source, named[1]):
             return 0
         return max(0.0, self._lifetime_s - (time.monotonic() - self._began_s))
 
@@ -109,77 +113,77 @@ class DaemonCache:
     def __init__(self, lock: TablesLock, nodes: Tables, stats: Counters, size_bytes: int, lifetime_s: float) -> None:
         """lifetime_s: how long anything may be cached by the kernel and the daemon together."""
         self.size_bytes = size_bytes
-        self.is_kept = size_bytes > 0 and lifetime_s > 0
+        self.is_enabled = size_bytes > 0 and lifetime_s > 0
         self.lifetime_s = lifetime_s
         self.metadata = MetadataCache(size_bytes, lifetime_s)
         self._nodes = nodes
         self._lock = lock
         self._stats = stats
 
-    def looking(self) -> AbstractContextManager[CacheFill | None]:
+    def fill_if_slow(self) -> AbstractContextManager[CacheFill | None]:
         """Begin a fill for one operation; None: the filesystem is not slow, and nothing of it is cached."""
-        return self.looking_ahead() if self._lock.is_slow else nullcontext()
+        return self.begin_fill() if self._lock.is_slow else nullcontext()
 
-    def looking_ahead(self) -> CacheFill:
+    def begin_fill(self) -> CacheFill:
         """Begin a fill by other threads, which has to be ended."""
         return CacheFill(self.metadata, self.lifetime_s, self._nodes)
 
-    def see_idle(self) -> None:
+    def update_is_caching(self) -> None:
         """Update whether anything is cached or being fetched; if not, the native core makes changes itself."""
         self._nodes.is_caching = not self.metadata.is_idle
 
-    def knows(self, directory: Node, name: bytes, xattrs_of: Callable[[Attributes], Collection[bytes]]) -> bool:
+    def is_cached(self, directory: Node, name: bytes, xattrs_of: Callable[[Attributes], Collection[bytes]]) -> bool:
         """Return whether the entry of a name is cached, with the attributes and these extended attributes of its
         inode."""
         now_s = time.monotonic()
-        found = self.metadata.name(directory.source, name, now_s)
-        if found is None or found[0] is None:
-            return found is not None
-        known = self.metadata.attributes(found[0], now_s)
-        if known is None:
+        cached_name = self.metadata.name(directory.source, name, now_s)
+        if cached_name is None or cached_name[0] is None:
+            return cached_name is not None
+        cached_attributes = self.metadata.attributes(cached_name[0], now_s)
+        if cached_attributes is None:
             return False
-        return self.metadata.has_xattrs(found[0], xattrs_of(known[0]), now_s)
+        return self.metadata.has_xattrs(cached_name[0], xattrs_of(cached_attributes[0]), now_s)
 
-    def name(self, directory: Node, name: bytes) -> tuple[SourceKey | None, float] | None:
+    def find_name(self, directory: Node, name: bytes) -> tuple[SourceKey | None, float] | None:
         """Return the source of a name (None: no such name), and for how many seconds it is valid; None if not
         cached."""
-        found = self.metadata.name(directory.source, name, time.monotonic())
-        sort = Remembering.MISSING_NAME if found is not None and found[0] is None else Remembering.NAME
-        return found if self._is_known(sort, found) else None
+        cached = self.metadata.name(directory.source, name, time.monotonic())
+        kind = CachedKind.MISSING_NAME if cached is not None and cached[0] is None else CachedKind.NAME
+        return cached if self._count_hit(kind, cached) else None
 
-    def attributes(self, source: SourceKey) -> tuple[Attributes, float] | None:
+    def find_attributes(self, source: SourceKey) -> tuple[Attributes, float] | None:
         """Return the attributes of an inode, and for how many seconds they are valid; None if not cached."""
-        found = self.metadata.attributes(source, time.monotonic())
-        return found if self._is_known(Remembering.ATTRIBUTES, found) else None
+        cached = self.metadata.attributes(source, time.monotonic())
+        return cached if self._count_hit(CachedKind.ATTRIBUTES, cached) else None
 
-    def target(self, node: Node) -> bytes | None:
+    def find_target(self, node: Node) -> bytes | None:
         """Return the target of a symbolic link; None if not cached."""
-        found = self.metadata.target(node.source, time.monotonic())
-        return found if self._is_known(Remembering.LINK_TARGET, found) else None
+        cached = self.metadata.target(node.source, time.monotonic())
+        return cached if self._count_hit(CachedKind.LINK_TARGET, cached) else None
 
-    def xattr(self, node: Node, name: bytes, uid: int) -> bytes | int | None:
+    def find_xattr(self, node: Node, name: bytes, uid: int) -> bytes | int | None:
         """Return an extended attribute as a user sees it, or the errno of reading it; None if not cached."""
-        found = self.metadata.xattr(node.source, name, time.monotonic(), uid)
-        sort = Remembering.MISSING_XATTR if isinstance(found, int) else Remembering.XATTR
-        return found if self._is_known(sort, found) else None
+        cached = self.metadata.xattr(node.source, name, time.monotonic(), uid)
+        kind = CachedKind.MISSING_XATTR if isinstance(cached, int) else CachedKind.XATTR
+        return cached if self._count_hit(kind, cached) else None
 
-    def listing(self, directory: Node) -> PackedEntries | None:
+    def find_listing(self, directory: Node) -> PackedEntries | None:
         """Return all entries of a directory; None if not cached."""
-        found = self.metadata.listing(directory.source, time.monotonic())
-        return found if self._is_known(Remembering.LISTING, found) else None
+        cached = self.metadata.listing(directory.source, time.monotonic())
+        return cached if self._count_hit(CachedKind.LISTING, cached) else None
 
-    def _is_known(self, sort: Remembering, found: object) -> bool:
+    def _count_hit(self, kind: CachedKind, cached: object) -> bool:
         """Count a hit or a miss; return whether it is a hit."""
-        is_known = found is not None
-        (self._stats.hit if is_known else self._stats.miss)(sort)
-        return is_known
+        is_hit = cached is not None
+        (self._stats.count_hit if is_hit else self._stats.count_miss)(kind)
+        return is_hit
 
     def clear(self) -> None:
         self.metadata.clear()
-        self.see_idle()
+        self.update_is_caching()
 
     @contextmanager
-    def changes(self, *sources: SourceKey, names: Sequence[NameIn] = ()) -> Iterator[None]:
+    def changing(self, *sources: SourceKey, names: Sequence[NameIn] = ()) -> Iterator[None]:
         """Forget inodes, names and the names' directories before and after the block, which changes them.
 
         Before it, so that no client is sent outdated entries; after it, because of results collected meanwhile.
@@ -197,22 +201,22 @@ class DaemonCache:
             self.forget(sources, names)
 
     @contextmanager
-    def reads(self, source: SourceKey) -> Iterator[None]:
+    def reading(self, source: SourceKey) -> Iterator[None]:
         """Forget the attributes of an inode whose atime the block changes by reading; its extended attributes stay
         cached."""
         if not self.metadata.is_idle:
-            self.metadata.accessed(source)
+            self.metadata.note_access(source)
         try:
             yield
         finally:
             if not self.metadata.is_idle:
-                self.metadata.accessed(source)
+                self.metadata.note_access(source)
 
     def forget(self, sources: Iterable[SourceKey], names: Iterable[NameIn]) -> None:
         """Forget inodes and names that have changed, or may change now."""
         if self.metadata.is_idle:
             return
         for source in sources:
-            self.metadata.attributes_changed(source)
+            self.metadata.note_attributes_change(source)
         for directory, name in names:
-            self.metadata.name_changed(directory.source, name)
+            self.metadata.note_name_change(directory.source, name)

@@ -20,12 +20,12 @@ import trio
 
 from fusefs.core.metadata_cache import SourceKey
 from fusefs.linux.fd import Fd
-from fusefs.linux.statx import TO_PEEK
+from fusefs.linux.statx import OPEN_FLAGS
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.tables_lock import TablesLock
 
 _N_MAX = 64
-_LAST_S = 1.0
+_RETRY_S = 1.0
 """The kernel retries at once. If it takes longer, the daemon is so slow that this is the lesser problem."""
 
 _MOVED_S = 2.0
@@ -64,30 +64,30 @@ class EstaleRetries:
         """Return whether a process got ESTALE recently."""
         return pid in self._retries
 
-    def add(self, pid: int) -> None:
+    def add_process(self, pid: int) -> None:
         """Note that a process got ESTALE, by any thread. With too many, the oldest is dropped: it has retried long
         ago."""
-        self._put(pid)
+        self._set_held(pid)
         self._notify()
         while len(self._retries) > _N_MAX:
-            self.remove(next(iter(self._retries)))
+            self.remove_process(next(iter(self._retries)))
 
     def _notify(self) -> None:
         if self._token is not None:
             with suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._see_one)
+                self._token.run_sync_soon(self._set_has_any)
 
-    def moved(self, pid: int, place: tuple[Node, bytes], source: SourceKey, fd: Fd) -> None:
+    def note_moved(self, pid: int, place: tuple[Node, bytes], source: SourceKey, fd: Fd) -> None:
         """Note that a process moved an inode to where it has no name. fd: of it, O_PATH, which is ours from now on"""
-        self._leave(pid)
+        self._drop_moved(pid)
         node = self._nodes.find(source)
         self._moved[pid] = _Held(time.monotonic(), node, fd, place)
-        self._keep(node)
+        self._update_kept_fd(node)
         self._notify()
         while len(self._moved) > _N_MAX:
-            self._leave(next(iter(self._moved)))
+            self._drop_moved(next(iter(self._moved)))
 
-    def moved_to(self, pid: int, place: tuple[Node, bytes]) -> Fd | None:
+    def take_moved_fd(self, pid: int, place: tuple[Node, bytes]) -> Fd | None:
         """Return an O_PATH fd of what a process has moved to a place, which is the caller's, at the first call only."""
         moved = self._moved.get(pid)
         if moved is None or moved.fd is None or moved.place != place:
@@ -95,33 +95,33 @@ class EstaleRetries:
         self._moved[pid] = moved._replace(place=None)
         return Fd(os.dup(moved.fd))
 
-    def _leave(self, pid: int) -> None:
+    def _drop_moved(self, pid: int) -> None:
         self._close(self._moved.pop(pid, None))
 
-    def _put(self, pid: int, node: Node | None = None, fd: Fd | None = None) -> None:
+    def _set_held(self, pid: int, node: Node | None = None, fd: Fd | None = None) -> None:
         before = self._retries.pop(pid, None)
         self._retries[pid] = _Held(time.monotonic(), node, fd)
         self._nodes.retry(pid, True)
-        self._keep(node)
+        self._update_kept_fd(node)
         self._close(before)
 
-    def _keep(self, node: Node | None) -> None:
+    def _update_kept_fd(self, node: Node | None) -> None:
         """Have a node reached by an fd that is held for a process, if there is one."""
         if node is not None:
             held = (one.fd for one in (*self._retries.values(), *self._moved.values()) if one.node is node)
             self._nodes.keep_fd(node, next((fd for fd in held if fd is not None), -1))
 
-    def remove(self, pid: int) -> None:
+    def remove_process(self, pid: int) -> None:
         """Drop a process that has what it wanted to open."""
         self._nodes.retry(pid, False)
         self._close(self._retries.pop(pid, None))
 
     def _close(self, held: _Held | None) -> None:
         if held is not None and held.fd is not None:
-            self._keep(held.node)
+            self._update_kept_fd(held.node)
             self._lock.call(held.fd.close)
 
-    async def expire(self) -> None:
+    async def expire_until_cancelled(self) -> None:
         """Drop processes that have retried long ago, until cancelled: nothing reports when they are done.
 
         This must not wait for a request: an open fd keeps a filesystem that is mounted inside from being unmounted.
@@ -133,19 +133,19 @@ class EstaleRetries:
             if not self:
                 await self._has_any.wait()
             self._has_any = trio.Event()
-            await trio.sleep(_LAST_S)
+            await trio.sleep(_RETRY_S)
             with self._lock:
-                end_s = time.monotonic() - _LAST_S
+                end_s = time.monotonic() - _RETRY_S
                 while self._retries and self._retries[pid := next(iter(self._retries))].since_s <= end_s:
-                    self.remove(pid)
+                    self.remove_process(pid)
                 end_s = time.monotonic() - _MOVED_S
                 while self._moved and self._moved[pid := next(iter(self._moved))].since_s <= end_s:
-                    self._leave(pid)
+                    self._drop_moved(pid)
 
-    def _see_one(self) -> None:
+    def _set_has_any(self) -> None:
         self._has_any.set()
 
-    def drop(self, node: Node) -> None:
+    def release_node(self, node: Node) -> None:
         """Release a node that has ended. Its client has not found another inode yet: before the kernel opens anything
         it looks up twice, and forgets the first result."""
         for pid, held in list(self._retries.items()):
@@ -156,19 +156,19 @@ class EstaleRetries:
     def close(self) -> None:
         """Release everything."""
         for pid in list(self._retries):
-            self.remove(pid)
+            self.remove_process(pid)
         for pid in list(self._moved):
-            self._leave(pid)
+            self._drop_moved(pid)
 
-    def open(self, pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
+    def open_name(self, pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
         """Return an O_PATH fd, the caller's, of the inode that has a name now; None if the process got no ESTALE.
 
         Raises  OSError ENOENT: no such name. This is final: an inode that another lookup finds would not be held
         """
         if pid not in self._retries:
             return None
-        return Fd(self._lock.call(os.open, name, TO_PEEK, dir_fd=dir_fd))
+        return Fd(self._lock.call(os.open, name, OPEN_FLAGS, dir_fd=dir_fd))
 
     def hold(self, pid: int, node: Node, fd: Fd) -> None:
         """Hold a node that a process has found, by an O_PATH fd of it, which is ours from now on."""
-        self._put(pid, node, fd)
+        self._set_held(pid, node, fd)

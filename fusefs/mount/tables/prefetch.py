@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from fusefs.core.metadata_cache import ASKED_OF_ALL, UNSUPPORTED, Attributes, is_asked_of_all
+from fusefs.core.metadata_cache import CACHED_XATTRS, UNSUPPORTED, Attributes, is_cached_xattr
 from fusefs.linux.fd import Fd
-from fusefs.linux.thread_progress import run_on_any_core
+from fusefs.linux.thread_progress import allow_all_cores
 from fusefs.mount.native._core import Node, Prefetcher
-from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache, SeenByName
+from fusefs.mount.tables.daemon_cache import CacheFill, DaemonCache, LookupResult
 from fusefs.mount.tables.tables_lock import TablesLock
-from fusefs.store.layout import is_stores_own
+from fusefs.store.layout import is_store_name
 
 _BATCH = 256
 _N_QUEUES = 16
@@ -32,10 +32,10 @@ _N_THREADS_MAX = 256
 _N_KEPT = 2
 """Batches whose results are kept for the next reply, even if the cache does not keep them."""
 _NAMES_MAX, _N_TAKEN_MAX = 1 << 17, 1 << 12
-_N_PASSED_MAX = 1 << 10
+_N_SKIPPED_MAX = 1 << 10
 """Cached names that one request skips at most: other requests wait meanwhile."""
-_GLANCE_S = 0.001
-_PATIENCE_S = 2.0
+_POLL_S = 0.001
+_LOOKUP_TIMEOUT_S = 2.0
 """For a name whose lookup hangs. It is then returned without attributes, and a request for these waits."""
 _N_REFUSED_MAX = 64
 _Kind = tuple[bytes, bool]
@@ -53,68 +53,70 @@ class PrefetchXattrs:
         """device: of the backing filesystem. A filesystem mounted inside it may support other attributes"""
         self._device = device
         self._kinds: frozenset[_Kind] = frozenset()
-        self._new: frozenset[_Kind] = frozenset()
-        self._answered: frozenset[_Kind] = frozenset()
-        self._refused: frozenset[_Kind] = frozenset()
+        self._read_in_listing: frozenset[_Kind] = frozenset()
+        self._supported: frozenset[_Kind] = frozenset()
+        self._unsupported: frozenset[_Kind] = frozenset()
 
     def begin(self) -> None:
         """Note that a listing begins: attributes that no client has read since the previous one are not fetched any
         more."""
-        self._kinds, self._new = self._kinds & self._new, frozenset()
+        self._kinds, self._read_in_listing = self._kinds & self._read_in_listing, frozenset()
 
     def has(self, name: bytes, *, is_directory: bool) -> bool:
         return (name, is_directory) in self._kinds
 
     def add(self, name: bytes, *, is_directory: bool) -> bool:
         """Fetch an attribute that a client has read, for this listing and the next. Returns  whether it is new"""
-        if not is_asked_of_all(name):
+        if not is_cached_xattr(name):
             return False
         kind = (name, is_directory)
         is_new = kind not in self._kinds
-        self._new |= {kind}
-        self._answered |= {kind}
+        self._read_in_listing |= {kind}
+        self._supported |= {kind}
         self._kinds |= {kind}
         return is_new
 
-    def of(self, seen: Attributes) -> tuple[bytes, ...]:
+    def names_for(self, attributes: Attributes) -> tuple[bytes, ...]:
         """Return the attributes to fetch of one inode."""
-        if not self._kinds or not _is_common(seen):
+        if not self._kinds or not _is_file_or_directory(attributes):
             return ()
-        is_directory = seen.is_directory()
+        is_directory = attributes.is_directory()
         return tuple(name for name, of_directories in self._kinds if of_directories is is_directory)
 
     def bits(self) -> tuple[int, int]:
         """Return the attributes to fetch of files, and of directories: a bit for each, as numbered in ASKED_OF_ALL."""
         files, directories = (
-            sum(1 << ASKED_OF_ALL.index(name) for name, is_directory in self._kinds if is_directory is of_directories)
+            sum(1 << CACHED_XATTRS.index(name) for name, is_directory in self._kinds if is_directory is of_directories)
             for of_directories in (False, True)
         )
         return files, directories
 
-    def refuses(self, device: int, name: bytes, *, is_directory: bool) -> bool:
+    def is_unsupported(self, device: int, name: bytes, *, is_directory: bool) -> bool:
         """Return whether this filesystem does not support an attribute."""
-        return device == self._device and (name, is_directory) in self._refused
+        return device == self._device and (name, is_directory) in self._unsupported
 
-    def answered(self, seen: Attributes, answers: Iterable[tuple[bytes, bytes | int]]) -> None:
+    def note_answers(self, attributes: Attributes, answers: Iterable[tuple[bytes, bytes | int]]) -> None:
         """Note which attributes of an inode are unsupported, and never were seen, so that they are not read again."""
-        if seen.dev != self._device or not _is_common(seen):
+        if attributes.dev != self._device or not _is_file_or_directory(attributes):
             return
         for name, answer in answers:
-            kind = (name, seen.is_directory())
+            kind = (name, attributes.is_directory())
             if answer not in UNSUPPORTED:
-                if kind not in self._answered and is_asked_of_all(name):
-                    self._answered |= {kind}
-            elif kind not in self._answered:
-                self._refused = (self._refused if len(self._refused) < _N_REFUSED_MAX else frozenset()) | {kind}
+                if kind not in self._supported and is_cached_xattr(name):
+                    self._supported |= {kind}
+            elif kind not in self._supported:
+                self._unsupported = (self._unsupported if len(self._unsupported) < _N_REFUSED_MAX else frozenset()) | {
+                    kind
+                }
                 self._kinds -= {kind}
 
-    def supported(self, name: bytes, *, is_directory: bool) -> None:
+    def note_supported(self, name: bytes, *, is_directory: bool) -> None:
         """Note that a client has set an attribute, which is thus supported."""
-        self._refused -= {(name, is_directory)}
+        self._unsupported -= {(name, is_directory)}
 
 
-def _is_common(seen: Attributes) -> bool:
-    return stat.S_ISREG(seen.mode) or stat.S_ISDIR(seen.mode)
+def _is_file_or_directory(attributes: Attributes) -> bool:
+    return stat.S_ISREG(attributes.mode) or stat.S_ISDIR(attributes.mode)
 
 
 class Prefetch:
@@ -143,7 +145,7 @@ class Prefetch:
     @property
     def n_under_way(self) -> int:
         """Names whose attributes are being fetched, or queued for it."""
-        return sum(queue.n_left() for queue in self._queues.values())
+        return sum(queue.n_pending() for queue in self._queues.values())
 
     def close(self) -> None:
         """Begin no more lookups."""
@@ -162,30 +164,30 @@ class Prefetch:
         """Drop the queue of a directory that is forgotten, or listed again."""
         self._queues.pop(directory, None)
 
-    def asked(self, directory: Node, fd: Fd | None) -> None:
+    def note_lookup(self, directory: Node, fd: Fd | None) -> None:
         """Note that a process stats a name in this directory, and prefetch the next ones.
 
         fd  of the directory; stays the caller's. None: the directory is not open, and nothing is fetched now
         """
-        queue = self._queues.get(directory) or self._listed_long_ago(directory)
+        queue = self._queues.get(directory) or self._queue_of_cached_listing(directory)
         if queue is None:
             return
-        queue.is_asked = True
+        queue.is_active = True
         queue.n_allowed += self._n_in_flight
-        if fd is not None and queue.names and self._cache.is_kept and queue.n_left() < self._n_in_flight:
-            names = queue.take(min(queue.n_allowed, _BATCH), partial(self._knows, directory))
+        if fd is not None and queue.names and self._cache.is_enabled and queue.n_pending() < self._n_in_flight:
+            names = queue.take(min(queue.n_allowed, _BATCH), partial(self._is_cached, directory))
             queue.n_allowed -= len(names)
             self.fetch(queue, directory, fd, names)
 
-    def asked_xattr(self, name: bytes, node: Node, fd: Fd | None) -> None:
+    def note_getxattr(self, name: bytes, node: Node, fd: Fd | None) -> None:
         """Note that an extended attribute of a node was returned. fd: of the node's directory, as in `asked`"""
         if self.xattrs.add(name, is_directory=node.is_directory):
             for queue in self._queues.values():
-                queue.take_again()
+                queue.requeue_taken()
         if node.parent is not None:
-            self.asked(node.parent, fd)
+            self.note_lookup(node.parent, fd)
 
-    def _listed_long_ago(self, directory: Node) -> PrefetchQueue | None:
+    def _queue_of_cached_listing(self, directory: Node) -> PrefetchQueue | None:
         """Return a queue for a directory whose listing was cached, by the kernel and by the daemon, before."""
         entries = self._cache.metadata.listing(directory.source, time.monotonic())
         if entries is None:
@@ -194,13 +196,13 @@ class Prefetch:
         queue.names.extend(name for name, *_ in entries)
         return queue
 
-    def missing(self, queue: PrefetchQueue, directory: Node, names: Sequence[bytes]) -> Sequence[bytes]:
+    def uncached_names(self, queue: PrefetchQueue, directory: Node, names: Sequence[bytes]) -> Sequence[bytes]:
         """Return the names whose entries are not cached completely, of those that are returned next."""
-        queue.taken(names)
-        return [name for name in names if not self._knows(directory, name)]
+        queue.note_taken(names)
+        return [name for name in names if not self._is_cached(directory, name)]
 
-    def _knows(self, directory: Node, name: bytes) -> bool:
-        return is_stores_own(name) or self._cache.knows(directory, name, self.xattrs.of)
+    def _is_cached(self, directory: Node, name: bytes) -> bool:
+        return is_store_name(name) or self._cache.is_cached(directory, name, self.xattrs.names_for)
 
     def fetch(self, queue: PrefetchQueue, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
         """Begin to look up some names. fd: of the directory; stays the caller's"""
@@ -211,69 +213,69 @@ class Prefetch:
             own_fd = os.dup(fd)
         except OSError:
             return  # too many open fds: the request itself looks the name up
-        batch = PrefetchBatch(self._cache.looking_ahead(), directory, frozenset(names))
+        batch = PrefetchBatch(self._cache.begin_fill(), directory, frozenset(names))
         begun = self._prefetcher.add(
             batch, own_fd, names, self.xattrs.bits(), self._has_handles, queue.number, self._n_in_flight
         )
         if begun:
             queue.add(batch)
         else:
-            batch.look.end()
+            batch.fill.end()
 
     def _has_thread(self) -> bool:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._learn, daemon=True, name="prefetch")
+            self._thread = threading.Thread(target=self._cache_results, daemon=True, name="prefetch")
             try:
                 self._thread.start()
             except RuntimeError:  # no more threads allowed
                 self._thread = None
         return self._thread is not None
 
-    def _learn(self) -> None:
+    def _cache_results(self) -> None:
         """Cache results, until the prefetcher ends."""
-        run_on_any_core()
+        allow_all_cores()
         while results := self._prefetcher.results():
-            found: dict[PrefetchBatch, dict[bytes, SeenByName | None]] = {}
-            for batch, name, one in results:
-                found.setdefault(batch, {})[name] = one
+            results_by_batch: dict[PrefetchBatch, dict[bytes, LookupResult | None]] = {}
+            for batch, name, result in results:
+                results_by_batch.setdefault(batch, {})[name] = result
             with self._lock:
-                for batch, names in found.items():
-                    batch.learn(names)
-                    for found_one in filter(None, names.values()):
-                        self.xattrs.answered(found_one[0], found_one[2].items())
+                for batch, names in results_by_batch.items():
+                    batch.add_results(names)
+                    for result_of_name in filter(None, names.values()):
+                        self.xattrs.note_answers(result_of_name[0], result_of_name[2].items())
 
 
 class PrefetchBatch:
     """Names of a directory that are looked up together. Callers hold the tables lock."""
 
-    def __init__(self, look: CacheFill, directory: Node, names: frozenset[bytes]) -> None:
+    def __init__(self, fill: CacheFill, directory: Node, names: frozenset[bytes]) -> None:
         """look: belongs to the batch from now on"""
-        self.found: dict[bytes, SeenByName | None] = {}
+        self.results: dict[bytes, LookupResult | None] = {}
         """None: the lookup failed; a request for the name finds out why."""
-        self.look = look
+        self.fill = fill
         self._directory = directory
         self._names = names
-        self._is_done = threading.Event()
+        self._has_all = threading.Event()
 
-    def learn(self, found: Mapping[bytes, SeenByName | None]) -> None:
+    def add_results(self, results: Mapping[bytes, LookupResult | None]) -> None:
         """Note results of some of the names."""
-        self.found.update(found)
-        self.look.learn_all(self._directory, found)
-        if len(self.found) == len(self._names):
-            self.look.end()
-            self._is_done.set()
+        self.results.update(results)
+        self.fill.cache_results(self._directory, results)
+        if len(self.results) == len(self._names):
+            self.fill.end()
+            self._has_all.set()
 
     @property
-    def n_left(self) -> int:
+    def n_pending(self) -> int:
         """How many names have not been looked up yet."""
-        return len(self._names) - len(self.found)
+        return len(self._names) - len(self.results)
 
     def wait_for(self, names: Iterable[bytes]) -> None:
         """Wait until these names have been looked up, or one of them takes too long. Called without the tables lock."""
-        deadline_s = time.monotonic() + _PATIENCE_S
-        wanted = self._names.intersection(names)
-        while not wanted <= self.found.keys() and time.monotonic() < deadline_s:
-            self._is_done.wait(_GLANCE_S)
+        deadline_s = time.monotonic() + _LOOKUP_TIMEOUT_S
+        pending = self._names.intersection(names)
+        while not pending <= self.results.keys() and time.monotonic() < deadline_s:
+            self._has_all.wait(_POLL_S)
 
 
 class PrefetchQueue:
@@ -289,27 +291,27 @@ class PrefetchQueue:
         self.number = number
         self.names: deque[bytes] = deque(maxlen=_NAMES_MAX)
         self.n_allowed = 0
-        self.is_asked = False
+        self.is_active = False
         self._taken: deque[bytes] = deque(maxlen=_N_TAKEN_MAX)
         self._batches: list[PrefetchBatch] = []
 
-    def take(self, n: int, knows: Callable[[bytes], bool]) -> Sequence[bytes]:
+    def take(self, n: int, is_cached: Callable[[bytes], bool]) -> Sequence[bytes]:
         """Take at most n names whose entries are not cached completely; skip the others."""
-        found: list[bytes] = []
-        for _ in range(min(len(self.names), _N_PASSED_MAX)):
-            if len(found) == n:
+        uncached: list[bytes] = []
+        for _ in range(min(len(self.names), _N_SKIPPED_MAX)):
+            if len(uncached) == n:
                 break
             name = self.names.popleft()
             self._taken.append(name)
-            if not knows(name):
-                found.append(name)
-        return found
+            if not is_cached(name):
+                uncached.append(name)
+        return uncached
 
-    def taken(self, names: Iterable[bytes]) -> None:
+    def note_taken(self, names: Iterable[bytes]) -> None:
         """Note names that are fetched before they are returned."""
         self._taken.extend(names)
 
-    def take_again(self) -> None:
+    def requeue_taken(self) -> None:
         """Fetch the last names again: another attribute is requested."""
         self.names.extendleft(reversed(self._taken))
         self._taken.clear()
@@ -320,9 +322,9 @@ class PrefetchQueue:
 
     def batches(self) -> Sequence[PrefetchBatch]:
         """Return the batches that are being fetched, and the last ones that were."""
-        self._batches = [one for one in self._batches[:-_N_KEPT] if one.n_left] + self._batches[-_N_KEPT:]
+        self._batches = [one for one in self._batches[:-_N_KEPT] if one.n_pending] + self._batches[-_N_KEPT:]
         return self._batches
 
-    def n_left(self) -> int:
+    def n_pending(self) -> int:
         """Return how many names are being fetched, or queued for it."""
-        return sum(batch.n_left for batch in self._batches)
+        return sum(batch.n_pending for batch in self._batches)

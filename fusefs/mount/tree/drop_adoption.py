@@ -14,18 +14,18 @@ from typing import NamedTuple
 
 from fusefs.core.errors import TrashdError
 from fusefs.core.metadata_cache import Attributes
-from fusefs.core.names import Name, RelPath, join
-from fusefs.linux.credentials import NO_ID, Capability, ThreadCredentials, are_ours, call_as
-from fusefs.linux.fd import Fd, closed_on_error
-from fusefs.linux.fuse_caller import Caller, Rights, knows, rights_of
+from fusefs.core.names import Name, RelPath, join_path
+from fusefs.linux.credentials import NO_ID, Capability, ThreadCredentials, call_as, include_all_ours
+from fusefs.linux.fd import Fd, close_on_error
+from fusefs.linux.fuse_caller import Caller, Rights, maps_ids, read_rights
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import invocation_of
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.daemon_cache import NameIn
 from fusefs.mount.tree.mount_state import MountState
-from fusefs.mount.tree.trashd_dir import is_below, is_drop_folder
+from fusefs.mount.tree.trashd_dir import is_drop_folder, is_in_store
 from fusefs.store.layout import TREE
-from fusefs.store.tidy_folder import ReadyContainer, finish, make_ready, open_folder_of, record_moved
+from fusefs.store.tidy_folder import ReadyContainer, finish_move, make_move_record, make_ready_container, open_folder_of
 
 _PRIVATE = 0o077
 _NOBODY = 65_534
@@ -40,7 +40,7 @@ class _NeededCapability(NamedTuple):
     gid: int
 
 
-class _Prepared(NamedTuple):
+class _PreparedMove(NamedTuple):
     """A container that is ready for the rename.
 
     item   the entry to be moved
@@ -61,8 +61,8 @@ class DropAdoption:
         self._mount, self._lock, self._nodes = mount, mount.lock, mount.nodes
         self.kernel = Kernel()
 
-    def take_in(
-        self, old_fd: Fd, old: NameIn, seen: Attributes, new_fd: Fd, new_directory: Node, caller: Caller
+    def adopt(
+        self, old_fd: Fd, old: NameIn, attributes: Attributes, new_fd: Fd, new_directory: Node, caller: Caller
     ) -> Fd | None:
         """Make an orphan of an entry that is to be moved into a directory, if that is a drop folder.
 
@@ -75,10 +75,10 @@ class DropAdoption:
         store = _store_above(self._nodes, new_directory)
         # An entry that already lies in a store, even in a drop folder, has no origin, and another process may be
         # working on it.
-        if store is None or store.parent is None or is_below(self._nodes, old[0]):
+        if store is None or store.parent is None or is_in_store(self._nodes, old[0]):
             return None
-        origin = _way(store.parent, *old)
-        with self._mount.fd_of(store.parent) as base_fd:
+        origin = _path_below(store.parent, *old)
+        with self._mount.directory_fd(store.parent) as base_fd:
             try:
                 prepared = self._lock.call(
                     self._prepare, base_fd, Name(store.name), new_fd, old_fd, Name(old[1]), origin, caller
@@ -88,10 +88,10 @@ class DropAdoption:
         is_moved = False
         try:
             with suppress(OSError):  # `finish` checks: a restarted server may report ENOENT for a rename it made
-                self._move(old_fd, old, seen, prepared.ready, new_directory, caller)
+                self._move(old_fd, old, attributes, prepared.ready, new_directory, caller)
                 is_moved = True
             with suppress(OSError):  # the outcome is unknown: the next recovery completes or undoes it
-                is_moved = self._lock.call(call_as, prepared.owner, finish, prepared.ready, prepared.item)
+                is_moved = self._lock.call(call_as, prepared.owner, finish_move, prepared.ready, prepared.item)
         finally:
             if not is_moved:
                 prepared.owned.enter_context(prepared.item)
@@ -100,21 +100,21 @@ class DropAdoption:
 
     def _prepare(
         self, base_fd: Fd, store: Name, drop: Fd, dir_fd: Fd, name: Name, origin: RelPath | None, caller: Caller
-    ) -> _Prepared:
+    ) -> _PreparedMove:
         """Make a container for the entry. Raises  OSError, TrashdError: nothing remains of it"""
         kernel = self.kernel
-        with ExitStack() as owned, closed_on_error(kernel.open_beneath(dir_fd, name)) as item:
+        with ExitStack() as owned, close_on_error(kernel.open_beneath(dir_fd, name)) as item:
             folder = open_folder_of(kernel, base_fd, store, drop, owned)
-            record = record_moved(folder, dir_fd, item, origin, invocation_of(caller.pid))
+            record = make_move_record(folder, dir_fd, item, origin, invocation_of(caller.pid))
             st = kernel.fstat(folder.fd)
             root = os.geteuid() == 0
             owner = ThreadCredentials(st.st_uid if root else 0, st.st_gid if root else 0, umask=_PRIVATE)
-            ready = call_as(owner, make_ready, folder, name, record)
+            ready = call_as(owner, make_ready_container, folder, name, record)
             owned.enter_context(ready.held)
-            return _Prepared(ready, item, owner, owned.pop_all())
+            return _PreparedMove(ready, item, owner, owned.pop_all())
 
     def _move(
-        self, old_fd: Fd, old: NameIn, seen: Attributes, ready: ReadyContainer, drop: Node, caller: Caller
+        self, old_fd: Fd, old: NameIn, attributes: Attributes, ready: ReadyContainer, drop: Node, caller: Caller
     ) -> None:
         """Rename as the caller, so that the backing filesystem checks permissions. A user's own mount acts as the user.
 
@@ -123,15 +123,19 @@ class DropAdoption:
         the caller's ids only, since groups can't matter then. If that is refused, or other owners are involved, the
         groups and capabilities in /proc are used, too; nothing of them is kept for later requests.
         """
-        rename = partial(self.kernel.rename, old_fd, old[1], ready.place, TREE)
+        rename = partial(self.kernel.rename, old_fd, old[1], ready.target_fd, TREE)
         if os.geteuid():
             self._lock.call(rename)
             return
-        needs = [self._by_mode_of(old_fd), self._by_mode_of(ready.place)]
-        needs.append(_NeededCapability(Capability.FOWNER, seen.uid, seen.gid))  # needed in a sticky directory
-        if seen.is_directory():
-            needs.append(_NeededCapability(Capability.DAC_OVERRIDE, seen.uid, seen.gid))  # the rename changes its `..`
-        uid, gid = _known(caller.uid), _known(caller.gid)
+        needs = [self._mode_override_of(old_fd), self._mode_override_of(ready.target_fd)]
+        needs.append(
+            _NeededCapability(Capability.FOWNER, attributes.uid, attributes.gid)
+        )  # needed in a sticky directory
+        if attributes.is_directory():
+            needs.append(
+                _NeededCapability(Capability.DAC_OVERRIDE, attributes.uid, attributes.gid)
+            )  # the rename changes its `..`
+        uid, gid = _mapped_id(caller.uid), _mapped_id(caller.gid)
         if all(need.uid == uid for need in needs):
             try:
                 self._lock.call(call_as, ThreadCredentials(uid, gid, (), None if uid else 0), rename)
@@ -139,20 +143,20 @@ class DropAdoption:
                 pass
             else:
                 return
-        rights = self._lock.call(rights_of, caller)
+        rights = self._lock.call(read_rights, caller)
         capabilities = self._capabilities(caller, rights, needs)
         whole = ThreadCredentials(uid, gid, rights.groups, capabilities)
-        if not uid and are_ours(capabilities):
+        if not uid and include_all_ours(capabilities):
             whole = ThreadCredentials(0, gid)
         try:
             self._lock.call(call_as, whole, rename)
         except PermissionError:
             for node in (old[0], drop):  # the kernel had outdated attributes of them
-                self._mount.cache.metadata.attributes_changed(node.source)
-                self._mount.timeouts.renew(node)
+                self._mount.cache.metadata.note_attributes_change(node.source)
+                self._mount.timeouts.invalidate(node)
             raise
 
-    def _by_mode_of(self, fd: Fd) -> _NeededCapability:
+    def _mode_override_of(self, fd: Fd) -> _NeededCapability:
         """Return the capability for whatever the mode and ACL of an open inode would otherwise allow."""
         st = self._lock.call(os.stat, fd)
         return _NeededCapability(Capability.DAC_OVERRIDE, st.st_uid, st.st_gid)
@@ -161,18 +165,18 @@ class DropAdoption:
         """Return the capabilities that the caller acts with, as bits. If the caller is in our user namespace, these are
         all of its capabilities; otherwise those that the rename needs, on inodes whose ids are mapped in that
         namespace."""
-        if rights.is_ours or not rights.capabilities:
+        if rights.is_in_our_namespace or not rights.capabilities:
             return rights.capabilities
         needed = unknown = 0
         for capability, uid, gid in needs:
             bits = _BY_MODE if capability == Capability.DAC_OVERRIDE else 1 << capability
             needed |= bits
-            if not self._lock.call(knows, caller, uid, gid):
+            if not self._lock.call(maps_ids, caller, uid, gid):
                 unknown |= bits
         return rights.capabilities & needed & ~unknown
 
 
-def _known(number: int) -> int:
+def _mapped_id(number: int) -> int:
     """Return an id to act with: nobody's for an id that is not mapped here, or absent (the kernel's own write-back)."""
     return _NOBODY if number == NO_ID else number
 
@@ -187,7 +191,7 @@ def _store_above(nodes: Tables, directory: Node) -> Node | None:
     return at
 
 
-def _way(base: Node, directory: Node, name: bytes) -> RelPath | None:
+def _path_below(base: Node, directory: Node, name: bytes) -> RelPath | None:
     """Return the path of a name relative to a directory above it; None if that directory is not above it."""
     names, at = [name], directory
     while at is not base:
@@ -195,4 +199,4 @@ def _way(base: Node, directory: Node, name: bytes) -> RelPath | None:
             return None
         names.append(at.name)
         at = at.parent
-    return join(*reversed(names))
+    return join_path(*reversed(names))

@@ -30,7 +30,7 @@ import trio
 
 from fusefs.core.metadata_cache import NodeId
 from fusefs.linux.fuse_device import expire_name, forget_name, forget_unused
-from fusefs.linux.statx import look_at
+from fusefs.linux.statx import stat_at
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.kernel_timeouts import AttrTimeouts
@@ -38,12 +38,12 @@ from fusefs.mount.tree.trashd_dir import holds_trash
 
 _log = logging.getLogger(__name__)
 
-_SETTLE_S = 0.2
+_MOVES_DELAY_S = 0.2
 """Delay from a move to the check of all nodes: more entries may be moved."""
-_LONGEST_S = 10.0
+_RECHECK_MAX_S = 10.0
 """Longest time between two checks of nodes that are in use."""
 _REST_PER_WORK = 4
-_N_AT_A_TIME = 128
+_N_PER_NOTICE = 128
 """About half a millisecond of work, for the kernel and for the daemon, which receives a FORGET for each node."""
 
 
@@ -52,81 +52,81 @@ class StoredNotices:
 
     def __init__(self, lock: TablesLock, nodes: Tables, timeouts: AttrTimeouts) -> None:
         self._lock, self._nodes, self._timeouts = lock, nodes, timeouts
-        self._notify: Callable[[], object] = lambda: None
+        self._wake: Callable[[], object] = lambda: None
         """Wakes `run`; may be called by any thread."""
         self._has_moved = False
-        self._seen: dict[Node, None] = {}
-        self._named: dict[tuple[NodeId, bytes], Node] = {}
-        self._named_s = 0.0
+        self._stored_nodes: dict[Node, None] = {}
+        self._expiring_names: dict[tuple[NodeId, bytes], Node] = {}
+        self._last_named_s = 0.0
 
     # Callers hold the tables lock.
 
-    def note(self, node: Node, is_moved: bool) -> None:
+    def note_stored(self, node: Node, is_moved: bool) -> None:
         """Note that a client was sent a node in a directory that holds trash, or moved it there with all below it."""
         if is_moved and node.is_directory:
             self._has_moved, self._nodes.is_trash_renewed = True, False
-        self._seen[node] = None
-        self._notify()
+        self._stored_nodes[node] = None
+        self._wake()
 
     def expire(self, directory: Node, name: bytes, node: Node) -> None:
         """Note that the kernel is about to assign this name to a node that has been moved to another place."""
-        self._named[directory.nodeid, name] = node
-        self._named_s = time.monotonic()
-        self._notify()
+        self._expiring_names[directory.nodeid, name] = node
+        self._last_named_s = time.monotonic()
+        self._wake()
 
     def _take_names(self) -> list[tuple[NodeId, bytes]]:
         """Take the noted names, with their directories, that the kernel may still have cached; none while more are
         added."""
-        if time.monotonic() - self._named_s < _SETTLE_S:
+        if time.monotonic() - self._last_named_s < _MOVES_DELAY_S:
             return []
-        named, self._named = self._named, {}
-        return [place for place, node in named.items() if self._nodes.get(node.nodeid) is node]
+        expiring_names, self._expiring_names = self._expiring_names, {}
+        return [place for place, node in expiring_names.items() if self._nodes.get(node.nodeid) is node]
 
-    def _take(self, left: Sequence[Node]) -> list[Node]:
+    def _take_nodes(self, remaining: Sequence[Node]) -> list[Node]:
         """Take the nodes that may lie in a store, the oldest first. left: remaining from the last time"""
-        seen, self._seen = self._seen, {}
+        stored_nodes, self._stored_nodes = self._stored_nodes, {}
         has_moved, self._has_moved = self._has_moved, False
-        return list(self._nodes) if has_moved else [*dict.fromkeys([*left, *seen])]
+        return list(self._nodes) if has_moved else [*dict.fromkeys([*remaining, *stored_nodes])]
 
     # Callers do not hold it.
 
-    async def run(self, device: int) -> None:
+    async def forget_until_cancelled(self, device: int) -> None:
         """Have the kernel forget nodes that lie in stores, until cancelled.
 
         device      the connection's fd
         Checkpoint  between parts of the table, and until something is moved into a store or seen there
         """
-        sends, news = trio.open_memory_channel[None](1)
+        wake_sender, wake_receiver = trio.open_memory_channel[None](1)
 
-        def tell() -> None:
+        def wake() -> None:
             with suppress(trio.WouldBlock):
-                sends.send_nowait(None)
+                wake_sender.send_nowait(None)
 
         token = trio.lowlevel.current_trio_token()
-        self._notify = partial(token.run_sync_soon, tell, idempotent=True)
-        left: list[Node] = []
-        pause_s = _SETTLE_S
-        told_by: int | None = device
+        self._wake = partial(token.run_sync_soon, wake, idempotent=True)
+        remaining: list[Node] = []
+        pause_s = _MOVES_DELAY_S
+        notify_device: int | None = device
         while True:
-            with trio.move_on_after(pause_s if left else math.inf) as waiting:
-                await news.receive()
-                await trio.sleep(_SETTLE_S)
+            with trio.move_on_after(pause_s if remaining else math.inf) as waiting:
+                await wake_receiver.receive()
+                await trio.sleep(_MOVES_DELAY_S)
             with self._lock:
-                nodes = self._take(left)
-            n_before = len(left)
+                nodes = self._take_nodes(remaining)
+            n_before = len(remaining)
             try:
-                left = await self._forget_all(told_by, nodes, frozenset(left))
+                remaining = await self._forget_all(notify_device, nodes, frozenset(remaining))
             except OSError as error:
                 _log.info(
                     "entries of stores stay cached until memory is short, or until their names are used again: %s",
                     error.strerror,
                 )
-                told_by, left = None, nodes
+                notify_device, remaining = None, nodes
             else:
                 self._nodes.is_trash_renewed = not self._has_moved
             await self._expire_names(device)
-            goes_on = not waiting.cancelled_caught or len(left) < n_before
-            pause_s = _SETTLE_S if goes_on else min(2 * pause_s, _LONGEST_S)
+            is_progressing = not waiting.cancelled_caught or len(remaining) < n_before
+            pause_s = _MOVES_DELAY_S if is_progressing else min(2 * pause_s, _RECHECK_MAX_S)
 
     async def _expire_names(self, device: int) -> None:
         """Have the kernel look up names in drop folders again, once no more are added. Checkpoint  for each name"""
@@ -138,7 +138,7 @@ class StoredNotices:
             except OSError as error:
                 _log.info("a name in a drop directory stays cached until its timeout: %s", error.strerror)
 
-    async def _forget_all(self, device: int | None, nodes: list[Node], passed_over: Container[Node]) -> list[Node]:
+    async def _forget_all(self, device: int | None, nodes: list[Node], skipped_before: Container[Node]) -> list[Node]:
         """Have the kernel forget some nodes. Returns the nodes to be checked again.
 
         device       None: the kernel does not know the notice
@@ -146,22 +146,22 @@ class StoredNotices:
         Raises       OSError: the kernel does not know the notice
         Checkpoint   between parts
         """
-        left: list[Node] = []
+        remaining: list[Node] = []
         # The newest first: a directory is in use as long as anything in it is known.
-        for end in range(len(nodes), 0, -_N_AT_A_TIME):
+        for end in range(len(nodes), 0, -_N_PER_NOTICE):
             start_s = time.monotonic()
-            part = nodes[max(0, end - _N_AT_A_TIME) : end]
+            part = nodes[max(0, end - _N_PER_NOTICE) : end]
             with self._lock:
                 stored = [node for node in reversed(part) if self._is_stored(node)]
-                self._timeouts.renew_those(stored)
+                self._timeouts.invalidate_sent(stored)
                 nodeids = [node.nodeid for node in stored]
             if stored and device is not None:
                 forget_unused(device, nodeids)
-            again = [node for node in stored if node.is_directory and (device is None or node in passed_over)]
+            again = [node for node in stored if node.is_directory and (device is None or node in skipped_before)]
             still_there = await self._close_removed(again) if again else []
-            left += still_there if device is None else stored
+            remaining += still_there if device is None else stored
             await trio.sleep((time.monotonic() - start_s) * _REST_PER_WORK)
-        return left[::-1]
+        return remaining[::-1]
 
     def _is_stored(self, node: Node) -> bool:
         """Return whether the kernel knows a node that lies in a store, or that a reaper has been seen to delete."""
@@ -176,7 +176,7 @@ class StoredNotices:
         Checkpoint  for each name
         """
         still_there, names = await trio.to_thread.run_sync(
-            self._lock.run, self._detach_removed, directories, abandon_on_cancel=True
+            self._lock.run_operation, self._detach_removed, directories, abandon_on_cancel=True
         )
         for directory, name in names:
             try:
@@ -193,16 +193,16 @@ class StoredNotices:
             if fd is None:
                 continue
             try:
-                seen = self._lock.call(look_at, fd)
+                directory_stat = self._lock.call(stat_at, fd)
             except OSError:
                 self._nodes.drop_directory_fd(node)  # the next request for it reports why
                 continue
-            if seen.nlink:
+            if directory_stat.nlink:
                 still_there.append(node)
                 continue
             if node.parent is not None:
                 names.append((node.parent.nodeid, node.name))
             if not node.n_open:
-                self._nodes.detach(node, seen)  # clients get these attributes from now on
+                self._nodes.detach(node, directory_stat)  # clients get these attributes from now on
             self._nodes.drop_directory_fd(node)
         return still_there, names

@@ -28,7 +28,7 @@ from fusefs.core.metadata_cache import ROOTS, Attributes, NodeId
 from fusefs.linux.fuse_device import forget_attributes
 from fusefs.mount.native._core import Node, Tables
 
-NOTHING = Attributes(*[0] * len(Attributes._fields))
+NO_ATTRIBUTES = Attributes(*[0] * len(Attributes._fields))
 """Attributes of a name that does not exist."""
 _SHORT_S = 1.0
 """Attr timeout of a directory in which something has just changed. Also of a file with several names: one of them may
@@ -49,9 +49,9 @@ class EntryParam(NamedTuple):
     is_steady: bool = True
 
 
-def shown_number(known: EntryParam) -> int:
+def shown_number(entry: EntryParam) -> int:
     """Return the inode number that users see: the nodeid, except for the root."""
-    return known.attributes.ino if known.nodeid in ROOTS else known.nodeid
+    return entry.attributes.ino if entry.nodeid in ROOTS else entry.nodeid
 
 
 class AttrTimeouts:
@@ -63,19 +63,19 @@ class AttrTimeouts:
     def __init__(self, nodes: Tables) -> None:
         self._nodes = nodes
 
-    def lifetimes(self, known: EntryParam) -> tuple[float, float]:
+    def timeouts_of(self, entry: EntryParam) -> tuple[float, float]:
         """Return the entry timeout and the attr timeout for a reply that is sent now, in seconds."""
-        _nodeid, attributes, timeout_s, is_steady = known
+        _nodeid, attributes, timeout_s, is_steady = entry
         if not is_steady or attributes.gives_rights():
             return timeout_s, 0
         if timeout_s > _SHORT_S:
             if attributes.is_directory():
-                return timeout_s, timeout_s if self._lasts(known.nodeid) else _SHORT_S
+                return timeout_s, timeout_s if self._has_long_timeout(entry.nodeid) else _SHORT_S
             if attributes.nlink > 1:
                 return timeout_s, _SHORT_S
         return timeout_s, timeout_s
 
-    def _lasts(self, nodeid: int) -> bool:
+    def _has_long_timeout(self, nodeid: int) -> bool:
         node = self._nodes.get(nodeid)
         if node is None:
             return False
@@ -83,26 +83,26 @@ class AttrTimeouts:
         node.is_lasting = self._nodes.device >= 0 and is_settled
         return node.is_lasting
 
-    def changed(self, directory: Node) -> None:
+    def note_change(self, directory: Node) -> None:
         """Note a change in a directory, or of its attributes, before the reply to that change is sent."""
         directory.changed_s = time.monotonic()
-        self.renew_those((directory,))
+        self.invalidate_sent((directory,))
 
-    def moved(self, node: Node) -> None:
+    def note_move(self, node: Node) -> None:
         """Note that a node was renamed: it has a new ctime and perhaps another parent."""
         if node.is_directory:
             node.changed_s = time.monotonic()
         if node.is_directory or node.is_told:
-            self.renew(node)
+            self.invalidate(node)
 
-    def renew(self, node: Node) -> None:
+    def invalidate(self, node: Node) -> None:
         """Invalidate what the kernel was sent about a node, including replies that have not reached it yet."""
         node.is_told, node.is_lasting, node.told_until_s = False, False, 0.0
         if self._nodes.device >= 0:
             forget_attributes(self._nodes.device, node.nodeid)
 
-    def renew_those(self, nodes: Iterable[Node]) -> None:
+    def invalidate_sent(self, nodes: Iterable[Node]) -> None:
         """Invalidate those of the nodes that were sent to the kernel since their last notice."""
         for node in nodes:
             if node.is_lasting or node.is_told:
-                self.renew(node)
+                self.invalidate(node)

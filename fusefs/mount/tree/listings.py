@@ -27,17 +27,17 @@ from fusefs.core.metadata_cache import ROOT, PackedEntries, source_key
 from fusefs.linux.fd import Fd
 from fusefs.linux.getdents import Dirents
 from fusefs.linux.kernel import BTRFS_MAGIC, EXT_MAGIC, TMPFS_MAGIC, XFS_MAGIC, Kernel
-from fusefs.linux.statx import look_at
+from fusefs.linux.statx import stat_at
 from fusefs.mount.native._core import Node
 from fusefs.mount.tables.daemon_cache import CacheFill
 from fusefs.mount.tables.prefetch import PrefetchBatch, PrefetchQueue
 from fusefs.mount.tree.kernel_timeouts import EntryParam
 from fusefs.mount.tree.mount_state import MountState
-from fusefs.mount.tree.trashd_dir import hides_stores, is_below
-from fusefs.store.layout import is_stores_own
+from fusefs.mount.tree.trashd_dir import hides_stores, is_in_store
+from fusefs.store.layout import is_store_name
 
 _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
-_SINCE = (6, 13)
+_DISTINCT_TIMES_SINCE = (6, 13)
 """Since Linux 6.13 two changes never leave a directory with the same time if the directory was stat'ed in between."""
 
 DIRECTORIES = frozenset({Opcode.OPENDIR, Opcode.READDIRPLUS, Opcode.FSYNCDIR, Opcode.RELEASEDIR})
@@ -45,15 +45,15 @@ _TO_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DOTS = (b".", b"..")
 _N_REPLY = 256
 """Entries per reply: a few more than fit."""
-_N_AHEAD = 2048
+_N_PREFETCHED = 2048
 """Entries whose attributes are fetched while earlier ones are returned."""
 _SOON_S = 1.0
 """Within this time, a process that lists a directory has requested the remaining entries."""
-_NO_FD = 1 << 32
+_FIRST_UNOPENED_HANDLE = 1 << 32
 """Above any fd: handles of directories that are not open are numbered from here."""
 
 
-def why_opened(root: Fd, *, checks_permissions: bool) -> str | None:
+def why_opendir_is_needed(root: Fd, *, checks_permissions: bool) -> str | None:
     """Return why the kernel must send OPENDIR; None if it need not.
 
     checks_permissions  the kernel checks permissions; else the backing filesystem must, when a directory is opened
@@ -62,7 +62,7 @@ def why_opened(root: Fd, *, checks_permissions: bool) -> str | None:
         return "the backing filesystem must check which user opens a directory"
     if Kernel().filesystem(root) not in _WITH_LASTING_OFFSETS:
         return "in this filesystem, positions in a listing may be valid only while the directory is open"
-    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < _SINCE:
+    if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < _DISTINCT_TIMES_SINCE:
         return "before Linux 6.13, the time of a directory may miss a change"
     return None
 
@@ -98,7 +98,7 @@ class SlowListing:
         self.position = self.n_requested = 0
         self.end_fill()
 
-    def keep(self, fd: Fd) -> Fd:
+    def keep_fd(self, fd: Fd) -> Fd:
         """Read from this fd from now on, unless another thread has opened one meanwhile."""
         if self.fd is None:
             self.fd = fd
@@ -140,7 +140,7 @@ class Listings:
     def __init__(self, mount: MountState) -> None:
         self._mount, self._lock, self._nodes, self._cache = mount, mount.lock, mount.nodes, mount.cache
         self._slow: dict[int, SlowListing] = {}
-        self._numbers = itertools.count(_NO_FD)
+        self._numbers = itertools.count(_FIRST_UNOPENED_HANDLE)
 
     @property
     def n_unopened(self) -> int:
@@ -158,7 +158,7 @@ class Listings:
             node = self._nodes.handle(fh)[0] if fh else self._nodes.get(nodeid)
             if node is None or opcode != Opcode.READDIRPLUS:
                 return self._mount.do(request)
-            with self._cache.reads(node.source):
+            with self._cache.reading(node.source):
                 return self._mount.do(request)
         match opcode:
             case Opcode.READDIRPLUS:
@@ -167,7 +167,7 @@ class Listings:
                 self._release(listing, request)
                 del self._slow[fh]
                 return b""
-        return self._mount.do(wire.with_handle(request, listing.handle))
+        return self._mount.do(wire.replace_handle(request, listing.handle))
 
     # Handles of slow directories.
 
@@ -176,37 +176,37 @@ class Listings:
         node = self._nodes.get(nodeid)
         if node is None or not self._lock.is_slow:
             return reply
-        return self._opened(SlowListing(node, uid, wire.handle_in(reply)), reply)
+        return self._opened(SlowListing(node, uid, wire.read_handle(reply)), reply)
 
-    def recall(self, request: wire.Request) -> bytes | None:
+    def answer_from_cache(self, request: wire.Request) -> bytes | None:
         """Return the reply to OPENDIR of a directory whose entries are cached, without opening it; None if it must be
         opened."""
         _size, opcode, _unique, nodeid, uid, _gid, _pid = wire.read_head(request)
         node = self._nodes.get(nodeid)
         if opcode != Opcode.OPENDIR or not self._nodes.opens_directories or not self._mount.options.default_permissions:
             return None
-        if node is None or node.last is not None or self._cache.listing(node) is None:
+        if node is None or node.last is not None or self._cache.find_listing(node) is None:
             return None
         if not self._nodes.make_room(uid):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._nodes.add_to_share(uid, 1)
         is_kept = FOPEN_CACHE_DIR if self._mount.is_shared else FOPEN_CACHE_DIR | FOPEN_KEEP_CACHE
-        flags = 0 if is_below(self._nodes, node) else is_kept
-        return self._opened(SlowListing(node, uid), wire.opened(0, flags))
+        flags = 0 if is_in_store(self._nodes, node) else is_kept
+        return self._opened(SlowListing(node, uid), wire.encode_open(0, flags))
 
     def release(self, fh: int) -> None:
         """Release a handle of a directory or file that no client will release."""
-        self.answer(wire.request(Opcode.RELEASEDIR, ROOT, (0, 0, 0), wire.HANDLE_IN.pack(fh)))
+        self.answer(wire.encode_request(Opcode.RELEASEDIR, ROOT, (0, 0, 0), wire.HANDLE_IN.pack(fh)))
 
     def _opened(self, listing: SlowListing, reply: bytes) -> bytes:
         fh = next(self._numbers)
         self._slow[fh] = listing
-        return wire.opened(fh, wire.flags_in(reply))
+        return wire.encode_open(fh, wire.read_open_flags(reply))
 
     def _release(self, listing: SlowListing, request: wire.Request) -> None:
         listing.end_fill()
         if listing.handle:
-            self._mount.do(wire.with_handle(request, listing.handle))
+            self._mount.do(wire.replace_handle(request, listing.handle))
             return
         self._nodes.add_to_share(listing.uid, -1)
         if listing.fd is not None:
@@ -216,7 +216,7 @@ class Listings:
         """Return the fd to read the directory from."""
         if listing.handle:
             return self._nodes.handle(listing.handle)[1]
-        return listing.fd or listing.keep(self._open_to_read(listing.node))
+        return listing.fd or listing.keep_fd(self._open_to_read(listing.node))
 
     def _open_to_read(self, directory: Node) -> Fd:
         """Open a directory for reading, although the kernel has already opened it.
@@ -225,7 +225,7 @@ class Listings:
                 too
         """
         try:
-            return Fd(self._lock.call(os.open, self._mount.fd_of(directory).path(), _TO_READ))
+            return Fd(self._lock.call(os.open, self._mount.directory_fd(directory).path(), _TO_READ))
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
@@ -235,35 +235,35 @@ class Listings:
 
     def _read(self, listing: SlowListing, offset: int, room: int) -> bytes:
         self._seek(listing, offset)
-        is_asked = listing.queue is not None and listing.queue.is_asked
-        n_wanted = _N_AHEAD if is_asked else _N_REPLY
-        while not listing.is_complete and len(listing.entries) - listing.position < n_wanted:
+        is_prefetching = listing.queue is not None and listing.queue.is_active
+        n_needed = _N_PREFETCHED if is_prefetching else _N_REPLY
+        while not listing.is_complete and len(listing.entries) - listing.position < n_needed:
             self._read_block(listing)
-        batches = self._fetch(listing, listing.queue) if listing.queue is not None and is_asked else ()
+        batches = self._fetch(listing, listing.queue) if listing.queue is not None and is_prefetching else ()
         return self._reply(listing, batches, room)
 
     def _seek(self, listing: SlowListing, offset: int) -> None:
         node = listing.node
         if offset and listing.seek(offset):
             return
-        cached = self._cache.listing(node)
+        cached = self._cache.find_listing(node)
         if offset and cached is not None and cached.after(offset) is None:
             cached = None
         listing.restart(offset, cached)
         listing.seek(offset)
         if not offset or listing.queue is None:
             listing.queue = self._mount.prefetch.begin(node)
-        if cached is None and self._mount.are_fickle_in(node, self._fd(listing)):
+        if cached is None and self._mount.are_uncacheable_in(node, self._fd(listing)):
             self._mount.prefetch.drop(node)
             listing.queue = None
         elif cached is None and not offset:
             listing.end_fill()
-            listing.fill = self._cache.looking_ahead()
+            listing.fill = self._cache.begin_fill()
 
     def _read_block(self, listing: SlowListing) -> None:
         node, entries = listing.node, listing.entries
         offset = listing.offset_at(len(entries))
-        with self._cache.reads(node.source):
+        with self._cache.reading(node.source):
             block = self._lock.call(Dirents(self._fd(listing)).block, offset)
         if listing.entries is not entries or listing.offset_at(len(entries)) != offset:
             return  # another request, whose process was killed, was still reading
@@ -272,21 +272,21 @@ class Listings:
         if block and entries.n_bytes > self._cache.metadata.largest_bytes:
             listing.drop_returned()
         elif not block and listing.fill is not None:
-            if not self._mount.are_fickle_in(node, self._fd(listing)):
+            if not self._mount.are_uncacheable_in(node, self._fd(listing)):
                 listing.fill.learn_listing(node, entries)
                 with (
                     suppress(OSError),
-                    self._cache.looking_ahead() as look,
+                    self._cache.begin_fill() as fill,
                 ):  # the directory itself, too, with its new atime
-                    look.learn_attributes(node.source, self._lock.call(look_at, self._fd(listing)))
+                    fill.learn_attributes(node.source, self._lock.call(stat_at, self._fd(listing)))
             listing.end_fill()
 
     def _fetch(self, listing: SlowListing, queue: PrefetchQueue) -> Sequence[PrefetchBatch]:
         """Prefetch the attributes of the next entries, and wait for those of this reply."""
         entries, first = listing.entries, max(listing.position, listing.n_requested)
-        listing.n_requested = max(first, min(len(entries), listing.position + _N_AHEAD))
+        listing.n_requested = max(first, min(len(entries), listing.position + _N_PREFETCHED))
         new = [entries[number][0] for number in range(first, listing.n_requested)]
-        missing = self._mount.prefetch.missing(queue, listing.node, [name for name in new if name not in _DOTS])
+        missing = self._mount.prefetch.uncached_names(queue, listing.node, [name for name in new if name not in _DOTS])
         if missing:
             self._mount.prefetch.fetch(queue, listing.node, self._fd(listing), missing)
         batches = queue.batches()
@@ -308,42 +308,42 @@ class Listings:
             if room < 0:
                 break
             listing.position += 1
-            if hides and is_stores_own(name):
+            if hides and is_store_name(name):
                 continue
-            known = self._known(node, batches, name) if is_cached and name not in _DOTS else None
-            found = None if known is None else self._nodes.get(known.nodeid)
-            if known is None or found is None or _is_cached_by_kernel(found, known, node, name, now_s):
-                reply.append(wire.dirent_alone(name, following, ino, kind))
+            entry = self._entry_of(node, batches, name) if is_cached and name not in _DOTS else None
+            entry_node = None if entry is None else self._nodes.get(entry.nodeid)
+            if entry is None or entry_node is None or _is_cached_by_kernel(entry_node, entry, node, name, now_s):
+                reply.append(wire.encode_dirent_without_node(name, following, ino, kind))
             else:
-                lifetimes = self._mount.timeouts.lifetimes(known)
-                number = known.nodeid
-                reply.append(wire.direntplus(name, following, number, number, known.attributes, *lifetimes))
-                found.nlookup += 1
-                found.is_told |= found.is_directory
-                found.told_until_s = now_s + min(lifetimes)
-                if queue is not None and queue.is_asked:
+                lifetimes = self._mount.timeouts.timeouts_of(entry)
+                number = entry.nodeid
+                reply.append(wire.encode_direntplus(name, following, number, number, entry.attributes, *lifetimes))
+                entry_node.nlookup += 1
+                entry_node.is_told |= entry_node.is_directory
+                entry_node.told_until_s = now_s + min(lifetimes)
+                if queue is not None and queue.is_active:
                     continue
             if queue is not None and name not in _DOTS:
                 queue.names.append(name)
         return b"".join(reply)
 
-    def _known(self, directory: Node, batches: Collection[PrefetchBatch], name: bytes) -> EntryParam | None:
+    def _entry_of(self, directory: Node, batches: Collection[PrefetchBatch], name: bytes) -> EntryParam | None:
         """Return the entry of a name if it is cached, or was fetched for this reply and did not fit into the cache."""
-        known = self._mount.cached_name(directory, name)
-        for batch in batches if known is None else ():
-            found = batch.found.get(name)
-            if found is not None and not is_stores_own(name):
-                seen, handle, _ = found
-                source = source_key(seen, handle)
-                left_s = batch.look.left_s(source, named=(directory, name))
-                if left_s:
-                    node = self._nodes.learn(source, seen, directory, name)
-                    return EntryParam(node.nodeid, seen, left_s, not node.is_unsteady)
-        return known
+        entry = self._mount.cached_entry(directory, name)
+        for batch in batches if entry is None else ():
+            result = batch.results.get(name)
+            if result is not None and not is_store_name(name):
+                attributes, handle, _ = result
+                source = source_key(attributes, handle)
+                valid_s = batch.fill.valid_s(source, named=(directory, name))
+                if valid_s:
+                    node = self._nodes.learn(source, attributes, directory, name)
+                    return EntryParam(node.nodeid, attributes, valid_s, not node.is_unsteady)
+        return entry
 
 
-def _is_cached_by_kernel(node: Node, known: EntryParam, directory: Node, name: bytes, now_s: float) -> bool:
+def _is_cached_by_kernel(node: Node, entry: EntryParam, directory: Node, name: bytes, now_s: float) -> bool:
     """Return whether the kernel will still have this entry cached for more than a moment: see native/listings.c."""
-    is_alone = known.is_steady and known.attributes.nlink == 1 and not node.is_directory
-    is_cached = is_alone and node.told_until_s > now_s + _SOON_S and node.nlookup
+    is_single_name = entry.is_steady and entry.attributes.nlink == 1 and not node.is_directory
+    is_cached = is_single_name and node.told_until_s > now_s + _SOON_S and node.nlookup
     return bool(is_cached) and node.parent is directory and node.name == name

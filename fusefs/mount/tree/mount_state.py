@@ -23,13 +23,13 @@ from fusefs.core.mount_counters import QUICK_NS
 from fusefs.core.mount_options import Coherence, MountOptions
 from fusefs.core.names import STORE
 from fusefs.linux import syscalls
-from fusefs.linux.credentials import at_rest, in_no_group, with_effective
+from fusefs.linux.credentials import in_no_group, own_capability_sets, sets_with_effective
 from fusefs.linux.fd import Fd
-from fusefs.linux.filesystem_probes import case_folding
+from fusefs.linux.filesystem_probes import find_case_folding
 from fusefs.linux.kernel import FUSE_MAGIC, Kernel
-from fusefs.linux.statx import look_at, open_handle
-from fusefs.linux.syscalls import handle_of
-from fusefs.linux.xattrs import are_for_all, is_selinux_enabled
+from fusefs.linux.statx import open_handle, stat_at
+from fusefs.linux.syscalls import name_to_handle_at
+from fusefs.linux.xattrs import are_same_for_all_users, is_selinux_enabled
 from fusefs.mount.native._core import Core, Node, Tables
 from fusefs.mount.places.counters import CELL_OF, LAYOUT, Counters
 from fusefs.mount.tables.daemon_cache import DaemonCache
@@ -37,10 +37,10 @@ from fusefs.mount.tables.estale_retries import EstaleRetries
 from fusefs.mount.tables.prefetch import Prefetch
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.forget_stored import StoredNotices
-from fusefs.mount.tree.kernel_timeouts import NOTHING, AttrTimeouts, EntryParam
+from fusefs.mount.tree.kernel_timeouts import NO_ATTRIBUTES, AttrTimeouts, EntryParam
 from fusefs.mount.tree.passthrough import Passthrough
-from fusefs.mount.tree.trashd_dir import is_below
-from fusefs.store.layout import is_stores_own
+from fusefs.mount.tree.trashd_dir import is_in_store
+from fusefs.store.layout import is_store_name
 
 R = TypeVar("R")
 
@@ -52,12 +52,12 @@ _RACY_NS = 2_000_000_000
 trusted."""
 _WITHOUT_HANDLES = 1 << 30
 """Value of WITHOUT_HANDLES in native/core.h."""
-_COUNTED_AS = {
+_COUNTER_NAMES = {
     Opcode.BATCH_FORGET: "forget", Opcode.RENAME2: "rename", Opcode.COPY_FILE_RANGE_64: "copy_file_range",
     Opcode.READDIRPLUS: "readdir",
 }  # fmt: skip
 CELL_OF_OPCODE: Final[dict[int, int]] = {
-    opcode: CELL_OF[name] for opcode in Opcode if (name := _COUNTED_AS.get(opcode, opcode.name.lower())) in CELL_OF
+    opcode: CELL_OF[name] for opcode in Opcode if (name := _COUNTER_NAMES.get(opcode, opcode.name.lower())) in CELL_OF
 }
 """By opcode: the cell where the counters begin, for requests that get a reply."""
 _N_OPCODES = 64
@@ -66,14 +66,14 @@ _N_OPCODES = 64
 _log = logging.getLogger(__name__)
 
 
-def n_spare(max_fds: int) -> int:
+def n_spare_fds(max_fds: int) -> int:
     """Return how many fds of a process are for the daemon itself. max_fds: the process's limit"""
     return max(_SPARE_FDS, min(max_fds // 4, _SPARE_FDS_MAX))
 
 
-def n_handles(max_fds: int) -> int:
+def n_client_handles(max_fds: int) -> int:
     """Return how many handles all clients of a mount share. The remaining fds hold directories open."""
-    return max(max_fds - n_spare(max_fds) - _N_DIRECTORIES_MIN, _N_DIRECTORIES_MIN)
+    return max(max_fds - n_spare_fds(max_fds) - _N_DIRECTORIES_MIN, _N_DIRECTORIES_MIN)
 
 
 class MountState:
@@ -85,54 +85,54 @@ class MountState:
         root     its directory (O_PATH is enough); stays the caller's
         max_fds  fds that this process may have
         """
-        kernel, seen, n_open = Kernel(), look_at(root), n_handles(max_fds)
+        kernel, root_stat, n_open = Kernel(), stat_at(root), n_client_handles(max_fds)
         self.root, self.lock, self.stats, self.options = root, lock, stats, options
         self.is_shared = options.coherence is Coherence.SHARED
         self.has_handles = kernel.filesystem(root) != FUSE_MAGIC
         """File handles identify an inode for good. A FUSE filesystem may forget an inode and number it anew."""
-        handle = self.lasting(handle_of(root))
+        handle = self.stable_handle(name_to_handle_at(root))
         self._mount_fd = _open_mount(root, handle)
         self.nodes = Tables(
-            source_key(seen, handle), seen, root=root, n_fds=n_open + _N_DIRECTORIES_MIN, n_handles=n_open,
+            source_key(root_stat, handle), root_stat, root=root, n_fds=n_open + _N_DIRECTORIES_MIN, n_handles=n_open,
             is_for_all=options.default_permissions, is_shared=self.is_shared, racy_ns=_RACY_NS,
         )  # fmt: skip
         self.cache = DaemonCache(lock, self.nodes, stats, options.cache_bytes, options.timeout_s)
         self.retries = EstaleRetries(lock, self.nodes)
         self.prefetch = Prefetch(
-            lock, self.cache, seen.dev,
-            has_handles=self.has_handles, n_in_flight=options.n_in_flight, n_fds=n_spare(max_fds),
+            lock, self.cache, root_stat.dev,
+            has_handles=self.has_handles, n_in_flight=options.n_in_flight, n_fds=n_spare_fds(max_fds),
         )  # fmt: skip
         self.timeouts = AttrTimeouts(self.nodes)
         self.passthrough = Passthrough(lock, self.nodes, root)
-        self.stored = StoredNotices(lock, self.nodes, self.timeouts)
-        lock.submounts.tell = self._wait_at
-        lock.submounts.asks = not kernel.answers_at_once(root)
-        self.has_common_xattrs = are_for_all(root)
+        self.stored_notices = StoredNotices(lock, self.nodes, self.timeouts)
+        lock.submounts.on_change = self._set_blocking_names
+        lock.submounts.asks_server = not kernel.needs_no_server(root)
+        self.has_common_xattrs = are_same_for_all_users(root)
         """Every user sees the same extended attributes on the backing filesystem."""
         self.core = self._make_core()
 
     def _make_core(self) -> Core:
         lock, options = self.lock, self.options
         calls = SimpleNamespace(
-            took=lock.took, errno_of=errno_of, changed=self.stats.changed, forget=self._forget, unused=self._end_unused,
-            meets=lock.submounts.are_asked,
-            told_stale=partial(_with_tables, lock, self.retries.add),
-            refused=partial(_with_tables, lock, self.passthrough.refused),
+            took=lock.note_latency, errno_of=errno_of, changed=self.stats.note_change, forget=self._forget,
+            unused=self._end_unused, meets=lock.submounts.are_up_to_date,
+            told_stale=partial(_with_tables, lock, self.retries.add_process),
+            refused=partial(_with_tables, lock, self.passthrough.note_refusal),
             folds=partial(_with_tables, lock, self._may_fold),
-            stored=partial(_with_tables, lock, self.stored.note),
+            stored=partial(_with_tables, lock, self.stored_notices.note_stored),
             came_back=partial(_with_tables, lock, self.cache.clear),
         )  # fmt: skip
-        asks = 0 if lock.submounts.asks else syscalls.AT_STATX_DONT_SYNC
+        sync_flag = 0 if lock.submounts.asks_server else syscalls.AT_STATX_DONT_SYNC
         return Core(
             calls=calls,
             mutex=lock.mutex,
             nodes=self.nodes,
             cells=self.stats.cells,
-            rests=self.stats.rests,
+            rests=self.stats.needs_wake,
             cell_of=array("I", (CELL_OF_OPCODE.get(opcode, 0) for opcode in range(_N_OPCODES))).tobytes(),
             layout=LAYOUT,
             mount_fd=-1 if self._mount_fd is None else self._mount_fd,
-            statx_flags=asks | (0 if self.has_handles else _WITHOUT_HANDLES),
+            statx_flags=sync_flag | (0 if self.has_handles else _WITHOUT_HANDLES),
             is_measured=lock.latency is not None,
             is_flushed=not Kernel().is_local(self.root),
             shows_xattrs=options.has_xattrs,
@@ -142,8 +142,8 @@ class MountState:
             lifetime_s=options.timeout_s,
             quick_ns=QUICK_NS,
             nobody_gid=in_no_group().gid,
-            at_rest=at_rest(),
-            no_capabilities=with_effective(0),
+            at_rest=own_capability_sets(),
+            no_capabilities=sets_with_effective(0),
         )
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class MountState:
             if self._mount_fd is not None:
                 self._mount_fd.close()
 
-    def lasting(self, handle: bytes) -> bytes:
+    def stable_handle(self, handle: bytes) -> bytes:
         """Return the file handle if it identifies an inode for good, else no bytes."""
         return handle if self.has_handles else b""
 
@@ -166,9 +166,9 @@ class MountState:
     def count(self, cell: int, begun_ns: int, *, has_failed: bool) -> None:
         """Count a request that Python has replied to. cell: from CELL_OF; begun_ns: by perf_counter_ns"""
         self.core.count(cell, perf_counter_ns() - begun_ns, has_failed)
-        self.stats.changed()
+        self.stats.note_change()
 
-    def fd_of(self, directory: Node) -> Fd:
+    def directory_fd(self, directory: Node) -> Fd:
         """Return the fd of a directory, open as long as the caller keeps it. Raises  OSError ESTALE: the directory is
         gone"""
         fd = self.nodes.directory_fd(directory)
@@ -177,46 +177,50 @@ class MountState:
     # Which names may be cached. Names in a store change behind the mount; in a directory that ignores letter case, one
     # file has many names.
 
-    def is_fickle(self, directory: Node, fd: Fd, name: bytes) -> bool:
+    def is_uncacheable(self, directory: Node, fd: Fd, name: bytes) -> bool:
         """Return whether a name must not be cached. fd: of the directory"""
-        return (name.startswith(STORE) and is_stores_own(name)) or self.are_fickle_in(directory, fd)
+        return (name.startswith(STORE) and is_store_name(name)) or self.are_uncacheable_in(directory, fd)
 
-    def are_fickle_in(self, directory: Node, fd: Fd) -> bool:
+    def are_uncacheable_in(self, directory: Node, fd: Fd) -> bool:
         """Return whether no name in a directory may be cached. fd: of the directory"""
-        return is_below(self.nodes, directory) or self._may_fold(directory, fd)
+        return is_in_store(self.nodes, directory) or self._may_fold(directory, fd)
 
     def _may_fold(self, directory: Node, fd: int) -> bool:
         """Return whether a name in a directory may have other spellings. fd: of the directory"""
-        known, device = self.lock.submounts.folding, directory.source[0]
+        folding, device = self.lock.submounts.folding, directory.source[0]
         if directory.is_case_sensitive:
             return False
-        if device in known:
-            directory.is_case_sensitive = not known[device]
-            return known[device]
-        folds, is_common = self.lock.call(case_folding, fd)
+        if device in folding:
+            directory.is_case_sensitive = not folding[device]
+            return folding[device]
+        folds, is_common = self.lock.call(find_case_folding, fd)
         if folds is not None and is_common:
-            known[device] = folds
+            folding[device] = folds
             if device == self.nodes.root.dev:
                 self.nodes.is_case_sensitive = not folds
         directory.is_case_sensitive = folds is False
         return folds is not False
 
-    def cached_name(self, directory: Node, name: bytes) -> EntryParam | None:
+    def cached_entry(self, directory: Node, name: bytes) -> EntryParam | None:
         """Return the cached entry of a name; None if there is none. The caller has to count the reference to its
         node."""
-        if is_stores_own(name) or is_below(self.nodes, directory):
+        if is_store_name(name) or is_in_store(self.nodes, directory):
             return None
-        found = self.cache.name(directory, name)
-        if found is None:
+        cached = self.cache.find_name(directory, name)
+        if cached is None:
             return None
-        source, left_s = found
+        source, name_valid_s = cached
         if source is None:
-            return EntryParam(NodeId(0), NOTHING, left_s)
-        attributes = self.cache.attributes(source)
+            return EntryParam(NodeId(0), NO_ATTRIBUTES, name_valid_s)
+        attributes = self.cache.find_attributes(source)
         if attributes is None:
             return None
-        seen, also_left_s = attributes
-        return EntryParam(self.nodes.learn(source, seen, directory, name).nodeid, seen, min(left_s, also_left_s))
+        inode_stat, attributes_valid_s = attributes
+        return EntryParam(
+            self.nodes.learn(source, inode_stat, directory, name).nodeid,
+            inode_stat,
+            min(name_valid_s, attributes_valid_s),
+        )
 
     # Called by the native core without the lock.
 
@@ -225,25 +229,25 @@ class MountState:
             names = () if directory is None else ((directory, name),)
             self.cache.forget(() if source is None else (source,), names)
             if source is not None and has_ended:
-                self.cache.metadata.directory_changed(source)
+                self.cache.metadata.note_directory_change(source)
 
     def _end_unused(self, node: Node) -> None:
         """End a node that the kernel has forgotten, or that it was not sent after all."""
-        with self.lock.held():
+        with self.lock.ensure_held():
             if self.nodes.drop_unused(node):
                 if node.is_passed:
-                    self.cache.metadata.attributes_changed(node.source)  # attributes read meanwhile may be outdated
+                    self.cache.metadata.note_attributes_change(node.source)  # attributes read meanwhile may be outdated
                 self.prefetch.drop(node)
-                self.retries.drop(node)
+                self.retries.release_node(node)
 
-    def _wait_at(self) -> None:
-        with self.lock.held():
+    def _set_blocking_names(self) -> None:
+        with self.lock.ensure_held():
             self.nodes.wait_at(b"".join(name + b"\0" for name in self.lock.submounts.names))
 
 
-def _with_tables(lock: TablesLock, act: Callable[..., R], *args: object) -> R:
+def _with_tables(lock: TablesLock, function: Callable[..., R], *args: object) -> R:
     with lock:
-        return act(*args)
+        return function(*args)
 
 
 def _open_mount(root: Fd, handle: bytes) -> Fd | None:
@@ -259,11 +263,11 @@ def _open_mount(root: Fd, handle: bytes) -> Fd | None:
     return fd
 
 
-def errno_of(error: Exception, failed: object) -> int:
+def errno_of(error: Exception, operation: object) -> int:
     """Return the errno for the client. An exception that is no OSError is a bug, and is logged."""
     if isinstance(error, OSError):
         return error.errno or errno.EIO
     if isinstance(error, (OverflowError, struct.error)):  # a number from the client that no system call accepts
         return errno.EINVAL
-    _log.exception("%s failed", failed)
+    _log.exception("%s failed", operation)
     return errno.EIO

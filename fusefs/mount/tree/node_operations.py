@@ -13,19 +13,19 @@ import time
 from typing import NoReturn
 
 from fusefs.core import fuse_protocol as wire
-from fusefs.core.fuse_protocol import NAMES, REQUEST_HEAD_SIZE, CallerIds, Opcode, Request
+from fusefs.core.fuse_protocol import NAME_OPCODES, REQUEST_HEAD_SIZE, CallerIds, Opcode, Request
 from fusefs.core.metadata_cache import ROOT, TOP, Attributes, source_key
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import NO_NOREPLACE, Kernel
 from fusefs.linux.mountinfo import TOP as TOP_NAME
-from fusefs.linux.statx import TO_PEEK, look_at, peek_at
+from fusefs.linux.statx import OPEN_FLAGS, identify_fd, stat_at
 from fusefs.linux.syscalls import RENAME_NOREPLACE
 from fusefs.mount.native._core import Node
 from fusefs.mount.tables.daemon_cache import CacheFill, NameIn
 from fusefs.mount.tree.drop_adoption import DropAdoption
 from fusefs.mount.tree.kernel_timeouts import EntryParam, shown_number
 from fusefs.mount.tree.mount_state import MountState
-from fusefs.mount.tree.trashd_dir import DropLinks, is_below, is_drop, is_drop_folder, user_of
+from fusefs.mount.tree.trashd_dir import DropLinks, drop_link_user, is_drop_folder, is_drop_link, is_in_store
 
 
 class NodeOperations:
@@ -54,92 +54,92 @@ class NodeOperations:
                 return self._stat(request, opcode, nodeid, caller)
             case Opcode.READ:
                 node, _fd = self._nodes.handle(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
-                with self._cache.reads(node.source):
+                with self._cache.reading(node.source):
                     return self._do_patiently(request, caller)
-        if opcode in NAMES:
-            return self._do_learning(request, nodeid)
+        if opcode in NAME_OPCODES:
+            return self._do_and_cache(request, nodeid)
         reply = self._do_patiently(request, caller)
         if opcode == Opcode.OPEN and self._retries:
-            self._retries.remove(caller.pid)
+            self._retries.remove_process(caller.pid)
         return reply
 
     def _do_patiently(self, request: Request, caller: CallerIds) -> bytes:
-        return self._lock.patiently(caller.pid, self._mount.do, request)
+        return self._lock.retry_patiently(caller.pid, self._mount.do, request)
 
-    def _do_learning(self, request: Request, parent: int, held: int = -1) -> bytes:
+    def _do_and_cache(self, request: Request, parent: int, held: int = -1) -> bytes:
         """Do a request whose reply begins with an entry, and cache that entry if the filesystem is slow."""
-        with self._cache.looking() as look:
+        with self._cache.fill_if_slow() as fill:
             reply = self._mount.do(request, held)
             directory = self._nodes.get(parent)
-            if look is not None and directory is not None:
-                self._learn(request, directory, reply, look)
+            if fill is not None and directory is not None:
+                self._cache_entry(request, directory, reply, fill)
         return reply
 
-    def _learn(self, request: Request, directory: Node, reply: bytes, look: CacheFill) -> None:
+    def _cache_entry(self, request: Request, directory: Node, reply: bytes, fill: CacheFill) -> None:
         entry = wire.read_entry(reply)
         if not entry.name_s:
             return  # it may not be cached
-        name = wire.name_of_entry(request)
+        name = wire.read_entry_name(request)
         node = self._nodes.get(entry.nodeid) if entry.nodeid else None
         if node is not None:
-            look.learn(directory, name, node.source, entry.attributes_of(node.dev, node.ino, node.btime_ns))
+            fill.cache_entry(directory, name, node.source, entry.attributes_of(node.dev, node.ino, node.btime_ns))
         elif not entry.nodeid:
-            look.learn_missing(directory, name)
+            fill.learn_missing(directory, name)
 
     def _directory(self, nodeid: int) -> tuple[Node, Fd]:
         """Return a directory and its fd, to be used at once. Raises  OSError ENOENT: it was removed; ESTALE: no such
         node"""
         node = self._nodes.get(nodeid)
         if node is None:
-            _fail(errno.ESTALE)
+            _raise_os_error(errno.ESTALE)
         if node.last is not None:
-            _fail(errno.ENOENT)
-        return node, self._mount.fd_of(node)
+            _raise_os_error(errno.ENOENT)
+        return node, self._mount.directory_fd(node)
 
     # Replies from the cache of a slow filesystem.
 
-    def recall(self, request: Request) -> bytes | None:
+    def answer_from_cache(self, request: Request) -> bytes | None:
         """Return the body of a reply from the cache; None if the filesystem has to be asked."""
         _size, opcode, _unique, nodeid, _uid, _gid, pid = wire.read_head(request)
         match opcode:
             case Opcode.LOOKUP:
-                (name,) = wire.names(request)
-                known = self._recall_name(nodeid, name, pid)
+                (name,) = wire.read_names(request)
+                entry = self._cached_entry(nodeid, name, pid)
             case Opcode.GETATTR | Opcode.STATX:
-                known = self._recall_attributes(nodeid)
+                entry = self._cached_attributes(nodeid)
             case Opcode.READLINK:
                 node = self._nodes.get(nodeid)
-                return None if node is None else self._cache.target(node)
+                return None if node is None else self._cache.find_target(node)
             case _:
                 return None
-        if known is None or not known.nodeid:
-            return None if known is None else wire.missing(known.timeout_s)
-        number, (name_s, attr_s) = shown_number(known), self._mount.timeouts.lifetimes(known)
+        if entry is None or not entry.nodeid:
+            return None if entry is None else wire.encode_missing_entry(entry.timeout_s)
+        number, (name_s, attr_s) = shown_number(entry), self._mount.timeouts.timeouts_of(entry)
         if opcode == Opcode.LOOKUP:
-            return wire.entry(known.nodeid, number, known.attributes, name_s, attr_s)
-        return (wire.attr if opcode == Opcode.GETATTR else wire.statx)(number, known.attributes, attr_s)
+            return wire.encode_entry(entry.nodeid, number, entry.attributes, name_s, attr_s)
+        return (wire.encode_attr if opcode == Opcode.GETATTR else wire.encode_statx)(number, entry.attributes, attr_s)
 
-    def _recall_name(self, parent: int, name: bytes, pid: int) -> EntryParam | None:
+    def _cached_entry(self, parent: int, name: bytes, pid: int) -> EntryParam | None:
         """Return the cached entry of a name, and count the kernel's reference to its node. pid: of the client's
         thread"""
         directory = self._nodes.get(parent)
         if directory is None or directory.last is not None or pid in self._retries:
             return None
-        known = self._mount.cached_name(directory, name)
-        if known is not None and known.nodeid:
-            self._mount.prefetch.asked(directory, self._nodes.directory_fd(directory))
-            node = self._nodes.get(known.nodeid)
+        entry = self._mount.cached_entry(directory, name)
+        if entry is not None and entry.nodeid:
+            self._mount.prefetch.note_lookup(directory, self._nodes.directory_fd(directory))
+            node = self._nodes.get(entry.nodeid)
             assert node is not None, "it was just found"
             node.nlookup += 1
             node.is_told = True
-            node.told_until_s = time.monotonic() + known.timeout_s
-        return known
+            node.told_until_s = time.monotonic() + entry.timeout_s
+        return entry
 
-    def _recall_attributes(self, nodeid: int) -> EntryParam | None:
+    def _cached_attributes(self, nodeid: int) -> EntryParam | None:
         node = self._nodes.get(nodeid)
-        if node is None or node.last is not None or is_below(self._nodes, node):
+        if node is None or node.last is not None or is_in_store(self._nodes, node):
             return None
-        attributes = self._cache.attributes(node.source)
+        attributes = self._cache.find_attributes(node.source)
         if attributes is None:
             return None
         node.is_told |= not node.is_directory
@@ -148,25 +148,25 @@ class NodeOperations:
     # LOOKUP, READLINK and stat.
 
     def _lookup(self, request: Request, parent: int, caller: CallerIds) -> bytes:
-        (name,) = wire.names(request)
+        (name,) = wire.read_names(request)
         directory, fd = self._directory(parent)
-        if is_drop(directory, name):
-            seen = self._lock.call(self._drops.look, caller.uid, caller)
-            return wire.entry(seen.ino, seen.ino, seen, 0, 0)
+        if is_drop_link(directory, name):
+            link_stat = self._lock.call(self._drops.stat_link, caller.uid, caller)
+            return wire.encode_entry(link_stat.ino, link_stat.ino, link_stat, 0, 0)
         if parent == ROOT and name == TOP_NAME and self._nodes.root.nodeid == TOP:  # for mount/life/root_inode.py
             self._nodes.root.nlookup += 1
-            return wire.entry(TOP, TOP, self._lock.call(look_at, fd), 0, 0)
+            return wire.encode_entry(TOP, TOP, self._lock.call(stat_at, fd), 0, 0)
         if self._retries:
-            found = self._look_again(request, directory, fd, name, caller) or self._find_moved(
+            reply = self._lookup_for_retry(request, directory, fd, name, caller) or self._lookup_moved(
                 request, directory, name, caller
             )
-            if found is not None:
-                return found
-        if self._lock.is_slow and not self._mount.is_fickle(directory, fd, name):
-            self._mount.prefetch.asked(directory, fd)
-        return self._do_learning(request, parent)
+            if reply is not None:
+                return reply
+        if self._lock.is_slow and not self._mount.is_uncacheable(directory, fd, name):
+            self._mount.prefetch.note_lookup(directory, fd)
+        return self._do_and_cache(request, parent)
 
-    def _look_again(
+    def _lookup_for_retry(
         self, request: Request, directory: Node, dir_fd: Fd, name: bytes, caller: CallerIds
     ) -> bytes | None:
         """Look up a name for a client that got ESTALE, and hold the inode open for it.
@@ -174,11 +174,11 @@ class NodeOperations:
         Returns  the reply; None if this client did not get ESTALE
         Raises   OSError ENOENT
         """
-        fd = self._retries.open(caller.pid, dir_fd, name)
+        fd = self._retries.open_name(caller.pid, dir_fd, name)
         if fd is None:
             return None
-        with closed_on_error(fd):
-            reply = self._do_learning(request, directory.nodeid, fd)
+        with close_on_error(fd):
+            reply = self._do_and_cache(request, directory.nodeid, fd)
         node = self._nodes.get(wire.read_entry(reply).nodeid)
         if node is None:
             fd.close()
@@ -186,10 +186,10 @@ class NodeOperations:
             self._retries.hold(caller.pid, node, fd)
         return reply
 
-    def _find_moved(self, request: Request, directory: Node, name: bytes, caller: CallerIds) -> bytes | None:
+    def _lookup_moved(self, request: Request, directory: Node, name: bytes, caller: CallerIds) -> bytes | None:
         """Look up what this client has just moved to a name in a drop folder, once; None if it moved nothing to that
         name."""
-        fd = self._retries.moved_to(caller.pid, (directory, name))
+        fd = self._retries.take_moved_fd(caller.pid, (directory, name))
         if fd is None:
             return None
         with fd:
@@ -200,28 +200,32 @@ class NodeOperations:
         return reply
 
     def _readlink(self, request: Request, nodeid: int, caller: CallerIds) -> bytes:
-        uid = user_of(nodeid)
+        uid = drop_link_user(nodeid)
         if uid is not None:
             return self._lock.call(self._drops.readlink, uid, caller)
-        with self._cache.looking() as look:
+        with self._cache.fill_if_slow() as fill:
             target = self._mount.do(request)
             node = self._nodes.get(nodeid)
-            if look is not None and node is not None:
-                look.learn_target(node.source, target)
+            if fill is not None and node is not None:
+                fill.learn_target(node.source, target)
         return target
 
     def _stat(self, request: Request, opcode: int, nodeid: int, caller: CallerIds) -> bytes:
-        uid = user_of(nodeid)
+        uid = drop_link_user(nodeid)
         if uid is not None:
-            seen = self._lock.call(self._drops.look, uid, caller)
-            return wire.attr(seen.ino, seen) if opcode == Opcode.GETATTR else wire.statx(seen.ino, seen)
-        with self._cache.looking() as look:
+            attributes = self._lock.call(self._drops.stat_link, uid, caller)
+            return (
+                wire.encode_attr(attributes.ino, attributes)
+                if opcode == Opcode.GETATTR
+                else wire.encode_statx(attributes.ino, attributes)
+            )
+        with self._cache.fill_if_slow() as fill:
             reply = self._do_patiently(request, caller)
             node = self._nodes.get(nodeid)
             is_whole = opcode == Opcode.GETATTR
-            if look is not None and is_whole and node is not None and not is_below(self._nodes, node):
-                seen = wire.read_attr(reply).attributes_of(node.dev, node.ino, node.btime_ns)
-                look.learn_attributes(node.source, seen)
+            if fill is not None and is_whole and node is not None and not is_in_store(self._nodes, node):
+                attributes = wire.read_attr(reply).attributes_of(node.dev, node.ino, node.btime_ns)
+                fill.learn_attributes(node.source, attributes)
         return reply
 
     # Renames.
@@ -237,8 +241,8 @@ class NodeOperations:
         directory = self._nodes.get(new_parent)
         if sum(flags) not in (0, RENAME_NOREPLACE) or directory is None or not is_drop_folder(self._nodes, directory):
             return self._mount.do(request)
-        old, new = wire.names(request, numbers, 2)
-        if self._drop((old_parent, old), (new_parent, new), caller):
+        old, new = wire.read_names(request, numbers, 2)
+        if self._try_adopt((old_parent, old), (new_parent, new), caller):
             return b""
         return self._rename_free(request, new_parent, (old, new))
 
@@ -246,56 +250,56 @@ class NodeOperations:
         """Rename without replacing anything, as Kernel.rename_free does."""
         free = wire.RENAME2_IN.pack(new_parent, RENAME_NOREPLACE) + b"".join(name + b"\0" for name in names)
         try:
-            return self._mount.do(wire.like(request, Opcode.RENAME2, free))
+            return self._mount.do(wire.encode_request_like(request, Opcode.RENAME2, free))
         except OSError as error:
             if error.errno not in NO_NOREPLACE:
                 raise
         try:
-            self._lock.call(look_at, self._directory(new_parent)[1], names[1])
+            self._lock.call(stat_at, self._directory(new_parent)[1], names[1])
         except FileNotFoundError:
             return self._mount.do(request)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), names[1])
 
-    def _drop(self, old: tuple[int, bytes], new: tuple[int, bytes], caller: CallerIds) -> bool:
+    def _try_adopt(self, old: tuple[int, bytes], new: tuple[int, bytes], caller: CallerIds) -> bool:
         """Make an orphan of an entry that is moved into a drop folder. Returns  False: it could not, and nothing was
         moved
 
         Raises  OSError EPERM: one of the names is `.trashd/drop`
         """
         (old_directory, _fd), (new_directory, _fd) = self._directory(old[0]), self._directory(new[0])
-        if is_drop(old_directory, old[1]) or is_drop(new_directory, new[1]):
-            _fail(errno.EPERM)
+        if is_drop_link(old_directory, old[1]) or is_drop_link(new_directory, new[1]):
+            _raise_os_error(errno.EPERM)
         # Both directories are held open: opening the second could otherwise close the first.
-        with self._mount.fd_of(old_directory) as old_fd, self._mount.fd_of(new_directory) as new_fd:
-            return self._adopt(old_fd, (old_directory, old[1]), new_fd, (new_directory, new[1]), caller)
+        with self._mount.directory_fd(old_directory) as old_fd, self._mount.directory_fd(new_directory) as new_fd:
+            return self._adopt_and_record(old_fd, (old_directory, old[1]), new_fd, (new_directory, new[1]), caller)
 
-    def _adopt(self, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, caller: CallerIds) -> bool:
+    def _adopt_and_record(self, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, caller: CallerIds) -> bool:
         """Adopt the entry and record its new name. The kernel assigns that name, too, and it expires soon
         (forget_stored.py)."""
-        seen, handle = self._lock.call(_peek, old_fd, old[1])
-        source = source_key(seen, self._mount.lasting(handle))
-        with self._cache.changes(source, names=[old, new]):
-            item = self.adoption.take_in(old_fd, old, seen, new_fd, new[0], caller)
-        if item is None:
+        attributes, handle = self._lock.call(_stat_with_handle, old_fd, old[1])
+        source = source_key(attributes, self._mount.stable_handle(handle))
+        with self._cache.changing(source, names=[old, new]):
+            item_fd = self.adoption.adopt(old_fd, old, attributes, new_fd, new[0], caller)
+        if item_fd is None:
             return False
-        self._mount.timeouts.changed(old[0])
-        self._mount.timeouts.changed(new[0])
+        self._mount.timeouts.note_change(old[0])
+        self._mount.timeouts.note_change(new[0])
         node = self._nodes.find(source)
         if node is not None:
             self._nodes.move(node, old, new)
-            self._mount.timeouts.moved(node)
-            self._mount.stored.note(node, is_moved=True)
+            self._mount.timeouts.note_move(node)
+            self._mount.stored_notices.note_stored(node, is_moved=True)
             self._nodes.take_away(node, *new)
-            self._mount.stored.expire(*new, node)
-        self._retries.moved(caller.pid, new, source, item)
+            self._mount.stored_notices.expire(*new, node)
+        self._retries.note_moved(caller.pid, new, source, item_fd)
         return True
 
 
-def _fail(number: int) -> NoReturn:
+def _raise_os_error(number: int) -> NoReturn:
     raise OSError(number, os.strerror(number))
 
 
-def _peek(dir_fd: Fd, name: bytes) -> tuple[Attributes, bytes]:
+def _stat_with_handle(dir_fd: Fd, name: bytes) -> tuple[Attributes, bytes]:
     """Return the attributes and the file handle of a name in a directory, both of the same inode."""
-    with Fd(os.open(name, TO_PEEK, dir_fd=dir_fd)) as fd:
-        return peek_at(fd)
+    with Fd(os.open(name, OPEN_FLAGS, dir_fd=dir_fd)) as fd:
+        return identify_fd(fd)

@@ -22,7 +22,7 @@ from fusefs.linux.syscalls import statfs_type, statx
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.tables_lock import TablesLock
 
-_TELLS_LATE = "the backing filesystem is FUSE, and may report a failed write only when its own handle is closed"
+_REPORTS_LATE = "the backing filesystem is FUSE, and may report a failed write only when its own handle is closed"
 _TOO_OLD = "it needs Linux 6.9 or later with CONFIG_FUSE_PASSTHROUGH"
 _REASONS = {
     errno.EPERM: "it needs root (CAP_SYS_ADMIN outside user namespaces)",
@@ -35,13 +35,13 @@ _REASONS = {
 _log = logging.getLogger(__name__)
 
 
-def why_not_here(fd: int) -> str | None:
+def why_unsupported_on(fd: int) -> str | None:
     """Return why no file of this filesystem may be passed through; None if files may be.
 
     A FUSE filesystem can report a failed write when the handle that wrote is closed, and at no other close. In
     passthrough the kernel closes its own handle and discards that error.
     """
-    return _TELLS_LATE if statfs_type(fd) == FUSE_MAGIC else None
+    return _REPORTS_LATE if statfs_type(fd) == FUSE_MAGIC else None
 
 
 def stack_depth(root: int) -> int:
@@ -86,21 +86,21 @@ class Passthrough:
         self._lock = lock
         self._nodes = nodes
         self._root = root
-        self._give_up: Callable[[str], None] | None = None  # None: nothing is passed through (any more)
-        self._told: set[int] = set()
+        self._on_give_up: Callable[[str], None] | None = None  # None: nothing is passed through (any more)
+        self._logged_errnos: set[int] = set()
 
-    def start(self, give_up: Callable[[str], None]) -> None:
+    def start(self, on_give_up: Callable[[str], None]) -> None:
         """Pass files through that are opened from now on, unless they are open already.
 
         give_up  called with the reason, by any thread, if it turns out that the kernel passes nothing through on this
                  mount
         """
-        self._give_up = give_up
+        self._on_give_up = on_give_up
         self._nodes.passes = True
 
     def stop(self) -> None:
         """Pass no more files through; files that are open stay as they are."""
-        self._give_up = None
+        self._on_give_up = None
         self._nodes.passes = False
 
     def close(self) -> None:
@@ -109,13 +109,13 @@ class Passthrough:
         with self._lock:
             self._nodes.drop_backing()
 
-    def refused(self, node: Node, number: int, fd: int) -> None:
+    def note_refusal(self, node: Node, number: int, fd: int) -> None:
         """Log that the kernel has refused a backing file: once per errno, or that passthrough ends for the mount."""
         if number in _REASONS and statx(fd).mnt_id == statx(self._root).mnt_id:
-            give_up = self._give_up
+            on_give_up = self._on_give_up
             self.stop()
-            if give_up is not None:
-                give_up(_reason_of(number))
-        elif number not in self._told:
-            self._told.add(number)
+            if on_give_up is not None:
+                on_give_up(_reason_of(number))
+        elif number not in self._logged_errnos:
+            self._logged_errnos.add(number)
             _log.warning("%s and similar files are not passed through: %s", printable(node.name), _reason_of(number))

@@ -18,29 +18,29 @@ from zlib import crc32
 
 from fusefs.core.errors import NoStore, TrashdError, Untrusted
 from fusefs.core.metadata_cache import ROOTS, Attributes, NodeId, NodeZone
-from fusefs.core.names import STORE, Name, RelPath, join, user_store
+from fusefs.core.names import STORE, Name, RelPath, join_path, user_store_name
 from fusefs.linux.credentials import ThreadCredentials, call_as
-from fusefs.linux.fd import Fd, closed_on_error
+from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
-from fusefs.linux.statx import look_at
+from fusefs.linux.statx import stat_at
 from fusefs.mount.native._core import Node, Tables
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.layout import DROP, Store, UserFolder, open_own_store, open_store
-from fusefs.store.make_folder import make_proven, make_user
+from fusefs.store.make_folder import make_proven, make_user_folder
 from fusefs.store.make_store import make_store, name_for_new
-from fusefs.store.registry_lines import makes_common
-from fusefs.store.user_folders import open_user
+from fusefs.store.registry_lines import makes_root_store
+from fusefs.store.user_folders import open_user_folder
 
-_DROPS = 0x6000_0000_0000_0000
+_LINK_NODEIDS = 0x6000_0000_0000_0000
 """The lowest nodeid of a link, above any nodeid in the tables, whose private numbers count up from 1 << 62."""
 _UID_BITS, _DIGEST_BITS = 32, 29
-_DROPS_END = _DROPS + (1 << _UID_BITS + _DIGEST_BITS)
+_LINK_NODEIDS_END = _LINK_NODEIDS + (1 << _UID_BITS + _DIGEST_BITS)
 _PRIVATE = 0o077
 _LINK = stat.S_IFLNK | 0o777
 
 
-def is_below(nodes: Tables, node: Node) -> bool:
+def is_in_store(nodes: Tables, node: Node) -> bool:
     """Return whether a node is a store or lies in one: commands change stores behind the mount."""
     return nodes.zone_of(node) != NodeZone.OUTSIDE
 
@@ -62,28 +62,28 @@ def hides_stores(directory: Node, *, shows_trash: bool) -> bool:
     return directory.nodeid in ROOTS and not shows_trash
 
 
-def is_drop(directory: Node, name: bytes) -> bool:
+def is_drop_link(directory: Node, name: bytes) -> bool:
     """Return whether a name is the link; creating, renaming or removing such a name fails with EPERM."""
     above = directory.parent
-    return name == DROP and directory.name in (STORE, _own()) and above is not None and above.nodeid in ROOTS
+    return name == DROP and directory.name in (STORE, _own_store_name()) and above is not None and above.nodeid in ROOTS
 
 
 @cache
-def _own() -> Name:
+def _own_store_name() -> Name:
     """Return the name of the daemon's own store. It has drop folders only if root has no store."""
-    return user_store(os.geteuid())
+    return user_store_name(os.geteuid())
 
 
-def drop_of(uid: int, target: bytes) -> NodeId:
+def drop_link_nodeid(uid: int, target: bytes) -> NodeId:
     """Return the nodeid of a user's link to this target. There is no node for it, and its references are not
     counted."""
     digest = crc32(target) >> 32 - _DIGEST_BITS
-    return NodeId(_DROPS | digest << _UID_BITS | uid)
+    return NodeId(_LINK_NODEIDS | digest << _UID_BITS | uid)
 
 
-def user_of(nodeid: int) -> int | None:
+def drop_link_user(nodeid: int) -> int | None:
     """Return the user whose link has this nodeid; None if it is not a link."""
-    return nodeid & (1 << _UID_BITS) - 1 if _DROPS <= nodeid < _DROPS_END else None
+    return nodeid & (1 << _UID_BITS) - 1 if _LINK_NODEIDS <= nodeid < _LINK_NODEIDS_END else None
 
 
 class DropLinks:
@@ -93,19 +93,21 @@ class DropLinks:
         """root: the backing tree's directory; stays the caller's."""
         self._kernel = kernel
         self._root = root
-        self._making = threading.Lock()
+        self._make_lock = threading.Lock()
         """Held while a drop folder is made: if two threads made one at the same time, neither folder would be
         trusted."""
 
-    def look(self, uid: int, caller: Caller) -> Attributes:
+    def stat_link(self, uid: int, caller: Caller) -> Attributes:
         """Return the attributes of a user's link. If its target is missing and that user asks, the target is made.
 
         Raises  ENOENT: no store, or another user asks for a drop folder that was never made; or the error from making
                 it
         """
         with self._open(uid, caller) as folder:
-            seen, target = look_at(folder.fd), _target(folder)
-        return seen._replace(ino=drop_of(uid, target), mode=_LINK, nlink=1, size=len(target), blocks=0, rdev=0)
+            folder_stat, target = stat_at(folder.fd), _target(folder)
+        return folder_stat._replace(
+            ino=drop_link_nodeid(uid, target), mode=_LINK, nlink=1, size=len(target), blocks=0, rdev=0
+        )
 
     def readlink(self, uid: int, caller: Caller) -> bytes:
         """Return the link's target, relative to `.trashd`. Raises as `look`."""
@@ -114,16 +116,18 @@ class DropLinks:
 
     def _open(self, uid: int, caller: Caller) -> UserFolder:
         with self._open_store() as store:
-            folder = open_user(store, uid)
+            folder = open_user_folder(store, uid)
             if folder is None:
                 if caller.uid != uid:
                     raise _no_entry()
                 # The umask does not count: the folder is private to the user, who must be able to enter it.
                 uid_gid = (0, 0) if os.geteuid() else (caller.uid, caller.gid)
-                who = ThreadCredentials(*uid_gid, umask=_PRIVATE)
+                credentials = ThreadCredentials(*uid_gid, umask=_PRIVATE)
                 try:
-                    with self._making:
-                        folder = _made_by_root(store, uid) or call_as(who, make_user, store, uid, waits=False)
+                    with self._make_lock:
+                        folder = _make_by_root(store, uid) or call_as(
+                            credentials, make_user_folder, store, uid, waits=False
+                        )
                 except TrashdError as error:
                     raise OSError(error.errno, os.strerror(error.errno)) from error
         return folder
@@ -131,7 +135,7 @@ class DropLinks:
     def _open_store(self) -> Store:
         """Raises  ENOENT: there is no store that we trust"""
         try:
-            store = _open_dropped_in(self._kernel, self._root, b"")
+            store = _open_drop_store(self._kernel, self._root, b"")
         except TrashdError as error:
             raise OSError(error.errno, os.strerror(error.errno)) from error
         if store is None:
@@ -139,9 +143,9 @@ class DropLinks:
         return store
 
 
-def _made_by_root(store: Store, uid: int) -> UserFolder | None:
+def _make_by_root(store: Store, uid: int) -> UserFolder | None:
     """Make a user's folder as root, which is trusted at once; None if the user has to make it."""
-    if not store.is_roots_to_keep():
+    if not store.is_ours_as_root():
         return None
     with suppress(OSError, NoStore):
         return make_proven(store, uid)
@@ -149,14 +153,14 @@ def _made_by_root(store: Store, uid: int) -> UserFolder | None:
 
 
 def _target(folder: UserFolder) -> RelPath:
-    return join(folder.area, folder.name, DROP)
+    return join_path(folder.area, folder.name, DROP)
 
 
 def _no_entry() -> OSError:
     return OSError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
-def _open_dropped_in(kernel: Kernel, root: Fd, path: bytes) -> Store | None:
+def _open_drop_store(kernel: Kernel, root: Fd, path: bytes) -> Store | None:
     """Open the store that has a mount's drop folders: root's, or else the daemon's own; None if there is neither.
 
     Raises  OSError; Untrusted: root's name belongs to another user, and the daemon has no store of its own; BrokenStore
@@ -171,7 +175,7 @@ def _open_dropped_in(kernel: Kernel, root: Fd, path: bytes) -> Store | None:
             continue
         if store is not None:
             return store
-    if untrusted is not None and makes_common():
+    if untrusted is not None and makes_root_store():
         raise untrusted
     return None
 
@@ -185,10 +189,10 @@ def prepare_store(kernel: Kernel, root: Fd, path: bytes) -> TrashdError | OSErro
     """
     flags = os.O_PATH | os.O_DIRECTORY
     try:
-        store = _open_dropped_in(kernel, root, path)
+        store = _open_drop_store(kernel, root, path)
         if store is None:
             base = BackingAndMount(kernel.open_beneath(root, b".", flags))
-            with closed_on_error(base):
+            with close_on_error(base):
                 name = name_for_new(kernel, base) or STORE
             store = make_store(kernel, base, path, name)
         store.__exit__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusefs.core.fuse_protocol import XATTRS, Request, read_head
+from fusefs.core.fuse_protocol import XATTR_OPCODES, Request, read_head
 from fusefs.core.mount_counters import Gauges
 from fusefs.core.mount_options import MountOptions
 from fusefs.linux.fd import Fd
@@ -26,19 +26,19 @@ class Vfs(MountState):
         errno"""
         return self._operations_for(request).answer(request)
 
-    def recall(self, request: Request) -> bytes | None:
+    def answer_from_cache(self, request: Request) -> bytes | None:
         """Return the body of a reply from the cache of a slow filesystem; None if the filesystem has to be asked."""
-        return self._operations_for(request).recall(request)
+        return self._operations_for(request).answer_from_cache(request)
 
     def _operations_for(self, request: Request) -> NodeOperations | XattrOperations | Listings:
         opcode = read_head(request)[1]
-        if opcode in XATTRS:
+        if opcode in XATTR_OPCODES:
             return self.xattrs
         return self.listings if opcode in DIRECTORIES else self.node_operations
 
-    def gauges(self) -> Gauges:
+    def read_gauges(self) -> Gauges:
         with self.lock:
-            self.cache.see_idle()
+            self.cache.update_is_caching()
             return Gauges(
                 n_nodes=len(self.nodes),
                 n_handles=self.nodes.n_handles + self.listings.n_unopened,

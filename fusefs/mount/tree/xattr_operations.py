@@ -12,15 +12,15 @@ from contextlib import suppress
 
 from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode, Request
-from fusefs.core.metadata_cache import ACLS, LABEL, NAMES, UNSUPPORTED, is_asked_of_all
+from fusefs.core.metadata_cache import ACLS, LABEL, NAMES, UNSUPPORTED, is_cached_xattr
 from fusefs.linux.credentials import Capability
 from fusefs.linux.fuse_caller import Caller, is_capable
-from fusefs.linux.statx import look_at
+from fusefs.linux.statx import stat_at
 from fusefs.linux.xattrs import is_selinux_enabled
 from fusefs.mount.native._core import Node
 from fusefs.mount.tables.daemon_cache import CacheFill
 from fusefs.mount.tree.mount_state import MountState
-from fusefs.mount.tree.trashd_dir import is_below
+from fusefs.mount.tree.trashd_dir import is_in_store
 
 _TRUSTED = b"trusted."
 _ROOM = 1 << 16
@@ -36,9 +36,9 @@ class XattrOperations:
 
     def __init__(self, mount: MountState) -> None:
         self._mount, self._lock, self._nodes, self._cache = mount, mount.lock, mount.nodes, mount.cache
-        self._wanted = mount.prefetch.xattrs
+        self._prefetched = mount.prefetch.xattrs
         self._are_shown = mount.options.has_xattrs
-        self._are_ours = mount.has_common_xattrs or os.geteuid() != 0
+        self._are_same_for_daemon = mount.has_common_xattrs or os.geteuid() != 0
         """The daemon reads the same values as any caller. A user's own daemon does everything as that user, this
         too."""
         self._hides_labels = not is_selinux_enabled()
@@ -51,52 +51,56 @@ class XattrOperations:
             return self._mount.do(request)
         if opcode in (Opcode.GETXATTR, Opcode.LISTXATTR):
             name = _name_in(request)
-            return _body(self._find(request, node, name), request) if self._shows(name) else self._mount.do(request)
+            return (
+                _reply_body(self._read_value(request, node, name), request)
+                if self._shows(name)
+                else self._mount.do(request)
+            )
         self._mount.do(request)
         if opcode == Opcode.SETXATTR:
             name = bytes(request[wire.REQUEST_HEAD_SIZE + wire.SETXATTR_IN.size :]).partition(b"\0")[0]
-            self._wanted.supported(name, is_directory=node.is_directory)
+            self._prefetched.note_supported(name, is_directory=node.is_directory)
         return b""
 
     def _shows(self, name: bytes) -> bool:
         return name != LABEL or not self._hides_labels
 
-    def _find(self, request: Request, node: Node, name: bytes) -> bytes | int:
+    def _read_value(self, request: Request, node: Node, name: bytes) -> bytes | int:
         """Return the value of an attribute, or an errno, and cache it."""
-        caller = wire.caller_of(request)
-        uid = self._asked_as(caller)
-        with self._cache.looking() as look:
-            answer = self._ask(node, name, caller if uid else wire.CallerIds(0, 0, os.getpid()))
-            self._learn(look, node, name, answer, uid)
+        caller = wire.read_caller(request)
+        uid = self._cache_uid(caller)
+        with self._cache.fill_if_slow() as fill:
+            answer = self._read_from_core(node, name, caller if uid else wire.CallerIds(0, 0, os.getpid()))
+            self._cache_value(fill, node, name, answer, uid)
         if answer in UNSUPPORTED:
             self._note_refusal(node, name)
-        return self._shown(answer, name, caller)
+        return self._visible_names(answer, name, caller)
 
-    def _asked_as(self, caller: Caller) -> int:
+    def _cache_uid(self, caller: Caller) -> int:
         """Return the uid that a value is read and cached as: 0, the daemon's, for all users; or the caller's own."""
-        return 0 if self._are_ours else caller.uid
+        return 0 if self._are_same_for_daemon else caller.uid
 
-    def _ask(self, node: Node, name: bytes, caller: Caller) -> bytes | int:
+    def _read_from_core(self, node: Node, name: bytes, caller: Caller) -> bytes | int:
         opcode = Opcode.LISTXATTR if name == NAMES else Opcode.GETXATTR
         own = wire.GETXATTR_IN.pack(_ROOM) + (b"" if name == NAMES else name + b"\0")
         try:
-            return self._mount.do(wire.request(opcode, node.nodeid, (caller.uid, caller.gid, caller.pid), own))
+            return self._mount.do(wire.encode_request(opcode, node.nodeid, (caller.uid, caller.gid, caller.pid), own))
         except OSError as error:
             return error.errno or errno.EIO
 
-    def _learn(self, look: CacheFill | None, node: Node, name: bytes, answer: bytes | int, uid: int) -> None:
-        if look is not None and not is_below(self._nodes, node):
-            look.learn_xattrs(node.source, {name: answer}, uid)
+    def _cache_value(self, fill: CacheFill | None, node: Node, name: bytes, answer: bytes | int, uid: int) -> None:
+        if fill is not None and not is_in_store(self._nodes, node):
+            fill.learn_xattrs(node.source, {name: answer}, uid)
             if isinstance(answer, bytes) or answer == errno.ENODATA:
-                self._ask_on(node, name, uid)
+                self._prefetch_beside(node, name, uid)
 
     def _note_refusal(self, node: Node, name: bytes) -> None:
         with suppress(OSError), self._mount.core.hold(node) as fd:
-            self._wanted.answered(self._lock.call(look_at, fd), [(name, errno.EOPNOTSUPP)])
+            self._prefetched.note_answers(self._lock.call(stat_at, fd), [(name, errno.EOPNOTSUPP)])
 
-    def recall(self, request: Request) -> bytes | None:
+    def answer_from_cache(self, request: Request) -> bytes | None:
         """Return the body of the reply from the cache; None if the value is not cached."""
-        opcode, nodeid, caller = wire.read_head(request)[1], wire.read_head(request)[3], wire.caller_of(request)
+        opcode, nodeid, caller = wire.read_head(request)[1], wire.read_head(request)[3], wire.read_caller(request)
         if not self._are_shown or opcode not in (Opcode.GETXATTR, Opcode.LISTXATTR):
             return None
         name = _name_in(request)
@@ -105,43 +109,43 @@ class XattrOperations:
         node = self._nodes.get(nodeid)
         if node is None:
             return None
-        if self._wanted.refuses(node.dev, name, is_directory=node.is_directory):
+        if self._prefetched.is_unsupported(node.dev, name, is_directory=node.is_directory):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        if not is_asked_of_all(name):
+        if not is_cached_xattr(name):
             return None
-        uid = self._asked_as(caller)
-        answer = self._cache.xattr(node, name, uid)
-        if answer is not None or self._wanted.has(name, is_directory=node.is_directory):
-            self._ask_on(node, name, uid)
+        uid = self._cache_uid(caller)
+        answer = self._cache.find_xattr(node, name, uid)
+        if answer is not None or self._prefetched.has(name, is_directory=node.is_directory):
+            self._prefetch_beside(node, name, uid)
         if answer is None:
             return None
         if not self._mount.has_common_xattrs and name in ACLS:
-            self._mount.timeouts.renew(node)  # else the kernel would cache it for the next user, too
-        return _body(self._shown(answer, name, caller), request)
+            self._mount.timeouts.invalidate(node)  # else the kernel would cache it for the next user, too
+        return _reply_body(self._visible_names(answer, name, caller), request)
 
-    def _ask_on(self, node: Node, name: bytes, uid: int) -> None:
+    def _prefetch_beside(self, node: Node, name: bytes, uid: int) -> None:
         """Prefetch the attribute for what was listed beside this node, as it is probably read next. Only if read as the
         daemon."""
-        if self._lock.is_slow and self._cache.is_kept and not uid:
+        if self._lock.is_slow and self._cache.is_enabled and not uid:
             fd = None if node.parent is None else self._nodes.directory_fd(node.parent)
-            self._mount.prefetch.asked_xattr(name, node, fd)
+            self._mount.prefetch.note_getxattr(name, node, fd)
 
-    def _shown(self, answer: bytes | int, name: bytes, caller: Caller) -> bytes | int:
+    def _visible_names(self, answer: bytes | int, name: bytes, caller: Caller) -> bytes | int:
         """Leave out of a list of names those that the caller may not see."""
         if name != NAMES or isinstance(answer, int):
             return answer
-        shown = [one for one in answer.split(b"\0")[:-1] if self._shows(one)]
-        if any(one.startswith(_TRUSTED) for one in shown) and not is_capable(caller, Capability.SYS_ADMIN):
-            shown = [one for one in shown if not one.startswith(_TRUSTED)]
-        return b"".join(one + b"\0" for one in shown)
+        names = [one for one in answer.split(b"\0")[:-1] if self._shows(one)]
+        if any(one.startswith(_TRUSTED) for one in names) and not is_capable(caller, Capability.SYS_ADMIN):
+            names = [one for one in names if not one.startswith(_TRUSTED)]
+        return b"".join(one + b"\0" for one in names)
 
 
 def _name_in(request: Request) -> bytes:
     """Return the name of the attribute that a request reads."""
-    return NAMES if wire.read_head(request)[1] == Opcode.LISTXATTR else wire.strings(request, wire.GETXATTR_IN)[0]
+    return NAMES if wire.read_head(request)[1] == Opcode.LISTXATTR else wire.read_strings(request, wire.GETXATTR_IN)[0]
 
 
-def _body(answer: bytes | int, request: Request) -> bytes:
+def _reply_body(answer: bytes | int, request: Request) -> bytes:
     """Return the reply: the value, or its size if the client asks for that. Raises  OSError: there is no value;
     ERANGE"""
     (room,) = wire.GETXATTR_IN.unpack_from(request, wire.REQUEST_HEAD_SIZE)
