@@ -48,17 +48,17 @@ class CountsSlices:
         self.busy_s = self.longest_s = 0.0
 
     def tempo(self) -> Speed:
-        """See SetsSpeed."""
+        """See Pacer."""
         return UNLIMITED
 
     def record_work(self, _n_entries: int, _n_bytes: int, busy_s: float) -> None:
-        """See SetsSpeed."""
+        """See Pacer."""
         self.n_slices += 1
         self.busy_s += busy_s
         self.longest_s = max(self.longest_s, busy_s)
 
     def wait(self, seconds: float) -> None:
-        """See SetsSpeed."""
+        """See Pacer."""
         time.sleep(seconds)
 
 

@@ -19,7 +19,7 @@ Steps = Generator[Wait, None, Any]
 
 
 class SimulatedClock:
-    """Seconds since the beginning, and what is to happen when (engine.pace.KeepsTime)."""
+    """Seconds since the beginning, and what is to happen when (engine.pace.MonotonicClock)."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -31,11 +31,11 @@ class SimulatedClock:
         self._error: BaseException | None = None
 
     def monotonic(self) -> float:
-        """See KeepsTime."""
+        """See MonotonicClock."""
         return self.now_s
 
     def sleep(self, seconds: float, /) -> None:
-        """See KeepsTime; of an actor."""
+        """See MonotonicClock; of an actor."""
         actor = self.here()
         self.after(seconds, actor)
         self.wait(actor)

@@ -55,11 +55,11 @@ class NodeClock:
         self._ahead_s = ahead_s
 
     def monotonic(self) -> float:
-        """See KeepsTime."""
+        """See MonotonicClock."""
         return self._clock.now_s + self._ahead_s
 
     def sleep(self, seconds: float, /) -> None:
-        """See KeepsTime."""
+        """See MonotonicClock."""
         self._clock.sleep(seconds)
 
 
@@ -79,16 +79,16 @@ class ServicePace:
         self._tempo = self._tick()
 
     def tempo(self) -> Speed:
-        """See SetsSpeed."""
+        """See Pacer."""
         return self._tick() if self._own.monotonic() >= self._next_s else self._tempo
 
     def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
-        """See SetsSpeed."""
+        """See Pacer."""
         done = self._done
         self._done = WorkTotals(done.n_entries + n_entries, done.n_bytes + n_bytes, done.busy_s + busy_s)
 
     def wait(self, seconds: float) -> None:
-        """See SetsSpeed."""
+        """See Pacer."""
         before, until_s = self._tempo, self._own.monotonic() + seconds
         while (now_s := self._own.monotonic()) < until_s and self.tempo() == before:
             self._own.sleep(max(min(until_s, self._next_s) - now_s, 0.0001))

@@ -191,7 +191,7 @@ def tell_why(why: str) -> None:
 
 
 def tell_outage(number: int | None, limit_s: float) -> None:
-    """Tell, for reaper.not_removed.OutageWishes, that a server is waited for, or (None) that it answers again."""
+    """Tell, for reaper.not_removed.OutageOptions, that a server is waited for, or (None) that it answers again."""
     if number is None:
         tell_why("the filesystem's server responds again")
     else:

@@ -137,8 +137,8 @@ class PlanContext(NamedTuple):
     """What reading a plan depends on.
 
     now_ns            wall time, from which ages are counted
-    local_s           see human_units.parse_when
-    cutoff_ns         see human_units.parse_when; for `older`
+    local_s           see human_units.parse_time
+    cutoff_ns         see human_units.parse_time; for `older`
     uid_of, gid_of    convert names to numbers; ValueError with a message for an unknown user or group
     warn              called for each key that has no effect any more
     """

@@ -83,14 +83,14 @@ class ConstantSpeed(NamedTuple):
     always: Speed
 
     def tempo(self) -> Speed:
-        """See SetsSpeed."""
+        """See Pacer."""
         return self.always
 
     def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
-        """See SetsSpeed."""
+        """See Pacer."""
 
     def wait(self, seconds: float) -> None:
-        """See SetsSpeed."""
+        """See Pacer."""
         time.sleep(seconds)
 
 

@@ -119,7 +119,7 @@ def read_more(kernel: Kernel, fd: int, first: bytes = b"", last: bytes = b"") ->
 class DirectoryWindow(NamedTuple):
     """Entries of a directory, to be taken from the end.
 
-    bundles  names to unlink, packed (core.slices.unpack); including directories if listings have no types
+    bundles  names to unlink, packed (core.slices.unpack_names); including directories if listings have no types
     subdirs  directories
     is_all   there are no other entries
     """

@@ -361,7 +361,7 @@ class Child:
         self._listen()
         return self._is_parked or self._is_stopped
 
-    # Called by the engine (engine.pace.SetsSpeed)
+    # Called by the engine (engine.pace.Pacer)
 
     def tempo(self) -> Speed:
         """The speed that the service set last."""
@@ -431,7 +431,7 @@ class Child:
 
 
 class _WhenIdle:
-    """The pace of work that is done only while the disk is idle (engine.pace.SetsSpeed)."""
+    """The pace of work that is done only while the disk is idle (engine.pace.Pacer)."""
 
     def __init__(self, child: Child) -> None:
         self._child = child

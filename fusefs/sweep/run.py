@@ -167,7 +167,7 @@ def _walk(
         run_slice, ranks = worker.run_slice, None
         if options.job is not None:
             ranks = owned.enter_context(options.job.crew(worker, top.path, request.selection, n_workers))
-            run_slice, strategy = ranks.ours.run, strategy._replace(n_workers=ranks.n_workers)
+            run_slice, strategy = ranks.local_runner.run_slice, strategy._replace(n_workers=ranks.n_workers)
         with _SweepInProgress(top, request, options, worker, strategy) as walking:
             slices = SliceRunner(
                 walking.agenda, run_slice, strategy, pace, walking.is_over, walking.finish_slice, ranks

@@ -404,7 +404,7 @@ def test_no_command_changes_a_store_of_an_unknown_format(volume: Path, unknown: 
         done = trashd(*line.replace("ID", "20261121").split(), cwd=volume)
         assert done.code == (INCOMPLETE if line == "du" else NO_STORE), (line, done)
         told = done.out + done.err
-        assert f"{volume}/.trashd/volume.json (format {unknown}): trash store of an unknown format" in told, (line, done)
+        assert f"{volume}/.trashd/volume.json (format {unknown}): trash store of an unknown" in told, (line, done)
         assert f"mv {volume}/.trashd {volume}/.trashd-old" in told, (line, done)
         assert snapshot(volume, with_times=True) == before, line
 

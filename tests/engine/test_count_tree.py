@@ -303,7 +303,7 @@ def test_small_files_of_btrfs_do_not_count_as_blocks() -> None:
 
 
 class Waiting:
-    """Who sets the speed: so often it has to wait, whenever it asks for a slice (engine.pace.SetsSpeed)."""
+    """Who sets the speed: so often it has to wait, whenever it asks for a slice (engine.pace.Pacer)."""
 
     def __init__(self, n_waits: float, speed: Speed = UNLIMITED) -> None:
         self.n_left = n_waits

@@ -198,7 +198,7 @@ def test_a_collection_at_whatever_point_is_none_of_ours(line: int) -> None:
 
 
 DROP = """
-from fusefs.linux.credentials import Capability, drop_capabilities, act_as_others_can
+from fusefs.linux.credentials import Capability, drop_capabilities, prepare_to_act_as_others
 drop_capabilities(Capability.FSETID, Capability.SYS_RESOURCE)
 """
 AS_OTHER = """

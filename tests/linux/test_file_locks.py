@@ -17,7 +17,7 @@ from tests.support.real_filesystems import tmpfs_volume
 HOLDS = """
 import sys
 from fusefs.linux import file_locks
-fd = file_locks.take(sys.argv[1].encode())
+fd = file_locks.take_lock(sys.argv[1].encode())
 print("held" if fd else "refused", flush=True)
 sys.stdin.read()
 """

@@ -111,8 +111,8 @@ def test_a_level_has_its_priority(level: int, number: int) -> None:
 
 SAYS = """
 import logging, sys
-from fusefs.linux.systemd import JournalHandler, make_handler, send_to
-send_to(eval(sys.argv[1]))
+from fusefs.linux.systemd import JournalHandler, make_handler, set_log_handler
+set_log_handler(eval(sys.argv[1]))
 logging.getLogger("x").warning("a name: %s", "a\\nb\\udcff")
 """
 

@@ -14,10 +14,10 @@ from fusefs.linux.uring_offer import parse_cores, read_facts
 
 _ENABLE = """
 import logging
-from fusefs.linux.uring_offer import enable, read_facts
+from fusefs.linux.uring_offer import enable_uring, read_facts
 logging.basicConfig(format="%(levelname)s %(message)s")
 before = read_facts().is_enabled
-enable()
+enable_uring()
 print(before, read_facts().is_enabled)
 """
 has_switch = pytest.mark.skipif(not os.path.exists(SWITCH), reason="this kernel has no FUSE over io_uring")

@@ -54,9 +54,9 @@ MPI.COMM_WORLD.Abort(7)
 MISTAKE = """
 import time
 from fusefs.core.pacing import SliceBudget
-from fusefs.engine.mpi_ranks import SentSlice, joined
+from fusefs.engine.mpi_ranks import SentSlice, join_job
 from tests.support.mpi_jobs import open_mistaken
-with joined() as job:
+with join_job() as job:
     job.uids()
     job.prepare(open_mistaken)
     job.send(SentSlice(0, None, SliceBudget()), 1)

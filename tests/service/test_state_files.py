@@ -39,7 +39,7 @@ from fusefs.core.service_status import Status, VolumeStatus
 from fusefs.linux import file_locks
 from fusefs.service.state_files import write_status
 directory = sys.argv[1].encode()
-lock = file_locks.take(directory)
+lock = file_locks.take_lock(directory)
 status = Status(version="0", pid=os.getpid(), boot_id="b", started_ns=0, updated_ns=0)
 write_status(directory, status)
 print("ready", flush=True)

@@ -146,7 +146,7 @@ def _ask_each(
 def _as_owner(
     folder: UserFolder, body: Callable[[VisibleRename | None], T], kind: Any, visible: DirectRename | None = None
 ) -> T:
-    """See as_owner.as_owner."""
+    """See as_owner.call_as_owner."""
     if visible is not None or os.geteuid() or not folder.uid:
         return as_owner.call_as_owner(folder, body, kind, visible)
     user = user_credentials(folder.uid)

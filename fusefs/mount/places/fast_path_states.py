@@ -21,7 +21,7 @@ class FastPathStates:
     def __init__(self, target: bytes, device: int, off: Mapping[FastPath, str]) -> None:
         """Turn all fast paths on, except some.
 
-        target  the mount point; `counters.kept` makes its runtime directory, and must outlive this object
+        target  the mount point; `counters.open_counters` makes its runtime directory, and must outlive this object
         device  st_dev of the mount
         off     fast paths that the options turn off, and the reasons
         """
