@@ -201,7 +201,8 @@ def _has_replacement(staged: Staged, name: Name = TREE) -> bool:
 def copy_metadata(staged: Staged, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Differences:
     """Give the replacement the victim's metadata, with the temporary permission this may need; return what differs.
 
-    Raises  NotAlike if anything differs and options.accept_differences is not set; OSError ENOKEY in any case if it is encryption
+    Raises  NotAlike if anything differs and options.accept_differences is not set; OSError ENOKEY if the encryption
+            differs, whatever the options
     """
     kernel = staged.held.folder.store.kernel
     assert staged.replacement is not None

@@ -159,8 +159,8 @@ def judge_folder(store: Store, entry: RegisteredFolder, area: Name, name: Name, 
        (`layout.open_store`). If not, the store is not opened.
     2. Can only its user have moved the folder, or put anything into it? By owner, mode and device of the folder and its
        parts, and mounts (`why_not`). If not, it is not used at all.
-    3. Did root make this store of root's? By `security.trashd` or root's list of stores (`registry_lines.find_maker`). If
-       not, only its user acts in it.
+    3. Did root make this store of root's? By `security.trashd` or root's list of stores (`registry_lines.find_maker`).
+       If not, only its user acts in it.
     4. Does it lie where only the store's owner makes names (`u/`, not `new/`), or has root registered it already? If
        not, only its user acts in it, for now. A user's own store needs no more.
     5. Is it the directory that root registered? By root's registry, `folders/<uid>`. If not, only its user acts in it.

@@ -175,7 +175,7 @@ def test_a_chain_with_branches_is_gone_back_up(volume: Path, monkeypatch: pytest
         assert look_at(volume) == Survey(3001, 0, 0, 0, 0, False)
 
 
-@pytest.mark.parametrize("lists_types", [True, False])
+@pytest.mark.parametrize("tells_types", [True, False])
 def test_more_directories_than_memory_has_room_for_count_once(
     volume: Path, monkeypatch: pytest.MonkeyPatch, tells_types: bool
 ) -> None:

@@ -480,7 +480,7 @@ def test_a_users_mount_tells_him_and_goes_without_a_trace(users_bench: Path) -> 
 def test_a_user_can_not_have_passthrough(users_bench: Path) -> None:
     done = as_owner(users_bench, "mount", users_bench / "source", users_bench / "target", "--passthrough", "on")
     assert done.code == 3
-    assert "passthrough=on: it takes root" in done.err
+    assert "passthrough=on: it needs root" in done.err
     assert not os.path.ismount(users_bench / "target")
     assert not any((users_bench / "run/trashd").iterdir())
 
@@ -622,7 +622,7 @@ def test_what_is_read_only_below_stands_too(bench: Path) -> None:
 def test_mount_8_tells_why_not(bench: Path, with_helper: WithHelper) -> None:
     done = with_helper(f"mount -t fuse.trashd {bench}/source/file {bench}/target")
     assert done.returncode == 32
-    assert "is not a directory" in done.stderr
+    assert ": not a directory" in done.stderr
 
 
 def test_it_mounts(bench: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_job_of_root_refuses_and_says_who_may(volume: Path, mpi: str) -> None:
     identifier = orphan_of_user(fill(volume / "job", 3))
     done = run_ranks(mpi, 2, "reap", "--mpi", "--now", "--volume", volume, identifier, uid=0)
     assert done.code == 3
-    assert done.err.count("trashd: Refused: rank 0 runs as root\n") == 1
+    assert done.err.count("trashd: rank 0 runs as root\n") == 1
     assert "  hint: start all ranks as the user who owns the files" in done.err
     assert state_of_user(volume, identifier) == "orphans"
 
@@ -165,7 +165,7 @@ def test_a_rank_of_root_among_others_refuses(volume: Path, mpi: str) -> None:
     identifier = orphan_of_user(fill(volume / "job", 3))
     words = ("reap", "--mpi", "--now", "--volume", volume, identifier)
     done = run_ranks(mpi, 1, *words, uid=0, first=[*AS_USER, "-m", "fusefs.cli.main", *words])
-    assert (done.code, "trashd: Refused: rank 1 runs as root\n" in done.err) == (3, True), done
+    assert (done.code, "trashd: rank 1 runs as root\n" in done.err) == (3, True), done
     assert state_of_user(volume, identifier) == "orphans"
 
 
@@ -189,9 +189,7 @@ def test_without_mpi4py_it_says_how_to_get_it(volume: Path) -> None:
     hidden = make_tree(volume / "hidden", {"mpi4py": {"__init__.py": "raise ImportError('there is none')"}})
     done = trashd("reap", "--mpi", "--volume", volume, PYTHONPATH=f"{hidden}:{os.environ.get('PYTHONPATH', '')}")
     assert done.code == 3
-    assert done.err.startswith(
-        "trashd: Refused: --mpi needs mpi4py, which can't be loaded (there is none)\n  hint: pip "
-    )
+    assert done.err.startswith("trashd: --mpi needs mpi4py, which can't be loaded (there is none)\n  hint: pip ")
 
 
 @pytest.mark.needs("root", "mpich")
@@ -312,7 +310,7 @@ def test_another_directory_at_its_path_on_a_machine_ends_the_job_before_anything
         "mpich", 2, "sweep", "--mpi", nodes.path / "top", "--name", "f*", "--delete", nodes=mounts, at=nodes.path
     )
     assert done.code == 3
-    assert ": Refused: the first rank has another /" in done.err
+    assert ": not the same directory as on the first rank" in done.err
     assert [len(os.listdir(top)) for top in (nodes.path / "top", other / "top")] == [10, 10]
 
 
@@ -330,7 +328,7 @@ def test_another_directory_at_its_path_on_a_machine_ends_the_job_before_anything
 def test_it_deletes_and_does_nothing_else(volume: Path, mpi: str, words: tuple[str, ...], told: str) -> None:
     top = fill(volume / "top", 3)
     done = run_ranks(mpi, 2, "sweep", "--mpi", top, "--name", "f*", *words)
-    assert (done.code, told in done.err, "  hint: " in done.err) == (2, True, True), done
+    assert (done.code, told in done.err) == (2, True), done
     assert len(os.listdir(top)) == 3
 
 
@@ -419,6 +417,6 @@ def test_a_machine_that_has_not_the_volume_ends_the_job_before_anything_is_gone(
     words = ("reap", "--mpi", "--now", "--volume", nodes.path, identifier)
     done = run_ranks("mpich", 2, *words, nodes=mounts, at=nodes.path)
     assert done.code == 3
-    assert "trashd: Refused: rank 1: " in done.err
-    assert "  hint: each rank needs the volume at the same path" in done.err
+    assert "trashd: rank 1: " in done.err
+    assert "  hint: on the machine of each rank, the volume must be mounted at the same path" in done.err
     assert len(os.listdir(folder_of_user(nodes.path) / f"orphans/{identifier}/tree")) == 10

@@ -253,7 +253,7 @@ def test_the_list_of_the_quarantine_says_what_helps(volume: Path, capsys: pytest
     assert "trashd reap --with-stores ID" in capsys.readouterr().out
     command(volume, "list")
     reason = capsys.readouterr().out.splitlines()[-1]
-    assert reason.startswith("  tree/deep/proj/.trashd: a trash store that holds something")
+    assert reason.startswith("  tree/deep/proj/.trashd: a trash store that is not empty")
     assert command(left_over(volume, team) / "deep/proj", "restore", inner, "--to", str(volume / "back")) == 0
     assert command(volume, "reap", "--now", "--with-stores", team) == 0
 

@@ -288,7 +288,7 @@ def test_the_list_says_why_and_what_to_do(quick_volume: Path, capsys: pytest.Cap
     reap_with_thesis(quick_volume, 0)
     command(quick_volume, "list")
     told = capsys.readouterr().out
-    assert "tree/in: it came in, or was changed, after the swap" in told
+    assert "tree/in: it was moved in or changed after the swap" in told
     assert "trashd reap --force ID" in told
 
 

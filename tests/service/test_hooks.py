@@ -111,7 +111,7 @@ def test_a_hook_reads_the_event_as_json() -> None:
 def test_no_word_of_an_event_is_read_by_a_shell() -> None:
     hooks = HooksConfig(on_reaped=("/bin/echo", "$TRASHD_ID", ";", "id"))
     (text,), _tally = run(hooks, REAPED)
-    assert text.endswith("ended well: $TRASHD_ID ; id")
+    assert text.endswith("succeeded: $TRASHD_ID ; id")
 
 
 @pytest.mark.needs("root")
@@ -185,7 +185,7 @@ def test_a_hooks_words_move_no_cursor() -> None:
     ("argv", "told"),
     [
         (shell("echo why >&2; exit 3"), "hook /bin/sh for reaped ended with exit code 3: why"),
-        (shell("kill -TERM $$"), "hook /bin/sh for reaped ended by signal 15 (Terminated)"),
+        (shell("kill -TERM $$"), "hook /bin/sh for reaped was ended by signal 15 (Terminated)"),
         (
             ("/missing",),
             "hook /missing for reaped could not be started: [Errno 2] No such file or directory: '/missing'",

@@ -141,7 +141,7 @@ def test_a_stopped_service_leaves_its_last_word_and_no_values(watched: Watched) 
     assert watched.textfile() == ""
     done = trashd("status")
     assert done.code == 5
-    assert "dead" in done.out
+    assert "the service is not running" in done.out
     assert watched.audited("stopped")
 
 

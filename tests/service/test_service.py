@@ -196,7 +196,7 @@ def test_second_service_of_a_user_says_that_one_runs(base: Path, volume: Path) -
     with service(base, volume):
         second = trashd("service", "run", "--config", str(base), "--volume", volume, STATE_DIRECTORY=str(base))
     assert second.code == Busy.exit_code
-    assert "Another reaper service" in second.err
+    assert "another reaper service of this user is running" in second.err
 
 
 HOUR_S = 3600

@@ -159,7 +159,7 @@ def test_a_disk_that_had_rules_is_not_reaped_where_it_has_none(base: Path, image
             status = running.until_phase(elsewhere, VolumePhase.UNPROVEN)
             assert f"{base}/v" in status.why
             assert status.id in status.why
-            assert "had rules of its own" in running.log.read_text()
+            assert "this volume had its own rules at another path" in running.log.read_text()
             assert ids(elsewhere) == {orphan}
 
 

@@ -259,7 +259,7 @@ def test_a_user_with_many_stores_has_so_many_served_and_others_all_of_theirs(
         running.until(lambda: [one.owner for one in own_stores(running)].count(BOB) == 100)
         done = trashd("status")
         assert done.code == 0
-        assert f"not served: uid {BOB}: 200 of the stores in his registry" in done.out
+        assert f"not served: uid {BOB}: 200 of the stores in the user's registry" in done.out
 
 
 @pytest.mark.needs("fuse")

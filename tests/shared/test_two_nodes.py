@@ -43,7 +43,7 @@ HOURS_2 = 7200
 def test_a_store_that_one_node_made_is_the_others_too(nodes: ClusterNodes) -> None:
     well(nodes.a.trashd("init", nodes.a.volume))
     told = well(nodes.b.trashd("init", "--known", nodes.b.volume))
-    assert "is there" in told.out
+    assert ": exists;" in told.out
     assert "replaced the old store" not in told.out
     wait_until(nodes.a, partial(names, nodes.a.volume), [".trashd"])
     assert_quiet(nodes)

@@ -64,8 +64,8 @@ def test_restore_says_which_directories_the_reaper_has_closed_and_how_to_find_th
     identifier = as_user(uid, lambda: str(swap(home / "job").id)) if uid else swap(home / "job").id
     in_child(lambda: reap_now(volume, identifier, Kernel(At("rmdir", die))))
     assert command(volume, "restore", identifier) == 0
-    (line,) = [one for one in capfd.readouterr().out.splitlines() if "closed (0700)" in one]
-    assert ("root's and" in line) is (uid == 0)
+    (line,) = [one for one in capfd.readouterr().out.splitlines() if "mode 0700" in one]
+    assert ("belong to root" in line) is (uid == 0)
     found = subprocess.run(["bash", "-c", line.partition(": ")[2]], capture_output=True, text=True, check=True)
     assert str(home / "job/shared") in found.stdout.splitlines()
 

@@ -148,7 +148,7 @@ def test_the_volumes_that_two_copies_are_told_apart_by_can_be_pasted(odd_place: 
     shutil.copytree(odd_place.volume / ".trashd", copy / ".trashd", symlinks=True)
     init(copy)
     ended = tell("keep", identifier)
-    (hint,) = [line.rpartition("meant: ")[2] for line in ended.told.splitlines() if "meant: " in line]
+    (hint,) = [line.rpartition("select one with ")[2] for line in ended.told.splitlines() if "select one with " in line]
     assert [pasted(f"trashd keep {one} {identifier} >/dev/null") for one in hint.split(" or ")] == [0, 0]
 
 

@@ -523,8 +523,8 @@ def test_commands_say_what_stays_and_why_and_end_with_13(volume: Path) -> None:
     plan.write_text(f'[[rule]]\ndirectory = "{volume}/tmp"\n{MOVE.format(volume, "skip")}\n')
     done = trashd("plan", "apply", plan)
     assert (done.code, done.err) == (13, "")
-    assert f"left: results/data ({NOT_GIVEN})" in done.out
-    assert f"left: results/bob ({NOT_TAKEN})" in done.out
+    assert f"skipped: results/data ({NOT_GIVEN})" in done.out
+    assert f"skipped: results/bob ({NOT_TAKEN})" in done.out
     refused = trashd("sweep", "--older", "30d", "--delete", volume / "tmp/results/bob")
     assert (refused.code, refused.out) == (13, "")
     assert "the path leads from one user's directory into another's" in refused.err

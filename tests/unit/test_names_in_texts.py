@@ -237,7 +237,7 @@ def test_every_document_names_what_exists() -> None:
         "Source  linux.attic.Caller",
         "tables.attic",
         "support.attic",
-        "attic.parse_when",
+        "attic.parse_time",
         "syscalls.ATTIC",
     ],
 )
