@@ -70,15 +70,15 @@ class Browser(CommandApp):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end, Exit.TERMINATED)
         self.push_screen(self._orphans)
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """See CommandApp."""
-        self._orphans.look()
+        self._orphans.reload()
         if isinstance(self.screen, TableScreen):
-            self.screen.look()
+            self.screen.reload()
 
-    def tell(self, *lines: str) -> None:
+    def show_message(self, *lines: str) -> None:
         """See CommandApp."""
-        next(one for one in reversed(self.screen_stack) if isinstance(one, TableScreen)).tell(*lines)
+        next(one for one in reversed(self.screen_stack) if isinstance(one, TableScreen)).show_message(*lines)
 
     def action_help(self) -> None:
         """Show the keys."""

@@ -42,11 +42,11 @@ class CommandApp(App[int]):
             self.typed_s = time.monotonic()
         await super().on_event(event)
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Refresh the current screen after a command changed something."""
         raise NotImplementedError
 
-    def tell(self, *lines: str) -> None:
+    def show_message(self, *lines: str) -> None:
         """Show a message on the current screen."""
         raise NotImplementedError
 
@@ -75,7 +75,7 @@ class OtherCommands:
 
     async def ask(self, read: Callable[[dict[str, Any]], object], *words: str | bytes) -> CommandAnswer:
         """Run a command with `--json` and read its output. read: converts each object, in a thread"""
-        code, out, err = await self._run(words, "")
+        code, out, err = await self._run_command(words, "")
         # For 100,000 orphans this takes a second.
         objects = await asyncio.to_thread(
             lambda: [read(json.loads(line)) for line in out[: out.rfind(b"\n") + 1].splitlines()]
@@ -85,10 +85,10 @@ class OtherCommands:
 
     async def act(self, doing: str, *words: str | bytes) -> CommandAnswer:
         """Run a command that changes something. doing: a description of the change"""
-        code, out, err = await self._run(words, doing)
+        code, out, err = await self._run_command(words, doing)
         return CommandAnswer(code, _lines(out), _lines(err), [])
 
-    async def _run(self, words: Sequence[str | bytes], doing: str) -> tuple[int, bytes, bytes]:
+    async def _run_command(self, words: Sequence[str | bytes], doing: str) -> tuple[int, bytes, bytes]:
         """Raises  CancelledError when the program ends"""
         self._check_ending()
         run = _Run(doing)

@@ -118,7 +118,7 @@ async def restore(app: CommandApp, row: OrphanRow, inside: bytes | None = None) 
         return
     place = ("--to", os.path.expanduser(to)) if to else ()
     which = () if inside is None else (inside,)
-    await _act(app, f"restoring {' '.join(lines[:-2])}", row, "restore", *place, "--", row.entry.id, *which)
+    await _run_and_show(app, f"restoring {' '.join(lines[:-2])}", row, "restore", *place, "--", row.entry.id, *which)
 
 
 async def keep(app: CommandApp, row: OrphanRow) -> None:
@@ -126,7 +126,9 @@ async def keep(app: CommandApp, row: OrphanRow) -> None:
     lines = [row.path(), "", "Keep it for how long (12h, 7d, 2w)?"]
     term = await app.push_screen_wait(LineTyped("Keep", lines, "until you release it with u", "keep"))
     if term is not None:
-        await _act(app, f"keeping {row.path()}", row, "keep", *(("--for", term) if term else ()), "--", row.entry.id)
+        await _run_and_show(
+            app, f"keeping {row.path()}", row, "keep", *(("--for", term) if term else ()), "--", row.entry.id
+        )
 
 
 async def release(app: CommandApp, row: OrphanRow) -> None:
@@ -137,7 +139,7 @@ async def release(app: CommandApp, row: OrphanRow) -> None:
         "It then expires after its normal retention, counted from the swap: perhaps now.",
     ]
     if await app.push_screen_wait(YesOrNo("Release it?", lines, "release it")):
-        await _act(app, f"releasing {row.path()}", row, "keep", "--release", "--", row.entry.id)
+        await _run_and_show(app, f"releasing {row.path()}", row, "keep", "--release", "--", row.entry.id)
 
 
 async def reap(app: CommandApp, row: OrphanRow) -> None:
@@ -149,32 +151,32 @@ async def reap(app: CommandApp, row: OrphanRow) -> None:
     size = "of unknown size" if row.n_bytes < 0 else row.size
     lines = [row.path(), f"{row.owner}'s, {size}, {row.age(now_ns)} old.", term, "It can't be restored afterwards."]
     if await app.push_screen_wait(YesOrNo("Delete it permanently?", lines, "delete")):
-        await _act(app, f"deleting {row.path()}", row, "reap", "--now", "--", row.entry.id)
+        await _run_and_show(app, f"deleting {row.path()}", row, "reap", "--now", "--", row.entry.id)
 
 
 async def count(app: CommandApp, row: OrphanRow) -> None:
     """Count the space that an orphan uses; the list shows it afterwards."""
-    app.tell(f"counting {row.path()}...")
+    app.show_message(f"counting {row.path()}...")
     volume = row.entry.base_path()
     answer = await app.commands.ask(dict, "du", "--json", "--volume", volume, "--", row.entry.id)
     for told in answer.objects:
         known = told["n_bytes"] is not None
         size = format_size(told["n_bytes"]) if known else "an unknown amount"
         bound = "at least " if known and told["is_at_least"] else ""
-        app.tell(f"{row.path()} uses {bound}{size}")
+        app.show_message(f"{row.path()} uses {bound}{size}")
     if answer.err:
         app.push_screen(Notice(f"counting {row.path()}", answer.err))
-    app.look()
+    app.reload()
 
 
-async def _act(app: CommandApp, doing: str, row: OrphanRow, command: str, *words: str | bytes) -> None:
+async def _run_and_show(app: CommandApp, doing: str, row: OrphanRow, command: str, *words: str | bytes) -> None:
     """Run a command and show its output on the status line, or in a dialog if it failed."""
-    app.tell(f"{doing}...")
+    app.show_message(f"{doing}...")
     answer = await app.commands.act(doing, command, "--volume", row.entry.base_path(), *words)
-    app.tell(*answer.out)
+    app.show_message(*answer.out)
     if answer.code or answer.err:
         app.push_screen(Notice(f"{doing}:", [*answer.out, *answer.err]))
-    app.look()
+    app.reload()
 
 
 _MOST = 5000
@@ -204,18 +206,18 @@ class InsideScreen(TableScreen):
 
     def on_mount(self) -> None:
         """List the directory."""
-        self.look()
+        self.reload()
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """See TableScreen."""
-        self.run_worker(self._look(), exclusive=True, group="look")
+        self.run_worker(self._load(), exclusive=True, group="look")
 
-    async def _look(self, rest_s: float = 0.0) -> None:
+    async def _load(self, rest_s: float = 0.0) -> None:
         await asyncio.sleep(rest_s)
         place = f"{self._orphan.entry.id}:".encode() + self._path
         if self._rows is None:
             self.refilter()
-        literal = re.sub(r"([*?\[\]\\])", r"\\\1", self.wanted)
+        literal = re.sub(r"([*?\[\]\\])", r"\\\1", self.filter_text)
         glob = ("--iname", f"*{literal}*") if self._is_cut and literal else ()
         volume = self._orphan.entry.base_path()
         answer = await self.browser.commands.ask(
@@ -223,7 +225,7 @@ class InsideScreen(TableScreen):
         )
         if self.is_left():
             return
-        self.tell_trouble(answer.err)
+        self.show_errors(answer.err)
         if not answer.code:
             self._is_cut = bool(glob) or len(answer.objects) > _MOST
             self._rows = answer.objects[:_MOST]
@@ -235,7 +237,7 @@ class InsideScreen(TableScreen):
     def refilter(self) -> None:
         """See TableScreen."""
         if self._is_cut and self._rows is not None:
-            self.run_worker(self._look(_REST_S), exclusive=True, group="look")
+            self.run_worker(self._load(_REST_S), exclusive=True, group="look")
         else:
             self.refilter_here()
 
@@ -260,7 +262,7 @@ class InsideScreen(TableScreen):
         self._path, self._came_from = path, came_from
         self._rows, self._is_cut = None, False
         self.clear_filter()
-        self.look()
+        self.reload()
 
     def action_enter(self) -> None:
         """Open the selected directory."""
@@ -319,31 +321,31 @@ class OrphansScreen(TableScreen):
     def on_mount(self) -> None:
         """Start to list the orphans."""
         self.refilter()
-        self.run_worker(self._look_again_and_again())
+        self.run_worker(self._reload_periodically())
 
-    async def _look_again_and_again(self) -> None:
+    async def _reload_periodically(self) -> None:
         """List the orphans periodically: other commands, the service and other nodes change the stores."""
         while True:
             self._is_wanted.clear()
             began_s = time.monotonic()
-            await self._look()
+            await self._load()
             ended_s = time.monotonic()
             # The longer the user has not pressed a key, the longer the pauses.
             pause_s = max(_LEAST_S, _SHARE * (ended_s - began_s), (ended_s - self.browser.typed_s) / 10)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_wanted.wait(), min(pause_s, _MOST_S))
 
-    async def _look(self) -> None:
+    async def _load(self) -> None:
         words = [word for volume in self._volumes for word in (b"--volume", volume)]
         answer = await self.browser.commands.ask(orphan_row, "list", "--json", *words)
         if self.is_left():
             return
-        self.tell_trouble(answer.err)
+        self.show_errors(answer.err)
         if answer.code == 0 or answer.objects:
             self._rows = answer.objects
         self.refilter()
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """See TableScreen."""
         self._is_wanted.set()
 

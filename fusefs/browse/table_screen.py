@@ -266,15 +266,15 @@ class RowTable(Widget):
     def move_to(self, at: int) -> None:
         """Select a row and scroll it into view."""
         self._at = max(0, min(at, len(self._rows) - 1))
-        most = max(len(self._rows) - self.n_seen(), 0)
-        self._top = min(max(self._top, self._at - self.n_seen() + 1), self._at, most)
+        most = max(len(self._rows) - self.n_visible(), 0)
+        self._top = min(max(self._top, self._at - self.n_visible() + 1), self._at, most)
         self.refresh()
 
     def move_to_key(self, key: str) -> None:
         """Select the row with a key, if there is one."""
         self.move_to(next((at for at, row in enumerate(self._rows) if row.key == key), self._at))
 
-    def n_seen(self) -> int:
+    def n_visible(self) -> int:
         """The number of visible rows."""
         return max(self.size.height - 1, 1)
 
@@ -314,7 +314,7 @@ class TableScreen(Screen[None]):
         Binding("end", f"move({_ALL})", show=False),
         Binding("slash", "filter", show=False, priority=True),
         Binding("escape", "back", show=False),
-        Binding("ctrl+r,f5", "look", show=False),
+        Binding("ctrl+r,f5", "reload", show=False),
     ]
 
     def __init__(self) -> None:
@@ -343,7 +343,7 @@ class TableScreen(Screen[None]):
         return self.query_one(RowTable)
 
     @property
-    def wanted(self) -> str:
+    def filter_text(self) -> str:
         """The filter as typed."""
         return self.query_one(Input).value
 
@@ -359,7 +359,7 @@ class TableScreen(Screen[None]):
         """Apply the filter."""
         raise NotImplementedError
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Refresh the rows."""
         raise NotImplementedError
 
@@ -370,7 +370,7 @@ class TableScreen(Screen[None]):
 
     def picked(self, rows: Sequence[TableRow]) -> Sequence[TableRow]:
         """The rows that match the filter."""
-        wanted = self.wanted.casefold()
+        wanted = self.filter_text.casefold()
         return [row for row in rows if wanted in row.text().casefold()] if wanted else rows
 
     def redraw(self) -> None:
@@ -386,14 +386,14 @@ class TableScreen(Screen[None]):
         """Whether the screen is closed already: results that arrive now can't be shown."""
         return not self.query(RowTable)
 
-    def tell(self, *lines: str) -> None:
+    def show_message(self, *lines: str) -> None:
         """Show a message on the status line."""
         self.query_one("#status", Static).update(Content("\n".join(lines)))
 
-    def tell_trouble(self, lines: Sequence[str]) -> None:
+    def show_errors(self, lines: Sequence[str]) -> None:
         """Show the errors of a refresh until one has none."""
         if lines or self._is_troubled:
-            self.tell(*lines)
+            self.show_message(*lines)
         self._is_troubled = bool(lines)
 
     def waiting(self) -> str:
@@ -419,7 +419,7 @@ class TableScreen(Screen[None]):
 
     def action_page(self, n_pages: int) -> None:
         """Move the selection by a page."""
-        self.action_move(n_pages * self.table.n_seen())
+        self.action_move(n_pages * self.table.n_visible())
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
         """See Screen. While the filter has the focus, `/` is typed into it."""
@@ -431,7 +431,7 @@ class TableScreen(Screen[None]):
 
     def action_back(self) -> None:
         """Clear the filter, or leave the screen if it is clear."""
-        if self.focused is not None or self.wanted:
+        if self.focused is not None or self.filter_text:
             self.clear_filter()
         else:
             self.leave()
@@ -444,9 +444,9 @@ class TableScreen(Screen[None]):
     def leave(self) -> None:
         """Go back to the previous screen."""
 
-    def action_look(self) -> None:
+    def action_reload(self) -> None:
         """Refresh the rows."""
-        self.look()
+        self.reload()
 
 
 def _keys(told: str) -> Content:

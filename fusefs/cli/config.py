@@ -64,7 +64,7 @@ def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
     except BadConfig as error:
         problems = error.problems
     for problem in problems:
-        output.tell_problem(problem, as_json=as_json)
+        output.print_finding(problem, as_json=as_json)
     if loaded is not None and not problems and not as_json:
         for file in loaded.files:
             print(f"{printable(file)}: no problems")

@@ -88,7 +88,7 @@ def count_orphan(
 def _pace(kernel: Kernel, folder: UserFolder, stops: ShouldStop) -> Iterator[Callable[[], None]]:
     from fusefs.engine.pace import WalkPacer, open_pacer  # imported late: a restore counts at full speed
 
-    with open_pacer(kernel, folder.fd, Speed(), output.tell_why, may_write=False) as pacer:
+    with open_pacer(kernel, folder.fd, Speed(), output.print_pace, may_write=False) as pacer:
         yield WalkPacer(pacer, stops)
 
 

@@ -77,7 +77,7 @@ def command(
                 counted.append(count_orphan(kernel, volumes, entry, stop, how))
             except TrashdError as error:
                 lost.append(error)
-        codes = [output.failed(error, as_json=as_json) for error in lost]
+        codes = [output.print_error(error, as_json=as_json) for error in lost]
         counted = sorted(
             (one for one in counted if least is None or _n_bytes(one) >= least), key=lambda one: -_n_bytes(one)
         )

@@ -7,7 +7,7 @@ from importlib import import_module
 import click
 
 from fusefs.cli.options import Command, note_usage, write_manual_page
-from fusefs.cli.output import failed, wants_json
+from fusefs.cli.output import print_error, wants_json
 from fusefs.core.errors import EXIT_CODES, Exit, UsageError
 
 SECTIONS = {
@@ -55,12 +55,12 @@ class _AskingGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
-            meant = self.meant(ctx, args[0])
+            meant = self.suggestions(ctx, args[0])
             if not meant:
                 raise
             ctx.fail(f"no such command {args[0]!r}; did you mean {meant}?")
 
-    def meant(self, ctx: click.Context, word: str) -> str:
+    def suggestions(self, ctx: click.Context, word: str) -> str:
         """The commands with a similar name."""
         from difflib import get_close_matches  # imported only for typing errors
 
@@ -98,9 +98,9 @@ class LazyGroup(_AskingGroup):
                 ctx.exit()
         return super().resolve_command(ctx, args)
 
-    def meant(self, ctx: click.Context, word: str) -> str:
+    def suggestions(self, ctx: click.Context, word: str) -> str:
         """The commands with a similar name, or the one that has this name in other programs."""
-        return _SAID_ELSEWHERE.get(word) or super().meant(ctx, word)
+        return _SAID_ELSEWHERE.get(word) or super().suggestions(ctx, word)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands under their headings."""
@@ -121,7 +121,7 @@ class OrderedGroup(_AskingGroup):
         return list(self.commands)
 
 
-def _tell_exit_codes() -> str:
+def _format_exit_codes() -> str:
     """The exit codes except those of signals, in two columns."""
     told = [(str(code), words) for code, words in EXIT_CODES.items()]
     half = (len(told) + 1) // 2
@@ -131,7 +131,7 @@ def _tell_exit_codes() -> str:
     return "\n".join(["\b", "Exit codes:", *rows, ""])
 
 
-@click.command(cls=LazyGroup, epilog=_tell_exit_codes(), context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=LazyGroup, epilog=_format_exit_codes(), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(None, "-V", "--version", package_name="trashd", prog_name="trashd")
 def trashd() -> None:
     """Empty huge directories instantly, and restore them if that was a mistake.
@@ -170,7 +170,7 @@ def dispatch(arguments: list[str]) -> int:
         if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # since click 8.2
             error.show()
             return error.exit_code
-        return failed(_to_usage_error(error), as_json=wants_json(arguments))
+        return print_error(_to_usage_error(error), as_json=wants_json(arguments))
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.Abort:

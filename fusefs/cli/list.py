@@ -171,7 +171,7 @@ def command(
     # Show the paths that users know, also where the daemon of a mount over its own source is dead.
     every = [_by_mount_point(entry) for entry in list_all_containers(kernel, volumes, lost, watched(notes=False))]
     entries = in_order(selection.picks(every, now_ns), order, now_ns)
-    codes = [output.failed(error, as_json=as_json) for error in lost]
+    codes = [output.print_error(error, as_json=as_json) for error in lost]
     if as_json:
         from fusefs.cli.json_objects import RestorableFor
 
@@ -244,7 +244,7 @@ def _print_sums(volumes: Sequence[bytes], by: SumBy, depth: int, selection: Orph
         (key if key.project is None else key._replace(project=output.by_mount_point(key.project)), one)
         for key, one in sums
     ]
-    codes = [output.failed(error, as_json=as_json) for error in lost]
+    codes = [output.print_error(error, as_json=as_json) for error in lost]
     if as_json:
         from fusefs.cli.json_objects import SummedBy
 

@@ -93,19 +93,19 @@ def run(arguments: list[str]) -> int:
     from fusefs.core.errors import Exit
 
     try:
-        code = _run(arguments)
+        code = _run_words(arguments)
         output.flush()
         return code
     except BrokenPipeError:
         return Exit.PIPE
     except (TrashdError, OSError) as error:
-        return output.failed(output.to_error(error), as_json=output.wants_json(arguments))
+        return output.print_error(output.to_error(error), as_json=output.wants_json(arguments))
     except KeyboardInterrupt:
         output.refused(output.flush)
         return Exit.INTERRUPTED
 
 
-def _run(arguments: list[str]) -> int:
+def _run_words(arguments: list[str]) -> int:
     """Run a plain `swap` or `rm` without click, whose import takes longer than their work; otherwise use click."""
     act = _find_plain_line(arguments)
     # Lists of thousands of objects contain no cycles; a collection for each 700 of them takes a third of the time.
@@ -129,7 +129,7 @@ def _find_plain_line(arguments: list[str]) -> Callable[[], int] | None:
         case _:
             return None
     values = LINE.read(words)
-    return None if values is None else partial(LINE.run, **values)
+    return None if values is None else partial(LINE.execute, **values)
 
 
 if __name__ == "__main__":

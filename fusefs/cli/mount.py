@@ -144,7 +144,7 @@ def _explain(path: bytes, *, as_json: bool) -> int:
     else:
         print("\n\n".join("\n".join(_explain_lines(one)) for one in seen))
     return output.exit_code(
-        [0 if one.is_running else output.failed(DaemonGone(one.point), as_json=as_json) for one in seen]
+        [0 if one.is_running else output.print_error(DaemonGone(one.point), as_json=as_json) for one in seen]
     )
 
 
@@ -351,27 +351,27 @@ _HINT = "mount.fuse.trashd SRC MNT [-sfnv] [-o OPTIONS]"
 def main() -> None:
     """Run the helper of mount(8) with the arguments of this process and exit with its code."""
     settle_streams()
-    code = run(sys.argv[1:])
+    code = run_mount_helper(sys.argv[1:])
     sys.stderr.flush()
     os._exit(code)
 
 
-def run(arguments: list[str]) -> int:
+def run_mount_helper(arguments: list[str]) -> int:
     """Run mount.fuse.trashd. Returns  the exit code as mount(8) defines it"""
     try:
-        code = _run(arguments)  # the daemon returns here, too
+        code = _mount_by_helper(arguments)  # the daemon returns here, too
         return code if code in (0, _USAGE) else _FAILED
     except TrashdError as error:
-        output.failed(error)
+        output.print_error(error)
         return _USAGE if isinstance(error, UsageError | NotPermitted) else _FAILED
     except OSError as error:
-        output.failed(from_os(error, str(error.filename or "a system call")))
+        output.print_error(from_os(error, str(error.filename or "a system call")))
         return _FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED
 
 
-def _run(arguments: list[str]) -> int:
+def _mount_by_helper(arguments: list[str]) -> int:
     from fusefs.mount.places.attach import remount
     from fusefs.mount.places.mount_points import real_path
 

@@ -308,7 +308,7 @@ class AgeCutoffs:
         self._set_ns = max(self._set_ns, self.now.wall_ns - span_ns - cutoff_ns)
         return cutoff_ns
 
-    def tell(self) -> None:
+    def warn_of_clock(self) -> None:
         """Warn if files are not as old as the wall clock makes them seem."""
         if self._set_ns >= STEP_NS:
             ahead = format_duration(round(self._set_ns / 1e9))

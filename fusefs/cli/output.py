@@ -32,7 +32,7 @@ def wants_json(arguments: Sequence[str]) -> bool:
     return "--json" in arguments[: arguments.index("--") if "--" in arguments else None]
 
 
-def failed(error: TrashdError, *, as_json: bool = False) -> int:
+def print_error(error: TrashdError, *, as_json: bool = False) -> int:
     """Print an error on stderr and return its exit code."""
     if as_json:
         from fusefs.cli.json_objects import ErrorTold
@@ -185,23 +185,23 @@ def names(kept: Sequence[bytes]) -> str:
     return ", ".join(map(printable, kept[:_NAMED_MAX])) + (f" and {more} more" if more > 0 else "")
 
 
-def tell_why(why: str) -> None:
+def print_pace(why: str) -> None:
     """Tell on stderr, at once, why work goes slower or faster now."""
     print(f"trashd: {why}", file=sys.stderr, flush=True)
 
 
-def tell_outage(number: int | None, limit_s: float) -> None:
+def print_outage(number: int | None, limit_s: float) -> None:
     """Tell, for reaper.not_removed.OutageOptions, that a server is waited for, or (None) that it answers again."""
     if number is None:
-        tell_why("the filesystem's server responds again")
+        print_pace("the filesystem's server responds again")
     else:
         from fusefs.core.human_units import format_duration  # a swap is spared it
 
         limit = format_duration(round(limit_s))
-        tell_why(f"the filesystem's server does not respond ({os.strerror(number)}); waiting at most {limit}")
+        print_pace(f"the filesystem's server does not respond ({os.strerror(number)}); waiting at most {limit}")
 
 
-def tell_problem(problem: ConfigProblem, *, as_json: bool) -> None:
+def print_finding(problem: ConfigProblem, *, as_json: bool) -> None:
     """Print what is wrong in a file, and what to write instead."""
     if as_json:
         print(json.dumps(plain(problem)))
@@ -218,7 +218,7 @@ def restore_command(orphan: ContainerId, volume: bytes | None) -> str:
     return f"trashd restore --volume {shell_word(volume)} {orphan}"
 
 
-def tell_swapped(swapped: Swapped, *, json_lines: bool, ids_only: bool, kept: bool) -> None:
+def print_swapped(swapped: Swapped, *, json_lines: bool, ids_only: bool, kept: bool) -> None:
     """Print the result of one swap or removal; with ids_only what else is to be known is told on stderr."""
     if json_lines:
         from fusefs.cli.json_objects import UndoCommand
@@ -228,7 +228,7 @@ def tell_swapped(swapped: Swapped, *, json_lines: bool, ids_only: bool, kept: bo
     if ids_only:
         print(swapped.id)
     else:
-        _tell_done(swapped, kept=kept)
+        _print_done(swapped, kept=kept)
     beside = sys.stderr if ids_only else sys.stdout
     if swapped.unnoted:
         told = (
@@ -242,7 +242,7 @@ def tell_swapped(swapped: Swapped, *, json_lines: bool, ids_only: bool, kept: bo
         warn(warning)
 
 
-def _tell_done(swapped: Swapped, *, kept: bool) -> None:
+def _print_done(swapped: Swapped, *, kept: bool) -> None:
     path = printable(swapped.path)
     if swapped.method is Method.EXCHANGE:
         print(f"{path}: now empty")
@@ -271,7 +271,7 @@ def until(expires_ns: int | None) -> str:
     return day if is_served else f"{day}; no reaper service is running, so run trashd reap after that"
 
 
-def can_be_asked() -> bool:
+def can_confirm() -> bool:
     """Whether there is a person who reads it and can answer."""
     return os.isatty(0) and os.isatty(2)
 

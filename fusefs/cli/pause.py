@@ -57,9 +57,9 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
         if as_json:
             output.as_json(PausedVolume(volume), pause)
         else:
-            print(f"{told(volume)}: {pause.why}")
+            print(f"{format_volume(volume)}: {pause.why}")
         if volume is not None and not _stores_at(volume):
-            output.warn(f"{told(volume)}: has no trash store now")
+            output.warn(f"{format_volume(volume)}: has no trash store now")
     _wait_until_let_go(runtime, named(volumes))
     if not is_running(runtime):
         which = "the reaper service" if os.geteuid() == 0 else "your reaper service"
@@ -131,7 +131,7 @@ def named(volumes: tuple[bytes, ...]) -> list[bytes | None]:
     return [os.path.realpath(volume) for volume in volumes] or [None]
 
 
-def told(volume: bytes | None) -> str:
+def format_volume(volume: bytes | None) -> str:
     return "all volumes" if volume is None else printable(volume)
 
 
@@ -160,12 +160,12 @@ def resume_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     codes = []
     for volume in paused:
         if not remove_pause(runtime, volume):
-            error = NotFound(f"a pause of {told(volume)}", "trashd status shows paused volumes")
-            codes.append(output.failed(error, as_json=as_json))
+            error = NotFound(f"a pause of {format_volume(volume)}", "trashd status shows paused volumes")
+            codes.append(output.print_error(error, as_json=as_json))
         elif as_json:
             output.as_json(PausedVolume(volume))
         else:
-            print(f"{told(volume)}: resumed")
+            print(f"{format_volume(volume)}: resumed")
     if not paused and not is_running(runtime):
-        codes.append(output.failed(NotRunning(), as_json=as_json))
+        codes.append(output.print_error(NotRunning(), as_json=as_json))
     return output.exit_code(codes)

@@ -47,7 +47,12 @@ class _PlanGroup(OrderedGroup):
         is_completed = ctx.resilient_parsing and not args  # completion offers the commands
         if is_completed or first in self.commands or first in ctx.help_option_names:
             return super().parse_args(ctx, args)
-        if first and not first.startswith("-") and not os.path.lexists(first) and (similar := self.meant(ctx, first)):
+        if (
+            first
+            and not first.startswith("-")
+            and not os.path.lexists(first)
+            and (similar := self.suggestions(ctx, first))
+        ):
             ctx.fail(f"No such command or file {first!r}. Did you mean {similar}?")
         return super().parse_args(ctx, ["show", *args])
 
@@ -195,13 +200,13 @@ def _plan(
         return BadConfig.exit_code
     if not rules and not as_json:
         _print_no_rules(paths)
-    cutoffs.tell()
+    cutoffs.warn_of_clock()
     from fusefs.plan.run_plan import PlanOptions, carry_out
     from fusefs.sweep.request import SweepOptions
 
     report, most = _PlanReport(runs=runs, as_json=as_json), Speed(max_rate, max_bytes)
     with StopSignals() as stop:
-        why = output.tell_why if paced else None
+        why = output.print_pace if paced else None
         how = PlanOptions(runs, cutoffs.now.wall_ns, SweepOptions(stops=stop), most, why)
         for outcome in carry_out(Kernel(), rules, how):
             report.print_outcome(outcome)
@@ -224,7 +229,7 @@ def _print_problems(problems: Sequence[ConfigProblem], *, as_json: bool, is_resu
     """Print each problem: as the result of the command, or as the reason why nothing is done."""
     with redirect_stdout(sys.stdout if is_result else sys.stderr):
         for problem in problems:
-            output.tell_problem(problem, as_json=as_json)
+            output.print_finding(problem, as_json=as_json)
         if not is_result and not as_json:
             print("trashd: nothing was done")
 
@@ -292,7 +297,7 @@ class _PlanReport:
 
     def _print_lists(self, lists: PurgeListsResult) -> None:
         if lists.error is not None:
-            self._codes.append(output.failed(lists.error, as_json=self._as_json))
+            self._codes.append(output.print_error(lists.error, as_json=self._as_json))
             return
         if self._as_json:
             output.as_json(WrittenPurgeLists(lists.directory, lists.n_users, lists.n_entries, lists.is_whole))

@@ -26,7 +26,7 @@ from fusefs.cli.options import (
     volume_option,
     watched,
 )
-from fusefs.cli.output import can_be_asked, is_confirmed
+from fusefs.cli.output import can_confirm, is_confirmed
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.core.container_states import State
 from fusefs.core.errors import (
@@ -237,7 +237,7 @@ class ReapOptions(NamedTuple):
         others = {"--wait": self.waits, "--mpi": self.job is not None}
         for other in (option for option, is_given in others.items() if is_given):
             raise UsageError(f"--force can't be combined with {other}")
-        if not (self.yes or self.dry or can_be_asked()):
+        if not (self.yes or self.dry or can_confirm()):
             raise UsageError("not a terminal: confirm with --yes")
 
 
@@ -282,7 +282,7 @@ def reap_all(kernel: Kernel, due: Sequence[ListedContainer], how: ReapOptions) -
                     break
             except (TrashdError, OSError) as error:
                 is_away |= isinstance(error, ServerAway)  # the wait for the server was once for all orphans
-                codes.append(output.failed(from_os(error, entry.id), as_json=how.as_json))
+                codes.append(output.print_error(from_os(error, entry.id), as_json=how.as_json))
         if how.one:
             if due and not reaped and not how.as_json:
                 print("no orphan reaped: other trashd processes are working on all of them", file=sys.stderr)
@@ -317,11 +317,11 @@ def _reap(
     tempo = Speed(how.max_rate, how.max_bytes)
     counts = how.counts or (tempo.is_limited() and shows.is_seen)
     counted = shows.counted if counts else None
-    with open_pacer(folder.store.kernel, folder.fd, tempo, output.tell_why if how.paced else None) as pacer:
+    with open_pacer(folder.store.kernel, folder.fd, tempo, output.print_pace if how.paced else None) as pacer:
         wishes = RemovalOptions(how.n_workers, pacer, shows.advance, stop, counted=counted, counting=shows.counting)
         wishes = wishes._replace(with_stores=how.with_stores, job=how.job)
         limit_s = 0.0 if is_away else COMMAND_LIMIT_S
-        outage = OutageOptions(limit_s, lambda number: output.tell_outage(number, limit_s))
+        outage = OutageOptions(limit_s, lambda number: output.print_outage(number, limit_s))
         by_force, is_own = how.force and folder.uid == 0, folder.uid == entry.uid
         # With --force the owner has inspected their orphan and decided; a service never does that.
         wishes = wishes._replace(outage=outage, by_force=by_force, without_doubt=how.force and is_own)
@@ -469,10 +469,10 @@ def command(**options: Any) -> int:
       trashd reap --paced
       trashd reap --max-rate 5000/s --max-bytes 200M/s
     """
-    return _run(ReapOptions(**options))
+    return _reap_selected(ReapOptions(**options))
 
 
-def _run(how: ReapOptions) -> int:
+def _reap_selected(how: ReapOptions) -> int:
     """Carry out a command line; return the exit code."""
     how.check()
     kernel, clocks = tended(how.volumes), watched()
@@ -492,7 +492,7 @@ def _run(how: ReapOptions) -> int:
     if how.wanted_bytes is not None:
         due, soon = enough_to_free(kernel, how.volumes, ended, waiting, how.wanted_bytes, yes=how.yes or how.dry)
         due, waiting = [*due, *soon], []
-    broken = [output.failed(error, as_json=how.as_json) for error in lost if isinstance(error, BrokenStore)]
+    broken = [output.print_error(error, as_json=how.as_json) for error in lost if isinstance(error, BrokenStore)]
     early = waiting if how.identifiers and not how.now else []
     if not how.now and not how.as_json:
         _warn_of_clock(waiting, time.time_ns())
@@ -512,7 +512,7 @@ def _run(how: ReapOptions) -> int:
         return refused
     if how.force and not how.yes:
         ask_about_force(due)
-    if how.now and len(waiting) > 1 and not (how.yes or how.one or how.as_json) and can_be_asked():
+    if how.now and len(waiting) > 1 and not (how.yes or how.one or how.as_json) and can_confirm():
         ask_about(waiting)
     is_meant = is_due_as_chosen if how.now or how.force or soon else partial(has_expired, clocks=clocks)
     return reap_all(kernel, due, how._replace(is_meant=is_meant)) or refused
@@ -698,7 +698,7 @@ def enough_to_free(
         only = f"can free only {format_size(freed_bytes)} of the {format_size(wanted_bytes)} requested"
         raise Incomplete(f"{only}; nothing was deleted", "trashd du shows the size of each orphan")
     if early and not yes:
-        if not can_be_asked():
+        if not can_confirm():
             print_early(early)
             count = output.counted(len(early), "orphan")
             needs = f"freeing {format_size(wanted_bytes)} needs {count} that can still be restored"

@@ -76,7 +76,7 @@ def command(
     """
     if last and (word is not None or to is not None or uid is not None):
         raise UsageError("--last can't be combined with ID, PATH, --to or --user")
-    if word is None and not last and (as_json or not output.can_be_asked()):
+    if word is None and not last and (as_json or not output.can_confirm()):
         raise UsageError("missing ID or PATH", "trashd list shows the IDs and paths of all orphans")
     kernel = tended(volumes)
     if last:
@@ -87,7 +87,7 @@ def command(
         part = None if inside is None else os.path.normpath(inside)
         choice = chosen(kernel, volumes, word, part, uid, as_json=as_json)
     done = restore_by_id(kernel, volumes, choice.entry, choice.inside, to)
-    return tell_restored(done, as_json=as_json)
+    return print_restored(done, as_json=as_json)
 
 
 def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> int:
@@ -114,10 +114,10 @@ def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> 
     for entry in entries:
         try:
             done = restore_by_id(kernel, volumes, entry, None, None)
-            codes.append(tell_restored(done, as_json=as_json))
+            codes.append(print_restored(done, as_json=as_json))
             paths.append(done.path)
         except TrashdError as error:
-            codes.append(output.failed(error, as_json=as_json))
+            codes.append(output.print_error(error, as_json=as_json))
     return output.exit_code(codes)
 
 
@@ -132,7 +132,7 @@ def _of_last_command(listed: Sequence[ListedContainer]) -> list[ListedContainer]
     return [entry for entry in own if entry.invocation == own[0].invocation]
 
 
-def tell_restored(done: Restored, *, as_json: bool) -> int:
+def print_restored(done: Restored, *, as_json: bool) -> int:
     """Print the result of a restore; return the exit code."""
     code = Incomplete.exit_code if done.n_left else 0
     if as_json:

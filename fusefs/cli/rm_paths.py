@@ -56,7 +56,7 @@ def remove_paths(
     removal = _RmCommand([], options, force, verbose, now, as_json)
     if only_empty and not recursive:
         selected = _without_full(selected, removal.codes, as_json=as_json)
-    return removal.run(filter(_is_accepted, selected) if asks else iter(selected))
+    return removal.remove_all(filter(_is_accepted, selected) if asks else iter(selected))
 
 
 LINE = PlainLine(
@@ -93,7 +93,7 @@ def _without_full(paths: Iterable[bytes], codes: list[int], *, as_json: bool) ->
             is_full = False  # its removal reports the error
         if is_full:
             refusal = Refused(f"{printable(path)}: directory not empty", "-r removes it with its contents")
-            codes.append(output.failed(refusal, as_json=as_json))
+            codes.append(output.print_error(refusal, as_json=as_json))
         else:
             yield path
 
@@ -108,7 +108,7 @@ class _RmCommand(NamedTuple):
     now: bool
     as_json: bool
 
-    def run(self, paths: Iterator[bytes]) -> int:
+    def remove_all(self, paths: Iterator[bytes]) -> int:
         """Remove the paths; return the exit code."""
         singles, groups = [*islice(paths, 2)], list[RemovalGroup]()
         if len(singles) > 1:

@@ -489,14 +489,14 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     reports = home.install(home.pieces(has_uring=has_uring)) + home.remove_earlier()
     if uring is False and home.has_uring():
         reports += home.uninstall(home.uring_pieces())
-    _tell(reports, as_json=as_json, is_dry=dry_run)
+    _print_reports(reports, as_json=as_json, is_dry=dry_run)
     kept = [printable(os.fsencode(one.path)) for one in reports if one.outcome is FileOutcome.KEPT]
     for path in kept:
         output.warn(f"{path}: kept, since it differs from this version; the new text is in {path}.new")
     if home.is_live() and not dry_run:
         _apply(for_user=for_user, prefix=prefix, has_uring=has_uring)
     if home.is_this_machine() and not dry_run:
-        tell_what_stays(reports)
+        print_what_stays(reports)
     if not for_user and prefix != PACKAGES and (risk := who_else_may_change(find_command())) is not None:
         output.warn(f"{printable(os.fsencode(risk))}: users other than root can change it, and root's service runs it")
     if not as_json and not dry_run and home.is_live():
@@ -563,15 +563,15 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
         _stop(for_user=for_user)
     reports = home.remove_earlier() + home.uninstall(home.pieces(has_uring=home.has_uring()))
     home.remove_directories()
-    _tell(reports, as_json=as_json, is_dry=dry_run)
+    _print_reports(reports, as_json=as_json, is_dry=dry_run)
     if home.is_live() and not dry_run:
-        _run("systemctl", "daemon-reload", for_user=for_user)
+        _run_tool("systemctl", "daemon-reload", for_user=for_user)
     if home.is_this_machine() and not dry_run:
-        tell_what_stays(reports)
+        print_what_stays(reports)
     return 0
 
 
-def _tell(told: list[FileReport], *, as_json: bool, is_dry: bool) -> None:
+def _print_reports(told: list[FileReport], *, as_json: bool, is_dry: bool) -> None:
     for one in told:
         if as_json:
             output.as_json(one)
@@ -583,10 +583,10 @@ def _tell(told: list[FileReport], *, as_json: bool, is_dry: bool) -> None:
 def _apply(*, for_user: bool, prefix: str, has_uring: bool) -> None:
     """Apply the installed files: create the group and directories, set the switch, reload the units."""
     if not for_user:
-        _run("systemd-sysusers", f"{prefix}/lib/sysusers.d/trashd.conf")
+        _run_tool("systemd-sysusers", f"{prefix}/lib/sysusers.d/trashd.conf")
         settings = ("trashd.conf", "trashd-uring.conf") if has_uring else ("trashd.conf",)
-        _run("systemd-tmpfiles", "--create", *(f"{prefix}/lib/tmpfiles.d/{name}" for name in settings))
-    _run("systemctl", "daemon-reload", for_user=for_user)
+        _run_tool("systemd-tmpfiles", "--create", *(f"{prefix}/lib/tmpfiles.d/{name}" for name in settings))
+    _run_tool("systemctl", "daemon-reload", for_user=for_user)
 
 
 def _stop(*, for_user: bool) -> None:
@@ -597,7 +597,7 @@ def _stop(*, for_user: bool) -> None:
         raise Busy(" ".join(unit["Id"] for unit in mounts), f"systemctl disable --now {names}")
     for name in (REAPER,) if for_user else (REAPER, TIMER, SWEEP):
         if any(unit["LoadState"] == "loaded" for unit in _shown(name, for_user=for_user)):
-            _run("systemctl", "disable", "--now", name, for_user=for_user)
+            _run_tool("systemctl", "disable", "--now", name, for_user=for_user)
 
 
 def _shown(unit: str, *, for_user: bool = False) -> list[dict[str, str]]:
@@ -607,7 +607,7 @@ def _shown(unit: str, *, for_user: bool = False) -> list[dict[str, str]]:
         raise TrashdError(f"systemctl: {error}") from error
 
 
-def _run(program: str, *words: str, for_user: bool = False) -> None:
+def _run_tool(program: str, *words: str, for_user: bool = False) -> None:
     try:
         systemd.run_tool(program, *words, for_user=for_user)
     except systemd.SystemdFailed as error:
@@ -628,7 +628,7 @@ def set_switch() -> None:
         output.warn(faults)
 
 
-def tell_what_stays(told: Iterable[FileReport]) -> None:
+def print_what_stays(told: Iterable[FileReport]) -> None:
     """Print how to clear the switch, if the file that sets it at boot was removed."""
     gone = any(one.outcome is FileOutcome.REMOVED and one.path.endswith("/trashd-uring.conf") for one in told)
     if gone and read_facts().is_enabled:

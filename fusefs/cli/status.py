@@ -55,7 +55,7 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
 
         mounts, errors = _find_mounts()
         print(prometheus_text(mounts), end="")
-        return max((output.failed(error) for error in errors), default=0)
+        return max((output.print_error(error) for error in errors), default=0)
     if watch:
         from fusefs.cli.status_watch import watch_live
 
@@ -83,7 +83,7 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
         output.as_json(MountsSeen(tuple(map(_numbers, mounts))))
     elif mounts:
         print("\n".join([*[""] * bool(services), *mount_lines(mounts, now_ns)]))
-    return max((output.failed(error, as_json=as_json) for error in errors), default=0)
+    return max((output.print_error(error, as_json=as_json) for error in errors), default=0)
 
 
 def find_services() -> list[tuple[bytes, ObservedStatus]]:

@@ -130,7 +130,7 @@ def space(volume: VolumeStatus) -> str | None:
     return text + (f", {'+' if trend > 0 else ''}{format_size(int(trend))}/h" if round(trend) else "")
 
 
-def done(volume: VolumeStatus) -> str | None:
+def format_deleted(volume: VolumeStatus) -> str | None:
     """What the reaper has deleted since the service started; None if nothing."""
     if not volume.removed_entries and not volume.n_reaped:
         return None
@@ -199,7 +199,7 @@ def _rows(volume: VolumeStatus, now_ns: int) -> list[tuple[str, str | None]]:
         ("eta", eta(volume)),
         ("pressure", ", ".join(pressure)),
         ("space", space(volume)),
-        ("done", done(volume)),
+        ("done", format_deleted(volume)),
         ("nodes", nodes(volume)),
         *(("error", text) for text in faults(volume, now_ns)),
         *(

@@ -214,7 +214,7 @@ def _print_preflights(
             pids = {holder.pid for held in holders_of([result.path]) for holder in held.holders}
             result = result._replace(n_holders=len(pids))
         except TrashdError as error:
-            codes.append(output.failed(error, as_json=as_json))
+            codes.append(output.print_error(error, as_json=as_json))
             continue
         if as_json:
             output.as_json(result)

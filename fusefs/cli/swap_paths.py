@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from fusefs.cli.output import exit_code, failed, tell_swapped
+from fusefs.cli.output import exit_code, print_error, print_swapped
 from fusefs.core.container_states import DEFAULT_RETENTION_S
 from fusefs.core.errors import Exit, TrashdError, Unsettled, UsageError
 from fusefs.core.human_units import parse_duration
@@ -42,7 +42,7 @@ class PlainLine(NamedTuple):
 
     paths: str
     options: dict[str, PlainOption]
-    run: Callable[..., int]
+    execute: Callable[..., int]
 
     def read(self, words: list[str]) -> dict[str, Any] | None:
         """Parse a line into the values of click's parameters, without defaults; None if click has to parse it."""
@@ -149,13 +149,13 @@ def swap_all(batch: SwapBatch) -> int:
     for path in batch.paths:
         try:
             swapped = batch.verb(kernel, path, options)
-            tell_swapped(swapped, json_lines=batch.json_lines, ids_only=batch.ids_only, kept=batch.kept)
+            print_swapped(swapped, json_lines=batch.json_lines, ids_only=batch.ids_only, kept=batch.kept)
             code = batch.after(swapped)
             if code > Exit.SIGNALLED:
                 return code
             codes.append(code or (Unsettled.exit_code if swapped.warnings else 0))
         except TrashdError as error:
-            codes.append(failed(error, as_json=batch.json_lines))
+            codes.append(print_error(error, as_json=batch.json_lines))
     return exit_code(codes)
 
 

@@ -31,7 +31,7 @@ from fusefs.cli.options import (
     threads_option,
     together,
 )
-from fusefs.cli.output import can_be_asked, is_confirmed
+from fusefs.cli.output import can_confirm, is_confirmed
 from fusefs.cli.reap import ProgressBar
 from fusefs.cli.stop_signals import StopSignals
 from fusefs.cli.swap_paths import standard_input
@@ -205,7 +205,7 @@ def read_selection(kernel: Kernel, options: dict[str, Any]) -> Selection:
             now_ns = cutoffs.now.wall_ns
             times += [TimeBound(by, before_ns=_when(kernel, text, by, now_ns, cutoffs.ago)) for text in older]
             times += [TimeBound(by, after_ns=_when(kernel, text, by, now_ns)) for text in newer]
-            cutoffs.tell()
+            cutoffs.warn_of_clock()
         types = selection.common_types(options.pop("types"))
         least, most = selection.common_depths(options.pop("depths"))
     except ValueError as error:
@@ -461,7 +461,7 @@ def _act_on(kernel: Kernel, options: SweepOptions) -> int:
         if options.confirms():
             _confirm(kernel, options, read())
         with StopSignals() as stop:
-            swept = _run(kernel, options, read(), stop, counts=options.dry)
+            swept = _sweep(kernel, options, read(), stop, counts=options.dry)
             if options.prints_any():  # standard output is for the matches only
                 for line in problem_lines(swept):
                     print(f"trashd: {line}", file=sys.stderr)
@@ -482,7 +482,7 @@ def _confirm(kernel: Kernel, options: SweepOptions, names: Iterable[ListedPath] 
     Raises  Refused if the answer is no, or if there is no terminal; UsageError for a list that can't be read to its end
     """
     limit = options.limit or 0
-    swept = _run(kernel, options, names, lambda: False, counts=True)
+    swept = _sweep(kernel, options, names, lambda: False, counts=True)
     if swept.why:
         raise UsageError(swept.why, "nothing was touched")
     if swept.sums.n_done <= limit:
@@ -490,14 +490,14 @@ def _confirm(kernel: Kernel, options: SweepOptions, names: Iterable[ListedPath] 
     size = format_size(swept.sums.n_bytes)
     what = f"{output.counted(swept.sums.n_done, 'match', 'matches')} ({size}) would be {options.did()}"
     path = printable(swept.directory)
-    if not can_be_asked() or options.as_json:
+    if not can_confirm() or options.as_json:
         hint = "confirm with --yes, or see the largest and the oldest with --dry-run"
         raise Refused(f"{path}: {what}, more than {limit:,}", hint)
     if not is_confirmed(f"{path}: {what}. Continue?"):
         raise Refused("nothing was touched")
 
 
-def _run(
+def _sweep(
     kernel: Kernel, options: SweepOptions, names: Iterable[ListedPath] | None, stops: ShouldStop, *, counts: bool
 ) -> Swept:
     from fusefs.engine.pace import open_pacer
@@ -514,7 +514,7 @@ def _run(
         directory = kernel.open_path(options.directory)
     with (
         directory as fd,
-        open_pacer(kernel, fd, tempo, output.tell_why if options.paced else None) as pacer,
+        open_pacer(kernel, fd, tempo, output.print_pace if options.paced else None) as pacer,
         ProgressBar(printable(options.directory), shown=not options.as_json) as shows,
     ):
         before = SweepSums()

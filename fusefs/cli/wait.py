@@ -329,7 +329,7 @@ def swap_and_wait(batch: SwapBatch, goal_bytes: int, keep_for_s: int) -> int:
                 codes.append(print_waited(waited, as_json=batch.json_lines))
             except (TrashdError, OSError) as error:
                 show_progress("")
-                codes.append(output.failed(from_os(error, base), as_json=batch.json_lines))
+                codes.append(output.print_error(from_os(error, base), as_json=batch.json_lines))
             if stop():
                 return stop.exit_code()
     return output.exit_code(codes)

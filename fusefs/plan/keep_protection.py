@@ -198,7 +198,7 @@ class Locking(Action):
         if here.are_dirs and self._is_guarded:
             return self._action.take(here, names)
         with ExitStack() as locks:
-            spared = [(name, why) for name in names if (why := self._look(here, name, locks)) is not None]
+            spared = [(name, why) for name in names if (why := self._find_reason(here, name, locks)) is not None]
             if not spared:
                 return self._action.take(here, names)
             left_alone = {name for name, _why in spared}
@@ -206,7 +206,7 @@ class Locking(Action):
             taken = self._action.take(here, free) if free else ActionResult()
             return taken._replace(spared=(*taken.spared, *spared))
 
-    def _look(self, here: ActionPlace, name: str, locks: ExitStack) -> str | None:
+    def _find_reason(self, here: ActionPlace, name: str, locks: ExitStack) -> str | None:
         """Return why a file is spared; None if it isn't: then it stays locked until `locks` closes."""
         there = Name(os.fsencode(name))
         kept = locks if self._holds else None

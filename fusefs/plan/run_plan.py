@@ -79,7 +79,7 @@ class PlanOptions(NamedTuple):
     now_ns: int
     wishes: SweepOptions = DEFAULT_SWEEP
     most: Speed = UNLIMITED
-    tell: Callable[[str], None] | None = None
+    report_pace: Callable[[str], None] | None = None
 
 
 def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterator[RuleOutcome]:
@@ -135,7 +135,7 @@ class _Pacers:
         device = self._kernel.fstat(directory).st_dev
         if device not in self._pacer:
             fd = self._owned.enter_context(self._kernel.reopen(directory, os.O_PATH | os.O_DIRECTORY))
-            pacer = open_pacer(self._kernel, fd, self._how.most, self._how.tell)
+            pacer = open_pacer(self._kernel, fd, self._how.most, self._how.report_pace)
             self._pacer[device] = self._owned.enter_context(pacer)
         return self._pacer[device]
 
@@ -261,7 +261,7 @@ class _RuleRun:
             if why is not None:
                 sieve.tally.fail(b"", errno.EPERM, why.why)
                 if why.is_spared:
-                    return sieve.told(Swept(self._scope.path(), SweepSums()))
+                    return sieve.complete(Swept(self._scope.path(), SweepSums()))
             soon = age._replace(before_ns=age.before_ns + self._ahead_ns)
             judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops, self._boundary)
             swept = self._take(sieve, judged) if self._how.runs else sieve.would_take(judged, self._rule.most, stops)
@@ -274,7 +274,7 @@ class _RuleRun:
         request = self._request._replace(
             selection=_ALL, names=(unit.name for unit in sieve.due(judged)), late=True, wraps=wraps
         )
-        return sieve.told(run_request(self._kernel, request, self._how.wishes))
+        return sieve.complete(run_request(self._kernel, request, self._how.wishes))
 
     def _locking(self, *, is_guarded: bool) -> Callable[[Action], Action]:
         since_ns = self._since_ns if is_guarded else None  # judge_units has checked this already
@@ -357,7 +357,7 @@ class _UnitSorter:
                     self._lists.lack()
                     self.tally.fail(name, number, call)
 
-    def told(self, swept: Swept) -> Swept:
+    def complete(self, swept: Swept) -> Swept:
         """Return the result of a sweep of the due units, with the units that it did not get."""
         vanished = swept.sums.n_vanished + swept.sums.n_missing  # each existed when it was judged
         return swept._replace(
@@ -382,5 +382,5 @@ class _UnitSorter:
             largest = nlargest(SHOWN_MATCHES_MAX, [*largest, match], key=lambda one: one.n_bytes)
             oldest = nsmallest(SHOWN_MATCHES_MAX, [*oldest, match], key=lambda one: one.time_ns)
         sums = SweepSums(n_seen=n_matched, n_matched=n_matched, n_done=n_matched)
-        would = self.told(Swept(self._directory, sums, is_stopped=is_stopped or stops(), is_limited=is_limited))
+        would = self.complete(Swept(self._directory, sums, is_stopped=is_stopped or stops(), is_limited=is_limited))
         return would._replace(sums=would.sums._replace(n_bytes=n_bytes), largest=tuple(largest), oldest=tuple(oldest))

@@ -90,7 +90,7 @@ def judge_units(
             if is_store_name(os.fsencode(entry.name)) or (is_pruned is not None and is_pruned(entry.name)):
                 continue
             if is_unit is None or is_unit(entry.name):
-                judged = _UnitLook(kernel, top, matcher, age, stops, boundary, Name(os.fsencode(entry.name))).judge()
+                judged = _UnitWalk(kernel, top, matcher, age, stops, boundary, Name(os.fsencode(entry.name))).judge()
                 if stops():
                     return
                 if judged is not None:
@@ -115,7 +115,7 @@ class _Decided(Exception):
         self.judged = judged
 
 
-class _UnitLook:
+class _UnitWalk:
     """A walk through one unit."""
 
     def __init__(
@@ -149,7 +149,7 @@ class _UnitLook:
                 st = self._kernel.fstat(found)
             if kind_letter(st.st_mode) not in self._matcher.types or not self._matcher.matches_stat(st, None):
                 return None
-            self._look(self.name, self._top.fd, self.name, 0 if self._boundary is None else self._boundary.whose)
+            self._judge_entry(self.name, self._top.fd, self.name, 0 if self._boundary is None else self._boundary.whose)
             while self._ahead and not self._stops():
                 self._list(*self._ahead.pop())
         except _Decided as decided:
@@ -195,15 +195,19 @@ class _UnitLook:
                     if is_store_name(name):
                         raise self._spared("contains a trash store")
                     with suppress(FileNotFoundError):
-                        self._look(join_path(path, name), fd, name, inside or 0)
+                        self._judge_entry(join_path(path, name), fd, name, inside or 0)
             if self._n_entries == n_before:
                 self._count(time_ns)
 
     def _whose(self, fd: Fd, whose: int) -> int | None:
         """Return the owner of a directory's content; None if root must not take files from there."""
-        return 0 if self._boundary is None else attribute_directory(self._kernel, fd, whose, self._boundary.seen)
+        return (
+            0
+            if self._boundary is None
+            else attribute_directory(self._kernel, fd, whose, self._boundary.seen_directories)
+        )
 
-    def _look(self, path: bytes, directory: Fd, name: Name, whose: int) -> None:
+    def _judge_entry(self, path: bytes, directory: Fd, name: Name, whose: int) -> None:
         """Judge one entry; note a directory for later."""
         with self._kernel.open_beneath(directory, name) as found:
             st = self._kernel.fstat(found)

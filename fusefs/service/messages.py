@@ -140,7 +140,7 @@ class Page(msgspec.Struct, tag=True):
     """
 
     base: bytes
-    seen: list[ContainerEntry]
+    entries: list[ContainerEntry]
     last: str
     n_orphans: Count
     n_quarantined: Count

@@ -144,7 +144,7 @@ class OrphanSchedule:
                 part = user.parts[answer.base]
                 part.n_orphans, part.n_quarantined = answer.n_orphans, answer.n_quarantined
                 clock = self._context.clock()
-                for entry in answer.seen:
+                for entry in answer.entries:
                     self._note(user, part, entry, clock)
                 for entry in answer.quarantined:
                     if not entry.is_kept:  # the last service was killed before it could do this

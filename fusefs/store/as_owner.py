@@ -99,7 +99,7 @@ class RenameAnswer(NamedTuple):
     """Root's answer: an errno of the kernel's, the entry's device and inode number, or root's reason to refuse."""
 
     errno: int = 0
-    found: tuple[int, int] | None = None
+    dev_ino: tuple[int, int] | None = None
     refused: str = ""
 
 
@@ -133,7 +133,7 @@ class RootRename(NamedTuple):
 
     def _execute(self, visible: DirectRename, question: RenameQuestion) -> RenameAnswer:
         if question.what == "found":
-            return RenameAnswer(found=visible.stat_name())
+            return RenameAnswer(dev_ino=visible.stat_name())
         if not is_container_id(question.container):
             raise KeyError(question.container)
         name = question.container.encode()
@@ -300,7 +300,7 @@ class _RenameThroughRoot(NamedTuple):
 
     def stat_name(self) -> tuple[int, int] | None:
         """See VisibleRename."""
-        return self._ask_root(RenameQuestion("found")).found
+        return self._ask_root(RenameQuestion("found")).dev_ino
 
     def refresh(self, held: HeldContainer) -> None:
         """See VisibleRename."""

@@ -129,7 +129,7 @@ class _PatternSearch:
     def __init__(self, kernel: Kernel, root: Fd, mounts: Sequence[Mount], seen: SeenDirectories | None) -> None:
         self._kernel = kernel
         self._root = root
-        self._seen = seen
+        self._seen_directories = seen
         self._ours = (0, os.geteuid())
         self._foreign = {mount.mnt_id: mount.owner for mount in mounts if mount.owner not in self._ours}
 
@@ -190,7 +190,7 @@ class _PatternSearch:
             st = self._kernel.fstat(inner)
             if stat.S_ISDIR(st.st_mode):
                 if whose is not None:
-                    whose = attribute_directory(self._kernel, inner, whose, self._seen)
+                    whose = attribute_directory(self._kernel, inner, whose, self._seen_directories)
                 yield from self.below(inner, inner_path, rest, n_links, whose)
             elif stat.S_ISLNK(st.st_mode) and is_named:
                 yield from self._follow(fd, path, name, st, rest, n_links)

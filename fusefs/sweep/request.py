@@ -94,7 +94,7 @@ class TakingBoundary(NamedTuple):
     """
 
     whose: int
-    seen: SeenDirectories | None = None
+    seen_directories: SeenDirectories | None = None
     is_judged: bool = False
 
 

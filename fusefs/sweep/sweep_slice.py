@@ -220,7 +220,7 @@ class _SweepRun:
         if not upper:
             return self._boundary.whose
         try:
-            whose = attribute_directory(self._kernel, fd, job.whose, self._boundary.seen)
+            whose = attribute_directory(self._kernel, fd, job.whose, self._boundary.seen_directories)
             if whose and job.inode is not None and not is_parent(self._kernel, job.inode, fd):
                 return None  # its parent was replaced since it was listed
             if whose is None and not self._kernel.is_empty(fd):
@@ -239,7 +239,7 @@ class _SweepRun:
         for at in range(1, len(parts) + 1):
             if whose is not None:
                 with self._ways.opener_of(self._root).beneath(b"/".join(parts[:at])) as sides:
-                    whose = attribute_directory(self._kernel, sides.fd, whose, self._boundary.seen)
+                    whose = attribute_directory(self._kernel, sides.fd, whose, self._boundary.seen_directories)
         return whose
 
     def _is_spared(
@@ -422,7 +422,7 @@ class _SweepRun:
             raw = os.fsencode(name)
             try:
                 with sides.beneath(self._kernel, raw, READABLE) as top:
-                    is_taken = may_take_whole(self._kernel, top.fd, job.whose, boundary.seen)
+                    is_taken = may_take_whole(self._kernel, top.fd, job.whose, boundary.seen_directories)
             except OSError as error:
                 if error.errno not in GONE:
                     self._tally.fail(join_path(job.upper, raw), error.errno, "look")

@@ -210,7 +210,7 @@ def test_what_was_printed_is_out_however_it_ends(monkeypatch: pytest.MonkeyPatch
 
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out))
-    monkeypatch.setattr(main, "_run", prints)
+    monkeypatch.setattr(main, "_run_words", prints)
     assert main.run([]) != 0
     assert out.getvalue() == b"done so far\n"
 

@@ -63,7 +63,7 @@ def check_alike(name: str, words: list[str]) -> None:
     plain = LINES[name].read(words)
     if plain is not None:
         by_click = click_command(name).make_context(name, [*words]).params
-        usual = {name: one.default for name, one in signature(LINES[name].run).parameters.items()}
+        usual = {name: one.default for name, one in signature(LINES[name].execute).parameters.items()}
         assert plain == {name: by_click.pop(name) for name in plain}
         assert all(value == usual[name] if name in usual else not value for name, value in by_click.items())
 

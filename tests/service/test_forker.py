@@ -125,7 +125,7 @@ def test_orders_are_answered_one_after_the_other(volume: Path) -> None:
     assert (tended.bases, tended.problems) == ([store_of(volume)], [])
     assert isinstance(page, Page)
     assert (page.n_orphans, page.last, page.n_quarantined) == (1, "", 0)
-    (seen,) = page.seen
+    (seen,) = page.entries
     assert seen == ContainerEntry(
         orphan.id, False, seen.created_ns, 0, os.fsencode(volume / "job"), orphan.method, boot_ns=seen.boot_ns
     )

@@ -429,7 +429,7 @@ def test_a_page_of_long_ids_and_unreadable_records_fits_into_a_packet(shared: Sh
             while True:
                 (page,) = await all_answers(child_handle, ReadRecords(store_of(volume), after=last))
                 assert isinstance(page, Page)
-                seen += [one.id for one in page.seen]
+                seen += [one.id for one in page.entries]
                 last = page.last
                 if not last:
                     return seen
