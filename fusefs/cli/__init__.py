@@ -1,1 +1,1 @@
-"""Floor 7: the command line."""
+"""The command line (layer 7)."""

@@ -89,7 +89,7 @@ def exit_code(codes: Sequence[int]) -> int:
 
 
 def warn(text: str) -> None:
-    """Tell something that is not an error on stderr."""
+    """Print a warning on stderr."""
     print(f"trashd: warning: {printable_text(text)}", file=sys.stderr)
 
 
@@ -186,12 +186,12 @@ def names(kept: Sequence[bytes]) -> str:
 
 
 def print_pace(why: str) -> None:
-    """Tell on stderr, at once, why work goes slower or faster now."""
+    """Print on stderr why the work slows down or speeds up."""
     print(f"trashd: {why}", file=sys.stderr, flush=True)
 
 
 def print_outage(number: int | None, limit_s: float) -> None:
-    """Tell, for reaper.not_removed.OutageOptions, that a server is waited for, or (None) that it answers again."""
+    """Print, for reaper.not_removed.OutageOptions, that a server does not respond, or (None) that it responds again."""
     if number is None:
         print_pace("the filesystem's server responds again")
     else:
@@ -219,7 +219,7 @@ def restore_command(orphan: ContainerId, volume: bytes | None) -> str:
 
 
 def print_swapped(swapped: Swapped, *, json_lines: bool, ids_only: bool, kept: bool) -> None:
-    """Print the result of one swap or removal; with ids_only what else is to be known is told on stderr."""
+    """Print the result of one swap or removal; with ids_only everything but the ID goes to stderr."""
     if json_lines:
         from fusefs.cli.json_objects import UndoCommand
 

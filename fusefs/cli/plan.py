@@ -62,7 +62,7 @@ _plans_argument = click.argument("files", type=PathBytes(), nargs=-1, metavar="[
 
 @click.group("plan", cls=_PlanGroup, short_help="Trash, delete or move files by rules in plan files.")
 def command() -> None:
-    """Trash, delete or move files by rules such as "files below /scratch that nobody has changed for 30 days".
+    """Trash, delete or move files by rules such as "files below /scratch that were not changed for 30 days".
 
     A PLAN is a TOML file, or a directory of *.toml files. Without PLAN, root's are in /etc/trashd/plan.d, and those of
     other users in ~/.config/trashd/plan.d. trashd-sweep.timer applies root's every night. If a file has an error,

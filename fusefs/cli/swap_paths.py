@@ -37,7 +37,7 @@ class PlainLine(NamedTuple):
 
     paths    the name of click's parameter for the paths
     options  the options as they are typed
-    run      carries the line out: gets the values by name, and returns the exit code
+    execute  carries the line out: gets the values by name, and returns the exit code
     """
 
     paths: str

@@ -46,7 +46,7 @@ class StageAction(Enum):
     UNMADE = "rmdir what is empty: no record, so it never held a victim"
     BACK = "the victim never came: drop what was prepared"
     FORWARD = "the victim is here: adopt"
-    PLACE = "the victim is here and its name is missing: place the fresh directory, then adopt"
+    PLACE = "the victim is here and its name is missing: place the replacement, then adopt"
     GATHERED = "a sweep's own tree: adopt what came, drop what was prepared if nothing did"
     KEEP = "not understood: keep and report"
 

@@ -215,7 +215,7 @@ class MountOption(NamedTuple):
     value    the possible values after the `=`, for hints
     metavar  the same for the help, if different
     help     empty: the command line has no option for it
-    is_told  whether help and man page list it among the words of `-o`
+    is_documented  whether help and man page list it among the words of `-o`
     """
 
     name: str
@@ -297,7 +297,7 @@ def parse_options(
 
     as_root    root mounts for all users, other users for themselves
     is_sloppy  ignore unknown words
-    usual      the coherence if no word sets it
+    default_coherence  the coherence if no word sets it
     Raises     UsageError
     """
     values = {option.field: option.default for option in OPTIONS} | {

@@ -152,7 +152,7 @@ class PollInterval:
     def next_wait_s(self, duration_s: float, most_s: float, *, is_lively: bool) -> float:
         """Seconds until the next check.
 
-        took_s     how long this check took
+        duration_s  how long this check took
         most_s     the longest wait allowed, whatever took_s is
         is_lively  whether something has changed, or other nodes serve the volume
         """

@@ -273,7 +273,7 @@ class OtherUsers(Enum):
     """Whether other processes use the disk."""
 
     UNKNOWN = "measuring how much others use the disk"
-    NONE = "nobody else uses the disk"
+    NONE = "no other process uses the disk"
     SOME = "yielding"
 
 
@@ -281,13 +281,13 @@ class PacingState(NamedTuple):
     """What is kept from one sample to the next; only the functions of this file make one.
 
     share        of the time, beside other users of the disk; kept for the next time that there are any
-    heard        for each of the last rests, whether others were detected
+    rests_with_others  for each of the last rests, whether others were detected
     last         the last rest
     resting, working  others' requests to the device in rests and outside them, since others were detected
     rest_probes, work_probes  seconds of the last small durable writes
     undecided_s  time since the share was last decided
     busy_s_each  seconds of the kernel's work for one entry; None before the first
-    is_deaf      neither stalls nor requests are reported here, so that other users can't be detected
+    cannot_detect_others  neither stalls nor requests are reported here, so that other users can't be detected
     """
 
     others: OtherUsers = OtherUsers.UNKNOWN

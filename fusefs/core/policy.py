@@ -300,7 +300,7 @@ def choose_early_deletions(
 
     There is a level at which cutting every user down to it frees enough. No user loses more than what is above it: a
     user with less trash loses nothing, whatever others have pinned. Orphans that are pinned, kept or too young stay.
-    all_of_it  whether the exact amount matters; otherwise orphans too small to help are left out
+    is_exact   whether the exact amount matters; otherwise orphans too small to help are left out
     """
     held = {uid: list(_counted(known)) for uid, known in trash.items()}
     n_inodes = {uid: sum(size.n_inodes for _known, size in ones) for uid, ones in held.items()}

@@ -253,7 +253,7 @@ class ReportedMark(NamedTuple):
     """A keep mark on a directory that is reported as a failure.
 
     why      one of the reasons above
-    is_left  the whole directory is left in place; otherwise only the directory itself is, and its content is swept
+    is_spared  the whole directory is left in place; otherwise only the directory itself is, and its content is swept
     """
 
     why: str

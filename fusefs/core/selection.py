@@ -69,7 +69,7 @@ class StatBounds(NamedTuple):
 
     size         in bytes
     times        in nanoseconds since the epoch, in the order of TIMES
-    asks_birth   the birth time is limited: an entry whose birth time is not known is not chosen
+    limits_birth  the birth time is limited: an entry whose birth time is not known is not chosen
     uids, gids   the entry must have all of them, so that two different ones match nothing
     must_be_empty  a file of 0 bytes, or a directory, whose emptiness its reader checks
     """
@@ -230,7 +230,7 @@ class Matcher:
     types            the selected kinds, all of them listed
     bounds           the conditions of `takes`
     ends             beginning and end of every selected name, as far as case-sensitive globs fix them
-    takes            whether an entry is selected by its stat (size, times, owner; not by whether a directory is empty)
+    matches_stat     whether an entry is selected by its stat (size, times, owner; not by whether a directory is empty)
                      and birth time; None or 0: the filesystem has no birth times, and a condition on them fails
     """
 

@@ -158,12 +158,12 @@ class RemovalSliceResult(NamedTuple):
 
     n_bytes   freed, as far as sizes were read (paced)
     rest      remaining work in the slice's own directory
-    left      unfinished directories that it had entered, each inside of the one before
+    remaining  unfinished directories that it had entered, each inside of the one before
     hoisted   names of directories that were too deep, now in the directory for these
     made_hoisted  that directory was made: the first one that was too deep became it
     entered  directories of other users in which something failed: the next reap will return to them
     busy_s    how long it took
-    away      the errno of a server that does not answer: the slice ended, without a failure for the entry
+    server_errno  the errno of a server that does not answer: the slice ended, without a failure for the entry
     doubts    errnos of failures that the server may have caused
     """
 

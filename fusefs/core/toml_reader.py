@@ -400,7 +400,7 @@ class SettingsReader:
     """The settings of a document or table. Values are read one by one, and reading continues after a problem.
 
     place        the document or table
-    wrong        keys whose values are invalid; each has been reported as a problem
+    invalid_keys  keys whose values are invalid; each has been reported as a problem
     has_unknown  whether there are unknown keys, any of which may be a misspelt one that is missing
     """
 

@@ -42,7 +42,7 @@ class DirectoriesByPath:
         """Start with an empty cache.
 
         top    the fd stays its owner's
-        takes  called for each directory that is opened, with its path below the top: whether it may be entered
+        may_enter  called for each directory that is opened, with its path below the top: whether it may be entered
         """
         self._kernel = kernel
         self._top = top
@@ -108,7 +108,7 @@ _Threads = WorkerThreads[SentSlice[Any], Any]
 
 
 class RankRunner(NamedTuple, Generic[Work, Result]):
-    """Runs slices in a rank. run: returns None if this rank does not see the directory; strategy: the rank's"""
+    """Runs slices in a rank. run_slice: returns None if this rank does not see the directory; strategy: the rank's"""
 
     run_slice: Callable[[Work, SliceBudget], Result]
     strategy: Strategy

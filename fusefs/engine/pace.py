@@ -337,7 +337,7 @@ class PressurePacer:
     def tick(self, work: WorkTotals, backlog: Backlog) -> Speed:
         """The speed from now on; to be called after `next_tick_s`, or sooner.
 
-        done  by all workers, since the beginning
+        work  by all workers, since the beginning
         """
         self._backlog = backlog
         n_entries, busy_s = work.n_entries - self._work_done.n_entries, work.busy_s - self._work_done.busy_s
@@ -499,7 +499,7 @@ def open_pacer(
 
     directory  any directory on it; unnamed files are created in it, if may_write is set and the kernel permits that
     most       the highest speed
-    tell       called with a sentence when the removal begins to yield to others, and when that ends; None: never yield
+    report     called with a sentence when the removal begins to yield to others, and when that ends; None: never yield
     """
     if report is None:
         yield ConstantSpeed(most)
@@ -518,7 +518,7 @@ class ForegroundPacer:
     """A pacer without its own timer: measures when the engine calls it or waits."""
 
     def __init__(self, pacer: PressurePacer, report: Callable[[str], None]) -> None:
-        """tell: called with a sentence when we begin to yield, and when that ends."""
+        """report: called with a sentence when we begin to yield, and when that ends."""
         self._pacer = pacer
         self._report = report
         self._work_done = WorkTotals()

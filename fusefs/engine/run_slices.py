@@ -251,7 +251,7 @@ class SliceRunner(NamedTuple, Generic[Work, Outcome]):
 
     run_slice  runs one slice; a forked worker has its own copy. Fds in the work stay their owner's; the result may
                contain the same fds
-    done  called with the result of each slice, in addition to the pace
+    on_slice_end  called with the result of each slice, in addition to the pace
     pool  runs slices in parallel; None: workers of this machine, as the strategy chooses
     """
 

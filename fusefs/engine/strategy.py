@@ -51,9 +51,9 @@ class Strategy(NamedTuple):
                  directory's lock
     least_share  names that such a worker takes, unless fewer remain: on a local disk fewer are deleted before they
                  could be distributed
-    looks_ahead  look names up before unlinking them: the kernel lets one process at a time unlink in a directory and
+    lookup_first  look names up before unlinking them: the kernel lets one process at a time unlink in a directory and
                  look the name up there, but any number of processes only look names up
-    tells_types  listings contain file types; if not, an entry for which unlink reports EISDIR is a directory
+    lists_types  listings contain file types; if not, an entry for which unlink reports EISDIR is a directory
     is_at_once   a stat needs no request to a server
     group_shift  two workers in one allocation group slow each other down; number of low bits of an inode number that
                  give its place in its group

@@ -222,7 +222,7 @@ def match_by_stat(
     """Check each name by statx.
 
     bounds   StatBounds.packed; None: all must be checked one by one
-    at_once  whether the filesystem needs no server; otherwise all must be checked one by one
+    needs_no_server  whether the filesystem needs no server; otherwise all must be checked one by one
     """
     if _bulk is None or bounds is None or kernel.is_watched or not needs_no_server:
         return MatchedByStat([], FileSizes([], []), names)
@@ -248,7 +248,7 @@ class UnlinkedMatches(NamedTuple):
 def unlink_matching(kernel: Kernel, stat_fd: int, unlink_fd: int, names: list[str], bounds: bytes) -> UnlinkedMatches:
     """statx of each name, and at once unlinkat of each that matches the bounds, so that no time passes in between.
 
-    look_fd    the directory on its own filesystem, which must need no server
+    stat_fd    the directory on its own filesystem, which must need no server
     unlink_fd  the same directory, by which names are changed in it
     """
     if _bulk is None or kernel.is_watched:
@@ -261,9 +261,9 @@ def lstat_all(
 ) -> tuple[list[StatxResult], RefusedNames]:
     """lstat of each name, but never of something mounted there (EXDEV): see `Kernel.stat`.
 
-    asks_birth  also get birth times, if each costs a request to the filesystem's server
-    at_once     whether the filesystem needs no server, if known: asking takes as long as a few names, and makes xfs
-                do work that it has deferred
+    needs_birth  also get birth times, if each costs a request to the filesystem's server
+    needs_no_server  whether the filesystem needs no server, if known: asking takes as long as a few names, and makes
+                xfs do work that it has deferred
     """
     results: list[StatxResult] = []
     refused: RefusedNames = []

@@ -144,7 +144,7 @@ class Child:
     def __init__(self, main: Callable[[socket], object], *, is_detached: bool = False) -> None:
         """Fork it.
 
-        life         called with its end of the channel
+        main         called with its end of the channel
         is_detached  it inherits nothing else of ours, see `fork`
         Raises       OSError
         """
@@ -320,7 +320,7 @@ def ask_each(
 
     ask      runs in a child that has none of our fds; errors must be part of its answer
     silent   the places (from `where`) that have not answered; new ones are added
-    person   the user for whom the child acts (needs root); None for ourselves
+    user     the user for whom the child acts (needs root); None for ourselves
     limit_s  the time limit of one answer, whatever delays it; None: LIMIT_S, without the time spent waiting for a
              processor
     """

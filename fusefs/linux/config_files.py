@@ -88,7 +88,7 @@ def load_system_config() -> LoadedConfig:
 
 
 def check_files(files: Sequence[bytes]) -> LoadedConfig:
-    """The configuration in these files only, whoever owns them, so that a draft can be checked before it is installed.
+    """The configuration in these files, whatever their owner, so that a draft can be checked before it is installed.
 
     Raises  BadConfig
     """
@@ -132,7 +132,7 @@ def _find_files(directory: bytes | None) -> tuple[list[bytes], list[ConfigProble
 def read_sources(files: Iterable[bytes], problems: list[ConfigProblem], *, skips_trust_check: bool) -> list[Source]:
     """Read files; for each one that can't be read or trusted add a problem.
 
-    is_trusting  accept any owner and mode
+    skips_trust_check  accept any owner and mode
     """
     sources = []
     for file in files:

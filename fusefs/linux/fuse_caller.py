@@ -33,7 +33,8 @@ class Rights(NamedTuple):
 
     groups        supplementary
     capabilities  effective, as bits, in its own user namespace
-    is_ours       its user namespace is ours, too; otherwise a capability counts only for ids that its namespace maps
+    is_in_our_namespace  its user namespace is ours, too; otherwise a capability counts only for ids that its namespace
+                         maps
     """
 
     groups: tuple[int, ...] = ()

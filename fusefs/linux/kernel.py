@@ -168,7 +168,7 @@ class Kernel:
         return os.fstat(fd)
 
     def statx(self, fd: int, *, asks_server: bool = False) -> syscalls.Statx:
-        """Birth time and mount id of an fd. asks: for the birth time, also ask a FUSE daemon or server"""
+        """Birth time and mount id of an fd. asks_server: for the birth time, also ask a FUSE daemon or server"""
         self._hook("statx")
         return syscalls.statx(fd, asks_server=asks_server)
 

@@ -41,11 +41,11 @@ class RefusedCall(NamedTuple):
 class _CallProbe(NamedTuple):
     """A call, and how to try it.
 
-    act       raises OSError
+    probe     raises OSError
     cost      what a kernel without it costs
     denied    what a filter that forbids it costs, if that is more
-    is_roots  it needs the right to mount, so that a refusal to other users proves nothing
-    is_faked  the C library emulates it on kernels without it, and fails with EINVAL where it can't
+    needs_mount_right  it needs the right to mount, so that a refusal to other users proves nothing
+    is_emulated  the C library emulates it on kernels without it, and fails with EINVAL where it can't
     """
 
     call: str

@@ -53,7 +53,7 @@ def replace_file(
 ) -> None:
     """Write a text to a file of that name, atomically.
 
-    whatever_umask  set `mode` exactly, even if our umask is stricter
+    ignores_umask   set `mode` exactly, even if our umask is stricter
     is_durable      flush it before it gets its name, so that a power failure leaves no empty file
     owner           uid of its new owner, set by root
     dir_fd          the directory that the path is relative to

@@ -38,7 +38,7 @@ class StatxReader:
     """Calls statx for one name after the other with the same buffers. For one thread only."""
 
     def __init__(self, *, asks_server: bool = True) -> None:
-        """asks: also ask another machine or daemon, if needed; otherwise what the kernel knows is returned"""
+        """asks_server: also ask another machine or daemon, if needed; otherwise what the kernel knows is returned"""
         sync = 0 if asks_server else syscalls.AT_STATX_DONT_SYNC
         self._by_name, self._by_fd = BY_NAME | sync, BY_FD | sync
         self._statx = ctypes.create_string_buffer(syscalls.STATX_SIZE)
@@ -114,7 +114,7 @@ class StatxReaders(threading.local):
     """One reader for each thread that uses it."""
 
     def __init__(self, *, asks_server: bool = True) -> None:
-        """asks: as for StatxReader"""
+        """asks_server: as for StatxReader"""
         self.asks_server = asks_server
         self.reader = StatxReader(asks_server=asks_server)
 

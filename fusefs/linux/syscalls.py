@@ -219,7 +219,8 @@ _STATX_FIELDS = statx_fields("mask", "attributes", "ino", "btime_s", "btime_ns",
 def statx(fd: int, path: bytes = b"", *, asks_server: bool = False) -> Statx:
     """statx(2) on an fd (of any kind), or on a name below it (never following a link).
 
-    asks  also ask a daemon or server, which may hang; otherwise only birth times that the kernel knows are returned
+    asks_server  also ask a daemon or server, which may hang; otherwise only birth times that the kernel knows are
+                 returned
     """
     buffer = ctypes.create_string_buffer(STATX_SIZE)
     flags = AT_SYMLINK_NOFOLLOW | (0 if asks_server else AT_STATX_DONT_SYNC) | (0 if path else AT_EMPTY_PATH)

@@ -181,7 +181,7 @@ def find_deleted(device: bytes, is_included: Callable[[bytes], bool]) -> Iterato
     """The deleted files of one filesystem that processes we may inspect keep open, once for each process.
 
     device     as from `device_of`; files that the kernel has open are not filtered by it, as only their path is known
-    is_wanted  called with each path; files without a path are always included
+    is_included  called with each path; files without a path are always included
     """
     for pid, uid, command, mounts in processes():
         with suppress(OSError):  # the process ended meanwhile

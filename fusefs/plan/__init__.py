@@ -1,1 +1,1 @@
-"""Floor 5: plans: rules carried out by sweeps, units, purge lists."""
+"""Plans (layer 5): rules that sweeps apply, units and purge lists."""

@@ -72,7 +72,8 @@ class PlanOptions(NamedTuple):
     runs    apply them; otherwise only report what they would do
     now_ns  the time to which ages are relative
     most    the maximum speed
-    tell    called with a sentence when the run starts and stops yielding to other users of the disk; None: never yield
+    report_pace  called with a sentence when the run starts and stops yielding to other users of the disk; None: never
+                 yield
     """
 
     runs: bool

@@ -297,8 +297,8 @@ class OutageOptions(NamedTuple):
     """How long to wait for a server, and the callbacks.
 
     limit_s         longest time without progress
-    tells           called with the errno when the wait begins, and with None once something was removed again
-    waits           waits for that many seconds, or less
+    on_outage       called with the errno when the wait begins, and with None once something was removed again
+    sleep           waits for that many seconds, or less
     doubt_pauses_s  pauses before each retry of failures in doubt
     """
 

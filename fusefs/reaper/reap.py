@@ -111,7 +111,7 @@ def reap(
 ) -> Reaped:
     """Reap an orphan, or finish one that a killed reaper left behind; runs as the folder's owner.
 
-    is_meant  called with the record once the orphan is claimed: its owner may have pinned it meanwhile
+    is_still_due  called with the record once the orphan is claimed: its owner may have pinned it meanwhile
     If the reap is stopped, or the server stays away, the orphan stays in reaping/, where the next reap continues.
     Raises   BadRecord; ServerAway; NoBacking if it is reached through a mount of ours; OSError of the container itself
     """

@@ -268,7 +268,7 @@ class _RemovalRun:
     # Files.
 
     def _unlink_some(self, frame: _Frame) -> None:
-        """Unlink as many names as fit between two looks at the clock."""
+        """Unlink as many names as fit between two checks of the clock."""
         # Taken from the end, where removal is free; the listing has the first names there.
         n, began_at = self._remover.per_look.n, time.monotonic()
         names = frame.work.names[: -n - 1 : -1]
@@ -555,7 +555,10 @@ class _RemovalRun:
         return call()
 
     def _fail(self, frame: _Frame, name: str, number: int, call: str, reported_path: bytes = b"") -> None:
-        """Note a failure of an entry or, without a name, of the directory itself. way: reported instead of the name"""
+        """Note a failure of an entry or, without a name, of the directory itself.
+
+        reported_path  reported instead of the name
+        """
         if self._is_outage(number):
             return
         self._n_failed += 1

@@ -731,7 +731,7 @@ class Forker:
     async def read_registries(self, uids: list[int], on_registry: TakesRegistry, seconds: float) -> bool:
         """Have a child read all users' registries; returns whether it finished within that time.
 
-        take    called for each user with a registry
+        on_registry  called for each user with a registry
         Raises  ForkerLost; OSError if the fork failed
         Checkpoint  yes
         """

@@ -101,7 +101,7 @@ class _Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _MountedVolume(NamedTuple):
-    """look_again: has its loop check it again; True: a copy was mounted, False: one is gone"""
+    """on_change: has its loop check it again; True: a copy was mounted, False: one is gone"""
 
     disk: Disk
     on_change: Callable[[bool], None]
@@ -211,7 +211,7 @@ class ServedVolume:
     def recognise(self, volume: str, disk: Disk, config: Config, on_change: Callable[[bool], None]) -> None:
         """Check that an opened volume is the known one and has its rules. Raises  Unproven
 
-        look_again  see `refuse_copy`
+        on_change   see `refuse_copy`
         """
         if volume != self._volume:
             self.note_unmounted()

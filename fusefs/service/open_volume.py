@@ -251,7 +251,7 @@ class OpenVolume(NamedTuple):
     beat        our heartbeat file, which is this machine's lock, if several machines may have the filesystem mounted
     own         the registry line of a user's own store that root's service works on: root writes nothing there, neither
                 a lock nor a probe, and takes nothing over
-    told_path   the part of such a store's path that every user may see
+    public_path  the part of such a store's path that every user may see
     disk        the disk of the filesystem
     """
 

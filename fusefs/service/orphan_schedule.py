@@ -373,7 +373,7 @@ def _select_early(
     clock: Clock,
     space: VolumeSpace,
 ) -> set[ContainerId]:
-    """The orphans that expire early. wanted: None unless space is low and enough is measured"""
+    """The orphans that expire early. needed: None unless space is low and enough is measured"""
     excess = beyond_quota(trash, policy, space.total_bytes)
     early_ids = set() if excess.is_met() else set(choose_early_deletions(trash, excess, policy, clock))
     if needed is not None and not needed.is_met():

@@ -61,7 +61,7 @@ class OtherNodes:
         """Start with no checks.
 
         limiter      of the threads that touch this volume
-        found_users  called when there may be new users
+        on_new_users  called when there may be new users
         """
         self._context = context
         self._limiter = limiter
@@ -194,7 +194,7 @@ def _check(
 
     beat       to be written
     forgotten  heartbeats to be removed
-    asked      the users and stores to check, and how many names of each may be remembered; None: none
+    folders    the users and stores to check, and how many names of each may be remembered; None: none
     """
     beats, wrote_s = None, 0.0
     if beat is not None and opened.beat is not None:

@@ -42,7 +42,7 @@ class ServiceContext:
         """Put the objects together.
 
         state    the directory with the state of the last service
-        tell     called for each event
+        report   called for each event
         changed  called when a status has changed
         """
         self.version = version("trashd")  # of the running code: the installed package may change

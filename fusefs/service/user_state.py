@@ -166,7 +166,7 @@ class FolderPart:
 
         base  the directory that holds the store
         most  limit for remembered orphans
-        told_until_ns  wall time: orphans created later are not reported yet
+        reported_until_ns  wall time: orphans created later are not reported yet
         """
         self.base = base
         self.most = most
@@ -348,7 +348,7 @@ class UserState:
 
         base  the directory of the store in which the user was found
         most  returns the limit for remembered orphans of a part
-        told_until_ns  wall time: orphans created later are not reported yet
+        reported_until_ns  wall time: orphans created later are not reported yet
         """
         self.uid = uid
         self.parts = {base: FolderPart(base, most(), reported_until_ns)}

@@ -145,9 +145,9 @@ class WorkSession:
 
         users        those to serve; new ones may be added during the session
         limiter      of the threads that touch this volume
-        tell_space   called with the free space every few seconds
+        note_space   called with the free space every few seconds
         new_parts    called when a user has folders in stores that were not known
-        look_around  called every few seconds: there may be unknown users
+        check_around  called every few seconds: there may be unknown users
         grace        keeps orphans that expired while the volume was not served
         """
         self._context = context

@@ -214,7 +214,7 @@ def call_as_owner(
     """Run `body` in this process if the folder is ours, otherwise (root) in a process of its owner; return its result.
 
     body     receives the object that renames at a visible name: our own, or one that asks root
-    kind     type of the result for msgspec: the child's message is validated like any user input
+    result_type  type of the result for msgspec: the child's message is validated like any user input
     visible  the one name that root will change for the child
     Raises   as `body`; AuthorityLost; NotPermitted if it is another user's folder and we are not root
     """
@@ -256,7 +256,7 @@ def run_in_user_process(uid: int, body: Callable[[Ask], T], result_type: Any, an
 
     The child must not import anything, as its user may be unable to read trashd's files. So this module imports at its
     top all that the child needs, or the parent does.
-    kind, Raises  as for `as_owner`
+    result_type, Raises  as for `as_owner`
     """
     try:
         message = call_in_child_as(uid, lambda ask: _encode_outcome(body, ask), answer)
@@ -411,7 +411,7 @@ def _receive_tree(heir_folder: UserFolder, record: Record, ask: Ask) -> None:
 class _RenameToOwner:
     """Root's side: one rename, from root's container into one of the heir's.
 
-    taken  the container that has the tree; None if none has
+    received_id  the container that has the tree; None if none has
     """
 
     def __init__(self, held: HeldContainer, heir_folder: UserFolder, tree: Fd) -> None:

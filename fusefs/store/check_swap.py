@@ -93,7 +93,7 @@ def check_swap(
     """Do a swap up to the exchange, try the exchange with stand-ins, and undo everything. Holders are not counted.
 
     keep    globs of entries that would stay in place
-    unlike  accept a replacement that differs from the old directory
+    accept_differences  accept a replacement that differs from the old directory
     Raises  TrashdError if the path can't be checked at all
     """
     with find_victim(kernel, path) as victim:

@@ -48,7 +48,7 @@ class HeldContainer(NamedTuple):
     fd      its directory, readable
     record  as it is on disk
     owned   closes the fds that keep the lock; closing it once is enough, even if several values share it
-    called  its name in its state's directory, if it took another container's place; None: the id
+    stored_as  its name in its state's directory, if it took another container's place; None: the id
     """
 
     folder: UserFolder
@@ -404,7 +404,8 @@ def hold(
 ) -> HeldContainer | ClaimLost:
     """Lock a container and return it, or the reason why that failed.
 
-    ended   ids of other boots that the administrator declared over. On shared filesystems their locks are ignored, as a
+    ended_boots  ids of other boots that the administrator declared over. On shared filesystems their locks are ignored,
+            as a
             server may keep a dead client's lock for a day (MooseFS). Several processes may then act at once: use it for
             takeovers only
     Raises  BadRecord; FileNotFoundError if the container exists and has no record
@@ -489,8 +490,8 @@ def claim(
 ) -> HeldContainer | ClaimLost:
     """Lock a container and move it to reaping/ by one rename; of several claims one succeeds (I5).
 
-    is_meant  whether the record still permits it; called once no other process can change the record, and again after
-              the move on shared filesystems, where a lock may be lost. If False, the container stays
+    still_applies  whether the record still permits it; called once no other process can change the record, and again
+              after the move on shared filesystems, where a lock may be lost. If False, the container stays
     """
     held = hold(folder, source, container)
     if isinstance(held, ClaimLost):
@@ -513,7 +514,7 @@ def resume(
 ) -> HeldContainer | ClaimLost:
     """Lock a container that a reaper left in reaping/.
 
-    is_meant  as for `claim`: on shared filesystems the container may have been claimed, but not checked again
+    still_applies  as for `claim`: on shared filesystems the container may have been claimed, but not checked again
     Raises    as `hold`
     """
     held = hold(folder, State.REAPING, container)

@@ -148,7 +148,8 @@ def initialise(
     A store that another user could change, or could have assembled from root's directories, is refused. If root
     requests it, the store is replaced: it is moved unchanged into a new store. It is unknown which user moved what into
     it, or moved it as a whole. So each owner's next command takes only their own folder out of it.
-    is_known  root confirms that it made the existing store, although nothing shows that (another machine's, a copy)
+    is_made_by_root  root confirms that it made the existing store, although nothing shows that (another machine's, a
+                     copy)
     replaces  root requests that an entry with the name of root's store is replaced if it is none
     Raises    NoStore if `.trashd` is no directory; Untrusted; NotPermitted; Busy if another command repairs it;
               UnknownFormat

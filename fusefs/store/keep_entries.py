@@ -276,7 +276,7 @@ def settle_kept(held: HeldContainer, at_name: BackingAndMount | None) -> list[st
 
     A replacement that has the name keeps them. One that does not, before the exchange or after a restore, gives them
     back to the old tree and loses the links.
-    here     the entry that has the victim's name; None if there is none
+    at_name  the entry that has the victim's name; None if there is none
     Returns  entries that did not move and why, for messages
     Raises   OSError
     """

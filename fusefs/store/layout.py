@@ -165,7 +165,7 @@ class Store(NamedTuple):
     owner       uid of `.trashd`
     filesystem  magic number of the filesystem that it is on
     is_named    whether it was found by a pointer in the user's folder or by the user's registry
-    made        who made it, if it is root's store and root has checked; other users' commands do not need this
+    maker       who made it, if it is root's store and root has checked; other users' commands do not need this
     takeover_s  takeover delay from the service's configuration; 0: chosen by the type of the filesystem; None: read the
                 configuration files (store/silent_nodes.py)
     name        its name in the directory that holds it: `.trashd`, or the name of a user's own store

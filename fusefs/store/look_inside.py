@@ -47,8 +47,8 @@ def call_inside(
 ) -> T:
     """Call `look` for a path in an orphan, in a process of its owner if we are root, and return its result.
 
-    look    gets the entry (O_PATH), its folder, and the path in the tree
-    kind    type of its result
+    visit   gets the entry (O_PATH), its folder, and the path in the tree
+    result_type  type of its result
     Raises  NotFound; UsageError; TrashdError
     """
     try:
@@ -81,7 +81,7 @@ def entries_inside(
 ) -> list[EntryInside]:
     """The entries of a directory, sorted by name; for anything else, one entry with an empty name.
 
-    is_meant  selects names, decoded by os.fsdecode
+    is_selected  selects names, decoded by os.fsdecode
     most      maximum number of entries; no others are read
     Raises    OSError
     """
@@ -139,7 +139,7 @@ def find_differences(kernel: Kernel, tree: Fd, now: Fd, prefix: bytes, *, includ
     Types, sizes and link targets are compared and, if the times differ, contents. An entry on one side only is one
     difference, whatever it contains.
     prefix     path of both
-    tells_new  include entries that exist only in the present directory
+    includes_new  include entries that exist only in the present directory
     """
     device = kernel.fstat(now).st_dev
     pending = [b""]

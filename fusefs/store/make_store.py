@@ -237,7 +237,7 @@ def _exchange(kernel: Kernel, base: BackingAndMount, new: Name, old_fd: Fd) -> b
 
     It is one step: no user can put another entry there in between. If the entry is a store that another init has made
     meanwhile, exchange them back.
-    judged   the entry to be replaced; it may be root's own store with an area that others could change
+    old_fd   the entry to be replaced; it may be root's own store with an area that others could change
     Returns  False if the filesystem does not support exchange, or the name is free
     Raises   OSError
     """

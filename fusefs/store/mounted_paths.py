@@ -106,7 +106,7 @@ def find_mounted_scope(
     """The scope of a directory that one of our mounts shows; None if none does, or the mount of a backing path fails.
 
     path, real  the path as it was typed, for errors; the directory's real path
-    wanted      the directory as the path led to it
+    directory_fd  the directory as the path led to it
     mount       the mount that `wanted` is on
     Raises      TrashdError, OSError
     """

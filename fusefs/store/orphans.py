@@ -273,7 +273,7 @@ def call_in_each_folder(
     """Call `body` for each user's folder, including lower stores, each in a process of its owner.
 
     stores   closed one after the other
-    kind     type of the result
+    result_type  type of the result
     lost     gets the errors of folders and stores that could not be read, so that one does not stop the command for
              all; also BrokenStore, after which `discover` ends
     refused  gets entries that look like folders and are refused, and folders that wait for their owners in a store that
@@ -389,7 +389,7 @@ def sum_orphans(
     """Sum up orphans from their records only, in bounded memory; one that changes its state may count twice.
 
     new_sums  makes empty sums
-    is_meant  whether an orphan counts, at a time of the wall clock
+    is_counted  whether an orphan counts, at a time of the wall clock
     lost, clocks, Raises  as for `all_entries`
     """
     now = read_now(kernel, clocks)
@@ -418,7 +418,7 @@ def tidy_all_folders(
     """Tend all folders that the caller may see; return the problems as text.
 
     A broken store is not reported here: the caller's next step can't read it either, and reports it.
-    ended, waits  as for `recover`
+    ended_boots, waits  as for `recover`
     """
     lost: list[TrashdError] = []
     refused: list[Finding] = []

@@ -92,7 +92,7 @@ def to_finding(folder: UserFolder, where: str, error: OSError) -> Finding:
 def recover(folder: UserFolder, ended_boots: Collection[str] = (), waits: Wait | None = None) -> list[Finding]:
     """Settle the unlocked containers in one user's stage/ and restoring/; to be run as that user. Return what was kept.
 
-    ended  ids of boots that the administrator declared over: no process of them works on anything
+    ended_boots  ids of boots that the administrator declared over: no process of them works on anything
     waits  called to wait until another node's containers have been watched for long enough. Without it they are
            reported, and a later recovery continues the watch
 
@@ -148,7 +148,7 @@ def _settle(
     """Settle one container, unless there is nothing to do or another process works on it.
 
     watched  gets the seconds for which the container must still stay unchanged, if another node may work on it
-    asks     also watch and report a container that another boot has locked
+    watches_locked  also watch and report a container that another boot has locked
     """
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
@@ -505,7 +505,7 @@ def make_orphan(
 ) -> ContainerId:
     """Make an orphan of an entry in a directory of the same user: write the record, then rename.
 
-    lent    its mode before a temporary permission that was granted already; this function restores it
+    mode_before  its mode before a temporary permission that was granted already; this function restores it
     Raises  OSError; the entry is then where it was
     """
     kernel = folder.store.kernel

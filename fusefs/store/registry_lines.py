@@ -203,7 +203,7 @@ def explain_missing_mark(base_path: bytes) -> str:
 def find_maker(kernel: Kernel, fd: Fd, base_paths: Collection[bytes] = ()) -> StoreMaker:
     """Which user made an opened `.trashd` of root's.
 
-    places  paths of the directory that holds it, for which the caller, root, trusts root's registry of stores
+    base_paths  paths of the directory that holds it, for which the caller, root, trusts root's registry of stores
     Raises  OSError
     """
     identity, marked = kernel.identify(fd), parse_identity(kernel.get_xattr(fd, XATTR) or b"")

@@ -58,9 +58,9 @@ class SwapOptions(NamedTuple):
     """The options of swap and rm.
 
     retention_s  seconds until it expires; None: never
-    unlike       accept a replacement that differs from the old directory
+    accept_differences  accept a replacement that differs from the old directory
     keep         globs of top-level entries that a swap keeps in place
-    taken        not an option of the user's: the victim is a user's container (store/as_owner.py)
+    taken_container  not an option of the user's: the victim is a user's container (store/as_owner.py)
     heir         uid of the user for whom root swaps: the orphan will be theirs, and does not expire before it is handed
                  over
     invocation   the command line, if a user gave one
@@ -78,7 +78,7 @@ class SwapOptions(NamedTuple):
 class Staged(NamedTuple):
     """A container in stage/ with its record locked.
 
-    fresh  the prepared replacement, None for a removal; for a sweep the container's `tree`, which the sweep fills
+    replacement  the prepared replacement, None for a removal; for a sweep the container's `tree`, which the sweep fills
     """
 
     held: HeldContainer

@@ -166,9 +166,9 @@ def format_finding(problem: Finding) -> str:
 class ReadyContainer(NamedTuple):
     """A container in stage/ that waits for its tree.
 
-    place  the directory into which the tree is renamed, as TREE: the container or, on shared filesystems, a transfer
-           directory in it
-    gated  removes that transfer directory
+    target_fd  the directory into which the tree is renamed, as TREE: the container or, on shared filesystems, a
+           transfer directory in it
+    transfer  removes that transfer directory
     """
 
     held: HeldContainer

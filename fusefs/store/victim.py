@@ -108,7 +108,7 @@ class Victim(NamedTuple):
 
     parent   the directory that it is in
     fd       the entry itself (O_PATH): while it is open, no other entry can get its inode number
-    staying  entries of it that a swap keeps in place; None for none
+    kept_entries  entries of it that a swap keeps in place; None for none
     """
 
     parent: Scope
@@ -213,7 +213,7 @@ def _open_named(above: Fd, name: Name, path: bytes) -> Fd:
 def scope_of(kernel: Kernel, directory_fd: Fd, typed: bytes, path: bytes = b"", *, through_mount: bool = True) -> Scope:
     """The scope of an opened directory.
 
-    wanted         the directory, on whichever side its path led to; it stays the caller's
+    directory_fd   the directory, on whichever side its path led to; it stays the caller's
     typed          its path as the user typed it
     path           the path to name in errors; empty for that of the directory
     through_mount  open it on both sides if one of our mounts shows it
@@ -360,7 +360,7 @@ def stores_for(
 
     The existing ones come first, then those that we may make; in both groups the highest is first. The caller discards
     a store that can't take the entry.
-    wanted  path of the entry, for messages
+    victim_path  path of the entry, for messages
     make    makes a store; None: `make_store`
     Raises  after the last one: CrossesBoundary if none of them could take it; NoStore, LacksCall, or the error of
             making the last one; BrokenStore as `existing_stores`

@@ -40,7 +40,7 @@ class VisibleMove(Enum):
 
     EXCHANGE = "the container's `tree` and the name's thing change places"
     ASIDE = "the name's thing goes to the container's `tree`"
-    REPLACE = "the same, and the container's `fresh` gets the name at once: off local filesystems alone"
+    REPLACE = "the same, and the container's `fresh` gets the name at once: on shared filesystems only"
     ASIDE_REPLACEMENT = "the name's thing goes to the container's `fresh`"
     PLACE = "the container's `fresh` goes to the name, which is free"
     BACK = "the container's `tree` goes to the name, which is free"
@@ -250,7 +250,7 @@ class DirectRename:
                 case VisibleMove.BACK:
                     self._kernel.rename_free(inside, TREE, parent, self._name)
                 case VisibleMove.REPLACE:
-                    raise AssertionError("what is looked at in between is two moves")
+                    raise AssertionError("a move with a check in between is two moves")
         return 0
 
     def move_into_container(self, folder: UserFolder, state: State, container: bytes, fd: Fd, to: Name) -> None:

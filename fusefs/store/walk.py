@@ -248,7 +248,7 @@ def make_missing(
 ) -> None:
     """Make the missing directories of a path below a directory, like the directories of another tree.
 
-    way     the path of the directory itself, the same in the other tree
+    base_path  the path of the directory itself, the same in the other tree
     models  opens directories of the other tree
     Raises  OSError: ENOENT if the other tree lacks one of them
     """
@@ -297,7 +297,7 @@ def may_give(
     that the thing comes from is open to the same: they could have taken it before. A closed directory of the owner's is
     not accepted for something from an open one, where others may have put it.
     owner     of the directory that the thing comes from, or of the thing if that is not known
-    like      that directory, if it exists
+    source_fd  that directory, if it exists
     recorded  identity of the directory that the thing was taken from
     Raises    OSError
     """
@@ -424,7 +424,7 @@ def attribute_directory(
 
     A directory of root's in a user's directory counts as that user's, who may have moved it there.
     whose   the same value for its parent; 0: root's, from which root may enter any directory
-    seen    directories seen by earlier runs; None: there are none
+    seen_directories  directories seen by earlier runs; None: there are none
     Raises  OSError
     """
     uid = kernel.fstat(fd).st_uid

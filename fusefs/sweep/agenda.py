@@ -34,9 +34,9 @@ class JobKind(Enum):
 
     ENTER = "open directories, and begin to list them"
     LIST = "go on with a listing"
-    TAKE = "act on names that were chosen, as far as names tell"
+    TAKE = "act on names that were chosen by their names only"
     AFTER = "act on directories when all that was found in them is done"
-    CHECK = "choose among names that somebody listed, and act on them"
+    CHECK = "choose among listed names, and act on them"
 
 
 class Job(NamedTuple):
@@ -103,7 +103,7 @@ class SweepSliceResult(NamedTuple):
 
     rest        unfinished jobs, the next one at the end
     why         why it is useless to continue
-    left        matches on which the sweep may still act
+    remaining   matches on which the sweep may still act
     is_limited  there are more matches than that
     busy_s      its duration
     """
@@ -160,7 +160,7 @@ class Agenda:
         most    matches on which the sweep may act; then there is one worker
         splits  two workers may work on one directory's names
         lists_whole  see SweepSlice
-        asks_late  read `first` only when its next job can run, not to check whether there is one
+        reads_late  read `first` only when its next job can run, not to check whether there is one
         """
         self._first = first
         self._n_workers = n_workers
@@ -281,7 +281,7 @@ class SliceCounts:
     """Counts of a slice or sweep, and the first failures and spared entries by name."""
 
     def __init__(self, remaining: int | None) -> None:
-        """left: matches on which the sweep may still act; None: no limit."""
+        """remaining: matches on which the sweep may still act; None: no limit."""
         self.remaining = remaining
         self.is_limited = False
         self.sums = SweepSums()
@@ -315,7 +315,7 @@ class SliceCounts:
     ) -> None:
         """Account for the result of an action on names of a directory.
 
-        has_left  subtract them from the remaining number
+        counts_to_limit  subtract them from the remaining number
         """
         vanished, failed = _split(taken)
         n_done = n_names - len(taken.refused) - len(taken.spared)

@@ -82,7 +82,7 @@ class MatchedEntries(NamedTuple):
     dirs    directories that may be entered
     chosen  directories that are chosen
     is_all  the listing has ended
-    untold  candidates whose type is in neither the listing nor a stat, and the errors
+    untyped  candidates whose type is in neither the listing nor a stat, and the errors
     """
 
     names: list[str]
@@ -201,7 +201,7 @@ class Dirs(Enum):
     """The treatment of directories that are chosen themselves."""
 
     WHOLE = "taken with all that they hold, and not entered"
-    FIRST = "told, then entered"
+    FIRST = "reported, then entered"
     LAST = "entered, then taken"
     STRIPPED = "all that they hold is taken, then they are"
 
@@ -401,7 +401,7 @@ class Chooser:
         return True
 
     def refuse(self, upper: bytes, refused: RefusedNames, *, counts_mounts: bool = True) -> None:
-        """Count and report names that can't be read. tells_mounts: count mounts here, not when the entry is entered"""
+        """Count and report names that can't be read. counts_mounts: count mounts here, not when the entry is entered"""
         for name, number in refused:
             if number == errno.EXDEV:
                 self._tally.count(SweepSums(n_mounts=int(counts_mounts)))

@@ -43,7 +43,7 @@ class ToTrash(NamedTuple):
     """Turn the matches into one orphan that keeps their tree.
 
     options  None for the default ones
-    see      called in the end with that tree, open, and the sums
+    on_end   called in the end with that tree, open, and the sums
     """
 
     options: SwapOptions | None = None
@@ -69,8 +69,8 @@ class ToMove(NamedTuple):
 class ToPrint(NamedTuple):
     """Print the matches only.
 
-    tell  called in this process with the open directory and names in it; returns names that could not be printed, with
-          errnos as in `ActionResult.refused`; may raise, which ends the sweep
+    print_names  called in this process with the open directory and names in it; returns names that could not be
+          printed, with errnos as in `ActionResult.refused`; may raise, which ends the sweep
     """
 
     print_names: Callable[[ActionPlace, Sequence[str]], RefusedNames]
@@ -89,7 +89,7 @@ class TakingBoundary(NamedTuple):
     """The limits for root in users' trees (store.walk).
 
     whose      the owner of what is in the sweep's directory
-    seen       directories of one user in another's that an earlier run has seen; None: no such
+    seen_directories  directories of one user in another's that an earlier run has seen; None: no such
     is_judged  the content of directories that are taken whole has just been checked
     """
 

@@ -62,7 +62,7 @@ _WINDOW = 65_536
 def run_request(kernel: Kernel, request: Request, options: SweepOptions = DEFAULT_SWEEP) -> Swept:
     """Run a sweep.
 
-    Raises  TrashdError, before any change; whatever `act.tell` raises. Failures of entries are in the result
+    Raises  TrashdError, before any change; whatever `act.print_names` raises. Failures of entries are in the result
     """
     with ExitStack() as owned:
         top = owned.enter_context(open_top(kernel, request.directory, request.inode))

@@ -486,7 +486,7 @@ async def _stop_on_signal(
 ) -> None:
     """End the service cleanly at the first signal; the second one terminates the process.
 
-    moving      while it is held, nothing is unmounted
+    attach_lock  while it is held, nothing is unmounted
     Checkpoint  while waiting for the signal, and during `unmount`
     """
     with trio.open_signal_receiver(*_STOPS) as signals:

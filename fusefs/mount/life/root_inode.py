@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 async def attach_with_new_root(vfs: Vfs, mount: Mount, mount_fd: Fd) -> None:
     """Attach a mount that answers to its mount point; if another inode of its root can't be mounted, with its own root.
 
-    apart       the mount, which is closed afterwards
+    mount_fd    the mount, which is closed afterwards
     Raises      OSError: it can't be moved to the mount point
     Checkpoint  while a child process does that, to which the daemon has to reply
     """

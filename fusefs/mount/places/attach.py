@@ -70,7 +70,7 @@ class Attached(NamedTuple):
     """A mount, and the fd of /dev/fuse that serves it.
 
     mount  the mount, with the mount point that it is for
-    apart  an fd that holds the mount unattached; None: it is at its mount point
+    unattached_fd  an fd that holds the mount unattached; None: it is at its mount point
     """
 
     fd: Fd

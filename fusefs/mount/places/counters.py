@@ -129,7 +129,7 @@ def open_counters(target: bytes) -> Iterator[Counters]:
 
 
 def _make_file(path: bytes) -> Fd:
-    """Make a new file of zeros, fully allocated, and locked, so that readers can tell that this process runs."""
+    """Make a new file of zeros, fully allocated, and locked, so that readers can check that this process runs."""
     make_dir(os.path.dirname(path))
     with suppress(FileNotFoundError):
         os.unlink(path + NEW)

@@ -49,7 +49,7 @@ class DeviceReaders:
     """The readers of one mount."""
 
     def __init__(self, requests: FuseRequests, core: Core, on_gone: Callable[[], object]) -> None:
-        """Start no thread yet. gone: called by a thread that finds the connection closed"""
+        """Start no thread yet. on_gone: called by a thread that finds the connection closed"""
         self._requests = requests
         self._core = core
         self._on_gone = on_gone

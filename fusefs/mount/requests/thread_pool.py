@@ -30,7 +30,7 @@ Key = tuple[int | None, int]
 class PoolTask:
     """A task for a worker.
 
-    act      does it; its argument: whether the task had to queue
+    function  does it; its argument: whether the task had to queue
     unique   the request's number; 0: none
     pid      of the thread that sent the request
     n_bytes  memory that it takes while it is queued

@@ -249,7 +249,7 @@ class PrefetchBatch:
     """Names of a directory that are looked up together. Callers hold the tables lock."""
 
     def __init__(self, fill: CacheFill, directory: Node, names: frozenset[bytes]) -> None:
-        """look: belongs to the batch from now on"""
+        """fill: belongs to the batch from now on"""
         self.results: dict[bytes, LookupResult | None] = {}
         """None: the lookup failed; a request for the name finds out why."""
         self.fill = fill
@@ -283,7 +283,7 @@ class PrefetchQueue:
 
     names      names that were returned, and are not fetched yet
     n_allowed  how many of them may be fetched, by the number of requests so far
-    is_asked   a process stats names: from now on attributes are sent with them
+    is_active  a process stats names: from now on attributes are sent with them
     """
 
     def __init__(self, number: int) -> None:

@@ -155,7 +155,7 @@ class TablesLock:
     def retry_patiently(self, pid: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Retry a function that fails with EAGAIN instead of waiting, as an open with O_NONBLOCK does for a lease.
 
-        act     calls the backing filesystem by `call`
+        function  calls the backing filesystem by `call`
         pid     of the client's thread: once it is killed, the request need not wait any more
         Raises  WouldWait: this thread must not wait; OSError EINTR: the client was killed
         """

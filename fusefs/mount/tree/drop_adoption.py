@@ -67,7 +67,7 @@ class DropAdoption:
         """Make an orphan of an entry that is to be moved into a directory, if that is a drop folder.
 
         old      the entry's directory and name
-        seen     its attributes
+        attributes  its attributes
         Returns  an O_PATH fd of the entry, which is the caller's. None: not a drop folder, or no orphan can be made;
                  the entry is where it was, and a plain rename works, or reports why it does not
         Raises   OSError: nothing was changed

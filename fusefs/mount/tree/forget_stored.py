@@ -83,7 +83,7 @@ class StoredNotices:
         return [place for place, node in expiring_names.items() if self._nodes.get(node.nodeid) is node]
 
     def _take_nodes(self, remaining: Sequence[Node]) -> list[Node]:
-        """Take the nodes that may lie in a store, the oldest first. left: remaining from the last time"""
+        """Take the nodes that may lie in a store, the oldest first. remaining: remaining from the last time"""
         stored_nodes, self._stored_nodes = self._stored_nodes, {}
         has_moved, self._has_moved = self._has_moved, False
         return list(self._nodes) if has_moved else [*dict.fromkeys([*remaining, *stored_nodes])]
@@ -142,7 +142,7 @@ class StoredNotices:
         """Have the kernel forget some nodes. Returns the nodes to be checked again.
 
         device       None: the kernel does not know the notice
-        passed_over  nodes that it was asked to forget before
+        skipped_before  nodes that it was asked to forget before
         Raises       OSError: the kernel does not know the notice
         Checkpoint   between parts
         """

@@ -92,8 +92,8 @@ class Passthrough:
     def start(self, on_give_up: Callable[[str], None]) -> None:
         """Pass files through that are opened from now on, unless they are open already.
 
-        give_up  called with the reason, by any thread, if it turns out that the kernel passes nothing through on this
-                 mount
+        on_give_up  called with the reason, by any thread, if it turns out that the kernel passes nothing through on
+                 this mount
         """
         self._on_give_up = on_give_up
         self._nodes.passes = True
