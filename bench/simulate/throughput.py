@@ -67,7 +67,7 @@ class WatchedPlan(SlicePlan):
         self.used_s += time.thread_time() - began_s
         return found
 
-    def done(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
+    def finish_slice(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
         """See SlicePlan."""
         began_s = time.thread_time()
         found = super().finish_slice(done, outcome)

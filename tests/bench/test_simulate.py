@@ -40,7 +40,7 @@ class CountingPlan(SlicePlan):
             self.out += (found,)
         return found
 
-    def done(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
+    def finish_slice(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
         """See SlicePlan."""
         assert sum(one is done for one in self.out) == 1
         self.out = tuple(one for one in self.out if one is not done)

@@ -45,4 +45,4 @@ def test_the_store_does_not_tell_sampled_errnos_apart(number: int) -> None:
     code = {*FUSEFS.glob("store/*.py"), *FUSEFS.glob("linux/*.py")} - {FUSEFS / "linux" / one for one in BELOW_THE_GATE}
     said = [line for path in code for line in path.read_text().splitlines() if name in line]
     lines = [line for line in said if "raise " not in line and "errno.EACCES" not in line]
-    assert lines == (["FULL = (errno.ENOSPC, errno.EDQUOT)"] if number == errno.EDQUOT else [])
+    assert lines == (["NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)"] if number == errno.EDQUOT else [])

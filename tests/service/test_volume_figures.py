@@ -196,7 +196,7 @@ class Told:
     def tempo(self) -> Speed:
         return self.now
 
-    def is_told_to_stop(self) -> bool:
+    def should_stop(self) -> bool:
         return self.is_stopped
 
 

@@ -69,7 +69,7 @@ class Opening:
 
         async def body() -> None:
             loop = VolumeLoop(self.context, b"/volume", stays=stays)
-            self._monkeypatch.setattr(loop, "_open_candidate", open_)
+            self._monkeypatch.setattr(loop, "_open", open_)
             with trio.move_on_after(DAY_S):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(change, loop)
@@ -338,7 +338,7 @@ def test_a_node_counts_its_beats_on_when_the_volume_was_away(opening: Opening) -
         def write(self, beat: Heartbeat) -> None:
             beats.append(beat.n)
 
-        def all(self) -> dict[bytes, Heartbeat | None]:
+        def read_all(self) -> dict[bytes, Heartbeat | None]:
             return {}
 
     store = SimpleNamespace(areas=SimpleNamespace(all=lambda: ()))

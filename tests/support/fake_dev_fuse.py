@@ -58,7 +58,7 @@ class AtOnce(ThreadPool):
     def __init__(self) -> None:
         super().__init__(1)
 
-    def do(self, task: PoolTask) -> bool:
+    def submit(self, task: PoolTask) -> bool:
         task.function(False)
         return True
 
@@ -70,7 +70,7 @@ class Later(ThreadPool):
         super().__init__(1)
         self.tasks: list[PoolTask] = []
 
-    def do(self, task: PoolTask) -> bool:
+    def submit(self, task: PoolTask) -> bool:
         self.tasks.append(task)
         return True
 
