@@ -316,7 +316,7 @@ if len(sys.argv) > 1:
     read_facts = service.read_facts
     service.read_facts = lambda: read_facts()._replace(release=sys.argv[1])
 service.set_switch()
-service.tell_what_stays([FileReport("/etc/tmpfiles.d/trashd-uring.conf", FileOutcome.REMOVED)])
+service.print_what_stays([FileReport("/etc/tmpfiles.d/trashd-uring.conf", FileOutcome.REMOVED)])
 """
 
 
