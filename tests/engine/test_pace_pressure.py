@@ -93,7 +93,7 @@ def test_with_nobody_there_it_is_soon_at_full_speed(tmp_path: Path) -> None:
     with on_a_disk(tmp_path) as scene:
         assert scene.until(is_alone=True) <= 0.5
         assert all(scene.tempo.is_alone for _ in scene.run(5.0))
-        assert scene.pacer.why() == "nobody else uses the disk"
+        assert scene.pacer.why() == "no other process uses the disk"
 
 
 def test_it_steps_back_within_a_second_and_comes_again_within_five(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What orphans take, as the service tells it, and notes while nobody else uses the disk; the unknown as unknown."""
+"""What orphans take, as the service tells it, and notes while no other process uses the disk; the unknown as unknown."""
 
 import json
 import os

@@ -228,7 +228,7 @@ def test_several_are_deleted_each_once(volume: Path) -> None:
 
 def test_nobody_there_to_be_asked_is_a_wrong_command_line(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = stuck(volume)
-    monkeypatch.setattr("fusefs.cli.reap.can_be_asked", lambda: False)
+    monkeypatch.setattr("fusefs.cli.reap.can_confirm", lambda: False)
     assert command(volume, "reap", "--force", entry.id) == UsageError.exit_code
     assert place(volume, entry.id).exists()
 
@@ -238,7 +238,7 @@ def test_on_a_terminal_it_asks_first(
     volume: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, code: int
 ) -> None:
     entry = stuck(volume)
-    monkeypatch.setattr("fusefs.cli.reap.can_be_asked", lambda: True)
+    monkeypatch.setattr("fusefs.cli.reap.can_confirm", lambda: True)
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     assert command(volume, "reap", "--force", entry.id) == code
     assert f"{entry.id}  {ALICE}  {volume}/alice/job" in capsys.readouterr().err
