@@ -1,4 +1,4 @@
-"""What orphans take, as the service tells it, and notes while no other process uses the disk; the unknown as unknown."""
+"""The sizes of orphans, which the service counts and stores while no other process uses the disk, or unknown."""
 
 import json
 import os
