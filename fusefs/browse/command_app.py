@@ -144,11 +144,11 @@ class _Run:
 
 def _lines(text: bytes) -> list[str]:
     """The lines of stderr, with JSON errors as text."""
-    told = []
+    text_lines = []
     for line in text.decode("utf-8", "backslashreplace").splitlines():
         if line.startswith('{"error"'):
             error = json.loads(line)
-            told += [error["message"], f"  hint: {error['hint']}"] if error["hint"] else [error["message"]]
+            text_lines += [error["message"], f"  hint: {error['hint']}"] if error["hint"] else [error["message"]]
         else:
-            told.append(line.removeprefix("trashd: "))
-    return [printable_text(line) for line in told]
+            text_lines.append(line.removeprefix("trashd: "))
+    return [printable_text(line) for line in text_lines]

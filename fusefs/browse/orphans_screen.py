@@ -159,10 +159,10 @@ async def count(app: CommandApp, row: OrphanRow) -> None:
     app.show_message(f"counting {row.path()}...")
     volume = row.entry.base_path()
     answer = await app.commands.ask(dict, "du", "--json", "--volume", volume, "--", row.entry.id)
-    for told in answer.objects:
-        known = told["n_bytes"] is not None
-        size = format_size(told["n_bytes"]) if known else "an unknown amount"
-        bound = "at least " if known and told["is_at_least"] else ""
+    for counted in answer.objects:
+        is_known = counted["n_bytes"] is not None
+        size = format_size(counted["n_bytes"]) if is_known else "an unknown amount"
+        bound = "at least " if is_known and counted["is_at_least"] else ""
         app.show_message(f"{row.path()} uses {bound}{size}")
     if answer.err:
         app.push_screen(Notice(f"counting {row.path()}", answer.err))
@@ -364,8 +364,8 @@ class OrphansScreen(TableScreen):
         unknown = f" and {n_unknown:,} of unknown size" if n_unknown else ""
         where = ", ".join(map(printable, self._volumes))
         orphans = "1 orphan" if len(rows) == 1 else f"{len(rows):,} orphans"
-        told = f"trashd: {orphans}, {format_size(known)}{unknown}, by {ORDERS[self._order]}"
-        return f"{told}  {where}" if where else told
+        title = f"trashd: {orphans}, {format_size(known)}{unknown}, by {ORDERS[self._order]}"
+        return f"{title}  {where}" if where else title
 
     def detail_text(self) -> Sequence[str]:
         """See TableScreen."""

@@ -116,22 +116,22 @@ ORPHAN_COLUMNS = (
 )
 
 
-def orphan_row(told: dict[str, Any]) -> OrphanRow:
+def orphan_row(listed: dict[str, Any]) -> OrphanRow:
     """A row from an object of `trashd list --json`."""
     entry = ListedContainer(
-        id=told["id"],
-        uid=told["uid"],
-        state=State(told["state"]),
-        path=os.fsencode(told["path"]),
-        origin=None if told["origin"] is None else os.fsencode(told["origin"]),
-        method=None if told["method"] is None else Method(told["method"]),
-        created_ns=told["created_ns"],
-        expires_ns=told["expires_ns"],
-        note=told["note"],
-        problem=told["problem"],
-        clock_set_ns=told["clock_set_ns"],
+        id=listed["id"],
+        uid=listed["uid"],
+        state=State(listed["state"]),
+        path=os.fsencode(listed["path"]),
+        origin=None if listed["origin"] is None else os.fsencode(listed["origin"]),
+        method=None if listed["method"] is None else Method(listed["method"]),
+        created_ns=listed["created_ns"],
+        expires_ns=listed["expires_ns"],
+        note=listed["note"],
+        problem=listed["problem"],
+        clock_set_ns=listed["clock_set_ns"],
     )
-    size = told["size"]
+    size = listed["size"]
     if size is None:
         return OrphanRow(entry, _user(entry.uid), "?", -1)
     bound = ">=" if size["is_at_least"] else ""
@@ -184,11 +184,11 @@ INSIDE_COLUMNS = (
 )
 
 
-def inside_row(told: dict[str, Any]) -> InsideRow:
+def inside_row(listed: dict[str, Any]) -> InsideRow:
     """A row from an object of `trashd ls --json`."""
-    target = None if told["target"] is None else os.fsencode(told["target"])
-    name = os.fsencode(told["name"])
-    return InsideRow(name, told["mode"], _user(told["uid"]), told["n_bytes"], told["mtime_ns"], target)
+    target = None if listed["target"] is None else os.fsencode(listed["target"])
+    name = os.fsencode(listed["name"])
+    return InsideRow(name, listed["mode"], _user(listed["uid"]), listed["n_bytes"], listed["mtime_ns"], target)
 
 
 @cache
@@ -449,8 +449,8 @@ class TableScreen(Screen[None]):
         self.reload()
 
 
-def _keys(told: str) -> Content:
+def _keys(text: str) -> Content:
     """`key word  key word`, the keys in bold."""
-    pairs = [pair.partition(" ") for pair in told.split("  ")]
+    pairs = [pair.partition(" ") for pair in text.split("  ")]
     parts = [part for key, gap, word in pairs for part in ((key, "bold ansi_cyan"), f"{gap}{word}  ")]
     return Content.assemble(*parts)

@@ -123,10 +123,10 @@ class OrderedGroup(_AskingGroup):
 
 def _format_exit_codes() -> str:
     """The exit codes except those of signals, in two columns."""
-    told = [(str(code), words) for code, words in EXIT_CODES.items()]
-    half = (len(told) + 1) // 2
-    rows = [f"{code:>3} {words}" for code, words in told[:half]]
-    for index, (code, words) in enumerate(told[half:]):
+    codes = [(str(code), words) for code, words in EXIT_CODES.items()]
+    half = (len(codes) + 1) // 2
+    rows = [f"{code:>3} {words}" for code, words in codes[:half]]
+    for index, (code, words) in enumerate(codes[half:]):
         rows[index] = f"{rows[index]:<28}{code:>4} {words}"
     return "\n".join(["\b", "Exit codes:", *rows, ""])
 

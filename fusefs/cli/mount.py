@@ -249,20 +249,20 @@ def run_in_background(body: Callable[[Ready], int]) -> int:
 
     Returns  twice: in the parent the exit code for the terminal, 0 if the child is ready; in the child that of `body`
     """
-    told, tell = os.pipe()
+    ready_fd, report_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(told)
+        os.close(ready_fd)
         os.chdir("/")
         logging.raiseExceptions = False  # without a syslog, logging would print a traceback on the terminal
         syslog: logging.Handler = logging.NullHandler()
         with suppress(OSError):
             syslog = logging.handlers.SysLogHandler("/dev/log", logging.handlers.SysLogHandler.LOG_DAEMON)
         _log_to(syslog)
-        return body(lambda: _detach(tell))
-    os.close(tell)
+        return body(lambda: _detach(report_fd))
+    os.close(report_fd)
     try:
-        with os.fdopen(told, "rb") as pipe:
+        with os.fdopen(ready_fd, "rb") as pipe:
             if pipe.read():
                 return 0
     except KeyboardInterrupt:
@@ -291,7 +291,7 @@ def run_in_foreground(body: Callable[[Ready], int]) -> int:
         notifier.close()
 
 
-def _detach(tell: int) -> None:
+def _detach(report_fd: int) -> None:
     """Detach from the terminal, then report success to the parent, which may have exited."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
@@ -299,8 +299,8 @@ def _detach(tell: int) -> None:
         os.dup2(null, fd)
     os.close(null)
     with suppress(BrokenPipeError):
-        os.write(tell, b"1")
-    os.close(tell)
+        os.write(report_fd, b"1")
+    os.close(report_fd)
 
 
 def _log_to(handler: logging.Handler) -> None:

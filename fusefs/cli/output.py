@@ -37,8 +37,8 @@ def print_error(error: TrashdError, *, as_json: bool = False) -> int:
     if as_json:
         from fusefs.cli.json_objects import ErrorTold
 
-        told = ErrorTold(type(error).__name__, error.message(), error.hint, error.exit_code)
-        print(json.dumps(plain(told)), file=sys.stderr)
+        error_object = ErrorTold(type(error).__name__, error.message(), error.hint, error.exit_code)
+        print(json.dumps(plain(error_object)), file=sys.stderr)
         return error.exit_code
     command, usage = (error.command, error.usage) if isinstance(error, UsageError) else ("", "")
     # A message may quote words as they were typed, or names that a glob expanded to.
@@ -122,11 +122,11 @@ def as_json(*parts: Any, without: str = "") -> None:
     What is printed for a command is said by its types in build_docs/json_schema.py.
     without  a field that says something of another one only
     """
-    told: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for part in parts:
-        told |= fields(part)
-    told.pop(without, None)
-    print(json.dumps(told))
+        merged |= fields(part)
+    merged.pop(without, None)
+    print(json.dumps(merged))
 
 
 def aligned(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
@@ -231,10 +231,10 @@ def print_swapped(swapped: Swapped, *, json_lines: bool, ids_only: bool, kept: b
         _print_done(swapped, kept=kept)
     beside = sys.stderr if ids_only else sys.stdout
     if swapped.unnoted:
-        told = (
+        details = (
             f"this store is not in your registry ({swapped.unnoted}), so no service reaps it until trashd init adds it"
         )
-        print(f"  {told}", file=beside)
+        print(f"  {details}", file=beside)
     for difference in swapped.unlike:
         what = printable(os.fsencode(difference.what))
         print(f"  differs: {what} is {difference.got}, was {difference.wanted}", file=beside)

@@ -571,8 +571,8 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
     return 0
 
 
-def _print_reports(told: list[FileReport], *, as_json: bool, is_dry: bool) -> None:
-    for one in told:
+def _print_reports(reports: list[FileReport], *, as_json: bool, is_dry: bool) -> None:
+    for one in reports:
         if as_json:
             output.as_json(one)
         elif one.outcome is not FileOutcome.UNCHANGED:
@@ -628,8 +628,8 @@ def set_switch() -> None:
         output.warn(faults)
 
 
-def print_what_stays(told: Iterable[FileReport]) -> None:
+def print_what_stays(reports: Iterable[FileReport]) -> None:
     """Print how to clear the switch, if the file that sets it at boot was removed."""
-    gone = any(one.outcome is FileOutcome.REMOVED and one.path.endswith("/trashd-uring.conf") for one in told)
+    gone = any(one.outcome is FileOutcome.REMOVED and one.path.endswith("/trashd-uring.conf") for one in reports)
     if gone and read_facts().is_enabled:
         click.echo(f"FUSE over io_uring stays on until the next boot; to switch it off now: echo N >{SWITCH}", err=True)

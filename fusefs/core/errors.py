@@ -81,6 +81,10 @@ class TrashdError(Exception):
             return f"{self.detail}: {self.problem}"
         return self.detail or self.problem or (type(self).__doc__ or "").partition("\n")[0]
 
+    def message_about(self, path: str) -> str:
+        """Return the message without its object, for a report that names this path already."""
+        return self.message().removeprefix(f"{path}: ")
+
 
 class UsageError(TrashdError):
     """The command line is wrong

@@ -178,10 +178,10 @@ def _carry_out(
                     one.list_soon()
         except OtherFilesystem as error:
             told: TrashdError = OtherFilesystem(error.detail, _rsync_line(rule, found.path))
-            yield SkippedRule(rule, found.path, told.message().removeprefix(f"{printable(found.path)}: "), told)
+            yield SkippedRule(rule, found.path, told.message_about(printable(found.path)), told)
         except (TrashdError, OSError) as error:
             told = from_os(error, found.path)
-            yield SkippedRule(rule, found.path, told.message().removeprefix(f"{printable(found.path)}: "), told)
+            yield SkippedRule(rule, found.path, told.message_about(printable(found.path)), told)
     if not is_any:
         yield SkippedRule(rule, rule.directory, "no such directory")
 

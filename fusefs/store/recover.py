@@ -86,7 +86,7 @@ class KeptContainer(Exception):
 def to_finding(folder: UserFolder, where: str, error: OSError) -> Finding:
     """A system call on a container that failed, as a finding."""
     hint = ELSEWHERE if folder.store.is_shared() else WAY_OUT
-    return Finding(where, from_os(error, where).message().removeprefix(f"{where}: "), hint)
+    return Finding(where, from_os(error, where).message_about(where), hint)
 
 
 def recover(folder: UserFolder, ended_boots: Collection[str] = (), waits: Wait | None = None) -> list[Finding]:
@@ -552,7 +552,7 @@ def adopt_dropped(folder: UserFolder) -> list[Finding]:
                 continue  # its user took it back, or another command was faster
             except (OSError, TrashdError) as error:
                 why = from_os(error, where)
-                problems.append(Finding(where, why.message().removeprefix(f"{where}: "), why.hint))
+                problems.append(Finding(where, why.message_about(where), why.hint))
     return problems
 
 
