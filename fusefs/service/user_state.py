@@ -447,6 +447,17 @@ class UserState:
         for identifier in identifiers:
             note_once(self.reaping_ids, identifier)
 
+    def put_back(self, at_s: float) -> None:
+        """Schedule unfinished reaps again for that time.
+
+        The watches may report only now that the child had claimed some of them. Each of these is read again then, as
+        the report of its departure from `orphans` removes it from the schedule.
+        """
+        for part in self.parts.values():
+            for identifier in part.pending:
+                self.reaping_ids.pop(identifier, None)
+            part.put_back(at_s)
+
     def set_current(self, identifier: str | None) -> None:
         """Note the orphan that is being reaped now; None: none."""
         self.current = identifier

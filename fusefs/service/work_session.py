@@ -433,8 +433,7 @@ class WorkSession:
                 user, error.errno or errno.EIO, "the user's directory in the store can't be used", error.strerror or ""
             )
         finally:
-            for part in user.parts.values():
-                part.put_back(boot_s())
+            user.put_back(boot_s())
             user.set_current(None)
             self._busy.discard(user.uid)
             self._measuring.discard(user.uid)

@@ -235,8 +235,7 @@ class Machine(RuleBasedStateMachine):
                     self.user.retry.note_failure(boot_s())
                 break
             self.intake.handle_answer(self.user, order, answer)
-        for part in self.user.parts.values():
-            part.put_back(boot_s())
+        self.user.put_back(boot_s())
         self.user.set_current(None)
         return True
 
