@@ -1,1 +1,1 @@
-"""Generates files from the commands and their types when trashd is built: manual pages and the JSON schema."""
+"""Generates files from the code: manual pages, the JSON schema, and the index of modules."""
