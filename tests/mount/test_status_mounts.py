@@ -122,7 +122,7 @@ def test_a_daemon_that_was_ended_leaves_its_last_numbers(target: Path, end: Call
 def test_a_hung_daemon_hangs_nobody_who_asks(target: Path) -> None:
     (target / "made").mkdir()
     pid = daemon_of(target)
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     assert stats_of(target)["operations"]["mkdir"]["n"] == 1
     assert stats_of(target)["is_running"] is True
     os.kill(pid, signal.SIGCONT)

@@ -22,7 +22,7 @@ from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import fill
 from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import become
-from tests.support.proc_stat import all_stats
+from tests.support.proc_stat import all_stats, stop
 from tests.support.real_filesystems import tmpfs_over
 from tests.support.small_orphans import EXPIRED, orphan_in
 from tests.support.store_verbs import forge, place, swap, tree_of
@@ -120,7 +120,7 @@ class Service:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Stopped for the block: what happens meanwhile it learns of all at once."""
-        self.process.send_signal(signal.SIGSTOP)
+        stop(self.process.pid)
         try:
             yield
         finally:
