@@ -36,7 +36,7 @@ def test_a_wheel_with_it_is_of_one_platform_and_many_pythons(tmp_path: Path) -> 
     [
         ({"CC": "no-such-compiler"}, "no C compiler was found"),
         ({"CC": "false"}, "failed"),
-        ({"TRASHD_NATIVE": "0"}, "=0"),
+        ({"TRASHD_NATIVE": "0", "PYTHONSAFEPATH": "1"}, "=0"),  # pipx sets the second one
     ],
 )
 def test_a_wheel_without_it_is_of_all_and_says_why(tmp_path: Path, environment: dict[str, str], why: str) -> None:
