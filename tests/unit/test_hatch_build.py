@@ -63,6 +63,7 @@ def test_manual_pages_are_written_by_the_tree_that_is_built(tmp_path: Path, monk
     """pipx sets PYTHONSAFEPATH, with which Python does not search the current directory."""
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     (tmp_path / "build_docs").mkdir()
+    (tmp_path / "build_docs/__init__.py").touch()
     (tmp_path / "build_docs/__main__.py").write_text("import sys\nopen(sys.argv[2], 'x').close()\n", encoding="utf-8")
     write_man_pages(tmp_path, tmp_path / "man")
     assert (tmp_path / "man").is_file()
