@@ -297,7 +297,7 @@ static inline void free_object(void *object) {
     Py_DECREF(type);
 }
 
-/* lock.c */
+/* tables_lock.c */
 extern PyType_Spec tables_mutex_spec;
 void tables_lock(TablesMutex *lock);
 void wait_for_tables(TablesMutex *lock);
@@ -367,7 +367,7 @@ PyObject *fd_object(Fd *fd);
 void end_uses(void);
 int import_types(void);
 
-/* tables.c */
+/* mount_state.c */
 bool is_root(const Core *core, const Node *node);
 bool is_plain(Core *core, Node *directory);
 bool is_drop_folder(Tables *t, const Node *directory);
@@ -396,7 +396,7 @@ bool is_stores(const char *name);
 bool is_stores_own(const char *name);
 uint64_t now_ns(void);
 
-/* answers.c */
+/* replies.c */
 double put_entry_for(Request *request, char *to, Node *node, const Seen *seen, bool is_steady, double name_s);
 void put_number(char *to, uint64_t nodeid);
 double name_lifetime(const Request *request, const Place *place);
@@ -405,7 +405,7 @@ int put_missing(Request *request, double name_s);
 int put_attr(Request *request, Node *node, const Seen *seen, bool is_steady);
 enum { ENTRY_BYTES = 128, ATTR_BYTES = 104, OPEN_BYTES = 16 };
 
-/* calls.c: without the interpreter's lock */
+/* statx.c: without the interpreter's lock */
 enum { WITHOUT_HANDLES = 1 << 30 }; /* of statx_flags: a file handle may become another inode's */
 int look(int fd, const char *name, int flags, Seen *seen);
 int handle_of(int fd, const char *name, int flags, Seen *seen);
@@ -420,7 +420,7 @@ static inline Look *looking(const Request *request) {
     return request->core->is_shared ? peek : identify;
 }
 
-/* acting.c: without the interpreter's lock */
+/* call_as.c: without the interpreter's lock */
 enum { CHOWN = 0, DAC_OVERRIDE = 1, DAC_READ_SEARCH = 2, FOWNER = 3, FSETID = 4 };
 enum { N_NEEDS_MAX = 8 };
 /* Return whether a filesystem has refused an action. */
@@ -466,7 +466,7 @@ bool is_capable(const Request *request, int capability);
 bool keeps_group(const Request *request, const Seen *seen);
 bool acts(Acting *acting, int *error);
 
-/* handles.c */
+/* open_file.c */
 typedef struct {
     uint32_t owner; /* whose blocks the file takes; see `owner_to_write_as` */
     Fd *backing;    /* backing id for passthrough; NULL: none */
@@ -480,7 +480,7 @@ uint32_t owner_to_write_as(const Seen *seen);
 Opening open_backing(const Request *request, int fd, const Seen *seen);
 void put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, Opening *opening, char *to);
 
-/* reach.c */
+/* open_inode.c */
 typedef struct {
     Node *node;       /* one reference */
     Fd *fd;           /* of the node, one reference; NULL: none is open */
@@ -495,27 +495,28 @@ int look_by_name(const Core *core, const Known *known, Seen *seen);
 int open_directory(Core *core, Node *directory, Fd **fd);
 int reach(Core *core, Known *known, Seen *seen, int *fd);
 
-/* xattrs.c */
+/* xattr_operations.c */
 bool can_getxattrat(void);
 
-/* attributes.c */
+/* attribute_operations.c */
 uint32_t bits_before(int fd);
 int keep_bits(const Request *request, int fd, uint32_t mode);
 
-/* endings.c */
+/* forget.c */
 void lose(Request *request, const Seen *seen, const Place *place);
 void move(Request *request, const Seen *seen, const Place *old, const Place *new);
 void come_back(Request *request);
 void end_unused(Request *request, Node *node);
 
-/* endings.c, names.c, attributes.c, xattrs.c, files.c, listings.c: the operations */
+/* The operations: forget.c, name_operations.c, attribute_operations.c, xattr_operations.c, file_operations.c,
+ * listings.c */
 Operation do_forget, do_batch_forget, do_opendir, do_readdirplus, do_fsyncdir, do_lookup, do_getattr, do_statx,
     do_setattr, do_statfs, do_access, do_setxattr, do_getxattr, do_listxattr, do_removexattr, do_create, do_tmpfile,
     do_mknod, do_symlink, do_link, do_readlink, do_mkdir, do_unlink, do_rmdir, do_rename, do_rename2, do_open,
     do_read, do_write, do_lseek, do_fallocate, do_copy_file_range, do_copy_file_range_64, do_flush, do_fsync,
     do_release;
 
-/* answering.c */
+/* fuse_requests.c */
 enum { HEAD_BYTES_IN = 40, HEAD_BYTES_OUT = 16 }; /* struct fuse_in_header, fuse_out_header */
 enum { BODY_BYTES_MAX = 1 << 20 }; /* of a reply: buffers have no more room */
 bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
@@ -529,7 +530,7 @@ bool ask_device(Request *request, uint64_t dev);
 void put_head(char *to, uint64_t unique, int result);
 int failed(Core *core);
 
-/* ring.c, dev.c: the transports */
+/* ring_threads.c, device_readers.c: the transports */
 extern PyType_Spec core_device_spec, rings_spec, entry_reply_spec;
 extern PyTypeObject *entry_reply_type;
 extern const int N_RING_THREADS;

@@ -1,4 +1,4 @@
-"""The threads that serve requests over io_uring; native/ring.c has their loops.
+"""The threads that serve requests over io_uring; native/ring_threads.c has their loops.
 
 Each online core has its own set of threads; all cores that may come online later share one set.
 
@@ -71,7 +71,7 @@ class RingThreads:
         Raises  OSError: the kernel refuses io_uring, and goes on with /dev/fuse
         """
         self._core = core
-        for number, may_register in enumerate(self._may_register):  # the dispatchers first: see native/ring.c
+        for number, may_register in enumerate(self._may_register):  # the dispatchers first: see native/ring_threads.c
             may_register.set()
             try:
                 self._await_reports(len(self._threads) // N_RING_THREADS)

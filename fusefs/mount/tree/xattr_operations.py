@@ -1,4 +1,4 @@
-"""Extended attributes and ACLs, which are extended attributes. The native core does the requests (native/xattrs.c).
+"""Extended attributes and ACLs, which are extended attributes. native/xattr_operations.c does the requests.
 
 This module caches the values of a slow filesystem. When a client reads an attribute of one file, it prefetches that
 attribute of all files listed beside it.

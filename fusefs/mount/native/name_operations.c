@@ -1,6 +1,6 @@
 /* Names: LOOKUP, CREATE, TMPFILE, MKNOD, MKDIR, SYMLINK, LINK, READLINK, UNLINK, RMDIR, RENAME.
  *
- * The backing filesystem checks permissions for each change, as the caller: see acting.c. Python's parts are the link
+ * The backing filesystem checks permissions for each change, as the caller: see call_as.c. Python's parts are the link
  * to the caller's drop folder and renames into a drop folder; they are detected before anything is changed. */
 #include "core.h"
 
