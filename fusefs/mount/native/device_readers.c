@@ -8,13 +8,13 @@ enum { OPEN = 14, OPENDIR = 27, CREATE = 35, TMPFILE = 51 };
 enum {
     REQUEST_BYTES = (1 << 20) + (1 << 12), /* the largest write by INIT, and its head: the kernel refuses a smaller
                                               buffer */
-    ANSWER_BYTES = HEAD_BYTES_OUT + BODY_BYTES_MAX,
-    N_AT_ONCE = 50, /* requests that are answered while Python waits to do something */
+    REPLY_BYTES = HEAD_BYTES_OUT + BODY_BYTES_MAX,
+    N_REQUESTS_PER_CALL = 50, /* requests that are answered while Python waits to do something */
 };
 enum {
-    AWAKE_NS = 30000, /* about the time that it takes to sleep and be woken */
-    SOON_NS = 100000, /* a wait so short consists mostly of sleeping and waking */
-    N_LEFT_OUT_MAX = 64,
+    BUSY_WAIT_NS = 30000,    /* about the time that it takes to sleep and be woken */
+    SHORT_SLEEP_NS = 100000, /* a wait so short consists mostly of sleeping and waking */
+    N_SKIPS_MAX = 64,
 };
 
 /* The state of one reader thread. */
@@ -23,48 +23,48 @@ typedef struct {
     Worker worker;
     uint64_t began_ns; /* start of its request, which it or Python serves; 0: none */
     bool is_held_up;   /* for long in that request: another thread reads the next ones */
-    char *request, *answer;
+    char *request, *reply_buffer;
     int wake_fd;          /* ends its wait for a request */
     int rest_ms;          /* how long requests may wait */
     /* Whether busy waiting pays: if client and daemon share the only CPU, it keeps the client from sending a
      * request. */
-    bool pays;
-    int n_to_leave_out, n_left_out_next;
-    uint64_t awake_until_ns, asleep_since_ns; /* asleep_since_ns: 0: it is not asleep */
+    bool may_busy_wait;
+    int n_to_skip, n_skips_next;
+    uint64_t busy_wait_until_ns, asleep_since_ns; /* asleep_since_ns: 0: it is not asleep */
 } CoreDevice;
 
 /* Busy waiting pays only while a client sends one request after another. After each time without a request it is
  * skipped twice as often, until a request arrives soon after the thread has gone to sleep. */
 
-static bool is_awake(CoreDevice *device) {
-    if (!device->awake_until_ns) {
-        bool is_left_out = !device->pays || device->n_to_leave_out;
-        if (device->n_to_leave_out)
-            device->n_to_leave_out--;
-        if (is_left_out)
+static bool is_busy_waiting(CoreDevice *device) {
+    if (!device->busy_wait_until_ns) {
+        bool is_skipped = !device->may_busy_wait || device->n_to_skip;
+        if (device->n_to_skip)
+            device->n_to_skip--;
+        if (is_skipped)
             return false;
-        device->awake_until_ns = now_ns() + AWAKE_NS;
+        device->busy_wait_until_ns = now_ns() + BUSY_WAIT_NS;
         return true;
     }
-    if (now_ns() < device->awake_until_ns)
+    if (now_ns() < device->busy_wait_until_ns)
         return true;
-    device->awake_until_ns = 0;
-    device->n_to_leave_out = device->n_left_out_next;
-    if (device->n_left_out_next < N_LEFT_OUT_MAX)
-        device->n_left_out_next *= 2;
+    device->busy_wait_until_ns = 0;
+    device->n_to_skip = device->n_skips_next;
+    if (device->n_skips_next < N_SKIPS_MAX)
+        device->n_skips_next *= 2;
     return false;
 }
 
-static void has_come(CoreDevice *device) {
-    if (device->awake_until_ns)
-        device->n_left_out_next = 1;
-    else if (device->asleep_since_ns && now_ns() - device->asleep_since_ns < SOON_NS)
-        device->n_to_leave_out = 0, device->n_left_out_next = 1;
-    device->awake_until_ns = device->asleep_since_ns = 0;
+static void note_request(CoreDevice *device) {
+    if (device->busy_wait_until_ns)
+        device->n_skips_next = 1;
+    else if (device->asleep_since_ns && now_ns() - device->asleep_since_ns < SHORT_SLEEP_NS)
+        device->n_to_skip = 0, device->n_skips_next = 1;
+    device->busy_wait_until_ns = device->asleep_since_ns = 0;
 }
 
 /* Wait for a request, or for the end of the connection. Returns whether Python has something to do. */
-static bool sleep_until_come(CoreDevice *device) {
+static bool sleep_until_request(CoreDevice *device) {
     struct pollfd fds[2] = {{.fd = device->wake_fd, .events = POLLIN},
                             {.fd = device->worker.core->device, .events = POLLIN}};
     uint64_t n_wakes;
@@ -77,69 +77,69 @@ static bool sleep_until_come(CoreDevice *device) {
 }
 
 /* A request begins: the watch thread has to check whether it takes long. */
-static void work_begins(CoreDevice *device) {
+static void note_request_begin(CoreDevice *device) {
     Core *core = device->worker.core;
     __atomic_store_n(&device->began_ns, now_ns(), __ATOMIC_RELAXED);
     if (__atomic_load_n(&core->watch_sleeps, __ATOMIC_SEQ_CST) &&
         __atomic_exchange_n(&core->watch_sleeps, false, __ATOMIC_SEQ_CST)) {
         uint64_t one = 1;
-        if (write(core->wake_fd, &one, sizeof one) < 0) { /* the watch is awake */
+        if (write(core->watch_wake_fd, &one, sizeof one) < 0) { /* the watch is awake */
         }
     }
 }
 
-static void work_ends(CoreDevice *device) { __atomic_store_n(&device->began_ns, 0, __ATOMIC_RELAXED); }
+static void note_request_end(CoreDevice *device) { __atomic_store_n(&device->began_ns, 0, __ATOMIC_RELAXED); }
 
-static PyObject *reply_to_device(const Worker *worker, const Incoming *Py_UNUSED(incoming)) {
+static PyObject *reply_to_device(const Worker *worker, const RawRequest *Py_UNUSED(incoming)) {
     return PyObject_GetAttrString(worker->core->requests, "write");
 }
 
 /* Write the reply to a request that the core has served. Called without the interpreter's lock. */
-static void write_answer(CoreDevice *device, const char *head, int result) {
+static void write_reply(CoreDevice *device, const char *head, int result) {
     Worker *worker = &device->worker;
     uint64_t unique, handle = 0;
     uint32_t opcode;
     memcpy(&opcode, head + 4, sizeof opcode);
     memcpy(&unique, head + 8, sizeof unique);
-    put_head(device->answer, unique, result);
-    if (write(worker->core->device, device->answer, HEAD_BYTES_OUT + (result > 0 ? (size_t)result : 0)) >= 0)
+    put_head(device->reply_buffer, unique, result);
+    if (write(worker->core->device, device->reply_buffer, HEAD_BYTES_OUT + (result > 0 ? (size_t)result : 0)) >= 0)
         return;
     int error = errno;
     bool has_handle = opcode == OPEN || opcode == OPENDIR || opcode == CREATE || opcode == TMPFILE;
     if (result >= 0 && has_handle) /* in fuse_open_out, which follows a fuse_entry_out if a node was made */
-        memcpy(&handle, device->answer + HEAD_BYTES_OUT + (opcode == OPEN || opcode == OPENDIR ? 0 : ENTRY_BYTES),
+        memcpy(&handle, device->reply_buffer + HEAD_BYTES_OUT + (opcode == OPEN || opcode == OPENDIR ? 0 : ENTRY_BYTES),
                sizeof handle);
     PyEval_RestoreThread(worker->released);
-    PyObject *nothing = PyObject_CallMethod(worker->core->requests, "lose_answer", "iK", error, (unsigned long long)handle);
+    PyObject *nothing = PyObject_CallMethod(worker->core->requests, "lose_answer", "iK", error,
+                                            (unsigned long long)handle);
     if (nothing == NULL)
-        failed(worker->core);
+        clear_exception(worker->core);
     Py_XDECREF(nothing);
     worker->released = PyEval_SaveThread();
 }
 
 /* Answer the request that was read. Returns false if Python may have something to do. */
-static bool answer_read(CoreDevice *device, size_t size) {
+static bool serve_read_request(CoreDevice *device, size_t size) {
     Worker *worker = &device->worker;
     const char *head = device->request;
-    uint32_t opcode = 0, n_own = 0, n_said = 0;
-    Incoming incoming = {.head = head, .own = head + HEAD_BYTES_IN, .payload = head, .size = (uint32_t)size};
+    uint32_t opcode = 0, n_own = 0, header_size = 0;
+    RawRequest raw_request = {.head = head, .op_in = head + HEAD_BYTES_IN, .payload = head, .size = (uint32_t)size};
     int result = NOT_OURS;
     if (size >= HEAD_BYTES_IN) {
-        memcpy(&n_said, head, sizeof n_said);
+        memcpy(&header_size, head, sizeof header_size);
         memcpy(&opcode, head + 4, sizeof opcode);
     }
-    if (n_said == size && is_ours(worker->core, opcode, &n_own) &&
-        size >= (size_t)HEAD_BYTES_IN + n_own) {
-        incoming.payload = incoming.own + n_own, incoming.n_payload = (uint32_t)size - HEAD_BYTES_IN - n_own;
-        incoming.answer = device->answer + HEAD_BYTES_OUT;
-        result = answer(worker, &incoming);
+    if (header_size == size && has_operation(worker->core, opcode, &n_own) && size >= (size_t)HEAD_BYTES_IN + n_own) {
+        raw_request.payload = raw_request.op_in + n_own, raw_request.n_payload = (uint32_t)size - HEAD_BYTES_IN - n_own;
+        raw_request.reply_body = device->reply_buffer + HEAD_BYTES_OUT;
+        result = serve_raw_request(worker, &raw_request);
     }
     if (result == NOT_OURS)
-        ask_python(worker, &incoming);
-    else if (result > NO_ANSWER)
-        write_answer(device, head, result);
+        pass_to_python(worker, &raw_request);
+    else if (result > NO_REPLY)
+        write_reply(device, head, result);
     close_fds(); /* no client waits for that */
-    return result >= NO_ANSWER;
+    return result >= NO_REPLY;
 }
 
 PyDoc_STRVAR(read_doc, "Answer what there is to be read, or have Python do it.\n\n"
@@ -148,7 +148,7 @@ PyDoc_STRVAR(read_doc, "Answer what there is to be read, or have Python do it.\n
                        "Raises   OSError: the connection is gone");
 
 static PyObject *core_device_read(CoreDevice *device, PyObject *args) {
-    int waits, n_left = N_AT_ONCE, error = 0;
+    int waits, n_remaining = N_REQUESTS_PER_CALL, error = 0;
     if (!PyArg_ParseTuple(args, "p", &waits))
         return NULL;
     Worker *worker = &device->worker;
@@ -159,17 +159,17 @@ static PyObject *core_device_read(CoreDevice *device, PyObject *args) {
         while ((n = read(worker->core->device, device->request, REQUEST_BYTES)) < 0) {
             error = errno;
             if (error == EAGAIN && waits && !is_woken)
-                is_woken = !is_awake(device) && sleep_until_come(device);
+                is_woken = !is_busy_waiting(device) && sleep_until_request(device);
             else if (error != EINTR && error != ENOENT) /* ENOENT: the client was killed meanwhile */
                 break;
         }
-        has_come(device);
+        note_request(device);
         if (n < 0)
             break;
-        work_begins(device);
-        goes_on = answer_read(device, (size_t)n) && ((waits && !is_woken) || --n_left) &&
+        note_request_begin(device);
+        goes_on = serve_read_request(device, (size_t)n) && ((waits && !is_woken) || --n_remaining) &&
                   !__atomic_load_n(&device->is_held_up, __ATOMIC_RELAXED);
-        work_ends(device);
+        note_request_end(device);
     }
     PyEval_RestoreThread(worker->released);
     if (n < 0 && error != EAGAIN) {
@@ -188,17 +188,19 @@ static PyObject *core_device_new(PyTypeObject *type, PyObject *args, PyObject *P
     CoreDevice *self = (CoreDevice *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->worker = (Worker){.core = (Core *)Py_NewRef(core), .patience = NO_WAITING, .reply_to = reply_to_device};
+    self->worker = (Worker){
+        .core = (Core *)Py_NewRef(core), .patience = NO_WAITING, .make_reply_callable = reply_to_device};
     self->wake_fd = wake_fd;
     self->rest_ms = rest_ms;
-    self->n_left_out_next = 1;
-    self->pays = !rest_ms && !sched_getaffinity(0, sizeof processors, &processors) && CPU_COUNT(&processors) > 1;
-    self->request = PyMem_Malloc(REQUEST_BYTES + ANSWER_BYTES); /* pages that are never touched take no memory */
+    self->n_skips_next = 1;
+    self->may_busy_wait = !rest_ms && !sched_getaffinity(0, sizeof processors, &processors) &&
+                          CPU_COUNT(&processors) > 1;
+    self->request = PyMem_Malloc(REQUEST_BYTES + REPLY_BYTES); /* pages that are never touched take no memory */
     if (self->request == NULL) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
-    self->answer = self->request + REQUEST_BYTES;
+    self->reply_buffer = self->request + REQUEST_BYTES;
     return (PyObject *)self;
 }
 

@@ -11,12 +11,13 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     Core *self = (Core *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "OOOw*w*y#(iiiiii)iippppppdKIy#y#", words, &self->calls, &self->mutex, &self->nodes,
-            &self->cells, &self->rests, &cell_of, &n_cell_of, &self->n_buckets, &self->first_bits, &self->n_failed,
-            &self->n_total, &self->n_max, &self->n_first_bucket, &self->mount_fd, &self->statx_flags,
-            &self->is_measured, &self->is_flushed, &self->shows_xattrs, &self->is_for_all, &self->hides_labels,
-            &self->hides_trash, &self->lifetime_s, &self->quick_ns, &self->nobody_gid, &at_rest, &n_at_rest, &no_capabilities, &n_none)) {
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOw*w*y#(iiiiii)iippppppdKIy#y#", words, &self->calls,
+                                     &self->mutex, &self->nodes, &self->cells, &self->rests, &cell_of, &n_cell_of,
+                                     &self->n_buckets, &self->first_bits, &self->n_failed, &self->n_total, &self->n_max,
+                                     &self->n_first_bucket, &self->mount_fd, &self->statx_flags, &self->is_measured,
+                                     &self->is_flushed, &self->shows_xattrs, &self->is_for_all, &self->hides_labels,
+                                     &self->hides_trash, &self->lifetime_s, &self->quick_ns, &self->nobody_gid,
+                                     &at_rest, &n_at_rest, &no_capabilities, &n_none)) {
         self->calls = self->nodes = NULL, self->mutex = NULL; /* still borrowed: not to be freed */
         Py_DECREF(self);
         return NULL;
@@ -36,8 +37,8 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     self->cell = self->cells.buf;
     self->tables = &((TablesObject *)self->nodes)->tables;
     self->root_dev = self->tables->root_dev, self->is_shared = self->tables->is_shared;
-    self->device = self->wake_fd = -1;
-    self->has_getxattrat = can_getxattrat(), self->acts_as_others = !geteuid();
+    self->device = self->watch_wake_fd = -1;
+    self->has_getxattrat = has_getxattrat_calls(), self->acts_as_others = !geteuid();
     ssize_t n_name = readlink("/proc/self/ns/user", self->user_namespace, sizeof self->user_namespace - 1);
     self->user_namespace[n_name > 0 ? n_name : 0] = 0;
     return (PyObject *)self;
@@ -55,7 +56,7 @@ static void core_free(Core *self) {
 
 static PyObject *core_connect(Core *self, PyObject *args) {
     PyObject *requests;
-    if (!PyArg_ParseTuple(args, "iiO", &self->device, &self->wake_fd, &requests))
+    if (!PyArg_ParseTuple(args, "iiO", &self->device, &self->watch_wake_fd, &requests))
         return NULL;
     Py_XDECREF(self->requests);
     self->requests = Py_NewRef(requests);

@@ -4,55 +4,55 @@
  * belongs to another inode by now, file handles of the backing filesystem still reach the node. */
 #include "core.h"
 
-static const int PEEK = O_PATH | O_NOFOLLOW | O_CLOEXEC;
+static const int OPEN_PATH_FLAGS = O_PATH | O_NOFOLLOW | O_CLOEXEC;
 
 /* Links to drop folders (tree/trashd_dir.py) have nodeids without nodes. */
 static bool is_drop_link(uint64_t nodeid) { return nodeid >= 3ull << 61 && nodeid < 1ull << 63; }
 
 /* Get the fastest way to a node. */
-static Known way_to(Tables *t, Node *node) {
-    Known known = {.node = node_take(node)};
+static Route route_to(Tables *t, Node *node) {
+    Route route = {.node = node_take(node)};
     if (node->handles != NULL)
-        known.fd = fd_take(node->handles->fd);
+        route.fd = fd_take(node->handles->fd);
     else if (node->kept_fd >= 0)
-        known.fd = fd_new(fcntl(node->kept_fd, F_DUPFD_CLOEXEC, 0), -1, 0);
+        route.fd = fd_new(fcntl(node->kept_fd, F_DUPFD_CLOEXEC, 0), -1, 0);
     else if (node->is_directory)
-        known.fd = directory_fd(t, node);
-    else if (node->at.parent != NULL && strlen(node->at.name) <= NAME_MAX) {
-        known.above = node_take(node->at.parent);
-        known.dir_fd = directory_fd(t, known.above);
-        strcpy(known.name, node->at.name);
+        route.fd = directory_fd(t, node);
+    else if (node->found_at.parent != NULL && strlen(node->found_at.name) <= NAME_MAX) {
+        route.parent_node = node_take(node->found_at.parent);
+        route.dir_fd = directory_fd(t, route.parent_node);
+        strcpy(route.name, node->found_at.name);
     }
-    return known;
+    return route;
 }
 
 /* Get a node by its nodeid, and the fastest way to it. Returns 0; -ESTALE: no such node; or NOT_OURS. */
-int open_known(Request *request, uint64_t nodeid, Known *known) {
+int open_route(Request *request, uint64_t nodeid, Route *route) {
     Node *node = node_of(request->core->tables, nodeid);
     if (node == NULL)
         return is_drop_link(nodeid) ? NOT_OURS : -ESTALE;
-    *known = way_to(request->core->tables, node);
+    *route = route_to(request->core->tables, node);
     return 0;
 }
 
-void close_known(Known *known) {
-    fd_put(known->fd);
-    fd_put(known->dir_fd);
-    node_put(known->node);
-    node_put(known->above);
-    *known = (Known){0};
+void close_route(Route *route) {
+    fd_put(route->fd);
+    fd_put(route->dir_fd);
+    node_put(route->node);
+    node_put(route->parent_node);
+    *route = (Route){0};
 }
 
 /* Return whether attributes are a node's: by inode number and birth time if names change through the mount only; else
  * by its file handle. fd: of the inode with these attributes */
-static bool is_it(const Core *core, const Node *node, Seen *seen, int fd) {
-    if (seen->ino != node->ino || seen->dev != node->dev)
+static bool is_same_incarnation(const Core *core, const Node *node, Stat *st, int fd) {
+    if (st->ino != node->ino || st->dev != node->dev)
         return false;
-    if (!node->n_handle || (!core->is_shared && seen->btime_ns))
-        return seen->btime_ns == node->btime_ns;
-    return handle_of(fd, "", core->statx_flags, seen) == 0 &&
-           node->n_handle == 2 * sizeof(uint32_t) + seen->handle.n_bytes &&
-           !memcmp(node->handle, &seen->handle, node->n_handle);
+    if (!node->n_handle || (!core->is_shared && st->btime_ns))
+        return st->btime_ns == node->btime_ns;
+    return fetch_file_handle(fd, "", core->statx_flags, st) == 0 &&
+           node->n_handle == 2 * sizeof(uint32_t) + st->handle.n_bytes &&
+           !memcmp(node->handle, &st->handle, node->n_handle);
 }
 
 /* Return the flags to stat a node. A filesystem that is mounted inside is asked, as the kernel may know nothing of it
@@ -62,21 +62,21 @@ static int flags_for(const Core *core, const Node *node) {
 }
 
 /* Stat a node by its name, in one call; ESTALE: it is not certain to be the node. Called without the tables lock. */
-int look_by_name(const Core *core, const Known *known, Seen *seen) {
-    if (known->dir_fd == NULL || core->is_shared)
+int stat_by_name(const Core *core, const Route *route, Stat *st) {
+    if (route->dir_fd == NULL || core->is_shared)
         return ESTALE;
-    int error = look(known->dir_fd->number, known->name, flags_for(core, known->node), seen);
-    bool is_node = !error && seen->btime_ns && is_it(core, known->node, seen, -1);
+    int error = stat_at(route->dir_fd->number, route->name, flags_for(core, route->node), st);
+    bool is_node = !error && st->btime_ns && is_same_incarnation(core, route->node, st, -1);
     return is_node ? 0 : ESTALE;
 }
 
 /* Open a node by a name (O_PATH). Returns 0 or an errno: ESTALE: the name belongs to another inode. */
-static int open_by_name(const Core *core, const Node *node, int dir_fd, const char *name, Seen *seen, int *fd) {
-    int held = openat(dir_fd, name, PEEK);
+static int open_by_name(const Core *core, const Node *node, int dir_fd, const char *name, Stat *st, int *fd) {
+    int held = openat(dir_fd, name, OPEN_PATH_FLAGS);
     if (held < 0)
         return errno == ENOENT || errno == ENOTDIR ? ESTALE : errno;
-    int error = look(held, "", flags_for(core, node), seen);
-    if (!error && !is_it(core, node, seen, held))
+    int error = stat_at(held, "", flags_for(core, node), st);
+    if (!error && !is_same_incarnation(core, node, st, held))
         error = ESTALE;
     if (error)
         close(held);
@@ -85,11 +85,11 @@ static int open_by_name(const Core *core, const Node *node, int dir_fd, const ch
     return error;
 }
 
-static int open_by_handle(const Core *core, const Node *node, Seen *seen, int *fd) {
-    int held = open_by_handle_at(core->mount_fd, (struct file_handle *)(uintptr_t)node->handle, PEEK);
+static int open_by_handle(const Core *core, const Node *node, Stat *st, int *fd) {
+    int held = open_by_handle_at(core->mount_fd, (struct file_handle *)(uintptr_t)node->handle, OPEN_PATH_FLAGS);
     if (held < 0)
         return errno;
-    int error = look(held, "", core->statx_flags, seen);
+    int error = stat_at(held, "", core->statx_flags, st);
     if (error)
         close(held);
     else
@@ -98,36 +98,36 @@ static int open_by_handle(const Core *core, const Node *node, Seen *seen, int *f
 }
 
 /* Get a name of a node, by index, and the fd of its directory if that is open. Returns false after the last name. */
-static bool take_place(Core *core, const Node *node, int number, Known *place) {
+static bool take_name(Core *core, const Node *node, int number, Route *place) {
     tables_lock(core->mutex);
-    const NodeName *at = number ? &node->others[number - 1] : &node->at;
-    *place = (Known){0};
-    bool is_one = !number || (node->others != NULL && number <= N_OTHERS_MAX);
+    const NodeName *at = number ? &node->other_names[number - 1] : &node->found_at;
+    *place = (Route){0};
+    bool is_one = !number || (node->other_names != NULL && number <= N_OTHERS_MAX);
     if (is_one && at->parent != NULL && strlen(at->name) <= NAME_MAX) {
-        place->above = node_take(at->parent);
-        place->dir_fd = directory_fd(core->tables, place->above);
+        place->parent_node = node_take(at->parent);
+        place->dir_fd = directory_fd(core->tables, place->parent_node);
         strcpy(place->name, at->name);
     }
     tables_unlock(core->mutex);
     return is_one;
 }
 
-static void put_place(Core *core, Known *place) {
+static void put_name_route(Core *core, Route *place) {
     tables_lock(core->mutex);
-    close_known(place);
+    close_route(place);
     tables_unlock(core->mutex);
 }
 
 /* Open a node by one of its names. opens: open the name's directory, too, if necessary */
-static int open_by_names(Core *core, const Node *node, bool opens, Seen *seen, int *fd) {
-    Known place;
+static int open_by_names(Core *core, const Node *node, bool opens, Stat *st, int *fd) {
+    Route place;
     int error = ESTALE;
-    for (int number = 0; error == ESTALE && take_place(core, node, number, &place); number++) {
-        if (opens && place.above != NULL && place.dir_fd == NULL)
-            error = open_directory(core, place.above, &place.dir_fd);
+    for (int number = 0; error == ESTALE && take_name(core, node, number, &place); number++) {
+        if (opens && place.parent_node != NULL && place.dir_fd == NULL)
+            error = open_directory(core, place.parent_node, &place.dir_fd);
         if (place.dir_fd != NULL)
-            error = open_by_name(core, node, place.dir_fd->number, place.name, seen, fd);
-        put_place(core, &place);
+            error = open_by_name(core, node, place.dir_fd->number, place.name, st, fd);
+        put_name_route(core, &place);
     }
     return error;
 }
@@ -138,16 +138,16 @@ static bool has_lasting_handle(const Core *core, const Node *node) {
 }
 
 /* Open a node that was moved, or whose directory is not open. Called without the tables lock. Returns 0 or an errno. */
-static int open_node(Core *core, const Node *node, Seen *seen, int *fd) {
+static int open_node(Core *core, const Node *node, Stat *st, int *fd) {
     tables_lock(core->mutex);
     bool has_ended = node->last != NULL;
     tables_unlock(core->mutex);
     if (has_ended)
         return ESTALE;
-    int error = open_by_names(core, node, false, seen, fd);
+    int error = open_by_names(core, node, false, st, fd);
     if (error == ESTALE && has_lasting_handle(core, node))
-        return open_by_handle(core, node, seen, fd);
-    return error == ESTALE ? open_by_names(core, node, true, seen, fd) : error;
+        return open_by_handle(core, node, st, fd);
+    return error == ESTALE ? open_by_names(core, node, true, st, fd) : error;
 }
 
 /* Get the fd of a directory, with one reference. If necessary it is opened, downwards from the nearest open directory
@@ -158,22 +158,23 @@ int open_directory(Core *core, Node *directory, Fd **fd) {
     size_t n = 0;
     int error = 0;
     tables_lock(core->mutex);
-    for (Node *at = directory; at != NULL && at->dir_fd == NULL; at = has_lasting_handle(core, at) ? NULL : at->at.parent)
+    for (Node *at = directory; at != NULL && at->dir_fd == NULL;
+         at = has_lasting_handle(core, at) ? NULL : at->found_at.parent)
         n++;
     Node **closed = n ? allocate(NULL, n * sizeof *closed) : NULL, *at = directory;
-    for (size_t number = 0; number < n; number++, at = at->at.parent)
+    for (size_t number = 0; number < n; number++, at = at->found_at.parent)
         closed[number] = node_take(at);
     *fd = n ? NULL : directory_fd(t, directory);
     while (n--) {
         Node *node = closed[n];
         int number;
-        Seen seen;
+        Stat st;
         Fd *above = *fd; /* stays open until this one is */
         *fd = NULL;
         if (!error && (*fd = directory_fd(t, node)) == NULL) {
             tables_unlock(core->mutex);
             close_fds(); /* of directories that were closed to make room */
-            error = open_node(core, node, &seen, &number);
+            error = open_node(core, node, &st, &number);
             tables_lock(core->mutex);
             if (!error)
                 *fd = keep_directory_fd(t, node, number);
@@ -188,35 +189,35 @@ int open_directory(Core *core, Node *directory, Fd **fd) {
 
 /* Stat a node. If that takes a new fd, it is returned in `fd`, and the caller's. Called without the tables lock.
  * Returns 0, or an errno: ESTALE: the node can't be found any more. */
-int reach(Core *core, Known *known, Seen *seen, int *fd) {
+int reach_inode(Core *core, Route *route, Stat *st, int *fd) {
     *fd = -1;
-    if (known->fd == NULL && known->node->is_directory) {
-        int error = open_directory(core, known->node, &known->fd);
+    if (route->fd == NULL && route->node->is_directory) {
+        int error = open_directory(core, route->node, &route->fd);
         if (error)
             return error;
     }
-    if (known->fd != NULL)
-        return look(known->fd->number, "", flags_for(core, known->node), seen);
-    if (known->dir_fd != NULL && !open_by_name(core, known->node, known->dir_fd->number, known->name, seen, fd))
+    if (route->fd != NULL)
+        return stat_at(route->fd->number, "", flags_for(core, route->node), st);
+    if (route->dir_fd != NULL && !open_by_name(core, route->node, route->dir_fd->number, route->name, st, fd))
         return 0;
-    return open_node(core, known->node, seen, fd);
+    return open_node(core, route->node, st, fd);
 }
 
 /* Get an fd of a node for Python, whose thread may hold the tables lock. */
 PyObject *core_hold(Core *core, PyObject *object) {
     Node *node = node_from(object);
-    Seen seen;
+    Stat st;
     int number;
     if (node == NULL)
         return NULL;
-    Known known = way_to(core->tables, node);
+    Route route = route_to(core->tables, node);
     PyThreadState *released = PyEval_SaveThread();
     if (holds_tables)
         tables_unlock(core->mutex);
-    int error = reach(core, &known, &seen, &number);
+    int error = reach_inode(core, &route, &st, &number);
     tables_lock(core->mutex);
-    Fd *fd = error ? NULL : number < 0 ? fd_take(known.fd) : fd_new(number, -1, 0);
-    close_known(&known);
+    Fd *fd = error ? NULL : number < 0 ? fd_take(route.fd) : fd_new(number, -1, 0);
+    close_route(&route);
     tables_unlock(core->mutex); /* lock order: the interpreter's lock comes first */
     PyEval_RestoreThread(released);
     if (holds_tables)

@@ -16,53 +16,53 @@ static void put_time(char *seconds, char *ns, double lifetime_s) {
 }
 
 /* struct fuse_attr: 88 bytes. */
-void put_attributes(char *to, uint64_t number, const Seen *seen) {
-    const uint64_t longs[] = {number, seen->size, seen->blocks, seen->atime_s, seen->mtime_s, seen->ctime_s};
-    const uint32_t words[] = {seen->atime_ns, seen->mtime_ns, seen->ctime_ns,       seen->mode,    seen->nlink,
-                              seen->uid,      seen->gid,      (uint32_t)seen->rdev, seen->blksize, 0};
+void put_attributes(char *to, uint64_t number, const Stat *st) {
+    const uint64_t longs[] = {number, st->size, st->blocks, st->atime_s, st->mtime_s, st->ctime_s};
+    const uint32_t words[] = {st->atime_ns, st->mtime_ns, st->ctime_ns,       st->mode,    st->nlink,
+                              st->uid,      st->gid,      (uint32_t)st->rdev, st->blksize, 0};
     memcpy(to, longs, sizeof longs);
     memcpy(to + sizeof longs, words, sizeof words);
 }
 
 /* Return whether attributes of a directory get the whole timeout, as AttrTimeouts._lasts. */
-static bool lasts(const Core *core, Node *node) {
+static bool has_long_timeout(const Core *core, Node *node) {
     node->is_lasting = core->tables->device >= 0 && (!node->changed_s || now_ns() / 1e9 - node->changed_s >= SHORT_S);
     return node->is_lasting;
 }
 
 /* Return the attr timeout, as AttrTimeouts.lifetimes. */
-static double attr_s(const Request *request, Node *node, const Seen *seen, double timeout_s, bool is_steady) {
+static double attr_timeout(const Request *request, Node *node, const Stat *st, double timeout_s, bool is_steady) {
     const Core *core = request->core;
-    bool is_set = seen->mode & S_ISUID || (seen->mode & S_ISGID && seen->mode & S_IXGRP);
-    if (!is_steady || (is_set && S_ISREG(seen->mode)))
+    bool is_set = st->mode & S_ISUID || (st->mode & S_ISGID && st->mode & S_IXGRP);
+    if (!is_steady || (is_set && S_ISREG(st->mode)))
         return 0;
-    if (request->is_fickle && S_ISDIR(seen->mode)) /* the kernel sends GETATTR before each step of a renameat2 */
+    if (request->is_uncacheable && S_ISDIR(st->mode)) /* the kernel sends GETATTR before each step of a renameat2 */
         return MOMENT_S;
     if (timeout_s <= SHORT_S)
         return timeout_s;
-    if (S_ISDIR(seen->mode))
-        return lasts(core, node) ? timeout_s : SHORT_S;
-    return seen->nlink > 1 ? SHORT_S : timeout_s;
+    if (S_ISDIR(st->mode))
+        return has_long_timeout(core, node) ? timeout_s : SHORT_S;
+    return st->nlink > 1 ? SHORT_S : timeout_s;
 }
 
 /* Return how long the kernel may cache a reply: the result of a slow filesystem is as old as the request. */
-static double lifetime(const Request *request) {
+static double reply_timeout(const Request *request) {
     const Core *core = request->core;
     if (!__atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED))
         return core->lifetime_s;
-    double left_s = core->lifetime_s - (double)(now_ns() - request->began_ns) / 1e9;
-    return left_s > 0 ? left_s : 0;
+    double remaining_s = core->lifetime_s - (double)(now_ns() - request->began_ns) / 1e9;
+    return remaining_s > 0 ? remaining_s : 0;
 }
 
 /* Return the entry timeout of a name. */
-double name_lifetime(const Request *request, const Place *place) {
-    return request->is_fickle || is_changed(request, place->node) ? 0 : lifetime(request);
+double entry_timeout(const Request *request, const Place *place) {
+    return request->is_uncacheable || is_changed(request, place->node) ? 0 : reply_timeout(request);
 }
 
 /* Return whether the attributes that were read are still current, as far as known, and may be cached for their
  * device. */
-static bool may_last(const Request *request, const Node *node) {
-    return !request->is_unasked && !is_changed(request, node);
+static bool is_stat_current(const Request *request, const Node *node) {
+    return !request->is_unverified && !is_changed(request, node);
 }
 
 /* Put the nodeid into struct fuse_entry_out. */
@@ -72,31 +72,31 @@ void put_number(char *to, uint64_t nodeid) {
 }
 
 /* Put struct fuse_entry_out with an entry timeout of name_s. Returns for how long the whole entry may be cached. */
-double put_entry_for(Request *request, char *to, Node *node, const Seen *seen, bool is_steady, double name_s) {
+double put_entry_for(Request *request, char *to, Node *node, const Stat *st, bool is_steady, double name_s) {
     Core *core = request->core;
-    double attributes_s = attr_s(request, node, seen, name_s, is_steady && may_last(request, node));
+    double attributes_s = attr_timeout(request, node, st, name_s, is_steady && is_stat_current(request, node));
     put64(to, node->nodeid);
     put64(to + 8, 0);
     put_time(to + 16, to + 32, name_s);
     put_time(to + 24, to + 36, attributes_s);
-    put_attributes(to + 40, is_root(core, node) ? seen->ino : node->nodeid, seen);
+    put_attributes(to + 40, is_root(core, node) ? st->ino : node->nodeid, st);
     return attributes_s < name_s ? attributes_s : name_s;
 }
 
 /* Put a negative entry with an entry timeout of name_s. */
-int put_missing(Request *request, double name_s) {
-    memset(request->answer, 0, ENTRY_BYTES);
-    put_time(request->answer + 16, request->answer + 32, name_s);
+int put_negative_entry(Request *request, double name_s) {
+    memset(request->reply_body, 0, ENTRY_BYTES);
+    put_time(request->reply_body + 16, request->reply_body + 32, name_s);
     return ENTRY_BYTES;
 }
 
 /* Put struct fuse_attr_out. Returns its size. */
-int put_attr(Request *request, Node *node, const Seen *seen, bool is_steady) {
+int put_attr(Request *request, Node *node, const Stat *st, bool is_steady) {
     Core *core = request->core;
-    double timeout_s = request->is_fickle ? 0 : lifetime(request);
-    double attributes_s = attr_s(request, node, seen, timeout_s, is_steady && may_last(request, node));
-    put_time(request->answer, request->answer + 8, attributes_s);
-    put32(request->answer + 12, 0);
-    put_attributes(request->answer + 16, is_root(core, node) ? seen->ino : node->nodeid, seen);
+    double timeout_s = request->is_uncacheable ? 0 : reply_timeout(request);
+    double attributes_s = attr_timeout(request, node, st, timeout_s, is_steady && is_stat_current(request, node));
+    put_time(request->reply_body, request->reply_body + 8, attributes_s);
+    put32(request->reply_body + 12, 0);
+    put_attributes(request->reply_body + 16, is_root(core, node) ? st->ino : node->nodeid, st);
     return ATTR_BYTES;
 }

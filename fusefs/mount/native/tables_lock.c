@@ -6,7 +6,7 @@
 
 enum { N_TRIES = 200 };
 
-static inline void pause_briefly(void) {
+static inline void spin_pause(void) {
 #if defined __x86_64__ || defined __i386__
     __builtin_ia32_pause();
 #endif
@@ -17,7 +17,7 @@ void tables_lock(TablesMutex *lock) {
     for (int at = 0; at < N_TRIES; at++) {
         if (!pthread_mutex_trylock(&lock->mutex))
             return;
-        pause_briefly();
+        spin_pause();
     }
     pthread_mutex_lock(&lock->mutex);
 }
@@ -36,16 +36,16 @@ void change_begins(Node *node) { node->n_changing++; }
 
 void change_ends(Tables *t, Node *node) {
     node->n_changing--;
-    node->changed_at = ++t->n_changes;
+    node->last_change = ++t->n_changes;
 }
 
 /* Return whether a node, or a name in it, has changed since that value of n_changes. */
-bool has_changed(const Node *node, uint64_t since) { return node->n_changing || node->changed_at > since; }
+bool has_changed(const Node *node, uint64_t since) { return node->n_changing || node->last_change > since; }
 
 /* Note a change of a node: nothing that was read of it before is valid. */
 void note_change(Request *request, Node *node) {
     /* its own changes do not count */
-    request->n_changes_before = node->changed_at = ++request->core->tables->n_changes;
+    request->n_changes_before = node->last_change = ++request->core->tables->n_changes;
 }
 
 /* Release the tables for calls that change names in one or two directories. */

@@ -7,11 +7,11 @@ static PyObject *tables_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     unsigned n_fds = 0;
     long long n_handles = 0, racy_ns = 0;
     Source source;
-    Seen seen;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&O&|$iILppL", words, to_source, &source, to_seen, &seen,
-                                     &root_fd, &n_fds, &n_handles, &is_for_all, &is_shared, &racy_ns))
+    Stat st;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&O&|$iILppL", words, to_source, &source, to_stat, &st, &root_fd,
+                                     &n_fds, &n_handles, &is_for_all, &is_shared, &racy_ns))
         return NULL;
-    source.ino = seen.ino, source.btime_ns = seen.btime_ns;
+    source.ino = st.ino, source.btime_ns = st.btime_ns;
     TablesObject *self = (TablesObject *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
@@ -81,12 +81,12 @@ static PyObject *tables_find(TablesObject *self, PyObject *key) {
 static PyObject *tables_learn(TablesObject *self, PyObject *args) {
     const char *name;
     Source source;
-    Seen seen;
+    Stat st;
     Node *parent;
-    if (!PyArg_ParseTuple(args, "O&O&O&y", to_source, &source, to_seen, &seen, to_node, &parent, &name))
+    if (!PyArg_ParseTuple(args, "O&O&O&y", to_source, &source, to_stat, &st, to_node, &parent, &name))
         return NULL;
-    source.ino = seen.ino, source.btime_ns = seen.btime_ns;
-    return object_of(learn_node(&self->tables, &source, S_ISDIR(seen.mode), seen.nlink > 1, parent, name));
+    source.ino = st.ino, source.btime_ns = st.btime_ns;
+    return object_of(learn_node(&self->tables, &source, S_ISDIR(st.mode), st.nlink > 1, parent, name));
 }
 
 static PyObject *tables_take_away(TablesObject *self, PyObject *args) {
@@ -94,7 +94,7 @@ static PyObject *tables_take_away(TablesObject *self, PyObject *args) {
     const char *name;
     if (!PyArg_ParseTuple(args, "O&O&y", to_node, &node, to_node, &parent, &name))
         return NULL;
-    take_away_name(&self->tables, node, parent, name);
+    forget_name(&self->tables, node, parent, name);
     return none();
 }
 
@@ -109,10 +109,10 @@ static PyObject *tables_move(TablesObject *self, PyObject *args) {
 
 static PyObject *tables_detach(TablesObject *self, PyObject *args) {
     Node *node;
-    Seen seen;
-    if (!PyArg_ParseTuple(args, "O&O&", to_node, &node, to_seen, &seen))
+    Stat st;
+    if (!PyArg_ParseTuple(args, "O&O&", to_node, &node, to_stat, &st))
         return NULL;
-    detach_node(&self->tables, node, &seen);
+    detach_node(&self->tables, node, &st);
     return none();
 }
 
@@ -126,7 +126,7 @@ static PyObject *tables_keep_fd(TablesObject *Py_UNUSED(self), PyObject *args) {
 }
 
 static PyObject *tables_renew_all(TablesObject *self, PyObject *Py_UNUSED(nothing)) {
-    renew_lasting(&self->tables, OUTSIDE);
+    invalidate_zone(&self->tables, OUTSIDE);
     return none();
 }
 
@@ -143,7 +143,7 @@ NODE_METHOD(change_ends, (change_ends(t, node), none()))
 NODE_METHOD(directory_fd, fd_object(directory_fd(t, node)))
 NODE_METHOD(drop_directory_fd, (drop_directory_fd(t, node), none()))
 NODE_METHOD(drop_unused, PyBool_FromLong(drop_unused(t, node)))
-NODE_METHOD(renumber, (renumber(t, node), PyBool_FromLong(!lacks_its_number(t, node))))
+NODE_METHOD(renumber, (renumber(t, node), PyBool_FromLong(!may_get_own_number(t, node))))
 NODE_METHOD(zone_of, PyLong_FromLong(zone_of(t, node)))
 
 /* Handles. */
@@ -221,8 +221,8 @@ static PyObject *tables_wait_at(TablesObject *self, PyObject *names) {
     if (PyBytes_AsStringAndSize(names, &bytes, &n) < 0)
         return NULL;
     Tables *t = &self->tables;
-    free(t->waiting);
-    t->waiting = memcpy(allocate(NULL, (size_t)n + 1), bytes, (size_t)n);
+    free(t->blocking_names);
+    t->blocking_names = memcpy(allocate(NULL, (size_t)n + 1), bytes, (size_t)n);
     return none();
 }
 
@@ -233,12 +233,12 @@ static PyObject *tables_retry(TablesObject *self, PyObject *args) {
         return NULL;
     Tables *t = &self->tables;
     uint32_t at = 0;
-    while (at < t->n_retries && t->retries[at] != pid)
+    while (at < t->n_retrying && t->retrying_pids[at] != pid)
         at++;
-    if (is_one && at == t->n_retries && at < N_RETRIES_MAX)
-        t->retries[t->n_retries++] = pid;
-    else if (!is_one && at < t->n_retries)
-        t->retries[at] = t->retries[--t->n_retries];
+    if (is_one && at == t->n_retrying && at < N_RETRIES_MAX)
+        t->retrying_pids[t->n_retrying++] = pid;
+    else if (!is_one && at < t->n_retrying)
+        t->retrying_pids[at] = t->retrying_pids[--t->n_retrying];
     return none();
 }
 
