@@ -18,7 +18,7 @@
 #endif
 
 enum { PROC_BYTES = 4096 };
-enum { BY_IDS, WITH_RIGHTS, NO_MORE }; /* tries of an Acting */
+enum { BY_IDS, WITH_RIGHTS, NO_MORE }; /* tries of CallerAttempts */
 typedef struct {
     uint32_t *groups; /* supplementary */
     int n_groups;
@@ -33,7 +33,7 @@ static int set_capabilities(const char *sets) {
 }
 
 /* Assume an identity in this thread; groups are set first, while it has all its capabilities. Returns 0 or an errno; in
- * either case act_end must follow. */
+ * either case restore_identity must follow. */
 int assume_identity(const Core *core, Identity *identity) {
     int error = 0;
     if (identity->is_creating)
@@ -276,7 +276,7 @@ CallerAttempts attempt_with_needs(const Request *request, const NeededCapability
     return attempts;
 }
 
-/* Prepare an action without the caller's capabilities, to read what the filesystem does not show to every user. */
+/* Prepare to read, without the caller's capabilities, an attribute that the filesystem hides from some users. */
 CallerAttempts attempt_to_read(const Request *request) {
     CallerAttempts attempts = attempt_as_caller(request, false);
     attempts.lacks_capabilities = true;
@@ -286,10 +286,10 @@ CallerAttempts attempt_to_read(const Request *request) {
 /* Return whether to try the action now, as its caller. It is called again after each try, and first restores this
  * thread's identity:
  *
- *     while (acts(&acting, &error))
+ *     while (next_attempt(&attempts, &error))
  *         error = unlinkat(...) < 0 ? errno : 0;
  *
- * The loop must not be left in any other way. error: of the last try; EACCES if there was none */
+ * The loop must not end in any other way. error: of the last try; EACCES if there was none */
 bool next_attempt(CallerAttempts *attempts, int *error) {
     const Core *core = attempts->request->core;
     if (attempts->is_assumed) {

@@ -30,7 +30,7 @@
 /* Results of an operation beside the number of bytes of its reply, or a negative errno. */
 enum {
     NOT_OURS = INT_MIN, /* nothing was changed: Python serves the request */
-    LATER,              /* done; Python replies when the new node, `made`, has its own number */
+    LATER,              /* done; Python replies when the new node, `created`, has its own number */
     NO_REPLY,           /* done; the kernel expects no reply */
 };
 
@@ -120,7 +120,7 @@ struct Node {
     double told_until_s;  /* until when the kernel may cache its name and attributes; 0: unknown, or not at all */
     double changed_s;     /* when a name in it was changed; 0: never */
     int64_t page_mtime_ns, page_ctime_ns, page_size; /* at its last open; a size of -1: unknown */
-    int64_t writer_uid; /* uid as which it is written while open: see writer_of; -1: unknown */
+    int64_t writer_uid; /* uid as which it is written while open: see charged_uid; -1: unknown */
     uint32_t n_uses, n_open, n_passing_writers;
     uint32_t n_changing; /* changes of names in it that are under way */
     uint8_t zone;
@@ -129,7 +129,7 @@ struct Node {
      * still be on its way. */
     bool is_told;
     bool is_lasting; /* the kernel was sent attributes of this directory with a long timeout */
-    bool is_case_sensitive; /* this directory, as far as known */
+    bool is_case_sensitive; /* this directory, unless that is unknown */
     bool is_mapped;  /* was open for reading and writing in passthrough, and may still be mapped */
     uint32_t n_handle;
     char handle[];
@@ -153,7 +153,7 @@ typedef struct {
     bool is_for_all, is_shared;
     bool passes;    /* files are passed through when opened, if possible */
     bool is_caching; /* entries of a slow filesystem are cached, or being fetched: Python makes all changes */
-    bool is_case_sensitive; /* the root's filesystem, as far as known */
+    bool is_case_sensitive; /* the root's filesystem, unless that is unknown */
     bool opens_directories; /* else the kernel opens them without OPENDIR */
     bool lists_all; /* every entry of a listing is sent with attributes */
     /* No directory moved to TRASH has attributes with a long timeout that the kernel was sent before. */
@@ -240,10 +240,10 @@ typedef struct {
     Core *core;
     PyThreadState **released; /* set while the interpreter's lock is released */
     int inode_fd;             /* from Python: an fd of the inode that it is about, or -1 */
-    bool is_from_python;      /* called by Python, which does itself what the core does not */
-    bool is_timed;       /* the time of a stat says something about the filesystem */
-    bool is_uncacheable; /* its name may not be cached */
-    bool is_unverified;  /* the stat'ed device was not asked: its attributes may not be cached */
+    bool is_from_python;      /* called by Python, which does the remaining work itself */
+    bool is_timed;            /* the time of its stats shows how fast the filesystem is */
+    bool is_uncacheable;      /* its name may not be cached */
+    bool is_unverified;       /* the device was not checked: its attributes may not be cached */
     uint64_t began_ns;
     uint32_t opcode, uid, gid, pid, umask;
     uint64_t unique, nodeid;
@@ -252,20 +252,20 @@ typedef struct {
     uint32_t n_payload;
     char *reply_body; /* for the body of its reply; may be the payload's memory, so names are copied first */
     uint64_t n_changes_before;
-    int error;           /* for Python to raise */
-    /* What is reported to Python after the tables lock was released. */
-    int n_timed_stats; /* stats that took `looks_ns` together; 0: nothing to report */
+    int error; /* for Python to raise */
+    /* For Python, to be reported after the tables lock is released. */
+    int n_timed_stats; /* stats that took `timed_stats_ns` together; 0: nothing to report */
     uint64_t timed_stats_ns;
-    int refused_errno, refused_fd; /* errno: the kernel has refused a backing file for the fd of `refused_node` */
-    Node *refused_node;  /* one reference */
-    /* One reference. After LATER: `n_made` bytes of a reply with it are ready, for when it has its own number. */
+    int refused_errno, refused_fd; /* the kernel has refused a backing file for this fd of `refused_node` */
+    Node *refused_node;            /* one reference */
+    /* One reference. After LATER: `n_created_bytes` of a reply with it are ready, for when it has its own number. */
     Node *created;
     int n_created_bytes;
-    int n_unused;        /* ended nodes that Python may refer to */
+    int n_unused; /* ended nodes that Python may refer to */
     Node *unused_nodes[N_FORGOTTEN_MAX + 1];
-    int n_stored;        /* nodes in TRASH that a client was sent, or that were moved there */
+    int n_stored;                   /* nodes in TRASH that a client was sent, or that were moved there */
     Node *stored_nodes[2];          /* one reference each */
-    bool are_moved, has_left_trash; /* has_come_back: something was moved out of TRASH, while a cache is in use */
+    bool are_moved, has_left_trash; /* has_left_trash: something was moved out of TRASH, while a cache is in use */
     CacheChange *cache_changes;
 } Request;
 
@@ -441,7 +441,7 @@ static inline NeededCapability override_of_mode(const Stat *st) {
 static inline NeededCapability only_owner(const Stat *st) { return (NeededCapability){FOWNER, st->uid, ANY_GROUP}; }
 /* An identity that a thread assumes for a system call, as ThreadCredentials. */
 typedef struct {
-    uint32_t uid, gid; /* 0: the thread's own */
+    uint32_t uid, gid;           /* 0: the thread's own */
     const char *capability_sets; /* capability sets to assume; NULL: those that setfsuid leaves */
     const uint32_t *groups;
     int n_groups;
@@ -450,10 +450,10 @@ typedef struct {
 } Identity;
 int assume_identity(const Core *core, Identity *identity);
 void restore_identity(const Core *core, const Identity *identity);
-/* One action as the caller; not to be copied once it has begun. */
+/* The attempts at one action as the caller; not to be copied after the first attempt. */
 typedef struct {
     const Request *request;
-    int next_try; /* the next try */
+    int next_try;
     bool is_assumed;
     Identity identity;
     NeededCapability needs[N_NEEDS_MAX];
@@ -471,7 +471,7 @@ bool next_attempt(CallerAttempts *attempts, int *error);
 
 /* open_file.c */
 typedef struct {
-    uint32_t owner; /* whose blocks the file takes; see `owner_to_write_as` */
+    uint32_t owner; /* the uid that the file's blocks are charged to; see `charged_uid` */
     Fd *backing;    /* backing id for passthrough; NULL: none */
     int error;      /* why there is no backing id, if one was to be opened */
 } OpenedBacking;
@@ -485,11 +485,11 @@ void put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_ke
 
 /* open_inode.c */
 typedef struct {
-    Node *node;       /* one reference */
-    Fd *fd;           /* of the node, one reference; NULL: none is open */
-    Node *parent_node; /* the directory where it was found last, one reference; NULL: not needed */
-    Fd *dir_fd;       /* of `above`, one reference; NULL: not open */
-    char name[NAME_MAX + 1]; /* the node's name in `above` */
+    Node *node;              /* one reference */
+    Fd *fd;                  /* of the node, one reference; NULL: none is open */
+    Node *parent_node;       /* the directory of its newest known name, one reference; NULL: not needed */
+    Fd *dir_fd;              /* of `parent_node`, one reference; NULL: not open */
+    char name[NAME_MAX + 1]; /* the node's name in `parent_node` */
 } Route;
 int open_route(Request *request, uint64_t nodeid, Route *route);
 PyObject *core_hold(Core *core, PyObject *object);

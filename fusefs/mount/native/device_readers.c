@@ -1,4 +1,4 @@
-/* /dev/fuse: reads requests, and answers those that the core serves, without Python. */
+/* /dev/fuse: reads requests, and serves those that need no Python. */
 #include "core.h"
 
 #include <poll.h>
@@ -6,10 +6,10 @@
 
 enum { OPEN = 14, OPENDIR = 27, CREATE = 35, TMPFILE = 51 };
 enum {
-    REQUEST_BYTES = (1 << 20) + (1 << 12), /* the largest write by INIT, and its head: the kernel refuses a smaller
+    REQUEST_BYTES = (1 << 20) + (1 << 12), /* the largest write by INIT, and its header: the kernel refuses a smaller
                                               buffer */
     REPLY_BYTES = HEAD_BYTES_OUT + BODY_BYTES_MAX,
-    N_REQUESTS_PER_CALL = 50, /* requests that are answered while Python waits to do something */
+    N_REQUESTS_PER_CALL = 50, /* requests that are served while Python waits to do something */
 };
 enum {
     BUSY_WAIT_NS = 30000,    /* about the time that it takes to sleep and be woken */
@@ -34,7 +34,7 @@ typedef struct {
 } CoreDevice;
 
 /* Busy waiting pays only while a client sends one request after another. After each time without a request it is
- * skipped twice as often, until a request arrives soon after the thread has gone to sleep. */
+ * skipped twice as often, until a request arrives soon after the thread began to sleep. */
 
 static bool is_busy_waiting(CoreDevice *device) {
     if (!device->busy_wait_until_ns) {
@@ -118,7 +118,7 @@ static void write_reply(CoreDevice *device, const char *head, int result) {
     worker->released = PyEval_SaveThread();
 }
 
-/* Answer the request that was read. Returns false if Python may have something to do. */
+/* Serve the request that was read. Returns false if Python may have something to do. */
 static bool serve_read_request(CoreDevice *device, size_t size) {
     Worker *worker = &device->worker;
     const char *head = device->request;
@@ -142,10 +142,10 @@ static bool serve_read_request(CoreDevice *device, size_t size) {
     return result >= NO_REPLY;
 }
 
-PyDoc_STRVAR(read_doc, "Answer what there is to be read, or have Python do it.\n\n"
-                       "waits    for more, until something else is to be done; else it returns after a while\n"
-                       "Returns  whether no more requests are there\n"
-                       "Raises   OSError: the connection is gone");
+PyDoc_STRVAR(read_doc, "Read requests, and serve them or pass them to Python.\n\n"
+                       "waits    wait for requests until Python has something to do; else return after some requests\n"
+                       "Returns  whether no request is waiting\n"
+                       "Raises   OSError: the connection has ended");
 
 static PyObject *core_device_read(CoreDevice *device, PyObject *args) {
     int waits, n_remaining = N_REQUESTS_PER_CALL, error = 0;
@@ -217,16 +217,17 @@ static PyObject *core_device_pass_on(CoreDevice *device, PyObject *Py_UNUSED(not
 
 static PyMethodDef core_device_methods[] = {
     {"read", (PyCFunction)core_device_read, METH_VARARGS, read_doc},
-    {"pass_on", (PyCFunction)core_device_pass_on, METH_NOARGS, "From now on workers serve all that it reads."},
+    {"pass_on", (PyCFunction)core_device_pass_on, METH_NOARGS,
+     "From now on the workers serve all requests that it reads."},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef core_device_members[] = {
-    {"began_ns", T_ULONGLONG, offsetof(CoreDevice, began_ns), READONLY, "When its request began; 0: it has none."},
-    {"is_held_up", T_BOOL, offsetof(CoreDevice, is_held_up), 0, "Whether it is in that for long."},
+    {"began_ns", T_ULONGLONG, offsetof(CoreDevice, began_ns), READONLY, "When its request began; 0: it serves none."},
+    {"is_held_up", T_BOOL, offsetof(CoreDevice, is_held_up), 0, "Whether it has served that request for long."},
     {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot core_device_slots[] = {
-    {Py_tp_doc, "One thread's reading of /dev/fuse, whose requests a core answers."},
+    {Py_tp_doc, "A thread's reader of /dev/fuse, for requests that a core serves."},
     {Py_tp_new, core_device_new},
     {Py_tp_dealloc, core_device_free},
     {Py_tp_methods, core_device_methods},

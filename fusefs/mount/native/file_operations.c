@@ -131,7 +131,8 @@ static void content_change_ends(Request *request, Node *node) {
     note_cached_change(request, node, NULL);
 }
 
-/* Assume the credentials that a file is written with, for any client. Returns 0 or an errno; `act_end` must follow. */
+/* Assume the credentials that a file is written with, for any client. Returns 0 or an errno; `restore_identity` must
+ * follow. */
 static int assume_writer(const Request *request, const OpenFile *opened, Identity *writer) {
     int64_t owner = opened->writer;
     Stat st;
@@ -171,7 +172,7 @@ int do_write(Request *request) {
         int64_t offset;
         uint32_t size, how;
         uint64_t lock_owner;
-        uint32_t flags, padding; /* the file's present flags: with O_APPEND, the data goes to the end of the file */
+        uint32_t flags, padding; /* the file's present flags: with O_APPEND, the data is appended */
     } in;                        /* struct fuse_write_in */
     OpenFile opened;
     Identity writer;
@@ -361,7 +362,7 @@ int do_release(Request *request) {
     if (node->n_open == 1 && node->found_at.parent == NULL && !is_root(core, node)) {
         calls_begin(request);
         if (stat_at(opened.fd->number, "", core->statx_flags, &st))
-            memset(&st, 0, sizeof st); /* treat it as removed, as nothing is known of it */
+            memset(&st, 0, sizeof st); /* treat it as removed, as it could not be stat'ed */
         calls_end(request);
         if (node->n_open == 1 && (node->is_directory || !st.nlink))
             detach_node(t, node, &st);

@@ -1,4 +1,4 @@
-/* What happens to nodes: they lose names, get other names, and end when the kernel forgets them. */
+/* Changes of nodes: names are removed or changed; a node ends when the kernel forgets it. */
 #include "core.h"
 
 enum { PAIR_BYTES = 16, N_PART = 512, PAUSE_US = 500 }; /* of struct fuse_forget_one */

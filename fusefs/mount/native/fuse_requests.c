@@ -64,7 +64,7 @@ static bool is_no_entry_name(const char *name) {
     return !strcmp(name, ".") || !strcmp(name, "..") || strchr(name, '/');
 }
 
-/* Return whether a payload is what a handler expects: NUL-terminated strings, none of them empty. */
+/* Return whether a payload has the form that a handler expects: NUL-terminated strings, none of them empty. */
 static bool is_well_formed(const Handler *handler, const char *payload, uint32_t n_payload) {
     uint32_t begin = 0, n = 0;
     if (!handler->n_strings)
@@ -93,7 +93,7 @@ void count(const Core *core, uint32_t at, uint64_t took_ns, bool has_failed) {
         __atomic_add_fetch(&cell[core->n_failed], 1, __ATOMIC_RELAXED);
 }
 
-/* Put the head of a reply. result: the size of its body, or a negative errno */
+/* Put the header of a reply. result: the size of its body, or a negative errno */
 void put_head(char *to, uint64_t unique, int result) {
     int32_t error = result < 0 ? result : 0;
     uint32_t size = HEAD_BYTES_OUT + (result > 0 ? (uint32_t)result : 0);
@@ -273,9 +273,9 @@ bool has_operation(const Core *core, uint32_t opcode, uint32_t *n_own) {
     return is_it;
 }
 
-/* Answer a request. Called without the interpreter's lock, which the worker has released. Returns the size of the
- * reply's body, a negative errno, or: NOT_OURS: Python has to reply; LATER: Python will reply; NO_ANSWER: there is no
- * reply. */
+/* Serve a request. Called without the interpreter's lock, which the worker has released. Returns the size of the
+ * reply's body, a negative errno, or: NOT_OURS: Python has to reply; LATER: Python will reply; NO_REPLY: the
+ * kernel expects none. */
 int serve_raw_request(Worker *worker, const RawRequest *raw_request) {
     Core *core = worker->core;
     struct in_header header;
@@ -343,7 +343,7 @@ static int wait_for_number(Request *request) {
     return request->n_created_bytes;
 }
 
-/* Do a request. Called without the tables lock and the interpreter's lock. Returns as `answer`. */
+/* Do a request. Called without the tables lock and the interpreter's lock. Returns as `serve_raw_request`. */
 static int do_request(Request *request, const Handler *handler) {
     Core *core = request->core;
     tables_lock(core->mutex);

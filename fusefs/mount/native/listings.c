@@ -8,7 +8,7 @@
 enum {
     BLOCK_BYTES = 32768,
     BLOCK_BYTES_MIN = 512,
-    N_STATS = 64, /* names that are stat'ed in one go; a slow filesystem is noticed after them */
+    N_STATS = 64, /* names that are stat'ed at once; a slow filesystem is noticed after them */
     HEAD_BYTES = ENTRY_BYTES + 24,
     KEEP_CACHE = 1 << 1, CACHE_DIR = 1 << 3, /* FOPEN_* */
     DATA_ONLY = 1 << 0, /* flag of FSYNCDIR */
@@ -95,7 +95,7 @@ static void put_name_with_attributes(Listing *listing, const Entry *entry) {
     node_put(node);
 }
 
-/* Put a name only: the kernel looks it up when a process needs more. */
+/* Put a name only: the kernel sends LOOKUP when a process needs more. */
 static void put_name_only(Listing *listing, const struct linux_dirent *dirent) {
     memset(listing->request->reply_body + listing->n, 0, ENTRY_BYTES);
     put_dirent(listing, dirent, dirent->ino, dirent->kind);

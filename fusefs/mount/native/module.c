@@ -80,16 +80,20 @@ static PyObject *core_count(Core *self, PyObject *args) {
 
 static PyMethodDef core_methods[] = {
     {"connect", (PyCFunction)core_connect, METH_VARARGS,
-     "Answer requests: /dev/fuse, an eventfd that is written to when a request begins while the watch sleeps, and what "
-     "replies to the others."},
-    {"do", (PyCFunction)core_do, METH_VARARGS, "Do a whole request, without the tables' lock; the body of its reply.\n\nheld    an fd of what the request is about, which need not have the name any more\nRaises  OSError: its errno is the reply"},
-    {"hold", (PyCFunction)core_hold, METH_O, "An O_PATH fd of a node, or another of it; OSError ESTALE: it is not to be found any more."},
+     "Serve requests: /dev/fuse, an eventfd that is written to when a request begins while the watch sleeps, and the "
+     "FuseRequests that serves the other requests."},
+    {"do", (PyCFunction)core_do, METH_VARARGS,
+     "Serve a whole request, without the tables lock. Returns the body of its reply.\n\n"
+     "held    an fd of the inode that the request names, which may have lost that name\n"
+     "Raises  OSError: its errno is the reply"},
+    {"hold", (PyCFunction)core_hold, METH_O,
+     "Return an O_PATH fd of a node, or another fd of it. Raises  OSError: ESTALE: it can't be found any more"},
     {"count", (PyCFunction)core_count, METH_VARARGS, "Count a request that Python has replied to."},
-    {"sleep", (PyCFunction)core_sleep, METH_NOARGS, "Have `wake_fd` written to when a request begins."},
+    {"sleep", (PyCFunction)core_sleep, METH_NOARGS, "Have the eventfd written to when a request begins."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot core_slots[] = {
-    {Py_tp_doc, "What does the requests of one mount, on the tables that the Python code works on."},
+    {Py_tp_doc, "The native core of one mount: serves its requests, on the same tables as the Python code."},
     {Py_tp_new, core_new},
     {Py_tp_dealloc, core_free},
     {Py_tp_methods, core_methods},
@@ -113,7 +117,7 @@ static PyObject *most_of(PyObject *Py_UNUSED(module), PyObject *n) {
 }
 
 static PyMethodDef functions[] = {
-    {"most_of_one", most_of, METH_O, "How many handles of some number a lone user gets who is not root."},
+    {"most_of_one", most_of, METH_O, "How many of n handles a single user gets, other than root."},
     {"close_unused", close_unused, METH_NOARGS,
      "End the uses of fds by this thread's operation, and close those that nobody uses; without the tables' lock."},
     {NULL, NULL, 0, NULL},

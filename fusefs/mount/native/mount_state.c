@@ -1,4 +1,4 @@
-/* Rules for the tables, as the Python code has them: what may be cached, and what is noted about changes. */
+/* Rules for the tables, as in the Python code: which replies may be cached, and how changes are noted. */
 #include "core.h"
 
 #include <stdio.h>
@@ -13,7 +13,7 @@ uint64_t now_ns(void) {
     return (uint64_t)at.tv_sec * 1000000000u + (uint64_t)at.tv_nsec;
 }
 
-/* Report to Python how long some stats took together, if that says something about the filesystem. */
+/* Report to Python how long some stats took together, if that shows how fast the filesystem is. */
 void report_stat_time(Request *request, const StatTimer *timer, int n) {
     const Core *core = request->core;
     bool is_in_doubt = __atomic_load_n(&core->is_in_doubt, __ATOMIC_RELAXED);
@@ -47,14 +47,14 @@ bool is_plain(Core *core, Node *directory) {
            is_outside(core, directory);
 }
 
-/* Return whether a directory is a user's drop folder, in any store. */
+/* Return whether a directory is a user's drop directory, in any store. */
 bool is_drop_directory(Tables *t, const Node *directory) {
     Node *above = directory->found_at.parent;
     return above != NULL && !strcmp(directory->found_at.name, DROP) && zone_of(t, above) == STORE;
 }
 
-/* Return whether a name is the link to the caller's drop folder, which exists in the mount only
- * (tree/trashd_dir.py). */
+/* Return whether a name is the link to the caller's drop directory, which exists in the mount
+ * only (tree/trashd_dir.py). */
 bool is_drop_link_name(const Core *core, const Node *directory, const char *name) {
     char own[sizeof STORES + 1 + UID_DIGITS];
     if (strcmp(name, DROP) || directory->found_at.parent != core->tables->root)
@@ -66,8 +66,8 @@ bool is_drop_link_name(const Core *core, const Node *directory, const char *name
 /* Return whether a name may be a store's. */
 bool may_be_store_name(const char *name) { return !strncmp(name, STORES, sizeof STORES - 1); }
 
-/* Return whether a stat of a name may block on a filesystem mounted there. Only base names of mount points are known,
- * so the same name elsewhere counts, too. */
+/* Return whether a stat of a name may block on a filesystem mounted there. The tables have only the base names of
+ * mount points, so the same name elsewhere counts, too. */
 bool may_block(const Core *core, const char *name) {
     for (const char *at = core->tables->blocking_names; at != NULL && *at; at += strlen(at) + 1)
         if (!strcmp(at, name))
@@ -155,7 +155,7 @@ Node *node_for_name(Request *request, const Place *place, const Stat *st) {
         learn_node(request->core->tables, &source, S_ISDIR(st->mode), st->nlink > 1, place->node, place->name));
 }
 
-/* What the kernel has cached. */
+/* The kernel's caches. */
 
 /* Invalidate attributes in the kernel, as forget_attributes does. */
 void notify_inval_inode(const Tables *t, const Node *node) {
@@ -169,7 +169,7 @@ void notify_inval_inode(const Tables *t, const Node *node) {
     }
 }
 
-/* Invalidate what the kernel was sent about a node, including replies that have not reached it yet. */
+/* Invalidate the attributes and names of a node that the kernel was sent, including replies that are on their way. */
 void invalidate_attributes(Tables *t, Node *node) {
     node->is_told = node->is_lasting = false;
     node->told_until_s = 0;
@@ -184,7 +184,7 @@ void invalidate_zone(Tables *t, Zone zone) {
                 invalidate_attributes(t, node);
 }
 
-/* Note a change in a directory, or of its attributes, as AttrTimeouts.changed. */
+/* Note a change in a directory, or of its attributes, as AttrTimeouts.note_change. */
 void note_directory_change(Tables *t, Node *node) {
     node->changed_s = (double)now_ns() / 1e9;
     if (node->is_lasting || node->is_told)
@@ -233,8 +233,8 @@ void note_cached_change(Request *request, Node *node, const Place *place) {
     note_source_change(request, node == NULL ? NULL : &source, place, false);
 }
 
-/* The filesystem has refused what the kernel allowed: the kernel's attributes of the node are outdated. error: of the
- * refusal */
+/* The filesystem has refused an access that the kernel allowed: the kernel's attributes of the node are outdated.
+ * error: of the refusal */
 void note_refusal(Request *request, Node *node, int error) {
     if (!is_permission_error(error) || !request->core->acts_as_others)
         return;
@@ -242,8 +242,8 @@ void note_refusal(Request *request, Node *node, int error) {
     invalidate_attributes(request->core->tables, node);
 }
 
-/* A client looked up a node in a directory, or moved it there. If that is a directory where the reaper deletes, Python
- * has the kernel forget the node (tree/forget_stored.py). */
+/* Note that a client sent LOOKUP for a node in a directory, or moved it there. If that is a directory where the reaper
+ * deletes, Python has the kernel forget the node (tree/forget_stored.py). */
 void note_stored(Request *request, Node *node, Node *directory, bool is_moved) {
     if (zone_of(request->core->tables, directory) != TRASH)
         return;
@@ -251,7 +251,7 @@ void note_stored(Request *request, Node *node, Node *directory, bool is_moved) {
     request->are_moved = is_moved;
 }
 
-/* Count a reference of the kernel's. is_told: its attributes are sent, too */
+/* Count a reference of the kernel's. is_sent: its attributes are sent, too */
 void count_reference(Node *node, bool is_sent) {
     node->nlookup++;
     node->is_told |= is_sent;

@@ -1,7 +1,8 @@
 /* Names: LOOKUP, CREATE, TMPFILE, MKNOD, MKDIR, SYMLINK, LINK, READLINK, UNLINK, RMDIR, RENAME.
  *
- * The backing filesystem checks permissions for each change, as the caller: see call_as.c. Python's parts are the link
- * to the caller's drop folder and renames into a drop folder; they are detected before anything is changed. */
+ * The backing filesystem checks permissions for each change, as the caller: see call_as.c. Python's parts are the
+ * link to the caller's drop directory and renames into a drop directory; they are detected before anything is
+ * changed. */
 #include "core.h"
 
 #include <stdio.h>
@@ -22,7 +23,7 @@ static int open_changeable(Request *request, uint64_t nodeid, const char *name, 
     return result;
 }
 
-/* Return the capability for what the mode and ACL of an open inode restrict. */
+/* Return the capability for actions that the mode and ACL of an open inode restrict. */
 static NeededCapability override_of_mode_of(const Request *request, int fd) {
     struct stat found;
     if (!request->core->acts_as_others || fstat(fd, &found) < 0)
@@ -30,8 +31,8 @@ static NeededCapability override_of_mode_of(const Request *request, int fd) {
     return (NeededCapability){DAC_OVERRIDE, found.st_uid, found.st_gid};
 }
 
-/* Return the capability for what only an inode's owner may do with its names: remove one in a sticky directory, or link
- * it. */
+/* Return the capability for actions on names that only the inode's owner may do: remove one in a sticky directory, or
+ * link the inode. */
 static NeededCapability owner_of_name(const Stat *st) { return (NeededCapability){FOWNER, st->uid, st->gid}; }
 
 /* LOOKUP and READLINK. */
@@ -50,8 +51,8 @@ static int put_found_entry(Request *request, const Place *place, const Stat *st)
     return ENTRY_BYTES;
 }
 
-/* Return whether Python replies to a LOOKUP: of the link to the caller's drop folder; in a drop folder, where the
- * caller still finds what it has just moved there; of the top's own name (mount/life/root_inode.py). */
+/* Return whether Python replies to a LOOKUP: of the link to the caller's drop directory; in a drop directory, where
+ * the caller still finds a tree that it has just moved there; of the top's own name (mount/life/root_inode.py). */
 static bool is_pythons_lookup(const Request *request) {
     Tables *t = request->core->tables;
     const Node *directory = node_of(t, request->nodeid);
@@ -109,7 +110,7 @@ int do_readlink(Request *request) {
     ssize_t n = -1;
     int result = open_route(request, request->nodeid, &route);
     if (result < 0)
-        return result; /* NOT_OURS: a link to a drop folder */
+        return result; /* NOT_OURS: a link to a drop directory */
     calls_begin(request);
     int error = reach_inode(request->core, &route, &st, &held);
     if (!error) {
@@ -215,7 +216,7 @@ static int create_file(Request *request, bool is_named) {
         result = put_new_entry(request, &place, node, &st, is_steady, OPEN_BYTES);
         node_put(node);
     } else
-        /* EEXIST: created meanwhile. After ESTALE the kernel looks it up, and checks permissions, again. */
+        /* EEXIST: created meanwhile. After ESTALE the kernel repeats LOOKUP and its checks of permissions. */
         result = error == EEXIST && is_named && !(in[0] & O_EXCL) ? -ESTALE : -error;
     close_place(&place);
     return result;

@@ -145,7 +145,7 @@ static bool may_open(const Tables *t, uint32_t uid) {
     return has < n_first ? n_free > 0 : has < RATIO * (n_free - t->n_handles_max / RESERVED_PART);
 }
 
-/* Return how many of n handles a single user gets who is not root. */
+/* Return how many of n handles a single user gets, other than root. */
 int64_t most_of_one(int64_t n) {
     int64_t most = (n - n / ROOTS_PART - n / RESERVED_PART) * RATIO / (RATIO + 1);
     return most > N_FIRST ? most : N_FIRST;

@@ -48,8 +48,8 @@ int open_as_caller(const Request *request, int held, const Stat *st, uint32_t fl
 /* Return the uid that a file's blocks are charged to: its owner; nobody if it is root's and others may write. */
 uint32_t charged_uid(const Stat *st) { return st->uid ? st->uid : st->mode & (S_IWGRP | S_IWOTH) ? NOBODY : 0; }
 
-/* Return the credentials that a file's content is written with, by its `owner_to_write_as`. They have no group, or are
- * the thread's own if there is no such group.
+/* Return the credentials that a file's content is written with, by its `charged_uid`. They have no group, or are the
+ * thread's own if there is no such group.
  *
  * They are the same for all clients: reads and writes by a handle are made by the daemon, or by the kernel with the
  * credentials that the daemon had when it opened the backing file. ext2, ext3 and ext4 let root's fsuid use the blocks

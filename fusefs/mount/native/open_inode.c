@@ -1,4 +1,5 @@
-/* Reaches a node's inode: by an open fd, by its name in an open directory, or by its file handle; always verified.
+/* Opens or stats a node's inode: by an open fd, by its name in an open directory, or by its file handle. The inode is
+ * always verified.
  *
  * Fds of directories are kept, up to a limit. No others are, so that the blocks of deleted files become free. If a name
  * belongs to another inode by now, file handles of the backing filesystem still reach the node. */
@@ -55,8 +56,8 @@ static bool is_same_incarnation(const Core *core, const Node *node, Stat *st, in
            !memcmp(node->handle, &st->handle, node->n_handle);
 }
 
-/* Return the flags to stat a node. A filesystem that is mounted inside is asked, as the kernel may know nothing of it
- * yet. */
+/* Return the flags to stat a node. A filesystem that is mounted inside is stat'ed with synchronization, as the kernel
+ * may have cached nothing of it. */
 static int flags_for(const Core *core, const Node *node) {
     return node->dev == core->root_dev ? core->statx_flags : core->statx_flags & WITHOUT_HANDLES;
 }
@@ -218,7 +219,7 @@ PyObject *core_hold(Core *core, PyObject *object) {
     tables_lock(core->mutex);
     Fd *fd = error ? NULL : number < 0 ? fd_take(route.fd) : fd_new(number, -1, 0);
     close_route(&route);
-    tables_unlock(core->mutex); /* lock order: the interpreter's lock comes first */
+    tables_unlock(core->mutex); /* lock order: the interpreter's lock is first */
     PyEval_RestoreThread(released);
     if (holds_tables)
         wait_for_tables(core->mutex);

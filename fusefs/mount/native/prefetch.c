@@ -1,4 +1,4 @@
-/* Prefetching: threads look up many names of a slow filesystem at a time, without Python. A directory that hangs leaves
+/* Prefetching: threads stat many names of a slow filesystem at a time, without Python. A directory that hangs leaves
  * threads for the others. Threads end when there is nothing to do. */
 #include "core.h"
 
@@ -184,13 +184,13 @@ static bool begin_thread(Pool *pool) {
 
 /* For Python. */
 
-PyDoc_STRVAR(add_doc, "Look up names of a directory.\n\n"
+PyDoc_STRVAR(add_doc, "Queue lookups of names in a directory.\n\n"
                       "batch        is returned with each result\n"
-                      "fd           of the directory; ours from now on, whatever happens\n"
-                      "xattrs       those to get of files, and of directories: a bit for each\n"
+                      "fd           of the directory; the prefetcher closes it in any case\n"
+                      "xattrs       attributes to get of files, and of directories: a bit for each\n"
                       "has_handles  file handles are fetched, too\n"
-                      "queue        a number: of the same one n_at_a_time are looked up at a time\n"
-                      "Returns      False: too many wait already, or no thread can be had");
+                      "queue        a number: at most n_at_a_time lookups with this number run at a time\n"
+                      "Returns      False: too many lookups are waiting, or no thread could be started");
 
 static PyObject *prefetcher_add(Prefetcher *self, PyObject *args) {
     Pool *pool = self->pool;
@@ -236,7 +236,7 @@ static PyObject *prefetcher_add(Prefetcher *self, PyObject *args) {
     return PyBool_FromLong(is_accepted);
 }
 
-/* Return the result of a lookup, as SeenByName; None if it failed. */
+/* Return the result of a lookup, as LookupResult; None if it failed. */
 static PyObject *result_object(const Lookup *lookup) {
     if (lookup->error)
         Py_RETURN_NONE;
@@ -340,12 +340,12 @@ static void prefetcher_free(Prefetcher *self) {
 static PyMethodDef prefetcher_methods[] = {
     {"add", (PyCFunction)prefetcher_add, METH_VARARGS, add_doc},
     {"results", (PyCFunction)prefetcher_results, METH_NOARGS,
-     "Wait for results: batch, name, and what it is. None: it has ended."},
-    {"end", (PyCFunction)prefetcher_end, METH_NOARGS, "Begin no lookup any more."},
+     "Wait for results: batch, name, and its LookupResult. None: the lookup failed."},
+    {"end", (PyCFunction)prefetcher_end, METH_NOARGS, "Start no more lookups."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot prefetcher_slots[] = {
-    {Py_tp_doc, "Looks up many names of a slow filesystem at a time, by so many threads at most."},
+    {Py_tp_doc, "Makes lookups of many names of a slow filesystem at a time, by at most n_threads_max threads."},
     {Py_tp_new, prefetcher_new},
     {Py_tp_dealloc, prefetcher_free},
     {Py_tp_methods, prefetcher_methods},

@@ -24,13 +24,13 @@ void put_attributes(char *to, uint64_t number, const Stat *st) {
     memcpy(to + sizeof longs, words, sizeof words);
 }
 
-/* Return whether attributes of a directory get the whole timeout, as AttrTimeouts._lasts. */
+/* Return whether attributes of a directory get the whole timeout, as AttrTimeouts._has_long_timeout. */
 static bool has_long_timeout(const Core *core, Node *node) {
     node->is_lasting = core->tables->device >= 0 && (!node->changed_s || now_ns() / 1e9 - node->changed_s >= SHORT_S);
     return node->is_lasting;
 }
 
-/* Return the attr timeout, as AttrTimeouts.lifetimes. */
+/* Return the attr timeout, as AttrTimeouts.timeouts_of. */
 static double attr_timeout(const Request *request, Node *node, const Stat *st, double timeout_s, bool is_steady) {
     const Core *core = request->core;
     bool is_set = st->mode & S_ISUID || (st->mode & S_ISGID && st->mode & S_IXGRP);
@@ -59,8 +59,7 @@ double entry_timeout(const Request *request, const Place *place) {
     return request->is_uncacheable || is_changed(request, place->node) ? 0 : reply_timeout(request);
 }
 
-/* Return whether the attributes that were read are still current, as far as known, and may be cached for their
- * device. */
+/* Return whether the attributes that were read have not changed, and may be cached for their device. */
 static bool is_stat_current(const Request *request, const Node *node) {
     return !request->is_unverified && !is_changed(request, node);
 }

@@ -31,7 +31,7 @@ typedef enum { DISPATCHER, CLERK, SERVER, HELPER } Kind;
 enum { N_SERVERS = 4, N_HELPERS = 2, N_THREADS = SERVER + N_SERVERS + N_HELPERS };
 enum {
     N_ENTRIES = 256,      /* entries of a core's queue at first; two for a core that is not online */
-    N_ENTRIES_STEP = 64,  /* when fewer are left to the kernel, so many more are registered */
+    N_ENTRIES_STEP = 64,  /* when the kernel has fewer, so many more are registered */
     N_ENTRIES_MAX = 8192, /* entries of a dispatcher at most */
     N_RESULTS = 1024, /* size of the completion queue, in locked memory; the kernel keeps further results elsewhere */
     N_SUBMISSIONS = 64,
@@ -174,7 +174,7 @@ static int flush(Ring *ring) {
     return error;
 }
 
-/* Submit a command for an entry, to be processed by the next `enter`. */
+/* Submit a command for an entry, to be processed by the next `enter_ring`. */
 static int submit(RingThread *thread, Entry *entry, uint32_t command, uint64_t commit_id) {
     Ring *ring = &thread->ring;
     int error = n_submitted(ring) > ring->sq_mask ? flush(ring) : 0;
@@ -199,7 +199,8 @@ static int submit(RingThread *thread, Entry *entry, uint32_t command, uint64_t c
     return 0;
 }
 
-/* Wake a thread that waits in `enter`; called by another thread. A ring whose thread has ended accepts no message. */
+/* Wake a thread that waits in `enter_ring`; called by another thread. The ring of a thread that has ended accepts no
+ * message. */
 static void wake(const RingThread *thread) {
     struct io_uring_sqe sqe = {.opcode = MSG_RING, .fd = thread->ring.fd};
     while (syscall(SYS_io_uring_register, -1, SEND_MSG_RING, &sqe, 1) < 0 && (errno == ENOMEM || errno == EAGAIN))
@@ -301,7 +302,7 @@ static int commit_replied(RingThread *thread) {
 }
 
 /* Return memory of large requests and replies to the kernel, of entries that are free: FUSE writes to none of them
- * before the next `enter`. */
+ * before the next `enter_ring`. */
 static void drop_memory(RingThread *thread) {
     thread->has_large = false;
     for (Block *block = thread->blocks; block != NULL; block = block->next)
@@ -378,7 +379,7 @@ static int process_results(RingThread *thread) {
     return error;
 }
 
-/* Serve until the connection is gone. Returns the errno that reports this, or another one. */
+/* Serve until the connection ends. Returns the errno that reports this, or another one. */
 static int serve_ring(RingThread *thread) {
     int error = 0;
     while (!error) {
@@ -631,9 +632,9 @@ static PyMethodDef rings_methods[] = {
     {"prepare", (PyCFunction)rings_prepare, METH_O,
      "Make the ring of a thread; called by that thread. Raises  OSError"},
     {"register", (PyCFunction)rings_register, METH_O,
-     "Give the kernel the entries of a thread. Raises  OSError: it has refused them, and goes on with /dev/fuse"},
+     "Give the kernel the entries of a thread. Raises  OSError: it has refused them, and uses /dev/fuse"},
     {"serve", (PyCFunction)rings_serve, METH_VARARGS,
-     "Serve as that thread until the connection is gone. Raises  OSError: the thread can't go on"},
+     "Serve as that thread until the connection ends. Raises  OSError: the thread can't continue"},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot rings_slots[] = {
@@ -645,7 +646,7 @@ static PyType_Slot rings_slots[] = {
 };
 PyType_Spec rings_spec = TYPE("CoreRings", CoreRings, true, rings_slots);
 static PyType_Slot entry_reply_slots[] = {
-    {Py_tp_doc, "The way of a reply into an entry of a ring."},
+    {Py_tp_doc, "The callable by which Python replies to a request in an entry of a ring."},
     {Py_tp_call, entry_reply_call},
     {Py_tp_dealloc, entry_reply_free},
     {0, NULL},

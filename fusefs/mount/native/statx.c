@@ -31,7 +31,8 @@ int stat_at(int fd, const char *name, int flags, Stat *st) {
     return 0;
 }
 
-/* Get the file handle of what was just stat'ed, if it has one that stays the same inode's. Returns 0 or an errno. */
+/* Get the file handle of an inode that was just stat'ed, if it has one that never becomes another inode's. Returns 0
+ * or an errno. */
 int fetch_file_handle(int fd, const char *name, int flags, Stat *st) {
     int mount_id, error = EOPNOTSUPP;
     st->handle.n_bytes = HANDLE_BYTES;
@@ -52,7 +53,8 @@ int stat_with_handle(int fd, const char *name, int flags, Stat *st) {
     return error ? error : fetch_file_handle(fd, name, flags, st);
 }
 
-/* As `identify`, for a name only, in twice the time: the results belong to one inode whatever is renamed meanwhile. */
+/* As `stat_with_handle`, for a name only, in twice the time: the results belong to one inode even after
+ * renames. */
 int stat_opened(int dir_fd, const char *name, int flags, Stat *st) {
     int fd = openat(dir_fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)

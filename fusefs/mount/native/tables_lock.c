@@ -109,12 +109,12 @@ static void lock_free(TablesMutex *self) {
 }
 
 static PyMethodDef lock_methods[] = {
-    {"acquire", (PyCFunction)lock_acquire, METH_NOARGS, "Have the tables."},
-    {"release", (PyCFunction)lock_release, METH_NOARGS, "Let others have them."},
+    {"acquire", (PyCFunction)lock_acquire, METH_NOARGS, "Take the lock."},
+    {"release", (PyCFunction)lock_release, METH_NOARGS, "Release the lock."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef lock_getset[] = {
-    {"is_held", (getter)lock_is_held, NULL, "Whether the calling thread has the tables.", NULL},
+    {"is_held", (getter)lock_is_held, NULL, "Whether the calling thread holds the lock.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyMemberDef lock_members[] = {

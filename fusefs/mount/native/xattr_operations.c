@@ -1,6 +1,6 @@
 /* Extended attributes and ACLs, which are extended attributes: SETXATTR, GETXATTR, LISTXATTR, REMOVEXATTR.
  *
- * SELinux labels are not supported. With SELinux the kernel labels the whole mount, and asks no daemon. Without it `ls
+ * SELinux labels are not supported. With SELinux the kernel labels the whole mount, without requests. Without it `ls
  * -l` reads the label of each entry, unless one reply is that labels are not supported. */
 #include "core.h"
 
@@ -93,7 +93,7 @@ static int get_xattr_of_node(Request *request, Route *route, const char *xattr, 
 /* Remove names that the caller may not see from a list. Returns its new size. */
 static int remove_hidden_names(const Request *request, char *listed, int n) {
     char *end = listed;
-    int sees_trusted = -1; /* not yet known */
+    int sees_trusted = -1; /* not yet checked */
     for (char *at = listed; at < listed + n;) {
         size_t room = (size_t)(listed + n - at), size = strnlen(at, room) + 1;
         if (size > room) /* the filesystem's list lacks its last NUL */
@@ -141,7 +141,7 @@ static int reply_value(Request *request, const char *xattr) {
     return result;
 }
 
-/* Get the attribute's name and what follows it from the payload. Returns 0, a negative errno, or NOT_OURS. */
+/* Get the attribute's name, and the bytes after it, from the payload. Returns 0, a negative errno, or NOT_OURS. */
 static int parse_xattr_name(const Request *request, char xattr[XATTR_NAME_MAX + 1], const char **value) {
     size_t n = strnlen(request->payload, request->n_payload);
     if (!request->core->shows_xattrs)

@@ -1,7 +1,8 @@
 """The lock around the tables: held by one thread at a time, and by none during a call to the backing filesystem.
 
 An operation holds the lock between its calls: it calls the backing filesystem through `call` only, and values read from
-the tables before a call may be outdated after it. Requests in the native core take the same lock (native/tables_lock.c).
+the tables before a call may be outdated after it. Requests in the native core take the same lock (see
+native/tables_lock.c).
 """
 
 from __future__ import annotations
