@@ -39,7 +39,7 @@ from fusefs.core.uring_choice import known_faults
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.linux.runtime_directories import MOUNTS_RUNTIME, make_dir
 from fusefs.linux.systemd import SystemdNotifier, make_handler
-from fusefs.linux.uring_offer import read_facts
+from fusefs.linux.uring_facts import read_facts
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
 """Open files: below the first the command warns; the second is systemd's hard limit for a service."""

@@ -56,7 +56,7 @@ from fusefs.sweep.request import (
     identify,
     refuse_stale,
 )
-from fusefs.sweep.run import DEFAULT_SWEEP, run_request
+from fusefs.sweep.run_sweep import DEFAULT_SWEEP, run_request
 
 _ALL = Selection(types=frozenset(KINDS))
 

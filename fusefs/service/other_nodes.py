@@ -19,7 +19,7 @@ import trio
 from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
 from fusefs.core.names import Name, is_container_id
-from fusefs.core.node_beats import Heartbeat, HeartbeatWatch, PollInterval
+from fusefs.core.node_heartbeats import Heartbeat, HeartbeatWatch, PollInterval
 from fusefs.core.service_status import SeenNode
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import stat_from_server

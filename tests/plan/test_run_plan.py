@@ -21,7 +21,7 @@ from fusefs.core.toml_reader import Source
 from fusefs.linux.kernel import RESTORED_XATTRS, Kernel
 from fusefs.plan.run_plan import PlanOptions, carry_out
 from fusefs.sweep.request import Request, SweepOptions
-from fusefs.sweep.run import DEFAULT_SWEEP, run_request
+from fusefs.sweep.run_sweep import DEFAULT_SWEEP, run_request
 from tests.plan.test_run_plan_units import locked
 from tests.plan.test_run_plan_units import put as put_at
 from tests.support.foreground_mount import trashd_mount

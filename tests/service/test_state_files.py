@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fusefs.core.errors import Untrusted
-from fusefs.core.node_beats import Heartbeat
+from fusefs.core.node_heartbeats import Heartbeat
 from fusefs.core.service_status import ObservedStatus, Status, StatusFault, VolumeStatus
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel

@@ -108,7 +108,7 @@ def test_an_empty_directory_that_was_made_in_the_gap_is_its_makers(nodes: Cluste
     calls = nodes.a.calls("swap", tree(nodes.a, "other"))
     if "exchange" in calls:
         pytest.skip("no gap on this filesystem")
-    # The last mkdir takes the name; where the rename has NOREPLACE it makes the gate of that.
+    # The last mkdir takes the name; where the rename has NOREPLACE it makes the transfer directory of that.
     running = nodes.a.start("swap", victim, hold_at=calls.count("mkdir") - 1, call="mkdir")
     assert running.is_held()
     nodes.b.run(partial(os.mkdir, victim, 0o711))

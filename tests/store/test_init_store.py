@@ -15,7 +15,7 @@ import pytest
 
 from fusefs.cli.main import run
 from fusefs.core.errors import TrashdError
-from fusefs.core.node_beats import Heartbeat, encode_heartbeat, heartbeat_name
+from fusefs.core.node_heartbeats import Heartbeat, encode_heartbeat, heartbeat_name
 from fusefs.linux.kernel import Kernel
 from fusefs.store.user_folders import inspect_folders
 from tests.support.covering_sets import runs_every_case

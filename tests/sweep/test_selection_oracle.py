@@ -21,7 +21,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.walk import SeenDirectories
 from fusefs.sweep.request import Request, TakingBoundary, ToDelete
-from fusefs.sweep.run import run_request
+from fusefs.sweep.run_sweep import run_request
 from tests.support.run_sweep import printed
 
 MOMENT_S = 1_700_000_000

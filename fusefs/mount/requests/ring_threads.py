@@ -16,7 +16,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from fusefs.linux.fuse_caller import unshare_umask
-from fusefs.linux.uring_offer import split_cores
+from fusefs.linux.uring_facts import split_cores
 from fusefs.mount.native._core import N_RING_THREADS, Core, CoreRings
 
 _N_FDS = 5

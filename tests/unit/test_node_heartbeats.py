@@ -5,7 +5,7 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.node_beats import (
+from fusefs.core.node_heartbeats import (
     FORGOTTEN_S,
     HEARTBEAT_BYTES,
     HEARTBEAT_S,
