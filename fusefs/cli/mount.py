@@ -225,7 +225,7 @@ def _warn_of_other_ways(target: bytes) -> None:
 
 def few_files(seen: ObservedMount) -> Finding | None:
     """A finding if root's daemon of a mount has a low limit of open files; None if it is high or unknown."""
-    from fusefs.mount.native._core import most_of_one
+    from fusefs.mount.native._core import max_handles_of_user
     from fusefs.mount.tree.mount_state import n_client_handles
 
     try:
@@ -235,7 +235,7 @@ def few_files(seen: ObservedMount) -> Finding | None:
         return None
     if limit is None or not seen.is_running or int(limit[1]) >= _FEW_FILES:
         return None
-    most = most_of_one(n_client_handles(int(limit[1])))
+    most = max_handles_of_user(n_client_handles(int(limit[1])))
     what = f"open-file limit is {limit[1]} for the whole mount ({most} per user)"
     hint = f"raise it: LimitNOFILE={_MANY_FILES} in the unit, or ulimit -Hn {_MANY_FILES} before trashd mount"
     return Finding(printable(seen.point), what, hint)

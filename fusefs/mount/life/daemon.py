@@ -212,7 +212,7 @@ class _MountDaemon:
         from fusefs.mount.plain.handlers import PlainHandlers, answer_requests, session
 
         handlers = PlainHandlers(self._vfs, _n_threads(), has_acls=self._options.default_permissions)
-        self._vfs.nodes.lists_all = True
+        self._vfs.nodes.lists_with_attributes = True
         self._stack.enter_context(session(handlers, self._device))
 
         async def answer() -> None:

@@ -24,7 +24,7 @@ static int stat_node(Request *request, Route *route, Stat *st) {
     if (!error)
         return 0;
     tables_lock(core->mutex);
-    const Stat *last = route->node->last;
+    const Stat *last = route->node->final_stat;
     if (last != NULL)
         *st = *last;
     tables_unlock(core->mutex);
@@ -83,7 +83,7 @@ static int reply_attributes(Request *request, bool is_statx) {
         result = -error;
     else {
         bool is_steady = !is_unsteady(route.node);
-        route.node->is_told |= is_steady && !route.node->is_directory;
+        route.node->was_sent |= is_steady && !route.node->is_directory;
         request->is_uncacheable = !is_outside(request->core, route.node);
         result = is_statx ? put_statx(request, route.node, &st) : put_attr(request, route.node, &st, is_steady);
     }
@@ -333,7 +333,7 @@ int do_setattr(Request *request) {
     calls_end(request);
     bool is_steady = !is_unsteady(node);
     if (!error)
-        node->is_told |= is_steady && !node->is_directory;
+        node->was_sent |= is_steady && !node->is_directory;
     request->is_uncacheable = !is_outside(core, node);
     result = error ? -error : put_attr(request, node, &st, is_steady);
     fd_put(file);

@@ -104,7 +104,7 @@ struct Node {
     Node *next_by_nodeid, *next_by_source;
     NodeName found_at, *other_names; /* its newest known name; if it has hard links, some of its other names */
     /* Its attributes when its last link was removed while it was not open. All later requests get these. */
-    Stat *last;
+    Stat *final_stat;
     Handle *handles;
     /* The backing id while the file is open in passthrough; NULL: the kernel caches its pages. */
     Fd *backing;
@@ -117,7 +117,7 @@ struct Node {
     uint64_t epoch;       /* in which `zone` was determined */
     uint64_t number;      /* position in the order in which nodes were made */
     uint64_t last_change; /* value of `n_changes` at the newest change of it, or of a name in it */
-    double told_until_s;  /* until when the kernel may cache its name and attributes; 0: unknown, or not at all */
+    double cached_until_s;  /* until when the kernel may cache its name and attributes; 0: unknown, or not at all */
     double changed_s;     /* when a name in it was changed; 0: never */
     int64_t page_mtime_ns, page_ctime_ns, page_size; /* at its last open; a size of -1: unknown */
     int64_t writer_uid; /* uid as which it is written while open: see charged_uid; -1: unknown */
@@ -127,8 +127,8 @@ struct Node {
     bool is_directory, is_live, is_listed; /* found by its source; found by its nodeid */
     /* The kernel was sent its attributes (of a directory: with its name) since their last invalidation. The reply may
      * still be on its way. */
-    bool is_told;
-    bool is_lasting; /* the kernel was sent attributes of this directory with a long timeout */
+    bool was_sent;
+    bool has_long_timeout; /* the kernel was sent attributes of this directory with a long timeout */
     bool is_case_sensitive; /* this directory, unless that is unknown */
     bool is_mapped;  /* was open for reading and writing in passthrough, and may still be mapped */
     uint32_t n_handle;
@@ -151,11 +151,11 @@ typedef struct {
     int device;     /* /dev/fuse; -1: not yet known */
     int64_t racy_ns; /* the coarsest timestamp of a filesystem */
     bool is_for_all, is_shared;
-    bool passes;    /* files are passed through when opened, if possible */
+    bool passes_through;    /* files are passed through when opened, if possible */
     bool is_caching; /* entries of a slow filesystem are cached, or being fetched: Python makes all changes */
     bool is_case_sensitive; /* the root's filesystem, unless that is unknown */
     bool opens_directories; /* else the kernel opens them without OPENDIR */
-    bool lists_all; /* every entry of a listing is sent with attributes */
+    bool lists_with_attributes; /* every entry of a listing is sent with attributes */
     /* No directory moved to TRASH has attributes with a long timeout that the kernel was sent before. */
     bool is_trash_renewed;
     char *blocking_names; /* names of mount points where a stat may block, NUL-terminated, and an empty one */
@@ -346,7 +346,7 @@ Fd *keep_directory_fd(Tables *t, Node *node, int number);
 void drop_directory_fd(Tables *t, Node *node);
 void limit_directories(Tables *t, uint32_t n);
 void add_to_share(Tables *t, uint32_t uid, int64_t n);
-int64_t most_of_one(int64_t n);
+int64_t max_handles_of_user(int64_t n);
 bool make_room(Tables *t, uint32_t uid);
 Handle *handle_of_number(const Tables *t, uint64_t fh);
 void open_handle(Tables *t, Node *node, int number, uint32_t uid, uint32_t flags, Fd *backing, int64_t writer);
@@ -492,7 +492,7 @@ typedef struct {
     char name[NAME_MAX + 1]; /* the node's name in `parent_node` */
 } Route;
 int open_route(Request *request, uint64_t nodeid, Route *route);
-PyObject *core_hold(Core *core, PyObject *object);
+PyObject *core_open_node(Core *core, PyObject *object);
 void close_route(Route *route);
 int stat_by_name(const Core *core, const Route *route, Stat *st);
 int open_directory(Core *core, Node *directory, Fd **fd);

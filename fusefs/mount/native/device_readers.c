@@ -210,14 +210,14 @@ static void core_device_free(CoreDevice *self) {
     free_object(self);
 }
 
-static PyObject *core_device_pass_on(CoreDevice *device, PyObject *Py_UNUSED(nothing)) {
+static PyObject *core_device_pass_to_workers(CoreDevice *device, PyObject *Py_UNUSED(nothing)) {
     device->worker.patience = NO_CALLS;
     Py_RETURN_NONE;
 }
 
 static PyMethodDef core_device_methods[] = {
     {"read", (PyCFunction)core_device_read, METH_VARARGS, read_doc},
-    {"pass_on", (PyCFunction)core_device_pass_on, METH_NOARGS,
+    {"pass_to_workers", (PyCFunction)core_device_pass_to_workers, METH_NOARGS,
      "From now on the workers serve all requests that it reads."},
     {NULL, NULL, 0, NULL},
 };

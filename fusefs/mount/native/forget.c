@@ -37,7 +37,7 @@ void note_moved(Request *request, const Stat *st, const Place *old, const Place 
     note_stored(request, node, new->node, true);
     if (node->is_directory)
         node->changed_s = (double)now_ns() / 1e9;
-    if (node->is_directory || node->is_told)
+    if (node->is_directory || node->was_sent)
         invalidate_attributes(t, node);
 }
 

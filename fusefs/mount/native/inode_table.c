@@ -144,7 +144,7 @@ void node_put(Node *node) {
         Node *parent = node->found_at.parent;
         forget_others(node);
         free(node->found_at.name);
-        free(node->last);
+        free(node->final_stat);
         free(node);
         node = parent;
     }
@@ -355,7 +355,7 @@ bool may_get_own_number(const Tables *t, const Node *node) {
     if (node->nodeid == node->ino || node->dev != t->root_dev || node->nlookup > 1)
         return false;
     Node *before = node_of(t, node->ino);
-    return before == NULL || (before->last != NULL && !before->n_open);
+    return before == NULL || (before->final_stat != NULL && !before->n_open);
 }
 
 /* Give a node its own number if that is free by now. The kernel must not know the node yet. */
@@ -372,7 +372,7 @@ bool drop_unused(Tables *t, Node *node) {
     if (node->nlookup || node->n_open || node == t->root)
         return false;
     if (node->is_listed) {
-        node->is_listed = node->is_lasting = node->is_told = false;
+        node->is_listed = node->has_long_timeout = node->was_sent = false;
         leave_nodeid(t, node);
         leave_source(t, node);
         drop_directory_fd(t, node);
@@ -386,10 +386,10 @@ bool drop_unused(Tables *t, Node *node) {
  *
  * An inode that gets its number, or even its handle, from now on is another one. */
 void detach_node(Tables *t, Node *node, const Stat *st) {
-    if (node->last == NULL)
-        node->last = allocate(NULL, sizeof *node->last);
-    *node->last = *st;
-    node->last->nlink = 0;
+    if (node->final_stat == NULL)
+        node->final_stat = allocate(NULL, sizeof *node->final_stat);
+    *node->final_stat = *st;
+    node->final_stat->nlink = 0;
     forget_all_names(t, node);
     leave_source(t, node);
 }

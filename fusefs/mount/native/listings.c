@@ -46,7 +46,7 @@ typedef struct {
  * the file's ACL, and request it again. Attributes of directories may have a shorter timeout. */
 static bool is_cached(const Listing *listing, const struct linux_dirent *dirent) {
     const Node *node = node_of(listing->request->core->tables, dirent->ino);
-    return node != NULL && node->told_until_s > listing->now_s + LISTING_GAP_S && node->nlookup &&
+    return node != NULL && node->cached_until_s > listing->now_s + LISTING_GAP_S && node->nlookup &&
            !node->is_directory && is_at(node, listing->node, dirent->name);
 }
 
@@ -55,7 +55,7 @@ static bool needs_stat(const Listing *listing, const struct linux_dirent *dirent
     const Core *core = listing->request->core;
     if (!strcmp(dirent->name, ".") || !strcmp(dirent->name, ".."))
         return false;
-    if (core->tables->lists_all)
+    if (core->tables->lists_with_attributes)
         return true;
     return listing->is_cacheable && !may_block(core, dirent->name) && !is_cached(listing, dirent);
 }
@@ -90,7 +90,7 @@ static void put_name_with_attributes(Listing *listing, const Entry *entry) {
     double name_s = may_be_store_name(place.name) || !listing->is_cacheable ? 0 : core->lifetime_s;
     double cached_s = put_entry_for(request, request->reply_body + listing->n, node, &entry->st, is_steady, name_s);
     count_reference(node, node->is_directory);
-    node->told_until_s = node->n_open ? 0 : listing->now_s + cached_s;
+    node->cached_until_s = node->n_open ? 0 : listing->now_s + cached_s;
     put_dirent(listing, entry->dirent, node->nodeid, entry->st.mode >> 12);
     node_put(node);
 }

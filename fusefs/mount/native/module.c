@@ -63,7 +63,7 @@ static PyObject *core_connect(Core *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *core_sleep(Core *self, PyObject *Py_UNUSED(nothing)) {
+static PyObject *core_note_watch_sleeps(Core *self, PyObject *Py_UNUSED(nothing)) {
     __atomic_store_n(&self->watch_sleeps, true, __ATOMIC_SEQ_CST);
     Py_RETURN_NONE;
 }
@@ -86,10 +86,11 @@ static PyMethodDef core_methods[] = {
      "Serve a whole request, without the tables lock. Returns the body of its reply.\n\n"
      "held    an fd of the inode that the request names, which may have lost that name\n"
      "Raises  OSError: its errno is the reply"},
-    {"hold", (PyCFunction)core_hold, METH_O,
+    {"open_node", (PyCFunction)core_open_node, METH_O,
      "Return an O_PATH fd of a node, or another fd of it. Raises  OSError: ESTALE: it can't be found any more"},
     {"count", (PyCFunction)core_count, METH_VARARGS, "Count a request that Python has replied to."},
-    {"sleep", (PyCFunction)core_sleep, METH_NOARGS, "Have the eventfd written to when a request begins."},
+    {"note_watch_sleeps", (PyCFunction)core_note_watch_sleeps, METH_NOARGS,
+     "Have the eventfd written to when a request begins."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot core_slots[] = {
@@ -101,7 +102,7 @@ static PyType_Slot core_slots[] = {
 };
 static PyType_Spec core_spec = TYPE("Core", Core, true, core_slots);
 
-static PyObject *close_unused(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing)) {
+static PyObject *close_unused_fds(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing)) {
     end_uses();
     if (has_fds_to_close()) {
         PyThreadState *released = PyEval_SaveThread();
@@ -113,12 +114,12 @@ static PyObject *close_unused(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
 
 static PyObject *most_of(PyObject *Py_UNUSED(module), PyObject *n) {
     long long number = PyLong_AsLongLong(n);
-    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(most_of_one(number));
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(max_handles_of_user(number));
 }
 
 static PyMethodDef functions[] = {
-    {"most_of_one", most_of, METH_O, "How many of n handles a single user gets, other than root."},
-    {"close_unused", close_unused, METH_NOARGS,
+    {"max_handles_of_user", most_of, METH_O, "How many of n handles a single user gets, other than root."},
+    {"close_unused_fds", close_unused_fds, METH_NOARGS,
      "End the uses of fds by this thread's operation, and close those that nobody uses; without the tables' lock."},
     {NULL, NULL, 0, NULL},
 };

@@ -99,7 +99,7 @@ int open_place(Request *request, uint64_t nodeid, const char *name, Place *place
     *place = (Place){.name = name};
     if (node == NULL)
         return -ESTALE;
-    if (node->last != NULL)
+    if (node->final_stat != NULL)
         return -ENOENT;
     if (!node->is_directory)
         return -ENOTDIR;
@@ -171,8 +171,8 @@ void notify_inval_inode(const Tables *t, const Node *node) {
 
 /* Invalidate the attributes and names of a node that the kernel was sent, including replies that are on their way. */
 void invalidate_attributes(Tables *t, Node *node) {
-    node->is_told = node->is_lasting = false;
-    node->told_until_s = 0;
+    node->was_sent = node->has_long_timeout = false;
+    node->cached_until_s = 0;
     notify_inval_inode(t, node);
 }
 
@@ -180,14 +180,14 @@ void invalidate_attributes(Tables *t, Node *node) {
 void invalidate_zone(Tables *t, Zone zone) {
     for (uint64_t at = 0; at < t->n_buckets; at++)
         for (Node *node = t->by_nodeid[at]; node != NULL; node = node->next_by_nodeid)
-            if (node->is_lasting && zone_of(t, node) >= zone)
+            if (node->has_long_timeout && zone_of(t, node) >= zone)
                 invalidate_attributes(t, node);
 }
 
 /* Note a change in a directory, or of its attributes, as AttrTimeouts.note_change. */
 void note_directory_change(Tables *t, Node *node) {
     node->changed_s = (double)now_ns() / 1e9;
-    if (node->is_lasting || node->is_told)
+    if (node->has_long_timeout || node->was_sent)
         invalidate_attributes(t, node);
 }
 
@@ -254,5 +254,5 @@ void note_stored(Request *request, Node *node, Node *directory, bool is_moved) {
 /* Count a reference of the kernel's. is_sent: its attributes are sent, too */
 void count_reference(Node *node, bool is_sent) {
     node->nlookup++;
-    node->is_told |= is_sent;
+    node->was_sent |= is_sent;
 }

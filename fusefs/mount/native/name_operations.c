@@ -46,7 +46,7 @@ static int put_found_entry(Request *request, const Place *place, const Stat *st)
     double name_s = entry_timeout(request, place);
     double cached_s = put_entry_for(request, request->reply_body, node, st, !is_unsteady(node), name_s);
     if (__atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED))
-        node->told_until_s = now_ns() / 1e9 + cached_s;
+        node->cached_until_s = now_ns() / 1e9 + cached_s;
     node_put(node);
     return ENTRY_BYTES;
 }
@@ -333,7 +333,7 @@ int do_link(Request *request) {
     if (is_made) {
         note_name_change(request, &place);
         note_cached_change(request, route.node, NULL);
-        route.node->told_until_s = 0; /* attributes of a file with several names have a shorter timeout */
+        route.node->cached_until_s = 0; /* attributes of a file with several names have a shorter timeout */
     } else {
         note_refusal(request, place.node, error);
         note_refusal(request, route.node, error);

@@ -195,11 +195,11 @@ static PyObject *get_name(NodeObject *self, void *Py_UNUSED(which)) {
     return PyBytes_FromString(self->node->found_at.name == NULL ? "" : self->node->found_at.name);
 }
 
-static PyObject *get_last(NodeObject *self, void *Py_UNUSED(which)) {
+static PyObject *get_final_stat(NodeObject *self, void *Py_UNUSED(which)) {
     WITH_TABLES();
-    if (self->node->last == NULL)
+    if (self->node->final_stat == NULL)
         Py_RETURN_NONE;
-    return attributes_object(self->node->last);
+    return attributes_object(self->node->final_stat);
 }
 
 /* An attribute for a field of the C structure: its name, its type in C, and READONLY or 0. */
@@ -215,10 +215,10 @@ static PyGetSetDef node_getset[] = {
     FIELD(nlookup, T_ULONGLONG, 0, "References that the kernel holds."),
     FIELD(n_open, T_UINT, 0, "Open handles."),
     FIELD(is_directory, T_BOOL, READONLY, "Whether it is a directory."),
-    FIELD(is_told, T_BOOL, 0, "Whether the kernel was sent its attributes since their last invalidation."),
-    FIELD(is_lasting, T_BOOL, 0, "Whether the kernel was sent attributes of this directory with a long timeout."),
+    FIELD(was_sent, T_BOOL, 0, "Whether the kernel was sent its attributes since their last invalidation."),
+    FIELD(has_long_timeout, T_BOOL, 0, "Whether the kernel was sent attributes of this directory with a long timeout."),
     FIELD(is_case_sensitive, T_BOOL, 0, "Whether letter case matters in this directory, unless unknown."),
-    FIELD(told_until_s, T_DOUBLE, 0, "Until when the kernel may cache its name and attributes; 0: unknown, or not."),
+    FIELD(cached_until_s, T_DOUBLE, 0, "Until when the kernel may cache its name and attributes; 0: unknown, or not."),
     FIELD(changed_s, T_DOUBLE, 0, "When a name in it was changed; 0: never."),
     {"is_unsteady", (getter)get_is_unsteady, NULL, "Whether the kernel may write to it: its attributes are unknown.",
      NULL},
@@ -227,7 +227,7 @@ static PyGetSetDef node_getset[] = {
     {"source", (getter)get_source, NULL, "Its SourceKey, which identifies the incarnation.", NULL},
     {"parent", (getter)get_parent, NULL, "The directory of its newest known name; None: it has no name.", NULL},
     {"name", (getter)get_name, NULL, "Its name there.", NULL},
-    {"last", (getter)get_last, NULL,
+    {"final_stat", (getter)get_final_stat, NULL,
      "Its attributes when its last link was removed while it was not open; else None.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -146,7 +146,7 @@ static bool may_open(const Tables *t, uint32_t uid) {
 }
 
 /* Return how many of n handles a single user gets, other than root. */
-int64_t most_of_one(int64_t n) {
+int64_t max_handles_of_user(int64_t n) {
     int64_t most = (n - n / ROOTS_PART - n / RESERVED_PART) * RATIO / (RATIO + 1);
     return most > N_FIRST ? most : N_FIRST;
 }
@@ -190,10 +190,10 @@ void open_handle(Tables *t, Node *node, int number, uint32_t uid, uint32_t flags
     };
     node->handles = t->handles[number] = handle;
     node->n_open++;
-    free(node->last); /* its last link was removed while it was being opened */
-    node->last = NULL;
+    free(node->final_stat); /* its last link was removed while it was being opened */
+    node->final_stat = NULL;
     if (handle->writes)
-        node->told_until_s = 0; /* the kernel drops cached attributes of a file that it writes */
+        node->cached_until_s = 0; /* the kernel drops cached attributes of a file that it writes */
     if (handle->is_passed && handle->writes)
         node->n_passing_writers++;
     if (handle->is_passed && handle->may_map && !node->is_mapped) {

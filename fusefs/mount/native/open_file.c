@@ -81,7 +81,7 @@ OpenedBacking open_backing(const Request *request, int fd, const Stat *st) {
         uint64_t padding;
     } map = {.fd = fd};
     OpenedBacking opening = {.owner = charged_uid(st)};
-    if (!core->tables->passes || !may_pass_through(core, st->dev, fd))
+    if (!core->tables->passes_through || !may_pass_through(core, st->dev, fd))
         return opening;
     Identity writer = writer_identity(core, fd, opening.owner);
     int error = assume_identity(core, &writer), id = -1;

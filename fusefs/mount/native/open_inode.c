@@ -141,7 +141,7 @@ static bool has_lasting_handle(const Core *core, const Node *node) {
 /* Open a node that was moved, or whose directory is not open. Called without the tables lock. Returns 0 or an errno. */
 static int open_node(Core *core, const Node *node, Stat *st, int *fd) {
     tables_lock(core->mutex);
-    bool has_ended = node->last != NULL;
+    bool has_ended = node->final_stat != NULL;
     tables_unlock(core->mutex);
     if (has_ended)
         return ESTALE;
@@ -205,7 +205,7 @@ int reach_inode(Core *core, Route *route, Stat *st, int *fd) {
 }
 
 /* Get an fd of a node for Python, whose thread may hold the tables lock. */
-PyObject *core_hold(Core *core, PyObject *object) {
+PyObject *core_open_node(Core *core, PyObject *object) {
     Node *node = node_from(object);
     Stat st;
     int number;

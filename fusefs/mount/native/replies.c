@@ -26,8 +26,9 @@ void put_attributes(char *to, uint64_t number, const Stat *st) {
 
 /* Return whether attributes of a directory get the whole timeout, as AttrTimeouts._has_long_timeout. */
 static bool has_long_timeout(const Core *core, Node *node) {
-    node->is_lasting = core->tables->device >= 0 && (!node->changed_s || now_ns() / 1e9 - node->changed_s >= SHORT_S);
-    return node->is_lasting;
+    node->has_long_timeout = core->tables->device >= 0 &&
+                             (!node->changed_s || now_ns() / 1e9 - node->changed_s >= SHORT_S);
+    return node->has_long_timeout;
 }
 
 /* Return the attr timeout, as AttrTimeouts.timeouts_of. */

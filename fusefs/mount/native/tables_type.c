@@ -89,7 +89,7 @@ static PyObject *tables_learn(TablesObject *self, PyObject *args) {
     return object_of(learn_node(&self->tables, &source, S_ISDIR(st.mode), st.nlink > 1, parent, name));
 }
 
-static PyObject *tables_take_away(TablesObject *self, PyObject *args) {
+static PyObject *tables_forget_name(TablesObject *self, PyObject *args) {
     Node *node, *parent;
     const char *name;
     if (!PyArg_ParseTuple(args, "O&O&y", to_node, &node, to_node, &parent, &name))
@@ -116,7 +116,7 @@ static PyObject *tables_detach(TablesObject *self, PyObject *args) {
     return none();
 }
 
-static PyObject *tables_keep_fd(TablesObject *Py_UNUSED(self), PyObject *args) {
+static PyObject *tables_set_kept_fd(TablesObject *Py_UNUSED(self), PyObject *args) {
     int number;
     Node *node;
     if (!PyArg_ParseTuple(args, "O&i", to_node, &node, &number))
@@ -125,7 +125,7 @@ static PyObject *tables_keep_fd(TablesObject *Py_UNUSED(self), PyObject *args) {
     return none();
 }
 
-static PyObject *tables_renew_all(TablesObject *self, PyObject *Py_UNUSED(nothing)) {
+static PyObject *tables_invalidate_all(TablesObject *self, PyObject *Py_UNUSED(nothing)) {
     invalidate_zone(&self->tables, OUTSIDE);
     return none();
 }
@@ -190,7 +190,7 @@ static PyObject *tables_appends(TablesObject *self, PyObject *fh) {
     return handle == NULL ? NULL : PyBool_FromLong(handle->appends);
 }
 
-static PyObject *tables_runs_no_more(TablesObject *self, PyObject *fh) {
+static PyObject *tables_mark_not_executed(TablesObject *self, PyObject *fh) {
     Handle *handle = handle_from(self, fh);
     if (handle == NULL)
         PyErr_Clear(); /* a handle of a directory that was not opened */
@@ -201,7 +201,7 @@ static PyObject *tables_runs_no_more(TablesObject *self, PyObject *fh) {
 
 static PyObject *tables_drop_backing(TablesObject *self, PyObject *Py_UNUSED(nothing)) {
     Tables *t = &self->tables;
-    t->passes = false;
+    t->passes_through = false;
     for (uint32_t fh = 0; fh < t->n_slots; fh++)
         if (t->handles[fh] != NULL) {
             fd_put(t->handles[fh]->node->backing);
@@ -215,7 +215,7 @@ static PyObject *tables_close(TablesObject *self, PyObject *Py_UNUSED(nothing)) 
     return none();
 }
 
-static PyObject *tables_wait_at(TablesObject *self, PyObject *names) {
+static PyObject *tables_set_blocking_names(TablesObject *self, PyObject *names) {
     char *bytes;
     Py_ssize_t n;
     if (PyBytes_AsStringAndSize(names, &bytes, &n) < 0)
@@ -226,7 +226,7 @@ static PyObject *tables_wait_at(TablesObject *self, PyObject *names) {
     return none();
 }
 
-static PyObject *tables_retry(TablesObject *self, PyObject *args) {
+static PyObject *tables_set_retrying(TablesObject *self, PyObject *args) {
     unsigned pid;
     int is_one;
     if (!PyArg_ParseTuple(args, "Ip", &pid, &is_one))
@@ -250,11 +250,11 @@ static PyMemberDef tables_members[] = {
     FIELD(n_handles, T_UINT, READONLY, "Handles with an fd."),
     FIELD(device, T_INT, 0, "/dev/fuse, which its owner closes; -1: not yet set."),
     FIELD(hides_root, T_BOOL, 0, "Whether no node has the nodeid ROOT."),
-    FIELD(passes, T_BOOL, 0, "Whether files are passed through when opened, if possible."),
+    FIELD(passes_through, T_BOOL, 0, "Whether files are passed through when opened, if possible."),
     FIELD(is_caching, T_BOOL, 0, "Whether entries of a slow filesystem are cached, or being fetched."),
     FIELD(is_case_sensitive, T_BOOL, 0, "Whether letter case matters in the root's filesystem, unless unknown."),
     FIELD(opens_directories, T_BOOL, 0, "Whether the kernel sends OPENDIR; else it opens directories itself."),
-    FIELD(lists_all, T_BOOL, 0, "Whether every entry of a listing is sent with attributes."),
+    FIELD(lists_with_attributes, T_BOOL, 0, "Whether every entry of a listing is sent with attributes."),
     FIELD(is_trash_renewed, T_BOOL, 0, "Whether no directory moved to TRASH has attributes with a long timeout that "
                                        "the kernel was sent before."),
     {NULL, 0, 0, 0, NULL},
@@ -269,25 +269,25 @@ static PyGetSetDef tables_getset[] = {
 static PyMethodDef tables_methods[] = {
     METHOD(change_begins, METH_O, "A change of a node, or of a name in it, is under way."),
     METHOD(change_ends, METH_O, "The change has ended: attributes that were read of the node before are outdated."),
-    METHOD(wait_at, METH_O, "Names of mount points where a stat may block, each ended by a NUL."),
-    METHOD(retry, METH_VARARGS, "A client's thread was sent ESTALE just now; False: it retries no more."),
+    METHOD(set_blocking_names, METH_O, "Names of mount points where a stat may block, each ended by a NUL."),
+    METHOD(set_retrying, METH_VARARGS, "A client's thread was sent ESTALE just now; False: it retries no more."),
     METHOD(directory_fd, METH_O, "The O_PATH fd of a directory; None: it is not open."),
     METHOD(drop_directory_fd, METH_O, "Close the fd of a directory."),
-    METHOD(keep_fd, METH_VARARGS, "A node is opened by this O_PATH fd, which stays the caller's; -1: by none."),
+    METHOD(set_kept_fd, METH_VARARGS, "A node is opened by this O_PATH fd, which stays the caller's; -1: by none."),
     METHOD(make_room, METH_O, "Make room for a user's handle, close directories. False: the user may have no more."),
     METHOD(add_to_share, METH_VARARGS, "Add n handles to a user's share; n may be negative."),
     METHOD(handle, METH_O, "The node and the fd of a handle."),
     METHOD(appends, METH_O, "Whether a handle was opened with O_APPEND."),
-    METHOD(runs_no_more, METH_O, "The process that ran a program by a handle has ended; RELEASE follows."),
+    METHOD(mark_not_executed, METH_O, "The process that ran a program by a handle has ended; RELEASE follows."),
     METHOD(drop_backing, METH_NOARGS, "Pass no file through any more: a dead mount would keep the files."),
     METHOD(close, METH_NOARGS, "Close all handles and directories."),
     METHOD(get, METH_O, "The node of a nodeid; None: there is none."),
     METHOD(show_top, METH_O, "Set whether the root's nodeid is TOP; ROOT is the root, too, unless `hides_root`."),
     METHOD(find, METH_O, "The live node of an incarnation; None: there is none."),
     METHOD(learn, METH_VARARGS, "The node of an inode that was stat'ed under a name; a new one is not counted yet."),
-    METHOD(take_away, METH_VARARGS, "Remove a name of a node."),
+    METHOD(forget_name, METH_VARARGS, "Remove a name of a node."),
     METHOD(move, METH_VARARGS, "Replace a name of a node by another one."),
-    METHOD(renew_all, METH_NOARGS, "Invalidate all directories whose attributes were sent with a long timeout."),
+    METHOD(invalidate_all, METH_NOARGS, "Invalidate all directories whose attributes were sent with a long timeout."),
     METHOD(zone_of, METH_O, "Where a node lies: a NodeZone."),
     METHOD(renumber, METH_O, "Give a node its own number if that is free by now. Returns False: it soon may be."),
     METHOD(drop_unused, METH_O, "End a node that the kernel does not refer to; whether it has ended."),

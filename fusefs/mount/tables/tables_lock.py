@@ -20,7 +20,7 @@ import trio
 from fusefs.core.mount_counters import Latency
 from fusefs.linux.fuse_caller import is_killed, unshare_umask
 from fusefs.linux.mountinfo import Mount, MountWatch, is_inside, read_mounts
-from fusefs.mount.native._core import TablesMutex, close_unused
+from fusefs.mount.native._core import TablesMutex, close_unused_fds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -137,7 +137,7 @@ class TablesLock:
 
     def __exit__(self, *_error: object) -> None:
         self.mutex.release()
-        close_unused()
+        close_unused_fds()
 
     def ensure_held(self) -> AbstractContextManager[object]:
         """Hold the tables, unless the calling thread holds them already."""

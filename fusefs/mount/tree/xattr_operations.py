@@ -95,7 +95,7 @@ class XattrOperations:
                 self._prefetch_beside(node, name, uid)
 
     def _note_refusal(self, node: Node, name: bytes) -> None:
-        with suppress(OSError), self._mount.core.hold(node) as fd:
+        with suppress(OSError), self._mount.core.open_node(node) as fd:
             self._prefetched.note_answers(self._lock.call(stat_at, fd), [(name, errno.EOPNOTSUPP)])
 
     def answer_from_cache(self, request: Request) -> bytes | None:
