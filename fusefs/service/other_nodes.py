@@ -163,7 +163,7 @@ class OtherNodes:
         # A folder that could not be checked now keeps its last state.
         keys = {(uid, base) for uid, user in users.items() for base in user.parts}
         self._folder_states = {
-            key: look for key, look in {**self._folder_states, **result.parts}.items() if key in keys
+            key: folder_state for key, folder_state in {**self._folder_states, **result.parts}.items() if key in keys
         }
         return has_changed
 

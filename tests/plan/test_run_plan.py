@@ -644,10 +644,10 @@ def test_restore_says_whether_rules_leave_it_alone(volume: Path) -> None:
         put(home / "data" / name, 60).chmod(mode)
     for path in (home, *home.rglob("*")):
         os.chown(path, ALICE, ALICE)
-    told = {"HOME": str(home), "PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(home)}
+    variables = {"HOME": str(home), "PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(home)}
 
     def alice(*words: str) -> str:
-        done = run_as(ALICE, [TRASHD, *words], env=told)
+        done = run_as(ALICE, [TRASHD, *words], env=variables)
         assert done.returncode == 0, done
         return os.fsdecode(done.stdout + done.stderr)
 

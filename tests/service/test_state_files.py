@@ -54,9 +54,9 @@ SOME = Status(version="0", pid=1, boot_id="b", started_ns=0, updated_ns=0)
 
 
 def status_in(directory: Path) -> ObservedStatus:
-    seen = read_status(os.fsencode(directory))
-    assert seen is not None
-    return seen
+    status = read_status(os.fsencode(directory))
+    assert status is not None
+    return status
 
 
 @contextmanager

@@ -111,8 +111,8 @@ def done_well(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes 
 
 def swapped(victim: Path, *options: str) -> dict[str, Any]:
     """What `trashd swap --json` says of one directory."""
-    (told,) = done_well("swap", "--json", *options, victim).objects()
-    return told
+    (swap_result,) = done_well("swap", "--json", *options, victim).objects()
+    return swap_result
 
 
 def instead_of_exec(

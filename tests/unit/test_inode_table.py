@@ -74,8 +74,8 @@ print(n_bytes() - before)
 def test_a_node_takes_few_bytes() -> None:
     """With its name, its handle and its places in the tables. A million of them is what a listing may leave behind."""
     n = 200_000
-    told = subprocess.run([sys.executable, "-c", _MANY_NODES, str(n)], check=True, capture_output=True, text=True)
-    assert int(told.stdout) / n <= 400
+    completed = subprocess.run([sys.executable, "-c", _MANY_NODES, str(n)], check=True, capture_output=True, text=True)
+    assert int(completed.stdout) / n <= 400
 
 
 def test_root_is_never_forgotten() -> None:
