@@ -7,7 +7,7 @@
 
 static const int OPEN_PATH_FLAGS = O_PATH | O_NOFOLLOW | O_CLOEXEC;
 
-/* Links to drop folders (tree/trashd_dir.py) have nodeids without nodes. */
+/* Links to drop directories (tree/trashd_dir.py) have nodeids without nodes. */
 static bool is_drop_link(uint64_t nodeid) { return nodeid >= 3ull << 61 && nodeid < 1ull << 63; }
 
 /* Get the fastest way to a node. */
