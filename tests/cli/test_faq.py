@@ -88,9 +88,9 @@ def test_the_space_at_once(ext4: Path) -> None:
     with places() as base, service(base, ext4) as running:
         running.until_phase(ext4, VolumePhase.IDLE)
         (ext4 / "job").rmdir()
-        told = PAGE.typed("trashd swap --wait=100G DIR", ext4, DIR=make_job(ext4), code=13)
+        output = PAGE.typed("trashd swap --wait=100G DIR", ext4, DIR=make_job(ext4), code=13)
     assert os.listdir(ext4 / "job") == []
-    assert os.listdir(ext4 / ".trashd/u/0/orphans") == [], told
+    assert os.listdir(ext4 / ".trashd/u/0/orphans") == [], output
 
 
 def test_the_wrong_directory_comes_back(ext4: Path) -> None:
@@ -139,9 +139,9 @@ def test_nobody_else_sees_it(ext4: Path) -> None:
 
 def test_who_stands_in_it_goes_into_the_new_one_by_cd(ext4: Path) -> None:
     job = make_job(ext4)
-    told = in_bash("trashd swap ../job >&2; ls old file 2>&1; ls file; cd . && ls | wc -l", job)
+    output = in_bash("trashd swap ../job >&2; ls old file 2>&1; ls file; cd . && ls | wc -l", job)
     assert "cd ." in PAGE.commands()
-    assert told.out.endswith("file\n0\n"), told
+    assert output.out.endswith("file\n0\n"), output
 
 
 def test_who_holds_it_is_named(ext4: Path) -> None:
@@ -160,8 +160,8 @@ def test_some_of_it_stays(ext4: Path) -> None:
 def test_what_the_store_is_and_to_be_rid_of_it(ext4: Path) -> None:
     job = make_job(ext4)
     swapped(job)
-    told = PAGE.typed("tar --exclude-caches", ext4, f"-cf - -C {ext4} . | tar t")
-    assert [line for line in told.splitlines() if ".trashd/" in line] == ["./.trashd/", "./.trashd/CACHEDIR.TAG"]
+    output = PAGE.typed("tar --exclude-caches", ext4, f"-cf - -C {ext4} . | tar t")
+    assert [line for line in output.splitlines() if ".trashd/" in line] == ["./.trashd/", "./.trashd/CACHEDIR.TAG"]
     assert str(job) in PAGE.typed("trashd list --volume DIR", ext4, DIR=ext4)
     swapped(job)
     assert (ext4 / ".trashd").is_dir()

@@ -278,8 +278,8 @@ def test_threads_begun_by_one_that_has_one_core_run_on_any(place: Place) -> None
 
 
 def told_of_uring(target: Path) -> str:
-    (told,) = done_well("mount", "--explain", "--json", target).objects()
-    state = told["fast_paths"]["uring"]
+    (mount_result,) = done_well("mount", "--explain", "--json", target).objects()
+    state = mount_result["fast_paths"]["uring"]
     return f"{'on' if state['is_on'] else 'off'}: {state['why']}"
 
 

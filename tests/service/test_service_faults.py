@@ -346,9 +346,9 @@ def test_without_a_memory_what_was_made_in_this_boot_has_its_age(base: Path, vol
     young, old = (orphan_in(volume, name, WEEK).id for name in ("young", "old"))
     for identifier, retention_s in ((young, 7 * DAY_S), (old, 0)):
         record = place(volume, identifier) / "record.json"
-        told = json.loads(record.read_text())
-        created_ns = told["created_ns"] - set_s * NS
-        forge(record, created_ns=created_ns, boot_ns=told["boot_ns"], retention_s=retention_s)
+        fields = json.loads(record.read_text())
+        created_ns = fields["created_ns"] - set_s * NS
+        forge(record, created_ns=created_ns, boot_ns=fields["boot_ns"], retention_s=retention_s)
     with service(base, volume) as running:
         running.until(lambda: is_in_no_state(volume, old))
         running.until_phase(volume, VolumePhase.IDLE)
