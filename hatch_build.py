@@ -95,7 +95,10 @@ class NativeHook(BuildHookInterface[Any]):
 
 def write_man_pages(root: Path, to: Path) -> None:
     """Made of the help of the commands, for which click and msgspec are needed. Raises  CalledProcessError"""
-    subprocess.run([sys.executable, "-B", "-m", "build_docs", "man", str(to)], cwd=root, check=True, stdout=sys.stderr)
+    # pipx sets PYTHONSAFEPATH, and then `-m` does not find a package in the current directory.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    argv = [sys.executable, "-B", "-m", "build_docs", "man", str(to)]
+    subprocess.run(argv, cwd=root, env=env, check=True, stdout=sys.stderr)
 
 
 def build_unless_left_out(root: Path, to: Path) -> bool:

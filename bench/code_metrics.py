@@ -344,13 +344,13 @@ class Reaches:
 
     def _attribute(self, kind: str, attribute: str) -> str | None:
         """The class of an attribute of a class, or of what that is made of."""
-        seen: set[str] = set()
+        visited: set[str] = set()
         todo = [kind]
         while todo:
             one = todo.pop()
-            if one in seen or one not in self._classes:
+            if one in visited or one not in self._classes:
                 continue
-            seen.add(one)
+            visited.add(one)
             if attribute in (found := self._attributes_of(one)):
                 return found[attribute]
             module, node = self._classes[one]

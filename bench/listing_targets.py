@@ -76,13 +76,13 @@ def of_the_cache(medians: Medians) -> float | None:
 
 def _is_faster(part: str, scenes: Sequence[str], step: str, limit: float, rival: str) -> Target:
     known_as = "direct" if rival == NATIVE and SLOW in scenes else rival
-    told = f"{step}{'' if step.endswith(AGAIN) else ' first'}: times as fast as {known_as}"
-    return Target(part, tuple(scenes), told, partial(faster, step, rival), limit)
+    text = f"{step}{'' if step.endswith(AGAIN) else ' first'}: times as fast as {known_as}"
+    return Target(part, tuple(scenes), text, partial(faster, step, rival), limit)
 
 
 def _beside_direct(step: str, suffix: str, limit: float) -> Target:
-    told = f"{step}{suffix or ' first'}: times as fast as direct"
-    return Target("xattrs", _SUPPORTED, told, partial(faster_than_first, step, suffix), limit)
+    text = f"{step}{suffix or ' first'}: times as fast as direct"
+    return Target("xattrs", _SUPPORTED, text, partial(faster_than_first, step, suffix), limit)
 
 
 _SUPPORTED = tuple(name for name in ABOUT_XATTRS if SERVERS[name].xattrs)
@@ -139,8 +139,8 @@ def verdicts(row: Row) -> Iterator[str]:
         if found is not None:
             is_met = found >= target.limit if target.is_least else found <= target.limit
             bound = f"at {'least' if target.is_least else 'most'} {target.limit:g}"
-            told = f"{title(row)}: {target.told}: {found:.3g}{target.unit} ({bound})"
-            yield f"{told}: {'met' if is_met else 'MISSED'}"
+            text = f"{title(row)}: {target.told}: {found:.3g}{target.unit} ({bound})"
+            yield f"{text}: {'met' if is_met else 'MISSED'}"
 
 
 def title(row: Row) -> str:

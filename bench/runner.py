@@ -124,8 +124,8 @@ def _take_rounds(
         longest_s = max(longest_s, time.monotonic() - began_s)
         if time.monotonic() - told_s >= _QUIET_S:
             told_s = time.monotonic()
-            told = ", ".join(f"{key} {found:.3g}" for key, found in rounds[-1].items())
-            tell(f"{title}, round {number + 1}: {told}")
+            text = ", ".join(f"{key} {found:.3g}" for key, found in rounds[-1].items())
+            tell(f"{title}, round {number + 1}: {text}")
     rounds[-1] |= dict(_figures(bed.once, list(bed.once), left_out))
     return rounds, left_out
 

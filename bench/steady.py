@@ -132,12 +132,12 @@ def compete(
             for mode in (*modes[begin:], *modes[:begin]):
                 turn = take_turn(mode, fresh, Path(scratch), other)
                 turns[mode].append(turn)
-                told = "; ".join(
+                text = "; ".join(
                     f"{kind} "
                     + " ".join(f"p{p} x{ratios([turn], kind, at)[0]:.2f}" for at, p in enumerate(PERCENTILES))
                     for kind in RATES
                 )
-                tell(f"round {number + 1} of {n_rounds}: {mode}: {turn['rate']:,}/s; {told}")
+                tell(f"round {number + 1} of {n_rounds}: {mode}: {turn['rate']:,}/s; {text}")
     return turns
 
 
@@ -182,9 +182,9 @@ def _lines(row: dict[str, Any]) -> Iterator[str]:
         for kind in RATES:
             beside = (statistics.median(turn[kind]["beside"][at] for turn in turns) / 1e3 for at in range(3))
             found = (interval(ratios(turns, kind, at), statistics.geometric_mean) for at in range(3))
-            told = " ".join(f"{ms:.2f}" for ms in beside)
+            text = " ".join(f"{ms:.2f}" for ms in beside)
             cells.append(
-                f"{told}: " + ", ".join(f"{one:.2f} ({least:.2f} to {most:.2f})" for one, least, most in found)
+                f"{text}: " + ", ".join(f"{one:.2f} ({least:.2f} to {most:.2f})" for one, least, most in found)
             )
         yield f"| {mode} | {' | '.join(cells)} |"
     yield ""

@@ -161,8 +161,8 @@ def measure(where: str, asked: argparse.Namespace) -> Row:
             for subject in (*list(turns)[begin:], *list(turns)[:begin]):
                 turn = take_turn(Work(subject, where, source, n, None))
                 turns[subject].append(turn)
-                told = ", ".join(f"{key} {turn[key] * 1e3:.2f}" for way in (SWAP, MV) for key in _told(way))
-                tell(f"{where}: round {number + 1} of {n_rounds}: {subject}: {told} ms")
+                text = ", ".join(f"{key} {turn[key] * 1e3:.2f}" for way in (SWAP, MV) for key in _told(way))
+                tell(f"{where}: round {number + 1} of {n_rounds}: {subject}: {text} ms")
     return {
         "scene": where,
         "n_files": n,

@@ -359,12 +359,12 @@ class OrphansScreen(TableScreen):
     def title_text(self) -> str:
         """See TableScreen."""
         rows = self._rows or []
-        known = sum(row.n_bytes for row in rows if row.n_bytes >= 0)
+        known_bytes = sum(row.n_bytes for row in rows if row.n_bytes >= 0)
         n_unknown = sum(row.n_bytes < 0 for row in rows)
         unknown = f" and {n_unknown:,} of unknown size" if n_unknown else ""
         where = ", ".join(map(printable, self._volumes))
         orphans = "1 orphan" if len(rows) == 1 else f"{len(rows):,} orphans"
-        title = f"trashd: {orphans}, {format_size(known)}{unknown}, by {ORDERS[self._order]}"
+        title = f"trashd: {orphans}, {format_size(known_bytes)}{unknown}, by {ORDERS[self._order]}"
         return f"{title}  {where}" if where else title
 
     def detail_text(self) -> Sequence[str]:

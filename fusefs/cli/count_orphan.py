@@ -79,8 +79,12 @@ def count_orphan(
         asked = call_in_folder(kernel, volumes, entry, ask, MeasuredSize)
     except OSError as error:
         raise from_os(error, entry.id) from error
-    known = [size for size in (asked.size, kept) if size is not None]
-    size = max(known, key=lambda one: one.n_bytes, default=None) if asked.is_stopped else next(iter(known), None)
+    known_sizes = [size for size in (asked.size, kept) if size is not None]
+    size = (
+        max(known_sizes, key=lambda one: one.n_bytes, default=None)
+        if asked.is_stopped
+        else next(iter(known_sizes), None)
+    )
     return CountedOrphan(entry, size, asked.n_failed, asked.is_stopped or stops())
 
 

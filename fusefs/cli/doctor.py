@@ -47,7 +47,7 @@ from fusefs.linux.mount_calls import MountLine, read_mount_lines
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.pressure import PRESSURE, Psi, StallTimes
 from fusefs.linux.runtime_directories import runtime_dir
-from fusefs.linux.uring_offer import read_facts
+from fusefs.linux.uring_facts import read_facts
 from fusefs.store.doctor import check_folder, check_registry, check_store, check_vouched
 from fusefs.store.find_stores import discover_stores, stores_at
 from fusefs.store.layout import Store, UserFolder

@@ -39,7 +39,7 @@ from fusefs.core.uring_choice import known_faults
 from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.linux.runtime_directories import MOUNTS_RUNTIME, make_dir
 from fusefs.linux.systemd import SystemdNotifier, make_handler
-from fusefs.linux.uring_offer import read_facts
+from fusefs.linux.uring_facts import read_facts
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
 """Open files: below the first the command warns; the second is systemd's hard limit for a service."""
@@ -130,32 +130,32 @@ def _explain(path: bytes, *, as_json: bool) -> int:
     """
     from fusefs.mount.places.find_mounts import mounts_of, read_counters
 
-    seen = [read_counters(mount) for mount in mounts_of(path)]
-    for one in seen:
+    observed_mounts = [read_counters(mount) for mount in mounts_of(path)]
+    for one in observed_mounts:
         if not one.fast_paths:
             raise NotFound(
                 f"the fast paths of {printable(one.point)}",
                 "the daemon is an older version: unmount it, and mount it again",
             )
     if as_json:
-        for one in seen:
+        for one in observed_mounts:
             reasons = {path.name: FastPathReason(path.is_on, path.why) for path in one.fast_paths}
             output.as_json(MountExplained(one.point, one.source, one.is_running, reasons))
     else:
-        print("\n\n".join("\n".join(_explain_lines(one)) for one in seen))
+        print("\n\n".join("\n".join(_explain_lines(one)) for one in observed_mounts))
     return output.exit_code(
-        [0 if one.is_running else output.print_error(DaemonGone(one.point), as_json=as_json) for one in seen]
+        [0 if one.is_running else output.print_error(DaemonGone(one.point), as_json=as_json) for one in observed_mounts]
     )
 
 
-def _explain_lines(seen: ObservedMount) -> list[str]:
+def _explain_lines(mount: ObservedMount) -> list[str]:
     rows = [
         (f"  {printable_text(one.name)}", "on" if one.is_on else "off", printable_text(one.why))
-        for one in seen.fast_paths
+        for one in mount.fast_paths
     ]
-    few = few_files(seen)
+    few = few_files(mount)
     lines = [] if few is None else [f"  {few.what}", f"    hint: {few.hint}"]
-    return [f"{printable(seen.point)} serves {printable(seen.source)}", *output.aligned(rows), *lines]
+    return [f"{printable(mount.point)} serves {printable(mount.source)}", *output.aligned(rows), *lines]
 
 
 def serve(
@@ -223,22 +223,22 @@ def _warn_of_other_ways(target: bytes) -> None:
         )
 
 
-def few_files(seen: ObservedMount) -> Finding | None:
+def few_files(mount: ObservedMount) -> Finding | None:
     """A finding if root's daemon of a mount has a low limit of open files; None if it is high or unknown."""
-    from fusefs.mount.native._core import most_of_one
+    from fusefs.mount.native._core import max_handles_of_user
     from fusefs.mount.tree.mount_state import n_client_handles
 
     try:
-        with open(f"/proc/{seen.stats.table.pid}/limits", encoding="ascii") as file:
+        with open(f"/proc/{mount.stats.table.pid}/limits", encoding="ascii") as file:
             limit = None if os.fstat(file.fileno()).st_uid else _OPEN_FILES.search(file.read())
     except OSError:
         return None
-    if limit is None or not seen.is_running or int(limit[1]) >= _FEW_FILES:
+    if limit is None or not mount.is_running or int(limit[1]) >= _FEW_FILES:
         return None
-    most = most_of_one(n_client_handles(int(limit[1])))
+    most = max_handles_of_user(n_client_handles(int(limit[1])))
     what = f"open-file limit is {limit[1]} for the whole mount ({most} per user)"
     hint = f"raise it: LimitNOFILE={_MANY_FILES} in the unit, or ulimit -Hn {_MANY_FILES} before trashd mount"
-    return Finding(printable(seen.point), what, hint)
+    return Finding(printable(mount.point), what, hint)
 
 
 def run_in_background(body: Callable[[Ready], int]) -> int:

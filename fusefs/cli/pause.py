@@ -123,8 +123,8 @@ def _may_be_in(one: VolumeStatus, volume: bytes | None) -> bool:
     """Whether a pause of a directory applies to a served volume; the path of a user's store may be known in part."""
     if volume is None or one.owner is None:
         return volume in (None, one.root_path())
-    seen = one.public_path()
-    return is_inside(seen, volume) or (seen != one.root_path() and is_inside(volume, seen))
+    public_path = one.public_path()
+    return is_inside(public_path, volume) or (public_path != one.root_path() and is_inside(volume, public_path))
 
 
 def named(volumes: tuple[bytes, ...]) -> list[bytes | None]:
@@ -138,8 +138,8 @@ def format_volume(volume: bytes | None) -> str:
 def is_running(runtime: bytes) -> bool:
     from fusefs.service.state_files import read_status
 
-    seen = read_status(runtime)
-    return seen is not None and seen.is_running
+    status = read_status(runtime)
+    return status is not None and status.is_running
 
 
 @click.command("resume", cls=Command, short_help="Resume deletion by the reaper service after a pause.")

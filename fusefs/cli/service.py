@@ -29,7 +29,7 @@ from fusefs.linux import systemd
 from fusefs.linux.kernel import OTHERS_WRITE
 from fusefs.linux.runtime_directories import replace_file
 from fusefs.linux.systemd import make_handler, set_log_handler
-from fusefs.linux.uring_offer import enable_uring, read_facts
+from fusefs.linux.uring_facts import enable_uring, read_facts
 
 _PACKAGE = Path(__file__).parents[1]
 _HOMES = (_PACKAGE / "share", _PACKAGE.parent, _PACKAGE.parent / "build")

@@ -502,7 +502,7 @@ def _sweep(
 ) -> Swept:
     from fusefs.engine.pace import open_pacer
     from fusefs.sweep.request import Request, SweepOptions, ToCount
-    from fusefs.sweep.run import run_request as sweep
+    from fusefs.sweep.run_sweep import run_request as sweep
 
     act: Any = ToCount(_act(options)) if counts else _act(options)
     request = Request(options.directory, options.selection, act, options.most, names, options.n_workers)

@@ -286,7 +286,7 @@ def beyond_quota(trash: OrphansByUser, volume: VolumePolicy, total_bytes: int) -
 
     Orphans that were not counted are ignored, and so are claimed ones, which are being deleted.
     """
-    sizes = [size for known in trash.values() for _known, size in _counted(known)]
+    sizes = [size for orphans in trash.values() for _orphan, size in _counted(orphans)]
     return SpaceNeeded(
         _excess((size.n_inodes for size in sizes), volume.quota.inodes),
         _excess((size.n_bytes for size in sizes), volume.quota.limit_bytes(total_bytes)),
@@ -302,9 +302,9 @@ def choose_early_deletions(
     user with less trash loses nothing, whatever others have pinned. Orphans that are pinned, kept or too young stay.
     is_exact   whether the exact amount matters; otherwise orphans too small to help are left out
     """
-    held = {uid: list(_counted(known)) for uid, known in trash.items()}
-    n_inodes = {uid: sum(size.n_inodes for _known, size in ones) for uid, ones in held.items()}
-    n_bytes = {uid: sum(size.n_bytes for _known, size in ones) for uid, ones in held.items()}
+    held = {uid: list(_counted(orphans)) for uid, orphans in trash.items()}
+    n_inodes = {uid: sum(size.n_inodes for _orphan, size in ones) for uid, ones in held.items()}
+    n_bytes = {uid: sum(size.n_bytes for _orphan, size in ones) for uid, ones in held.items()}
     inode_level = _level(n_inodes.values(), sum(n_inodes.values()) - needed.n_inodes)
     byte_level = _level(n_bytes.values(), sum(n_bytes.values()) - needed.n_bytes)
     chosen: list[tuple[ContainerId, OrphanSize]] = []
@@ -319,13 +319,13 @@ def choose_early_deletions(
     for uid, surplus in sorted(surplus_of.items(), key=lambda one: (-one[1].n_bytes, -one[1].n_inodes, one[0])):
         if surplus.is_met():
             continue
-        for known, size in sorted(held[uid], key=lambda one: (-age_s(one[0], clock), one[0].id)):
+        for orphan, size in sorted(held[uid], key=lambda one: (-age_s(one[0], clock), one[0].id)):
             if surplus.is_met() or remaining.is_met():
                 break
-            due_s = due_in_s(known, volume.rules_for(known.origin), clock, early=True)
+            due_s = due_in_s(orphan, volume.rules_for(orphan.origin), clock, early=True)
             if due_s is None or due_s > 0:
                 continue
-            chosen.append((known.id, size))
+            chosen.append((orphan.id, size))
             surplus, remaining = surplus.minus(size), remaining.minus(size)
     if not is_exact:
         _drop_too_small(chosen, needed)
@@ -343,7 +343,7 @@ def _drop_too_small(chosen: list[tuple[ContainerId, OrphanSize]], needed: SpaceN
 
 
 def _counted(trash: Iterable[KnownOrphan]) -> Iterator[tuple[KnownOrphan, OrphanSize]]:
-    return ((known, known.size) for known in trash if known.size is not None and not known.is_claimed)
+    return ((orphan, orphan.size) for orphan in trash if orphan.size is not None and not orphan.is_claimed)
 
 
 def _excess(sizes: Iterable[int], limit: int | None) -> int:

@@ -445,14 +445,14 @@ class SettingsReader:
         """A hint for an unknown key: a similar key, or where the key belongs."""
         from difflib import get_close_matches  # imported for typing errors only
 
-        known = [name for name, kind in schema.items() if not isinstance(kind, RemovedKey | RenamedKey)]
-        near = get_close_matches(key[:100], known, 1)
+        known_keys = [name for name, kind in schema.items() if not isinstance(kind, RemovedKey | RenamedKey)]
+        near = get_close_matches(key[:100], known_keys, 1)
         if near:
             return f"did you mean {near[0]}?"
         if key in self._schema:
             return "write it above all tables, or as a table of its own"
         inside = [f"[{name}]" for name, inner in self._schema.items() if key in _schema_in(inner)]
-        return f"it stands below {' or '.join(inside)}" if inside else f"known keys: {', '.join(known)}"
+        return f"it stands below {' or '.join(inside)}" if inside else f"known keys: {', '.join(known_keys)}"
 
     def _read_value(self, raw: Any, kind: ValueKind, place: ConfigKey, to: Key) -> None:
         try:

@@ -56,7 +56,7 @@ from fusefs.sweep.request import (
     identify,
     refuse_stale,
 )
-from fusefs.sweep.run import DEFAULT_SWEEP, run_request
+from fusefs.sweep.run_sweep import DEFAULT_SWEEP, run_request
 
 _ALL = Selection(types=frozenset(KINDS))
 
@@ -96,22 +96,22 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
         pacers = _Pacers(kernel, how, owned)
         ways = {path: one.way for path, one in lists.items()}
         with errors_about("can't read the directories that earlier runs noted"):
-            seen = owned.enter_context(load_seen_directories()) if must_check_owners() else None
+            seen_directories = owned.enter_context(load_seen_directories()) if must_check_owners() else None
         for rule in rules:
             listed = CountedPurges() if rule.purge is None else lists[rule.purge.directory]
-            for told in _carry_out(kernel, rule, how, pacers, listed, ways, seen):
+            for result in _carry_out(kernel, rule, how, pacers, listed, ways, seen_directories):
                 # A directory that is gone is empty; any other failed directory may contain files that are not listed.
-                is_failed = isinstance(told, SkippedRule) and not isinstance(told.error, NotFound | None)
+                is_failed = isinstance(result, SkippedRule) and not isinstance(result.error, NotFound | None)
                 if rule.purge is not None and is_failed:
                     listed.lack()
-                yield told
+                yield result
             if how.wishes.stops():
                 return
         for path, one in lists.items():
             yield _publish(path, one)
-        if seen is not None and how.runs:
+        if seen_directories is not None and how.runs:
             with errors_about("can't save the directories that this run noted"):
-                seen.save()
+                seen_directories.save()
 
 
 def _publish(path: bytes, lists: CountedPurges) -> PurgeListsResult:
@@ -148,12 +148,12 @@ def _carry_out(
     pacers: _Pacers,
     lists: CountedPurges,
     ways: _Ways,
-    seen: SeenDirectories | None,
+    seen_directories: SeenDirectories | None,
 ) -> Iterator[RuleResult | SkippedRule]:
     """Apply one rule in each of its directories."""
     is_any = False
-    seen = None if seen is None else seen._replace(rule=rule.directory)
-    for found in find_directories(kernel, rule.directory, None, seen):
+    seen_directories = None if seen_directories is None else seen_directories._replace(rule=rule.directory)
+    for found in find_directories(kernel, rule.directory, None, seen_directories):
         if how.wishes.stops():
             return
         is_any = True
@@ -172,16 +172,16 @@ def _carry_out(
                     key = "trusts_atime = true in the rule"
                     refuse_stale(scope, rule.times(), how.now_ns, takes_dirs=rule.uses_directory_times(), key=key)
                 there = how._replace(wishes=how.wishes._replace(pacer=pacers.on(found.fd)))
-                one = _RuleRun(kernel, rule, there, lists, found, scope, seen)
+                one = _RuleRun(kernel, rule, there, lists, found, scope, seen_directories)
                 yield RuleResult(rule, one.units() if rule.is_unit else one.entries())
                 if rule.purge is not None and not rule.is_unit and not how.wishes.stops():
                     one.list_soon()
         except OtherFilesystem as error:
-            told: TrashdError = OtherFilesystem(error.detail, _rsync_line(rule, found.path))
-            yield SkippedRule(rule, found.path, told.message_about(printable(found.path)), told)
+            converted: TrashdError = OtherFilesystem(error.detail, _rsync_line(rule, found.path))
+            yield SkippedRule(rule, found.path, converted.message_about(printable(found.path)), converted)
         except (TrashdError, OSError) as error:
-            told = from_os(error, found.path)
-            yield SkippedRule(rule, found.path, told.message_about(printable(found.path)), told)
+            converted = from_os(error, found.path)
+            yield SkippedRule(rule, found.path, converted.message_about(printable(found.path)), converted)
     if not is_any:
         yield SkippedRule(rule, rule.directory, "no such directory")
 
@@ -213,7 +213,7 @@ class _RuleRun:
         lists: CountedPurges,
         found: MatchedDirectory,
         scope: Scope,
-        seen: SeenDirectories | None,
+        seen_directories: SeenDirectories | None,
     ) -> None:
         self._kernel = kernel
         self._rule = rule
@@ -224,7 +224,9 @@ class _RuleRun:
         self._ahead_ns = 0 if rule.purge is None else rule.purge.ahead_s * SECOND_NS
         # The engine opens the path once more, and by this checks that it is still the same directory.
         here = identify(kernel, scope.sides.names_fd())
-        boundary = None if found.whose is None else TakingBoundary(found.whose, seen, is_judged=rule.is_unit)
+        boundary = (
+            None if found.whose is None else TakingBoundary(found.whose, seen_directories, is_judged=rule.is_unit)
+        )
         self._boundary = boundary if must_check_owners() else None
         self._request = Request(
             found.path, rule.selection, _act(rule), most=rule.most, inode=here, boundary=self._boundary
@@ -245,8 +247,8 @@ class _RuleRun:
         )
         since_ns = None if self._since_ns is None else self._since_ns + self._ahead_ns
         listing = listing._replace(spares=partial(_why_unlisted, since_ns=since_ns))
-        seen = run_request(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
-        if seen.sums.n_failed or seen.why:
+        swept = run_request(self._kernel, listing, self._how.wishes._replace(progress=lambda _sums: None))
+        if swept.sums.n_failed or swept.why:
             self._lists.lack()
 
     def units(self) -> Swept:

@@ -24,7 +24,7 @@ from typing import NamedTuple, Self
 from fusefs.core.errors import Busy, NoStore, NotPermitted, TrashdError, Untrusted
 from fusefs.core.identity import IdentityMatch, compare
 from fusefs.core.names import STORE, Name, parse_user_store_name
-from fusefs.core.node_beats import (
+from fusefs.core.node_heartbeats import (
     HEARTBEAT_BYTES,
     Heartbeat,
     decode_heartbeat,

@@ -36,7 +36,6 @@ from fusefs.core.record import Method
 from fusefs.linux.children import user_name
 from fusefs.linux.mountinfo import DAEMON_GONE, is_inside
 from fusefs.service import timers
-from fusefs.service.known_volumes import NO_GRACE, Grace
 from fusefs.service.messages import (
     Answer,
     ContainerEntry,
@@ -52,6 +51,7 @@ from fusefs.service.messages import (
     Tended,
 )
 from fusefs.service.open_volume import OpenVolume, VolumeSpace
+from fusefs.service.remembered_volumes import NO_GRACE, Grace
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.user_state import FolderPart, ReapProgress, UserState, note_once
 from fusefs.service.volume_figures import VolumeFigures

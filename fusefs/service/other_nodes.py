@@ -19,7 +19,7 @@ import trio
 from fusefs.core.container_states import State
 from fusefs.core.errors import TrashdError
 from fusefs.core.names import Name, is_container_id
-from fusefs.core.node_beats import Heartbeat, HeartbeatWatch, PollInterval
+from fusefs.core.node_heartbeats import Heartbeat, HeartbeatWatch, PollInterval
 from fusefs.core.service_status import SeenNode
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import stat_from_server
@@ -163,7 +163,7 @@ class OtherNodes:
         # A folder that could not be checked now keeps its last state.
         keys = {(uid, base) for uid, user in users.items() for base in user.parts}
         self._folder_states = {
-            key: look for key, look in {**self._folder_states, **result.parts}.items() if key in keys
+            key: folder_state for key, folder_state in {**self._folder_states, **result.parts}.items() if key in keys
         }
         return has_changed
 

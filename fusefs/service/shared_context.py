@@ -20,7 +20,7 @@ from fusefs.linux.machine_identity import clocks_ns
 from fusefs.service.event_outlets import EventLimit
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
-from fusefs.service.known_volumes import RememberedVolumes
+from fusefs.service.remembered_volumes import RememberedVolumes
 from fusefs.service.state_files import load_clock, save_clock
 
 _LOG = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fusefs.core.node_beats import HEARTBEAT_S, LEAST_POLL_S
+from fusefs.core.node_heartbeats import HEARTBEAT_S, LEAST_POLL_S
 from fusefs.reaper.not_removed import DOUBT_PAUSES_S
 
 

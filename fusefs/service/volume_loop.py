@@ -24,7 +24,6 @@ from fusefs.linux.mountinfo import RulePath
 from fusefs.service import timers
 from fusefs.service.folder_watch import FolderWatches
 from fusefs.service.forker import ForkerLost
-from fusefs.service.known_volumes import ServedVolume
 from fusefs.service.open_volume import (
     Elsewhere,
     OpenVolume,
@@ -39,6 +38,7 @@ from fusefs.service.open_volume import (
 )
 from fusefs.service.orphan_schedule import TROUBLE, Trouble
 from fusefs.service.other_nodes import OtherNodes
+from fusefs.service.remembered_volumes import ServedVolume
 from fusefs.service.served_stores import Key, OwnStoreLimit
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread, in_time
 from fusefs.service.state_files import Pause

@@ -33,10 +33,10 @@ from fusefs.linux.user_ids import read_subordinates
 from fusefs.reaper.not_removed import CUT_OFF
 from fusefs.service import timers
 from fusefs.service.forker import ChildGone, ChildHandle, ForkerLost
-from fusefs.service.known_volumes import Grace
 from fusefs.service.messages import Heartbeat, Measure, Order, ReadRecords, Reap, Tend
 from fusefs.service.open_volume import OpenVolume, VolumeSpace, own_beat_name
 from fusefs.service.orphan_schedule import OrphanSchedule, RootTakeover, Trouble
+from fusefs.service.remembered_volumes import Grace
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_figures import VolumeFigures

@@ -71,7 +71,7 @@ REAPER_LOCK = Name(b"reaper.lock")
 RECORD = Name(b"record.json")
 RECORD_NEW = Name(b"record.json.new")
 TRANSFER_PREFIX = b"gate."
-"""Prefix of transfer directories in a container, each made for one rename (store/gate.py)."""
+"""Prefix of transfer directories in a container, each made for one rename (store/transfer_directory.py)."""
 LATE_PREFIX = b"late."
 """Prefix of entries that came into a container late or a second time."""
 OLD_CONTAINER = Name(b"old")

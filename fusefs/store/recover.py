@@ -53,12 +53,12 @@ from fusefs.store.container import (
     rewrite_record,
     superblock_in,
 )
-from fusefs.store.gate import late_name
 from fusefs.store.keep_entries import settle_kept
 from fusefs.store.layout import DROP, HOISTED, LATE_PREFIX, RECORD, RECORD_NEW, REPLACEMENT, TREE, UserFolder
 from fusefs.store.silent_nodes import Wait, remaining_wait_s
 from fusefs.store.stage import drop_stand_in, identify_at, make_record, remove_unrecorded, stage_new
 from fusefs.store.take_over import empty_old_containers, take_over
+from fusefs.store.transfer_directory import late_name
 from fusefs.store.victim_rename import (
     DirectRename,
     VisibleMove,

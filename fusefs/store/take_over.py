@@ -29,12 +29,12 @@ from fusefs.store.container import (
     rewrite_record,
     superblock_in,
 )
-from fusefs.store.gate import empty_into, move_parts, remove_transfer_directories
 from fusefs.store.layout import (
     OLD_CONTAINER,
     TREE,
 )
 from fusefs.store.stage import ATTEMPTS, discard_unmade
+from fusefs.store.transfer_directory import empty_into, move_parts, remove_transfer_directories
 from fusefs.store.victim_rename import grant_temporary_permission, mode_to_restore
 
 

@@ -32,7 +32,6 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.backing_and_mount import DIRECTORY, NO_SPACE_ERRNOS, READABLE, BackingAndMount, suppress_errno
 from fusefs.store.container import ClaimLost, HeldContainer, dissolve, hold, move_to_state, rewrite_record
-from fusefs.store.gate import transfer_directory
 from fusefs.store.layout import (
     CACHEDIR_TAG,
     DROP,
@@ -59,6 +58,7 @@ from fusefs.store.registry_lines import hint_for_unknown_maker
 from fusefs.store.reserve import SPARE_FOR_USER, call_with_room, is_used
 from fusefs.store.silent_nodes import Wait
 from fusefs.store.stage import identify_at, make_record, restock, stage_new
+from fusefs.store.transfer_directory import transfer_directory
 from fusefs.store.user_folders import (
     MOUNTED,
     NOT_MADE,
@@ -374,7 +374,7 @@ def discard_emptied(store: Store) -> None:
     kernel, olds = store.kernel, old_stores(store)
     if not olds:
         return
-    from fusefs.core.node_beats import is_heartbeat_name  # late: few stores have old ones
+    from fusefs.core.node_heartbeats import is_heartbeat_name  # late: few stores have old ones
 
     for old in olds:
         with suppress(OSError), kernel.open_dir(store.fd, old) as fd:

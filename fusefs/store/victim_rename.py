@@ -1,7 +1,7 @@
 """The few renames that others can see: of the victim's name, between its parent and a container.
 
-On shared filesystems each passes through a transfer directory (store/gate.py) and is checked afterwards. A rename may
-need a temporary permission: write access for a directory's owner, added for the duration of the rename.
+On shared filesystems each passes through a transfer directory (transfer_directory.py) and is checked afterwards. A
+rename may need a temporary permission: write access for a directory's owner, added for the duration of the rename.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from fusefs.store.backing_and_mount import (
     suppress_errno,
 )
 from fusefs.store.container import GONE_ERRNOS, HeldContainer, has_lost_record
-from fusefs.store.gate import late_name, transfer_directory
 from fusefs.store.layout import ANNOUNCED_PREFIX, REPLACEMENT, TREE, UserFolder, Volume
+from fusefs.store.transfer_directory import late_name, transfer_directory
 
 
 class VisibleMove(Enum):
     """Renames that can be done at the name."""
 
-    EXCHANGE = "the container's `tree` and the name's thing change places"
-    ASIDE = "the name's thing goes to the container's `tree`"
-    REPLACE = "the same, and the container's `fresh` gets the name at once: on shared filesystems only"
-    ASIDE_REPLACEMENT = "the name's thing goes to the container's `fresh`"
-    PLACE = "the container's `fresh` goes to the name, which is free"
-    BACK = "the container's `tree` goes to the name, which is free"
+    EXCHANGE = "exchange the container's `tree` and the entry at the name"
+    ASIDE = "move the entry at the name to the container's `tree`"
+    REPLACE = "as ASIDE, and move the container's `fresh` to the name at once: on shared filesystems only"
+    ASIDE_REPLACEMENT = "move the entry at the name to the container's `fresh`"
+    PLACE = "move the container's `fresh` to the name, which is free"
+    BACK = "move the container's `tree` to the name, which is free"
 
 
 _SOURCE_NAMES = {

@@ -67,18 +67,21 @@ def has_wildcards(pattern: bytes) -> bool:
 
 
 def find_directories(
-    kernel: Kernel, pattern: bytes, mounts: Sequence[Mount] | None = None, seen: SeenDirectories | None = None
+    kernel: Kernel,
+    pattern: bytes,
+    mounts: Sequence[Mount] | None = None,
+    seen_directories: SeenDirectories | None = None,
 ) -> Generator[SearchResult, None, None]:
     """The directories that match an absolute pattern, sorted; each is open until the next one is requested.
 
-    mounts  if they were read just now
-    seen    directories of one user in another's that an earlier run has seen
+    mounts            if they were read just now
+    seen_directories  directories of one user in another's that an earlier run has seen
     As in a shell, a wildcard matches no slash, nor a dot at the beginning of a name. Matches of a wildcard that are no
     directories (links are none) are silently skipped, and so are stores.
     """
     parts: list[_Part] = [_part(name) for name in pattern.split(b"/") if name]
     with kernel.open_path(b"/") as root:
-        search = _PatternSearch(kernel, root, read_mounts() if mounts is None else mounts, seen)
+        search = _PatternSearch(kernel, root, read_mounts() if mounts is None else mounts, seen_directories)
         yield from search.below(root, b"/", parts, _LINKS_MAX, 0)
 
 
@@ -126,10 +129,12 @@ def _open(directory: Fd, name: bytes) -> Fd:
 class _PatternSearch:
     """The search for one pattern from the root directory."""
 
-    def __init__(self, kernel: Kernel, root: Fd, mounts: Sequence[Mount], seen: SeenDirectories | None) -> None:
+    def __init__(
+        self, kernel: Kernel, root: Fd, mounts: Sequence[Mount], seen_directories: SeenDirectories | None
+    ) -> None:
         self._kernel = kernel
         self._root = root
-        self._seen_directories = seen
+        self._seen_directories = seen_directories
         self._ours = (0, os.geteuid())
         self._foreign = {mount.mnt_id: mount.owner for mount in mounts if mount.owner not in self._ours}
 

@@ -22,7 +22,7 @@ from fusefs.linux.mountinfo import read_mounts, relative_to
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.stage import SwapOptions
 from fusefs.sweep.request import Request, SweepOptions, ToTrash
-from fusefs.sweep.run import run_request
+from fusefs.sweep.run_sweep import run_request
 
 _AT_ONCE = 1024
 

@@ -23,7 +23,7 @@ from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.sweep.actions import DeleteMatches
 from fusefs.sweep.agenda import Job, SweepSlice, SweepSliceResult
 from fusefs.sweep.matcher import Dirs, SweepStrategy
-from fusefs.sweep.run import open_top, usual_boundary
+from fusefs.sweep.run_sweep import open_top, usual_boundary
 from fusefs.sweep.sweep_slice import SweepWorker
 
 _NO_DEVICE = -1

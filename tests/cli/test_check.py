@@ -39,8 +39,8 @@ def run_as_root(argv: list[str | Path]) -> subprocess.CompletedProcess[bytes]:
 def snapshot_of(scene: SwapPlace, victim: Path, *, is_behind: bool) -> list[EntrySnapshot]:
     """All of its volume; of directories that are not the caller's without the times, which that user can't restore."""
     top = next(path for path in (victim, *victim.parents) if path.is_mount())
-    seen = snapshot(top, with_times=not is_behind)
-    return [one if scene.uid in (0, one.uid) else one._replace(mtime_ns=None) for one in seen]
+    tree_before = snapshot(top, with_times=not is_behind)
+    return [one if scene.uid in (0, one.uid) else one._replace(mtime_ns=None) for one in tree_before]
 
 
 @pytest.mark.needs("loop")

@@ -96,9 +96,9 @@ def test_a_reap_says_why_it_keeps_what_the_clock_calls_expired(volume: Path, sta
 @pytest.mark.parametrize("set_s", [SET_S, -SET_S])
 def test_list_tells_the_time_that_is_left_by_the_time_that_passed(volume: Path, state: Path, set_s: int) -> None:
     made(volume, "young", 60, set_s)
-    (told,) = trashd("list", "--json", "--volume", volume, STATE_DIRECTORY=str(state)).objects()
-    assert 6 * DAY_S < told["restorable_for_s"] <= 7 * DAY_S - 60
-    assert round(told["clock_set_ns"] / S / DAY_S) == set_s / DAY_S
+    (list_result,) = trashd("list", "--json", "--volume", volume, STATE_DIRECTORY=str(state)).objects()
+    assert 6 * DAY_S < list_result["restorable_for_s"] <= 7 * DAY_S - 60
+    assert round(list_result["clock_set_ns"] / S / DAY_S) == set_s / DAY_S
     assert " 1m" in trashd("list", "--volume", volume, STATE_DIRECTORY=str(state)).out
 
 

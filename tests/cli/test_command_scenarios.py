@@ -70,8 +70,8 @@ def test_later_versions_may_add_keys_and_take_none() -> None:
 def test_what_is_told_of_an_end_of_a_mount_is_as_its_schema_says() -> None:
     with workbench() as bench:
         done_well("mount", bench / "source", bench / "target")
-        (told,) = done_well("umount", "--json", bench / "target").objects()
-    assert complaints("umount", told) == []
+        (umount_result,) = done_well("umount", "--json", bench / "target").objects()
+    assert complaints("umount", umount_result) == []
 
 
 ROOT = Path(__file__).parents[2]

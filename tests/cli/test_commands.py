@@ -129,9 +129,9 @@ def test_restore_of_a_sweep_says_what_has_its_name_taken_and_brings_it_later(vol
 
 
 def test_reap_by_id_before_its_time_needs_now(volume: Path) -> None:
-    told = swapped(make_victim(volume))
-    assert trashd("reap", "--volume", volume, told["id"]).code == 13
-    done_well("reap", "--now", "--volume", volume, told["id"])
+    swap_result = swapped(make_victim(volume))
+    assert trashd("reap", "--volume", volume, swap_result["id"]).code == 13
+    done_well("reap", "--now", "--volume", volume, swap_result["id"])
     assert listed(volume) == []
 
 
@@ -160,8 +160,8 @@ def test_init_again_changes_nothing(volume: Path) -> None:
 
 
 def test_the_bar_is_for_terminals_only(volume: Path) -> None:
-    told = swapped(make_victim(volume))
-    done = done_well("reap", "--now", "--volume", volume, told["id"])
+    swap_result = swapped(make_victim(volume))
+    done = done_well("reap", "--now", "--volume", volume, swap_result["id"])
     assert done.err == ""
     assert "\x1b" not in done.out
 
@@ -339,9 +339,9 @@ def test_every_command_is_refused_and_says_what_helps(volume: Path, broken: str)
     for line in COMMANDS:
         done = trashd(*line.replace("ID", broken).split(), cwd=volume)
         assert done.code == (INCOMPLETE if line == "du" else NO_STORE), (line, done)
-        told = done.out + done.err
-        assert told.count("damaged trash store") == 1, (line, done)
-        assert f"trashd init {volume}" in told, (line, done)
+        output = done.out + done.err
+        assert output.count("damaged trash store") == 1, (line, done)
+        assert f"trashd init {volume}" in output, (line, done)
         assert snapshot(volume) == before, line
 
 
@@ -403,9 +403,9 @@ def test_no_command_changes_a_store_of_an_unknown_format(volume: Path, unknown: 
     for line in (*COMMANDS, "init ."):
         done = trashd(*line.replace("ID", "20261121").split(), cwd=volume)
         assert done.code == (INCOMPLETE if line == "du" else NO_STORE), (line, done)
-        told = done.out + done.err
-        assert f"{volume}/.trashd/volume.json (format {unknown}): trash store of an unknown" in told, (line, done)
-        assert f"mv {volume}/.trashd {volume}/.trashd-old" in told, (line, done)
+        output = done.out + done.err
+        assert f"{volume}/.trashd/volume.json (format {unknown}): trash store of an unknown" in output, (line, done)
+        assert f"mv {volume}/.trashd {volume}/.trashd-old" in output, (line, done)
         assert snapshot(volume, with_times=True) == before, line
 
 

@@ -210,8 +210,8 @@ def test_init_and_doctor_say_what_it_means_until_it_is_noted() -> None:
         assert XATTR not in os.listxattr(volume / ".trashd")
         assert "records that root created it" in done.err
         assert f"trashd init --known {volume}" in done.err
-        told = json.loads(in_a_container("init", "--json", volume).out)
-        assert "CAP_SYS_ADMIN" in told["unnoted"]
+        init_result = json.loads(in_a_container("init", "--json", volume).out)
+        assert "CAP_SYS_ADMIN" in init_result["unnoted"]
         doctor = trashd("doctor", volume)
         assert doctor.code == 1
         assert "records that root created it" in doctor.out
@@ -232,6 +232,6 @@ def test_a_root_who_cannot_note_it_makes_no_common_store() -> None:
 
 def test_a_store_on_which_it_is_noted_is_told_as_ever() -> None:
     with tmpfs_volume() as volume:
-        (told,) = done_well("init", "--json", volume).objects()
-        assert told["unnoted"] == ""
+        (init_result,) = done_well("init", "--json", volume).objects()
+        assert init_result["unnoted"] == ""
         assert in_a_container("init", volume).err == ""

@@ -36,9 +36,9 @@ def blocks(identifier: str, volume: Path, uid: int = 0) -> int:
 @pytest.mark.quick("du")
 def test_what_each_takes_is_counted_and_the_largest_comes_first(volume: Path) -> None:
     ids = {name: taken(volume, name, n) for name, n in (("small", 1), ("large", 3), ("middle", 2))}
-    told = done_well("du", "--json", "--volume", volume).objects()
-    assert [one["id"] for one in told] == [ids["large"], ids["middle"], ids["small"]]
-    for one in told:
+    du_results = done_well("du", "--json", "--volume", volume).objects()
+    assert [one["id"] for one in du_results] == [ids["large"], ids["middle"], ids["small"]]
+    for one in du_results:
         assert one["n_bytes"] == blocks(one["id"], volume)
     assert "root: 6.0" in done_well("du", "--volume", volume).out
     (only,) = done_well("du", "--json", "--larger", "3M", "--volume", volume).objects()
@@ -186,8 +186,8 @@ def test_nobody_sees_what_anothers_take_but_root(volume: Path) -> None:
     volume.chmod(0o777)
     mine = taken(volume, "roots", 1)
     his = as_user(USER, partial(taken, volume, "his", 2))
-    told = as_user(USER, partial(done_well, "du", "--json", "--volume", volume)).objects()
-    assert [one["id"] for one in told] == [his]
+    du_results = as_user(USER, partial(done_well, "du", "--json", "--volume", volume)).objects()
+    assert [one["id"] for one in du_results] == [his]
     assert [one["id"] for one in done_well("du", "--json", "--volume", volume).objects()] == [his, mine]
     (one,) = done_well("du", "--json", "--user", str(USER), "--volume", volume).objects()
     assert one["id"] == his
@@ -216,8 +216,8 @@ def test_a_list_is_chosen_and_sorted(volume: Path) -> None:
 
 def test_what_its_owner_cannot_look_at_is_at_least(volume: Path) -> None:
     home = owned(make_tree(volume / "home", {"job": {"closed": {"file": "x" * 10_000}}}), USER)
-    told = as_user(USER, partial(swapped, home / "job"))
-    closed = Path(told["store"]) / "orphans" / told["id"] / "tree/closed"
+    swap_result = as_user(USER, partial(swapped, home / "job"))
+    closed = Path(swap_result["store"]) / "orphans" / swap_result["id"] / "tree/closed"
     closed.chmod(0)
     done = as_user(USER, partial(trashd, "du", "--volume", volume))
     assert done.code == 13, done

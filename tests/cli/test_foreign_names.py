@@ -123,8 +123,8 @@ View = Callable[[Path], str]
 
 def view_list(volume: Path) -> str:
     swapped_by_alice(volume)
-    told = said(trashd("list", "--volume", volume)) + said(trashd("du", "--volume", volume))
-    return told + "".join(said(trashd("list", "--path", path, "--volume", volume)) for path in worst(volume))
+    output = said(trashd("list", "--volume", volume)) + said(trashd("du", "--volume", volume))
+    return output + "".join(said(trashd("list", "--path", path, "--volume", volume)) for path in worst(volume))
 
 
 def view_check(volume: Path) -> str:
@@ -134,18 +134,18 @@ def view_check(volume: Path) -> str:
 
 def view_undo(volume: Path) -> str:
     words = " ".join(shell_word(raw(path)) for path in victims(volume))
-    told = said(in_a_shell(f"trashd rm {words}", "trashd undo", cwd=volume))
-    return told + said(in_a_shell(f"trashd swap {words}", "trashd undo", "trashd undo", cwd=volume))
+    output = said(in_a_shell(f"trashd rm {words}", "trashd undo", cwd=volume))
+    return output + said(in_a_shell(f"trashd swap {words}", "trashd undo", "trashd undo", cwd=volume))
 
 
 def view_ls_and_diff(volume: Path) -> str:
     for path in victims(volume):
         (path / "link").symlink_to(path / "nowhere")
-    told = ""
+    output = ""
     lines = (("ls", ""), ("diff", ""), ("ls", ":link"), ("cat", f":{os.fsdecode(NAMES['c1'])}/gone"))
     for one, (verb, inside) in zip(swapped_by_alice(volume), itertools.cycle(lines), strict=False):  # all have the same
-        told += said(trashd(verb, "--volume", volume, f"{one}{inside}"))
-    return told + each(volume, *(f"{verb} --volume {volume}" for verb in ("ls", "diff", "cat")))
+        output += said(trashd(verb, "--volume", volume, f"{one}{inside}"))
+    return output + each(volume, *(f"{verb} --volume {volume}" for verb in ("ls", "diff", "cat")))
 
 
 @contextmanager
@@ -164,20 +164,20 @@ def held(path: Path, comm: bytes) -> Iterator[None]:
 
 
 def view_holders(volume: Path) -> str:
-    told = ""
+    output = ""
     for path in victims(volume)[:2]:
         for comm in (b"\x1b[31m\xff", "\x9b\u202ex".encode()):
             with held(path, comm):
-                told += said(trashd("holders", path))
-    return told
+                output += said(trashd("holders", path))
+    return output
 
 
 def view_doctor(volume: Path) -> str:
     made = strange(volume)
-    told = said(trashd("doctor", volume))
+    output = said(trashd("doctor", volume))
     for path in made:
         shutil.rmtree(path)
-    return told
+    return output
 
 
 def strange(volume: Path) -> list[Path]:
@@ -195,20 +195,20 @@ def view_reap_of_what_stays(volume: Path) -> str:
         for one in path.iterdir():
             set_flags(one, IMMUTABLE)
     ids = swapped_by_alice(volume)
-    told = said(trashd("reap", "--now", "--volume", volume, *ids))
-    told += said(trashd("list", "--volume", volume))
-    told += said(trashd("reap", "--force", "--volume", volume, "--yes", *ids))
-    return told + said(trashd("list", "--volume", volume))
+    output = said(trashd("reap", "--now", "--volume", volume, *ids))
+    output += said(trashd("list", "--volume", volume))
+    output += said(trashd("reap", "--force", "--volume", volume, "--yes", *ids))
+    return output + said(trashd("list", "--volume", volume))
 
 
 def view_sweep(volume: Path) -> str:
-    told = said(trashd("sweep", volume / "alice", "--type", "f", "--size", "-1M", "--dry-run"))
+    output = said(trashd("sweep", volume / "alice", "--type", "f", "--size", "-1M", "--dry-run"))
     for path in victims(volume)[1::3]:
         set_flags(path / os.fsdecode(NAMES["escapes"]), IMMUTABLE)
-        told += said(trashd("sweep", path, "--type", "f", "--delete"))
-        told += said(trashd("sweep", path, "--type", "f", "--move-to", path / "gone"))
+        output += said(trashd("sweep", path, "--type", "f", "--delete"))
+        output += said(trashd("sweep", path, "--type", "f", "--move-to", path / "gone"))
         set_flags(path / os.fsdecode(NAMES["escapes"]), 0)
-    return told + said(trashd("sweep", volume / "alice", "--name", "[[]*", "--type", "d"))
+    return output + said(trashd("sweep", volume / "alice", "--name", "[[]*", "--type", "d"))
 
 
 def view_sweep_of_a_list(volume: Path) -> str:
@@ -217,37 +217,37 @@ def view_sweep_of_a_list(volume: Path) -> str:
 
 
 def view_plan(volume: Path) -> str:
-    told = ""
+    output = ""
     for path in (*worst(volume), volume / "alice" / os.fsdecode(NAMES["markup"])):
         plan = volume / f"{os.path.basename(path)[:80]}.toml"
         if "\udcff" not in str(path) and str(path).isprintable():
             plan.write_text(f'[[rule]]\ndirectory = {json.dumps(str(path))}\nname = "*"\n', encoding="utf-8")
         else:
             plan.write_text('[[rule]]\ndirectory = 1\nname = "*"\n', encoding="utf-8")
-        told += said(trashd("plan", "show", plan)) + said(trashd("plan", "check", plan))
-        told += said(trashd("config", "check", plan)) + said(trashd("config", "show", path))
+        output += said(trashd("plan", "show", plan)) + said(trashd("plan", "check", plan))
+        output += said(trashd("config", "check", plan)) + said(trashd("config", "show", path))
         plan.unlink()
-    return told
+    return output
 
 
 def view_plan_of_all(volume: Path) -> str:
     plan = volume / "plan.toml"
     rule = f'[[rule]]\ndirectory = "{volume}/alice/*"\nname = "*"\n'
     plan.write_text(rule + f'[[rule]]\ndirectory = "{volume}/alice"\nsubdirectories = true\n', encoding="utf-8")
-    told = said(trashd("plan", plan))
+    output = said(trashd("plan", plan))
     plan.write_text(rule + 'note = "\\u001b]0;EVIL\\u0007\\u202e"\n"\\u001b[31m" = 1\n', encoding="utf-8")
-    told += said(trashd("plan", plan))
+    output += said(trashd("plan", plan))
     plan.unlink()
-    return told
+    return output
 
 
 def view_of_who_takes_names(volume: Path) -> str:
     for name in NAMES.values():
         make_tree(volume / ".trashd/new" / os.fsdecode(b"1001." + name), Dir(owner=(ALICE, ALICE)))
-    told = said(trashd("init", volume)) + said(trashd("doctor", volume)) + said(trashd("list", "--volume", volume))
+    output = said(trashd("init", volume)) + said(trashd("doctor", volume)) + said(trashd("list", "--volume", volume))
     for one in (volume / ".trashd/new").iterdir():
         one.rmdir()
-    return told
+    return output
 
 
 def view_status(volume: Path) -> str:

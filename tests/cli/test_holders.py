@@ -28,8 +28,8 @@ def test_holders_names_who_works_in_the_tree(volume: Path) -> None:
 def test_holders_finds_an_orphan_by_its_id(volume: Path) -> None:
     victim = make_victim(volume)
     with subprocess.Popen(["cat"], cwd=victim, stdin=subprocess.PIPE) as holder:
-        told = swapped(victim)
-        (held,) = done_well("holders", "--json", "--volume", volume, told["id"]).objects()
+        swap_result = swapped(victim)
+        (held,) = done_well("holders", "--json", "--volume", volume, swap_result["id"]).objects()
         assert holder.stdin is not None
         holder.stdin.close()
     assert [one["pid"] for one in held["holders"]] == [holder.pid]

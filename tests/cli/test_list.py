@@ -47,9 +47,9 @@ def listed(done: CommandResult) -> list[dict[str, Any]]:
 def swapped_at_home(home: Path, *options: str) -> dict[str, Any]:
     """What is said of a directory that Alice swaps where the store is in her home."""
     his(make_tree(home / "job", {"file": "x"}))
-    (told,) = trashd_as(ALICE, home, "swap", "--json", *options, home / "job").objects()
-    assert told["store"] == f"{home}/.trashd-{ALICE}/u/{ALICE}"
-    return dict(told)
+    (swap_result,) = trashd_as(ALICE, home, "swap", "--json", *options, home / "job").objects()
+    assert swap_result["store"] == f"{home}/.trashd-{ALICE}/u/{ALICE}"
+    return dict(swap_result)
 
 
 @pytest.fixture
@@ -66,38 +66,40 @@ def undo(told: dict[str, Any]) -> list[str]:
 
 
 def test_the_undo_line_works_from_anywhere_and_need_not_say_where(home: Path) -> None:
-    told = swapped_at_home(home)
-    assert told["volume"] is None
-    assert trashd_as(ALICE, home, *undo(told)).code == 0
+    swap_result = swapped_at_home(home)
+    assert swap_result["volume"] is None
+    assert trashd_as(ALICE, home, *undo(swap_result)).code == 0
     assert (home / "job/file").exists()
 
 
 def test_an_undo_line_says_where_if_nothing_can_be_remembered(home: Path) -> None:
     his(make_tree(home / "job", {"file": "x"}))
     nowhere = Path("/nonexistent")
-    (told,) = trashd_as(ALICE, nowhere, "swap", "--json", home / "job").objects()
-    assert told["volume"] == str(home)
-    assert trashd_as(ALICE, nowhere, *undo(told)).code == 0
+    (swap_result,) = trashd_as(ALICE, nowhere, "swap", "--json", home / "job").objects()
+    assert swap_result["volume"] == str(home)
+    assert trashd_as(ALICE, nowhere, *undo(swap_result)).code == 0
     assert (home / "job/file").exists()
 
 
 def test_root_lists_what_is_in_a_home_and_nobody_else_does(home: Path) -> None:
-    told = swapped_at_home(home)
-    assert [(one["id"], one["uid"]) for one in listed(trashd("list", "--json", cwd=ELSEWHERE))] == [(told["id"], ALICE)]
+    swap_result = swapped_at_home(home)
+    assert [(one["id"], one["uid"]) for one in listed(trashd("list", "--json", cwd=ELSEWHERE))] == [
+        (swap_result["id"], ALICE)
+    ]
     assert listed(trashd_as(BOB, home.with_name(f"user{BOB}"), "list", "--json")) == []
 
 
 def test_roots_reap_takes_what_has_expired_in_a_home_as_its_user(home: Path) -> None:
-    told = swapped_at_home(home, "--keep-for", "0s")
+    swap_result = swapped_at_home(home, "--keep-for", "0s")
     done = trashd("reap", "--json", cwd=ELSEWHERE)
-    assert [(one["id"], one["lost"]) for one in done.objects()] == [(told["id"], None)]
+    assert [(one["id"], one["lost"]) for one in done.objects()] == [(swap_result["id"], None)]
     assert os.listdir(home / f".trashd-{ALICE}/u/{ALICE}/orphans") == []
     assert sorted(os.listdir(home / f".trashd-{ALICE}/u")) == [str(ALICE)]
 
 
 def test_root_restores_from_a_home_by_the_id_alone(home: Path) -> None:
-    told = swapped_at_home(home)
-    assert trashd("restore", told["id"], cwd=ELSEWHERE).code == 0
+    swap_result = swapped_at_home(home)
+    assert trashd("restore", swap_result["id"], cwd=ELSEWHERE).code == 0
     assert (home / "job/file").stat().st_uid == ALICE
 
 
@@ -112,11 +114,11 @@ def test_root_takes_nothing_over_in_a_users_own_store(home: Path) -> None:
 def test_what_was_swapped_in_a_users_own_mount_is_found_when_that_is_gone(home: Path) -> None:
     source, mounted = his(make_tree(home / "src", {"d": {"file": "x"}})), his(make_tree(home / "mnt", {}))
     assert trashd_as(ALICE, home, "mount", source, mounted).code == 0
-    (told,) = trashd_as(ALICE, home, "swap", "--json", mounted / "d").objects()
+    (swap_result,) = trashd_as(ALICE, home, "swap", "--json", mounted / "d").objects()
     assert trashd_as(ALICE, home, "umount", mounted).code == 0
-    assert [one["id"] for one in listed(trashd_as(ALICE, home, "list", "--json"))] == [told["id"]]
-    assert [one["id"] for one in listed(trashd("list", "--json", cwd=ELSEWHERE))] == [told["id"]]
-    assert trashd_as(ALICE, home, *undo(told)).code == 0
+    assert [one["id"] for one in listed(trashd_as(ALICE, home, "list", "--json"))] == [swap_result["id"]]
+    assert [one["id"] for one in listed(trashd("list", "--json", cwd=ELSEWHERE))] == [swap_result["id"]]
+    assert trashd_as(ALICE, home, *undo(swap_result)).code == 0
     assert (source / "d/file").exists()
 
 
@@ -124,8 +126,8 @@ def test_what_was_swapped_in_a_users_own_mount_is_found_when_that_is_gone(home: 
 def copy(home: Path) -> Path:
     """A copy of a directory of Alice's, with her store in it, where one orphan has expired."""
     work = his(make_tree(home / "work", {"job": {"file": "x"}}))
-    (told,) = trashd_as(ALICE, home, "swap", "--json", "--keep-for", "0s", work / "job").objects()
-    assert told["store"].startswith(str(home / ".trashd"))
+    (swap_result,) = trashd_as(ALICE, home, "swap", "--json", "--keep-for", "0s", work / "job").objects()
+    assert swap_result["store"].startswith(str(home / ".trashd"))
     shutil.copytree(home, home.with_name("copy"), symlinks=True)
     return his(home.with_name("copy"))
 
@@ -157,8 +159,8 @@ def test_what_is_in_quarantine_in_a_copy_is_tried_again_by_its_id(home: Path, co
 
 def test_to_use_a_copy_is_not_to_vouch_for_it(home: Path, copy: Path) -> None:
     his(make_tree(copy / "other", {}))
-    (told,) = trashd_as(ALICE, home, "swap", "--json", copy / "other").objects()
-    assert told["volume"] == str(copy)
+    (swap_result,) = trashd_as(ALICE, home, "swap", "--json", copy / "other").objects()
+    assert swap_result["volume"] == str(copy)
     assert trashd_as(ALICE, home, "reap", "--volume", copy).code == 0
     assert len(os.listdir(copy / f".trashd-{ALICE}/u/{ALICE}/orphans")) == 2
 
@@ -190,9 +192,9 @@ def test_init_by_its_owner_vouches_for_a_copy(home: Path, copy: Path) -> None:
 
 @pytest.mark.needs("fuse")
 def test_a_mount_that_does_not_answer_is_passed_over_with_a_word(home: Path, dead: Path) -> None:
-    told = swapped_at_home(home)
+    swap_result = swapped_at_home(home)
     done = trashd("list", "--json", cwd=ELSEWHERE)
-    assert [one["id"] for one in listed(done)] == [told["id"]]
+    assert [one["id"] for one in listed(done)] == [swap_result["id"]]
     assert done.err.splitlines() == [f"trashd: warning: {dead} does not respond, and was skipped"]
 
 
@@ -206,11 +208,11 @@ def test_commands_go_on_where_a_mount_does_not_answer(words: tuple[str, ...]) ->
 
 @pytest.mark.needs("fuse")
 def test_an_id_that_is_nowhere_may_be_where_nobody_answers(home: Path, dead: Path) -> None:
-    told = swapped_at_home(home)
+    swap_result = swapped_at_home(home)
     done = trashd("restore", "20261121T032253.555Z-job-2fe7e4cb8ba8", cwd=ELSEWHERE)
     assert done.code == 5
     assert f"{dead}, which does not respond" in done.err
-    assert trashd("restore", told["id"], cwd=ELSEWHERE).code == 0
+    assert trashd("restore", swap_result["id"], cwd=ELSEWHERE).code == 0
 
 
 @pytest.mark.needs("fuse")
@@ -224,10 +226,10 @@ def test_a_users_own_dead_mount_is_not_asked_for_anything(home: Path) -> None:
 def test_a_registry_is_not_looked_for_where_the_user_says_so_to_himself_alone(home: Path) -> None:
     his(make_tree(home / "job", {}))
     state = his(make_tree(home / "state", {}))
-    (told,) = trashd_as(ALICE, home, "swap", "--json", home / "job", XDG_STATE_HOME=str(state)).objects()
+    (swap_result,) = trashd_as(ALICE, home, "swap", "--json", home / "job", XDG_STATE_HOME=str(state)).objects()
     assert not registry_of(home).exists()
     assert [one["id"] for one in listed(trashd_as(ALICE, home, "list", "--json", XDG_STATE_HOME=str(state)))] == [
-        told["id"]
+        swap_result["id"]
     ]
     assert listed(trashd("list", "--json", cwd=ELSEWHERE)) == []
 
@@ -252,13 +254,13 @@ def test_doctor_tells_of_a_store_that_is_gone_until_the_next_one_is_used(home: P
 
 
 def test_doctor_tells_of_a_registry_that_others_can_write(home: Path) -> None:
-    told = swapped_at_home(home)
+    swap_result = swapped_at_home(home)
     registry_of(home).chmod(0o666)
     (problem,) = trashd_as(ALICE, home, "doctor", "--json", home).objects()[:1]
     assert problem["where"] == str(registry_of(home))
     assert listed(trashd_as(ALICE, home, "list", "--json")) == []
     registry_of(home).chmod(0o600)
-    assert [one["id"] for one in listed(trashd_as(ALICE, home, "list", "--json"))] == [told["id"]]
+    assert [one["id"] for one in listed(trashd_as(ALICE, home, "list", "--json"))] == [swap_result["id"]]
 
 
 N_FEW, N_MANY = 300, 6000
@@ -278,30 +280,30 @@ def held(volume: Path) -> Path:
 
 
 def test_users_are_told_with_their_orphans(held: Path) -> None:
-    told = done_well("list", "--sum-by", "user", "--json", "--volume", held).objects()
-    assert {(one["uid"], one["n_orphans"], one["n_due"]) for one in told} == {(0, 2, 1), (OTHER, 1, 0)}
-    assert {one["sum_by"] for one in told} == {"user"}
+    list_results = done_well("list", "--sum-by", "user", "--json", "--volume", held).objects()
+    assert {(one["uid"], one["n_orphans"], one["n_due"]) for one in list_results} == {(0, 2, 1), (OTHER, 1, 0)}
+    assert {one["sum_by"] for one in list_results} == {"user"}
 
 
 def test_projects_are_told_by_where_orphans_came_from(held: Path) -> None:
-    told = done_well("list", "--sum-by", "project", "--json", "--volume", held).objects()
-    assert {one["project"] for one in told} == {f"{held}/p", f"{held}/q", f"{held}/home-{OTHER}"}
+    list_results = done_well("list", "--sum-by", "project", "--json", "--volume", held).objects()
+    assert {one["project"] for one in list_results} == {f"{held}/p", f"{held}/q", f"{held}/home-{OTHER}"}
     deeper = done_well("list", "--sum-by", "project", "--depth", "2", "--json", "--volume", held).objects()
     assert f"{held}/p/one" in {one["project"] for one in deeper}
 
 
 def test_ages_are_told_by_brackets(held: Path) -> None:
-    (told,) = done_well("list", "--sum-by", "age", "--json", "--volume", held).objects()
-    assert (told["from_s"], told["under_s"], told["n_orphans"]) == (0, 3600, 3)
+    (list_result,) = done_well("list", "--sum-by", "age", "--json", "--volume", held).objects()
+    assert (list_result["from_s"], list_result["under_s"], list_result["n_orphans"]) == (0, 3600, 3)
     head, line = done_well("list", "--sum-by", "age", "--volume", held).out.splitlines()
     assert (head.split()[-1], line.split()[0], line.endswith("to 1h")) == ("AGE", "3", True)
 
 
 def test_what_was_counted_is_in_the_sum(held: Path) -> None:
     counted = done_well("du", "--json", "--user", "root", "--volume", held).objects()
-    (told,) = done_well("list", "--sum-by", "user", "--user", "root", "--json", "--volume", held).objects()
-    assert told["n_bytes"] == sum(int(one["n_bytes"]) for one in counted)
-    assert (told["n_unknown"], told["is_at_least"]) == (0, False)
+    (list_result,) = done_well("list", "--sum-by", "user", "--user", "root", "--json", "--volume", held).objects()
+    assert list_result["n_bytes"] == sum(int(one["n_bytes"]) for one in counted)
+    assert (list_result["n_unknown"], list_result["is_at_least"]) == (0, False)
 
 
 def test_a_user_is_told_of_his_own(held: Path) -> None:

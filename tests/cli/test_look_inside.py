@@ -86,8 +86,8 @@ def test_what_differs_is_told_once_whatever_it_holds(job: Path) -> None:
 
 def test_of_what_was_swept_only_that_is_compared(job: Path) -> None:
     done_well("sweep", job, "--name", "deep")
-    told = done_well("diff", "--json", job).objects()
-    assert [(one["path"], one["how"]) for one in told] == [("below/deep", "gone")]
+    diff_results = done_well("diff", "--json", job).objects()
+    assert [(one["path"], one["how"]) for one in diff_results] == [("below/deep", "gone")]
     (job / "below/deep").write_text("other")
     assert "changed: below/deep" in done_well("diff", job).out
 

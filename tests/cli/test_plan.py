@@ -142,8 +142,8 @@ def test_system_s_rules_are_those_that_are_meant_without_a_file(
     for name in ("b.toml", "a.toml", ".hidden.toml", "other.txt"):
         (tmp_path / "plan.d" / name).write_text("[[rule]]\n", encoding="utf-8")
     assert run(["plan", "check"]) == 2
-    told = capsys.readouterr().out.splitlines()
-    assert [line.rpartition(": ")[0] for line in told if "no directory" in line] == [
+    output_lines = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(": ")[0] for line in output_lines if "no directory" in line] == [
         f"{tmp_path}/plan.d/a.toml: rule[1]", f"{tmp_path}/plan.d/b.toml: rule[1]",
     ]  # fmt: skip
 

@@ -86,9 +86,9 @@ def test_a_pace_tells_the_bytes(volume: Path) -> None:
 
 def test_a_count_tells_programs_what_there_was(volume: Path) -> None:
     identifier = make_orphan(volume)
-    (told,) = done_well("reap", "--now", "--count", "--json", "--volume", volume, identifier).objects()
-    assert told["survey"]["n_entries"] == told["report"]["removed"] == 4
-    assert told["survey"]["n_bytes"] >= len(LARGE)
+    (reap_result,) = done_well("reap", "--now", "--count", "--json", "--volume", volume, identifier).objects()
+    assert reap_result["survey"]["n_entries"] == reap_result["report"]["removed"] == 4
+    assert reap_result["survey"]["n_bytes"] >= len(LARGE)
 
 
 @pytest.mark.parametrize("verb", [("reap", "--now"), ("restore",), ("reap", "--force", "--yes"), ("keep",)])
@@ -163,8 +163,8 @@ def test_what_was_kept_after_it_was_chosen_is_not_reaped(volume: Path, capsys: p
     for entry, word in zip(chosen, ("7d", "0"), strict=True):
         done_well("keep", entry.id, "--for", word, "--volume", volume)
     assert reap_all(Kernel(), chosen, ReapOptions(volumes=(raw(volume),), is_meant=has_expired)) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[:2] == [
+    output_lines = capsys.readouterr().out.splitlines()
+    assert output_lines[:2] == [
         f"{chosen[0].id}: skipped: pinned, or its retention was extended",
         f"{chosen[1].id}: 4 entries removed",
     ]
@@ -229,11 +229,11 @@ def test_dry_run_says_what_the_same_reap_then_takes(
     expired, waiting, kept = (make_orphan(volume, name) for name in ("expired", "waiting", "kept"))
     done_well("keep", expired, "--for", "0", "--volume", volume)
     done_well("keep", kept, "--volume", volume)
-    told = done_well("reap", *options, "--dry-run", *json_option, "--volume", volume).out
+    output = done_well("reap", *options, "--dry-run", *json_option, "--volume", volume).out
     assert set(os.listdir(volume / ".trashd/u/0/orphans")) == {expired, waiting, kept}
     done_well("reap", *options, "--volume", volume)
     gone = {expired, waiting, kept} - set(os.listdir(volume / ".trashd/u/0/orphans"))
-    assert {one for one in (expired, waiting, kept) if one in told} == gone
+    assert {one for one in (expired, waiting, kept) if one in output} == gone
 
 
 @pytest.mark.parametrize(("typed", "code", "n_left"), [("y\n", 0, 0), ("n\n", 3, 2), ("\n", 3, 2), ("\x04", 130, 2)])

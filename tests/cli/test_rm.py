@@ -37,11 +37,11 @@ def test_one_command_is_one_orphan_on_each_filesystem(volume: Path) -> None:
         paths = [volume / "a", volume / "b", other / "a", other / "above/b"]
         paths[3].parent.mkdir()
         before = make(*paths)
-        told = done_well("rm", "--json", *paths).objects()
-        assert {one["path"]: one["id"] for one in told}.keys() == set(map(str, paths))
-        assert len(ids(volume, other)) == len({one["id"] for one in told}) == 2
+        rm_results = done_well("rm", "--json", *paths).objects()
+        assert {one["path"]: one["id"] for one in rm_results}.keys() == set(map(str, paths))
+        assert len(ids(volume, other)) == len({one["id"] for one in rm_results}) == 2
         assert not any(path.exists() for path in paths)
-        for one in told[:3]:
+        for one in rm_results[:3]:
             done_well(*one["restore"].split()[1:])
         done_well("restore", paths[3])
         assert list(map(snapshot, paths)) == before

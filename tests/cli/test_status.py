@@ -138,19 +138,23 @@ def test_only_a_broken_volume_is_14(alive: bytes, phase: VolumePhase) -> None:
 
 def test_json_is_one_object_with_the_volumes_own_name(alive: bytes) -> None:
     write_status(alive, status_of(VolumeStatus(path="/v%FF%0A")))
-    (told,) = trashd("status", "--json").objects()
-    assert os.fsencode(told["volumes"][0]["path"]) == b"/v\xff\n"
-    assert (told["is_running"], told["is_stale"], told["directory"]) == (True, False, os.fsdecode(SYSTEM_RUNTIME))
+    (status_result,) = trashd("status", "--json").objects()
+    assert os.fsencode(status_result["volumes"][0]["path"]) == b"/v\xff\n"
+    assert (status_result["is_running"], status_result["is_stale"], status_result["directory"]) == (
+        True,
+        False,
+        os.fsdecode(SYSTEM_RUNTIME),
+    )
 
 
 def test_json_is_as_promised(alive: bytes) -> None:
     odd = PassedOver("/scratch/.trashd/u/1000", "not used as the directory of uid 1000: it belongs to uid 1001", "look")
     volume = msgspec.structs.replace(VOLUME, faults=(StatusFault(1, "EIO at a claim"),), refused=(odd,), nodes=NODES)
     write_status(alive, status_of(volume))
-    (told,) = trashd("status", "--json").objects()
+    (status_result,) = trashd("status", "--json").objects()
     for key in ("pid", "started_ns", "updated_ns", "updated_boot_ns", "age_s"):
-        told[key] = f"<{key}>"
-    compare("json-status.json", json.dumps([told], indent=1) + "\n")
+        status_result[key] = f"<{key}>"
+    compare("json-status.json", json.dumps([status_result], indent=1) + "\n")
 
 
 def test_json_of_a_dead_service_comes_with_an_error_object(directory: bytes) -> None:

@@ -107,8 +107,8 @@ def test_without_a_reaper_it_says_so_at_once_and_what_to_do(volume: Path) -> Non
     assert f"no reaper serves {volume}" in done.out
     assert done.err == f"  hint: trashd reap --now --wait --volume {volume} {orphan.name}\n"
     assert list(victim.iterdir()) == []
-    (told,) = trashd("list", "--json", "--volume", volume).objects()
-    assert told["expires_ns"] - told["created_ns"] == 86_400 * 10**9, "nothing is given up"
+    (list_result,) = trashd("list", "--json", "--volume", volume).objects()
+    assert list_result["expires_ns"] - list_result["created_ns"] == 86_400 * 10**9, "nothing is given up"
     (hint,) = re.findall(r"hint: trashd (.*)\n", done.err)
     assert trashd(*hint.split()).code == 0
     assert trashd("list", "--json", "--volume", volume).out == ""
@@ -218,8 +218,8 @@ def test_the_word_may_be_another_options_value_or_a_directorys_name(volume: Path
     done = trashd("swap", "--json", "--note", "--wait", "--", "--wait", cwd=volume)
     assert done.code == 0
     assert list(victim.iterdir()) == []
-    (told,) = trashd("list", "--json", "--volume", volume).objects()
-    assert told["note"] == "--wait"
+    (list_result,) = trashd("list", "--json", "--volume", volume).objects()
+    assert list_result["note"] == "--wait"
 
 
 @pytest.mark.quick("swap")

@@ -27,9 +27,9 @@ def top(volume: Path) -> Path:
 
 @pytest.mark.quick("sweep")
 def test_what_is_trashed_comes_back(volume: Path, top: Path) -> None:
-    told = json.loads(done_well("sweep", top, "--name", "*.log", "--json").out)
-    assert (told["sums"]["n_done"], names(top)) == (2, {"b.txt", "d"})
-    done_well("restore", "--volume", volume, told["orphan"])
+    sweep_result = json.loads(done_well("sweep", top, "--name", "*.log", "--json").out)
+    assert (sweep_result["sums"]["n_done"], names(top)) == (2, {"b.txt", "d"})
+    done_well("restore", "--volume", volume, sweep_result["orphan"])
     assert names(top) == {"a.log", "b.txt", "d", "d/c.log"}
 
 
@@ -43,8 +43,8 @@ def test_the_undo_that_is_told_brings_it_back(top: Path) -> None:
 
 def test_what_came_from_a_volumes_root_is_told_to_be_back_there(volume: Path) -> None:
     (volume / "f").touch()
-    told = json.loads(done_well("sweep", volume, "--name", "f", "--json").out)
-    assert done_well("restore", "--volume", volume, told["orphan"]).out == f"{volume}: restored\n"
+    sweep_result = json.loads(done_well("sweep", volume, "--name", "f", "--json").out)
+    assert done_well("restore", "--volume", volume, sweep_result["orphan"]).out == f"{volume}: restored\n"
 
 
 def test_a_dry_run_touches_nothing(volume: Path, top: Path) -> None:
@@ -87,8 +87,8 @@ def test_printed_is_what_find_prints(volume: Path, top: Path, option: str) -> No
     found = subprocess.run(
         ["find", "top", "-mindepth", "1", f"-{option[2:]}"], cwd=volume, capture_output=True, check=True
     )
-    told = done_well("sweep", "top", "--type", "f,d", option, cwd=volume).out
-    assert sorted(os.fsencode(told)) == sorted(found.stdout)
+    output = done_well("sweep", "top", "--type", "f,d", option, cwd=volume).out
+    assert sorted(os.fsencode(output)) == sorted(found.stdout)
 
 
 def test_printed_as_json_each_is_an_object(top: Path) -> None:
@@ -221,10 +221,10 @@ def test_a_list_that_breaks_off_ends_it_with_an_orphan_of_what_was_done(volume: 
     paths = [f"{top}/a.log", *(f"{top}/d/{n}" for n in range(10_000))]
     (volume / "list").write_text("\n".join([*paths, "\0"]))
     done = trashd("sweep", top, "--from", volume / "list", "--json")
-    told = json.loads(done.out)
-    assert (done.code, told["sums"]["n_done"]) == (13, 1)
-    assert told["why"] == "the rest of the list was ignored: the list contains NUL characters"
-    done_well("restore", "--volume", volume, told["orphan"])
+    fields = json.loads(done.out)
+    assert (done.code, fields["sums"]["n_done"]) == (13, 1)
+    assert fields["why"] == "the rest of the list was ignored: the list contains NUL characters"
+    done_well("restore", "--volume", volume, fields["orphan"])
     assert (top / "a.log").exists()
 
 

@@ -160,8 +160,8 @@ def test_not_alike(volume: Path) -> None:
 
 def test_not_kept(volume: Path, tree: Path) -> None:
     refused("--keep failed, and nothing was swapped", "trashd swap --keep '*.conf' job", volume, 3)
-    told = PAGE.typed("trashd swap --keep GLOB --dry-run DIR", volume, GLOB="f*", DIR=tree)
-    assert "keep     file" in told
+    output = PAGE.typed("trashd swap --keep GLOB --dry-run DIR", volume, GLOB="f*", DIR=tree)
+    assert "keep     file" in output
 
 
 def test_another_filesystem(volume: Path, tree: Path) -> None:
@@ -347,9 +347,9 @@ def test_a_file_that_is_open(ext4: Path) -> None:
     job = make_tree(ext4 / "job", {"file": b"x" * (1 << 20)})
     with held(job / "file"):
         swapped(job, "--keep-for", "0s")
-        told = PAGE.typed("trashd reap --wait", ext4, f"--volume {ext4}", code=13)
-    assert "a deleted file" in told
-    assert str(os.getpid()) in told
+        output = PAGE.typed("trashd reap --wait", ext4, f"--volume {ext4}", code=13)
+    assert "a deleted file" in output
+    assert str(os.getpid()) in output
     assert "a deleted file" in PAGE.sections
 
 

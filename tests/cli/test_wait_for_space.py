@@ -165,9 +165,9 @@ def test_all_processes_that_have_a_file_open_are_named() -> None:
         with holder(job / "held") as one, holder(job / "held") as other, reaped(volume, job) as gone:
             reasons = gone.wait().reasons
             assert [reason.n_bytes for reason in reasons] == [SIZE, SIZE]
-            told = " ".join(reason.detail for reason in reasons)
-            assert f"(pid {one.pid})" in told
-            assert f"(pid {other.pid})" in told
+            text = " ".join(reason.detail for reason in reasons)
+            assert f"(pid {one.pid})" in text
+            assert f"(pid {other.pid})" in text
 
 
 def test_deleted_files_that_were_none_of_the_tree_are_not_blamed() -> None:

@@ -198,8 +198,8 @@ def _check_shapes(root: Path, allowed: dict[int, set[Shape]], when: str) -> str 
         mine = tuple(sorted(kind for one, kind in stored if one == k))
         name, elsewhere = _read(base / f"v{k}")[1], _read(base / f"to{k}")[1]
         if not any((name, elsewhere) == _LOOKS[s][:2] and mine in _LOOKS[s].stored for s in shapes):
-            told = ", ".join(sorted(shape.name for shape in shapes))
-            return f"{when}: round {k} is {name} at its name, {elsewhere} elsewhere, {mine} stored; not {told}"
+            text = ", ".join(sorted(shape.name for shape in shapes))
+            return f"{when}: round {k} is {name} at its name, {elsewhere} elsewhere, {mine} stored; not {text}"
     return None
 
 

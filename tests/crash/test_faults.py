@@ -16,7 +16,7 @@ pytestmark = pytest.mark.needs("root")
 
 ERRNOS = (errno.EIO, errno.ENOSPC, errno.EACCES, errno.EXDEV)
 FUSEFS = Path(__file__).resolve().parents[2] / "fusefs"
-BELOW_THE_GATE = ("syscalls.py", "io_uring.py")
+BELOW_THE_HOOK = ("syscalls.py", "io_uring.py")
 SAMPLED = (errno.EDQUOT, errno.EROFS, errno.EINTR, errno.EMFILE)
 """Errnos that the store treats like one of the others, as the test below shows: tried with `make every`."""
 BY_ROOT = ("swap", "swap-two-rename", "rm", "adopt", "drop", "restore-late", "restore-two-rename-late", "keep", "reap")
@@ -42,7 +42,7 @@ def test_the_store_does_not_tell_sampled_errnos_apart(number: int) -> None:
     What is below the hook never meets a hook's.
     """
     name = f"errno.{errno.errorcode[number]}"
-    code = {*FUSEFS.glob("store/*.py"), *FUSEFS.glob("linux/*.py")} - {FUSEFS / "linux" / one for one in BELOW_THE_GATE}
+    code = {*FUSEFS.glob("store/*.py"), *FUSEFS.glob("linux/*.py")} - {FUSEFS / "linux" / one for one in BELOW_THE_HOOK}
     said = [line for path in code for line in path.read_text().splitlines() if name in line]
     lines = [line for line in said if "raise " not in line and "errno.EACCES" not in line]
     assert lines == (["NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)"] if number == errno.EDQUOT else [])

@@ -262,24 +262,24 @@ def test_a_live_owner_who_sees_that_it_is_announced_withdraws(volume: Path, job:
     assert_nothing_half_done(volume)
 
 
-def test_a_rename_that_comes_late_finds_no_gate(volume: Path, job: Path) -> None:
-    gates: list[int] = []
+def test_a_late_rename_finds_no_transfer_directory(volume: Path, job: Path) -> None:
+    transfer_fds: list[int] = []
 
     class Keeping(Kernel):
         def exchange(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
-            gates.append(os.dup(old_dir))
+            transfer_fds.append(os.dup(old_dir))
             super().exchange(old_dir, old, new_dir, new)
 
     swapped = swap(job, Keeping())
     (job / "mine").write_text("live")
-    (gate,) = gates
+    (transfer_fd,) = transfer_fds
     parent = os.open(job.parent, os.O_RDONLY | os.O_DIRECTORY)
     for act in (Kernel().exchange, Kernel().rename):
         with pytest.raises(FileNotFoundError):
-            act(gate, b"tree", parent, b"job")
+            act(transfer_fd, b"tree", parent, b"job")
         with pytest.raises(FileNotFoundError):
-            act(parent, b"job", gate, b"tree")
-    os.close(gate)
+            act(parent, b"job", transfer_fd, b"tree")
+    os.close(transfer_fd)
     os.close(parent)
     assert (job / "mine").read_text() == "live"
     restored = restore(volume, swapped.id)
@@ -299,7 +299,7 @@ def test_what_came_a_second_time_is_an_orphan_of_its_own(volume: Path, job: Path
                 super().rename(new_dir, b"moved out", self.container(new_dir), b"tree")
                 super().rename(old_dir, old, new_dir, new)
 
-        def container(self, _gate: int) -> int:
+        def container(self, _transfer_fd: int) -> int:
             return os.open(staged(volume), os.O_RDONLY | os.O_DIRECTORY)
 
     forbid_exchange(volume)

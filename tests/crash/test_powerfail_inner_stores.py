@@ -40,8 +40,8 @@ def check(root: Path, _marks: Sequence[str]) -> str | None:
         (entry,) = [one for one in entries(root) if b"/.trashd/u/0/" in one.path and b"/tree/" not in one.path]
         if reap_with_stores(root, entry.id).report.n_failed != 1:
             return "more is left than what is pinned, or less"
-        told = problems(root)
-        return _not_pinned(root, "in the end") or (f"the checker: {told}" if told else None)
+        found_problems = problems(root)
+        return _not_pinned(root, "in the end") or (f"the checker: {found_problems}" if found_problems else None)
     except (OSError, TrashdError, ValueError) as error:
         return f"recovery raised {error!r}"
 

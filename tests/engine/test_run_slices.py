@@ -170,14 +170,14 @@ def test_workers_that_are_killed_cost_nothing_but_time(volume: Path) -> None:
 def test_no_worker_outlives_its_reaper(volume: Path) -> None:
     with container(volume) as (path, fd):
         fill(path / "tree", 40_000)
-        seen: set[str] = set()
+        visited: set[str] = set()
 
         def look(_entries: int, _bytes: int) -> None:
-            seen.update(children() - before)
+            visited.update(children() - before)
 
         before = children()
         empty_container(Kernel(), fd, RemovalOptions(n_workers=2, pace=IN_PARTS, progress=look))
-        assert seen, "no worker was ever forked"
+        assert visited, "no worker was ever forked"
         assert children() <= before
 
 

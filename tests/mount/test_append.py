@@ -126,11 +126,11 @@ def test_nothing_is_lost_of_what_both_sides_append_at_a_time(source: Path) -> No
 def test_what_is_appended_is_seen_by_who_has_it_mapped(file: File) -> None:
     with opened(file.seen, APPENDS) as fd, opened(file.seen) as other:
         os.write(fd, b"line")
-        with mmap.mmap(fd, SIZE + 4) as mapped, mmap.mmap(other, SIZE + 4) as seen:
-            assert mapped[SIZE:] == seen[SIZE:] == b"line"
+        with mmap.mmap(fd, SIZE + 4) as mapped, mmap.mmap(other, SIZE + 4) as mapping:
+            assert mapped[SIZE:] == mapping[SIZE:] == b"line"
             mapped[:3] = b"new"
             os.write(fd, b"more")
-            assert os.pread(fd, 3, 0) == os.pread(other, 3, 0) == seen[:3] == b"new"
+            assert os.pread(fd, 3, 0) == os.pread(other, 3, 0) == mapping[:3] == b"new"
             os.pwrite(other, b"by", SIZE)
             assert mapped[SIZE:] == b"byne"
     assert file.below.read_bytes() == b"new" + BEGUN[3:] + b"bynemore"

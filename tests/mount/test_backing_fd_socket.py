@@ -29,7 +29,7 @@ from tests.support.foreground_mount import until
 from tests.support.fuse_silent import sent_to_be_closed
 from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.other_users import as_user
-from tests.support.proc_stat import stat_of
+from tests.support.proc_stat import stat_of, stop
 from tests.support.real_filesystems import bind_mount, mounts
 from tests.support.trashd_command import TRASHD, done_well
 
@@ -314,7 +314,7 @@ def test_who_has_no_answer_in_time_asks_again_and_the_daemon_serves_on(bench: Pa
     daemon = daemon_of(bench / "source")
     (porter,) = children(daemon)
     with shown(bench / "source") as fd, conversation(bench / "source") as asking:
-        os.kill(daemon, signal.SIGSTOP)
+        stop(daemon)
         try:
             socket.send_fds(asking, [b"?"], [fd])
             assert until(lambda: [n_sockets(visit) for visit in children(porter)] == [_WHILE_IT_WAITS])
@@ -359,7 +359,7 @@ def lingering() -> socket.socket:
 def test_what_lingers_when_it_is_closed_keeps_nobody_waiting(bench: Path) -> None:
     mount(bench / "source")
     (porter,) = children(daemon_of(bench / "source"))
-    os.kill(porter, signal.SIGSTOP)  # until no other process has them open
+    stop(porter)  # until no other process has them open
     for n_fds in (1, 2, 9):
         with conversation(bench / "source") as asking, contextlib.ExitStack() as owned:
             sent = [owned.enter_context(lingering()) for _ in range(n_fds)]

@@ -223,8 +223,8 @@ def test_a_listing_makes_no_name_known_where_names_fold(folding: Vfs) -> None:
 
 def test_a_missing_name_is_remembered_where_they_do_not() -> None:
     with tmpfs_volume() as top, vfs_at(top, timeout_s=3600) as vfs:
-        known = Names(vfs).lookup(ROOT, b"absent", ME)
-        assert (known.nodeid, known.timeout_s > 0) == (0, True)
+        entry = Names(vfs).lookup(ROOT, b"absent", ME)
+        assert (entry.nodeid, entry.timeout_s > 0) == (0, True)
         assert Names(vfs).mkdir(ROOT, b"made", 0o755, ME).timeout_s > 0
 
 

@@ -128,9 +128,9 @@ def test_a_request_waits_for_a_thread_of_pythons_that_has_the_tables(scene: Scen
 
 def test_a_name_is_not_believed_while_another_changes_one_in_that_directory(scene: Scene) -> None:
     def lifetime_s(directory: int = 1) -> int:
-        told = scene.other.asked(*FIND, directory)
-        assert told is not None
-        return int.from_bytes(told.body[16:24], "little")
+        reply = scene.other.asked(*FIND, directory)
+        assert reply is not None
+        return int.from_bytes(reply.body[16:24], "little")
 
     directory = elsewhere(scene)
     waits, go_on = scene.waits(*CREATE)
@@ -143,9 +143,9 @@ def test_a_name_is_not_believed_while_another_changes_one_in_that_directory(scen
 
 def test_what_a_directory_is_is_not_believed_while_another_changes_it(scene: Scene) -> None:
     def lifetime_s() -> int:
-        told = scene.other.asked(Opcode.GETATTR, bytes(16))
-        assert told is not None
-        return int.from_bytes(told.body[:8], "little")
+        reply = scene.other.asked(Opcode.GETATTR, bytes(16))
+        assert reply is not None
+        return int.from_bytes(reply.body[:8], "little")
 
     waits, go_on = scene.waits(*CREATE)
     assert not lifetime_s()

@@ -540,9 +540,9 @@ def test_a_running_daemon_loads_no_module_of_a_new_version(volume: Path, tmp_pat
         late = {name for name in modules_ever("fusefs.mount.life.daemon") if not name.startswith("fusefs.mount.plain")}
         assert late <= had
         job = mounted.path / "job"
-        told = swapped(job)
+        swap_result = swapped(job)
         assert os.listdir(job) == []
-        done_well("restore", told["id"])
+        done_well("restore", swap_result["id"])
         assert (job / "file").read_text() == "content"
         os.setxattr(job / "file", "user.key", b"value")
         (job / "file").rename(job / "other")

@@ -338,7 +338,7 @@ def test_a_daemon_that_is_killed_among_moves_frees_their_process() -> None:
         assert_silent(source)
 
 
-def test_off_local_filesystems_it_goes_by_a_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_local_filesystems_it_is_moved_through_a_transfer_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_module, "_LOCAL", frozenset())
     with mounted_volume("uring=off") as mounted:
         make(mounted, {name: {"report": {"file": name}} for name in NAMES})

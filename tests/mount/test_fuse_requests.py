@@ -180,8 +180,8 @@ def test_a_time_after_the_year_2262_is_told_and_listed() -> None:
         for name in ("late", "other"):
             (path / name).touch()
         os.utime(path / "late", ns=(late_s * 10**9, late_s * 10**9 + 7))
-        told = kernel.asked(Opcode.LOOKUP, b"late\0").body
-        assert struct.unpack_from("=qq8xII", told, 64) == (late_s, late_s, 0, 7)
+        reply_body = kernel.asked(Opcode.LOOKUP, b"late\0").body
+        assert struct.unpack_from("=qq8xII", reply_body, 64) == (late_s, late_s, 0, 7)
         assert not kernel.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, MIB).ljust(40, b"\0")).error
         assert len(vfs.nodes) == 3
 

@@ -129,14 +129,14 @@ def test_new_file_with_the_number_of_an_unlinked_one_is_itself(oracle: Oracle, v
     with opened(s.top + b"/A", os.O_PATH) as holder:
         s.unlink(b"A")
         name = made_with_number(lambda n: s.put(n, NEW), behind.ino, old)
-        seen = os.stat(holder)
-        assert (seen.st_nlink, seen.st_size, seen.st_mode & 0o777) == (0, len(OLD), 0o600)
+        stat_before = os.stat(holder)
+        assert (stat_before.st_nlink, stat_before.st_size, stat_before.st_mode & 0o777) == (0, len(OLD), 0o600)
         if name is None:
             assert not gives_numbers_again(volume)
             return
         assert s.get(name) == NEW
         assert s.stat(name) == behind.stat(name)
-        assert s.ino(name) != seen.st_ino
+        assert s.ino(name) != stat_before.st_ino
 
 
 def test_new_directory_with_the_number_of_an_old_one_is_empty(oracle: Oracle) -> None:

@@ -258,7 +258,7 @@ def test_what_the_kernel_has_cached_for_long_comes_once(listed: tuple[Vfs, float
 
 def test_what_is_not_cached_for_much_longer_comes_again(listed: tuple[Vfs, float]) -> None:
     vfs, _cached_s = listed
-    the_file(vfs).told_until_s = time.monotonic() + SECOND_S / 2
+    the_file(vfs).cached_until_s = time.monotonic() + SECOND_S / 2
     assert is_listed_in_full(vfs)
 
 

@@ -36,17 +36,17 @@ class Both:
 
     def find(self, name: bytes) -> int:
         """The nodeid of a name in the root."""
-        told = self.kernel.asked(Opcode.LOOKUP, name + b"\0")
-        assert not told.error
-        return int(_ENTRY.unpack_from(told.body)[0])
+        reply = self.kernel.asked(Opcode.LOOKUP, name + b"\0")
+        assert not reply.error
+        return int(_ENTRY.unpack_from(reply.body)[0])
 
     def answer(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = ROOT) -> FuseReply:
         """What both answer."""
-        told = self.core.asked(opcode, own, names, nodeid)
-        assert told is not None, "it is left to Python"
+        reply = self.core.asked(opcode, own, names, nodeid)
+        assert reply is not None, "it is left to Python"
         other = self.kernel.asked(opcode, own + names, nodeid)
-        assert told[1:] == other[1:]
-        return told
+        assert reply[1:] == other[1:]
+        return reply
 
 
 @pytest.fixture(params=[False, True], ids=["alone", "shared"])
@@ -64,8 +64,8 @@ def both(request: pytest.FixtureRequest) -> Iterator[Both]:
 
 def of_an_open_file(both: Both) -> int:
     nodeid = both.find(b"file")
-    told = both.kernel.asked(Opcode.OPEN, struct.pack("=II", os.O_RDONLY, 0), nodeid)
-    assert not told.error
+    reply = both.kernel.asked(Opcode.OPEN, struct.pack("=II", os.O_RDONLY, 0), nodeid)
+    assert not reply.error
     return nodeid
 
 
@@ -98,16 +98,16 @@ def test_that_an_attribute_is_absent_is_told(both: Both, node: str) -> None:
 def test_an_acl_is_told(both: Both, node: str, room: int) -> None:
     nodeid = NODES[node](both)
     os.setxattr(both.path / LABELLED[node], ACCESS, ACL)
-    told = both.answer(Opcode.GETXATTR, _ROOM_OF.pack(room, 0), ACCESS.encode() + b"\0", nodeid)
-    assert told.error == (errno.ERANGE if room == 1 else 0)
-    assert told.body == {0: _ROOM_OF.pack(len(ACL), 0), 1: b"", ROOM: ACL}[room]
+    reply = both.answer(Opcode.GETXATTR, _ROOM_OF.pack(room, 0), ACCESS.encode() + b"\0", nodeid)
+    assert reply.error == (errno.ERANGE if room == 1 else 0)
+    assert reply.body == {0: _ROOM_OF.pack(len(ACL), 0), 1: b"", ROOM: ACL}[room]
 
 
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize("room", [0, ROOM])
 def test_the_names_of_none_are_told(both: Both, node: str, room: int) -> None:
-    told = both.answer(Opcode.LISTXATTR, _ROOM_OF.pack(room, 0), nodeid=NODES[node](both))
-    assert told[1:] == (0, b"" if room else bytes(8))
+    reply = both.answer(Opcode.LISTXATTR, _ROOM_OF.pack(room, 0), nodeid=NODES[node](both))
+    assert reply[1:] == (0, b"" if room else bytes(8))
 
 
 @pytest.mark.parametrize("node", LABELLED)
@@ -116,10 +116,10 @@ def test_the_names_of_some_are_told(both: Both, node: str, room: int) -> None:
     nodeid = NODES[node](both)
     os.setxattr(both.path / LABELLED[node], ACCESS, ACL)
     os.setxattr(both.path / LABELLED[node], CAPABILITY, CAN_BIND)
-    told = both.answer(Opcode.LISTXATTR, _ROOM_OF.pack(room, 0), nodeid=nodeid)
-    assert told.error == (errno.ERANGE if room == 1 else 0)
+    reply = both.answer(Opcode.LISTXATTR, _ROOM_OF.pack(room, 0), nodeid=nodeid)
+    assert reply.error == (errno.ERANGE if room == 1 else 0)
     if room == ROOM:
-        assert sorted(told.body.split(b"\0")) == sorted([b"", CAPABILITY.encode(), ACCESS.encode()])
+        assert sorted(reply.body.split(b"\0")) == sorted([b"", CAPABILITY.encode(), ACCESS.encode()])
 
 
 MODE, UID, GID, ATIME, MTIME, FH = (
@@ -135,12 +135,12 @@ def test_a_mode_an_owner_and_times_are_changed(both: Both, node: str, wanted: in
     nodeid = NODES[node](both)
     own = wire.SETATTR_IN.pack(wanted, 0, 0, 10, 20, 30, 40, 0o741, 1234, 5678).ljust(88, b"\0")
     before = seen(both, nodeid)
-    told = both.core.asked(Opcode.SETATTR, own, nodeid=nodeid)
-    assert told is not None, "it is left to Python"
+    reply = both.core.asked(Opcode.SETATTR, own, nodeid=nodeid)
+    assert reply is not None, "it is left to Python"
     if wanted == MODE and node == "link":
-        assert told.error == errno.EOPNOTSUPP
+        assert reply.error == errno.EOPNOTSUPP
         return
-    assert not told.error
+    assert not reply.error
     wants = {MODE: "mode", UID: "uid", GID: "gid", ATIME: "atime", MTIME: "mtime"}
     values = {"mode": 0o741, "uid": 1234, "gid": 5678, "atime": 10 * 10**9 + 30, "mtime": 20 * 10**9 + 40}
     assert seen(both, nodeid) == before | {name: values[name] for bit, name in wants.items() if wanted & bit}
@@ -148,8 +148,8 @@ def test_a_mode_an_owner_and_times_are_changed(both: Both, node: str, wanted: in
 
 def seen(both: Both, nodeid: int) -> dict[str, int]:
     """What Python, and so the filesystem, says of a node."""
-    told = both.kernel.asked(Opcode.GETATTR, bytes(16), nodeid=nodeid)
-    atime, mtime, atime_ns, mtime_ns, mode, uid, gid = struct.unpack_from("=QQ8xII4xI4xII", told.body, 16 + 24)
+    reply = both.kernel.asked(Opcode.GETATTR, bytes(16), nodeid=nodeid)
+    atime, mtime, atime_ns, mtime_ns, mode, uid, gid = struct.unpack_from("=QQ8xII4xI4xII", reply.body, 16 + 24)
     times = {"atime": atime * 10**9 + atime_ns, "mtime": mtime * 10**9 + mtime_ns}
     return {"mode": mode & 0o7777, "uid": uid, "gid": gid} | times
 
@@ -159,9 +159,9 @@ def test_a_change_takes_set_id_bits_along(both: Both, wanted: int) -> None:
     nodeid = both.find(b"file")
     (both.path / "file").chmod(0o6755)
     own = wire.SETATTR_IN.pack(wanted, 0, 0, 0, 0, 0, 0, 0o741, 1234, 5678).ljust(88, b"\0")
-    told = both.core.asked(Opcode.SETATTR, own, nodeid=nodeid)
-    assert told is not None, "it is left to Python"
-    assert not told.error
+    reply = both.core.asked(Opcode.SETATTR, own, nodeid=nodeid)
+    assert reply is not None, "it is left to Python"
+    assert not reply.error
     assert not (both.path / "file").stat().st_mode & 0o6000
 
 
@@ -184,9 +184,9 @@ def test_the_attributes_of_another_file_that_has_the_name_now_are_not_told(both:
     (both.path / "file").touch()
     os.setxattr(both.path / "file", ACCESS, ACL)
     for opcode, name in ((Opcode.GETXATTR, ACCESS.encode() + b"\0"), (Opcode.LISTXATTR, b"")):
-        told = both.core.asked(opcode, _ROOM_OF.pack(ROOM, 0), name, nodeid)
-        assert told is not None, "it is left to Python"
-        assert told.error == errno.ESTALE
+        reply = both.core.asked(opcode, _ROOM_OF.pack(ROOM, 0), name, nodeid)
+        assert reply is not None, "it is left to Python"
+        assert reply.error == errno.ESTALE
         both.vfs.retries.remove_process(os.getpid())
 
 
@@ -207,13 +207,13 @@ def test_a_listing_is_told_in_as_many_answers_as_it_takes(both: Both) -> None:
     found: list[bytes] = []
     offset = 0
     while True:
-        told = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, offset, ROOM).ljust(40, b"\0"))
-        assert told is not None
-        assert not told.error
-        if not told.body:
+        reply = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, offset, ROOM).ljust(40, b"\0"))
+        assert reply is not None
+        assert not reply.error
+        if not reply.body:
             break
-        assert len(told.body) <= ROOM
-        entries = list(entries_of(told.body))
+        assert len(reply.body) <= ROOM
+        entries = list(entries_of(reply.body))
         found += [entry for _nodeid, _offset, entry in entries]
         offset = entries[-1][1]
     assert sorted(map(os.fsdecode, found)) == sorted(names | {".", "..", "file", "link", "directory", "fifo"})
@@ -223,9 +223,9 @@ def test_a_listing_takes_no_more_than_a_reply_has_room_for(both: Both) -> None:
     """Whatever the request says. The kernel asks for less."""
     for number in range(3000):
         os.link(both.path / "file", both.path / f"{number}".ljust(250, "x"))
-    told = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, (1 << 32) - 1).ljust(40, b"\0"))
-    assert told is not None
-    assert MIB - 500 < len(told.body) <= MIB
+    reply = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, (1 << 32) - 1).ljust(40, b"\0"))
+    assert reply is not None
+    assert MIB - 500 < len(reply.body) <= MIB
 
 
 @pytest.mark.parametrize("name", [b".", b"..", b"directory/..", b"/etc"])
@@ -246,9 +246,9 @@ def test_what_is_mounted_inside_is_listed_by_its_name_alone(both: Both) -> None:
     """A look at such a name may have to wait for another machine; a listing has it without one."""
     both.vfs.lock.submounts.names = frozenset({b"directory"})
     both.vfs.lock.submounts.on_change()
-    told = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, ROOM).ljust(40, b"\0"))
-    assert told is not None
-    nodeids = {name: nodeid for nodeid, _offset, name in entries_of(told.body)}
+    reply = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, ROOM).ljust(40, b"\0"))
+    assert reply is not None
+    nodeids = {name: nodeid for nodeid, _offset, name in entries_of(reply.body)}
     assert nodeids[b"directory"] == 0
     assert nodeids[b"file"] == both.find(b"file")
 

@@ -108,8 +108,8 @@ def test_after_a_crash_a_swap_and_doctor_name_the_dead_daemon_and_what_brings_it
     (bench / "source/job").mkdir()
     mount(bench / "source")
     kill_daemon(bench / "source")
-    told = trashd("doctor", "--json").objects()
-    assert [one["hint"] for one in told if one["where"] == str(bench / "source")] == [DaemonGone.hint]
+    doctor_results = trashd("doctor", "--json").objects()
+    assert [one["hint"] for one in doctor_results if one["where"] == str(bench / "source")] == [DaemonGone.hint]
     for done in (trashd("swap", bench / "source/job"), trashd("doctor", bench / "source")):
         assert done.code == 6
         assert "Transport endpoint is not connected" in done.err

@@ -25,7 +25,7 @@ from tests.support.busy_clients import work
 from tests.support.foreground_mount import Mounted, links, trashd_mount, until
 from tests.support.fsfreeze import frozen
 from tests.support.open_files import waits_in_the_kernel, write_lease
-from tests.support.proc_stat import status_of
+from tests.support.proc_stat import status_of, stop
 from tests.support.real_filesystems import loop_volume, tmpfs_volume
 from tests.support.trashd_command import TRASHD, done_well
 
@@ -204,7 +204,7 @@ def test_a_stat_on_a_core_is_answered_where_a_thousand_wait_for_a_lease(place: P
 def test_what_comes_at_once_for_all_entries_of_a_core_is_answered(place: Place) -> None:
     """Once a thousand have waited there are as many entries, and more than the ring has room for answers to."""
     let_a_thousand_wait(place)
-    os.kill(place.mounted.pid, signal.SIGSTOP)
+    stop(place.mounted.pid)
     try:
         with a_thousand(place, partial(looks_for_what_is_not_there, place)) as pids:
             os.kill(place.mounted.pid, signal.SIGCONT)
@@ -278,8 +278,8 @@ def test_threads_begun_by_one_that_has_one_core_run_on_any(place: Place) -> None
 
 
 def told_of_uring(target: Path) -> str:
-    (told,) = done_well("mount", "--explain", "--json", target).objects()
-    state = told["fast_paths"]["uring"]
+    (mount_result,) = done_well("mount", "--explain", "--json", target).objects()
+    state = mount_result["fast_paths"]["uring"]
     return f"{'on' if state['is_on'] else 'off'}: {state['why']}"
 
 

@@ -101,8 +101,8 @@ def test_an_engine_that_waits_for_a_slow_filesystem_is_explained(bench: Path) ->
     mount(bench / "source", bench / "target", "--backing", "slow")
     (bench / "target/made").mkdir()
     assert gauge_comes_to(bench / "target", "is_slow", 1)
-    (told,) = done_well("mount", "--explain", "--json", bench / "target").objects()
-    assert told["fast_paths"]["engine"] == {"is_on": True, "why": SLOW_BACKING}
+    (mount_result,) = done_well("mount", "--explain", "--json", bench / "target").objects()
+    assert mount_result["fast_paths"]["engine"] == {"is_on": True, "why": SLOW_BACKING}
 
 
 @pytest.mark.parametrize("end", [kill_daemon, abort])
@@ -122,7 +122,7 @@ def test_a_daemon_that_was_ended_leaves_its_last_numbers(target: Path, end: Call
 def test_a_hung_daemon_hangs_nobody_who_asks(target: Path) -> None:
     (target / "made").mkdir()
     pid = daemon_of(target)
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     assert stats_of(target)["operations"]["mkdir"]["n"] == 1
     assert stats_of(target)["is_running"] is True
     os.kill(pid, signal.SIGCONT)
@@ -167,8 +167,8 @@ def test_two_mounts_are_not_mixed(bench: Path, target: Path) -> None:
 
 def test_a_stranger_may_look_at_roots(target: Path) -> None:
     (target / "made").mkdir()
-    (told,) = json.loads(run_as(USER, [TRASHD, "status", "--json"]).stdout)["mounts"]
-    assert told["operations"]["mkdir"]["n"] == 1
+    (fields,) = json.loads(run_as(USER, [TRASHD, "status", "--json"]).stdout)["mounts"]
+    assert fields["operations"]["mkdir"]["n"] == 1
 
 
 def test_a_stranger_can_change_nothing(target: Path) -> None:
@@ -189,8 +189,8 @@ def test_a_mount_that_is_seen_twice_is_one(bench: Path, target: Path) -> None:
 def test_another_mount_namespace_finds_them(target: Path) -> None:
     (target / "made").mkdir()
     done = subprocess.run(["unshare", "--mount", TRASHD, "status", "--json"], capture_output=True, check=False)
-    (told,) = json.loads(done.stdout)["mounts"]
-    assert told["operations"]["mkdir"]["n"] == 1
+    (fields,) = json.loads(done.stdout)["mounts"]
+    assert fields["operations"]["mkdir"]["n"] == 1
 
 
 def test_missing_numbers_are_told(target: Path) -> None:
@@ -314,9 +314,9 @@ NAMES = [path.value for path in FastPath]
 
 
 def explained(path: Path) -> dict[str, dict[str, Any]]:
-    (told,) = done_well("mount", "--explain", "--json", path).objects()
-    assert list(told["fast_paths"]) == NAMES
-    return dict(told["fast_paths"])
+    (mount_result,) = done_well("mount", "--explain", "--json", path).objects()
+    assert list(mount_result["fast_paths"]) == NAMES
+    return dict(mount_result["fast_paths"])
 
 
 def off(path: Path) -> dict[str, str]:

@@ -503,9 +503,9 @@ class Place(NamedTuple):
         with os.scandir(top) as listed:
             below = sorted(Path(entry) for entry in listed)
         for path in (top, *below):
-            seen = stat_at(AT_FDCWD, os.fsencode(path))
-            yield str(path.relative_to(self.below)), (*seen, *self._inside(path))
-            if path is not top and stat.S_ISDIR(seen.mode):
+            attributes = stat_at(AT_FDCWD, os.fsencode(path))
+            yield str(path.relative_to(self.below)), (*attributes, *self._inside(path))
+            if path is not top and stat.S_ISDIR(attributes.mode):
                 yield from self._look(path)
 
     def _inside(self, path: Path) -> tuple[object, ...]:

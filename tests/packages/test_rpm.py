@@ -57,10 +57,10 @@ def test_an_administrators_configuration_is_kept() -> None:
 
 
 def test_removing_stops_the_service_and_an_upgrade_does_not() -> None:
-    told = "\n".join(asked("trashd", "--scripts"))
-    assert 'if [ "$1" -eq 0 ] && [ -d /run/systemd/system ]; then\n    systemctl --no-reload disable --now' in told
-    assert "restart" not in told
-    assert 'if [ "$1" -eq 0 ]; then set -- remove; else set -- upgrade; fi' in told
+    text = "\n".join(asked("trashd", "--scripts"))
+    assert 'if [ "$1" -eq 0 ] && [ -d /run/systemd/system ]; then\n    systemctl --no-reload disable --now' in text
+    assert "restart" not in text
+    assert 'if [ "$1" -eq 0 ]; then set -- remove; else set -- upgrade; fi' in text
 
 
 def test_rpmlint_finds_no_error() -> None:

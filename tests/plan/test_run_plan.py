@@ -21,7 +21,7 @@ from fusefs.core.toml_reader import Source
 from fusefs.linux.kernel import RESTORED_XATTRS, Kernel
 from fusefs.plan.run_plan import PlanOptions, carry_out
 from fusefs.sweep.request import Request, SweepOptions
-from fusefs.sweep.run import DEFAULT_SWEEP, run_request
+from fusefs.sweep.run_sweep import DEFAULT_SWEEP, run_request
 from tests.plan.test_run_plan_units import locked
 from tests.plan.test_run_plan_units import put as put_at
 from tests.support.foreground_mount import trashd_mount
@@ -644,10 +644,10 @@ def test_restore_says_whether_rules_leave_it_alone(volume: Path) -> None:
         put(home / "data" / name, 60).chmod(mode)
     for path in (home, *home.rglob("*")):
         os.chown(path, ALICE, ALICE)
-    told = {"HOME": str(home), "PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(home)}
+    variables = {"HOME": str(home), "PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(home)}
 
     def alice(*words: str) -> str:
-        done = run_as(ALICE, [TRASHD, *words], env=told)
+        done = run_as(ALICE, [TRASHD, *words], env=variables)
         assert done.returncode == 0, done
         return os.fsdecode(done.stdout + done.stderr)
 

@@ -287,9 +287,9 @@ def test_its_owner_deletes_it_by_his_own_word(quick_volume: Path, asker: int) ->
 def test_the_list_says_why_and_what_to_do(quick_volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reap_with_thesis(quick_volume, 0)
     command(quick_volume, "list")
-    told = capsys.readouterr().out
-    assert "tree/in: it was moved in or changed after the swap" in told
-    assert "trashd reap --force ID" in told
+    output = capsys.readouterr().out
+    assert "tree/in: it was moved in or changed after the swap" in output
+    assert "trashd reap --force ID" in output
 
 
 # Writers that go on
@@ -493,9 +493,9 @@ def test_a_clock_that_was_set_back_since_hides_nothing(quick_volume: Path) -> No
     with way_into(project / "job/in") as fd:
         identifier = swap_as(ALICE, project / "job")
         path = place(quick_volume, identifier) / "record.json"
-        told = json.loads(path.read_bytes())
-        later = {key: told[key] + hour_ns for key in ("moved_ns", "created_ns")}
-        forge(path, **later, boot_ns=told["boot_ns"])
+        fields = json.loads(path.read_bytes())
+        later = {key: fields[key] + hour_ns for key in ("moved_ns", "created_ns")}
+        forge(path, **later, boot_ns=fields["boot_ns"])
         move_in(project / "results", fd)
         reap_as(ALICE, quick_volume, identifier)
     assert thesis_in(quick_volume, identifier).read_bytes() == THESIS
@@ -507,8 +507,8 @@ def test_without_a_time_in_its_record_a_container_has_its_birth(volume: Path) ->
     with way_into(project / "job/in") as fd:
         identifier = swap_as(ALICE, project / "job")
         path = place(volume, identifier) / "record.json"
-        told = json.loads(path.read_bytes())
-        path.write_text(json.dumps({key: value for key, value in told.items() if key not in ("moved_ns", "boot_ns")}))
+        fields = json.loads(path.read_bytes())
+        path.write_text(json.dumps({key: value for key, value in fields.items() if key not in ("moved_ns", "boot_ns")}))
         move_in(project / "results", fd)
         reaped = reap_as(ALICE, volume, identifier)
     assert came_in(reaped) == [b"tree/in"]

@@ -460,14 +460,14 @@ def assert_bounded(fs_type: str, shape: Callable[[Path], None], *options: str) -
         shape(volume / "job")
         identifier = swap(volume / "job").id
         code, peak = watch([TRASHD, "reap", "--now", *options, "--volume", str(volume), identifier], MAX_FDS)
-        told = f"{shape.__name__} on {fs_type}: {peak}, a bare interpreter {bare_interpreter_kib()} KiB"
-        assert code == 0, told
+        text = f"{shape.__name__} on {fs_type}: {peak}, a bare interpreter {bare_interpreter_kib()} KiB"
+        assert code == 0, text
         assert state_of(volume, identifier) is None
         assert_silent(volume)
-        assert peak.n_processes > 0, told
-        assert peak.n_fds <= MAX_FDS, told
-        assert peak.largest_kib - bare_interpreter_kib() <= MAX_KIB, told
-        assert peak.memory_kib - bare_interpreter_kib() <= MAX_KIB, told
+        assert peak.n_processes > 0, text
+        assert peak.n_fds <= MAX_FDS, text
+        assert peak.largest_kib - bare_interpreter_kib() <= MAX_KIB, text
+        assert peak.memory_kib - bare_interpreter_kib() <= MAX_KIB, text
 
 
 LOOP, EVERY = pytest.mark.needs("loop"), pytest.mark.every

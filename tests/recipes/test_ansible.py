@@ -60,9 +60,9 @@ def play(node: Node, variables: Mapping[str, object]) -> CommandResult:
 @pytest.fixture(scope="module")
 def played(bare: Node) -> Node:
     """After the page's two runs, of which the second changed nothing."""
-    told = f"---\n{json.dumps(HERE)}\n"
+    text = f"---\n{json.dumps(HERE)}\n"
     (bare.system.path(PLAYS) / "group_vars").mkdir()
-    (bare.system.path(PLAYS) / "group_vars/all.yml").write_text(told)
+    (bare.system.path(PLAYS) / "group_vars/all.yml").write_text(text)
     RECIPE.follow("Twice", bare.run)
     return bare
 

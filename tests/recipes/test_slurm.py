@@ -93,8 +93,8 @@ def test_an_epilog_that_fails_is_told_and_does_not_drain_the_node(cluster: Node)
 def test_a_prolog_that_fails_drains_the_node_and_keeps_the_job(cluster: Node) -> None:
     cluster.system.path("/scratch/alice").touch()
     job = cluster.alice("sbatch --parsable --wrap true").strip()
-    seen = f"squeue --noheader --format='%T %r' --job {job}"
+    text = f"squeue --noheader --format='%T %r' --job {job}"
     is_held = "PENDING launch failed requeued held"
-    cluster.system.wait_for(lambda: cluster.root(seen).strip() == is_held, "it waits again", _LIMIT_S)
+    cluster.system.wait_for(lambda: cluster.root(text).strip() == is_held, "it waits again", _LIMIT_S)
     assert state_of(cluster).strip() == "drained"
     assert "Reason=Prolog error" in cluster.root("scontrol show node node1")

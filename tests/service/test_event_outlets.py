@@ -435,14 +435,14 @@ def names_of(text: str) -> set[str]:
 
 
 def test_dashboard_and_rules_know_only_metrics_that_are(textfile: Path) -> None:
-    known = set(publish(textfile))
+    known_names = set(publish(textfile))
     targets = [target for panel in DASHBOARD["panels"] for target in panel["targets"]]
     used = {name for target in targets for name in names_of(target["expr"])}
     assert len(used) > 10
-    assert used <= known
+    assert used <= known_names
     rules = (DOCS / "alert-rules.yml").read_text(encoding="utf-8")
     assert names_of(rules)
-    assert names_of(rules) <= known
+    assert names_of(rules) <= known_names
 
 
 def test_every_metric_is_documented(textfile: Path) -> None:

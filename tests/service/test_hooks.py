@@ -104,8 +104,8 @@ def test_a_hook_gets_the_origins_own_bytes() -> None:
 
 
 def test_a_hook_reads_the_event_as_json() -> None:
-    told = json.loads(output("cat"))
-    assert (told["event"], os.fsencode(told["origin"])) == ("reaped", REAPED.origin)
+    fields = json.loads(output("cat"))
+    assert (fields["event"], os.fsencode(fields["origin"])) == ("reaped", REAPED.origin)
 
 
 def test_no_word_of_an_event_is_read_by_a_shell() -> None:

@@ -130,8 +130,8 @@ def test_what_cannot_be_removed_is_audited_hooked_and_counted(volume: Path, watc
 def test_metrics_count_what_was_reaped_in_file_and_answer(volume: Path, watched: Watched) -> None:
     orphan_in(volume, options=EXPIRED)
     reaped = f'trashd_reaped_orphans_total{{volume="{volume}"}} 1.0\n'
-    told = f'trashd_events_total{{event="reaped",volume="{volume}"}} 1.0\n'
-    watched.service.until(lambda: all(line in watched.asked() for line in (reaped, told)))
+    text = f'trashd_events_total{{event="reaped",volume="{volume}"}} 1.0\n'
+    watched.service.until(lambda: all(line in watched.asked() for line in (reaped, text)))
     watched.service.until(lambda: reaped in watched.textfile())
 
 

@@ -454,8 +454,8 @@ def test_idle_service_sleeps(base: Path, volume: Path) -> None:
 
 def is_asleep(running: Service) -> bool:
     """Whether no child works for it any more, and it has told so."""
-    seen = running.seen()
-    return seen is not None and seen.age_s > 1.0 and not running.children()
+    observed_status = running.seen()
+    return observed_status is not None and observed_status.age_s > 1.0 and not running.children()
 
 
 def n_wakeups_in(running: Service, seconds: float) -> int:
@@ -497,8 +497,8 @@ def test_very_many_orphans_need_little_memory(base: Path) -> None:
             assert peak_of(running.process.pid) - few_kib < MORE_KIB
             assert sum(map(pss_kib, processes(running))) < ALL_KIB
             running.until(lambda: counts(running, volume)[::2] == (1, MANY))  # the marker came and is gone
-            (told,) = done_well("status", "--json").objects()
-            assert told["volumes"][0]["n_orphans"] == MANY
+            (status_result,) = done_well("status", "--json").objects()
+            assert status_result["volumes"][0]["n_orphans"] == MANY
 
 
 USER = 12_345

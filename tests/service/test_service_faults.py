@@ -27,6 +27,7 @@ from tests.support.interrupted_command import ask, untold
 from tests.support.make_trees import Dir, File, fill, make_tree
 from tests.support.plain_twin import MARK, Step, Twins, contents
 from tests.support.privileges import Credentials
+from tests.support.proc_stat import stop
 from tests.support.real_filesystems import ON_DISK, full, loop_volume, mount_of, tmpfs_volume
 from tests.support.reap_process import state_of
 from tests.support.service_process import LIMIT_S, QUICK, SCALED, Service, configure, events_in, places, service
@@ -244,7 +245,7 @@ def test_server_that_is_away_for_a_while_is_waited_for_and_that_is_said(what: st
 @contextmanager
 def hanging(pid: int) -> Iterator[None]:
     """A FUSE daemon that answers nothing for the block."""
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         yield
     finally:
@@ -345,9 +346,9 @@ def test_without_a_memory_what_was_made_in_this_boot_has_its_age(base: Path, vol
     young, old = (orphan_in(volume, name, WEEK).id for name in ("young", "old"))
     for identifier, retention_s in ((young, 7 * DAY_S), (old, 0)):
         record = place(volume, identifier) / "record.json"
-        told = json.loads(record.read_text())
-        created_ns = told["created_ns"] - set_s * NS
-        forge(record, created_ns=created_ns, boot_ns=told["boot_ns"], retention_s=retention_s)
+        fields = json.loads(record.read_text())
+        created_ns = fields["created_ns"] - set_s * NS
+        forge(record, created_ns=created_ns, boot_ns=fields["boot_ns"], retention_s=retention_s)
     with service(base, volume) as running:
         running.until(lambda: is_in_no_state(volume, old))
         running.until_phase(volume, VolumePhase.IDLE)

@@ -44,8 +44,8 @@ OFTEN = f'poll = "1s"\n{QUICK}'
 @contextmanager
 def service_of(uid: int, home: Path, config: str = QUICK) -> Iterator[Service]:
     base = make_tree(home / "service", Dir(owner=(uid, uid)))
-    told = {"HOME": str(home), "XDG_STATE_HOME": "", "STATE_DIRECTORY": str(base)}
-    with service(base, config=config, environment=told, user=uid) as running:
+    variables = {"HOME": str(home), "XDG_STATE_HOME": "", "STATE_DIRECTORY": str(base)}
+    with service(base, config=config, environment=variables, user=uid) as running:
         yield running
 
 
@@ -179,8 +179,8 @@ def test_what_was_swapped_in_a_users_own_mount_is_reaped_when_that_is_gone(
     mounted = make_tree(at_home / "mnt", Dir(owner=(ALICE, ALICE)))
     with device_for_all(), service(base) as running:
         assert trashd_as(ALICE, at_home, "mount", source, mounted).code == 0
-        (told,) = trashd_as(ALICE, at_home, "swap", "--json", *SOON, mounted / "d").objects()
-        container = users_own(source, ALICE) / f"u/{ALICE}/orphans" / str(told["id"])
+        (swap_result,) = trashd_as(ALICE, at_home, "swap", "--json", *SOON, mounted / "d").objects()
+        container = users_own(source, ALICE) / f"u/{ALICE}/orphans" / str(swap_result["id"])
         assert container.exists()
         assert trashd_as(ALICE, at_home, "umount", mounted).code == 0
         running.until(lambda: not container.exists())

@@ -49,8 +49,8 @@ def look(running: Service) -> Sample:
 
 
 def n_reaped(running: Service) -> int:
-    seen = running.seen()
-    return seen.status.volumes[0].n_reaped if seen else 0
+    observed_status = running.seen()
+    return observed_status.status.volumes[0].n_reaped if observed_status else 0
 
 
 def is_over(at_s: float) -> bool:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fusefs.core.errors import Untrusted
-from fusefs.core.node_beats import Heartbeat
+from fusefs.core.node_heartbeats import Heartbeat
 from fusefs.core.service_status import ObservedStatus, Status, StatusFault, VolumeStatus
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
@@ -54,9 +54,9 @@ SOME = Status(version="0", pid=1, boot_id="b", started_ns=0, updated_ns=0)
 
 
 def status_in(directory: Path) -> ObservedStatus:
-    seen = read_status(os.fsencode(directory))
-    assert seen is not None
-    return seen
+    status = read_status(os.fsencode(directory))
+    assert status is not None
+    return status
 
 
 @contextmanager

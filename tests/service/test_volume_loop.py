@@ -21,7 +21,7 @@ from trio.testing import wait_all_tasks_blocked
 from fusefs.core.config import POLL_S
 from fusefs.core.errors import NoStore
 from fusefs.core.events import Event
-from fusefs.core.node_beats import Heartbeat
+from fusefs.core.node_heartbeats import Heartbeat
 from fusefs.core.record import Method
 from fusefs.linux.machine_identity import clocks_ns
 from fusefs.service import volume_loop

@@ -108,7 +108,7 @@ def test_an_empty_directory_that_was_made_in_the_gap_is_its_makers(nodes: Cluste
     calls = nodes.a.calls("swap", tree(nodes.a, "other"))
     if "exchange" in calls:
         pytest.skip("no gap on this filesystem")
-    # The last mkdir takes the name; where the rename has NOREPLACE it makes the gate of that.
+    # The last mkdir takes the name; where the rename has NOREPLACE it makes the transfer directory of that.
     running = nodes.a.start("swap", victim, hold_at=calls.count("mkdir") - 1, call="mkdir")
     assert running.is_held()
     nodes.b.run(partial(os.mkdir, victim, 0o711))
@@ -218,11 +218,11 @@ def test_a_clock_that_is_two_hours_off_ends_no_retention_of_a_day(nodes: Cluster
 def test_what_a_node_with_a_clock_two_hours_off_swaps_is_restored_by_the_other(nodes: ClusterNodes) -> None:
     with_store(nodes)
     victim = tree(nodes.a)
-    (told,) = well(nodes.a.trashd("swap", "--json", victim, clock_s=HOURS_2)).objects()
-    wait_until(nodes.b, partial(names, nodes.b.volume / ".trashd/u/0/orphans"), [told["id"]])
-    assert [one["id"] for one in listed(nodes.b)] == [told["id"]]
+    (swap_result,) = well(nodes.a.trashd("swap", "--json", victim, clock_s=HOURS_2)).objects()
+    wait_until(nodes.b, partial(names, nodes.b.volume / ".trashd/u/0/orphans"), [swap_result["id"]])
+    assert [one["id"] for one in listed(nodes.b)] == [swap_result["id"]]
     well(nodes.b.trashd("reap"))
-    well(nodes.b.trashd("restore", told["id"]))
+    well(nodes.b.trashd("restore", swap_result["id"]))
     wait_until(nodes.b, partial(contents, victim), OLD)
 
 

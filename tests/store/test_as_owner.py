@@ -180,9 +180,9 @@ def test_it_is_restored_elsewhere_and_never_into_the_store(seized_volume: Path) 
     seized = taken(seized_volume, entry)
     assert isinstance(seized, Swapped)
     for inside in (None, b"tree/roots"):
-        with pytest.raises(Refused) as told:
+        with pytest.raises(Refused) as raised:
             restore(seized_volume, seized.id, inside=inside)
-        assert "--to" in told.value.hint
+        assert "--to" in raised.value.hint
     restore(seized_volume, seized.id, to=seized_volume / "left")
     assert (seized_volume / "left/tree/roots/file").read_text() == "root's"
 
@@ -263,9 +263,9 @@ def linked(path: Path, seized_volume: Path) -> Iterator[None]:
 def test_a_frozen_container_is_told(seized_volume: Path) -> None:
     entry = stuck(seized_volume)
     set_flags(path_of(entry), IMMUTABLE)
-    with pytest.raises(NotPermitted) as told:
+    with pytest.raises(NotPermitted) as raised:
         taken(seized_volume, entry)
-    assert "chattr" in told.value.hint
+    assert "chattr" in raised.value.hint
     set_flags(path_of(entry), IMMUTABLE, on=False)
 
 

@@ -261,10 +261,10 @@ def test_two_mounted_copies_are_told_apart_by_volume_and_the_message_says_so(vol
     kernel, both = Kernel(), [raw(volumes.source), raw(volumes.copy)]
     with pytest.raises(UsageError) as caught:
         find_container(kernel, both, identifier[:-2])
-    told = f"{caught.value.message()} {caught.value.hint}"
-    assert "could be" not in told
+    text = f"{caught.value.message()} {caught.value.hint}"
+    assert "could be" not in text
     for volume in volumes:
-        assert f"--volume {volume}" in told
+        assert f"--volume {volume}" in text
         assert find_container(kernel, [raw(volume)], identifier).base_path() == raw(volume)
 
 

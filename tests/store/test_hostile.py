@@ -398,9 +398,9 @@ def test_doctor_repairs_nothing_in_it_and_says_what_helps(project: Path, capfd: 
     before = snapshot(project / ".trashd", with_times=True)
     run(["doctor", "--repair", str(project)])
     assert snapshot(project / ".trashd", with_times=True) == before
-    told = "".join(capfd.readouterr())
-    assert "there is no proof that root created this store" in told
-    assert f"trashd init --replace {project}" in told
+    output = "".join(capfd.readouterr())
+    assert "there is no proof that root created this store" in output
+    assert f"trashd init --replace {project}" in output
 
 
 def test_doctor_says_so_of_one_without_folders(project: Path) -> None:

@@ -113,10 +113,12 @@ def test_a_planted_folder_is_told_with_its_reason_and_no_repair(
         for command in (["list", "--volume", str(volume)], ["doctor", str(volume)], ["init", str(volume)]):
             if uid == 0 or command[0] != "init":
                 as_user(uid, lambda command=command: run(command)) if uid else run(command)  # type: ignore[misc]
-                told = "".join(capfd.readouterr())
-                assert f"new/{name}: not used as the directory of uid {ALICE}: its mode is 2775 instead of 0700" in told
-                assert "--repair" not in told
-                assert "chmod" not in told
+                output = "".join(capfd.readouterr())
+                assert (
+                    f"new/{name}: not used as the directory of uid {ALICE}: its mode is 2775 instead of 0700" in output
+                )
+                assert "--repair" not in output
+                assert "chmod" not in output
     [problem] = problems(volume)
     assert "mv" in problem.hint
 

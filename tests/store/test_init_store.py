@@ -15,7 +15,7 @@ import pytest
 
 from fusefs.cli.main import run
 from fusefs.core.errors import TrashdError
-from fusefs.core.node_beats import Heartbeat, encode_heartbeat, heartbeat_name
+from fusefs.core.node_heartbeats import Heartbeat, encode_heartbeat, heartbeat_name
 from fusefs.linux.kernel import Kernel
 from fusefs.store.user_folders import inspect_folders
 from tests.support.covering_sets import runs_every_case
@@ -54,8 +54,8 @@ BEAT = heartbeat_name("beta", str(uuid.UUID(int=7))).decode()
 
 
 def facts(volume: Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((volume / ".trashd/volume.json").read_text())
-    return told
+    fields: dict[str, Any] = json.loads((volume / ".trashd/volume.json").read_text())
+    return fields
 
 
 def old_facts(volume: Path) -> dict[str, Any]:
@@ -304,11 +304,12 @@ def test_until_its_owner_comes_list_and_doctor_tell_of_what_was_set_aside(capfd:
         init(volume)
         for words in (["list", "--volume"], ["doctor"]):
             run([*words, str(volume)])
-            told = "".join(capfd.readouterr())
+            output = "".join(capfd.readouterr())
             assert (
-                f"/u/{ALICE}: not used as the directory of uid {ALICE}: it is moved by its owner's next command" in told
+                f"/u/{ALICE}: not used as the directory of uid {ALICE}: it is moved by its owner's next command"
+                in output
             )
-            assert "next command here, such as trashd list, moves it to the new store" in told
+            assert "next command here, such as trashd list, moves it to the new store" in output
         as_user(ALICE, lambda: run(["list", "--volume", str(volume)]))
         assert "waits" not in "".join(capfd.readouterr())
         run(["list", "--volume", str(volume)])

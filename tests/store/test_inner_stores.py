@@ -79,8 +79,8 @@ def test_check_and_the_command_line_say_which_and_what_to_do(volume: Path) -> No
     assert done.code == 3
     assert f"trashd list --volume {volume}/team/deep/proj" in done.err
     assert trashd("check", volume / "team").code == 3
-    (told,) = trashd("list", "--json", "--volume", volume / "team/deep/proj").objects()
-    assert told["id"] == held(volume)
+    (list_result,) = trashd("list", "--json", "--volume", volume / "team/deep/proj").objects()
+    assert list_result["id"] == held(volume)
 
 
 def test_what_lies_beside_it_is_swapped(volume: Path) -> None:

@@ -58,13 +58,13 @@ def test_a_trial_to_the_end_shows_that_they_are_lost(losing: LosingVolume) -> No
 def test_a_swap_and_a_removal_leave_their_records_there_and_ask_for_no_such_file(losing: LosingVolume) -> None:
     done_well("init", losing.path)
     victims = [make_tree(losing.path / name, {"file": "content"}) for name in ("job", "old")]
-    told = swapped(victims[0])
+    swap_result = swapped(victims[0])
     done_well("rm", victims[1])
     assert [entry["origin"] for entry in done_well("list", "--json", "--volume", losing.path).objects()] == [
         str(victim) for victim in victims
     ]
     victims[0].rmdir()
-    done_well("restore", told["id"])
+    done_well("restore", swap_result["id"])
     assert (victims[0] / "file").read_text() == "content"
     done_well("reap", "--all", "--now", "--volume", losing.path)
     assert losing.n_unnamed() == 0
@@ -102,8 +102,8 @@ def test_a_store_of_before_is_read_and_uses_none_until_an_init_has_tried_it(volu
 def test_what_was_seen_on_another_filesystem_proves_nothing(volume: Path) -> None:
     with tmpfs_volume() as other:
         init(other)
-        told = json.loads((other / ".trashd/volume.json").read_text())
-    (volume / ".trashd/volume.json").write_text(json.dumps({**told, "filesystem": 1}))
+        fields = json.loads((other / ".trashd/volume.json").read_text())
+    (volume / ".trashd/volume.json").write_text(json.dumps({**fields, "filesystem": 1}))
     calls = calls_of(lambda kernel: remove(make_tree(volume / "job", {"a": "1"}), kernel))
     assert "tmpfile" not in calls
 

@@ -218,13 +218,15 @@ class StoreMachine(RuleBasedStateMachine):
     def nothing_is_lost_and_the_checker_is_silent(self) -> None:
         assert recover_all(self.volume) == []
         assert problems(self.volume) == []
-        seen = self.seen()
+        observed_status = self.seen()
         if self.begun is not None:
-            self.take_as_reaped(self.begun, seen.orphans.get(self.begun))
+            self.take_as_reaped(self.begun, observed_status.orphans.get(self.begun))
             self.begun = None
-        assert Counter(all_contents(seen)) == self.alive
-        worlds = [world for world in (self.recognise(legal, seen) for legal in self.legal) if world is not None]
-        assert worlds, f"{seen} is none of {self.legal}"
+        assert Counter(all_contents(observed_status)) == self.alive
+        worlds = [
+            world for world in (self.recognise(legal, observed_status) for legal in self.legal) if world is not None
+        ]
+        assert worlds, f"{observed_status} is none of {self.legal}"
         self.world = worlds[0]
         self.legal = [self.world]
 

@@ -23,7 +23,7 @@ from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import open_own_folder
 from fusefs.store.victim import find_scope
 from fusefs.sweep.request import Request, ToTrash
-from fusefs.sweep.run import run_request
+from fusefs.sweep.run_sweep import run_request
 from tests.support.background_processes import reading
 from tests.support.crash_scenarios import DyingAfter, assert_nothing_lost, deaths, home, settle
 from tests.support.foreground_mount import SHARED_LIMIT_S, Mounted, trashd_mount

@@ -231,8 +231,8 @@ def test_a_mount_in_the_stores_way_is_told_with_what_helps_and_changes_nothing(
             assert run(["restore", whole, "--to", str(volume / "roots/back"), "--volume", str(volume)]) != 0 or (
                 where.endswith("CUT")
             )
-        told = capfd.readouterr()
-        assert "unmount the filesystem that covers the store" in told.out + told.err
+        captured = capfd.readouterr()
+        assert "unmount the filesystem that covers the store" in captured.out + captured.err
         if (volume / "roots/back").exists():
             return
         assert snapshot(volume / ".trashd") == before
@@ -256,8 +256,8 @@ def test_on_a_read_only_volume_each_verb_says_so(capfd: pytest.CaptureFixture[st
                 ["restore", whole, "--to", to], ["reap", "--now", "--with-stores", whole],
             ):  # fmt: skip
                 assert run(words) == KernelRefused.exit_code, words
-                told = capfd.readouterr()
-                assert "read-only" in told.out + told.err, words
+                captured = capfd.readouterr()
+                assert "read-only" in captured.out + captured.err, words
             for words in (["init"], ["list", "--volume"], ["reap", "--dry-run", "--now", "--all", "--volume"]):
                 assert run([*words, str(volume)]) == 0, words
         assert snapshot(volume) == before

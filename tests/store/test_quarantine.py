@@ -84,9 +84,9 @@ def test_forged_reasons_neither_break_the_list_nor_move_the_cursor(
     forged = {"name": "%1B[2J", "errno": 2**62, "call": "\x1b[2J"}
     forge(Path(os.fsdecode(entry.path)) / "record.json", failures=[forged])
     list_quarantine(volume)
-    told = capsys.readouterr().out
-    assert "\x1b" not in told
-    assert f"error {2**62}" in told
+    output = capsys.readouterr().out
+    assert "\x1b" not in output
+    assert f"error {2**62}" in output
 
 
 # Retry

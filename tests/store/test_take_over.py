@@ -178,8 +178,8 @@ def test_what_has_no_record_yet_may_be_another_nodes(volume: Path) -> None:
     finish(volume)
     (orphan,) = volume.glob(".trashd/u/0/orphans/*")
     (begun := volume / ".trashd/u/0/stage" / f"{orphan.name[:-12]}{'0' * 12}").mkdir()
-    (told,) = problems(volume)
-    assert "another node is writing it" in told.what
+    (problem,) = problems(volume)
+    assert "another node is writing it" in problem.what
     recover_after(volume, 0, PART + 1, DEFAULT_TAKEOVER_S - 1)
     assert begun.exists()
     recover_after(volume, DEFAULT_TAKEOVER_S + 1)
@@ -203,9 +203,9 @@ def test_who_waits_for_what_another_boot_has_locked_is_told_how_to_have_it(
     with (left(volume) / "record.json").open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert run(["doctor", "--repair", "--wait", str(volume)]) == 0
-        told = capfd.readouterr().err
-        assert "has its lock" in told
-        assert f"doctor --repair --ended {OTHER_BOOT}" in told
+        output = capfd.readouterr().err
+        assert "has its lock" in output
+        assert f"doctor --repair --ended {OTHER_BOOT}" in output
         assert not is_taken_over(volume)
     finish(volume)
 
@@ -228,10 +228,10 @@ def test_of_what_a_mount_refuses_nobody_is_advised_to_give_it_up(
     with monkeypatch.context() as patch:
         patch.setattr(Kernel, "lock", lock)
         assert run(["doctor", str(volume)]) == 1
-    told = capfd.readouterr().out
-    assert "Input/output error" in told
-    assert "try another machine" in told
-    assert WAY_OUT not in told
+    output = capfd.readouterr().out
+    assert "Input/output error" in output
+    assert "try another machine" in output
+    assert WAY_OUT not in output
     finish(volume)
 
 
@@ -330,8 +330,8 @@ def test_an_init_that_writes_volume_json_anew_keeps_that_time() -> None:
         file = volume / ".trashd/volume.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), "cache_s": 100.5, "noreplace": None}))
         init(volume)
-        told = json.loads(file.read_text())
-        assert (told["noreplace"], told["cache_s"]) == (True, 100.5)
+        fields = json.loads(file.read_text())
+        assert (fields["noreplace"], fields["cache_s"]) == (True, 100.5)
 
 
 def test_check_prints_it_for_a_shared_filesystem_alone(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:

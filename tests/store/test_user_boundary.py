@@ -19,7 +19,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.plan.run_plan import PlanOptions, carry_out
 from fusefs.store.swap import Swapped
 from fusefs.sweep.request import ActionRequest, Request, ToDelete, ToMove, ToTrash
-from fusefs.sweep.run import run_request
+from fusefs.sweep.run_sweep import run_request
 from tests.support import acls
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume

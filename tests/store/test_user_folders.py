@@ -176,9 +176,9 @@ def plant_many(volume: Path, n_names: int) -> None:
 
 def test_thousands_of_planted_names_are_told_in_a_few_lines(volume: Path) -> None:
     plant_many(volume, 500)
-    told = problems(volume)
-    assert len(told) == 4
-    assert "more names of uid 1002" in told[-1].what
+    found_problems = problems(volume)
+    assert len(found_problems) == 4
+    assert "more names of uid 1002" in found_problems[-1].what
 
 
 def test_a_look_of_roots_makes_nothing_in_a_folder_that_nobody_used(volume: Path) -> None:

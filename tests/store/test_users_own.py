@@ -102,8 +102,8 @@ def test_a_users_store_names_its_own_identity(shared: Path) -> None:
     kernel = Kernel()
     with kernel.open_path(raw(own(shared, ALICE))) as fd:
         found = kernel.identify(fd)
-    told = json.loads((own(shared, ALICE) / "volume.json").read_text())["store"]
-    assert Identity(**told) == found
+    fields = json.loads((own(shared, ALICE) / "volume.json").read_text())["store"]
+    assert Identity(**fields) == found
 
 
 def test_after_roots_init_new_swaps_go_to_its_store_and_old_ones_stay_reached(shared: Path) -> None:

@@ -56,15 +56,15 @@ class Tab:
             assert select.select([self._back], [], [], max(0, end - time.monotonic()))[0], "the browser says nothing"
             self._read += os.read(self._back, 1 << 20)
         text, _, self._read = self._read.partition(b"\0")
-        told: dict[str, Any] = json.loads(text)
-        match told.get("method"):
+        fields: dict[str, Any] = json.loads(text)
+        match fields.get("method"):
             case "Page.loadEventFired":
                 self._loaded += 1
             case "Runtime.exceptionThrown":
-                self.problems.append(str(told["params"]["exceptionDetails"]))
-            case "Log.entryAdded" if told["params"]["entry"]["level"] == "error":
-                self.problems.append(str(told["params"]["entry"]))
-        return told
+                self.problems.append(str(fields["params"]["exceptionDetails"]))
+            case "Log.entryAdded" if fields["params"]["entry"]["level"] == "error":
+                self.problems.append(str(fields["params"]["entry"]))
+        return fields
 
     def open(self, url: str, n_pages: int = 1) -> None:
         """Show a page, and all that it loads. n_pages: more if it leads on by itself"""

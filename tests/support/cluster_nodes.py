@@ -168,7 +168,7 @@ class LocalNode:
             return CommandResult(code, os.fsdecode(out.read()), os.fsdecode(err.read()))
 
     def run(self, body: Callable[[], T], limit_s: float = LIMIT_S) -> T:
-        with tempfile.TemporaryFile() as told:
+        with tempfile.TemporaryFile() as output_file:
 
             def act() -> int:
                 try:
@@ -176,14 +176,14 @@ class LocalNode:
                 except Exception as error:
                     error.add_note(traceback.format_exc())
                     result = (False, error)
-                told.write(pickle.dumps(result))
-                told.flush()
+                output_file.write(pickle.dumps(result))
+                output_file.flush()
                 return 0
 
             code = self._end(self._forked(act), limit_s)
-            told.seek(0)
+            output_file.seek(0)
             assert code == 0, f"{self.name}: exit code {code}"
-            is_well, value = pickle.load(told)
+            is_well, value = pickle.load(output_file)
             if not is_well:
                 raise value
             result: T = value
@@ -193,21 +193,21 @@ class LocalNode:
         return _LocalRunning(self, [str(word) for word in words], hold_at, call)
 
     def calls(self, *words: str | Path) -> list[str]:
-        with tempfile.TemporaryFile() as seen:
+        with tempfile.TemporaryFile() as output_file:
 
             def act() -> int:
                 own = os.getpid()
 
                 def hook(call: str) -> None:
                     if os.getpid() == own:
-                        os.write(seen.fileno(), f"{call}\n".encode())
+                        os.write(output_file.fileno(), f"{call}\n".encode())
 
                 return _act_as_trashd([str(word) for word in words], None, hook)
 
             code = self._end(self._forked(act), LIMIT_S)
             assert code == 0, f"trashd {' '.join(map(str, words))}: {code}"
-            seen.seek(0)
-            return seen.read().decode().split()
+            output_file.seek(0)
+            return output_file.read().decode().split()
 
     def cut(self) -> None:
         self._client.cut()
@@ -348,8 +348,13 @@ def _clock(ahead_s: int) -> Mapping[str, str]:
     """Variables by which a process has another wall clock; times of files and other clocks are what they are."""
     if not ahead_s:
         return {}
-    told = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{ahead_s:+d}s", "NO_FAKE_STAT": "1", "DONT_FAKE_MONOTONIC": "1"}
-    return {**told, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    variables = {
+        "LD_PRELOAD": str(FAKETIME),
+        "FAKETIME": f"{ahead_s:+d}s",
+        "NO_FAKE_STAT": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+    return {**variables, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 
 def _enter(pid: int) -> None:

@@ -175,7 +175,7 @@ def _stores_in(directory: Path) -> list[Path]:
 
 
 def _trees_in(container: Path) -> Iterator[Path]:
-    """What is in a container, its gates and the container that it took over."""
+    """What is in a container, its transfer directories and the container that it took over."""
     for path in container.iterdir():
         if path.name == "old" or path.name.startswith("gate."):
             yield from _trees_in(path)

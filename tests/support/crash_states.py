@@ -108,7 +108,7 @@ def _torn_states(
     epoch = log.events[start:end]
     if not any(isinstance(event, Write) for event in epoch):
         return
-    seen: set[tuple[tuple[int, int], ...]] = set()
+    visited: set[tuple[tuple[int, int], ...]] = set()
     for attempt in range(n_torn):
         stop = len(epoch) if attempt % 2 == 0 else rng.randint(1, len(epoch))
         share = rng.choice((0.2, 0.5, 0.8))
@@ -116,8 +116,8 @@ def _torn_states(
         chosen = [piece for piece in pieces if rng.random() < share]
         marks = (*marks_before, *(event.text for event in epoch[:stop] if isinstance(event, Mark)))
         key = ((-1, len(marks)), *((piece.offset, len(piece.data)) for piece in chosen))
-        if chosen and key not in seen:
-            seen.add(key)
+        if chosen and key not in visited:
+            visited.add(key)
             yield CrashState("torn", start, tuple(chosen), marks)
 
 

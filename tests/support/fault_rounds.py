@@ -106,8 +106,8 @@ def tree(node: ClusterNode, name: str = "job", spec: Spec = TREE) -> Path:
 def swapped(nodes: ClusterNodes, name: str = "job", words: Sequence[str] = ()) -> str:
     """The id of an orphan that A has made, of which B knows; more options for its swap."""
     victim = tree(nodes.a, name)
-    (told,) = well(nodes.a.trashd("swap", "--json", *words, victim)).objects()
-    identifier = str(told["id"])
+    (swap_result,) = well(nodes.a.trashd("swap", "--json", *words, victim)).objects()
+    identifier = str(swap_result["id"])
     look = partial(_states, nodes.b.volume, identifier)
     wait_until(nodes.b, look, ["orphans"])
     return identifier

@@ -73,10 +73,10 @@ class LosingFs(LyingFs):
             asked.write(b".")
         fd = os.open(self._path(parent), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         os.fchown(fd, uid, gid)
-        seen = stat_at(fd)
-        self.open_files[fd] = seen.ino
-        self._linked[seen.ino] = []
-        body = wire.encode_entry(seen.ino, seen.ino, seen, 0, 0) + wire.encode_open(fd, 0)
+        attributes = stat_at(fd)
+        self.open_files[fd] = attributes.ino
+        self._linked[attributes.ino] = []
+        body = wire.encode_entry(attributes.ino, attributes.ino, attributes, 0, 0) + wire.encode_open(fd, 0)
         return wire.encode_head(unique, len(body)) + body
 
     async def link(

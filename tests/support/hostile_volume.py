@@ -81,8 +81,8 @@ class Shared:
         assert self._look() == self._first
 
     def _look(self) -> list[EntrySnapshot]:
-        seen = snapshot(self.volume / "canary", with_times=True)
-        return [one._replace(n_links=None, first_name=None) for one in seen]
+        tree_before = snapshot(self.volume / "canary", with_times=True)
+        return [one._replace(n_links=None, first_name=None) for one in tree_before]
 
 
 def make_folder(volume: Path) -> None:

@@ -62,23 +62,23 @@ def command_as(person: Credentials, commands: Sequence[Sequence[str]], moment: i
     on counting from where they were forked; each waits until the act is done. If the command makes fewer calls, none
     acts. With a moment below 0 nothing is to act, and the process has this one's memory.
     """
-    with tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as output_file:
         if moment < 0:
-            code = called_by(person.be, partial(_run_all, commands, told.fileno()), "a command")
-            told.seek(0)
-            return Ended(code, os.fsdecode(told.read()), acted=False)
+            code = called_by(person.be, partial(_run_all, commands, output_file.fileno()), "a command")
+            output_file.seek(0)
+            return Ended(code, os.fsdecode(output_file.read()), acted=False)
         asks, go = os.pipe(), os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            _command(person, commands, told.fileno(), _Pausing(moment, asks[1], go[0]))
+            _command(person, commands, output_file.fileno(), _Pausing(moment, asks[1], go[0]))
         acted = _serve(pid, asks[0], go[1], act)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         for fd in (*asks, *go):
             os.close(fd)
-        told.seek(0)
-        return Ended(code, os.fsdecode(told.read()), acted)
+        output_file.seek(0)
+        return Ended(code, os.fsdecode(output_file.read()), acted)
 
 
 class _Pausing:

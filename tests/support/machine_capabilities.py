@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from bench.messages import can_count
 from fusefs.core.uring_choice import find_obstacle
-from fusefs.linux.uring_offer import read_facts
+from fusefs.linux.uring_facts import read_facts
 from tests.support import booted_systemd, chromium, mpi_jobs, slurm_cluster
 from tests.support.third_party_suites import VERSIONS, is_built
 

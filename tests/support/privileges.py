@@ -113,9 +113,9 @@ def _enter_namespace(person: Credentials) -> None:
     if pid == 0:
         try:
             os.read(ready[0], 1)
-            told = "".join(f"{inside} {first} {n}\n" for inside, first, n in person.maps)
+            text = "".join(f"{inside} {first} {n}\n" for inside, first, n in person.maps)
             for name in ("uid_map", "gid_map"):
-                Path(f"/proc/{own}/{name}").write_text(told)
+                Path(f"/proc/{own}/{name}").write_text(text)
             os.write(go[1], b".")
         finally:
             os._exit(0)

@@ -53,10 +53,10 @@ class ReplacedPackage:
 def modules_ever(*modules: str) -> set[str]:
     """What these import, and what functions of that may import yet; commands are left out: they run before."""
     program = f"import sys, {', '.join(modules)}; print(*(name for name in sys.modules if name.startswith('fusefs')))"
-    told = subprocess.run([sys.executable, "-c", program], cwd=REPO, stdout=subprocess.PIPE, text=True, check=True)
-    known = set(told.stdout.split())
-    late = {name for module in known for name in _late_imports(module)} - known
-    return modules_ever(*modules, *sorted(late)) if late else known
+    completed = subprocess.run([sys.executable, "-c", program], cwd=REPO, stdout=subprocess.PIPE, text=True, check=True)
+    known_names = set(completed.stdout.split())
+    late = {name for module in known_names for name in _late_imports(module)} - known_names
+    return modules_ever(*modules, *sorted(late)) if late else known_names
 
 
 def _late_imports(module: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from fusefs.core.results import Swept
 from fusefs.core.selection import Selection
 from fusefs.linux.kernel import Kernel, RefusedNames
 from fusefs.sweep.request import ActionPlace, ActionRequest, Request, SweepOptions, ToDelete, ToPrint
-from fusefs.sweep.run import run_request
+from fusefs.sweep.run_sweep import run_request
 
 ALL = Selection(names=("*",))
 EVERY_KIND = Selection(types=frozenset("fdlpsbc"))

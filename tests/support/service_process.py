@@ -22,7 +22,7 @@ from fusefs.store.stage import SwapOptions
 from tests.support.make_trees import fill
 from tests.support.mount_namespaces import ROOTS
 from tests.support.other_users import become
-from tests.support.proc_stat import all_stats
+from tests.support.proc_stat import all_stats, stop
 from tests.support.real_filesystems import tmpfs_over
 from tests.support.small_orphans import EXPIRED, orphan_in
 from tests.support.store_verbs import forge, place, swap, tree_of
@@ -86,15 +86,17 @@ class Service:
         return read_status(self._runtime)
 
     def volume(self, path: Path) -> VolumeStatus:
-        seen = self.seen()
-        assert seen is not None
-        (found,) = [one for one in seen.status.volumes if one.root_path() == os.fsencode(path)]
+        observed_status = self.seen()
+        assert observed_status is not None
+        (found,) = [one for one in observed_status.status.volumes if one.root_path() == os.fsencode(path)]
         return found
 
     def knows(self, path: Path) -> bool:
         """Whether it says anything of a volume."""
-        seen = self.seen()
-        return seen is not None and any(one.root_path() == os.fsencode(path) for one in seen.status.volumes)
+        observed_status = self.seen()
+        return observed_status is not None and any(
+            one.root_path() == os.fsencode(path) for one in observed_status.status.volumes
+        )
 
     def until_phase(self, path: Path, *phases: VolumePhase) -> VolumeStatus:
         self.until(lambda: self.volume(path).phase in phases)
@@ -120,7 +122,7 @@ class Service:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Stopped for the block: what happens meanwhile it learns of all at once."""
-        self.process.send_signal(signal.SIGSTOP)
+        stop(self.process.pid)
         try:
             yield
         finally:
@@ -194,11 +196,11 @@ def service(
         notified.bind(str(address))
         address.chmod(0o777)
         argv = [*command, "service", "run", "--config", base, *(f"--volume={volume}" for volume in volumes)]
-        told = {**os.environ, "NOTIFY_SOCKET": str(address), "STATE_DIRECTORY": str(base), **(environment or {})}
-        told |= {"RUNTIME_DIRECTORY": str(runtime)} if runtime is not None else {}
+        variables = {**os.environ, "NOTIFY_SOCKET": str(address), "STATE_DIRECTORY": str(base), **(environment or {})}
+        variables |= {"RUNTIME_DIRECTORY": str(runtime)} if runtime is not None else {}
         default = SYSTEM_RUNTIME if user is None else os.fsencode(base / "trashd")
         if user is not None:
-            told |= {"XDG_RUNTIME_DIR": str(base), "RUNTIME_DIRECTORY": ""}
+            variables |= {"XDG_RUNTIME_DIR": str(base), "RUNTIME_DIRECTORY": ""}
 
         def begin() -> None:
             service_timers.current = timers
@@ -210,9 +212,9 @@ def service(
             argv,
             stdin=subprocess.DEVNULL,
             stderr=stderr,
-            env=told,
+            env=variables,
             process_group=0,
-            preexec_fn=instead_of_exec(argv, told, begin),  # noqa: PLW1509
+            preexec_fn=instead_of_exec(argv, variables, begin),  # noqa: PLW1509
         ) as process:
             running = Service(process, notified, log, default if runtime is None else os.fsencode(runtime))
             try:

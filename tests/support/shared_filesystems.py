@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from tests.support.fuse_watchdog import FuseMount, fuse_mount
 from tests.support.machine_capabilities import JUICEFS, SFTP_SERVER
+from tests.support.proc_stat import all_stats, stop
 from tests.support.real_filesystems import tmpfs_volume
 
 SERVER = "10.99.0.1"
@@ -117,8 +118,9 @@ class MountedClient:
     mend: Callable[[], None]
 
     def freeze(self) -> None:
-        """Its daemon stops where it is, as it does on a machine that is paused."""
-        os.killpg(self.mount.pid, signal.SIGSTOP)
+        """Stop its daemon where it is, as on a machine that is paused; returns when each of its threads has stopped."""
+        for pid in [pid for pid, fields in all_stats() if int(fields[2]) == self.mount.pid]:
+            stop(pid)
 
     def thaw(self) -> None:
         """Its daemon goes on."""
@@ -457,4 +459,4 @@ def _client(disk: Path, point: Path) -> Iterator[MountedClient]:
 
 def _cut_at_server(mount: FuseMount, server: int) -> MountedClient:
     """What is sent waits in the socket, and is done when the server goes on."""
-    return MountedClient(mount, partial(os.kill, server, signal.SIGSTOP), partial(os.kill, server, signal.SIGCONT))
+    return MountedClient(mount, partial(stop, server), partial(os.kill, server, signal.SIGCONT))

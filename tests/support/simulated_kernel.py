@@ -80,10 +80,10 @@ class Player(Subject):
     # Walking.
 
     def _lookup(self, parent: int, name: bytes) -> int:
-        known = Names(self.vfs).lookup(parent, name, self._caller)
-        if not known.nodeid:
+        entry = Names(self.vfs).lookup(parent, name, self._caller)
+        if not entry.nodeid:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return self._count(known)
+        return self._count(entry)
 
     def _resolve(self, path: bytes, *, follow: bool) -> tuple[int, bytes, int | None]:
         """The last directory on a path, the last name, and its node if it has one: a reference to each node.

@@ -309,7 +309,7 @@ def calls_of(body: Callable[[Kernel], object]) -> Sequence[str]:
 def numbered_calls(body: Callable[[Kernel], object]) -> list[NumberedCall]:
     """The calls that `body` makes, and its children, which go on counting from where they were forked."""
     numbers = itertools.count()
-    with open(os.memfd_create("calls"), "w+", buffering=1) as seen:
-        body(Kernel(lambda call: print(next(numbers), call, file=seen)))
-        seen.seek(0)
-        return [NumberedCall(int(number), name) for number, name in map(str.split, seen)]
+    with open(os.memfd_create("calls"), "w+", buffering=1) as calls_file:
+        body(Kernel(lambda call: print(next(numbers), call, file=calls_file)))
+        calls_file.seek(0)
+        return [NumberedCall(int(number), name) for number, name in map(str.split, calls_file)]

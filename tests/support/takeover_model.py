@@ -27,8 +27,9 @@ class Rules(NamedTuple):
     """What the store keeps to, and what happens without it.
 
     moves        what is taken over goes into a new container, not the container to another name; or else the old owner,
-                 who has it open, leaves the victim in a gate of a container whose record is gone
-    gates        what others can see is renamed from or to a directory of its own, which is removed before anything is
+                 who has it open, leaves the victim in a transfer directory of a container whose record
+                 is gone
+    transfers    what others can see is renamed from or to a directory of its own, which is removed before anything is
                  decided by what is found; or else a late exchange puts the victim into a container that was given up
     in_turn      a takeover that ended half way is taken over, what lies in its own old container, too; or else the
                  victim stays there, and no record tells of it
@@ -43,7 +44,7 @@ class Rules(NamedTuple):
     """
 
     moves: bool = True
-    gates: bool = True
+    transfers: bool = True
     in_turn: bool = True
     exclusive: bool = True
     by_identity: bool = True
@@ -94,7 +95,7 @@ def _dissolve(one: Container) -> Steps:
 
 
 def _listed(directory: str) -> Generator[Call, Answer, tuple[list[str], list[str]]]:
-    """What a directory has, but for its old container and its record; and the gates in it."""
+    """What a directory has, but for its old container and its record; and the transfer directories in it."""
     names = [name for name in (yield _call("list", directory)).split() if name not in ("ENOENT", "old")]
     return [name for name in names if name[:4] != "gate" and name[:6] != "record"], [
         name for name in names if name[:4] == "gate"
@@ -127,16 +128,17 @@ def _move_parts(lower: str, parts: list[str], box: str, rules: Rules) -> Steps:
 def empty_into(lower: str, upper: str, name: str, box: str, rules: Rules) -> Steps:
     """Move all that is in a directory into a container, and remove it; "ok" when it is no more.
 
-    lower  the directory, which has that name in `upper`; gates in it are emptied too, after it: what they have is later
+    lower  the directory, which has that name in `upper`; transfer directories in it are emptied after it: their
+           contents arrived later
     """
     tries = _N_TRIES
     while tries:
         tries -= 1
-        parts, gates = yield from _listed(lower)
+        parts, transfers = yield from _listed(lower)
         if (yield from _move_parts(lower, parts, box, rules)) != "ok":
             return "kept"
-        while gates:
-            if (yield from _end_gate(lower, gates.pop(0), box, rules)) != "ok":
+        while transfers:
+            if (yield from _remove_transfer_directory(lower, transfers.pop(0), box, rules)) != "ok":
                 return "kept"
         if name[:4] != "gate":
             yield _call("unlink", lower, "record.new")
@@ -146,16 +148,16 @@ def empty_into(lower: str, upper: str, name: str, box: str, rules: Rules) -> Ste
     return "kept"
 
 
-def _end_gate(lower: str, name: str, box: str, rules: Rules) -> Steps:
-    gate = yield _call("look", lower, name)
-    return "ok" if gate in _NONE else (yield from empty_into(gate, lower, name, box, rules))
+def _remove_transfer_directory(lower: str, name: str, box: str, rules: Rules) -> Steps:
+    transfer = yield _call("look", lower, name)
+    return "ok" if transfer in _NONE else (yield from empty_into(transfer, lower, name, box, rules))
 
 
-def end_gates(one: Container, rules: Rules) -> Steps:
-    """What lies in gates is the container's again, and no late call finds one of them from then on."""
-    _, gates = yield from _listed(one.box)
-    while gates:
-        if (yield from _end_gate(one.box, gates.pop(0), one.box, rules)) != "ok":
+def remove_transfer_directories(one: Container, rules: Rules) -> Steps:
+    """What lies in transfer directories is the container's again, and no late call finds one of them from then on."""
+    _, transfers = yield from _listed(one.box)
+    while transfers:
+        if (yield from _remove_transfer_directory(one.box, transfers.pop(0), one.box, rules)) != "ok":
             return "kept"
     return "ok"
 
@@ -171,7 +173,7 @@ def take_over(old: Container, who: str, rules: Rules, to: str = "") -> Generator
         if answer != "ok":
             return None
         new = new._replace(box=old.box)
-        return new if (yield from end_gates(new, rules)) == "ok" else None
+        return new if (yield from remove_transfer_directories(new, rules)) == "ok" else None
     made = yield _call("mkdir", new.state, new.name, new.box)
     if made in ("EIO", "EEXIST"):
         return None
@@ -220,30 +222,30 @@ def _pin(one: Container) -> Steps:
     return "ok"
 
 
-def _gate(one: Container, who: str, rules: Rules, part: str = "", name: str = "") -> Steps:
-    """A gate; the container itself where there are none. EIO: not to be had
+def _make_transfer_directory(one: Container, who: str, rules: Rules, part: str = "", name: str = "") -> Steps:
+    """A transfer directory; the container itself where there are none. EIO: not to be had
 
-    part, name  what goes into it, if anything does: as the container has it, and as the gate does
+    part, name  what goes into it, if anything does: as the container has it, and as the transfer directory does
     """
-    if not rules.gates:
+    if not rules.transfers:
         if part != name:
             yield _rename(one.box, part, one.box, name)
         return one.box
-    gate = yield _call("mkdir", one.box, f"gate-{who}-{name}", f"G{one.box}{who}{name}")
-    if gate in ("EIO", "EEXIST", "ENOENT"):
+    transfer = yield _call("mkdir", one.box, f"gate-{who}-{name}", f"G{one.box}{who}{name}")
+    if transfer in ("EIO", "EEXIST", "ENOENT"):
         return "EIO"
-    if part and (yield _rename(one.box, part, gate, name)) != "ok":
+    if part and (yield _rename(one.box, part, transfer, name)) != "ok":
         return "EIO"
-    return gate
+    return transfer
 
 
 # What a watcher, or a client that was told an error, does with what it has.
 
 
 def sort_out(one: Container, rules: Rules, who: str) -> Generator[Call, Answer, Container | None]:
-    """The container when its victim, if it has it, is `tree`. Two who emptied a gate at once, and a call that came in
-    between, may have given it another name: it is taken over once more, by its owner. A rename in here would do that
-    too, and might come again when it is in use.
+    """The container when its victim, if it has it, is `tree`. Two who emptied a transfer directory at
+    once, and a call that came in between, may have given it another name: it is taken over once more, by its owner. A
+    rename in here would do that too, and might come again when it is in use.
     """
     tries = "123"
     victim = _victim_of(one.box)
@@ -318,15 +320,15 @@ def _keep(one: Container, part: str, who: str) -> Steps:
 def _place(one: Container, name: str, part: str, rules: Rules, who: str) -> Steps:
     """A directory to the victim's name, if that is free: what a server has no flag for, mkdir has.
 
-    part  what the container has it as; in the gate it has that name
+    part  what the container has it as; in the transfer directory it has that name
     """
     if (yield from _take_name(rules, who)) != "ok":
         return "taken"
-    gate = yield from _gate(one, who, rules, part, name)
-    if gate == "EIO":
+    transfer = yield from _make_transfer_directory(one, who, rules, part, name)
+    if transfer == "EIO":
         return "EIO"
-    yield _rename(gate, name, "P", "job")
-    return (yield from end_gates(one, rules))
+    yield _rename(transfer, name, "P", "job")
+    return (yield from remove_transfer_directories(one, rules))
 
 
 def _take_name(rules: Rules, who: str) -> Steps:
@@ -401,14 +403,16 @@ def swapper(method: str, rules: Rules) -> Callable[[], Program]:
             return
         if (yield _call("make", "A", "record", "record")) != "record":
             return
-        gate = yield from _gate(one, "a", rules, "new", "tree" if method == "exchange" else "fresh")
-        if gate == "EIO":
+        transfer = yield from _make_transfer_directory(
+            one, "a", rules, "new", "tree" if method == "exchange" else "fresh"
+        )
+        if transfer == "EIO":
             return
         if method == "exchange":
-            yield _rename(gate, "tree", "P", "job", "exchange")
-        elif (yield _rename("P", "job", gate, "tree")) == "ok" and (yield from _take_name(rules, "a")) == "ok":
-            yield _rename(gate, "fresh", "P", "job")
-        if (yield from end_gates(one, rules)) == "ok":
+            yield _rename(transfer, "tree", "P", "job", "exchange")
+        elif (yield _rename("P", "job", transfer, "tree")) == "ok" and (yield from _take_name(rules, "a")) == "ok":
+            yield _rename(transfer, "fresh", "P", "job")
+        if (yield from remove_transfer_directories(one, rules)) == "ok":
             yield from settle_stage(one, method, rules, "a")
 
     return swap
@@ -428,16 +432,16 @@ def restorer(source: str, method: str, rules: Rules) -> Callable[[], Program]:
         if one is None:
             return
         if method == "exchange":
-            gate = yield from _gate(one, "r", rules, "tree", "tree")
-            if gate == "EIO":
+            transfer = yield from _make_transfer_directory(one, "r", rules, "tree", "tree")
+            if transfer == "EIO":
                 return
-            yield _rename(gate, "tree", "P", "job", "exchange")
+            yield _rename(transfer, "tree", "P", "job", "exchange")
         else:
-            gate = yield from _gate(one, "r", rules)
-            if gate == "EIO":
+            transfer = yield from _make_transfer_directory(one, "r", rules)
+            if transfer == "EIO":
                 return
-            yield _rename("P", "job", gate, "fresh")
-        if (yield from end_gates(one, rules)) == "ok":
+            yield _rename("P", "job", transfer, "fresh")
+        if (yield from remove_transfer_directories(one, rules)) == "ok":
             yield from settle_restoring(one, method, rules, "r")
 
     return restore
@@ -466,11 +470,11 @@ def seizer(rules: Rules) -> Callable[[], Program]:
         yield _call("mkdir", "stage", "root", "R")
         if (yield _call("make", "R", "record", "record")) != "record":
             return
-        gate = yield from _gate(one, "s", rules)
-        if gate == "EIO":
+        transfer = yield from _make_transfer_directory(one, "s", rules)
+        if transfer == "EIO":
             return
-        yield _rename("quarantine", "id", gate, "tree")
-        if (yield from end_gates(one, rules)) == "ok":
+        yield _rename("quarantine", "id", transfer, "tree")
+        if (yield from remove_transfer_directories(one, rules)) == "ok":
             yield from settle_stage(one, "exchange", rules, "s")
 
     return seize

@@ -111,8 +111,8 @@ def done_well(*words: str | bytes | Path, cwd: Path | None = None, stdin: bytes 
 
 def swapped(victim: Path, *options: str) -> dict[str, Any]:
     """What `trashd swap --json` says of one directory."""
-    (told,) = done_well("swap", "--json", *options, victim).objects()
-    return told
+    (swap_result,) = done_well("swap", "--json", *options, victim).objects()
+    return swap_result
 
 
 def instead_of_exec(
@@ -244,7 +244,7 @@ def _start_anew(words: list[str], pass_fds: Sequence[int]) -> None:
     os.closerange(begin, _FD_MAX)
     core = sys.modules.get("fusefs.mount.native._core")
     if core is not None:
-        core.close_unused()  # the forking thread may have had fds to close, whose numbers are soon those of other files
+        core.close_unused_fds()  # of the forking thread, before their numbers are those of other files
     faulthandler.disable()
     for ignored in _IGNORED_BY_PYTHON:
         signal.signal(ignored, signal.SIG_IGN)

@@ -90,9 +90,9 @@ def thrown(uid: int, home: Path, *words: str, where: str = "work") -> Path:
 
 
 def own_stores(running: Service) -> list[VolumeStatus]:
-    seen = running.seen()
-    assert seen is not None
-    return [one for one in seen.status.volumes if one.owner is not None]
+    observed_status = running.seen()
+    assert observed_status is not None
+    return [one for one in observed_status.status.volumes if one.owner is not None]
 
 
 def phases(running: Service) -> list[VolumePhase]:

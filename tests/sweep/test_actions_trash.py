@@ -17,7 +17,7 @@ from fusefs.core.selection import Selection
 from fusefs.linux.kernel import Kernel
 from fusefs.store.stage import SwapOptions
 from fusefs.sweep.request import Request, ToTrash
-from fusefs.sweep.run import run_request
+from fusefs.sweep.run_sweep import run_request
 from tests.support.make_trees import Dir, make_tree, snapshot, weird_names
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import (

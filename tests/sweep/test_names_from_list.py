@@ -89,14 +89,14 @@ def test_a_list_is_begun_with_before_it_ends(top: Path) -> None:
 def test_names_of_a_directory_have_their_turn_in_the_list_s_order(top: Path) -> None:
     fill(top, 3000)
     paths = [f"f{n * 7 % 3000}" for n in range(3000)]
-    told: list[str] = []
+    messages: list[str] = []
 
     def tell(_here: ActionPlace, names: Sequence[str]) -> RefusedNames:
-        told.extend(names)
+        messages.extend(names)
         return []
 
     sweep(top, ALL, ToPrint(tell), names=listed(*paths), n_workers=1)
-    assert told == paths
+    assert messages == paths
 
 
 def test_a_list_in_no_order_takes_no_slice_a_name(volume: Path) -> None:

@@ -21,7 +21,7 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.walk import SeenDirectories
 from fusefs.sweep.request import Request, TakingBoundary, ToDelete
-from fusefs.sweep.run import run_request
+from fusefs.sweep.run_sweep import run_request
 from tests.support.run_sweep import printed
 
 MOMENT_S = 1_700_000_000
@@ -301,8 +301,10 @@ def test_what_stat_tells_of_births(tmp_path: Path, nth: int, is_after: bool) -> 
     """Of which find knows nothing on this machine."""
     for name in "abc":
         (tmp_path / name).touch()
-    told = subprocess.run(["stat", "--format=%n %.9W", "--", *"abc"], cwd=tmp_path, capture_output=True, check=True)
-    births = {name: int(birth.replace(b".", b"")) for name, birth in map(bytes.split, told.stdout.splitlines())}
+    completed = subprocess.run(
+        ["stat", "--format=%n %.9W", "--", *"abc"], cwd=tmp_path, capture_output=True, check=True
+    )
+    births = {name: int(birth.replace(b".", b"")) for name, birth in map(bytes.split, completed.stdout.splitlines())}
     bound_ns = sorted(births.values())[nth]
     asked = during("btime", bound_ns, is_after=is_after)
     meant = [name for name, born in births.items() if born and (born > bound_ns if is_after else born < bound_ns)]

@@ -86,8 +86,8 @@ def fill(directory: Path, n_files: int) -> None:
 
 def swap(system: System, path: str, *options: str) -> str:
     """Swap a directory that is not kept at all; the orphan's id."""
-    told = json.loads(system.trashd("swap", "--json", "--keep-for", "0s", *options, path))
-    return str(told["id"])
+    swap_result = json.loads(system.trashd("swap", "--json", "--keep-for", "0s", *options, path))
+    return str(swap_result["id"])
 
 
 def containers(volume: Path, *states: str) -> set[str]:

@@ -22,8 +22,8 @@ def bare() -> Iterator[System]:
 
 
 def status(system: System) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(system.trashd("service", "status", "--json"))
-    return told
+    service_result: dict[str, Any] = json.loads(system.trashd("service", "status", "--json"))
+    return service_result
 
 
 def test_what_is_installed_is_known_and_does_not_run(bare: System) -> None:

@@ -71,14 +71,14 @@ def test_kernels_word_has_its_class(number: int, kind: type[TrashdError]) -> Non
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE])
 def test_what_the_kernel_refused_keeps_its_errno_and_has_a_hint(number: int) -> None:
-    told = from_os(OSError(number, os.strerror(number)), "x")
-    assert told.errno == number
-    assert os.strerror(number) in told.message()
-    assert told.hint
+    converted = from_os(OSError(number, os.strerror(number)), "x")
+    assert converted.errno == number
+    assert os.strerror(number) in converted.message()
+    assert converted.hint
 
 
 @given(st.integers(0, 200) | st.none(), st.binary(max_size=20) | st.text(max_size=20))
 def test_every_errno_has_an_error(number: int | None, what: str | bytes) -> None:
-    told = from_os(OSError() if number is None else OSError(number, "said"), what)
-    assert told.message()
-    assert told.exit_code
+    converted = from_os(OSError() if number is None else OSError(number, "said"), what)
+    assert converted.message()
+    assert converted.exit_code

@@ -36,8 +36,8 @@ def test_an_event_is_one_line_of_ascii(event: Event) -> None:
 
 @given(EVENTS)
 def test_names_in_an_event_come_back_as_they_were(event: Event) -> None:
-    told = json.loads(encode_event(event))
-    assert {key: told[key] and os.fsencode(told[key]) for key in ("origin", "volume")} == {
+    fields = json.loads(encode_event(event))
+    assert {key: fields[key] and os.fsencode(fields[key]) for key in ("origin", "volume")} == {
         "origin": event.origin, "volume": event.volume,
     }  # fmt: skip
 

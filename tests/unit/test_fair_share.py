@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fusefs.core.metadata_cache import Attributes
-from fusefs.mount.native._core import Tables, most_of_one
+from fusefs.mount.native._core import Tables, max_handles_of_user
 
 N = 6000
 FIRST = 16
@@ -69,7 +69,7 @@ def test_root_who_takes_all_he_gets_leaves_some() -> None:
 @pytest.mark.parametrize("n", [16, 40, 176, 1000, N, 522_224])
 def test_one_who_is_alone_gets_as_many_as_is_told_and_that_is_most(n: int) -> None:
     shares = shares_of(n)
-    most = most_of_one(n)
+    most = max_handles_of_user(n)
     if n <= N:
         assert abs(take(shares, 1000) - most) <= 1
     assert most > 0.7 * n

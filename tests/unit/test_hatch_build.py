@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from build_docs.man_pages import format_names, page_names, title_of
+from hatch_build import write_man_pages
 
 REPO = Path(__file__).parents[2]
 LIBRARY = "fusefs/mount/native/_core.abi3.so"
@@ -56,3 +57,13 @@ def test_a_wheel_without_it_is_of_all_and_says_why(tmp_path: Path, environment: 
 def test_where_it_must_be_there_is_no_wheel_without_it(tmp_path: Path) -> None:
     assert build(tmp_path, TRASHD_NATIVE="1", CC="no-such-compiler").returncode != 0
     assert not list(tmp_path.iterdir())
+
+
+def test_manual_pages_are_written_by_the_tree_that_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pipx sets PYTHONSAFEPATH, with which Python does not search the current directory."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    (tmp_path / "build_docs").mkdir()
+    (tmp_path / "build_docs/__init__.py").touch()
+    (tmp_path / "build_docs/__main__.py").write_text("import sys\nopen(sys.argv[2], 'x').close()\n", encoding="utf-8")
+    write_man_pages(tmp_path, tmp_path / "man")
+    assert (tmp_path / "man").is_file()

@@ -39,7 +39,7 @@ def test_list_reap_restore_and_sweep_start_without_trio() -> None:
 
 def test_only_a_job_of_ranks_needs_mpi4py() -> None:
     """It is an optional package, and whoever imports MPI begins it."""
-    loaded = list_modules("import fusefs.reaper.reap, fusefs.service.forker, fusefs.sweep.run")
+    loaded = list_modules("import fusefs.reaper.reap, fusefs.service.forker, fusefs.sweep.run_sweep")
     assert not {"mpi4py", "fusefs.engine.mpi_ranks"} & loaded
 
 

@@ -74,8 +74,8 @@ print(n_bytes() - before)
 def test_a_node_takes_few_bytes() -> None:
     """With its name, its handle and its places in the tables. A million of them is what a listing may leave behind."""
     n = 200_000
-    told = subprocess.run([sys.executable, "-c", _MANY_NODES, str(n)], check=True, capture_output=True, text=True)
-    assert int(told.stdout) / n <= 400
+    completed = subprocess.run([sys.executable, "-c", _MANY_NODES, str(n)], check=True, capture_output=True, text=True)
+    assert int(completed.stdout) / n <= 400
 
 
 def test_root_is_never_forgotten() -> None:
@@ -109,7 +109,7 @@ def names_of(nodes: Tables, node: Node) -> list[bytes]:
     names = []
     while node.parent is nodes.root:
         names.append(node.name)
-        nodes.take_away(node, nodes.root, node.name)
+        nodes.forget_name(node, nodes.root, node.name)
     assert node.parent is None
     return names
 
@@ -141,8 +141,8 @@ def test_detached_node_tells_what_it_was_and_its_number_is_not_given_away() -> N
     nodes = table()
     node = known(nodes, 12)
     nodes.detach(node, seen(12))
-    assert node.last is not None
-    assert node.last.nlink == 0
+    assert node.final_stat is not None
+    assert node.final_stat.nlink == 0
     assert nodes.get(NodeId(12)) is node
     assert known(nodes, 12).nodeid != 12, "the same inode number, even the same handle, is somebody else by now"
 
@@ -274,7 +274,7 @@ def test_removing_a_deep_tree_in_a_store_costs_each_level_the_same() -> None:
     cost(nodes, deep)
     before = nodes.n_zoned
     for node, parent in zip(deep[:0:-1], deep[-2::-1], strict=True):
-        nodes.take_away(node, parent, b"d")
+        nodes.forget_name(node, parent, b"d")
         nodes.detach(node, _DIRECTORY)
         assert nodes.zone_of(node) == nodes.zone_of(parent) == NodeZone.TRASH
     assert nodes.n_zoned == before
@@ -341,7 +341,7 @@ class Moves(RuleBasedStateMachine):
         node = self.one(data)
         if node.parent is not None:
             self.note()
-            self.nodes.take_away(node, node.parent, node.name)
+            self.nodes.forget_name(node, node.parent, node.name)
             if is_last:
                 self.nodes.detach(node, _DIRECTORY)
                 self.known.remove(node)

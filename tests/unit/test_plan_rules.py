@@ -287,5 +287,5 @@ def test_a_removed_key_is_a_warning_and_changes_nothing(key: str) -> None:
 
 
 def test_a_warning_is_told_with_the_problems_of_a_file() -> None:
-    told = problems('[[rule]]\ndirectory = "/scratch"\nname = "a/b"\ncopy = 7\n')
-    assert sorted(one.is_warning for one in told) == [False, True]
+    found_problems = problems('[[rule]]\ndirectory = "/scratch"\nname = "a/b"\ncopy = 7\n')
+    assert sorted(one.is_warning for one in found_problems) == [False, True]

@@ -74,9 +74,9 @@ def test_retention_below_the_minimum_age_that_was_asked_for_is_kept() -> None:
 
 
 def test_rules_without_a_retention_make_nothing_due_until_space_is_wanted() -> None:
-    known = orphan(NOW - DAY_S * S)
-    assert due_in_s(known, RetentionRules(retention_s=None), CLOCK) is None
-    due_s = due_in_s(known, RetentionRules(retention_s=None), CLOCK, early=True)
+    known_orphan = orphan(NOW - DAY_S * S)
+    assert due_in_s(known_orphan, RetentionRules(retention_s=None), CLOCK) is None
+    due_s = due_in_s(known_orphan, RetentionRules(retention_s=None), CLOCK, early=True)
     assert due_s is not None
     assert due_s <= 0
 
@@ -107,8 +107,8 @@ def test_pinned_is_never_due(created_ns: int, origin: bytes | None, rules: Reten
 def test_what_a_pattern_keeps_is_never_due(
     created_ns: int, retention_s: int, rules: RetentionRules, early: bool
 ) -> None:
-    known = orphan(created_ns, retention_s, b"/scratch/keep/this")
-    assert due_in_s(known, rules._replace(keep=("/scratch/keep/*",)), CLOCK, early=early) is None
+    known_orphan = orphan(created_ns, retention_s, b"/scratch/keep/this")
+    assert due_in_s(known_orphan, rules._replace(keep=("/scratch/keep/*",)), CLOCK, early=early) is None
 
 
 @given(orphans, rules)
@@ -145,9 +145,9 @@ def test_no_jump_makes_it_due_early(known: KnownOrphan, rules: RetentionRules, l
 @given(rules, durations, st.integers(-DURATION_MAX_S, DURATION_MAX_S))
 def test_one_from_the_future_is_due_at_last(rules: RetentionRules, retention_s: int, jump_s: int) -> None:
     rules = rules._replace(keep=(), retention_s=DEFAULT_RETENTION_S)
-    known = orphan(2 * NOW, retention_s)
-    known = known._replace(sight=first_sight(CLOCK, known.created_ns))
-    due_s = due_in_s(known, rules, later(CLOCK, 2 * DURATION_MAX_S, jump_s))
+    known_orphan = orphan(2 * NOW, retention_s)
+    known_orphan = known_orphan._replace(sight=first_sight(CLOCK, known_orphan.created_ns))
+    due_s = due_in_s(known_orphan, rules, later(CLOCK, 2 * DURATION_MAX_S, jump_s))
     assert due_s is not None
     assert due_s <= 0
 
@@ -169,10 +169,10 @@ def test_a_warning_is_ahead_of_what_is_due_by_itself_and_of_nothing_else(
 
 def test_who_keeps_it_no_longer_than_that_is_not_warned() -> None:
     for retention_s, is_warned in ((3600, False), (3601, True)):
-        known = orphan(NOW, retention_s)
+        known_orphan = orphan(NOW, retention_s)
         for seconds in (0, 3000):
             wait_s = warning_in_s(
-                known._replace(sight=first_sight(CLOCK, NOW)), RetentionRules(), later(CLOCK, seconds), 3600
+                known_orphan._replace(sight=first_sight(CLOCK, NOW)), RetentionRules(), later(CLOCK, seconds), 3600
             )
             assert (wait_s is not None) == is_warned
 

@@ -47,9 +47,9 @@ def test_a_volume_keeps_its_name(path: bytes) -> None:
     st.binary() | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(lambda v: json.dumps(v).encode())
 )
 def test_what_is_no_status_is_an_error_with_a_hint(text: bytes) -> None:
-    with pytest.raises(TrashdError) as told:
+    with pytest.raises(TrashdError) as raised:
         decode_status(text)
-    assert told.value.hint
+    assert raised.value.hint
 
 
 def test_a_path_that_is_not_quoted_is_an_error() -> None:

@@ -65,7 +65,7 @@ class Scenario(NamedTuple):
 
 
 def killed_swap(method: str) -> ModelDisk:
-    """What a swap left that was killed when the victim was in its gate."""
+    """What a swap left that was killed when the victim was in its transfer directory."""
     calls = 0
     disk = volume()
     while disk.place_of("V") == ("P", "job"):
@@ -139,7 +139,7 @@ CASES = [
 ]
 NEEDED_BY = {
     "moves": ("swap, watcher, exchange", "none"),
-    "gates": ("swap, user, exchange", "late"),
+    "transfers": ("swap, user, exchange", "late"),
     "in_turn": ("killed swap, two watchers, exchange", "none"),
     "exclusive": ("swap, user, two", "none"),
     "by_identity": ("swap, restore, user, two", "none"),

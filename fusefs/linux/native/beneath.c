@@ -47,7 +47,8 @@ static char *read_file(int dir_fd, const char *name, const char *tail, uid_t uid
 static PyObject *to_list(char **texts, const size_t *sizes, Py_ssize_t n) {
     PyObject *list = PyList_New(0);
     for (Py_ssize_t at = 0; list != NULL && at < n; at++) {
-        PyObject *text = texts[at] == NULL ? Py_NewRef(Py_None) : PyBytes_FromStringAndSize(texts[at], (Py_ssize_t)sizes[at]);
+        PyObject *text = texts[at] == NULL ? Py_NewRef(Py_None)
+                                           : PyBytes_FromStringAndSize(texts[at], (Py_ssize_t)sizes[at]);
         if (append(list, text) < 0)
             Py_CLEAR(list);
     }

@@ -1,7 +1,7 @@
 /* Calls for many names of one directory, made without Python's lock.
  *
  * Python is the reference: linux/batched_calls.py and linux/kernel.py do the same with one call at a time, if this is
- * not built, or if a hook must see each call. Difficult cases are left to them: `look` returns UNSURE for those.
+ * not built, or if a hook must see each call. Python handles difficult cases: `match_name` returns UNSURE for those.
  */
 #ifndef TRASHD_BULK_H
 #define TRASHD_BULK_H

@@ -4,7 +4,7 @@
 
 #include "bulk.h"
 
-/* As core/selection.py packs them; all bounds are inclusive, and INT64_MAX means unlimited. */
+/* As core/selection.py packs them; all bounds are inclusive, and INT64_MAX is unlimited. */
 struct bounds {
     int64_t least_size, most_size;
     struct {
@@ -22,7 +22,7 @@ struct size {
 enum { UNSURE = 1, CHOSEN = 2 };
 
 /* CHOSEN, UNSURE or 0. UNSURE for a mount point, which is not accessed, or if the kernel reports no mount points. */
-int look(int fd, const char *name, const struct bounds *bounds, struct size *size);
+int match_name(int fd, const char *name, const struct bounds *bounds, struct size *size);
 /* Raises ValueError and returns -1. */
 int take_bounds(struct bounds *bounds, const char *packed, Py_ssize_t size);
 

@@ -55,12 +55,12 @@ int append(PyObject *list, PyObject *one) {
 }
 
 PyObject *refused(const struct names *names, PyObject *list) {
-    PyObject *told = PyList_New(0);
-    for (Py_ssize_t at = 0; told != NULL && at < names->n; at++) {
+    PyObject *refusals = PyList_New(0);
+    for (Py_ssize_t at = 0; refusals != NULL && at < names->n; at++) {
         if (!names->errnos[at])
             continue;
-        if (append(told, Py_BuildValue("Oi", PyList_GetItem(list, at), names->errnos[at])) < 0)
-            Py_CLEAR(told);
+        if (append(refusals, Py_BuildValue("Oi", PyList_GetItem(list, at), names->errnos[at])) < 0)
+            Py_CLEAR(refusals);
     }
-    return told;
+    return refusals;
 }

@@ -10,7 +10,7 @@ struct ends {
 };
 
 /* Directories, and entries of unknown type, are always selected: Python decides, since they may be entered. */
-static bool is_wanted(const struct entry *entry, size_t length, const struct ends *ends) {
+static bool is_selected(const struct entry *entry, size_t length, const struct ends *ends) {
     size_t n_first = (size_t)ends->n_first, n_last = (size_t)ends->n_last;
     if (entry->kind == DT_DIR || entry->kind == DT_UNKNOWN)
         return true;
@@ -19,7 +19,7 @@ static bool is_wanted(const struct entry *entry, size_t length, const struct end
 }
 
 /* The selected names joined by slashes, their inode numbers, their types; and the number of all entries. */
-static PyObject *told(const char *entries, long size, const struct ends *ends) {
+static PyObject *selected_entries(const char *entries, long size, const struct ends *ends) {
     static _Thread_local char text[ROOM], kinds[ROOM / sizeof(struct entry)];
     size_t n_text = 0, n = 0;
     Py_ssize_t n_all = 0;
@@ -31,7 +31,7 @@ static PyObject *told(const char *entries, long size, const struct ends *ends) {
             continue;
         n_all++;
         size_t length = strlen(entry->name);
-        if (!is_wanted(entry, length, ends))
+        if (!is_selected(entry, length, ends))
             continue;
         if (n)
             text[n_text++] = '/';
@@ -69,5 +69,5 @@ PyObject *bulk_read(PyObject *module, PyObject *args) {
         return PyErr_Occurred() ? NULL : PyErr_SetFromErrno(PyExc_OSError);
     if (size == 0)
         Py_RETURN_NONE;
-    return told(entries, size, &ends);
+    return selected_entries(entries, size, &ends);
 }

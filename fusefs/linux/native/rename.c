@@ -5,7 +5,7 @@ PyObject *bulk_rename(PyObject *module, PyObject *args) {
     (void)module;
     int old_fd, new_fd;
     unsigned flags;
-    PyObject *list, *told = NULL;
+    PyObject *list, *result = NULL;
     struct names names;
     if (!PyArg_ParseTuple(args, "iiOI", &old_fd, &new_fd, &list, &flags))
         return NULL;
@@ -15,8 +15,8 @@ PyObject *bulk_rename(PyObject *module, PyObject *args) {
             if (syscall(SYS_renameat2, old_fd, names.texts[at], new_fd, names.texts[at], flags) < 0)
                 names.errnos[at] = errno;
         Py_END_ALLOW_THREADS
-        told = refused(&names, list);
+        result = refused(&names, list);
     }
     free_names(&names);
-    return told;
+    return result;
 }

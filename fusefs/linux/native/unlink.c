@@ -4,7 +4,7 @@
 PyObject *bulk_unlink(PyObject *module, PyObject *args) {
     (void)module;
     int fd, flags;
-    PyObject *list, *told = NULL;
+    PyObject *list, *result = NULL;
     struct names names;
     if (!PyArg_ParseTuple(args, "iOi", &fd, &list, &flags))
         return NULL;
@@ -14,8 +14,8 @@ PyObject *bulk_unlink(PyObject *module, PyObject *args) {
             if (unlinkat(fd, names.texts[at], flags) < 0)
                 names.errnos[at] = errno;
         Py_END_ALLOW_THREADS
-        told = refused(&names, list);
+        result = refused(&names, list);
     }
     free_names(&names);
-    return told;
+    return result;
 }

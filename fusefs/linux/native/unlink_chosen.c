@@ -1,23 +1,23 @@
 /* statx of many names, and unlink of each that matches: at once, while the inode is in the processor's cache. */
 #include "look.h"
 
-/* 0, UNSURE, or the negated errno of unlinkat; what was removed is added to the sum. */
+/* 0, UNSURE, or the negated errno of unlinkat; sizes of removed files are added to the sum. */
 static int unlink_if_chosen(int look_fd, int unlink_fd, const char *name, const struct bounds *bounds, struct size *sum,
-                            uint64_t *n_gone) {
+                            uint64_t *n_removed) {
     struct size size;
-    int found = look(look_fd, name, bounds, &size);
-    if (found != CHOSEN)
-        return found;
+    int match = match_name(look_fd, name, bounds, &size);
+    if (match != CHOSEN)
+        return match;
     if (unlinkat(unlink_fd, name, 0) < 0)
         return -errno;
-    *n_gone += 1;
+    *n_removed += 1;
     sum->length += size.length;
     sum->taken += size.taken;
     return 0;
 }
 
 /* The totals, the names that were refused with their errnos, and those that are UNSURE. */
-static PyObject *told(struct names *names, PyObject *list, const struct size *sum, uint64_t n_gone) {
+static PyObject *unlink_results(struct names *names, PyObject *list, const struct size *sum, uint64_t n_removed) {
     PyObject *unsure = PyList_New(0), *refusals = NULL, *result = NULL;
     if (unsure == NULL)
         return NULL;
@@ -28,7 +28,7 @@ static PyObject *told(struct names *names, PyObject *list, const struct size *su
     }
     refusals = refused(names, list);
     if (refusals != NULL)
-        result = Py_BuildValue("KKKOO", n_gone, sum->length, sum->taken, refusals, unsure);
+        result = Py_BuildValue("KKKOO", n_removed, sum->length, sum->taken, refusals, unsure);
 end:
     Py_XDECREF(refusals);
     Py_DECREF(unsure);
@@ -48,12 +48,12 @@ PyObject *bulk_unlink_chosen(PyObject *module, PyObject *args) {
         return NULL;
     if (take_names(&names, list) == 0) {
         struct size sum = {0, 0};
-        uint64_t n_gone = 0;
+        uint64_t n_removed = 0;
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t at = 0; at < names.n; at++)
-            names.errnos[at] = unlink_if_chosen(look_fd, unlink_fd, names.texts[at], &bounds, &sum, &n_gone);
+            names.errnos[at] = unlink_if_chosen(look_fd, unlink_fd, names.texts[at], &bounds, &sum, &n_removed);
         Py_END_ALLOW_THREADS
-        result = told(&names, list, &sum, n_gone);
+        result = unlink_results(&names, list, &sum, n_removed);
     }
     free_names(&names);
     return result;

@@ -133,17 +133,17 @@ PyObject *bulk_window(PyObject *module, PyObject *args) {
     char *text = malloc(BUNDLE * (UINT8_MAX + 1));
     if (text == NULL)
         window.error = ENOMEM;
-    PyObject *bundles = PyList_New(0), *subdirs = PyList_New(0), *told = NULL;
+    PyObject *bundles = PyList_New(0), *subdirs = PyList_New(0), *result = NULL;
     if (window.error) {
         errno = window.error;
         PyErr_SetFromErrno(PyExc_OSError);
     } else if (bundles != NULL && subdirs != NULL && divide(&window, text, bundles, subdirs) == 0) {
-        told = Py_BuildValue("OOO", bundles, subdirs, window.is_all ? Py_True : Py_False);
+        result = Py_BuildValue("OOO", bundles, subdirs, window.is_all ? Py_True : Py_False);
     }
     Py_XDECREF(bundles);
     Py_XDECREF(subdirs);
     free(window.found);
     free(window.text);
     free(text);
-    return told;
+    return result;
 }

@@ -28,7 +28,7 @@ from fusefs.linux.kernel import FUSE_MAGIC, Kernel
 from fusefs.linux.mountinfo import Mount, read_mounts
 from fusefs.linux.syscalls import name_to_handle_at
 from fusefs.linux.systemd import SystemdNotifier
-from fusefs.linux.uring_offer import enable_uring, read_facts
+from fusefs.linux.uring_facts import enable_uring, read_facts
 from fusefs.mount.life import backing_fd_server
 from fusefs.mount.life.init import InitFlag, InitRequest, read_init, reply_to_init, why_too_old
 from fusefs.mount.life.root_inode import attach_with_new_root
@@ -52,7 +52,7 @@ from fusefs.mount.tree.vfs import Vfs
 _N_THREADS_MAX, _FDS_PER_THREAD = 480, 8
 """A worker may hold two or three fds for an operation."""
 _IMPORTED_LATE = (
-    "fusefs.core.glob", "fusefs.core.node_beats", "fusefs.core.record_decoding", "fusefs.linux.config_files",
+    "fusefs.core.glob", "fusefs.core.node_heartbeats", "fusefs.core.record_decoding", "fusefs.linux.config_files",
     "fusefs.linux.refused_calls", "fusefs.store.store_registry",
 )  # fmt: skip
 """Modules that functions import when they are called. After an upgrade, that would load the new version's."""
@@ -212,7 +212,7 @@ class _MountDaemon:
         from fusefs.mount.plain.handlers import PlainHandlers, answer_requests, session
 
         handlers = PlainHandlers(self._vfs, _n_threads(), has_acls=self._options.default_permissions)
-        self._vfs.nodes.lists_all = True
+        self._vfs.nodes.lists_with_attributes = True
         self._stack.enter_context(session(handlers, self._device))
 
         async def answer() -> None:

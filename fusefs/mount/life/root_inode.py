@@ -49,7 +49,7 @@ async def attach_with_new_root(vfs: Vfs, mount: Mount, mount_fd: Fd) -> None:
         with vfs.lock:
             if not number:
                 vfs.nodes.hides_root = True
-                vfs.nodes.renew_all()
+                vfs.nodes.invalidate_all()
                 return
             vfs.nodes.show_top(False)
             vfs.timeouts.invalidate(vfs.nodes.root)  # attributes that the kernel was sent meanwhile were the top's

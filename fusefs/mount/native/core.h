@@ -30,8 +30,8 @@
 /* Results of an operation beside the number of bytes of its reply, or a negative errno. */
 enum {
     NOT_OURS = INT_MIN, /* nothing was changed: Python serves the request */
-    LATER,              /* done; Python replies when the new node, `made`, has its own number */
-    NO_ANSWER,          /* done; the kernel expects no reply */
+    LATER,              /* done; Python replies when the new node, `created`, has its own number */
+    NO_REPLY,           /* done; the kernel expects no reply */
 };
 
 /* The attributes of an inode, by statx, and its file handle. */
@@ -46,7 +46,7 @@ typedef struct {
         int32_t type;
         char bytes[HANDLE_BYTES];
     } handle;
-} Seen;
+} Stat;
 
 /* A time in ns, modulo 2^64: files may have times after the year 2262. */
 static inline int64_t in_ns(int64_t seconds, uint32_t ns) { return (int64_t)((uint64_t)seconds * 1000000000u + ns); }
@@ -59,9 +59,9 @@ typedef struct {
     uint32_t n_handle; /* 0: no handle */
 } Source;
 
-static inline Source source_of(const Seen *seen) {
-    return (Source){seen->dev, seen->ino, seen->btime_ns, (const char *)&seen->handle,
-                    seen->handle.n_bytes ? 2 * (uint32_t)sizeof(uint32_t) + seen->handle.n_bytes : 0};
+static inline Source source_of(const Stat *st) {
+    return (Source){st->dev, st->ino, st->btime_ns, (const char *)&st->handle,
+                    st->handle.n_bytes ? 2 * (uint32_t)sizeof(uint32_t) + st->handle.n_bytes : 0};
 }
 
 /* Where a node lies: outside of all stores; in a store, or is one; in a directory where the reaper deletes, or is
@@ -102,9 +102,9 @@ struct Node {
     uint64_t nodeid, dev, ino;
     int64_t btime_ns;
     Node *next_by_nodeid, *next_by_source;
-    NodeName at, *others; /* the name that it was found by last; if it has hard links, some of its other names */
+    NodeName found_at, *other_names; /* its newest known name; if it has hard links, some of its other names */
     /* Its attributes when its last link was removed while it was not open. All later requests get these. */
-    Seen *last;
+    Stat *final_stat;
     Handle *handles;
     /* The backing id while the file is open in passthrough; NULL: the kernel caches its pages. */
     Fd *backing;
@@ -116,20 +116,20 @@ struct Node {
     uint64_t nlookup;     /* references that the kernel holds */
     uint64_t epoch;       /* in which `zone` was determined */
     uint64_t number;      /* position in the order in which nodes were made */
-    uint64_t changed_at;  /* value of `n_changes` at the newest change of it, or of a name in it */
-    double told_until_s;  /* until when the kernel may cache its name and attributes; 0: unknown, or not at all */
+    uint64_t last_change; /* value of `n_changes` at the newest change of it, or of a name in it */
+    double cached_until_s;  /* until when the kernel may cache its name and attributes; 0: unknown, or not at all */
     double changed_s;     /* when a name in it was changed; 0: never */
     int64_t page_mtime_ns, page_ctime_ns, page_size; /* at its last open; a size of -1: unknown */
-    int64_t writer; /* uid as which it is written while open: see writer_of; -1: unknown */
+    int64_t writer_uid; /* uid as which it is written while open: see charged_uid; -1: unknown */
     uint32_t n_uses, n_open, n_passing_writers;
     uint32_t n_changing; /* changes of names in it that are under way */
     uint8_t zone;
     bool is_directory, is_live, is_listed; /* found by its source; found by its nodeid */
     /* The kernel was sent its attributes (of a directory: with its name) since their last invalidation. The reply may
      * still be on its way. */
-    bool is_told;
-    bool is_lasting; /* the kernel was sent attributes of this directory with a long timeout */
-    bool is_case_sensitive; /* this directory, as far as known */
+    bool was_sent;
+    bool has_long_timeout; /* the kernel was sent attributes of this directory with a long timeout */
+    bool is_case_sensitive; /* this directory, unless that is unknown */
     bool is_mapped;  /* was open for reading and writing in passthrough, and may still be mapped */
     uint32_t n_handle;
     char handle[];
@@ -146,21 +146,21 @@ typedef struct {
     uint32_t n_slots, n_handles;
     Share *shares;
     uint32_t n_shares;
-    int64_t n_given, n_handles_max;
+    int64_t n_share_handles, n_handles_max;
     uint32_t n_fds; /* for handles and directories together */
     int device;     /* /dev/fuse; -1: not yet known */
     int64_t racy_ns; /* the coarsest timestamp of a filesystem */
     bool is_for_all, is_shared;
-    bool passes;    /* files are passed through when opened, if possible */
+    bool passes_through;    /* files are passed through when opened, if possible */
     bool is_caching; /* entries of a slow filesystem are cached, or being fetched: Python makes all changes */
-    bool is_case_sensitive; /* the root's filesystem, as far as known */
+    bool is_case_sensitive; /* the root's filesystem, unless that is unknown */
     bool opens_directories; /* else the kernel opens them without OPENDIR */
-    bool lists_all; /* every entry of a listing is sent with attributes */
+    bool lists_with_attributes; /* every entry of a listing is sent with attributes */
     /* No directory moved to TRASH has attributes with a long timeout that the kernel was sent before. */
     bool is_trash_renewed;
-    char *waiting;  /* names of mount points where a stat may block, NUL-terminated, and an empty one */
-    uint32_t retries[N_RETRIES_MAX]; /* threads that got ESTALE just now */
-    uint32_t n_retries;
+    char *blocking_names; /* names of mount points where a stat may block, NUL-terminated, and an empty one */
+    uint32_t retrying_pids[N_RETRIES_MAX]; /* threads that got ESTALE just now */
+    uint32_t n_retrying;
 } Tables;
 
 typedef struct {
@@ -189,7 +189,7 @@ typedef struct {
     int n_failed, n_total, n_max, n_first_bucket;
     int device;                    /* /dev/fuse */
     int mount_fd;                  /* of the backing mount, to open file handles; -1: they can't be opened */
-    int wake_fd;                   /* eventfd: wakes the thread that watches the readers */
+    int watch_wake_fd;             /* eventfd: wakes the thread that watches the readers */
     bool watch_sleeps;
     uint64_t root_dev;
     int statx_flags;               /* AT_STATX_DONT_SYNC or 0, and WITHOUT_HANDLES or 0 */
@@ -206,22 +206,22 @@ typedef struct {
 /* A received request, whose parts may be in separate memory. */
 typedef struct {
     const char *head;    /* struct fuse_in_header, or less of it: see `size` */
-    const char *own;     /* its operation's own struct */
+    const char *op_in;   /* its operation's own struct */
     const char *payload; /* the rest: NUL-terminated names, or data */
     uint32_t size, n_payload;
-    char *answer;        /* for the body of its reply; may be the payload's memory */
-    void *entry;         /* the ring entry that holds it; NULL: read from /dev/fuse */
-} Incoming;
+    char *reply_body; /* for the body of its reply; may be the payload's memory */
+    void *ring_entry; /* the ring entry that holds it; NULL: read from /dev/fuse */
+} RawRequest;
 
 /* A change that Python's cache of a slow filesystem has to forget: of an inode, of a name in a directory, or both. */
-typedef struct Cached {
-    struct Cached *next;
+typedef struct CacheChange {
+    struct CacheChange *next;
     Source source;
     char handle[HANDLE_BYTES + 8]; /* the source's */
     bool has_source, has_ended;
     Node *directory; /* one reference; NULL: none */
     char name[NAME_MAX + 1];
-} Cached;
+} CacheChange;
 
 /* How long a thread may block for a request that Python replies to; see FuseRequests.answer. */
 typedef enum { NO_CALLS, NO_WAITING, ANY_TIME } Patience;
@@ -231,49 +231,50 @@ typedef struct Worker {
     Core *core;
     PyThreadState *released;  /* set while the interpreter's lock is released */
     Patience patience;
-    PyObject *(*reply_to)(const struct Worker *worker, const Incoming *incoming); /* makes what Python calls to reply */
+    /* Make the callable by which Python replies. */
+    PyObject *(*make_reply_callable)(const struct Worker *worker, const RawRequest *raw_request);
 } Worker;
 
 /* A request that is being served. */
 typedef struct {
     Core *core;
     PyThreadState **released; /* set while the interpreter's lock is released */
-    int held;            /* from Python: an fd of the inode that it is about, or -1 */
-    bool is_pythons;     /* called by Python, which does itself what the core does not */
-    bool is_timed;       /* the time of a stat says something about the filesystem */
-    bool is_fickle;      /* its name may not be cached */
-    bool is_unasked;     /* the stat'ed device was not asked: its attributes may not be cached */
+    int inode_fd;             /* from Python: an fd of the inode that it is about, or -1 */
+    bool is_from_python;      /* called by Python, which does the remaining work itself */
+    bool is_timed;            /* the time of its stats shows how fast the filesystem is */
+    bool is_uncacheable;      /* its name may not be cached */
+    bool is_unverified;       /* the device was not checked: its attributes may not be cached */
     uint64_t began_ns;
     uint32_t opcode, uid, gid, pid, umask;
     uint64_t unique, nodeid;
-    const char *own;     /* its operation's own struct */
+    const char *op_in;   /* its operation's own struct */
     const char *payload; /* NUL-terminated names, or data */
     uint32_t n_payload;
-    char *answer;        /* for the body of its reply; may be the payload's memory, so names are copied first */
+    char *reply_body; /* for the body of its reply; may be the payload's memory, so names are copied first */
     uint64_t n_changes_before;
-    int error;           /* for Python to raise */
-    /* What is reported to Python after the tables lock was released. */
-    int n_looks;         /* stats that took `looks_ns` together; 0: nothing to report */
-    uint64_t looks_ns;
-    int refused, refused_fd; /* errno: the kernel has refused a backing file for the fd of `refused_node` */
-    Node *refused_node;  /* one reference */
-    /* One reference. After LATER: `n_made` bytes of a reply with it are ready, for when it has its own number. */
-    Node *made;
-    int n_made;
-    int n_unused;        /* ended nodes that Python may refer to */
-    Node *unused[N_FORGOTTEN_MAX + 1];
-    int n_stored;        /* nodes in TRASH that a client was sent, or that were moved there */
-    Node *stored[2];     /* one reference each */
-    bool are_moved, has_come_back; /* has_come_back: something was moved out of TRASH, while a cache is in use */
-    Cached *cached;
+    int error; /* for Python to raise */
+    /* For Python, to be reported after the tables lock is released. */
+    int n_timed_stats; /* stats that took `timed_stats_ns` together; 0: nothing to report */
+    uint64_t timed_stats_ns;
+    int refused_errno, refused_fd; /* the kernel has refused a backing file for this fd of `refused_node` */
+    Node *refused_node;            /* one reference */
+    /* One reference. After LATER: `n_created_bytes` of a reply with it are ready, for when it has its own number. */
+    Node *created;
+    int n_created_bytes;
+    int n_unused; /* ended nodes that Python may refer to */
+    Node *unused_nodes[N_FORGOTTEN_MAX + 1];
+    int n_stored;                   /* nodes in TRASH that a client was sent, or that were moved there */
+    Node *stored_nodes[2];          /* one reference each */
+    bool are_moved, has_left_trash; /* has_left_trash: something was moved out of TRASH, while a cache is in use */
+    CacheChange *cache_changes;
 } Request;
 
 /* How long some stats take. */
 typedef struct {
     uint64_t ns; /* at first the start; in the end the duration */
     long n_waits;
-    bool tells; /* if not, the thread took long without waiting: other processes had the CPU */
-} Timed;
+    bool is_meaningful; /* if not, the thread took long without waiting: other processes had the CPU */
+} StatTimer;
 
 /* A directory, and a name in it. */
 typedef struct {
@@ -297,7 +298,7 @@ static inline void free_object(void *object) {
     Py_DECREF(type);
 }
 
-/* lock.c */
+/* tables_lock.c */
 extern PyType_Spec tables_mutex_spec;
 void tables_lock(TablesMutex *lock);
 void wait_for_tables(TablesMutex *lock);
@@ -324,14 +325,14 @@ Node *node_take(Node *node);
 void node_put(Node *node);
 Zone zone_of(Tables *t, Node *node);
 bool is_at(const Node *node, const Node *parent, const char *name);
-void put_name(Tables *t, Node *node, Node *parent, const char *name, bool is_linked);
-void take_away_name(Tables *t, Node *node, Node *parent, const char *name);
+void set_node_name(Tables *t, Node *node, Node *parent, const char *name, bool is_linked);
+void forget_name(Tables *t, Node *node, Node *parent, const char *name);
 void move_node(Tables *t, Node *node, Node *old_parent, const char *old, Node *new_parent, const char *new);
 Node *learn_node(Tables *t, const Source *source, bool is_directory, bool is_linked, Node *parent, const char *name);
-bool lacks_its_number(const Tables *t, const Node *node);
+bool may_get_own_number(const Tables *t, const Node *node);
 void renumber(Tables *t, Node *node);
 bool drop_unused(Tables *t, Node *node);
-void detach_node(Tables *t, Node *node, const Seen *seen);
+void detach_node(Tables *t, Node *node, const Stat *st);
 
 /* open_fds.c */
 Fd *fd_new(int number, int device, int backing_id);
@@ -345,7 +346,7 @@ Fd *keep_directory_fd(Tables *t, Node *node, int number);
 void drop_directory_fd(Tables *t, Node *node);
 void limit_directories(Tables *t, uint32_t n);
 void add_to_share(Tables *t, uint32_t uid, int64_t n);
-int64_t most_of_one(int64_t n);
+int64_t max_handles_of_user(int64_t n);
 bool make_room(Tables *t, uint32_t uid);
 Handle *handle_of_number(const Tables *t, uint64_t fh);
 void open_handle(Tables *t, Node *node, int number, uint32_t uid, uint32_t flags, Fd *backing, int64_t writer);
@@ -359,177 +360,180 @@ extern PyType_Spec node_spec, fd_use_spec, tables_spec;
 PyObject *object_of(Node *node);
 Node *node_from(PyObject *object);
 PyObject *source_object(const Source *source);
-PyObject *attributes_object(const Seen *seen);
+PyObject *attributes_object(const Stat *st);
 int to_node(PyObject *object, void *node);
 int to_source(PyObject *key, void *source);
-int to_seen(PyObject *attributes, void *seen);
+int to_stat(PyObject *attributes, void *st);
 PyObject *fd_object(Fd *fd);
 void end_uses(void);
 int import_types(void);
 
-/* tables.c */
+/* mount_state.c */
 bool is_root(const Core *core, const Node *node);
 bool is_plain(Core *core, Node *directory);
-bool is_drop_folder(Tables *t, const Node *directory);
-bool is_drop_name(const Core *core, const Node *directory, const char *name);
-bool may_wait(const Core *core, const char *name);
-bool is_at_rest(const Request *request);
+bool is_drop_directory(Tables *t, const Node *directory);
+bool is_drop_link_name(const Core *core, const Node *directory, const char *name);
+bool may_block(const Core *core, const char *name);
+bool may_serve_in_core(const Request *request);
 int open_place(Request *request, uint64_t nodeid, const char *name, Place *place);
-void see_fickle(Request *request, const Place *place);
-void see_device(Request *request, uint64_t dev);
+void check_name_cacheable(Request *request, const Place *place);
+void check_device(Request *request, uint64_t dev);
 void close_place(Place *place);
 bool is_outside(Core *core, Node *node);
-bool are_fickle_in(Request *request, Node *directory, int fd);
-Node *learn(Request *request, const Place *place, const Seen *seen);
-void counted(Node *node, bool is_told);
-void notify_attributes(const Tables *t, const Node *node);
-void changed(Tables *t, Node *node);
-void renew(Tables *t, Node *node);
-void renew_lasting(Tables *t, Zone zone);
-bool pages_are_right(const Tables *t, Node *node, const Seen *seen);
-void forget_cached(Request *request, Node *node, const Place *place);
-void forget_source(Request *request, const Source *source, const Place *place, bool has_ended);
-void mistake(Request *request, Node *node, int error);
+bool are_names_uncacheable(Request *request, Node *directory, int fd);
+Node *node_for_name(Request *request, const Place *place, const Stat *st);
+void count_reference(Node *node, bool is_sent);
+void notify_inval_inode(const Tables *t, const Node *node);
+void note_directory_change(Tables *t, Node *node);
+void invalidate_attributes(Tables *t, Node *node);
+void invalidate_zone(Tables *t, Zone zone);
+bool are_pages_valid(const Tables *t, Node *node, const Stat *st);
+void note_cached_change(Request *request, Node *node, const Place *place);
+void note_source_change(Request *request, const Source *source, const Place *place, bool has_ended);
+void note_refusal(Request *request, Node *node, int error);
 void note_stored(Request *request, Node *node, Node *directory, bool is_moved);
-void tell_took(Request *request, const Timed *timed, int n);
-bool is_stores(const char *name);
+void report_stat_time(Request *request, const StatTimer *timer, int n);
+bool may_be_store_name(const char *name);
 bool is_stores_own(const char *name);
 uint64_t now_ns(void);
 
-/* answers.c */
-double put_entry_for(Request *request, char *to, Node *node, const Seen *seen, bool is_steady, double name_s);
+/* replies.c */
+double put_entry_for(Request *request, char *to, Node *node, const Stat *st, bool is_steady, double name_s);
 void put_number(char *to, uint64_t nodeid);
-double name_lifetime(const Request *request, const Place *place);
-void put_attributes(char *to, uint64_t number, const Seen *seen);
-int put_missing(Request *request, double name_s);
-int put_attr(Request *request, Node *node, const Seen *seen, bool is_steady);
+double entry_timeout(const Request *request, const Place *place);
+void put_attributes(char *to, uint64_t number, const Stat *st);
+int put_negative_entry(Request *request, double name_s);
+int put_attr(Request *request, Node *node, const Stat *st, bool is_steady);
 enum { ENTRY_BYTES = 128, ATTR_BYTES = 104, OPEN_BYTES = 16 };
 
-/* calls.c: without the interpreter's lock */
+/* statx.c: without the interpreter's lock */
 enum { WITHOUT_HANDLES = 1 << 30 }; /* of statx_flags: a file handle may become another inode's */
-int look(int fd, const char *name, int flags, Seen *seen);
-int handle_of(int fd, const char *name, int flags, Seen *seen);
-int peek(int dir_fd, const char *name, int flags, Seen *seen);
-int identify(int dir_fd, const char *name, int flags, Seen *seen);
-typedef int Look(int dir_fd, const char *name, int flags, Seen *seen);
-Timed time_begin(const Core *core);
-void time_end(const Core *core, Timed *timed, int n);
+int stat_at(int fd, const char *name, int flags, Stat *st);
+int fetch_file_handle(int fd, const char *name, int flags, Stat *st);
+int stat_opened(int dir_fd, const char *name, int flags, Stat *st);
+int stat_with_handle(int dir_fd, const char *name, int flags, Stat *st);
+typedef int StatFunction(int dir_fd, const char *name, int flags, Stat *st);
+StatTimer start_stat_timer(const Core *core);
+void stop_stat_timer(const Core *core, StatTimer *timer, int n);
 /* Return the function that stats names in a directory. If nothing is renamed but through the mount, `is_changed`
  * detects when a result may mix two inodes. */
-static inline Look *looking(const Request *request) {
-    return request->core->is_shared ? peek : identify;
+static inline StatFunction *stat_function(const Request *request) {
+    return request->core->is_shared ? stat_opened : stat_with_handle;
 }
 
-/* acting.c: without the interpreter's lock */
+/* call_as.c: without the interpreter's lock */
 enum { CHOWN = 0, DAC_OVERRIDE = 1, DAC_READ_SEARCH = 2, FOWNER = 3, FSETID = 4 };
 enum { N_NEEDS_MAX = 8 };
 /* Return whether a filesystem has refused an action. */
-static inline bool is_refusal(int error) { return error == EPERM || error == EACCES; }
+static inline bool is_permission_error(int error) { return error == EPERM || error == EACCES; }
 static const uint32_t NOBODY = 65534;
 static const int64_t ANY_GROUP = -1;
 /* A capability that lets a process act on an inode of another owner, and that inode's owner. */
 typedef struct {
     uint32_t capability, uid;
     int64_t gid; /* ANY_GROUP: the group does not matter */
-} Need;
+} NeededCapability;
 /* For actions that mode and ACL of an inode restrict; and that only its owner may do (inode_owner_or_capable,
  * fs/inode.c). */
-static inline Need by_mode(const Seen *seen) { return (Need){DAC_OVERRIDE, seen->uid, seen->gid}; }
-static inline Need by_owner_alone(const Seen *seen) { return (Need){FOWNER, seen->uid, ANY_GROUP}; }
+static inline NeededCapability override_of_mode(const Stat *st) {
+    return (NeededCapability){DAC_OVERRIDE, st->uid, st->gid};
+}
+static inline NeededCapability only_owner(const Stat *st) { return (NeededCapability){FOWNER, st->uid, ANY_GROUP}; }
 /* An identity that a thread assumes for a system call, as ThreadCredentials. */
 typedef struct {
-    uint32_t uid, gid; /* 0: the thread's own */
-    const char *sets;  /* capability sets to assume; NULL: those that setfsuid leaves */
+    uint32_t uid, gid;           /* 0: the thread's own */
+    const char *capability_sets; /* capability sets to assume; NULL: those that setfsuid leaves */
     const uint32_t *groups;
     int n_groups;
-    bool makes;        /* the call creates something, with this umask */
+    bool is_creating; /* the call creates something, with this umask */
     uint32_t umask, umask_before, uid_before, gid_before;
-} Actor;
-int act_begin(const Core *core, Actor *actor);
-void act_end(const Core *core, const Actor *actor);
-/* One action as the caller; not to be copied once it has begun. */
+} Identity;
+int assume_identity(const Core *core, Identity *identity);
+void restore_identity(const Core *core, const Identity *identity);
+/* The attempts at one action as the caller; not to be copied after the first attempt. */
 typedef struct {
     const Request *request;
-    int next; /* the next try */
-    bool is_begun;
-    Actor actor;
-    Need needs[N_NEEDS_MAX];
+    int next_try;
+    bool is_assumed;
+    Identity identity;
+    NeededCapability needs[N_NEEDS_MAX];
     int n_needs;
-    bool is_powerless; /* without the caller's capabilities */
+    bool lacks_capabilities; /* without the caller's capabilities */
     uint32_t *groups;
     char sets[24];
-} Acting;
-Acting acting_as(const Request *request, bool is_own);
-Acting acting_by(const Request *request, const Need *needs, int n);
-Acting reading_as(const Request *request);
+} CallerAttempts;
+CallerAttempts attempt_as_caller(const Request *request, bool is_own);
+CallerAttempts attempt_with_needs(const Request *request, const NeededCapability *needs, int n);
+CallerAttempts attempt_to_read(const Request *request);
 bool is_capable(const Request *request, int capability);
-bool keeps_group(const Request *request, const Seen *seen);
-bool acts(Acting *acting, int *error);
+bool keeps_group(const Request *request, const Stat *st);
+bool next_attempt(CallerAttempts *attempts, int *error);
 
-/* handles.c */
+/* open_file.c */
 typedef struct {
-    uint32_t owner; /* whose blocks the file takes; see `owner_to_write_as` */
+    uint32_t owner; /* the uid that the file's blocks are charged to; see `charged_uid` */
     Fd *backing;    /* backing id for passthrough; NULL: none */
     int error;      /* why there is no backing id, if one was to be opened */
-} Opening;
+} OpenedBacking;
 int may_access(int fd, int mask);
-int open_held(const Request *request, int held, const Seen *seen, uint32_t flags, int *fd);
-void write_anywhere(int fd);
-Actor writer_of(const Core *core, int fd, uint32_t owner);
-uint32_t owner_to_write_as(const Seen *seen);
-Opening open_backing(const Request *request, int fd, const Seen *seen);
-void put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, Opening *opening, char *to);
+int open_as_caller(const Request *request, int held, const Stat *st, uint32_t flags, int *fd);
+void clear_append(int fd);
+Identity writer_identity(const Core *core, int fd, uint32_t owner);
+uint32_t charged_uid(const Stat *st);
+OpenedBacking open_backing(const Request *request, int fd, const Stat *st);
+void put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, OpenedBacking *opening, char *to);
 
-/* reach.c */
+/* open_inode.c */
 typedef struct {
-    Node *node;       /* one reference */
-    Fd *fd;           /* of the node, one reference; NULL: none is open */
-    Node *above;      /* the directory where it was found last, one reference; NULL: not needed */
-    Fd *dir_fd;       /* of `above`, one reference; NULL: not open */
-    char name[NAME_MAX + 1]; /* the node's name in `above` */
-} Known;
-int open_known(Request *request, uint64_t nodeid, Known *known);
-PyObject *core_hold(Core *core, PyObject *object);
-void close_known(Known *known);
-int look_by_name(const Core *core, const Known *known, Seen *seen);
+    Node *node;              /* one reference */
+    Fd *fd;                  /* of the node, one reference; NULL: none is open */
+    Node *parent_node;       /* the directory of its newest known name, one reference; NULL: not needed */
+    Fd *dir_fd;              /* of `parent_node`, one reference; NULL: not open */
+    char name[NAME_MAX + 1]; /* the node's name in `parent_node` */
+} Route;
+int open_route(Request *request, uint64_t nodeid, Route *route);
+PyObject *core_open_node(Core *core, PyObject *object);
+void close_route(Route *route);
+int stat_by_name(const Core *core, const Route *route, Stat *st);
 int open_directory(Core *core, Node *directory, Fd **fd);
-int reach(Core *core, Known *known, Seen *seen, int *fd);
+int reach_inode(Core *core, Route *route, Stat *st, int *fd);
 
-/* xattrs.c */
-bool can_getxattrat(void);
+/* xattr_operations.c */
+bool has_getxattrat_calls(void);
 
-/* attributes.c */
-uint32_t bits_before(int fd);
-int keep_bits(const Request *request, int fd, uint32_t mode);
+/* attribute_operations.c */
+uint32_t setid_mode(int fd);
+int restore_setid_bits(const Request *request, int fd, uint32_t mode);
 
-/* endings.c */
-void lose(Request *request, const Seen *seen, const Place *place);
-void move(Request *request, const Seen *seen, const Place *old, const Place *new);
-void come_back(Request *request);
+/* forget.c */
+void note_removed(Request *request, const Stat *st, const Place *place);
+void note_moved(Request *request, const Stat *st, const Place *old, const Place *new);
+void note_left_trash(Request *request);
 void end_unused(Request *request, Node *node);
 
-/* endings.c, names.c, attributes.c, xattrs.c, files.c, listings.c: the operations */
+/* The operations: forget.c, name_operations.c, attribute_operations.c, xattr_operations.c, file_operations.c,
+ * listings.c */
 Operation do_forget, do_batch_forget, do_opendir, do_readdirplus, do_fsyncdir, do_lookup, do_getattr, do_statx,
     do_setattr, do_statfs, do_access, do_setxattr, do_getxattr, do_listxattr, do_removexattr, do_create, do_tmpfile,
     do_mknod, do_symlink, do_link, do_readlink, do_mkdir, do_unlink, do_rmdir, do_rename, do_rename2, do_open,
     do_read, do_write, do_lseek, do_fallocate, do_copy_file_range, do_copy_file_range_64, do_flush, do_fsync,
     do_release;
 
-/* answering.c */
+/* fuse_requests.c */
 enum { HEAD_BYTES_IN = 40, HEAD_BYTES_OUT = 16 }; /* struct fuse_in_header, fuse_out_header */
 enum { BODY_BYTES_MAX = 1 << 20 }; /* of a reply: buffers have no more room */
-bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own);
+bool has_operation(const Core *core, uint32_t opcode, uint32_t *n_own);
 void count(const Core *core, uint32_t at, uint64_t took_ns, bool has_failed);
-int answer(Worker *worker, const Incoming *incoming);
-void ask_python(Worker *worker, const Incoming *incoming);
+int serve_raw_request(Worker *worker, const RawRequest *raw_request);
+void pass_to_python(Worker *worker, const RawRequest *raw_request);
 PyObject *core_do(Core *core, PyObject *args);
-void tell_unused(Request *request);
-bool ask_folds(Request *request, Node *directory, int fd);
-bool ask_device(Request *request, uint64_t dev);
+void report_unused(Request *request);
+bool query_folding(Request *request, Node *directory, int fd);
+bool query_device(Request *request, uint64_t dev);
 void put_head(char *to, uint64_t unique, int result);
-int failed(Core *core);
+int clear_exception(Core *core);
 
-/* ring.c, dev.c: the transports */
+/* ring_threads.c, device_readers.c: the transports */
 extern PyType_Spec core_device_spec, rings_spec, entry_reply_spec;
 extern PyTypeObject *entry_reply_type;
 extern const int N_RING_THREADS;

@@ -132,19 +132,19 @@ static void set_name(NodeName *at, Node *parent, const char *name) {
 }
 
 static void forget_others(Node *node) {
-    for (int at = 0; node->others != NULL && at < N_OTHERS_MAX; at++)
-        set_name(&node->others[at], NULL, NULL);
-    free(node->others);
-    node->others = NULL;
+    for (int at = 0; node->other_names != NULL && at < N_OTHERS_MAX; at++)
+        set_name(&node->other_names[at], NULL, NULL);
+    free(node->other_names);
+    node->other_names = NULL;
 }
 
 void node_put(Node *node) {
     /* A loop, since recursion in a deep tree would need a deep stack. */
     while (node != NULL && !__atomic_sub_fetch(&node->n_uses, 1, __ATOMIC_ACQ_REL)) {
-        Node *parent = node->at.parent;
+        Node *parent = node->found_at.parent;
         forget_others(node);
-        free(node->at.name);
-        free(node->last);
+        free(node->found_at.name);
+        free(node->final_stat);
         free(node);
         node = parent;
     }
@@ -159,7 +159,7 @@ static Node *new_node(Tables *t, uint64_t nodeid, const Source *source, bool is_
     node->is_live = node->is_listed = true;
     node->epoch = NEVER;
     node->n_uses = 1;
-    node->page_size = node->writer = node->kept_fd = -1;
+    node->page_size = node->writer_uid = node->kept_fd = -1;
     node->n_handle = source->n_handle;
     if (source->n_handle)
         memcpy(node->handle, source->handle, source->n_handle);
@@ -170,7 +170,7 @@ static Node *new_node(Tables *t, uint64_t nodeid, const Source *source, bool is_
     return node;
 }
 
-static uint64_t free_nodeid(Tables *t, const Source *source) {
+static uint64_t choose_nodeid(Tables *t, const Source *source) {
     uint64_t ino = source->ino;
     if (source->dev == t->root_dev && ino > ROOT && ino < PRIVATE && node_of(t, ino) == NULL)
         return ino;
@@ -205,7 +205,7 @@ void tables_free(Tables *t) {
     free(t->by_nodeid);
     free(t->by_source);
     free(t->handles);
-    free(t->waiting);
+    free(t->blocking_names);
     free(t->shares);
 }
 
@@ -228,25 +228,25 @@ Zone zone_of(Tables *t, Node *node) {
         return node->zone;
     size_t n = 0;
     Node *at = node;
-    for (; at->epoch != t->epoch && at->at.parent != NULL; at = at->at.parent)
+    for (; at->epoch != t->epoch && at->found_at.parent != NULL; at = at->found_at.parent)
         n++;
     at->epoch = t->epoch; /* the root, or a node without a name, whose zone does not change any more */
     Zone zone = at->zone;
-    Node **late = n ? allocate(NULL, n * sizeof *late) : NULL;
+    Node **unzoned = n ? allocate(NULL, n * sizeof *unzoned) : NULL;
     at = node;
-    for (size_t number = 0; number < n; number++, at = at->at.parent)
-        late[number] = at;
+    for (size_t number = 0; number < n; number++, at = at->found_at.parent)
+        unzoned[number] = at;
     t->n_zoned += n;
     while (n--) {
-        late[n]->zone = zone = zone_in(zone, late[n]->at.name);
-        late[n]->epoch = t->epoch;
+        unzoned[n]->zone = zone = zone_in(zone, unzoned[n]->found_at.name);
+        unzoned[n]->epoch = t->epoch;
     }
-    free(late);
+    free(unzoned);
     return zone;
 }
 
 /* A node was moved: if that changes its zone, the zones of all nodes below it change, too, and a new epoch begins. */
-static void settle_zone(Tables *t, Node *node) {
+static void update_zone(Tables *t, Node *node) {
     if (node->epoch != t->epoch)
         return; /* nor has any node in it a zone of this epoch: determining that would have determined this one */
     Zone before = node->zone;
@@ -261,78 +261,78 @@ static bool is_named(const NodeName *at, const Node *parent, const char *name) {
     return at->parent == parent && at->name != NULL && !strcmp(at->name, name);
 }
 
-bool is_at(const Node *node, const Node *parent, const char *name) { return is_named(&node->at, parent, name); }
+bool is_at(const Node *node, const Node *parent, const char *name) { return is_named(&node->found_at, parent, name); }
 
 /* A node has lost its last name; its zone, and that of all nodes below it, stays the same. */
-static void lose_name(Tables *t, Node *node) {
+static void forget_all_names(Tables *t, Node *node) {
     zone_of(t, node);
-    set_name(&node->at, NULL, NULL);
+    set_name(&node->found_at, NULL, NULL);
     forget_others(node);
 }
 
 /* If the tables have a node above its new parent, another directory was moved behind the mount: cut that off. */
 static void cut_off_above(Tables *t, Node *node, Node *parent) {
-    for (Node *at = parent; at->at.parent != NULL; at = at->at.parent)
-        if (at->at.parent == node) {
-            lose_name(t, at);
+    for (Node *at = parent; at->found_at.parent != NULL; at = at->found_at.parent)
+        if (at->found_at.parent == node) {
+            forget_all_names(t, at);
             return;
         }
 }
 
-static void remember_other(Node *node) {
-    if (node->at.parent == NULL)
+static void keep_as_other_name(Node *node) {
+    if (node->found_at.parent == NULL)
         return;
-    if (node->others == NULL)
-        node->others = allocate(NULL, N_OTHERS_MAX * sizeof *node->others);
-    set_name(&node->others[N_OTHERS_MAX - 1], NULL, NULL);
-    memmove(node->others + 1, node->others, (N_OTHERS_MAX - 1) * sizeof *node->others);
-    node->others[0] = node->at;
-    node->at = (NodeName){NULL, NULL};
+    if (node->other_names == NULL)
+        node->other_names = allocate(NULL, N_OTHERS_MAX * sizeof *node->other_names);
+    set_name(&node->other_names[N_OTHERS_MAX - 1], NULL, NULL);
+    memmove(node->other_names + 1, node->other_names, (N_OTHERS_MAX - 1) * sizeof *node->other_names);
+    node->other_names[0] = node->found_at;
+    node->found_at = (NodeName){NULL, NULL};
 }
 
 /* Set the name of a node. is_linked: in addition to its other names */
-void put_name(Tables *t, Node *node, Node *parent, const char *name, bool is_linked) {
-    if (is_named(&node->at, parent, name) || parent == node) /* parent == node: a mount of it in itself */
+void set_node_name(Tables *t, Node *node, Node *parent, const char *name, bool is_linked) {
+    if (is_named(&node->found_at, parent, name) || parent == node) /* parent == node: a mount of it in itself */
         return;
-    bool is_elsewhere = node->at.parent != parent;
+    bool is_elsewhere = node->found_at.parent != parent;
     if (is_linked) {
-        remember_other(node);
-        for (int at = 0; node->others != NULL && at < N_OTHERS_MAX; at++)
-            if (is_named(&node->others[at], parent, name))
-                set_name(&node->others[at], NULL, NULL);
+        keep_as_other_name(node);
+        for (int at = 0; node->other_names != NULL && at < N_OTHERS_MAX; at++)
+            if (is_named(&node->other_names[at], parent, name))
+                set_name(&node->other_names[at], NULL, NULL);
     } else
         forget_others(node);
     if (node->is_directory && is_elsewhere)
         cut_off_above(t, node, parent);
-    set_name(&node->at, parent, name);
-    settle_zone(t, node);
+    set_name(&node->found_at, parent, name);
+    update_zone(t, node);
 }
 
 /* Remove a name of a node. */
-void take_away_name(Tables *t, Node *node, Node *parent, const char *name) {
+void forget_name(Tables *t, Node *node, Node *parent, const char *name) {
     NodeName *other = NULL;
-    for (int at = 0; node->others != NULL && at < N_OTHERS_MAX; at++)
-        if (is_named(&node->others[at], parent, name))
-            set_name(&node->others[at], NULL, NULL);
-        else if (other == NULL && node->others[at].parent != NULL)
-            other = &node->others[at];
-    if (!is_named(&node->at, parent, name))
+    for (int at = 0; node->other_names != NULL && at < N_OTHERS_MAX; at++)
+        if (is_named(&node->other_names[at], parent, name))
+            set_name(&node->other_names[at], NULL, NULL);
+        else if (other == NULL && node->other_names[at].parent != NULL)
+            other = &node->other_names[at];
+    if (!is_named(&node->found_at, parent, name))
         return;
     if (other == NULL) {
-        lose_name(t, node);
+        forget_all_names(t, node);
         return;
     }
-    set_name(&node->at, NULL, NULL);
-    node->at = *other;
+    set_name(&node->found_at, NULL, NULL);
+    node->found_at = *other;
     *other = (NodeName){NULL, NULL};
-    settle_zone(t, node);
+    update_zone(t, node);
 }
 
 /* Replace a name of a node by another one. */
 void move_node(Tables *t, Node *node, Node *old_parent, const char *old, Node *new_parent, const char *new) {
     if (!node->is_directory)
-        take_away_name(t, node, old_parent, old);
-    put_name(t, node, new_parent, new, !node->is_directory);
+        forget_name(t, node, old_parent, old);
+    set_node_name(t, node, new_parent, new, !node->is_directory);
 }
 
 /* Creation and end of nodes. */
@@ -342,25 +342,25 @@ void move_node(Tables *t, Node *node, Node *old_parent, const char *old, Node *n
 Node *learn_node(Tables *t, const Source *source, bool is_directory, bool is_linked, Node *parent, const char *name) {
     Node *node = find_node(t, source);
     if (node == NULL) {
-        node = new_node(t, free_nodeid(t, source), source, is_directory);
-        set_name(&node->at, parent, name);
+        node = new_node(t, choose_nodeid(t, source), source, is_directory);
+        set_name(&node->found_at, parent, name);
     } else if (node != t->root)
-        put_name(t, node, parent, name, is_linked && !node->is_directory);
+        set_node_name(t, node, parent, name, is_linked && !node->is_directory);
     return node;
 }
 
 /* Return whether a node has a private number only because the kernel still knows the inode that had its own number
  * before. If that was deleted, and is not in use, the kernel forgets it at once: the FORGET is on its way. */
-bool lacks_its_number(const Tables *t, const Node *node) {
+bool may_get_own_number(const Tables *t, const Node *node) {
     if (node->nodeid == node->ino || node->dev != t->root_dev || node->nlookup > 1)
         return false;
     Node *before = node_of(t, node->ino);
-    return before == NULL || (before->last != NULL && !before->n_open);
+    return before == NULL || (before->final_stat != NULL && !before->n_open);
 }
 
 /* Give a node its own number if that is free by now. The kernel must not know the node yet. */
 void renumber(Tables *t, Node *node) {
-    if (!node->is_listed || !lacks_its_number(t, node) || node_of(t, node->ino) != NULL)
+    if (!node->is_listed || !may_get_own_number(t, node) || node_of(t, node->ino) != NULL)
         return;
     leave_nodeid(t, node);
     node->nodeid = node->ino;
@@ -372,7 +372,7 @@ bool drop_unused(Tables *t, Node *node) {
     if (node->nlookup || node->n_open || node == t->root)
         return false;
     if (node->is_listed) {
-        node->is_listed = node->is_lasting = node->is_told = false;
+        node->is_listed = node->has_long_timeout = node->was_sent = false;
         leave_nodeid(t, node);
         leave_source(t, node);
         drop_directory_fd(t, node);
@@ -385,11 +385,11 @@ bool drop_unused(Tables *t, Node *node) {
 /* The last link of a node that is not open was removed: requests for it get its last attributes.
  *
  * An inode that gets its number, or even its handle, from now on is another one. */
-void detach_node(Tables *t, Node *node, const Seen *seen) {
-    if (node->last == NULL)
-        node->last = allocate(NULL, sizeof *node->last);
-    *node->last = *seen;
-    node->last->nlink = 0;
-    lose_name(t, node);
+void detach_node(Tables *t, Node *node, const Stat *st) {
+    if (node->final_stat == NULL)
+        node->final_stat = allocate(NULL, sizeof *node->final_stat);
+    *node->final_stat = *st;
+    node->final_stat->nlink = 0;
+    forget_all_names(t, node);
     leave_source(t, node);
 }

@@ -8,13 +8,13 @@
 enum {
     BLOCK_BYTES = 32768,
     BLOCK_BYTES_MIN = 512,
-    N_STATS = 64, /* names that are stat'ed in one go; a slow filesystem is noticed after them */
+    N_STATS = 64, /* names that are stat'ed at once; a slow filesystem is noticed after them */
     HEAD_BYTES = ENTRY_BYTES + 24,
     KEEP_CACHE = 1 << 1, CACHE_DIR = 1 << 3, /* FOPEN_* */
     DATA_ONLY = 1 << 0, /* flag of FSYNCDIR */
     REPLY_RATIO = 4, /* an entry of the reply takes at least so many times the bytes of one of getdents64 */
 };
-static const double SOON_S = 1.0; /* within this time, a process that lists a directory has requested the rest */
+static const double LISTING_GAP_S = 1.0; /* within this time, a process that lists a directory has requested the rest */
 
 struct linux_dirent {
     uint64_t ino, next;
@@ -28,14 +28,14 @@ typedef struct {
     const struct linux_dirent *dirent;
     bool is_stat; /* its attributes are sent with it */
     int error;    /* of the lookup */
-    Seen seen;
+    Stat st;
 } Entry;
 
 typedef struct {
     Request *request;
     Node *node; /* the directory; one reference */
     Fd *fd;     /* of the directory, open for reading; one reference */
-    bool is_believed; /* its names may be cached */
+    bool is_cacheable; /* its names may be cached */
     uint32_t room, n; /* size of the reply, and bytes that are in use */
     uint64_t offset;  /* the offset after the last entry that was read */
     double now_s;
@@ -46,18 +46,18 @@ typedef struct {
  * the file's ACL, and request it again. Attributes of directories may have a shorter timeout. */
 static bool is_cached(const Listing *listing, const struct linux_dirent *dirent) {
     const Node *node = node_of(listing->request->core->tables, dirent->ino);
-    return node != NULL && node->told_until_s > listing->now_s + SOON_S && node->nlookup && !node->is_directory &&
-           is_at(node, listing->node, dirent->name);
+    return node != NULL && node->cached_until_s > listing->now_s + LISTING_GAP_S && node->nlookup &&
+           !node->is_directory && is_at(node, listing->node, dirent->name);
 }
 
 /* Return whether the attributes of a name are sent with it: not for `.` and `..`, and not where statx may block. */
-static bool is_to_stat(const Listing *listing, const struct linux_dirent *dirent) {
+static bool needs_stat(const Listing *listing, const struct linux_dirent *dirent) {
     const Core *core = listing->request->core;
     if (!strcmp(dirent->name, ".") || !strcmp(dirent->name, ".."))
         return false;
-    if (core->tables->lists_all)
+    if (core->tables->lists_with_attributes)
         return true;
-    return listing->is_believed && !may_wait(core, dirent->name) && !is_cached(listing, dirent);
+    return listing->is_cacheable && !may_block(core, dirent->name) && !is_cached(listing, dirent);
 }
 
 /* Return the bytes that an entry takes in a reply. */
@@ -69,7 +69,7 @@ static void put(char *to, const void *from, size_t n) { memcpy(to, from, n); }
 
 /* Put the end of struct fuse_direntplus: fuse_dirent, its name, and padding. */
 static void put_dirent(Listing *listing, const struct linux_dirent *dirent, uint64_t number, uint32_t kind) {
-    char *to = listing->request->answer + listing->n;
+    char *to = listing->request->reply_body + listing->n;
     uint32_t n_name = (uint32_t)strlen(dirent->name), n_all = size_of(dirent);
     put(to + ENTRY_BYTES, &number, sizeof number);
     put(to + ENTRY_BYTES + 8, &dirent->next, sizeof dirent->next);
@@ -81,56 +81,56 @@ static void put_dirent(Listing *listing, const struct linux_dirent *dirent, uint
 }
 
 /* Put a name with its attributes; the kernel gets one more reference to its node. */
-static void put_known(Listing *listing, const Entry *entry) {
+static void put_name_with_attributes(Listing *listing, const Entry *entry) {
     Request *request = listing->request;
     Core *core = request->core;
     Place place = {.node = listing->node, .name = entry->dirent->name};
-    Node *node = learn(request, &place, &entry->seen);
-    bool is_steady = entry->seen.dev == core->root_dev && !is_unsteady(node); /* Python tracks mounts inside */
-    double name_s = is_stores(place.name) || !listing->is_believed ? 0 : core->lifetime_s;
-    double cached_s = put_entry_for(request, request->answer + listing->n, node, &entry->seen, is_steady, name_s);
-    counted(node, node->is_directory);
-    node->told_until_s = node->n_open ? 0 : listing->now_s + cached_s;
-    put_dirent(listing, entry->dirent, node->nodeid, entry->seen.mode >> 12);
+    Node *node = node_for_name(request, &place, &entry->st);
+    bool is_steady = entry->st.dev == core->root_dev && !is_unsteady(node); /* Python tracks mounts inside */
+    double name_s = may_be_store_name(place.name) || !listing->is_cacheable ? 0 : core->lifetime_s;
+    double cached_s = put_entry_for(request, request->reply_body + listing->n, node, &entry->st, is_steady, name_s);
+    count_reference(node, node->is_directory);
+    node->cached_until_s = node->n_open ? 0 : listing->now_s + cached_s;
+    put_dirent(listing, entry->dirent, node->nodeid, entry->st.mode >> 12);
     node_put(node);
 }
 
-/* Put a name only: the kernel looks it up when a process needs more. */
-static void put_name_alone(Listing *listing, const struct linux_dirent *dirent) {
-    memset(listing->request->answer + listing->n, 0, ENTRY_BYTES);
+/* Put a name only: the kernel sends LOOKUP when a process needs more. */
+static void put_name_only(Listing *listing, const struct linux_dirent *dirent) {
+    memset(listing->request->reply_body + listing->n, 0, ENTRY_BYTES);
     put_dirent(listing, dirent, dirent->ino, dirent->kind);
 }
 
 /* Stat some names by this function. */
-static void stat_entries(Listing *listing, Look *stat_name, Entry *entries, int n) {
+static void stat_entries(Listing *listing, StatFunction *stat_name, Entry *entries, int n) {
     Request *request = listing->request;
     const Core *core = request->core;
     int n_stats = 0;
     calls_begin(request);
-    Timed timed = time_begin(core);
+    StatTimer timer = start_stat_timer(core);
     for (int at = 0; at < n; at++)
         if (entries[at].is_stat) {
             const char *name = entries[at].dirent->name;
-            entries[at].error = stat_name(listing->fd->number, name, core->statx_flags, &entries[at].seen);
+            entries[at].error = stat_name(listing->fd->number, name, core->statx_flags, &entries[at].st);
             n_stats++;
         }
-    time_end(core, &timed, n_stats);
+    stop_stat_timer(core, &timer, n_stats);
     calls_end(request);
     if (n_stats)
-        tell_took(request, &timed, n_stats);
-    if (stat_name == identify && is_changed(request, listing->node)) /* each result may mix two inodes */
-        stat_entries(listing, peek, entries, n);
+        report_stat_time(request, &timer, n_stats);
+    if (stat_name == stat_with_handle && is_changed(request, listing->node)) /* each result may mix two inodes */
+        stat_entries(listing, stat_opened, entries, n);
 }
 
 /* Put some entries, which fit. */
 static int put_entries(Listing *listing, Entry *entries, int n) {
-    stat_entries(listing, looking(listing->request), entries, n);
+    stat_entries(listing, stat_function(listing->request), entries, n);
     for (int at = 0; at < n; at++) {
         const Entry *entry = &entries[at];
         if (!entry->is_stat)
-            put_name_alone(listing, entry->dirent);
+            put_name_only(listing, entry->dirent);
         else if (!entry->error)
-            put_known(listing, entry);
+            put_name_with_attributes(listing, entry);
         else if (entry->error != ENOENT) /* else it was removed meanwhile */
             return entry->error;
     }
@@ -157,7 +157,7 @@ static int put_block(Listing *listing, const char *block, int n_bytes) {
             if (hides && is_stores_own(dirent->name))
                 continue;
             end += size_of(dirent);
-            entries[n++] = (Entry){.dirent = dirent, .is_stat = is_to_stat(listing, dirent)};
+            entries[n++] = (Entry){.dirent = dirent, .is_stat = needs_stat(listing, dirent)};
         }
         error = put_entries(listing, entries, n);
         /* An empty reply would end the listing. On a slow filesystem a partial reply is sent at once, so that other
@@ -232,13 +232,13 @@ int do_readdirplus(Request *request) {
         uint64_t fh, offset;
         uint32_t size;
     } in;
-    memcpy(&in, request->own, 20);
+    memcpy(&in, request->op_in, 20);
     Listing listing = {.request = request, .now_s = now_ns() / 1e9,
                        .room = in.size < BODY_BYTES_MAX ? in.size : BODY_BYTES_MAX};
     int result = open_listing(request, in.fh, &listing);
     if (!result) {
         bool is_slow = __atomic_load_n(&request->core->mutex->is_slow, __ATOMIC_RELAXED);
-        listing.is_believed = !is_slow && !are_fickle_in(request, listing.node, listing.fd->number);
+        listing.is_cacheable = !is_slow && !are_names_uncacheable(request, listing.node, listing.fd->number);
         int error = put_from(&listing, in.offset);
         result = listing.n ? (int)listing.n : -error; /* an error after the first entry is returned by the next call */
     }
@@ -251,7 +251,7 @@ int do_fsyncdir(Request *request) {
         uint64_t fh;
         uint32_t flags;
     } in;
-    memcpy(&in, request->own, 12);
+    memcpy(&in, request->op_in, 12);
     Listing listing = {.request = request};
     int result = open_listing(request, in.fh, &listing);
     if (!result) {
@@ -268,7 +268,7 @@ int do_opendir(Request *request) {
     Core *core = request->core;
     Tables *t = core->tables;
     Place place;
-    Seen seen;
+    Stat st;
     char path[32];
     int fd = -1, error;
     if (!t->opens_directories)
@@ -280,29 +280,29 @@ int do_opendir(Request *request) {
         return result;
     snprintf(path, sizeof path, "/proc/self/fd/%d", place.fd->number);
     calls_begin(request);
-    error = look(place.fd->number, "", core->statx_flags, &seen);
+    error = stat_at(place.fd->number, "", core->statx_flags, &st);
     if (!error) {
-        Need need = by_mode(&seen);
-        Acting acting = acting_by(request, &need, 1);
-        while (acts(&acting, &error)) {
+        NeededCapability need = override_of_mode(&st);
+        CallerAttempts attempts = attempt_with_needs(request, &need, 1);
+        while (next_attempt(&attempts, &error)) {
             fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* "." would need search permission */
             error = fd < 0 ? errno : 0;
         }
     }
     if (!error && core->is_shared)
-        error = look(fd, "", core->statx_flags, &seen);
+        error = stat_at(fd, "", core->statx_flags, &st);
     if (error && fd >= 0)
         close(fd);
     calls_end(request);
-    mistake(request, place.node, error);
+    note_refusal(request, place.node, error);
     if (!error) {
-        bool is_kept = !core->is_shared || pages_are_right(t, place.node, &seen);
+        bool is_kept = !core->is_shared || are_pages_valid(t, place.node, &st);
         uint32_t flags = !is_outside(core, place.node) ? 0 : is_kept ? CACHE_DIR | KEEP_CACHE : CACHE_DIR;
         uint64_t fh = (uint64_t)fd;
         open_handle(t, place.node, fd, request->uid, O_RDONLY, NULL, -1);
-        memset(request->answer, 0, OPEN_BYTES);
-        put(request->answer, &fh, sizeof fh);
-        put(request->answer + 8, &flags, sizeof flags);
+        memset(request->reply_body, 0, OPEN_BYTES);
+        put(request->reply_body, &fh, sizeof fh);
+        put(request->reply_body + 8, &flags, sizeof flags);
     }
     close_place(&place);
     return error ? -error : OPEN_BYTES;

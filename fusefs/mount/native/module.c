@@ -11,12 +11,13 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     Core *self = (Core *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    if (!PyArg_ParseTupleAndKeywords(
-            args, keywords, "OOOw*w*y#(iiiiii)iippppppdKIy#y#", words, &self->calls, &self->mutex, &self->nodes,
-            &self->cells, &self->rests, &cell_of, &n_cell_of, &self->n_buckets, &self->first_bits, &self->n_failed,
-            &self->n_total, &self->n_max, &self->n_first_bucket, &self->mount_fd, &self->statx_flags,
-            &self->is_measured, &self->is_flushed, &self->shows_xattrs, &self->is_for_all, &self->hides_labels,
-            &self->hides_trash, &self->lifetime_s, &self->quick_ns, &self->nobody_gid, &at_rest, &n_at_rest, &no_capabilities, &n_none)) {
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOOw*w*y#(iiiiii)iippppppdKIy#y#", words, &self->calls,
+                                     &self->mutex, &self->nodes, &self->cells, &self->rests, &cell_of, &n_cell_of,
+                                     &self->n_buckets, &self->first_bits, &self->n_failed, &self->n_total, &self->n_max,
+                                     &self->n_first_bucket, &self->mount_fd, &self->statx_flags, &self->is_measured,
+                                     &self->is_flushed, &self->shows_xattrs, &self->is_for_all, &self->hides_labels,
+                                     &self->hides_trash, &self->lifetime_s, &self->quick_ns, &self->nobody_gid,
+                                     &at_rest, &n_at_rest, &no_capabilities, &n_none)) {
         self->calls = self->nodes = NULL, self->mutex = NULL; /* still borrowed: not to be freed */
         Py_DECREF(self);
         return NULL;
@@ -36,8 +37,8 @@ static PyObject *core_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     self->cell = self->cells.buf;
     self->tables = &((TablesObject *)self->nodes)->tables;
     self->root_dev = self->tables->root_dev, self->is_shared = self->tables->is_shared;
-    self->device = self->wake_fd = -1;
-    self->has_getxattrat = can_getxattrat(), self->acts_as_others = !geteuid();
+    self->device = self->watch_wake_fd = -1;
+    self->has_getxattrat = has_getxattrat_calls(), self->acts_as_others = !geteuid();
     ssize_t n_name = readlink("/proc/self/ns/user", self->user_namespace, sizeof self->user_namespace - 1);
     self->user_namespace[n_name > 0 ? n_name : 0] = 0;
     return (PyObject *)self;
@@ -55,14 +56,14 @@ static void core_free(Core *self) {
 
 static PyObject *core_connect(Core *self, PyObject *args) {
     PyObject *requests;
-    if (!PyArg_ParseTuple(args, "iiO", &self->device, &self->wake_fd, &requests))
+    if (!PyArg_ParseTuple(args, "iiO", &self->device, &self->watch_wake_fd, &requests))
         return NULL;
     Py_XDECREF(self->requests);
     self->requests = Py_NewRef(requests);
     Py_RETURN_NONE;
 }
 
-static PyObject *core_sleep(Core *self, PyObject *Py_UNUSED(nothing)) {
+static PyObject *core_note_watch_sleeps(Core *self, PyObject *Py_UNUSED(nothing)) {
     __atomic_store_n(&self->watch_sleeps, true, __ATOMIC_SEQ_CST);
     Py_RETURN_NONE;
 }
@@ -79,16 +80,21 @@ static PyObject *core_count(Core *self, PyObject *args) {
 
 static PyMethodDef core_methods[] = {
     {"connect", (PyCFunction)core_connect, METH_VARARGS,
-     "Answer requests: /dev/fuse, an eventfd that is written to when a request begins while the watch sleeps, and what "
-     "replies to the others."},
-    {"do", (PyCFunction)core_do, METH_VARARGS, "Do a whole request, without the tables' lock; the body of its reply.\n\nheld    an fd of what the request is about, which need not have the name any more\nRaises  OSError: its errno is the reply"},
-    {"hold", (PyCFunction)core_hold, METH_O, "An O_PATH fd of a node, or another of it; OSError ESTALE: it is not to be found any more."},
+     "Serve requests: /dev/fuse, an eventfd that is written to when a request begins while the watch sleeps, and the "
+     "FuseRequests that serves the other requests."},
+    {"do", (PyCFunction)core_do, METH_VARARGS,
+     "Serve a whole request, without the tables lock. Returns the body of its reply.\n\n"
+     "held    an fd of the inode that the request names, which may have lost that name\n"
+     "Raises  OSError: its errno is the reply"},
+    {"open_node", (PyCFunction)core_open_node, METH_O,
+     "Return an O_PATH fd of a node, or another fd of it. Raises  OSError: ESTALE: it can't be found any more"},
     {"count", (PyCFunction)core_count, METH_VARARGS, "Count a request that Python has replied to."},
-    {"sleep", (PyCFunction)core_sleep, METH_NOARGS, "Have `wake_fd` written to when a request begins."},
+    {"note_watch_sleeps", (PyCFunction)core_note_watch_sleeps, METH_NOARGS,
+     "Have the eventfd written to when a request begins."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot core_slots[] = {
-    {Py_tp_doc, "What does the requests of one mount, on the tables that the Python code works on."},
+    {Py_tp_doc, "The native core of one mount: serves its requests, on the same tables as the Python code."},
     {Py_tp_new, core_new},
     {Py_tp_dealloc, core_free},
     {Py_tp_methods, core_methods},
@@ -96,7 +102,7 @@ static PyType_Slot core_slots[] = {
 };
 static PyType_Spec core_spec = TYPE("Core", Core, true, core_slots);
 
-static PyObject *close_unused(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing)) {
+static PyObject *close_unused_fds(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing)) {
     end_uses();
     if (has_fds_to_close()) {
         PyThreadState *released = PyEval_SaveThread();
@@ -108,12 +114,12 @@ static PyObject *close_unused(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(n
 
 static PyObject *most_of(PyObject *Py_UNUSED(module), PyObject *n) {
     long long number = PyLong_AsLongLong(n);
-    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(most_of_one(number));
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(max_handles_of_user(number));
 }
 
 static PyMethodDef functions[] = {
-    {"most_of_one", most_of, METH_O, "How many handles of some number a lone user gets who is not root."},
-    {"close_unused", close_unused, METH_NOARGS,
+    {"max_handles_of_user", most_of, METH_O, "How many of n handles a single user gets, other than root."},
+    {"close_unused_fds", close_unused_fds, METH_NOARGS,
      "End the uses of fds by this thread's operation, and close those that nobody uses; without the tables' lock."},
     {NULL, NULL, 0, NULL},
 };

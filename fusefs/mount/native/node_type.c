@@ -89,18 +89,18 @@ static int time_from(PyObject *time, int64_t *seconds, uint32_t *ns) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-PyObject *attributes_object(const Seen *seen) {
+PyObject *attributes_object(const Stat *st) {
     PyObject *fields = PyTuple_New(14), *made = NULL;
     if (fields == NULL)
         return NULL;
-    const uint64_t numbers[] = {seen->dev, seen->ino,  seen->mode, seen->nlink,  seen->uid,
-                                seen->gid, seen->rdev, seen->size, seen->blocks, seen->blksize};
+    const uint64_t numbers[] = {st->dev, st->ino,  st->mode, st->nlink,  st->uid,
+                                st->gid, st->rdev, st->size, st->blocks, st->blksize};
     for (int at = 0; at < 10; at++)
         PyTuple_SetItem(fields, at, PyLong_FromUnsignedLongLong(numbers[at]));
-    PyTuple_SetItem(fields, 10, time_object(seen->atime_s, seen->atime_ns));
-    PyTuple_SetItem(fields, 11, time_object(seen->mtime_s, seen->mtime_ns));
-    PyTuple_SetItem(fields, 12, time_object(seen->ctime_s, seen->ctime_ns));
-    PyTuple_SetItem(fields, 13, PyLong_FromLongLong(seen->btime_ns));
+    PyTuple_SetItem(fields, 10, time_object(st->atime_s, st->atime_ns));
+    PyTuple_SetItem(fields, 11, time_object(st->mtime_s, st->mtime_ns));
+    PyTuple_SetItem(fields, 12, time_object(st->ctime_s, st->ctime_ns));
+    PyTuple_SetItem(fields, 13, PyLong_FromLongLong(st->btime_ns));
     PyObject *arguments = PyErr_Occurred() ? NULL : PyTuple_Pack(1, fields);
     if (arguments != NULL) {
         newfunc new_tuple = (newfunc)PyType_GetSlot(&PyTuple_Type, Py_tp_new);
@@ -112,8 +112,8 @@ PyObject *attributes_object(const Seen *seen) {
 }
 
 /* Convert Attributes. */
-int to_seen(PyObject *attributes, void *to) {
-    Seen *seen = to;
+int to_stat(PyObject *attributes, void *to) {
+    Stat *st = to;
     uint64_t values[14];
     if (!PyTuple_Check(attributes) || PyTuple_Size(attributes) != 14) {
         PyErr_SetString(PyExc_TypeError, "not Attributes");
@@ -121,17 +121,17 @@ int to_seen(PyObject *attributes, void *to) {
     }
     for (int at = 0; at < 14; at++)
         values[at] = PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(attributes, at));
-    memset(seen, 0, sizeof *seen);
-    seen->dev = values[0], seen->ino = values[1], seen->mode = (uint32_t)values[2];
-    seen->nlink = (uint32_t)values[3], seen->uid = (uint32_t)values[4], seen->gid = (uint32_t)values[5];
-    seen->rdev = values[6], seen->size = values[7], seen->blocks = values[8];
-    seen->blksize = (uint32_t)values[9];
-    int64_t *const seconds[] = {&seen->atime_s, &seen->mtime_s, &seen->ctime_s};
-    uint32_t *const ns[] = {&seen->atime_ns, &seen->mtime_ns, &seen->ctime_ns};
+    memset(st, 0, sizeof *st);
+    st->dev = values[0], st->ino = values[1], st->mode = (uint32_t)values[2];
+    st->nlink = (uint32_t)values[3], st->uid = (uint32_t)values[4], st->gid = (uint32_t)values[5];
+    st->rdev = values[6], st->size = values[7], st->blocks = values[8];
+    st->blksize = (uint32_t)values[9];
+    int64_t *const seconds[] = {&st->atime_s, &st->mtime_s, &st->ctime_s};
+    uint32_t *const ns[] = {&st->atime_ns, &st->mtime_ns, &st->ctime_ns};
     for (int at = 0; at < 3; at++)
         if (time_from(PyTuple_GetItem(attributes, 10 + at), seconds[at], ns[at]) < 0)
             return 0;
-    seen->btime_ns = (int64_t)values[13];
+    st->btime_ns = (int64_t)values[13];
     return !PyErr_Occurred();
 }
 
@@ -187,19 +187,19 @@ static PyObject *get_source(NodeObject *self, void *Py_UNUSED(which)) {
 
 static PyObject *get_parent(NodeObject *self, void *Py_UNUSED(which)) {
     WITH_TABLES();
-    return object_of(self->node->at.parent);
+    return object_of(self->node->found_at.parent);
 }
 
 static PyObject *get_name(NodeObject *self, void *Py_UNUSED(which)) {
     WITH_TABLES();
-    return PyBytes_FromString(self->node->at.name == NULL ? "" : self->node->at.name);
+    return PyBytes_FromString(self->node->found_at.name == NULL ? "" : self->node->found_at.name);
 }
 
-static PyObject *get_last(NodeObject *self, void *Py_UNUSED(which)) {
+static PyObject *get_final_stat(NodeObject *self, void *Py_UNUSED(which)) {
     WITH_TABLES();
-    if (self->node->last == NULL)
+    if (self->node->final_stat == NULL)
         Py_RETURN_NONE;
-    return attributes_object(self->node->last);
+    return attributes_object(self->node->final_stat);
 }
 
 /* An attribute for a field of the C structure: its name, its type in C, and READONLY or 0. */
@@ -208,24 +208,27 @@ static PyObject *get_last(NodeObject *self, void *Py_UNUSED(which)) {
      &(PyMemberDef){#name, type, offsetof(Node, name), is_read_only, NULL}}
 
 static PyGetSetDef node_getset[] = {
-    FIELD(nodeid, T_ULONGLONG, READONLY, "The number that the kernel knows it by."),
+    FIELD(nodeid, T_ULONGLONG, READONLY, "Its number in requests of the kernel."),
     FIELD(dev, T_ULONGLONG, READONLY, "Its device."),
     FIELD(ino, T_ULONGLONG, READONLY, "Its inode number."),
     FIELD(btime_ns, T_LONGLONG, READONLY, "Its birth time; 0: unknown."),
     FIELD(nlookup, T_ULONGLONG, 0, "References that the kernel holds."),
     FIELD(n_open, T_UINT, 0, "Open handles."),
     FIELD(is_directory, T_BOOL, READONLY, "Whether it is a directory."),
-    FIELD(is_told, T_BOOL, 0, "Whether the kernel was sent its attributes since they were made void, or is to be."),
-    FIELD(is_lasting, T_BOOL, 0, "Whether the kernel was sent attributes of this directory that it believes for long."),
-    FIELD(is_case_sensitive, T_BOOL, 0, "Whether letter case matters in this directory, as far as that is known."),
-    FIELD(told_until_s, T_DOUBLE, 0, "Until when the kernel may cache its name and attributes; 0: unknown, or not."),
+    FIELD(was_sent, T_BOOL, 0, "Whether the kernel was sent its attributes since their last invalidation."),
+    FIELD(has_long_timeout, T_BOOL, 0, "Whether the kernel was sent attributes of this directory with a long timeout."),
+    FIELD(is_case_sensitive, T_BOOL, 0, "Whether letter case matters in this directory, unless unknown."),
+    FIELD(cached_until_s, T_DOUBLE, 0, "Until when the kernel may cache its name and attributes; 0: unknown, or not."),
     FIELD(changed_s, T_DOUBLE, 0, "When a name in it was changed; 0: never."),
-    {"is_unsteady", (getter)get_is_unsteady, NULL, "Whether the kernel may write to it: its attributes are unknown.", NULL},
-    {"is_passed", (getter)get_is_passed, NULL, "Whether the kernel may read or write it: attributes are not cached.", NULL},
-    {"source", (getter)get_source, NULL, "Which incarnation it is: a SourceKey.", NULL},
-    {"parent", (getter)get_parent, NULL, "The directory where it was found last; None: no name is known.", NULL},
+    {"is_unsteady", (getter)get_is_unsteady, NULL, "Whether the kernel may write to it: its attributes are unknown.",
+     NULL},
+    {"is_passed", (getter)get_is_passed, NULL, "Whether the kernel may read or write it: attributes are not cached.",
+     NULL},
+    {"source", (getter)get_source, NULL, "Its SourceKey, which identifies the incarnation.", NULL},
+    {"parent", (getter)get_parent, NULL, "The directory of its newest known name; None: it has no name.", NULL},
     {"name", (getter)get_name, NULL, "Its name there.", NULL},
-    {"last", (getter)get_last, NULL, "Its attributes when its last link went and it was not open; else None.", NULL},
+    {"final_stat", (getter)get_final_stat, NULL,
+     "Its attributes when its last link was removed while it was not open; else None.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot node_slots[] = {
@@ -295,15 +298,16 @@ PyObject *fd_object(Fd *fd) {
 static PyType_Slot fd_use_slots[] = {{Py_tp_doc, "A use of an fd."}, {Py_tp_dealloc, fd_use_free}, {0, NULL}};
 PyType_Spec fd_use_spec = TYPE("FdUse", FdUse, false, fd_use_slots);
 
-static PyObject *imported(const char *module, const char *name) {
-    PyObject *found = PyImport_ImportModule(module), *value = found == NULL ? NULL : PyObject_GetAttrString(found, name);
+static PyObject *import_attribute(const char *module, const char *name) {
+    PyObject *found = PyImport_ImportModule(module),
+             *value = found == NULL ? NULL : PyObject_GetAttrString(found, name);
     Py_XDECREF(found);
     return value;
 }
 
 /* Import Python types that the conversions return. Returns 0, or -1 and sets an exception. */
 int import_types(void) {
-    attributes_type = imported("fusefs.core.metadata_cache", "Attributes");
-    fd_type = attributes_type == NULL ? NULL : imported("fusefs.linux.fd", "CountedFd");
+    attributes_type = import_attribute("fusefs.core.metadata_cache", "Attributes");
+    fd_type = attributes_type == NULL ? NULL : import_attribute("fusefs.linux.fd", "CountedFd");
     return fd_type == NULL ? -1 : 0;
 }

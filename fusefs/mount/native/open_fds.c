@@ -12,7 +12,7 @@ static const unsigned long BACKING_CLOSE = 0x4004E502; /* FUSE_DEV_IOC_BACKING_C
 enum { FOR_EXECUTION = 0x20, DIRECTORIES_MIN = 16 };
 
 _Thread_local bool holds_tables; /* this Python thread holds the tables lock */
-static _Thread_local Fd *to_close;
+static _Thread_local Fd *fds_to_close;
 
 /* Make a counted fd, or the counted backing id of a file that is passed through. */
 Fd *fd_new(int number, int device, int backing_id) {
@@ -29,15 +29,15 @@ Fd *fd_take(Fd *fd) {
 void fd_put(Fd *fd) {
     if (fd == NULL || __atomic_sub_fetch(&fd->n_uses, 1, __ATOMIC_ACQ_REL))
         return;
-    fd->next = to_close;
-    to_close = fd;
+    fd->next = fds_to_close;
+    fds_to_close = fd;
 }
 
-bool has_fds_to_close(void) { return to_close != NULL; }
+bool has_fds_to_close(void) { return fds_to_close != NULL; }
 
 void close_fds(void) {
-    for (Fd *fd; (fd = to_close) != NULL; free(fd)) {
-        to_close = fd->next;
+    for (Fd *fd; (fd = fds_to_close) != NULL; free(fd)) {
+        fds_to_close = fd->next;
         if (fd->backing_id)
             ioctl(fd->device, BACKING_CLOSE, &fd->backing_id);
         else
@@ -108,7 +108,7 @@ Fd *keep_directory_fd(Tables *t, Node *node, int number) {
  * one eight ninths of the remainder, and so on. Handles can't be taken back, so the user with the most is refused
  * early. */
 
-enum { RATIO = 8, KEPT_PART = 8, ROOTS_PART = 32, N_FIRST = 16 };
+enum { RATIO = 8, RESERVED_PART = 8, ROOTS_PART = 32, N_FIRST = 16 };
 
 static Share *share_of(const Tables *t, uint32_t uid) {
     for (uint32_t at = 0; at < t->n_shares; at++)
@@ -126,7 +126,7 @@ void add_to_share(Tables *t, uint32_t uid, int64_t n) {
         *share = (Share){.uid = uid};
     }
     share->n += n;
-    t->n_given += n;
+    t->n_share_handles += n;
     if (!share->n)
         *share = t->shares[--t->n_shares];
 }
@@ -134,20 +134,20 @@ void add_to_share(Tables *t, uint32_t uid, int64_t n) {
 /* Return whether a user may have one more handle. */
 static bool may_open(const Tables *t, uint32_t uid) {
     const Share *share = share_of(t, uid);
-    int64_t left = t->n_handles_max - t->n_given, has = share == NULL ? 0 : share->n, n_first = N_FIRST;
+    int64_t n_free = t->n_handles_max - t->n_share_handles, has = share == NULL ? 0 : share->n, n_first = N_FIRST;
     int64_t n_roots = t->n_handles_max / ROOTS_PART;
     if (!t->is_for_all)
-        return left > 0;
+        return n_free > 0;
     if (uid)
-        left -= n_roots;
+        n_free -= n_roots;
     else if (n_first < n_roots)
         n_first = n_roots;
-    return has < n_first ? left > 0 : has < RATIO * (left - t->n_handles_max / KEPT_PART);
+    return has < n_first ? n_free > 0 : has < RATIO * (n_free - t->n_handles_max / RESERVED_PART);
 }
 
-/* Return how many of n handles a single user gets who is not root. */
-int64_t most_of_one(int64_t n) {
-    int64_t most = (n - n / ROOTS_PART - n / KEPT_PART) * RATIO / (RATIO + 1);
+/* Return how many of n handles a single user gets, other than root. */
+int64_t max_handles_of_user(int64_t n) {
+    int64_t most = (n - n / ROOTS_PART - n / RESERVED_PART) * RATIO / (RATIO + 1);
     return most > N_FIRST ? most : N_FIRST;
 }
 
@@ -173,7 +173,7 @@ Handle *handle_of_number(const Tables *t, uint64_t fh) { return fh < t->n_slots 
 void open_handle(Tables *t, Node *node, int number, uint32_t uid, uint32_t flags, Fd *backing, int64_t writer) {
     uint32_t access = flags & O_ACCMODE;
     if (!node->n_open)
-        node->backing = backing, node->writer = writer;
+        node->backing = backing, node->writer_uid = writer;
     else
         fd_put(backing);
     if ((uint32_t)number >= t->n_slots) {
@@ -190,16 +190,16 @@ void open_handle(Tables *t, Node *node, int number, uint32_t uid, uint32_t flags
     };
     node->handles = t->handles[number] = handle;
     node->n_open++;
-    free(node->last); /* its last link was removed while it was being opened */
-    node->last = NULL;
+    free(node->final_stat); /* its last link was removed while it was being opened */
+    node->final_stat = NULL;
     if (handle->writes)
-        node->told_until_s = 0; /* the kernel drops cached attributes of a file that it writes */
+        node->cached_until_s = 0; /* the kernel drops cached attributes of a file that it writes */
     if (handle->is_passed && handle->writes)
         node->n_passing_writers++;
     if (handle->is_passed && handle->may_map && !node->is_mapped) {
         node->is_mapped = !t->is_shared;
         if (!(flags & O_CREAT)) /* the kernel itself does not notice writes to mapped memory */
-            notify_attributes(t, node);
+            notify_inval_inode(t, node);
     }
     t->n_handles++;
     add_to_share(t, uid, 1);

@@ -1,4 +1,4 @@
-/* Prefetching: threads look up many names of a slow filesystem at a time, without Python. A directory that hangs leaves
+/* Prefetching: threads stat many names of a slow filesystem at a time, without Python. A directory that hangs leaves
  * threads for the others. Threads end when there is nothing to do. */
 #include "core.h"
 
@@ -10,9 +10,9 @@
 enum {
     N_WAITING_MAX = 1 << 14,
     STACK_BYTES = 1 << 18,
-    REST_S = 10, /* how long a thread waits for another lookup */
-    N_MANY = 32, /* results that are reported to Python at once */
-    GLANCE_MS = 1, /* for so long fewer results are gathered */
+    IDLE_S = 10,            /* how long a thread waits for another lookup */
+    N_RESULTS_TO_WAKE = 32, /* results that are reported to Python at once */
+    GATHER_MS = 1,          /* for so long fewer results are gathered */
     VALUE_BYTES = 4096,
     N_XATTRS = 5,
 };
@@ -28,15 +28,15 @@ typedef struct Lookup {
     PyObject *batch, *object; /* for Python: the batch, and the name */
     const char *name;
     Fd *dir_fd; /* one reference */
-    bool has_handle; /* the file handle is fetched, too */
+    bool wants_handle;  /* the file handle is fetched, too */
     uint32_t xattrs[2]; /* of a file, and of a directory: a bit for each */
     int error;
-    Seen seen;
+    Stat st;
     struct {
         bool is_there;
         int n; /* size of the value, or a negative errno */
         char *value;
-    } answers[N_XATTRS];
+    } xattr_results[N_XATTRS];
 } Lookup;
 
 /* Lookups of one listing, and a limit of how many are under way at a time. */
@@ -70,25 +70,25 @@ static void get_xattr(Lookup *lookup, int fd, int number) {
     ssize_t n = number ? getxattr(path, XATTRS[number], value, sizeof value) : listxattr(path, value, sizeof value);
     if (n < 0 && errno == ERANGE)
         return; /* a request for it gets it */
-    lookup->answers[number].is_there = true;
-    lookup->answers[number].n = n < 0 ? -errno : (int)n;
+    lookup->xattr_results[number].is_there = true;
+    lookup->xattr_results[number].n = n < 0 ? -errno : (int)n;
     if (n > 0)
-        lookup->answers[number].value = memcpy(allocate(NULL, (size_t)n), value, (size_t)n);
+        lookup->xattr_results[number].value = memcpy(allocate(NULL, (size_t)n), value, (size_t)n);
 }
 
-static void look_up(Lookup *lookup) {
-    Seen *seen = &lookup->seen;
-    if (!lookup->has_handle && !lookup->xattrs[0] && !lookup->xattrs[1]) {
-        lookup->error = look(lookup->dir_fd->number, lookup->name, 0, seen);
+static void run_lookup(Lookup *lookup) {
+    Stat *st = &lookup->st;
+    if (!lookup->wants_handle && !lookup->xattrs[0] && !lookup->xattrs[1]) {
+        lookup->error = stat_at(lookup->dir_fd->number, lookup->name, 0, st);
         return;
     }
     int fd = openat(lookup->dir_fd->number, lookup->name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    lookup->error = fd < 0 ? errno : look(fd, "", 0, seen);
-    if (!lookup->error && lookup->has_handle)
-        lookup->error = handle_of(fd, "", AT_EMPTY_PATH, seen);
-    if (!lookup->error && (S_ISREG(seen->mode) || S_ISDIR(seen->mode)))
+    lookup->error = fd < 0 ? errno : stat_at(fd, "", 0, st);
+    if (!lookup->error && lookup->wants_handle)
+        lookup->error = fetch_file_handle(fd, "", AT_EMPTY_PATH, st);
+    if (!lookup->error && (S_ISREG(st->mode) || S_ISDIR(st->mode)))
         for (int number = 0; number < N_XATTRS; number++)
-            if (lookup->xattrs[S_ISDIR(seen->mode)] & 1u << number)
+            if (lookup->xattrs[S_ISDIR(st->mode)] & 1u << number)
                 get_xattr(lookup, fd, number);
     if (fd >= 0)
         close(fd);
@@ -117,7 +117,7 @@ static void end_lookup(Pool *pool, Lookup *lookup) {
     *pool->last = lookup;
     pool->last = &lookup->next;
     queue->n_running--, pool->n_running--, pool->n_results++;
-    if (pool->n_results == 1 || pool->n_results == N_MANY || !pool->n_running)
+    if (pool->n_results == 1 || pool->n_results == N_RESULTS_TO_WAKE || !pool->n_running)
         pthread_cond_signal(&pool->has_results);
     if (queue->waiting == NULL && !queue->n_running) {
         Queue **at = &pool->queues;
@@ -130,31 +130,31 @@ static void end_lookup(Pool *pool, Lookup *lookup) {
 
 static bool begin_thread(Pool *pool);
 
-static void *work(void *argument) {
+static void *run_lookups(void *argument) {
     Pool *pool = argument;
     cpu_set_t any;
     memset(&any, 0xFF, sizeof any);
     sched_setaffinity(0, sizeof any, &any); /* the thread that started this one may be pinned to a core */
     pthread_mutex_lock(&pool->mutex);
-    for (bool has_rested = false; !pool->has_ended;) {
+    for (bool has_timed_out = false; !pool->has_ended;) {
         Queue *queue = next_queue(pool);
-        if (queue == NULL && has_rested)
+        if (queue == NULL && has_timed_out)
             break;
         if (queue == NULL) {
             struct timespec end;
             clock_gettime(CLOCK_MONOTONIC, &end);
-            end.tv_sec += REST_S;
+            end.tv_sec += IDLE_S;
             pool->n_idle++;
-            has_rested = pthread_cond_timedwait(&pool->has_work, &pool->mutex, &end) == ETIMEDOUT;
+            has_timed_out = pthread_cond_timedwait(&pool->has_work, &pool->mutex, &end) == ETIMEDOUT;
             pool->n_idle--;
             continue;
         }
-        has_rested = false;
+        has_timed_out = false;
         Lookup *lookup = begin_lookup(pool, queue);
         if (!pool->n_idle && next_queue(pool) != NULL)
             begin_thread(pool);
         pthread_mutex_unlock(&pool->mutex);
-        look_up(lookup);
+        run_lookup(lookup);
         pthread_mutex_lock(&pool->mutex);
         end_lookup(pool, lookup);
     }
@@ -175,7 +175,7 @@ static bool begin_thread(Pool *pool) {
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (!pthread_create(&thread, &attributes, work, pool))
+    if (!pthread_create(&thread, &attributes, run_lookups, pool))
         pool->n_threads++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
@@ -184,42 +184,43 @@ static bool begin_thread(Pool *pool) {
 
 /* For Python. */
 
-PyDoc_STRVAR(add_doc, "Look up names of a directory.\n\n"
+PyDoc_STRVAR(add_doc, "Queue lookups of names in a directory.\n\n"
                       "batch        is returned with each result\n"
-                      "fd           of the directory; ours from now on, whatever happens\n"
-                      "xattrs       those to get of files, and of directories: a bit for each\n"
+                      "fd           of the directory; the prefetcher closes it in any case\n"
+                      "xattrs       attributes to get of files, and of directories: a bit for each\n"
                       "has_handles  file handles are fetched, too\n"
-                      "queue        a number: of the same one n_at_a_time are looked up at a time\n"
-                      "Returns      False: too many wait already, or no thread can be had");
+                      "queue        a number: at most n_at_a_time lookups with this number run at a time\n"
+                      "Returns      False: too many lookups are waiting, or no thread could be started");
 
 static PyObject *prefetcher_add(Prefetcher *self, PyObject *args) {
     Pool *pool = self->pool;
-    Lookup made = {0};
+    Lookup template = {0};
     PyObject *names;
     int fd, has_handles;
     unsigned n_at_a_time;
     unsigned long long number;
-    if (!PyArg_ParseTuple(args, "OiO!(II)pKI", &made.batch, &fd, &PyList_Type, &names, &made.xattrs[0], &made.xattrs[1],
-                          &has_handles, &number, &n_at_a_time))
+    if (!PyArg_ParseTuple(args, "OiO!(II)pKI", &template.batch, &fd, &PyList_Type, &names, &template.xattrs[0],
+                          &template.xattrs[1], &has_handles, &number, &n_at_a_time))
         return NULL;
     Py_ssize_t n = PyList_Size(names);
-    made.has_handle = has_handles;
-    made.dir_fd = fd_new(fd, -1, 0);
+    template.wants_handle = has_handles;
+    template.dir_fd = fd_new(fd, -1, 0);
     pthread_mutex_lock(&pool->mutex);
-    bool is_taken = !pool->has_ended && pool->n_waiting + n <= N_WAITING_MAX && (pool->n_idle || begin_thread(pool));
-    if (is_taken && n) {
+    bool is_accepted = !pool->has_ended && pool->n_waiting + n <= N_WAITING_MAX && (pool->n_idle || begin_thread(pool));
+    if (is_accepted && n) {
         Queue *queue = pool->queues;
         while (queue != NULL && queue->number != number)
             queue = queue->next;
         if (queue == NULL) {
             queue = allocate(NULL, sizeof *queue);
-            *queue = (Queue){.next = pool->queues, .number = number, .last = &queue->waiting, .n_running_max = n_at_a_time};
+            *queue = (Queue){
+                .next = pool->queues, .number = number, .last = &queue->waiting, .n_running_max = n_at_a_time};
             pool->queues = queue;
         }
-        made.queue = queue;
+        template.queue = queue;
         for (Py_ssize_t at = 0; at < n; at++) {
             Lookup *lookup = allocate(NULL, sizeof *lookup);
-            *lookup = made;
+            *lookup = template;
             Py_INCREF(lookup->batch);
             lookup->object = Py_NewRef(PyList_GetItem(names, at));
             lookup->name = PyBytes_AsString(lookup->object);
@@ -231,39 +232,40 @@ static PyObject *prefetcher_add(Prefetcher *self, PyObject *args) {
         pool->n_waiting += (uint32_t)n;
     }
     pthread_mutex_unlock(&pool->mutex);
-    fd_put(made.dir_fd);
-    return PyBool_FromLong(is_taken);
+    fd_put(template.dir_fd);
+    return PyBool_FromLong(is_accepted);
 }
 
-/* Return the result of a lookup, as SeenByName; None if it failed. */
-static PyObject *found_object(const Lookup *lookup) {
+/* Return the result of a lookup, as LookupResult; None if it failed. */
+static PyObject *result_object(const Lookup *lookup) {
     if (lookup->error)
         Py_RETURN_NONE;
-    const Seen *seen = &lookup->seen;
-    PyObject *answers = PyDict_New();
-    for (int number = 0; answers != NULL && number < N_XATTRS; number++) {
-        int n = lookup->answers[number].n;
-        if (!lookup->answers[number].is_there)
+    const Stat *st = &lookup->st;
+    PyObject *xattr_values = PyDict_New();
+    for (int number = 0; xattr_values != NULL && number < N_XATTRS; number++) {
+        int n = lookup->xattr_results[number].n;
+        if (!lookup->xattr_results[number].is_there)
             continue;
         PyObject *name = PyBytes_FromString(XATTRS[number]);
-        PyObject *value = n < 0 ? PyLong_FromLong(-n) : PyBytes_FromStringAndSize(lookup->answers[number].value, n);
-        if (name == NULL || value == NULL || PyDict_SetItem(answers, name, value) < 0)
-            Py_CLEAR(answers);
+        PyObject *value = n < 0 ? PyLong_FromLong(-n)
+                                : PyBytes_FromStringAndSize(lookup->xattr_results[number].value, n);
+        if (name == NULL || value == NULL || PyDict_SetItem(xattr_values, name, value) < 0)
+            Py_CLEAR(xattr_values);
         Py_XDECREF(name);
         Py_XDECREF(value);
     }
-    Py_ssize_t n_handle = seen->handle.n_bytes ? 2 * (Py_ssize_t)sizeof(uint32_t) + seen->handle.n_bytes : 0;
-    PyObject *attributes = answers == NULL ? NULL : attributes_object(seen);
+    Py_ssize_t n_handle = st->handle.n_bytes ? 2 * (Py_ssize_t)sizeof(uint32_t) + st->handle.n_bytes : 0;
+    PyObject *attributes = xattr_values == NULL ? NULL : attributes_object(st);
     if (attributes == NULL) {
-        Py_XDECREF(answers);
+        Py_XDECREF(xattr_values);
         return NULL;
     }
-    return Py_BuildValue("Ny#N", attributes, (const char *)&seen->handle, n_handle, answers);
+    return Py_BuildValue("Ny#N", attributes, (const char *)&st->handle, n_handle, xattr_values);
 }
 
 static void free_lookup(Lookup *lookup) {
     for (int number = 0; number < N_XATTRS; number++)
-        free(lookup->answers[number].value);
+        free(lookup->xattr_results[number].value);
     fd_put(lookup->dir_fd);
     Py_DECREF(lookup->batch);
     Py_DECREF(lookup->object);
@@ -278,9 +280,9 @@ static PyObject *prefetcher_results(Prefetcher *self, PyObject *Py_UNUSED(nothin
     while (!pool->n_results && !pool->has_ended)
         pthread_cond_wait(&pool->has_results, &pool->mutex);
     clock_gettime(CLOCK_MONOTONIC, &end);
-    end.tv_nsec += GLANCE_MS * 1000000;
+    end.tv_nsec += GATHER_MS * 1000000;
     end.tv_sec += end.tv_nsec / 1000000000, end.tv_nsec %= 1000000000;
-    while (pool->n_results < N_MANY && pool->n_running && !pool->has_ended &&
+    while (pool->n_results < N_RESULTS_TO_WAKE && pool->n_running && !pool->has_ended &&
            pthread_cond_timedwait(&pool->has_results, &pool->mutex, &end) != ETIMEDOUT) {
     }
     Lookup *results = pool->results;
@@ -290,7 +292,7 @@ static PyObject *prefetcher_results(Prefetcher *self, PyObject *Py_UNUSED(nothin
     PyObject *list = PyList_New(0);
     for (Lookup *lookup; (lookup = results) != NULL; free_lookup(lookup)) {
         results = lookup->next;
-        PyObject *found = list == NULL ? NULL : found_object(lookup);
+        PyObject *found = list == NULL ? NULL : result_object(lookup);
         PyObject *item = found == NULL ? NULL : Py_BuildValue("OON", lookup->batch, lookup->object, found);
         if (item == NULL || PyList_Append(list, item) < 0)
             Py_CLEAR(list);
@@ -337,12 +339,13 @@ static void prefetcher_free(Prefetcher *self) {
 
 static PyMethodDef prefetcher_methods[] = {
     {"add", (PyCFunction)prefetcher_add, METH_VARARGS, add_doc},
-    {"results", (PyCFunction)prefetcher_results, METH_NOARGS, "Wait for results: batch, name, and what it is. None: it has ended."},
-    {"end", (PyCFunction)prefetcher_end, METH_NOARGS, "Begin no lookup any more."},
+    {"results", (PyCFunction)prefetcher_results, METH_NOARGS,
+     "Wait for results: batch, name, and its LookupResult. None: the lookup failed."},
+    {"end", (PyCFunction)prefetcher_end, METH_NOARGS, "Start no more lookups."},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot prefetcher_slots[] = {
-    {Py_tp_doc, "Looks up many names of a slow filesystem at a time, by so many threads at most."},
+    {Py_tp_doc, "Makes lookups of many names of a slow filesystem at a time, by at most n_threads_max threads."},
     {Py_tp_new, prefetcher_new},
     {Py_tp_dealloc, prefetcher_free},
     {Py_tp_methods, prefetcher_methods},

@@ -7,11 +7,11 @@ static PyObject *tables_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     unsigned n_fds = 0;
     long long n_handles = 0, racy_ns = 0;
     Source source;
-    Seen seen;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&O&|$iILppL", words, to_source, &source, to_seen, &seen,
-                                     &root_fd, &n_fds, &n_handles, &is_for_all, &is_shared, &racy_ns))
+    Stat st;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&O&|$iILppL", words, to_source, &source, to_stat, &st, &root_fd,
+                                     &n_fds, &n_handles, &is_for_all, &is_shared, &racy_ns))
         return NULL;
-    source.ino = seen.ino, source.btime_ns = seen.btime_ns;
+    source.ino = st.ino, source.btime_ns = st.btime_ns;
     TablesObject *self = (TablesObject *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
@@ -81,20 +81,20 @@ static PyObject *tables_find(TablesObject *self, PyObject *key) {
 static PyObject *tables_learn(TablesObject *self, PyObject *args) {
     const char *name;
     Source source;
-    Seen seen;
+    Stat st;
     Node *parent;
-    if (!PyArg_ParseTuple(args, "O&O&O&y", to_source, &source, to_seen, &seen, to_node, &parent, &name))
+    if (!PyArg_ParseTuple(args, "O&O&O&y", to_source, &source, to_stat, &st, to_node, &parent, &name))
         return NULL;
-    source.ino = seen.ino, source.btime_ns = seen.btime_ns;
-    return object_of(learn_node(&self->tables, &source, S_ISDIR(seen.mode), seen.nlink > 1, parent, name));
+    source.ino = st.ino, source.btime_ns = st.btime_ns;
+    return object_of(learn_node(&self->tables, &source, S_ISDIR(st.mode), st.nlink > 1, parent, name));
 }
 
-static PyObject *tables_take_away(TablesObject *self, PyObject *args) {
+static PyObject *tables_forget_name(TablesObject *self, PyObject *args) {
     Node *node, *parent;
     const char *name;
     if (!PyArg_ParseTuple(args, "O&O&y", to_node, &node, to_node, &parent, &name))
         return NULL;
-    take_away_name(&self->tables, node, parent, name);
+    forget_name(&self->tables, node, parent, name);
     return none();
 }
 
@@ -109,14 +109,14 @@ static PyObject *tables_move(TablesObject *self, PyObject *args) {
 
 static PyObject *tables_detach(TablesObject *self, PyObject *args) {
     Node *node;
-    Seen seen;
-    if (!PyArg_ParseTuple(args, "O&O&", to_node, &node, to_seen, &seen))
+    Stat st;
+    if (!PyArg_ParseTuple(args, "O&O&", to_node, &node, to_stat, &st))
         return NULL;
-    detach_node(&self->tables, node, &seen);
+    detach_node(&self->tables, node, &st);
     return none();
 }
 
-static PyObject *tables_keep_fd(TablesObject *Py_UNUSED(self), PyObject *args) {
+static PyObject *tables_set_kept_fd(TablesObject *Py_UNUSED(self), PyObject *args) {
     int number;
     Node *node;
     if (!PyArg_ParseTuple(args, "O&i", to_node, &node, &number))
@@ -125,8 +125,8 @@ static PyObject *tables_keep_fd(TablesObject *Py_UNUSED(self), PyObject *args) {
     return none();
 }
 
-static PyObject *tables_renew_all(TablesObject *self, PyObject *Py_UNUSED(nothing)) {
-    renew_lasting(&self->tables, OUTSIDE);
+static PyObject *tables_invalidate_all(TablesObject *self, PyObject *Py_UNUSED(nothing)) {
+    invalidate_zone(&self->tables, OUTSIDE);
     return none();
 }
 
@@ -143,7 +143,7 @@ NODE_METHOD(change_ends, (change_ends(t, node), none()))
 NODE_METHOD(directory_fd, fd_object(directory_fd(t, node)))
 NODE_METHOD(drop_directory_fd, (drop_directory_fd(t, node), none()))
 NODE_METHOD(drop_unused, PyBool_FromLong(drop_unused(t, node)))
-NODE_METHOD(renumber, (renumber(t, node), PyBool_FromLong(!lacks_its_number(t, node))))
+NODE_METHOD(renumber, (renumber(t, node), PyBool_FromLong(!may_get_own_number(t, node))))
 NODE_METHOD(zone_of, PyLong_FromLong(zone_of(t, node)))
 
 /* Handles. */
@@ -190,7 +190,7 @@ static PyObject *tables_appends(TablesObject *self, PyObject *fh) {
     return handle == NULL ? NULL : PyBool_FromLong(handle->appends);
 }
 
-static PyObject *tables_runs_no_more(TablesObject *self, PyObject *fh) {
+static PyObject *tables_mark_not_executed(TablesObject *self, PyObject *fh) {
     Handle *handle = handle_from(self, fh);
     if (handle == NULL)
         PyErr_Clear(); /* a handle of a directory that was not opened */
@@ -201,7 +201,7 @@ static PyObject *tables_runs_no_more(TablesObject *self, PyObject *fh) {
 
 static PyObject *tables_drop_backing(TablesObject *self, PyObject *Py_UNUSED(nothing)) {
     Tables *t = &self->tables;
-    t->passes = false;
+    t->passes_through = false;
     for (uint32_t fh = 0; fh < t->n_slots; fh++)
         if (t->handles[fh] != NULL) {
             fd_put(t->handles[fh]->node->backing);
@@ -215,48 +215,48 @@ static PyObject *tables_close(TablesObject *self, PyObject *Py_UNUSED(nothing)) 
     return none();
 }
 
-static PyObject *tables_wait_at(TablesObject *self, PyObject *names) {
+static PyObject *tables_set_blocking_names(TablesObject *self, PyObject *names) {
     char *bytes;
     Py_ssize_t n;
     if (PyBytes_AsStringAndSize(names, &bytes, &n) < 0)
         return NULL;
     Tables *t = &self->tables;
-    free(t->waiting);
-    t->waiting = memcpy(allocate(NULL, (size_t)n + 1), bytes, (size_t)n);
+    free(t->blocking_names);
+    t->blocking_names = memcpy(allocate(NULL, (size_t)n + 1), bytes, (size_t)n);
     return none();
 }
 
-static PyObject *tables_retry(TablesObject *self, PyObject *args) {
+static PyObject *tables_set_retrying(TablesObject *self, PyObject *args) {
     unsigned pid;
     int is_one;
     if (!PyArg_ParseTuple(args, "Ip", &pid, &is_one))
         return NULL;
     Tables *t = &self->tables;
     uint32_t at = 0;
-    while (at < t->n_retries && t->retries[at] != pid)
+    while (at < t->n_retrying && t->retrying_pids[at] != pid)
         at++;
-    if (is_one && at == t->n_retries && at < N_RETRIES_MAX)
-        t->retries[t->n_retries++] = pid;
-    else if (!is_one && at < t->n_retries)
-        t->retries[at] = t->retries[--t->n_retries];
+    if (is_one && at == t->n_retrying && at < N_RETRIES_MAX)
+        t->retrying_pids[t->n_retrying++] = pid;
+    else if (!is_one && at < t->n_retrying)
+        t->retrying_pids[at] = t->retrying_pids[--t->n_retrying];
     return none();
 }
 
 #define FIELD(name, type, is_read_only, text) {#name, type, offsetof(TablesObject, tables.name), is_read_only, text}
 
 static PyMemberDef tables_members[] = {
-    FIELD(n_zoned, T_ULONGLONG, READONLY, "Names that were looked at to find where nodes lie, since the beginning."),
+    FIELD(n_zoned, T_ULONGLONG, READONLY, "Names that were checked to determine zones, since the start."),
     FIELD(n_directories, T_UINT, READONLY, "Directories with an fd, but for the root."),
     FIELD(n_handles, T_UINT, READONLY, "Handles with an fd."),
-    FIELD(device, T_INT, 0, "/dev/fuse, which stays its owner's; -1: not yet."),
-    FIELD(hides_root, T_BOOL, 0, "Whether no node is ROOT."),
-    FIELD(passes, T_BOOL, 0, "Whether what is opened is passed through, if it can be."),
-    FIELD(is_caching, T_BOOL, 0, "Whether anything is cached of a slow filesystem, or being fetched."),
-    FIELD(is_case_sensitive, T_BOOL, 0, "Whether letter case matters in the root's filesystem, as far as is known."),
-    FIELD(opens_directories, T_BOOL, 0, "Whether the kernel has to ask for that: it does not do it itself."),
-    FIELD(lists_all, T_BOOL, 0, "Whether no entry of a listing may be sent by its name alone."),
-    FIELD(is_trash_renewed, T_BOOL, 0, "Whether nothing lasts that the kernel was sent of directories before they were "
-                                       "moved to where a reaper takes from."),
+    FIELD(device, T_INT, 0, "/dev/fuse, which its owner closes; -1: not yet set."),
+    FIELD(hides_root, T_BOOL, 0, "Whether no node has the nodeid ROOT."),
+    FIELD(passes_through, T_BOOL, 0, "Whether files are passed through when opened, if possible."),
+    FIELD(is_caching, T_BOOL, 0, "Whether entries of a slow filesystem are cached, or being fetched."),
+    FIELD(is_case_sensitive, T_BOOL, 0, "Whether letter case matters in the root's filesystem, unless unknown."),
+    FIELD(opens_directories, T_BOOL, 0, "Whether the kernel sends OPENDIR; else it opens directories itself."),
+    FIELD(lists_with_attributes, T_BOOL, 0, "Whether every entry of a listing is sent with attributes."),
+    FIELD(is_trash_renewed, T_BOOL, 0, "Whether no directory moved to TRASH has attributes with a long timeout that "
+                                       "the kernel was sent before."),
     {NULL, 0, 0, 0, NULL},
 };
 static PyGetSetDef tables_getset[] = {
@@ -268,34 +268,34 @@ static PyGetSetDef tables_getset[] = {
 
 static PyMethodDef tables_methods[] = {
     METHOD(change_begins, METH_O, "A change of a node, or of a name in it, is under way."),
-    METHOD(change_ends, METH_O, "It is made: what was seen of the node before is not to be believed."),
-    METHOD(wait_at, METH_O, "Names of mount points where a look may have to wait, each ended by a NUL."),
-    METHOD(retry, METH_VARARGS, "A thread of a client's was sent ESTALE just now, or no more."),
+    METHOD(change_ends, METH_O, "The change has ended: attributes that were read of the node before are outdated."),
+    METHOD(set_blocking_names, METH_O, "Names of mount points where a stat may block, each ended by a NUL."),
+    METHOD(set_retrying, METH_VARARGS, "A client's thread was sent ESTALE just now; False: it retries no more."),
     METHOD(directory_fd, METH_O, "The O_PATH fd of a directory; None: it is not open."),
-    METHOD(drop_directory_fd, METH_O, "A directory is not to be held open."),
-    METHOD(keep_fd, METH_VARARGS, "A node is reached by an O_PATH fd, which stays the caller's; -1: not any more."),
-    METHOD(make_room, METH_O, "Before a handle of a user's: directories give way; False: the user has their share."),
-    METHOD(add_to_share, METH_VARARGS, "A user has so many more handles, or fewer."),
+    METHOD(drop_directory_fd, METH_O, "Close the fd of a directory."),
+    METHOD(set_kept_fd, METH_VARARGS, "A node is opened by this O_PATH fd, which stays the caller's; -1: by none."),
+    METHOD(make_room, METH_O, "Make room for a user's handle, close directories. False: the user may have no more."),
+    METHOD(add_to_share, METH_VARARGS, "Add n handles to a user's share; n may be negative."),
     METHOD(handle, METH_O, "The node and the fd of a handle."),
     METHOD(appends, METH_O, "Whether a handle was opened with O_APPEND."),
-    METHOD(runs_no_more, METH_O, "The process that ran a program by a handle has ended; the handle follows."),
-    METHOD(drop_backing, METH_NOARGS, "Pass nothing through any more: a dead mount would keep the files."),
-    METHOD(close, METH_NOARGS, "Close all."),
-    METHOD(get, METH_O, "The node that the kernel means by a nodeid; None: there is none."),
-    METHOD(show_top, METH_O, "Whether clients know the root by TOP; ROOT means it, too, unless `hides_root`."),
+    METHOD(mark_not_executed, METH_O, "The process that ran a program by a handle has ended; RELEASE follows."),
+    METHOD(drop_backing, METH_NOARGS, "Pass no file through any more: a dead mount would keep the files."),
+    METHOD(close, METH_NOARGS, "Close all handles and directories."),
+    METHOD(get, METH_O, "The node of a nodeid; None: there is none."),
+    METHOD(show_top, METH_O, "Set whether the root's nodeid is TOP; ROOT is the root, too, unless `hides_root`."),
     METHOD(find, METH_O, "The live node of an incarnation; None: there is none."),
-    METHOD(learn, METH_VARARGS, "The node of what was just seen under a name, a new one if need be; not counted yet."),
-    METHOD(take_away, METH_VARARGS, "A node has not this name any more."),
-    METHOD(move, METH_VARARGS, "A node has another name instead of one."),
-    METHOD(renew_all, METH_NOARGS, "What the kernel was sent of any directory, and believes for long, is void."),
+    METHOD(learn, METH_VARARGS, "The node of an inode that was stat'ed under a name; a new one is not counted yet."),
+    METHOD(forget_name, METH_VARARGS, "Remove a name of a node."),
+    METHOD(move, METH_VARARGS, "Replace a name of a node by another one."),
+    METHOD(invalidate_all, METH_NOARGS, "Invalidate all directories whose attributes were sent with a long timeout."),
     METHOD(zone_of, METH_O, "Where a node lies: a NodeZone."),
     METHOD(renumber, METH_O, "Give a node its own number if that is free by now. Returns False: it soon may be."),
     METHOD(drop_unused, METH_O, "End a node that the kernel does not refer to; whether it has ended."),
-    METHOD(detach, METH_VARARGS, "The last link went of what is not open: replies say what it was."),
+    METHOD(detach, METH_VARARGS, "The last link of a closed node was removed: replies have its last attributes."),
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot tables_slots[] = {
-    {Py_tp_doc, "What a mount knows: its nodes, by nodeid and by what they are incarnations of, and what is open."},
+    {Py_tp_doc, "The tables of a mount: its nodes, by nodeid and by source, and open handles and fds."},
     {Py_tp_new, tables_new},
     {Py_tp_dealloc, tables_dealloc},
     {Py_tp_iter, tables_iter},

@@ -34,7 +34,7 @@ def prometheus_text(mounts: Sequence[ObservedMount]) -> str:
 
 class _MountCollector(Collector):
     def __init__(self, mounts: Sequence[ObservedMount]) -> None:
-        self._mounts = {printable(seen.point): seen for seen in mounts}
+        self._mounts = {printable(mount.point): mount for mount in mounts}
 
     def collect(self) -> Iterator[Metric]:
         info = GaugeMetricFamily("trashd_mount_info", "The mount.", labels=["mount", "source", "version"])

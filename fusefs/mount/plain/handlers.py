@@ -296,9 +296,9 @@ class PlainHandlers(pyfuse3.Operations):
 
     async def release(self, fh: FileHandleT) -> None:
         """Mark the program as ended at once: the next writer of its file may be quicker than the worker."""
-        runs_no_more = partial(self._vfs.nodes.runs_no_more, fh)
+        mark_not_executed = partial(self._vfs.nodes.mark_not_executed, fh)
         release = partial(self.call_vfs, Opcode.RELEASE, ROOT, None, wire.HANDLE_IN.pack(fh))
-        await self._serve_release("release", release, before=runs_no_more)
+        await self._serve_release("release", release, before=mark_not_executed)
 
     # Listings.
 

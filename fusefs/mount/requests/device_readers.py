@@ -101,7 +101,7 @@ class DeviceReaders:
         if self._reading is not None and not self._reading.device.is_held_up:
             return  # the reader has returned from its call meanwhile
         if len(self._held_up) > _N_HELD_UP_MAX:
-            reader.device.pass_on()
+            reader.device.pass_to_workers()
         self._reading = reader
         try:
             self._serve_requests(reader)
@@ -143,7 +143,7 @@ class DeviceReaders:
             time.sleep(_CHECK_INTERVAL_S if n_idle_checks < _N_IDLE_CHECKS else _IDLE_CHECK_INTERVAL_S)
             n_idle_checks = 0 if self._check_reader() else n_idle_checks + 1
             if n_idle_checks > _N_IDLE_CHECKS:
-                self._core.sleep()
+                self._core.note_watch_sleeps()
                 if not self._check_reader() and not self._has_ended:
                     os.eventfd_read(self._watch_wake)
                     n_idle_checks = 0

@@ -223,7 +223,7 @@ class FuseRequests:
         _size, opcode, unique, _nodeid, uid, _gid, pid = wire.read_head(request)
         if opcode == Opcode.RELEASE:  # the file's next writer may be quicker than the worker that releases it
             with self._lock:
-                self._nodes.runs_no_more(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
+                self._nodes.mark_not_executed(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.note_change()
         key: Key = (None if opcode in _RELEASES else uid, wait_class)
         serve = partial(self._serve_in_worker, request, wait_class, send)

@@ -1,4 +1,4 @@
-"""The threads that serve requests over io_uring; native/ring.c has their loops.
+"""The threads that serve requests over io_uring; native/ring_threads.c has their loops.
 
 Each online core has its own set of threads; all cores that may come online later share one set.
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from fusefs.linux.fuse_caller import unshare_umask
-from fusefs.linux.uring_offer import split_cores
+from fusefs.linux.uring_facts import split_cores
 from fusefs.mount.native._core import N_RING_THREADS, Core, CoreRings
 
 _N_FDS = 5
@@ -71,7 +71,7 @@ class RingThreads:
         Raises  OSError: the kernel refuses io_uring, and goes on with /dev/fuse
         """
         self._core = core
-        for number, may_register in enumerate(self._may_register):  # the dispatchers first: see native/ring.c
+        for number, may_register in enumerate(self._may_register):  # the dispatchers first: see native/ring_threads.c
             may_register.set()
             try:
                 self._await_reports(len(self._threads) // N_RING_THREADS)

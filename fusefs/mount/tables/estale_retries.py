@@ -101,7 +101,7 @@ class EstaleRetries:
     def _set_held(self, pid: int, node: Node | None = None, fd: Fd | None = None) -> None:
         before = self._retries.pop(pid, None)
         self._retries[pid] = _Held(time.monotonic(), node, fd)
-        self._nodes.retry(pid, True)
+        self._nodes.set_retrying(pid, True)
         self._update_kept_fd(node)
         self._close(before)
 
@@ -109,11 +109,11 @@ class EstaleRetries:
         """Have a node reached by an fd that is held for a process, if there is one."""
         if node is not None:
             held = (one.fd for one in (*self._retries.values(), *self._moved.values()) if one.node is node)
-            self._nodes.keep_fd(node, next((fd for fd in held if fd is not None), -1))
+            self._nodes.set_kept_fd(node, next((fd for fd in held if fd is not None), -1))
 
     def remove_process(self, pid: int) -> None:
         """Drop a process that has what it wanted to open."""
-        self._nodes.retry(pid, False)
+        self._nodes.set_retrying(pid, False)
         self._close(self._retries.pop(pid, None))
 
     def _close(self, held: _Held | None) -> None:

@@ -1,7 +1,8 @@
 """The lock around the tables: held by one thread at a time, and by none during a call to the backing filesystem.
 
 An operation holds the lock between its calls: it calls the backing filesystem through `call` only, and values read from
-the tables before a call may be outdated after it. Requests in the native core take the same lock (mount/native/lock.c).
+the tables before a call may be outdated after it. Requests in the native core take the same lock (see
+native/tables_lock.c).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import trio
 from fusefs.core.mount_counters import Latency
 from fusefs.linux.fuse_caller import is_killed, unshare_umask
 from fusefs.linux.mountinfo import Mount, MountWatch, is_inside, read_mounts
-from fusefs.mount.native._core import TablesMutex, close_unused
+from fusefs.mount.native._core import TablesMutex, close_unused_fds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -136,7 +137,7 @@ class TablesLock:
 
     def __exit__(self, *_error: object) -> None:
         self.mutex.release()
-        close_unused()
+        close_unused_fds()
 
     def ensure_held(self) -> AbstractContextManager[object]:
         """Hold the tables, unless the calling thread holds them already."""

@@ -167,7 +167,7 @@ class StoredNotices:
         """Return whether the kernel knows a node that lies in a store, or that a reaper has been seen to delete."""
         if self._nodes.get(node.nodeid) is not node:
             return False
-        return node.last is not None or holds_trash(self._nodes, node.parent or node)
+        return node.final_stat is not None or holds_trash(self._nodes, node.parent or node)
 
     async def _close_removed(self, directories: list[Node]) -> list[Node]:
         """Close directories that were removed behind the mount, and have the kernel forget their names.

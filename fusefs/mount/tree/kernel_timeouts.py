@@ -80,8 +80,8 @@ class AttrTimeouts:
         if node is None:
             return False
         is_settled = not node.changed_s or time.monotonic() - node.changed_s >= _SHORT_S
-        node.is_lasting = self._nodes.device >= 0 and is_settled
-        return node.is_lasting
+        node.has_long_timeout = self._nodes.device >= 0 and is_settled
+        return node.has_long_timeout
 
     def note_change(self, directory: Node) -> None:
         """Note a change in a directory, or of its attributes, before the reply to that change is sent."""
@@ -92,17 +92,17 @@ class AttrTimeouts:
         """Note that a node was renamed: it has a new ctime and perhaps another parent."""
         if node.is_directory:
             node.changed_s = time.monotonic()
-        if node.is_directory or node.is_told:
+        if node.is_directory or node.was_sent:
             self.invalidate(node)
 
     def invalidate(self, node: Node) -> None:
         """Invalidate what the kernel was sent about a node, including replies that have not reached it yet."""
-        node.is_told, node.is_lasting, node.told_until_s = False, False, 0.0
+        node.was_sent, node.has_long_timeout, node.cached_until_s = False, False, 0.0
         if self._nodes.device >= 0:
             forget_attributes(self._nodes.device, node.nodeid)
 
     def invalidate_sent(self, nodes: Iterable[Node]) -> None:
         """Invalidate those of the nodes that were sent to the kernel since their last notice."""
         for node in nodes:
-            if node.is_lasting or node.is_told:
+            if node.has_long_timeout or node.was_sent:
                 self.invalidate(node)

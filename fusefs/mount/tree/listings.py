@@ -185,7 +185,7 @@ class Listings:
         node = self._nodes.get(nodeid)
         if opcode != Opcode.OPENDIR or not self._nodes.opens_directories or not self._mount.options.default_permissions:
             return None
-        if node is None or node.last is not None or self._cache.find_listing(node) is None:
+        if node is None or node.final_stat is not None or self._cache.find_listing(node) is None:
             return None
         if not self._nodes.make_room(uid):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -319,8 +319,8 @@ class Listings:
                 number = entry.nodeid
                 reply.append(wire.encode_direntplus(name, following, number, number, entry.attributes, *lifetimes))
                 entry_node.nlookup += 1
-                entry_node.is_told |= entry_node.is_directory
-                entry_node.told_until_s = now_s + min(lifetimes)
+                entry_node.was_sent |= entry_node.is_directory
+                entry_node.cached_until_s = now_s + min(lifetimes)
                 if queue is not None and queue.is_active:
                     continue
             if queue is not None and name not in _DOTS:
@@ -345,5 +345,5 @@ class Listings:
 def _is_cached_by_kernel(node: Node, entry: EntryParam, directory: Node, name: bytes, now_s: float) -> bool:
     """Return whether the kernel will still have this entry cached for more than a moment: see native/listings.c."""
     is_single_name = entry.is_steady and entry.attributes.nlink == 1 and not node.is_directory
-    is_cached = is_single_name and node.told_until_s > now_s + _SOON_S and node.nlookup
+    is_cached = is_single_name and node.cached_until_s > now_s + _SOON_S and node.nlookup
     return bool(is_cached) and node.parent is directory and node.name == name

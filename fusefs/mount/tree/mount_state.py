@@ -172,7 +172,7 @@ class MountState:
         """Return the fd of a directory, open as long as the caller keeps it. Raises  OSError ESTALE: the directory is
         gone"""
         fd = self.nodes.directory_fd(directory)
-        return self.core.hold(directory) if fd is None else fd
+        return self.core.open_node(directory) if fd is None else fd
 
     # Which names may be cached. Names in a store change behind the mount; in a directory that ignores letter case, one
     # file has many names.
@@ -242,7 +242,7 @@ class MountState:
 
     def _set_blocking_names(self) -> None:
         with self.lock.ensure_held():
-            self.nodes.wait_at(b"".join(name + b"\0" for name in self.lock.submounts.names))
+            self.nodes.set_blocking_names(b"".join(name + b"\0" for name in self.lock.submounts.names))
 
 
 def _with_tables(lock: TablesLock, function: Callable[..., R], *args: object) -> R:

@@ -92,7 +92,7 @@ class NodeOperations:
         node = self._nodes.get(nodeid)
         if node is None:
             _raise_os_error(errno.ESTALE)
-        if node.last is not None:
+        if node.final_stat is not None:
             _raise_os_error(errno.ENOENT)
         return node, self._mount.directory_fd(node)
 
@@ -123,7 +123,7 @@ class NodeOperations:
         """Return the cached entry of a name, and count the kernel's reference to its node. pid: of the client's
         thread"""
         directory = self._nodes.get(parent)
-        if directory is None or directory.last is not None or pid in self._retries:
+        if directory is None or directory.final_stat is not None or pid in self._retries:
             return None
         entry = self._mount.cached_entry(directory, name)
         if entry is not None and entry.nodeid:
@@ -131,18 +131,18 @@ class NodeOperations:
             node = self._nodes.get(entry.nodeid)
             assert node is not None, "it was just found"
             node.nlookup += 1
-            node.is_told = True
-            node.told_until_s = time.monotonic() + entry.timeout_s
+            node.was_sent = True
+            node.cached_until_s = time.monotonic() + entry.timeout_s
         return entry
 
     def _cached_attributes(self, nodeid: int) -> EntryParam | None:
         node = self._nodes.get(nodeid)
-        if node is None or node.last is not None or is_in_store(self._nodes, node):
+        if node is None or node.final_stat is not None or is_in_store(self._nodes, node):
             return None
         attributes = self._cache.find_attributes(node.source)
         if attributes is None:
             return None
-        node.is_told |= not node.is_directory
+        node.was_sent |= not node.is_directory
         return EntryParam(node.nodeid, *attributes)
 
     # LOOKUP, READLINK and stat.
@@ -196,7 +196,7 @@ class NodeOperations:
             reply = self._mount.do(request, fd)
         node = self._nodes.get(wire.read_entry(reply).nodeid)
         if node is not None:
-            self._nodes.take_away(node, directory, name)
+            self._nodes.forget_name(node, directory, name)
         return reply
 
     def _readlink(self, request: Request, nodeid: int, caller: CallerIds) -> bytes:
@@ -289,7 +289,7 @@ class NodeOperations:
             self._nodes.move(node, old, new)
             self._mount.timeouts.note_move(node)
             self._mount.stored_notices.note_stored(node, is_moved=True)
-            self._nodes.take_away(node, *new)
+            self._nodes.forget_name(node, *new)
             self._mount.stored_notices.expire(*new, node)
         self._retries.note_moved(caller.pid, new, source, item_fd)
         return True

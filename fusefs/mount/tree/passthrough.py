@@ -96,12 +96,12 @@ class Passthrough:
                  this mount
         """
         self._on_give_up = on_give_up
-        self._nodes.passes = True
+        self._nodes.passes_through = True
 
     def stop(self) -> None:
         """Pass no more files through; files that are open stay as they are."""
         self._on_give_up = None
-        self._nodes.passes = False
+        self._nodes.passes_through = False
 
     def close(self) -> None:
         """Release all backing ids: the kernel would keep them, and the files open, as long as a dead mount exists."""

@@ -1,4 +1,4 @@
-"""Extended attributes and ACLs, which are extended attributes. The native core does the requests (native/xattrs.c).
+"""Extended attributes and ACLs, which are extended attributes. native/xattr_operations.c does the requests.
 
 This module caches the values of a slow filesystem. When a client reads an attribute of one file, it prefetches that
 attribute of all files listed beside it.
@@ -95,7 +95,7 @@ class XattrOperations:
                 self._prefetch_beside(node, name, uid)
 
     def _note_refusal(self, node: Node, name: bytes) -> None:
-        with suppress(OSError), self._mount.core.hold(node) as fd:
+        with suppress(OSError), self._mount.core.open_node(node) as fd:
             self._prefetched.note_answers(self._lock.call(stat_at, fd), [(name, errno.EOPNOTSUPP)])
 
     def answer_from_cache(self, request: Request) -> bytes | None:

@@ -22,23 +22,23 @@ int may_access(int fd, int mask) {
  *
  * Returns 0 or an errno. EAGAIN: a lease has to be broken. ESTALE: it is a FIFO, a socket or a device by now, and
  * opening these may block or have an effect. */
-int open_held(const Request *request, int held, const Seen *seen, uint32_t flags, int *fd) {
+int open_as_caller(const Request *request, int held, const Stat *st, uint32_t flags, int *fd) {
     char path[32];
     int how = (int)(flags & ~KERNELS_OWN) | O_CLOEXEC | O_NONBLOCK, error;
-    if (!S_ISREG(seen->mode) && !S_ISDIR(seen->mode))
+    if (!S_ISREG(st->mode) && !S_ISDIR(st->mode))
         return ESTALE;
     snprintf(path, sizeof path, "/proc/self/fd/%d", held);
-    const Need needs[] = {by_mode(seen), by_owner_alone(seen)};
-    Acting acting = acting_by(request, needs, 2);
+    const NeededCapability needs[] = {override_of_mode(st), only_owner(st)};
+    CallerAttempts attempts = attempt_with_needs(request, needs, 2);
     if (flags & FOR_EXECUTION) { /* an executable need not be readable */
-        while (acts(&acting, &error))
+        while (next_attempt(&attempts, &error))
             error = may_access(held, X_OK);
         if (error)
             return error;
         *fd = open(path, how);
         return *fd < 0 ? errno : 0;
     }
-    while (acts(&acting, &error)) {
+    while (next_attempt(&attempts, &error)) {
         *fd = open(path, how);
         error = *fd < 0 ? errno : 0;
     }
@@ -46,19 +46,17 @@ int open_held(const Request *request, int held, const Seen *seen, uint32_t flags
 }
 
 /* Return the uid that a file's blocks are charged to: its owner; nobody if it is root's and others may write. */
-uint32_t owner_to_write_as(const Seen *seen) {
-    return seen->uid ? seen->uid : seen->mode & (S_IWGRP | S_IWOTH) ? NOBODY : 0;
-}
+uint32_t charged_uid(const Stat *st) { return st->uid ? st->uid : st->mode & (S_IWGRP | S_IWOTH) ? NOBODY : 0; }
 
-/* Return the credentials that a file's content is written with, by its `owner_to_write_as`. They have no group, or are
- * the thread's own if there is no such group.
+/* Return the credentials that a file's content is written with, by its `charged_uid`. They have no group, or are the
+ * thread's own if there is no such group.
  *
  * They are the same for all clients: reads and writes by a handle are made by the daemon, or by the kernel with the
  * credentials that the daemon had when it opened the backing file. ext2, ext3 and ext4 let root's fsuid use the blocks
  * that they reserve for root. A process in a file's group may keep its set-group-ID bit.
  * Source: ext4_has_free_clusters in fs/ext4/balloc.c, in_group_or_capable in fs/inode.c */
-Actor writer_of(const Core *core, int fd, uint32_t owner) {
-    Actor writer = {.gid = core->nobody_gid};
+Identity writer_identity(const Core *core, int fd, uint32_t owner) {
+    Identity writer = {.gid = core->nobody_gid};
     struct statfs found;
     if (!writer.gid)
         return writer;
@@ -69,36 +67,36 @@ Actor writer_of(const Core *core, int fd, uint32_t owner) {
 
 /* Return whether files of a filesystem may be passed through. A FUSE filesystem can report a failed write when the
  * handle that wrote is closed, and at no other close; in passthrough the kernel discards that error. */
-static bool may_pass(const Core *core, uint64_t dev, int fd) {
+static bool may_pass_through(const Core *core, uint64_t dev, int fd) {
     struct statfs found;
     return dev == core->root_dev || (!fstatfs(fd, &found) && found.f_type != FUSE_MAGIC);
 }
 
 /* Get a backing id for a file that was just opened. Called without the tables lock. */
-Opening open_backing(const Request *request, int fd, const Seen *seen) {
+OpenedBacking open_backing(const Request *request, int fd, const Stat *st) {
     const Core *core = request->core;
     struct {
         int32_t fd;
         uint32_t flags;
         uint64_t padding;
     } map = {.fd = fd};
-    Opening opening = {.owner = owner_to_write_as(seen)};
-    if (!core->tables->passes || !may_pass(core, seen->dev, fd))
+    OpenedBacking opening = {.owner = charged_uid(st)};
+    if (!core->tables->passes_through || !may_pass_through(core, st->dev, fd))
         return opening;
-    Actor writer = writer_of(core, fd, opening.owner);
-    int error = act_begin(core, &writer), id = -1;
+    Identity writer = writer_identity(core, fd, opening.owner);
+    int error = assume_identity(core, &writer), id = -1;
     if (!error) {
         id = ioctl(core->device, BACKING_OPEN, &map);
         error = id < 0 ? errno : 0;
     }
-    act_end(core, &writer);
+    restore_identity(core, &writer);
     opening.error = error;
     opening.backing = id > 0 ? fd_new(-1, core->device, id) : NULL;
     return opening;
 }
 
 /* Clear O_APPEND of an fd: not everything that is written by its handle is appended. An append-only file keeps it. */
-void write_anywhere(int fd) {
+void clear_append(int fd) {
     int flags = fcntl(fd, F_GETFL);
     if (flags >= 0)
         fcntl(fd, F_SETFL, flags & ~O_APPEND);
@@ -106,10 +104,10 @@ void write_anywhere(int fd) {
 
 /* Make a handle of a node, with an fd that belongs to the tables from now on, and put struct fuse_open_out. opening:
  * from `open_backing`. is_kept: the kernel may keep the pages that it has cached. */
-void put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, Opening *opening, char *to) {
+void put_handle(Request *request, Node *node, int fd, uint32_t flags, bool is_kept, OpenedBacking *opening, char *to) {
     open_handle(request->core->tables, node, fd, request->uid, flags, opening->backing, opening->owner);
     if (opening->error) {
-        request->refused = opening->error, request->refused_fd = fd;
+        request->refused_errno = opening->error, request->refused_fd = fd;
         request->refused_node = node_take(node);
     }
     uint64_t fh = (uint64_t)fd;

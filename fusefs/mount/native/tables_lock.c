@@ -6,7 +6,7 @@
 
 enum { N_TRIES = 200 };
 
-static inline void pause_briefly(void) {
+static inline void spin_pause(void) {
 #if defined __x86_64__ || defined __i386__
     __builtin_ia32_pause();
 #endif
@@ -17,7 +17,7 @@ void tables_lock(TablesMutex *lock) {
     for (int at = 0; at < N_TRIES; at++) {
         if (!pthread_mutex_trylock(&lock->mutex))
             return;
-        pause_briefly();
+        spin_pause();
     }
     pthread_mutex_lock(&lock->mutex);
 }
@@ -36,16 +36,16 @@ void change_begins(Node *node) { node->n_changing++; }
 
 void change_ends(Tables *t, Node *node) {
     node->n_changing--;
-    node->changed_at = ++t->n_changes;
+    node->last_change = ++t->n_changes;
 }
 
 /* Return whether a node, or a name in it, has changed since that value of n_changes. */
-bool has_changed(const Node *node, uint64_t since) { return node->n_changing || node->changed_at > since; }
+bool has_changed(const Node *node, uint64_t since) { return node->n_changing || node->last_change > since; }
 
 /* Note a change of a node: nothing that was read of it before is valid. */
 void note_change(Request *request, Node *node) {
     /* its own changes do not count */
-    request->n_changes_before = node->changed_at = ++request->core->tables->n_changes;
+    request->n_changes_before = node->last_change = ++request->core->tables->n_changes;
 }
 
 /* Release the tables for calls that change names in one or two directories. */
@@ -109,12 +109,12 @@ static void lock_free(TablesMutex *self) {
 }
 
 static PyMethodDef lock_methods[] = {
-    {"acquire", (PyCFunction)lock_acquire, METH_NOARGS, "Have the tables."},
-    {"release", (PyCFunction)lock_release, METH_NOARGS, "Let others have them."},
+    {"acquire", (PyCFunction)lock_acquire, METH_NOARGS, "Take the lock."},
+    {"release", (PyCFunction)lock_release, METH_NOARGS, "Release the lock."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef lock_getset[] = {
-    {"is_held", (getter)lock_is_held, NULL, "Whether the calling thread has the tables.", NULL},
+    {"is_held", (getter)lock_is_held, NULL, "Whether the calling thread holds the lock.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyMemberDef lock_members[] = {

@@ -30,15 +30,18 @@
 typedef enum { DISPATCHER, CLERK, SERVER, HELPER } Kind;
 enum { N_SERVERS = 4, N_HELPERS = 2, N_THREADS = SERVER + N_SERVERS + N_HELPERS };
 enum {
-    N_ENTRIES = 256, /* entries of a core's queue at first; two for a core that is not online */
-    N_SPARE = 64,    /* when fewer are left to the kernel, so many more are registered */
-    N_MOST = 8192,   /* entries of a dispatcher at most */
+    N_ENTRIES = 256,      /* entries of a core's queue at first; two for a core that is not online */
+    N_ENTRIES_STEP = 64,  /* when the kernel has fewer, so many more are registered */
+    N_ENTRIES_MAX = 8192, /* entries of a dispatcher at most */
     N_RESULTS = 1024, /* size of the completion queue, in locked memory; the kernel keeps further results elsewhere */
     N_SUBMISSIONS = 64,
 };
 /* Parts of an entry: head of the request or reply, the operation's struct, the kernel's part, and the payload. */
 enum { OWN_AT = 128, ENTRY_AT = 256, COMMIT_ID_AT = 264, SIZE_AT = 272, HEADERS_BYTES = 288, PAYLOAD_AT = 4096 };
-enum { ENTRY_SIZE = PAYLOAD_AT + BODY_BYTES_MAX, KEPT_BYTES = 1 << 16 /* of a payload that stay in memory */ };
+enum {
+    ENTRY_SIZE = PAYLOAD_AT + BODY_BYTES_MAX,
+    MAPPED_PAYLOAD_BYTES = 1 << 16 /* of a payload that stay in memory */
+};
 enum { REGISTER = 1, COMMIT_AND_FETCH = 2 }; /* FUSE's io_uring commands */
 enum { WIDE = 1 << 10, SINGLE_ISSUER = 1 << 12, DEFER_TASKRUN = 1 << 13, NO_ARRAY = 1 << 16, WITH_CQ_SIZE = 1 << 3 };
 enum { GETEVENTS = 1 << 0, EXT_ARG = 1 << 3, SQE_BYTES = 128, URING_CMD = 46, MSG_RING = 40, SEND_MSG_RING = 31 };
@@ -53,7 +56,7 @@ typedef struct Entry {
     struct iovec parts[2];
     uint16_t queue; /* the kernel's number of it: the core's number */
     uint16_t at;    /* index in the rings' `queues` */
-    bool was_used, is_free, is_large;
+    bool has_been_used, is_free, is_large;
 } Entry;
 
 /* Entries that were allocated together. */
@@ -82,7 +85,7 @@ struct RingThread {
     Entry *replied; /* entries to be committed; any thread adds to them */
     bool has_large;
     /* An entry that the dispatcher passes to a helper or the clerk. NULL in a helper: it is free. */
-    Entry *given;
+    Entry *assigned;
     sem_t has_work; /* of a helper or the clerk */
 };
 
@@ -110,7 +113,7 @@ typedef struct {
 
 PyTypeObject *entry_reply_type;
 const int N_RING_THREADS = N_THREADS;
-static Entry none; /* marks a helper that has not started as busy */
+static Entry busy_helper; /* marks a helper that has not started as busy */
 static _Thread_local RingThread *this_thread;
 
 /* Rings. */
@@ -144,11 +147,13 @@ static void ring_close(Ring *ring) {
     close(ring->fd);
 }
 
-static uint32_t n_submitted(const Ring *ring) { return *ring->sq_tail - __atomic_load_n(ring->sq_head, __ATOMIC_ACQUIRE); }
+static uint32_t n_submitted(const Ring *ring) {
+    return *ring->sq_tail - __atomic_load_n(ring->sq_head, __ATOMIC_ACQUIRE);
+}
 
 /* Have the kernel process submissions, and wait for a result: for a second at most, or without limit. Returns 0 or an
  * errno. */
-static int enter(Ring *ring, bool waits, bool is_timed) {
+static int enter_ring(Ring *ring, bool waits, bool is_timed) {
     int64_t second[2] = {1, 0};
     struct {
         uint64_t mask;
@@ -165,11 +170,11 @@ static int enter(Ring *ring, bool waits, bool is_timed) {
 static int flush(Ring *ring) {
     int error = 0;
     while (n_submitted(ring) && !error)
-        error = enter(ring, false, false);
+        error = enter_ring(ring, false, false);
     return error;
 }
 
-/* Submit a command for an entry, to be processed by the next `enter`. */
+/* Submit a command for an entry, to be processed by the next `enter_ring`. */
 static int submit(RingThread *thread, Entry *entry, uint32_t command, uint64_t commit_id) {
     Ring *ring = &thread->ring;
     int error = n_submitted(ring) > ring->sq_mask ? flush(ring) : 0;
@@ -194,7 +199,8 @@ static int submit(RingThread *thread, Entry *entry, uint32_t command, uint64_t c
     return 0;
 }
 
-/* Wake a thread that waits in `enter`; called by another thread. A ring whose thread has ended accepts no message. */
+/* Wake a thread that waits in `enter_ring`; called by another thread. The ring of a thread that has ended accepts no
+ * message. */
 static void wake(const RingThread *thread) {
     struct io_uring_sqe sqe = {.opcode = MSG_RING, .fd = thread->ring.fd};
     while (syscall(SYS_io_uring_register, -1, SEND_MSG_RING, &sqe, 1) < 0 && (errno == ENOMEM || errno == EAGAIN))
@@ -235,23 +241,26 @@ static int add_entries(RingThread *thread, unsigned at, unsigned n) {
 
 /* A request has arrived in an entry of the dispatcher's: register more entries before they are used up. n_next: results
  * that are ready, and not counted yet by this thread. */
-static int use_entry(RingThread *dispatcher, const Entry *entry, uint32_t n_next) {
+static int note_entry_in_use(RingThread *dispatcher, const Entry *entry, uint32_t n_next) {
     CoreRings *rings = dispatcher->rings;
     Queue *queue = &rings->queues[entry->at];
-    if (--queue->n_free >= N_SPARE + n_next || rings->n_entries + N_SPARE >= N_MOST)
+    if (--queue->n_free >= N_ENTRIES_STEP + n_next || rings->n_entries + N_ENTRIES_STEP >= N_ENTRIES_MAX)
         return 0;
-    int error = add_entries(dispatcher, entry->at, N_SPARE);
+    int error = add_entries(dispatcher, entry->at, N_ENTRIES_STEP);
     return error == ENOMEM ? 0 : error; /* ENOMEM: the existing ones must suffice */
 }
 
-static Incoming incoming_of(const Entry *entry) {
-    Incoming incoming = {
-        .head = entry->memory, .own = entry->memory + OWN_AT, .payload = entry->memory + PAYLOAD_AT,
-        .answer = entry->memory + PAYLOAD_AT, .entry = (void *)entry,
+static RawRequest incoming_of(const Entry *entry) {
+    RawRequest raw_request = {
+        .head = entry->memory,
+        .op_in = entry->memory + OWN_AT,
+        .payload = entry->memory + PAYLOAD_AT,
+        .reply_body = entry->memory + PAYLOAD_AT,
+        .ring_entry = (void *)entry,
     };
-    memcpy(&incoming.size, entry->memory, sizeof incoming.size);
-    memcpy(&incoming.n_payload, entry->memory + SIZE_AT, sizeof incoming.n_payload);
-    return incoming;
+    memcpy(&raw_request.size, entry->memory, sizeof raw_request.size);
+    memcpy(&raw_request.n_payload, entry->memory + SIZE_AT, sizeof raw_request.n_payload);
+    return raw_request;
 }
 
 /* Add an entry to a list that any thread may add to, and one thread takes. Returns whether the list was empty. */
@@ -264,14 +273,14 @@ static bool push(Entry **list, Entry *entry) {
 }
 
 /* Have the entry's thread commit the reply that is in the entry. Called by any thread. */
-static void give_back(Entry *entry, int result) {
+static void queue_reply(Entry *entry, int result) {
     RingThread *owner = entry->owner;
     uint64_t unique;
     uint32_t n = result > 0 ? (uint32_t)result : 0;
     memcpy(&unique, entry->memory + 8, sizeof unique);
     put_head(entry->memory, unique, result);
     memcpy(entry->memory + SIZE_AT, &n, sizeof n);
-    entry->is_large |= n > KEPT_BYTES;
+    entry->is_large |= n > MAPPED_PAYLOAD_BYTES;
     if (push(&owner->replied, entry) && owner != this_thread) /* else it was woken, or commits before it waits */
         wake(owner);
 }
@@ -293,14 +302,15 @@ static int commit_replied(RingThread *thread) {
 }
 
 /* Return memory of large requests and replies to the kernel, of entries that are free: FUSE writes to none of them
- * before the next `enter`. */
+ * before the next `enter_ring`. */
 static void drop_memory(RingThread *thread) {
     thread->has_large = false;
     for (Block *block = thread->blocks; block != NULL; block = block->next)
         for (unsigned at = 0; at < block->n; at++) {
             Entry *entry = &block->entries[at];
             if (entry->is_large && entry->is_free) {
-                madvise(entry->memory + PAYLOAD_AT + KEPT_BYTES, BODY_BYTES_MAX - KEPT_BYTES, MADV_DONTNEED);
+                madvise(entry->memory + PAYLOAD_AT + MAPPED_PAYLOAD_BYTES, BODY_BYTES_MAX - MAPPED_PAYLOAD_BYTES,
+                        MADV_DONTNEED);
                 entry->is_large = false;
             }
         }
@@ -310,38 +320,38 @@ static void drop_memory(RingThread *thread) {
 
 /* Serve the request in an entry, however long that blocks. */
 static void serve_entry(RingThread *thread, Entry *entry) {
-    Incoming incoming = incoming_of(entry);
-    int result = answer(&thread->worker, &incoming);
+    RawRequest raw_request = incoming_of(entry);
+    int result = serve_raw_request(&thread->worker, &raw_request);
     if (result == NOT_OURS)
-        ask_python(&thread->worker, &incoming);
+        pass_to_python(&thread->worker, &raw_request);
     else if (result != LATER)
-        give_back(entry, result == NO_ANSWER ? 0 : result);
+        queue_reply(entry, result == NO_REPLY ? 0 : result);
     close_fds(); /* a server commits its reply after that; until then it gets no other request */
 }
 
 /* Have another thread serve the request in an entry of the dispatcher's. */
-static void pass_on(CoreRings *rings, Entry *entry) {
+static void dispatch(CoreRings *rings, Entry *entry) {
     for (int at = SERVER; at < N_THREADS; at++) {
         RingThread *helper = &rings->threads[at];
         Entry *nothing = NULL;
-        if (helper->kind == HELPER &&
-            __atomic_compare_exchange_n(&helper->given, &nothing, entry, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+        if (helper->kind == HELPER && __atomic_compare_exchange_n(&helper->assigned, &nothing, entry, false,
+                                                                  __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
             sem_post(&helper->has_work);
             return;
         }
     }
     RingThread *clerk = &rings->threads[CLERK];
-    push(&clerk->given, entry);
+    push(&clerk->assigned, entry);
     sem_post(&clerk->has_work);
 }
 
-static bool is_gone(int error) {
+static bool is_connection_gone(int error) {
     /* EBADF: /dev/fuse was closed, when the daemon ended before a thread sent its last reply. */
     return error == ENOTCONN || error == ECONNABORTED || error == ECANCELED || error == ENOENT || error == EBADF;
 }
 
 /* Process results until there is none. Returns 0 or an errno. */
-static int take(RingThread *thread) {
+static int process_results(RingThread *thread) {
     Ring *ring = &thread->ring;
     int error = 0;
     for (uint32_t head; !error && (head = *ring->cq_head) != __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE);) {
@@ -352,35 +362,36 @@ static int take(RingThread *thread) {
         if (entry == NULL)
             continue;
         if (result < 0) {
-            error = is_gone(-result) || entry->was_used ? -result : 0; /* 0: the kernel has refused a new entry */
+            /* 0: the kernel has refused a new entry. */
+            error = is_connection_gone(-result) || entry->has_been_used ? -result : 0;
             continue;
         }
         uint32_t n_payload;
         memcpy(&n_payload, entry->memory + SIZE_AT, sizeof n_payload);
-        entry->is_large |= n_payload > KEPT_BYTES;
-        entry->was_used = true, entry->is_free = false;
+        entry->is_large |= n_payload > MAPPED_PAYLOAD_BYTES;
+        entry->has_been_used = true, entry->is_free = false;
         if (thread->kind == DISPATCHER) {
-            pass_on(thread->rings, entry);
-            error = use_entry(thread, entry, __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE) - *ring->cq_head);
+            dispatch(thread->rings, entry);
+            error = note_entry_in_use(thread, entry, __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE) - *ring->cq_head);
         } else
             serve_entry(thread, entry);
     }
     return error;
 }
 
-/* Serve until the connection is gone. Returns the errno that reports this, or another one. */
+/* Serve until the connection ends. Returns the errno that reports this, or another one. */
 static int serve_ring(RingThread *thread) {
     int error = 0;
     while (!error) {
         error = commit_replied(thread);
         bool is_timed = thread->has_large;
         if (!error)
-            error = enter(&thread->ring, true, is_timed);
+            error = enter_ring(&thread->ring, true, is_timed);
         if (!error && is_timed && !n_submitted(&thread->ring) &&
             *thread->ring.cq_head == __atomic_load_n(thread->ring.cq_tail, __ATOMIC_ACQUIRE))
             drop_memory(thread);
         if (!error)
-            error = take(thread);
+            error = process_results(thread);
     }
     return error;
 }
@@ -390,31 +401,31 @@ static void wait_for_work(RingThread *thread) {
     }
 }
 
-static void help(RingThread *helper) {
-    __atomic_store_n(&helper->given, NULL, __ATOMIC_RELEASE);
+static void run_helper(RingThread *helper) {
+    __atomic_store_n(&helper->assigned, NULL, __ATOMIC_RELEASE);
     while (!__atomic_load_n(&helper->rings->has_ended, __ATOMIC_ACQUIRE)) {
-        Entry *entry = __atomic_load_n(&helper->given, __ATOMIC_ACQUIRE);
+        Entry *entry = __atomic_load_n(&helper->assigned, __ATOMIC_ACQUIRE);
         if (entry != NULL) {
             serve_entry(helper, entry);
-            __atomic_store_n(&helper->given, NULL, __ATOMIC_RELEASE);
+            __atomic_store_n(&helper->assigned, NULL, __ATOMIC_RELEASE);
         }
         wait_for_work(helper);
     }
 }
 
 /* Have workers of the pool serve requests, the oldest first. */
-static void ask_for_workers(RingThread *clerk) {
+static void run_clerk(RingThread *clerk) {
     while (!__atomic_load_n(&clerk->rings->has_ended, __ATOMIC_ACQUIRE)) {
-        Entry *newest = __atomic_exchange_n(&clerk->given, NULL, __ATOMIC_ACQUIRE), *oldest = NULL;
+        Entry *newest = __atomic_exchange_n(&clerk->assigned, NULL, __ATOMIC_ACQUIRE), *oldest = NULL;
         for (Entry *next; newest != NULL; newest = next) {
             next = newest->next;
             newest->next = oldest;
             oldest = newest;
         }
         for (Entry *next; oldest != NULL; oldest = next) {
-            Incoming incoming = incoming_of(oldest);
+            RawRequest raw_request = incoming_of(oldest);
             next = oldest->next; /* the reply overwrites it */
-            ask_python(&clerk->worker, &incoming);
+            pass_to_python(&clerk->worker, &raw_request);
         }
         wait_for_work(clerk);
     }
@@ -426,7 +437,7 @@ static bool has_ring(const RingThread *thread) { return thread->kind == DISPATCH
 
 /* Let this thread get the CPU as soon as it is woken, even if others are busy. Source: sched_setattr(2); since Linux
  * 6.12 sched_runtime is the length of a time slice. */
-static void take_short_slices(void) {
+static void request_short_slices(void) {
     struct {
         uint32_t size, policy;
         uint64_t flags;
@@ -466,7 +477,7 @@ static PyObject *rings_prepare(CoreRings *rings, PyObject *number) {
         error = sched_setaffinity(0, sizeof core, &core) < 0 ? errno : 0;
     }
     if (thread->kind == DISPATCHER)
-        take_short_slices();
+        request_short_slices();
     if (!error && has_ring(thread))
         error = thread->kind == SERVER ? ring_open(&thread->ring, 2, 16)
                                        : ring_open(&thread->ring, N_SUBMISSIONS, N_RESULTS);
@@ -503,11 +514,11 @@ static PyObject *rings_register(CoreRings *rings, PyObject *number) {
     return none_or_error(error);
 }
 
-static PyObject *reply_to_entry(const Worker *Py_UNUSED(worker), const Incoming *incoming) {
+static PyObject *reply_to_entry(const Worker *Py_UNUSED(worker), const RawRequest *raw_request) {
     EntryReply *reply = (EntryReply *)PyType_GenericAlloc(entry_reply_type, 0);
     if (reply == NULL)
         return NULL;
-    reply->entry = incoming->entry;
+    reply->entry = raw_request->ring_entry;
     reply->rings = (CoreRings *)Py_NewRef((PyObject *)reply->entry->owner->rings);
     return (PyObject *)reply;
 }
@@ -521,15 +532,16 @@ static PyObject *rings_serve(CoreRings *rings, PyObject *args) {
         return NULL;
     int error = 0;
     thread->worker = (Worker){
-        .core = (Core *)Py_NewRef(core), .patience = thread->kind == CLERK ? NO_CALLS : ANY_TIME,
-        .reply_to = reply_to_entry,
+        .core = (Core *)Py_NewRef(core),
+        .patience = thread->kind == CLERK ? NO_CALLS : ANY_TIME,
+        .make_reply_callable = reply_to_entry,
     };
     this_thread = thread;
     thread->worker.released = PyEval_SaveThread();
     if (thread->kind == CLERK)
-        ask_for_workers(thread);
+        run_clerk(thread);
     else if (thread->kind == HELPER)
-        help(thread);
+        run_helper(thread);
     else {
         error = serve_ring(thread);
         __atomic_store_n(&rings->has_ended, true, __ATOMIC_RELEASE);
@@ -539,7 +551,7 @@ static PyObject *rings_serve(CoreRings *rings, PyObject *args) {
     close_fds();
     PyEval_RestoreThread(thread->worker.released);
     Py_DECREF(core);
-    return none_or_error(is_gone(error) ? 0 : error);
+    return none_or_error(is_connection_gone(error) ? 0 : error);
 }
 
 /* Types. */
@@ -556,7 +568,7 @@ static PyObject *rings_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
         RingThread *thread = &self->threads[at];
         thread->rings = self, thread->ring.fd = -1;
         thread->kind = at < SERVER ? (Kind)at : is_pinned && at < SERVER + N_SERVERS ? SERVER : HELPER;
-        thread->given = thread->kind == HELPER ? &none : NULL;
+        thread->assigned = thread->kind == HELPER ? &busy_helper : NULL;
         sem_init(&thread->has_work, 0, 0);
     }
     self->device = device, self->is_pinned = is_pinned;
@@ -607,7 +619,7 @@ static PyObject *entry_reply_call(EntryReply *self, PyObject *args, PyObject *Py
         PyBuffer_Release(&view);
     }
     self->entry = NULL;
-    give_back(entry, result);
+    queue_reply(entry, result);
     Py_RETURN_NONE;
 }
 
@@ -617,11 +629,12 @@ static void entry_reply_free(EntryReply *self) {
 }
 
 static PyMethodDef rings_methods[] = {
-    {"prepare", (PyCFunction)rings_prepare, METH_O, "Make the ring of a thread; called by that thread. Raises  OSError"},
+    {"prepare", (PyCFunction)rings_prepare, METH_O,
+     "Make the ring of a thread; called by that thread. Raises  OSError"},
     {"register", (PyCFunction)rings_register, METH_O,
-     "Give the kernel the entries of a thread. Raises  OSError: it has refused them, and goes on with /dev/fuse"},
+     "Give the kernel the entries of a thread. Raises  OSError: it has refused them, and uses /dev/fuse"},
     {"serve", (PyCFunction)rings_serve, METH_VARARGS,
-     "Serve as that thread until the connection is gone. Raises  OSError: the thread can't go on"},
+     "Serve as that thread until the connection ends. Raises  OSError: the thread can't continue"},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot rings_slots[] = {
@@ -633,7 +646,7 @@ static PyType_Slot rings_slots[] = {
 };
 PyType_Spec rings_spec = TYPE("CoreRings", CoreRings, true, rings_slots);
 static PyType_Slot entry_reply_slots[] = {
-    {Py_tp_doc, "The way of a reply into an entry of a ring."},
+    {Py_tp_doc, "The callable by which Python replies to a request in an entry of a ring."},
     {Py_tp_call, entry_reply_call},
     {Py_tp_dealloc, entry_reply_free},
     {0, NULL},

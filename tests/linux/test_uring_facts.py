@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusefs.core.uring_choice import SWITCH
-from fusefs.linux.uring_offer import parse_cores, read_facts
+from fusefs.linux.uring_facts import parse_cores, read_facts
 
 _ENABLE = """
 import logging
-from fusefs.linux.uring_offer import enable_uring, read_facts
+from fusefs.linux.uring_facts import enable_uring, read_facts
 logging.basicConfig(format="%(levelname)s %(message)s")
 before = read_facts().is_enabled
 enable_uring()

@@ -5,7 +5,7 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusefs.core.node_beats import (
+from fusefs.core.node_heartbeats import (
     FORGOTTEN_S,
     HEARTBEAT_BYTES,
     HEARTBEAT_S,
@@ -39,9 +39,9 @@ def watched(*counts: int | None, every_s: float = HEARTBEAT_S) -> HeartbeatWatch
 
 @given(st.integers(0, 2**62), st.integers(0, 2**62), st.none() | st.floats(0, 1e6))
 def test_a_beat_is_read_as_it_was_written_and_has_one_size(started_ns: int, n: int, probe_ms: float | None) -> None:
-    told = Heartbeat(started_ns=started_ns, n=n, version="0.3.0", phase="hurrying", probe_ms=probe_ms)
-    assert decode_heartbeat(encode_heartbeat(told)) == told
-    assert len(encode_heartbeat(told)) == HEARTBEAT_BYTES
+    heartbeat = Heartbeat(started_ns=started_ns, n=n, version="0.3.0", phase="hurrying", probe_ms=probe_ms)
+    assert decode_heartbeat(encode_heartbeat(heartbeat)) == heartbeat
+    assert len(encode_heartbeat(heartbeat)) == HEARTBEAT_BYTES
 
 
 @given(st.binary(max_size=2 * HEARTBEAT_BYTES))

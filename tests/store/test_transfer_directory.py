@@ -1,4 +1,4 @@
-"""Gates are ended, or waited for only so long; and any directory of a deep tree is reached by few fds."""
+"""Transfer directories are removed, or waited for only so long; a directory of a deep tree is opened with few fds."""
 
 import errno
 import os
@@ -11,33 +11,35 @@ import pytest
 
 from fusefs.core.names import Name
 from fusefs.linux.kernel import Kernel
-from fusefs.store import gate as gate_module
+from fusefs.store import transfer_directory as transfer_module
 from fusefs.store.backing_and_mount import BackingAndMount
-from fusefs.store.gate import empty_into
 from fusefs.store.layout import TRANSFER_PREFIX
+from fusefs.store.transfer_directory import empty_into
 from fusefs.store.walk import DeepOpener, DeepOpeners
 from tests.support.make_trees import CountedPathBytes, deep_chain, make_tree, remove_tree_hard
 
-GATE, INNER, INMOST = ((TRANSFER_PREFIX + name).decode() for name in (b"0", b"1", b"2"))
+TRANSFER, INNER, INMOST = ((TRANSFER_PREFIX + name).decode() for name in (b"0", b"1", b"2"))
 N_TRIES = 5
 
 
 def _empty(kernel: Kernel, container: Path) -> None:
     with ExitStack() as opened:
-        fds = [opened.enter_context(kernel.open_path(os.fsencode(path))) for path in (container / GATE, container)]
-        empty_into(kernel, fds[0], fds[1], Name(GATE.encode()), fds[1])
+        fds = [opened.enter_context(kernel.open_path(os.fsencode(path))) for path in (container / TRANSFER, container)]
+        empty_into(kernel, fds[0], fds[1], Name(TRANSFER.encode()), fds[1])
 
 
-def test_what_lies_in_a_gate_in_a_gate_is_the_containers(tmp_path: Path) -> None:
-    make_tree(tmp_path / GATE, {INNER: {INMOST: {"tree": {"file": "1"}}}, "fresh": {"x": "2"}})
+def test_contents_of_nested_transfer_directories_move_to_the_container(tmp_path: Path) -> None:
+    make_tree(tmp_path / TRANSFER, {INNER: {INMOST: {"tree": {"file": "1"}}}, "fresh": {"x": "2"}})
     _empty(Kernel(), tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["fresh", "tree"]
     assert (tmp_path / "tree/file").read_text() == "1"
 
 
-def test_a_gate_in_a_gate_is_waited_for_as_long_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_module, "_N_TRIES", N_TRIES)
-    make_tree(tmp_path / GATE, {INNER: {INMOST: {"tree": {"file": "1"}}}})
+def test_nested_transfer_directories_are_waited_for_as_long_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer_module, "_N_TRIES", N_TRIES)
+    make_tree(tmp_path / TRANSFER, {INNER: {INMOST: {"tree": {"file": "1"}}}})
     n_asked = 0
 
     def refuse(call: str) -> None:
@@ -49,7 +51,7 @@ def test_a_gate_in_a_gate_is_waited_for_as_long_as_one(tmp_path: Path, monkeypat
     with pytest.raises(OSError, match="busy"):
         _empty(Kernel(refuse), tmp_path)
     assert n_asked == N_TRIES
-    assert (tmp_path / GATE / INNER / INMOST / "tree/file").read_text() == "1"
+    assert (tmp_path / TRANSFER / INNER / INMOST / "tree/file").read_text() == "1"
 
 
 NAME = b"n" * 30

@@ -18,7 +18,7 @@
 #endif
 
 enum { PROC_BYTES = 4096 };
-enum { ALONE, WITH_RIGHTS, NO_MORE }; /* tries of an Acting */
+enum { BY_IDS, WITH_RIGHTS, NO_MORE }; /* tries of CallerAttempts */
 typedef struct {
     uint32_t *groups; /* supplementary */
     int n_groups;
@@ -27,56 +27,57 @@ typedef struct {
 } Rights;
 static const uint32_t NO_ID = UINT32_MAX; /* for setfsuid(2): changes nothing and returns the present id */
 
-static int take_up(const char *sets) {
+static int set_capabilities(const char *sets) {
     static const uint32_t header[2] = {0x20080522, 0};
     return syscall(SYS_capset, header, sets);
 }
 
 /* Assume an identity in this thread; groups are set first, while it has all its capabilities. Returns 0 or an errno; in
- * either case act_end must follow. */
-int act_begin(const Core *core, Actor *actor) {
+ * either case restore_identity must follow. */
+int assume_identity(const Core *core, Identity *identity) {
     int error = 0;
-    if (actor->makes)
-        actor->umask_before = umask(actor->umask);
+    if (identity->is_creating)
+        identity->umask_before = umask(identity->umask);
     if (!core->acts_as_others)
         return 0;
     /* By number, since the C library's function changes all threads. */
-    if (actor->n_groups && syscall(SET_GROUPS, actor->n_groups, actor->groups) < 0) {
+    if (identity->n_groups && syscall(SET_GROUPS, identity->n_groups, identity->groups) < 0) {
         error = errno;
-        actor->n_groups = 0; /* nothing to restore: a user namespace may forbid setgroups */
+        identity->n_groups = 0; /* nothing to restore: a user namespace may forbid setgroups */
     }
-    if (actor->gid)
-        actor->gid_before = setfsgid(actor->gid);
-    if (actor->uid)
-        actor->uid_before = setfsuid(actor->uid);
-    if (actor->sets != NULL && take_up(actor->sets) < 0)
+    if (identity->gid)
+        identity->gid_before = setfsgid(identity->gid);
+    if (identity->uid)
+        identity->uid_before = setfsuid(identity->uid);
+    if (identity->capability_sets != NULL && set_capabilities(identity->capability_sets) < 0)
         error = errno;
     /* setfsgid and setfsuid do not report failure. */
-    if ((actor->gid && (uint32_t)setfsgid(NO_ID) != actor->gid) || (actor->uid && (uint32_t)setfsuid(NO_ID) != actor->uid))
+    if ((identity->gid && (uint32_t)setfsgid(NO_ID) != identity->gid) ||
+        (identity->uid && (uint32_t)setfsuid(NO_ID) != identity->uid))
         error = EPERM;
     return error;
 }
 
 /* Restore the thread's own identity, or end the process: nothing may be done as the wrong user. */
-void act_end(const Core *core, const Actor *actor) {
-    static const char told[] = "trashd: a thread did not get its own identity back\n";
+void restore_identity(const Core *core, const Identity *identity) {
+    static const char message[] = "trashd: a thread did not get its own identity back\n";
     bool is_itself = true;
     if (core->acts_as_others) {
-        if (actor->uid)
-            setfsuid(actor->uid_before);
-        if (actor->gid)
-            setfsgid(actor->gid_before);
-        if (actor->sets != NULL)
-            is_itself &= take_up(core->at_rest) == 0;
-        if (actor->n_groups)
+        if (identity->uid)
+            setfsuid(identity->uid_before);
+        if (identity->gid)
+            setfsgid(identity->gid_before);
+        if (identity->capability_sets != NULL)
+            is_itself &= set_capabilities(core->at_rest) == 0;
+        if (identity->n_groups)
             is_itself &= syscall(SET_GROUPS, 0, NULL) == 0;
-        is_itself &= !(actor->gid && (uint32_t)setfsgid(NO_ID) != actor->gid_before);
-        is_itself &= !(actor->uid && (uint32_t)setfsuid(NO_ID) != actor->uid_before);
+        is_itself &= !(identity->gid && (uint32_t)setfsgid(NO_ID) != identity->gid_before);
+        is_itself &= !(identity->uid && (uint32_t)setfsuid(NO_ID) != identity->uid_before);
     }
-    if (actor->makes)
-        umask(actor->umask_before);
+    if (identity->is_creating)
+        umask(identity->umask_before);
     if (!is_itself) {
-        if (write(2, told, sizeof told - 1)) {
+        if (write(2, message, sizeof message - 1)) {
         }
         _exit(70);
     }
@@ -84,7 +85,7 @@ void act_end(const Core *core, const Actor *actor) {
 
 /* Return the text after a keyword that begins a line of /proc/PID/status; NULL: no such line. A process's name can't
  * imitate one: the kernel prints its newlines as \n. */
-static const char *after(const char *status, const char *word) {
+static const char *text_after(const char *status, const char *word) {
     const char *at = strstr(status, word);
     return at == NULL ? NULL : at + strlen(word);
 }
@@ -92,7 +93,7 @@ static const char *after(const char *status, const char *word) {
 /* Return whether the fourth id of such a line, used for file access, is the request's. */
 static bool is_id(const char *status, const char *word, uint32_t id) {
     unsigned long ids[4];
-    const char *at = after(status, word);
+    const char *at = text_after(status, word);
     return at != NULL && sscanf(at, "%lu %lu %lu %lu", &ids[0], &ids[1], &ids[2], &ids[3]) == 4 && ids[3] == id;
 }
 
@@ -116,7 +117,7 @@ static int groups_of(const char *at, uint32_t **groups) {
 }
 
 /* Read a file in /proc of the thread that sent a request, to be freed; NULL: it can't be read. */
-static char *read_about(const Request *request, const char *name) {
+static char *read_proc_file(const Request *request, const char *name) {
     char path[40], *text = NULL;
     size_t n = 0, room = PROC_BYTES;
     snprintf(path, sizeof path, "/proc/%u/%s", request->pid, name);
@@ -157,10 +158,10 @@ static bool is_of_our_namespace(const Core *core, uint32_t pid) {
  * the thread act as root. */
 static Rights rights_of(const Request *request) {
     Rights rights = {0};
-    char *status = read_about(request, "status");
+    char *status = read_proc_file(request, "status");
     if (status == NULL)
         return rights;
-    const char *groups = after(status, "\nGroups:"), *effective = after(status, "\nCapEff:");
+    const char *groups = text_after(status, "\nGroups:"), *effective = text_after(status, "\nCapEff:");
     if (!is_id(status, "\nUid:", request->uid) || !is_id(status, "\nGid:", request->gid)) {
         if (!request->uid)
             rights.capabilities = UINT64_MAX, rights.is_ours = true;
@@ -174,7 +175,7 @@ static Rights rights_of(const Request *request) {
 }
 
 static bool is_mapped(const Request *request, const char *name, uint32_t id) {
-    char *map = read_about(request, name);
+    char *map = read_proc_file(request, name);
     unsigned long inside, first, n;
     bool is_it = false;
     for (const char *line = map; line != NULL && sscanf(line, "%lu %lu %lu", &inside, &first, &n) == 3;) {
@@ -189,7 +190,7 @@ static bool is_mapped(const Request *request, const char *name, uint32_t id) {
 /* Return whether the caller's user namespace maps an owner and a group, so that a capability of the caller's counts for
  * them. gid: ANY_GROUP: any. Source: capable_wrt_inode_uidgid in kernel/capability.c, inode_owner_or_capable in
  * fs/inode.c */
-static bool knows(const Request *request, uint32_t uid, int64_t gid) {
+static bool maps_ids(const Request *request, uint32_t uid, int64_t gid) {
     return is_mapped(request, "uid_map", uid) && (gid == ANY_GROUP || is_mapped(request, "gid_map", (uint32_t)gid));
 }
 
@@ -201,114 +202,114 @@ bool is_capable(const Request *request, int capability) {
 }
 
 /* Return whether the caller may set or keep an inode's set-group-ID bit. Source: in_group_or_capable in fs/inode.c */
-bool keeps_group(const Request *request, const Seen *seen) {
-    if (request->gid == seen->gid)
+bool keeps_group(const Request *request, const Stat *st) {
+    if (request->gid == st->gid)
         return true;
     Rights rights = rights_of(request);
     bool is_kept = false;
     for (int at = 0; at < rights.n_groups; at++)
-        is_kept |= rights.groups[at] == seen->gid;
+        is_kept |= rights.groups[at] == st->gid;
     free(rights.groups);
-    return is_kept || (rights.capabilities >> FSETID & 1 && (rights.is_ours || knows(request, seen->uid, seen->gid)));
+    return is_kept || (rights.capabilities >> FSETID & 1 && (rights.is_ours || maps_ids(request, st->uid, st->gid)));
 }
 
 /* Return the capabilities that the caller acts with. From another user namespace those count that the action needs, on
  * inodes whose ids are mapped there. */
-static uint64_t capabilities_for(const Acting *acting, const Rights *rights) {
+static uint64_t capabilities_for(const CallerAttempts *attempts, const Rights *rights) {
     uint64_t needed = 0, unknown = 0;
     if (rights->is_ours || !rights->capabilities)
         return rights->capabilities;
-    for (int at = 0; at < acting->n_needs; at++) {
-        const Need *need = &acting->needs[at];
+    for (int at = 0; at < attempts->n_needs; at++) {
+        const NeededCapability *need = &attempts->needs[at];
         uint64_t bits = need->capability == DAC_OVERRIDE ? 1u << DAC_OVERRIDE | 1u << DAC_READ_SEARCH
                                                          : 1ull << need->capability;
         needed |= bits;
-        if (!knows(acting->request, need->uid, need->gid))
+        if (!maps_ids(attempts->request, need->uid, need->gid))
             unknown |= bits;
     }
     return rights->capabilities & needed & ~unknown;
 }
 
 /* Assume all groups and capabilities that the caller has now. */
-static void take_rights(Acting *acting) {
-    const Request *request = acting->request;
+static void assume_rights(CallerAttempts *attempts) {
+    const Request *request = attempts->request;
     const Core *core = request->core;
-    Actor *actor = &acting->actor;
+    Identity *identity = &attempts->identity;
     Rights rights = rights_of(request);
-    uint64_t capabilities = acting->is_powerless ? 0 : capabilities_for(acting, &rights);
+    uint64_t capabilities = attempts->lacks_capabilities ? 0 : capabilities_for(attempts, &rights);
     uint32_t ours[6], theirs[6]; /* effective, permitted, inheritable; the same of capabilities 32 and above */
     memcpy(ours, core->at_rest, sizeof ours);
     memcpy(theirs, core->no_capabilities, sizeof theirs);
     uint32_t low = (uint32_t)capabilities, high = (uint32_t)(capabilities >> 32);
-    acting->groups = rights.groups;
-    actor->sets = NULL;
+    attempts->groups = rights.groups;
+    identity->capability_sets = NULL;
     if (!request->uid && !(ours[0] & ~low) && !(ours[3] & ~high))
         return; /* root with our capabilities needs no group */
     theirs[0] = low & theirs[1], theirs[3] = high & theirs[4];
-    memcpy(acting->sets, theirs, sizeof theirs);
-    actor->sets = acting->sets;
-    actor->groups = rights.groups, actor->n_groups = rights.n_groups;
+    memcpy(attempts->sets, theirs, sizeof theirs);
+    identity->capability_sets = attempts->sets;
+    identity->groups = rights.groups, identity->n_groups = rights.n_groups;
 }
 
 /* Return an id to act with: nobody's for an id that is not mapped here, or absent. */
-static uint32_t known_id(uint32_t id) { return id == NO_ID ? NOBODY : id; }
+static uint32_t mapped_id(uint32_t id) { return id == NO_ID ? NOBODY : id; }
 
 /* Prepare an action of the caller's. is_own: only the caller's inodes are involved, so that groups can't matter. */
-Acting acting_as(const Request *request, bool is_own) {
+CallerAttempts attempt_as_caller(const Request *request, bool is_own) {
     const Core *core = request->core;
-    uint32_t uid = known_id(request->uid);
-    return (Acting){
+    uint32_t uid = mapped_id(request->uid);
+    return (CallerAttempts){
         .request = request,
-        .next = !core->acts_as_others || is_own ? ALONE : WITH_RIGHTS,
-        .actor = {.uid = uid, .gid = known_id(request->gid), .sets = uid ? NULL : core->no_capabilities},
+        .next_try = !core->acts_as_others || is_own ? BY_IDS : WITH_RIGHTS,
+        .identity = {.uid = uid, .gid = mapped_id(request->gid), .capability_sets = uid ? NULL : core->no_capabilities},
     };
 }
 
 /* Prepare an action, with the capabilities that it needs for the inodes involved, by their present owners. */
-Acting acting_by(const Request *request, const Need *needs, int n) {
+CallerAttempts attempt_with_needs(const Request *request, const NeededCapability *needs, int n) {
     bool is_own = true;
     for (int at = 0; at < n; at++)
-        is_own &= needs[at].uid == known_id(request->uid);
-    Acting acting = acting_as(request, is_own);
-    memcpy(acting.needs, needs, (size_t)n * sizeof *needs);
-    acting.n_needs = n;
-    return acting;
+        is_own &= needs[at].uid == mapped_id(request->uid);
+    CallerAttempts attempts = attempt_as_caller(request, is_own);
+    memcpy(attempts.needs, needs, (size_t)n * sizeof *needs);
+    attempts.n_needs = n;
+    return attempts;
 }
 
-/* Prepare an action without the caller's capabilities, to read what the filesystem does not show to every user. */
-Acting reading_as(const Request *request) {
-    Acting acting = acting_as(request, false);
-    acting.is_powerless = true;
-    return acting;
+/* Prepare to read, without the caller's capabilities, an attribute that the filesystem hides from some users. */
+CallerAttempts attempt_to_read(const Request *request) {
+    CallerAttempts attempts = attempt_as_caller(request, false);
+    attempts.lacks_capabilities = true;
+    return attempts;
 }
 
 /* Return whether to try the action now, as its caller. It is called again after each try, and first restores this
  * thread's identity:
  *
- *     while (acts(&acting, &error))
+ *     while (next_attempt(&attempts, &error))
  *         error = unlinkat(...) < 0 ? errno : 0;
  *
- * The loop must not be left in any other way. error: of the last try; EACCES if there was none */
-bool acts(Acting *acting, int *error) {
-    const Core *core = acting->request->core;
-    if (acting->is_begun) {
-        act_end(core, &acting->actor);
-        acting->is_begun = false;
+ * The loop must not end in any other way. error: of the last try; EACCES if there was none */
+bool next_attempt(CallerAttempts *attempts, int *error) {
+    const Core *core = attempts->request->core;
+    if (attempts->is_assumed) {
+        restore_identity(core, &attempts->identity);
+        attempts->is_assumed = false;
         if (*error != EPERM && *error != EACCES)
-            acting->next = NO_MORE;
+            attempts->next_try = NO_MORE;
     } else
         *error = EACCES;
-    while (acting->next != NO_MORE) {
-        int now = acting->next;
-        acting->next = now == ALONE && core->acts_as_others ? WITH_RIGHTS : NO_MORE;
+    while (attempts->next_try != NO_MORE) {
+        int now = attempts->next_try;
+        attempts->next_try = now == BY_IDS && core->acts_as_others ? WITH_RIGHTS : NO_MORE;
         if (now == WITH_RIGHTS)
-            take_rights(acting);
-        acting->is_begun = act_begin(core, &acting->actor) == 0;
-        if (acting->is_begun)
+            assume_rights(attempts);
+        attempts->is_assumed = assume_identity(core, &attempts->identity) == 0;
+        if (attempts->is_assumed)
             return true;
-        act_end(core, &acting->actor);
+        restore_identity(core, &attempts->identity);
     }
-    free(acting->groups);
-    acting->groups = NULL;
+    free(attempts->groups);
+    attempts->groups = NULL;
     return false;
 }

@@ -10,7 +10,7 @@ import pytest
 
 from fusefs.core.service_status import VolumePhase
 from fusefs.linux.mountinfo import Disk
-from fusefs.service.known_volumes import RememberedVolumes
+from fusefs.service.remembered_volumes import RememberedVolumes
 from fusefs.store.stage import SwapOptions
 from tests.support.real_filesystems import bind_mount, mounted_image
 from tests.support.service_process import QUICK, next_due_s, outwait, service

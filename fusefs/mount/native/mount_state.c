@@ -1,4 +1,4 @@
-/* Rules for the tables, as the Python code has them: what may be cached, and what is noted about changes. */
+/* Rules for the tables, as in the Python code: which replies may be cached, and how changes are noted. */
 #include "core.h"
 
 #include <stdio.h>
@@ -13,23 +13,23 @@ uint64_t now_ns(void) {
     return (uint64_t)at.tv_sec * 1000000000u + (uint64_t)at.tv_nsec;
 }
 
-/* Report to Python how long some stats took together, if that says something about the filesystem. */
-void tell_took(Request *request, const Timed *timed, int n) {
+/* Report to Python how long some stats took together, if that shows how fast the filesystem is. */
+void report_stat_time(Request *request, const StatTimer *timer, int n) {
     const Core *core = request->core;
     bool is_in_doubt = __atomic_load_n(&core->is_in_doubt, __ATOMIC_RELAXED);
-    if (!core->is_measured || !request->is_timed || !timed->tells ||
-        (!is_in_doubt && timed->ns <= (uint64_t)n * core->quick_ns))
+    if (!core->is_measured || !request->is_timed || !timer->is_meaningful ||
+        (!is_in_doubt && timer->ns <= (uint64_t)n * core->quick_ns))
         return;
-    request->looks_ns += timed->ns;
-    request->n_looks += n;
+    request->timed_stats_ns += timer->ns;
+    request->n_timed_stats += n;
 }
 
 /* Return whether the core may serve a request: the filesystem is not slow, and the caller did not just get ESTALE. */
-bool is_at_rest(const Request *request) {
+bool may_serve_in_core(const Request *request) {
     const Core *core = request->core;
     const Tables *t = core->tables;
-    for (uint32_t at = 0; at < t->n_retries; at++)
-        if (t->retries[at] == request->pid)
+    for (uint32_t at = 0; at < t->n_retrying; at++)
+        if (t->retrying_pids[at] == request->pid)
             return false;
     return !t->is_caching && !__atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED);
 }
@@ -47,29 +47,29 @@ bool is_plain(Core *core, Node *directory) {
            is_outside(core, directory);
 }
 
-/* Return whether a directory is a user's drop folder, in any store. */
-bool is_drop_folder(Tables *t, const Node *directory) {
-    Node *above = directory->at.parent;
-    return above != NULL && !strcmp(directory->at.name, DROP) && zone_of(t, above) == STORE;
+/* Return whether a directory is a user's drop directory, in any store. */
+bool is_drop_directory(Tables *t, const Node *directory) {
+    Node *above = directory->found_at.parent;
+    return above != NULL && !strcmp(directory->found_at.name, DROP) && zone_of(t, above) == STORE;
 }
 
-/* Return whether a name is the link to the caller's drop folder, which exists in the mount only
- * (tree/trashd_dir.py). */
-bool is_drop_name(const Core *core, const Node *directory, const char *name) {
+/* Return whether a name is the link to the caller's drop directory, which exists in the mount
+ * only (tree/trashd_dir.py). */
+bool is_drop_link_name(const Core *core, const Node *directory, const char *name) {
     char own[sizeof STORES + 1 + UID_DIGITS];
-    if (strcmp(name, DROP) || directory->at.parent != core->tables->root)
+    if (strcmp(name, DROP) || directory->found_at.parent != core->tables->root)
         return false;
     snprintf(own, sizeof own, "%s-%u", STORES, geteuid());
-    return !strcmp(directory->at.name, STORES) || !strcmp(directory->at.name, own);
+    return !strcmp(directory->found_at.name, STORES) || !strcmp(directory->found_at.name, own);
 }
 
 /* Return whether a name may be a store's. */
-bool is_stores(const char *name) { return !strncmp(name, STORES, sizeof STORES - 1); }
+bool may_be_store_name(const char *name) { return !strncmp(name, STORES, sizeof STORES - 1); }
 
-/* Return whether a stat of a name may block on a filesystem mounted there. Only base names of mount points are known,
- * so the same name elsewhere counts, too. */
-bool may_wait(const Core *core, const char *name) {
-    for (const char *at = core->tables->waiting; at != NULL && *at; at += strlen(at) + 1)
+/* Return whether a stat of a name may block on a filesystem mounted there. The tables have only the base names of
+ * mount points, so the same name elsewhere counts, too. */
+bool may_block(const Core *core, const char *name) {
+    for (const char *at = core->tables->blocking_names; at != NULL && *at; at += strlen(at) + 1)
         if (!strcmp(at, name))
             return true;
     return false;
@@ -78,7 +78,7 @@ bool may_wait(const Core *core, const char *name) {
 /* Return whether a name is a store's, as is_stores_own in store/layout.py. */
 bool is_stores_own(const char *name) {
     static const char hex[] = "0123456789abcdef", digits[] = "0123456789", made[] = ".new-";
-    if (!is_stores(name))
+    if (!may_be_store_name(name))
         return false;
     name += sizeof STORES - 1;
     if (*name == '\0' || !strncmp(name, made, sizeof made - 1))
@@ -99,7 +99,7 @@ int open_place(Request *request, uint64_t nodeid, const char *name, Place *place
     *place = (Place){.name = name};
     if (node == NULL)
         return -ESTALE;
-    if (node->last != NULL)
+    if (node->final_stat != NULL)
         return -ENOENT;
     if (!node->is_directory)
         return -ENOTDIR;
@@ -117,7 +117,7 @@ int open_place(Request *request, uint64_t nodeid, const char *name, Place *place
 
 /* Return whether no name in a directory may be cached: names in stores change behind the mount, and in a directory that
  * ignores letter case one file has many names. May release the tables lock. fd: of the directory */
-bool are_fickle_in(Request *request, Node *directory, int fd) {
+bool are_names_uncacheable(Request *request, Node *directory, int fd) {
     const Tables *t = request->core->tables;
     bool is_exact = directory->is_case_sensitive || (t->is_case_sensitive && directory->dev == request->core->root_dev);
     if (!is_outside(request->core, directory))
@@ -125,20 +125,21 @@ bool are_fickle_in(Request *request, Node *directory, int fd) {
     if (is_exact)
         return false;
     calls_begin(request);
-    bool folds = ask_folds(request, directory, fd);
+    bool folds = query_folding(request, directory, fd);
     calls_end(request);
     return folds;
 }
 
 /* Determine whether a name may be cached. May release the tables lock. */
-void see_fickle(Request *request, const Place *place) {
-    request->is_fickle = is_stores_own(place->name) || are_fickle_in(request, place->node, place->fd->number);
+void check_name_cacheable(Request *request, const Place *place) {
+    request->is_uncacheable = is_stores_own(place->name) ||
+                              are_names_uncacheable(request, place->node, place->fd->number);
 }
 
 /* Determine whether attributes on a device may be cached. Called without the tables lock. */
-void see_device(Request *request, uint64_t dev) {
+void check_device(Request *request, uint64_t dev) {
     if (dev != request->core->root_dev)
-        request->is_unasked = !ask_device(request, dev);
+        request->is_unverified = !query_device(request, dev);
 }
 
 void close_place(Place *place) {
@@ -148,16 +149,16 @@ void close_place(Place *place) {
 }
 
 /* Return the node of an inode that was stat'ed under a name, with one reference. */
-Node *learn(Request *request, const Place *place, const Seen *seen) {
-    Source source = source_of(seen);
+Node *node_for_name(Request *request, const Place *place, const Stat *st) {
+    Source source = source_of(st);
     return node_take(
-        learn_node(request->core->tables, &source, S_ISDIR(seen->mode), seen->nlink > 1, place->node, place->name));
+        learn_node(request->core->tables, &source, S_ISDIR(st->mode), st->nlink > 1, place->node, place->name));
 }
 
-/* What the kernel has cached. */
+/* The kernel's caches. */
 
 /* Invalidate attributes in the kernel, as forget_attributes does. */
-void notify_attributes(const Tables *t, const Node *node) {
+void notify_inval_inode(const Tables *t, const Node *node) {
     struct {
         uint32_t size;
         int32_t code;
@@ -168,90 +169,90 @@ void notify_attributes(const Tables *t, const Node *node) {
     }
 }
 
-/* Invalidate what the kernel was sent about a node, including replies that have not reached it yet. */
-void renew(Tables *t, Node *node) {
-    node->is_told = node->is_lasting = false;
-    node->told_until_s = 0;
-    notify_attributes(t, node);
+/* Invalidate the attributes and names of a node that the kernel was sent, including replies that are on their way. */
+void invalidate_attributes(Tables *t, Node *node) {
+    node->was_sent = node->has_long_timeout = false;
+    node->cached_until_s = 0;
+    notify_inval_inode(t, node);
 }
 
 /* Invalidate the directories with a long attr timeout that lie in this zone or a later one. */
-void renew_lasting(Tables *t, Zone zone) {
+void invalidate_zone(Tables *t, Zone zone) {
     for (uint64_t at = 0; at < t->n_buckets; at++)
         for (Node *node = t->by_nodeid[at]; node != NULL; node = node->next_by_nodeid)
-            if (node->is_lasting && zone_of(t, node) >= zone)
-                renew(t, node);
+            if (node->has_long_timeout && zone_of(t, node) >= zone)
+                invalidate_attributes(t, node);
 }
 
-/* Note a change in a directory, or of its attributes, as AttrTimeouts.changed. */
-void changed(Tables *t, Node *node) {
+/* Note a change in a directory, or of its attributes, as AttrTimeouts.note_change. */
+void note_directory_change(Tables *t, Node *node) {
     node->changed_s = (double)now_ns() / 1e9;
-    if (node->is_lasting || node->is_told)
-        renew(t, node);
+    if (node->has_long_timeout || node->was_sent)
+        invalidate_attributes(t, node);
 }
 
 /* Return whether the kernel's cached pages of a file or directory that was just opened and stat'ed are valid.
  *
  * If others may change it behind the mount, they are valid if times and size are those of the last open, and were not
  * new then: clocks of filesystems tick slowly, and two writes in one tick have the same time. */
-bool pages_are_right(const Tables *t, Node *node, const Seen *seen) {
-    int64_t mtime_ns = in_ns(seen->mtime_s, seen->mtime_ns), ctime_ns = in_ns(seen->ctime_s, seen->ctime_ns);
+bool are_pages_valid(const Tables *t, Node *node, const Stat *st) {
+    int64_t mtime_ns = in_ns(st->mtime_s, st->mtime_ns), ctime_ns = in_ns(st->ctime_s, st->ctime_ns);
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    bool are_right = node->page_size == (int64_t)seen->size && node->page_mtime_ns == mtime_ns &&
+    bool are_right = node->page_size == (int64_t)st->size && node->page_mtime_ns == mtime_ns &&
                      node->page_ctime_ns == ctime_ns;
     int64_t age_ns = in_ns(now.tv_sec, (uint32_t)now.tv_nsec) - ctime_ns; /* setting a later mtime sets ctime to now */
     node->page_mtime_ns = mtime_ns, node->page_ctime_ns = ctime_ns;
-    node->page_size = age_ns > t->racy_ns ? (int64_t)seen->size : -1;
+    node->page_size = age_ns > t->racy_ns ? (int64_t)st->size : -1;
     return are_right;
 }
 
 /* Note a change for Python's cache, if it is in use: of an inode, of a name in a directory, or both. source, place: may
  * be NULL. has_ended: the inode has lost its last link */
-void forget_source(Request *request, const Source *source, const Place *place, bool has_ended) {
+void note_source_change(Request *request, const Source *source, const Place *place, bool has_ended) {
     if (!request->core->tables->is_caching)
         return;
-    Cached *cached = allocate(NULL, sizeof *cached);
-    cached->next = request->cached, cached->has_ended = has_ended;
-    request->cached = cached;
+    CacheChange *change = allocate(NULL, sizeof *change);
+    change->next = request->cache_changes, change->has_ended = has_ended;
+    request->cache_changes = change;
     if (source != NULL) {
-        cached->has_source = true;
-        cached->source = *source;
-        memcpy(cached->handle, source->handle, source->n_handle);
-        cached->source.handle = cached->handle;
+        change->has_source = true;
+        change->source = *source;
+        memcpy(change->handle, source->handle, source->n_handle);
+        change->source.handle = change->handle;
     }
     if (place != NULL) {
-        cached->directory = node_take(place->node);
-        snprintf(cached->name, sizeof cached->name, "%s", place->name);
+        change->directory = node_take(place->node);
+        snprintf(change->name, sizeof change->name, "%s", place->name);
     }
 }
 
 /* Note a change of a node for Python's cache. node, place: may be NULL */
-void forget_cached(Request *request, Node *node, const Place *place) {
+void note_cached_change(Request *request, Node *node, const Place *place) {
     Source source = node == NULL ? (Source){0} : source_of_node(node);
-    forget_source(request, node == NULL ? NULL : &source, place, false);
+    note_source_change(request, node == NULL ? NULL : &source, place, false);
 }
 
-/* The filesystem has refused what the kernel allowed: the kernel's attributes of the node are outdated. error: of the
- * refusal */
-void mistake(Request *request, Node *node, int error) {
-    if (!is_refusal(error) || !request->core->acts_as_others)
+/* The filesystem has refused an access that the kernel allowed: the kernel's attributes of the node are outdated.
+ * error: of the refusal */
+void note_refusal(Request *request, Node *node, int error) {
+    if (!is_permission_error(error) || !request->core->acts_as_others)
         return;
-    forget_cached(request, node, NULL);
-    renew(request->core->tables, node);
+    note_cached_change(request, node, NULL);
+    invalidate_attributes(request->core->tables, node);
 }
 
-/* A client looked up a node in a directory, or moved it there. If that is a directory where the reaper deletes, Python
- * has the kernel forget the node (tree/forget_stored.py). */
+/* Note that a client sent LOOKUP for a node in a directory, or moved it there. If that is a directory where the reaper
+ * deletes, Python has the kernel forget the node (tree/forget_stored.py). */
 void note_stored(Request *request, Node *node, Node *directory, bool is_moved) {
     if (zone_of(request->core->tables, directory) != TRASH)
         return;
-    request->stored[request->n_stored++] = node_take(node);
+    request->stored_nodes[request->n_stored++] = node_take(node);
     request->are_moved = is_moved;
 }
 
-/* Count a reference of the kernel's. is_told: its attributes are sent, too */
-void counted(Node *node, bool is_told) {
+/* Count a reference of the kernel's. is_sent: its attributes are sent, too */
+void count_reference(Node *node, bool is_sent) {
     node->nlookup++;
-    node->is_told |= is_told;
+    node->was_sent |= is_sent;
 }

@@ -1,6 +1,6 @@
 /* Extended attributes and ACLs, which are extended attributes: SETXATTR, GETXATTR, LISTXATTR, REMOVEXATTR.
  *
- * SELinux labels are not supported. With SELinux the kernel labels the whole mount, and asks no daemon. Without it `ls
+ * SELinux labels are not supported. With SELinux the kernel labels the whole mount, without requests. Without it `ls
  * -l` reads the label of each entry, unless one reply is that labels are not supported. */
 #include "core.h"
 
@@ -14,13 +14,13 @@ static const char LABEL[] = "security.selinux", TRUSTED[] = "trusted.", USERS[] 
 enum { SYS_ADMIN = 21, SETFCAP = 31 };
 
 /* struct xattr_args of getxattrat(2). */
-struct room {
+struct xattr_args_at {
     uint64_t value;
     uint32_t size, flags;
 };
 
 /* Return whether getxattrat and listxattrat work: kernels before Linux 6.13 lack them, containers may deny them. */
-bool can_getxattrat(void) {
+bool has_getxattrat_calls(void) {
     char value;
     return syscall(GETXATTRAT, -1, "name", 0, "user.none", NULL, (size_t)0) < 0 && errno != ENOSYS && errno != EPERM &&
            syscall(LISTXATTRAT, -1, "name", 0, &value, (size_t)1) < 0 && errno == EBADF;
@@ -30,14 +30,14 @@ static bool begins(const char *xattr, const char *word) { return !strncmp(xattr,
 
 /* Get an attribute of a name in a directory. name: "": of the open file; NULL: of the inode of an O_PATH fd. xattr:
  * NULL: the list of all names. Returns its size, or a negative errno. */
-static int value_at(const Core *core, int fd, const char *name, const char *xattr, char *value) {
+static int get_xattr_at(const Core *core, int fd, const char *name, const char *xattr, char *value) {
     char path[NAME_MAX + 32];
-    struct room room = {(uint64_t)(uintptr_t)value, XATTR_SIZE_MAX, 0};
+    struct xattr_args_at args = {(uint64_t)(uintptr_t)value, XATTR_SIZE_MAX, 0};
     long n;
     if (name != NULL && core->has_getxattrat) {
         int flags = *name ? AT_SYMLINK_NOFOLLOW : AT_EMPTY_PATH;
         n = xattr == NULL ? syscall(LISTXATTRAT, fd, name, flags, value, (size_t)XATTR_SIZE_MAX)
-                          : syscall(GETXATTRAT, fd, name, flags, xattr, &room, sizeof room);
+                          : syscall(GETXATTRAT, fd, name, flags, xattr, &args, sizeof args);
         return n < 0 ? -errno : (int)n;
     }
     bool is_itself = name == NULL || !*name;
@@ -56,43 +56,44 @@ static int value_at(const Core *core, int fd, const char *name, const char *xatt
  * that name was the file, if no name was changed there meanwhile. If others may rename, two renames could give the name
  * to our file between the two calls, and the kernel would cache the other file's ACL. So then the node is opened
  * (O_PATH). */
-static int value_of(Request *request, Known *known, const char *xattr, char *value) {
+static int get_xattr_of_node(Request *request, Route *route, const char *xattr, char *value) {
     Core *core = request->core;
-    Seen seen;
+    Stat st;
     int fd;
     bool is_as_root = core->is_for_all || !core->acts_as_others;
-    if (known->fd != NULL && is_as_root) {
-        int n = value_at(core, known->fd->number, known->node->is_directory ? "." : "", xattr, value);
+    if (route->fd != NULL && is_as_root) {
+        int n = get_xattr_at(core, route->fd->number, route->node->is_directory ? "." : "", xattr, value);
         if (n != -EBADF) /* EBADF: an O_PATH fd that is held for a client that got ESTALE */
             return n;
     }
-    if (known->fd == NULL && known->dir_fd != NULL && !core->is_shared && core->is_for_all) {
-        int n = value_at(core, known->dir_fd->number, known->name, xattr, value);
+    if (route->fd == NULL && route->dir_fd != NULL && !core->is_shared && core->is_for_all) {
+        int n = get_xattr_at(core, route->dir_fd->number, route->name, xattr, value);
         tables_lock(core->mutex);
-        bool is_moved = is_changed(request, known->above);
+        bool is_moved = is_changed(request, route->parent_node);
         tables_unlock(core->mutex);
-        if (!is_moved && !look_by_name(core, known, &seen))
+        if (!is_moved && !stat_by_name(core, route, &st))
             return n;
     }
-    int error = reach(core, known, &seen, &fd);
+    int error = reach_inode(core, route, &st, &fd);
     if (error)
         return -error;
-    int held = fd < 0 ? known->fd->number : fd, n = -EACCES;
-    const char *name = known->node->is_directory ? "." : NULL;
+    int held = fd < 0 ? route->fd->number : fd, n = -EACCES;
+    const char *name = route->node->is_directory ? "." : NULL;
     if (is_as_root)
-        n = value_at(core, held, name, xattr, value);
+        n = get_xattr_at(core, held, name, xattr, value);
     else
-        for (Acting acting = reading_as(request); acts(&acting, &error); error = n < 0 ? -n : 0)
-            n = value_at(core, held, name, xattr, value);
+        for (CallerAttempts attempts = attempt_to_read(request); next_attempt(&attempts, &error);
+             error = n < 0 ? -n : 0)
+            n = get_xattr_at(core, held, name, xattr, value);
     if (fd >= 0)
         close(fd);
     return n;
 }
 
 /* Remove names that the caller may not see from a list. Returns its new size. */
-static int only_shown(const Request *request, char *listed, int n) {
+static int remove_hidden_names(const Request *request, char *listed, int n) {
     char *end = listed;
-    int sees_trusted = -1; /* not yet known */
+    int sees_trusted = -1; /* not yet checked */
     for (char *at = listed; at < listed + n;) {
         size_t room = (size_t)(listed + n - at), size = strnlen(at, room) + 1;
         if (size > room) /* the filesystem's list lacks its last NUL */
@@ -115,33 +116,33 @@ static int only_shown(const Request *request, char *listed, int n) {
 /* Reply with a value, or with the list of all names. */
 static int reply_value(Request *request, const char *xattr) {
     Core *core = request->core;
-    Known known;
+    Route route;
     uint32_t room;
-    memcpy(&room, request->own, sizeof room);
-    int result = open_known(request, request->nodeid, &known);
+    memcpy(&room, request->op_in, sizeof room);
+    int result = open_route(request, request->nodeid, &route);
     if (result)
         return result == NOT_OURS ? -EOPNOTSUPP : result;
     calls_begin(request);
-    int n = value_of(request, &known, xattr, request->answer);
+    int n = get_xattr_of_node(request, &route, xattr, request->reply_body);
     if (n >= 0 && xattr == NULL)
-        n = only_shown(request, request->answer, n);
+        n = remove_hidden_names(request, request->reply_body, n);
     calls_end(request);
     if (!core->is_for_all && xattr != NULL && begins(xattr, ACL))
-        renew(core->tables, known.node); /* else the kernel would cache it for the next user, too */
+        invalidate_attributes(core->tables, route.node); /* else the kernel would cache it for the next user, too */
     if (n < 0)
         result = n == -ENOSYS ? -EOPNOTSUPP : n; /* ENOSYS would turn off all attributes */
     else if (!room) {
         uint32_t size[2] = {(uint32_t)n, 0};
-        memcpy(request->answer, size, sizeof size);
+        memcpy(request->reply_body, size, sizeof size);
         result = sizeof size;
     } else
         result = (uint32_t)n > room ? -ERANGE : n;
-    close_known(&known);
+    close_route(&route);
     return result;
 }
 
-/* Get the attribute's name and what follows it from the payload. Returns 0, a negative errno, or NOT_OURS. */
-static int take_xattr(const Request *request, char xattr[XATTR_NAME_MAX + 1], const char **value) {
+/* Get the attribute's name, and the bytes after it, from the payload. Returns 0, a negative errno, or NOT_OURS. */
+static int parse_xattr_name(const Request *request, char xattr[XATTR_NAME_MAX + 1], const char **value) {
     size_t n = strnlen(request->payload, request->n_payload);
     if (!request->core->shows_xattrs)
         return -ENOSYS;
@@ -155,7 +156,7 @@ static int take_xattr(const Request *request, char xattr[XATTR_NAME_MAX + 1], co
 int do_getxattr(Request *request) {
     char xattr[XATTR_NAME_MAX + 1];
     const char *value;
-    int result = take_xattr(request, xattr, &value);
+    int result = parse_xattr_name(request, xattr, &value);
     return result ? result : reply_value(request, xattr);
 }
 
@@ -163,56 +164,57 @@ int do_listxattr(Request *request) { return request->core->shows_xattrs ? reply_
 
 /* Set an attribute as the caller, or remove it without a value. If a caller outside of the file's group sets an ACL,
  * the set-group-ID bit is cleared. Source: xattr(7), capabilities(7). Returns 0 or an errno. */
-static int change_xattr(const Request *request, int fd, const Seen *seen, const char *xattr, const char *value,
+static int change_xattr(const Request *request, int fd, const Stat *st, const char *xattr, const char *value,
                         size_t n_value, int flags) {
     char path[32];
     bool is_acl = begins(xattr, ACL);
-    Need needs[2];
+    NeededCapability needs[2];
     int n = 1, error;
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     if (begins(xattr, USERS)) {
-        needs[0] = by_mode(seen), needs[1] = by_owner_alone(seen); /* by owner: in a sticky directory */
+        needs[0] = override_of_mode(st), needs[1] = only_owner(st); /* by owner: in a sticky directory */
         n = 2;
     } else if (is_acl)
-        needs[0] = by_owner_alone(seen);
+        needs[0] = only_owner(st);
     else if (!strcmp(xattr, CAPABILITY))
-        needs[0] = (Need){SETFCAP, seen->uid, seen->gid};
+        needs[0] = (NeededCapability){SETFCAP, st->uid, st->gid};
     else /* no other user namespace's capability counts */
-        needs[0] = (Need){SYS_ADMIN, UINT32_MAX, ANY_GROUP};
+        needs[0] = (NeededCapability){SYS_ADMIN, UINT32_MAX, ANY_GROUP};
     if (value == NULL && !strcmp(xattr, CAPABILITY)) /* from the kernel, before a write, or from a caller with
                                                         CAP_SETFCAP */
         return removexattr(path, xattr) < 0 ? errno : 0;
-    Acting acting = acting_by(request, needs, n);
-    if (is_acl && value != NULL && keeps_group(request, seen))
-        acting.actor.gid = seen->gid;
-    while (acts(&acting, &error))
-        error = (value == NULL ? removexattr(path, xattr) : setxattr(path, xattr, value, n_value, flags)) < 0 ? errno : 0;
+    CallerAttempts attempts = attempt_with_needs(request, needs, n);
+    if (is_acl && value != NULL && keeps_group(request, st))
+        attempts.identity.gid = st->gid;
+    while (next_attempt(&attempts, &error))
+        error = (value == NULL ? removexattr(path, xattr) : setxattr(path, xattr, value, n_value, flags)) < 0 ? errno
+                                                                                                              : 0;
     return error;
 }
 
 static int change_value(Request *request, const char *xattr, const char *value, size_t n_value, int flags) {
-    Known known;
-    Seen seen;
+    Route route;
+    Stat st;
     int fd;
-    int result = open_known(request, request->nodeid, &known);
+    int result = open_route(request, request->nodeid, &route);
     if (result)
         return result == NOT_OURS ? -EOPNOTSUPP : result;
-    Node *node = known.node;
+    Node *node = route.node;
     change_begins(node);
     calls_begin(request);
-    int error = reach(request->core, &known, &seen, &fd);
+    int error = reach_inode(request->core, &route, &st, &fd);
     if (!error)
-        error = change_xattr(request, fd < 0 ? known.fd->number : fd, &seen, xattr, value, n_value, flags);
+        error = change_xattr(request, fd < 0 ? route.fd->number : fd, &st, xattr, value, n_value, flags);
     if (fd >= 0)
         close(fd);
     calls_end(request);
     node->n_changing--;
     note_change(request, node);
-    forget_cached(request, node, NULL);
-    mistake(request, node, error);
+    note_cached_change(request, node, NULL);
+    note_refusal(request, node, error);
     if (!error)
-        renew(request->core->tables, node); /* an ACL changes the mode */
-    close_known(&known);
+        invalidate_attributes(request->core->tables, node); /* an ACL changes the mode */
+    close_route(&route);
     return -error;
 }
 
@@ -220,8 +222,8 @@ int do_setxattr(Request *request) {
     char xattr[XATTR_NAME_MAX + 1];
     const char *value;
     uint32_t in[2]; /* struct fuse_setxattr_in: size, flags */
-    memcpy(in, request->own, sizeof in);
-    int result = take_xattr(request, xattr, &value);
+    memcpy(in, request->op_in, sizeof in);
+    int result = parse_xattr_name(request, xattr, &value);
     if (result)
         return result;
     size_t n = request->n_payload - (size_t)(value - request->payload);
@@ -231,6 +233,6 @@ int do_setxattr(Request *request) {
 int do_removexattr(Request *request) {
     char xattr[XATTR_NAME_MAX + 1];
     const char *value;
-    int result = take_xattr(request, xattr, &value);
+    int result = parse_xattr_name(request, xattr, &value);
     return result ? result : change_value(request, xattr, NULL, 0, 0);
 }

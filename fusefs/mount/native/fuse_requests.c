@@ -4,14 +4,14 @@
 enum { NAMES_BYTES = 8192 }; /* size of names that every transport has room for; names are shorter */
 enum { N_PATIENCE = 50, PATIENCE_US = 1000 };
 
-struct head { /* fuse_in_header */
+struct in_header { /* fuse_in_header */
     uint32_t size, opcode;
     uint64_t unique, nodeid;
     uint32_t uid, gid, pid, more;
 };
 
 typedef struct {
-    Operation *act;
+    Operation *operation;
     uint32_t n_own;    /* size of its own struct */
     uint32_t n_strings, n_names; /* strings that follow it; so many of them, the first ones, are names of entries */
     bool never_waits;  /* served at once even if the backing filesystem is slow */
@@ -60,16 +60,18 @@ static const Handler handlers[] = {
 enum { N_HANDLERS = sizeof handlers / sizeof *handlers };
 
 /* Return whether a name can't be an entry of a directory: the kernel sends no such name. */
-static bool leads_elsewhere(const char *name) { return !strcmp(name, ".") || !strcmp(name, "..") || strchr(name, '/'); }
+static bool is_no_entry_name(const char *name) {
+    return !strcmp(name, ".") || !strcmp(name, "..") || strchr(name, '/');
+}
 
-/* Return whether a payload is what a handler expects: NUL-terminated strings, none of them empty. */
+/* Return whether a payload has the form that a handler expects: NUL-terminated strings, none of them empty. */
 static bool is_well_formed(const Handler *handler, const char *payload, uint32_t n_payload) {
     uint32_t begin = 0, n = 0;
     if (!handler->n_strings)
         return true;
     for (uint32_t at = 0; at < n_payload; at++)
         if (!payload[at]) {
-            if (at == begin || (n < handler->n_names && leads_elsewhere(payload + begin)))
+            if (at == begin || (n < handler->n_names && is_no_entry_name(payload + begin)))
                 return false;
             begin = at + 1;
             n++;
@@ -91,7 +93,7 @@ void count(const Core *core, uint32_t at, uint64_t took_ns, bool has_failed) {
         __atomic_add_fetch(&cell[core->n_failed], 1, __ATOMIC_RELAXED);
 }
 
-/* Put the head of a reply. result: the size of its body, or a negative errno */
+/* Put the header of a reply. result: the size of its body, or a negative errno */
 void put_head(char *to, uint64_t unique, int result) {
     int32_t error = result < 0 ? result : 0;
     uint32_t size = HEAD_BYTES_OUT + (result > 0 ? (uint32_t)result : 0);
@@ -103,7 +105,7 @@ void put_head(char *to, uint64_t unique, int result) {
 /* Calls to Python, made with the interpreter's lock. */
 
 /* Clear the exception that is set; return its errno. */
-int failed(Core *core) {
+int clear_exception(Core *core) {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
     PyErr_NormalizeException(&type, &error, &trace);
@@ -120,55 +122,56 @@ int failed(Core *core) {
 }
 
 /* Drop the result of a Python call; log an exception. */
-static void done(Core *core, PyObject *nothing) {
+static void finish_call(Core *core, PyObject *nothing) {
     if (nothing == NULL)
-        failed(core);
+        clear_exception(core);
     Py_XDECREF(nothing);
 }
 
 /* Have Python reply when the new node has its own number. Returns 0 or an errno. */
-static int reply_later(Worker *worker, const Incoming *incoming, const Request *request) {
+static int reply_later(Worker *worker, const RawRequest *raw_request, const Request *request) {
     Core *core = worker->core;
-    PyObject *reply = worker->reply_to(worker, incoming), *nothing = NULL;
+    PyObject *reply = worker->make_reply_callable(worker, raw_request), *nothing = NULL;
     if (reply != NULL)
-        nothing = PyObject_CallMethod(core->requests, "answer_later", "Ny#KIIKO", object_of(request->made), request->answer,
-                                      (Py_ssize_t)request->n_made, (unsigned long long)request->unique, request->pid,
-                                      request->opcode, (unsigned long long)request->began_ns, reply);
-    int error = nothing == NULL ? failed(core) : 0;
+        nothing = PyObject_CallMethod(core->requests, "answer_later", "Ny#KIIKO", object_of(request->created),
+                                      request->reply_body, (Py_ssize_t)request->n_created_bytes,
+                                      (unsigned long long)request->unique, request->pid, request->opcode,
+                                      (unsigned long long)request->began_ns, reply);
+    int error = nothing == NULL ? clear_exception(core) : 0;
     Py_XDECREF(reply);
     Py_XDECREF(nothing);
     return error;
 }
 
 /* Return the request for Python, as it would be read from /dev/fuse. */
-static PyObject *request_object(const Incoming *incoming) {
-    uint32_t n_head = incoming->size < HEAD_BYTES_IN ? incoming->size : HEAD_BYTES_IN;
-    uint32_t n_own = incoming->size - n_head - incoming->n_payload;
-    PyObject *request = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)incoming->size);
+static PyObject *request_object(const RawRequest *raw_request) {
+    uint32_t n_head = raw_request->size < HEAD_BYTES_IN ? raw_request->size : HEAD_BYTES_IN;
+    uint32_t n_own = raw_request->size - n_head - raw_request->n_payload;
+    PyObject *request = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)raw_request->size);
     if (request == NULL)
         return NULL;
     char *to = PyBytes_AsString(request);
-    memcpy(to, incoming->head, n_head);
-    memcpy(to + n_head, incoming->own, n_own);
-    memcpy(to + n_head + n_own, incoming->payload, incoming->n_payload);
+    memcpy(to, raw_request->head, n_head);
+    memcpy(to + n_head, raw_request->op_in, n_own);
+    memcpy(to + n_head + n_own, raw_request->payload, raw_request->n_payload);
     return request;
 }
 
 /* Have Python reply to a request. Called without the interpreter's lock, which the worker has released. */
-void ask_python(Worker *worker, const Incoming *incoming) {
+void pass_to_python(Worker *worker, const RawRequest *raw_request) {
     Core *core = worker->core;
     PyEval_RestoreThread(worker->released);
-    PyObject *request = request_object(incoming), *nothing = NULL;
-    PyObject *reply = worker->reply_to(worker, incoming);
+    PyObject *request = request_object(raw_request), *nothing = NULL;
+    PyObject *reply = worker->make_reply_callable(worker, raw_request);
     if (request != NULL && reply != NULL)
         nothing = PyObject_CallMethod(core->requests, "answer", "OOi", request, reply, (int)worker->patience);
     if (nothing == NULL) {
         uint64_t unique;
-        int error = failed(core);
-        memcpy(&unique, incoming->head + 8, sizeof unique);
-        if (reply != NULL && incoming->size >= HEAD_BYTES_IN)
+        int error = clear_exception(core);
+        memcpy(&unique, raw_request->head + 8, sizeof unique);
+        if (reply != NULL && raw_request->size >= HEAD_BYTES_IN)
             nothing = PyObject_CallFunction(reply, "iK", error, (unsigned long long)unique);
-        done(core, nothing == NULL ? NULL : Py_NewRef(nothing));
+        finish_call(core, nothing == NULL ? NULL : Py_NewRef(nothing));
     }
     Py_XDECREF(request);
     Py_XDECREF(reply);
@@ -179,13 +182,13 @@ void ask_python(Worker *worker, const Incoming *incoming) {
 /* Return a boolean that Python returned, and drop the object; log an exception. Called with the interpreter's lock. */
 static bool is_true(Core *core, PyObject *answered, bool if_failed) {
     bool is_it = answered == NULL ? if_failed : answered == Py_True;
-    done(core, answered);
+    finish_call(core, answered);
     return is_it;
 }
 
 /* Return whether a name in a directory may have other spellings. Called without the tables lock. fd: of the
  * directory */
-bool ask_folds(Request *request, Node *directory, int fd) {
+bool query_folding(Request *request, Node *directory, int fd) {
     PyEval_RestoreThread(*request->released);
     PyObject *answered = PyObject_CallMethod(request->core->calls, "folds", "Ni", object_of(directory), fd);
     bool folds = is_true(request->core, answered, true);
@@ -194,31 +197,32 @@ bool ask_folds(Request *request, Node *directory, int fd) {
 }
 
 /* Return whether attributes on a device other than the root's may be cached. Called without the tables lock. */
-bool ask_device(Request *request, uint64_t dev) {
+bool query_device(Request *request, uint64_t dev) {
     PyEval_RestoreThread(*request->released);
     PyObject *answered = PyObject_CallMethod(request->core->calls, "meets", "K", (unsigned long long)dev);
-    bool are_believed = is_true(request->core, answered, false);
+    bool are_cacheable = is_true(request->core, answered, false);
     *request->released = PyEval_SaveThread();
-    return are_believed;
+    return are_cacheable;
 }
 
-static void forget_in_cache(Core *core, const Cached *cached) {
-    PyObject *source = cached->has_source ? source_object(&cached->source) : Py_NewRef(Py_None);
-    done(core, PyObject_CallMethod(core->calls, "forget", "NNyi", source, object_of(cached->directory), cached->name,
-                                   cached->has_ended));
+static void forget_in_cache(Core *core, const CacheChange *change) {
+    PyObject *source = change->has_source ? source_object(&change->source) : Py_NewRef(Py_None);
+    finish_call(core, PyObject_CallMethod(core->calls, "forget", "NNyi", source, object_of(change->directory),
+                                          change->name, change->has_ended));
 }
 
 /* Have Python end unused nodes. Called with the interpreter's lock. */
 static void end_in_python(Request *request) {
     for (int at = 0; at < request->n_unused; at++) {
-        done(request->core, PyObject_CallMethod(request->core->calls, "unused", "N", object_of(request->unused[at])));
-        node_put(request->unused[at]);
+        finish_call(request->core,
+                    PyObject_CallMethod(request->core->calls, "unused", "N", object_of(request->unused_nodes[at])));
+        node_put(request->unused_nodes[at]);
     }
     request->n_unused = 0;
 }
 
 /* Have Python end unused nodes. Called without the interpreter's lock and the tables lock. */
-void tell_unused(Request *request) {
+void report_unused(Request *request) {
     if (!request->n_unused)
         return;
     PyEval_RestoreThread(*request->released);
@@ -226,87 +230,99 @@ void tell_unused(Request *request) {
     *request->released = PyEval_SaveThread();
 }
 
-static void tell_python(Request *request, int result) {
+static void report_to_python(Request *request, int result) {
     Core *core = request->core;
-    if (request->n_looks) {
-        PyObject *answered = PyObject_CallMethod(core->calls, "took", "Ki", (unsigned long long)request->looks_ns,
-                                                 request->n_looks);
+    if (request->n_timed_stats) {
+        PyObject *answered = PyObject_CallMethod(core->calls, "took", "Ki", (unsigned long long)request->timed_stats_ns,
+                                                 request->n_timed_stats);
         __atomic_store_n(&core->is_in_doubt, is_true(core, answered, false), __ATOMIC_RELAXED);
     }
-    if (request->refused)
-        done(core, PyObject_CallMethod(core->calls, "refused", "Nii", object_of(request->refused_node), request->refused,
-                                       request->refused_fd));
+    if (request->refused_errno)
+        finish_call(core, PyObject_CallMethod(core->calls, "refused", "Nii", object_of(request->refused_node),
+                                              request->refused_errno, request->refused_fd));
     end_in_python(request);
     for (int at = 0; at < request->n_stored; at++)
-        done(core, PyObject_CallMethod(core->calls, "stored", "Ni", object_of(request->stored[at]), request->are_moved));
-    for (const Cached *cached = request->cached; cached != NULL; cached = cached->next)
-        forget_in_cache(core, cached);
-    if (request->has_come_back)
-        done(core, PyObject_CallMethod(core->calls, "came_back", NULL));
+        finish_call(core, PyObject_CallMethod(core->calls, "stored", "Ni", object_of(request->stored_nodes[at]),
+                                              request->are_moved));
+    for (const CacheChange *change = request->cache_changes; change != NULL; change = change->next)
+        forget_in_cache(core, change);
+    if (request->has_left_trash)
+        finish_call(core, PyObject_CallMethod(core->calls, "came_back", NULL));
     if (result == -ESTALE)
-        done(core, PyObject_CallMethod(core->calls, "told_stale", "I", request->pid));
+        finish_call(core, PyObject_CallMethod(core->calls, "told_stale", "I", request->pid));
     if (__atomic_load_n((char *)core->rests.buf, __ATOMIC_RELAXED))
-        done(core, PyObject_CallMethod(core->calls, "changed", NULL));
+        finish_call(core, PyObject_CallMethod(core->calls, "changed", NULL));
 }
 
-static void put_uses(Request *request) {
+static void drop_references(Request *request) {
     node_put(request->refused_node);
-    node_put(request->made);
+    node_put(request->created);
     for (int at = 0; at < request->n_stored; at++)
-        node_put(request->stored[at]);
-    for (Cached *cached = request->cached, *next; cached != NULL; cached = next) {
-        next = cached->next;
-        node_put(cached->directory);
-        free(cached);
+        node_put(request->stored_nodes[at]);
+    for (CacheChange *change = request->cache_changes, *next; change != NULL; change = next) {
+        next = change->next;
+        node_put(change->directory);
+        free(change);
     }
 }
 
 /* Return whether there is an operation for an opcode. n_own: gets the size of its own struct */
-bool is_ours(const Core *core, uint32_t opcode, uint32_t *n_own) {
-    bool is_it = opcode < N_HANDLERS && handlers[opcode].act != NULL && core->cell_of[opcode];
+bool has_operation(const Core *core, uint32_t opcode, uint32_t *n_own) {
+    bool is_it = opcode < N_HANDLERS && handlers[opcode].operation != NULL && core->cell_of[opcode];
     *n_own = is_it ? handlers[opcode].n_own : 0;
     return is_it;
 }
 
-/* Answer a request. Called without the interpreter's lock, which the worker has released. Returns the size of the
- * reply's body, a negative errno, or: NOT_OURS: Python has to reply; LATER: Python will reply; NO_ANSWER: there is no
- * reply. */
-int answer(Worker *worker, const Incoming *incoming) {
+/* Serve a request. Called without the interpreter's lock, which the worker has released. Returns the size of the
+ * reply's body, a negative errno, or: NOT_OURS: Python has to reply; LATER: Python will reply; NO_REPLY: the
+ * kernel expects none. */
+int serve_raw_request(Worker *worker, const RawRequest *raw_request) {
     Core *core = worker->core;
-    struct head head;
+    struct in_header header;
     uint32_t n_own;
-    memcpy(&head, incoming->head, sizeof head);
-    if (!is_ours(core, head.opcode, &n_own))
+    memcpy(&header, raw_request->head, sizeof header);
+    if (!has_operation(core, header.opcode, &n_own))
         return NOT_OURS;
-    const Handler *handler = &handlers[head.opcode];
+    const Handler *handler = &handlers[header.opcode];
     Patience needed = handler->never_waits ? NO_CALLS : handler->is_long ? ANY_TIME : NO_WAITING;
-    if (worker->patience < needed || head.size < sizeof head + n_own + incoming->n_payload ||
-        !is_well_formed(handler, incoming->payload, incoming->n_payload))
+    if (worker->patience < needed || header.size < sizeof header + n_own + raw_request->n_payload ||
+        !is_well_formed(handler, raw_request->payload, raw_request->n_payload))
         return NOT_OURS;
     Request request = {
-        .core = core, .released = &worker->released, .held = -1, .is_timed = true, .began_ns = now_ns(),
-        .opcode = head.opcode, .uid = head.uid, .gid = head.gid, .pid = head.pid, .unique = head.unique,
-        .nodeid = head.nodeid, .own = incoming->own, .payload = incoming->payload, .n_payload = incoming->n_payload,
-        .answer = incoming->answer,
+        .core = core,
+        .released = &worker->released,
+        .inode_fd = -1,
+        .is_timed = true,
+        .began_ns = now_ns(),
+        .opcode = header.opcode,
+        .uid = header.uid,
+        .gid = header.gid,
+        .pid = header.pid,
+        .unique = header.unique,
+        .nodeid = header.nodeid,
+        .op_in = raw_request->op_in,
+        .payload = raw_request->payload,
+        .n_payload = raw_request->n_payload,
+        .reply_body = raw_request->reply_body,
     };
     tables_lock(core->mutex);
     request.n_changes_before = core->tables->n_changes;
-    int result = handler->never_waits || is_at_rest(&request) ? handler->act(&request) : NOT_OURS;
+    int result = handler->never_waits || may_serve_in_core(&request) ? handler->operation(&request) : NOT_OURS;
     if (result == -EAGAIN) /* the operation would wait for another process */
         result = NOT_OURS;
     tables_unlock(core->mutex);
     if (result > NOT_OURS && result != LATER)
-        count(core, core->cell_of[head.opcode], now_ns() - request.began_ns, result < 0 && result != NO_ANSWER);
-    if (request.n_looks || request.refused || request.n_unused || request.n_stored || request.cached != NULL ||
-        request.has_come_back || request.made != NULL || result == -ESTALE ||
+        count(core, core->cell_of[header.opcode], now_ns() - request.began_ns, result < 0 && result != NO_REPLY);
+    if (request.n_timed_stats || request.refused_errno || request.n_unused || request.n_stored ||
+        request.cache_changes != NULL || request.has_left_trash || request.created != NULL || result == -ESTALE ||
         __atomic_load_n((char *)core->rests.buf, __ATOMIC_RELAXED)) {
         PyEval_RestoreThread(worker->released);
-        tell_python(&request, result);
+        report_to_python(&request, result);
         if (result == LATER) {
-            int error = reply_later(worker, incoming, &request);
+            int error = reply_later(worker, raw_request, &request);
             result = error ? -error : LATER;
         }
-        put_uses(&request);
+        drop_references(&request);
         worker->released = PyEval_SaveThread();
     }
     return result;
@@ -317,22 +333,22 @@ int answer(Worker *worker, const Incoming *incoming) {
  * reply's body. */
 static int wait_for_number(Request *request) {
     Tables *t = request->core->tables;
-    for (int at = 0; at < N_PATIENCE && lacks_its_number(t, request->made); at++) {
+    for (int at = 0; at < N_PATIENCE && may_get_own_number(t, request->created); at++) {
         calls_begin(request);
         usleep(PATIENCE_US);
         calls_end(request);
-        renumber(t, request->made);
+        renumber(t, request->created);
     }
-    put_number(request->answer, request->made->nodeid);
-    return request->n_made;
+    put_number(request->reply_body, request->created->nodeid);
+    return request->n_created_bytes;
 }
 
-/* Do a request. Called without the tables lock and the interpreter's lock. Returns as `answer`. */
+/* Do a request. Called without the tables lock and the interpreter's lock. Returns as `serve_raw_request`. */
 static int do_request(Request *request, const Handler *handler) {
     Core *core = request->core;
     tables_lock(core->mutex);
     request->n_changes_before = core->tables->n_changes;
-    int result = handler->act(request);
+    int result = handler->operation(request);
     if (result == LATER)
         result = wait_for_number(request);
     tables_unlock(core->mutex);
@@ -343,42 +359,53 @@ static int do_request(Request *request, const Handler *handler) {
 PyObject *core_do(Core *core, PyObject *args) {
     Py_buffer in;
     int held = -1, result = -EINVAL;
-    struct head head;
+    struct in_header header;
     uint32_t n_own = 0;
     PyThreadState *released;
     PyObject *reply = NULL;
     if (!PyArg_ParseTuple(args, "y*|i", &in, &held))
         return NULL;
-    const char *own = (const char *)in.buf + sizeof head;
-    memset(&head, 0, sizeof head);
-    if (in.len >= (Py_ssize_t)sizeof head)
-        memcpy(&head, in.buf, sizeof head);
-    bool is_one = is_ours(core, head.opcode, &n_own) && in.len >= (Py_ssize_t)(sizeof head + n_own);
-    uint32_t n_payload = is_one ? (uint32_t)in.len - (uint32_t)sizeof head - n_own : 0;
+    const char *own = (const char *)in.buf + sizeof header;
+    memset(&header, 0, sizeof header);
+    if (in.len >= (Py_ssize_t)sizeof header)
+        memcpy(&header, in.buf, sizeof header);
+    bool is_one = has_operation(core, header.opcode, &n_own) && in.len >= (Py_ssize_t)(sizeof header + n_own);
+    uint32_t n_payload = is_one ? (uint32_t)in.len - (uint32_t)sizeof header - n_own : 0;
     Request request = {
-        .core = core, .released = &released, .held = held, .is_pythons = true, .began_ns = now_ns(),
-        .is_timed = __atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED), .opcode = head.opcode, .uid = head.uid,
-        .gid = head.gid, .pid = head.pid, .unique = head.unique, .nodeid = head.nodeid, .own = own,
-        .payload = own + n_own, .n_payload = n_payload,
+        .core = core,
+        .released = &released,
+        .inode_fd = held,
+        .is_from_python = true,
+        .began_ns = now_ns(),
+        .is_timed = __atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED),
+        .opcode = header.opcode,
+        .uid = header.uid,
+        .gid = header.gid,
+        .pid = header.pid,
+        .unique = header.unique,
+        .nodeid = header.nodeid,
+        .op_in = own,
+        .payload = own + n_own,
+        .n_payload = n_payload,
     };
-    if (is_one && is_well_formed(&handlers[head.opcode], request.payload, n_payload)) {
-        request.answer = malloc(BODY_BYTES_MAX); /* pages that are never touched take no memory */
-        if (request.answer == NULL) {
+    if (is_one && is_well_formed(&handlers[header.opcode], request.payload, n_payload)) {
+        request.reply_body = malloc(BODY_BYTES_MAX); /* pages that are never touched take no memory */
+        if (request.reply_body == NULL) {
             PyBuffer_Release(&in);
             return PyErr_NoMemory();
         }
         released = PyEval_SaveThread();
-        result = do_request(&request, &handlers[head.opcode]);
+        result = do_request(&request, &handlers[header.opcode]);
         PyEval_RestoreThread(released);
-        tell_python(&request, 0);
-        put_uses(&request);
+        report_to_python(&request, 0);
+        drop_references(&request);
     }
-    if (result < 0 && result != NO_ANSWER) {
+    if (result < 0 && result != NO_REPLY) {
         errno = result == NOT_OURS ? ENOSYS : -result;
         PyErr_SetFromErrno(PyExc_OSError);
     } else
-        reply = PyBytes_FromStringAndSize(request.answer, result == NO_ANSWER ? 0 : result);
-    free(request.answer);
+        reply = PyBytes_FromStringAndSize(request.reply_body, result == NO_REPLY ? 0 : result);
+    free(request.reply_body);
     PyBuffer_Release(&in);
     return reply;
 }
