@@ -31,15 +31,13 @@ COMMANDS = (
     "trashd swap --keep-for 1s /scratch/job",
     WATCH,
 )
-_UID, _LIMIT_S, _N_FRAMES = 1000, 300.0, 5
 _FIRST = "until trashd status; do sleep 1; done; cd /scratch; mkdir first && trashd swap first && trashd undo"
 """Python keeps its bytecode from this, as an installed package has it."""
-_COLUMNS, _LINES = 80, 24
+_UID, _COLUMNS, _LINES = 1000, 80, 24
 Frame = tuple[float, list[str]]
 """What a command shows, from so many seconds after its start."""
-_TYPED_S, _PAUSE_S = 0.04, 1.5  # for a character; after each command
+_TYPED_S, _PAUSE_S, _LIMIT_S, _N_FRAMES = 0.04, 1.5, 300.0, 5  # a character; after a command or frame; a command
 _FONT_PX, _ROW_PX, _WIDTH_PX, _LEFT_PX = 14, 18, 720, 16
-_HOME = "\x1b[H"  # the live status begins each picture with it
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 _COMMENT = re.compile(r" +#.*")
 _STYLE = """
@@ -78,7 +76,7 @@ def make_scene(base: Path) -> None:
 
 
 def record(command: str, home: Path) -> list[Frame]:
-    """Run a command as alice on a terminal. The live status has many frames, and ends when nothing is left to delete.
+    """Run a command as alice on a terminal; the live status until all is deleted, with some frames in quick succession.
 
     Raises  TimeoutError
     """
@@ -86,8 +84,7 @@ def record(command: str, home: Path) -> list[Frame]:
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", _LINES, _COLUMNS, 0, 0))
     environment = {"HOME": str(home), "TERM": "xterm", "LC_ALL": "C.UTF-8", "TIMEFORMAT": "real %3R s"}
     environment |= {"PATH": f"{Path(TRASHD).parent}:/usr/bin:/bin", "PYTHONPYCACHEPREFIX": f"{home}/bytecode"}
-    began_s, text = time.monotonic(), b""
-    frames: list[Frame] = []
+    began_s, text, frames = time.monotonic(), b"", list[Frame]()
     with subprocess.Popen(
         ["bash", "-c", f"exec {command}" if command == WATCH else command],
         stdin=theirs, stdout=theirs, stderr=theirs, env=environment, user=_UID, group=_UID, extra_groups=[],
@@ -98,8 +95,9 @@ def record(command: str, home: Path) -> list[Frame]:
                 text += os.read(ours, 1 << 16)
             except OSError:  # EIO: the command has ended
                 os.close(ours)
-                return frames[-1:] if command != WATCH else [*frames[: -1 : len(frames) // _N_FRAMES + 1], frames[-1]]
-            picture = _CONTROL.sub("", text.decode(errors="replace").rpartition(_HOME)[2])
+                shown = [*frames[: -1 : len(frames) // _N_FRAMES + 1], frames[-1]] if command == WATCH else frames[-1:]
+                return [(at_s if len(shown) == 1 else _PAUSE_S * n, lines) for n, (at_s, lines) in enumerate(shown, 1)]
+            picture = _CONTROL.sub("", text.decode(errors="replace").rpartition("\x1b[H")[2])  # the top of the screen
             if command != WATCH or picture.count("\n") == _LINES - 1:
                 lines = [line.rstrip() for line in picture.rstrip().split("\n")]
                 frames.append((time.monotonic() - began_s, lines))
@@ -125,16 +123,15 @@ def draw(recorded: list[tuple[str, list[Frame]]]) -> str:
         body += row(f"$ {command}", y, f'font-weight="bold" style="{how}"')
         now_s += typed_s
         for (at_s, lines), (until_s, _) in itertools.pairwise([*frames, (0.0, [])]):
-            how = f'opacity="0" style="animation: visible {until_s - at_s:.2f}s {now_s + at_s:.2f}s"'
-            if not until_s:
-                how = f'style="animation: hidden {now_s + at_s:.2f}s"'
+            later = f'opacity="0" style="animation: visible {until_s - at_s:.2f}s {now_s + at_s:.2f}s"'
+            how = later if until_s else f'style="animation: hidden {now_s + at_s:.2f}s"'
             body += f"<g {how}>\n{''.join(row(line, y + n * _ROW_PX) for n, line in enumerate(lines, 1))}</g>\n"
         now_s += at_s + _PAUSE_S
         y += (len(lines) + 1) * _ROW_PX + _ROW_PX // 2
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH_PX}" height="{y}" viewBox="0 0 {_WIDTH_PX} {y}" '
         f'role="img" font-family="ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace" font-size="{_FONT_PX}">\n'
-        f"<title>A swap, a list, an undo, and the service as it deletes a tree</title>\n<style>{_STYLE}</style>\n"
+        f"<title>A swap, a list, an undo, and the service deleting a tree</title>\n<style>{_STYLE}</style>\n"
         f'<rect x="0.5" y="0.5" width="{_WIDTH_PX - 1}" height="{y - 1}" rx="8"/>\n{body}</svg>\n'
     )
 
@@ -142,12 +139,10 @@ def draw(recorded: list[tuple[str, list[Frame]]]) -> str:
 def main() -> None:
     """Write it."""
     with tempfile.TemporaryDirectory() as base:
-        home = Path(base, "home")
         make_scene(Path(base))
         with running([TRASHD, "service", "run", "--config", base]):
-            record(_FIRST, home)
-            recorded = [(command, record(command, home)) for command in COMMANDS]
-    Path(sys.argv[1]).write_text(draw(recorded), encoding="utf-8")
+            recorded = [(command, record(command, Path(base, "home"))) for command in (_FIRST, *COMMANDS)]
+    Path(sys.argv[1]).write_text(draw(recorded[1:]), encoding="utf-8")
 
 
 if __name__ == "__main__":
