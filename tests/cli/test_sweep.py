@@ -269,7 +269,7 @@ def test_a_format_without_a_list_or_another_one_is_refused(top: Path) -> None:
 
 def test_a_line_that_is_not_understood_is_told(top: Path) -> None:
     done = trashd("sweep", top, "--delete", "--from", "-", "--from-format", "mmapplypolicy", stdin=bytes(top / "a.log"))
-    assert (done.code, f"{top}/a.log: not in the format of the list" in done.out, len(names(top))) == (13, True, 4)
+    assert (done.code, f"{top}/a.log: not in the list's format" in done.out, len(names(top))) == (13, True, 4)
 
 
 # To another filesystem
