@@ -168,7 +168,7 @@ def test_what_is_no_list_of_names_is_refused(
 
 def test_a_file_without_a_birth_time_is_no_moment(top: Path) -> None:
     done = trashd("sweep", top, "--by", "btime", "--newer", "/proc/self/stat", "--print")
-    assert (done.code, "no birth time" in done.err, done.out) == (2, True, "")
+    assert (done.code, "does not record birth times" in done.err, done.out) == (2, True, "")
 
 
 def test_nothing_is_printed_where_standard_output_is_closed(top: Path) -> None:

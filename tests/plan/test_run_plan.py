@@ -655,8 +655,8 @@ def test_restore_says_whether_rules_leave_it_alone(volume: Path) -> None:
     for name in ("writable", "fixed"):
         alice("rm", f"{home}/data/{name}")
         said[name] = alice("restore", f"{home}/data/{name}")
-    assert "rules (trashd plan) count its age from now on" in said["writable"]
-    assert "rules (trashd plan) may remove it again" in said["fixed"]
+    assert "rules (trashd plan) count the age of these files from now on" in said["writable"]
+    assert "rules (trashd plan) may remove these files again" in said["fixed"]
 
 
 def test_doctor_tells_of_a_rule_that_is_refused() -> None:
