@@ -1,1 +1,1 @@
-"""Generates files from the commands and their types when trashd is built: manual pages and the JSON schema."""
+"""Generates manual pages and the JSON schema from the commands and their types when trashd is built."""

@@ -1,4 +1,4 @@
-"""python -m build_docs man DIRECTORY writes manual pages to DIRECTORY/man1 and man5; schema FILE the JSON schema."""
+"""Usage: python -m build_docs man DIRECTORY (writes manual pages to DIRECTORY/man1 and man5), or schema FILE."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from build_docs import json_schema, man_pages
 
 
 def main(arguments: list[str]) -> int:
-    """Run one of the two subcommands. Returns  2 for a wrong command line"""
+    """Run one of the two subcommands. Returns  the exit code, which is 2 for a wrong command line"""
     match arguments:
         case ["man", directory]:
             man_pages.write_all(Path(directory))

@@ -143,7 +143,7 @@ def test_an_unknown_format(volume: Path, tree: Path) -> None:
     init(volume)
     file = volume / ".trashd/volume.json"
     file.write_text(file.read_text().replace('"format": 2', '"format": 3'))
-    refused("trash store of an unknown format", f"trashd swap {tree}", volume, 6)
+    refused("unknown trash store format", f"trashd swap {tree}", volume, 6)
     PAGE.typed("mv .trashd .trashd-old", volume)
     swapped(tree)
 
@@ -369,7 +369,7 @@ def test_a_mount_whose_daemon_is_gone(volume: Path, tree: Path) -> None:
     seen.mkdir()
     assert in_bash(f"trashd mount {tree} {seen}", volume).code == 0
     kill_daemon(seen)
-    refused("the daemon of this mount has ended; its last numbers are shown", "trashd status", volume, 5)
+    refused("the daemon of this mount has ended; its last counters are shown", "trashd status", volume, 5)
     assert "trashd mount --replace SRC MNT" in in_bash(f"trashd swap {seen}/below", volume).out
     PAGE.typed("trashd mount --replace SRC MNT", volume, SRC=tree, MNT=seen)
     assert (seen / "below/deep").read_text() == "more"
