@@ -1,11 +1,11 @@
-"""What a build of the package does itself: its C, where there is a C compiler, man pages, and the text of its page.
+"""Build the package's C modules, if there is a C compiler, its man pages, and the text of its page on an index.
 
-Without a compiler trashd is installed without the two modules of C, and works.
+Without a compiler, trashd is installed without the two C modules, and works.
 
-hatchling runs it for each wheel and each install, `make native` when a source is newer than what was built.
+hatchling runs this for each wheel and each install; `make native` runs it if a source is newer than what was built.
 
-TRASHD_NATIVE=0  leaves it out; =1: not to have it is an error
-CFLAGS, LDFLAGS  are the compiler's too, as a distribution sets them
+TRASHD_NATIVE=0  do not build the C modules; =1: fail if they can't be built
+CFLAGS, LDFLAGS  further options for the compiler, as distributions set them
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 MODULES: Final = (Path("fusefs/linux/native/_bulk.abi3.so"), Path("fusefs/mount/native/_core.abi3.so"))
-"""Each of all C files beside it."""
+"""The C modules; each is built from all C files in the same directory."""
 _FLAGS: Final = (
     "-O2", "-fPIC", "-std=gnu11", "-Wall", "-Wextra", "-Werror=implicit-function-declaration", "-fvisibility=hidden",
     "-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-DPy_LIMITED_API=0x030B0000",
 )  # fmt: skip
 _TLS: Final = "-ftls-model=initial-exec"
-"""ThreadSanitizer takes it for a race that glibc frees what another thread has of a library's variables."""
+"""Otherwise ThreadSanitizer reports a race when glibc frees another thread's copy of a library's variables."""
 
 _IMAGE = re.compile(r"^!\[[^\]]*\]\((?!https?://)[^)]*\)\n\n", re.MULTILINE)
 _LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?!https?://)(?P<file>[^)]+)\)")
 _WHERE = """
-The files that this page names are in the source distribution; what is in `docs` is installed, too, in
+The files that this page names are in the source distribution. Those in `docs` are also installed, in
 `fusefs/share/docs`.
 """
 
 
 class ReadmeHook(MetadataHookInterface):
-    """README.md as the package's page on an index, where none of the files is that it links to."""
+    """Uses README.md as the package's page on an index, which does not have the files that README.md links to."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Add it."""
+        """Add the page to the metadata."""
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {"content-type": "text/markdown", "text": without_relative_links(text) + _WHERE}
 
 
 def without_relative_links(text: str) -> str:
-    """Markdown that names files of the repository where it linked to them, and shows none of their pictures."""
+    """Replace links to files in the repository with the names of the files, and remove images from there."""
     return _LINK.sub(_named, _IMAGE.sub("", text))
 
 
@@ -60,16 +60,16 @@ def _named(link: re.Match[str]) -> str:
 
 
 class NotBuilt(Exception):
-    """What is in C can't be had. Its text says why"""
+    """The C modules are not available. The text gives the reason"""
 
 
 class NativeHook(BuildHookInterface[Any]):
-    """A wheel with it is of one platform and of any Python from 3.11 on; one without it is of all."""
+    """Builds the C modules. A wheel with them is for one platform and Python 3.11 or later, without them for all."""
 
     _built: tempfile.TemporaryDirectory[str] | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Raises  NotBuilt: and it must be"""
+        """Build what the wheel or the editable install needs. Raises  NotBuilt: the C modules are required"""
         root = Path(self.root)
         if self.target_name != "wheel":
             return
@@ -77,7 +77,7 @@ class NativeHook(BuildHookInterface[Any]):
             build_unless_left_out(root, root)
             write_man_pages(root, root / "build/man")
             return
-        # The place beside the sources is that of editable installs, whose daemons may be running.
+        # The sources' directory is the place of editable installs, whose daemons may be running.
         self._built = tempfile.TemporaryDirectory()
         built = Path(self._built.name)
         write_man_pages(root, built / "man")
@@ -94,7 +94,7 @@ class NativeHook(BuildHookInterface[Any]):
 
 
 def write_man_pages(root: Path, to: Path) -> None:
-    """Made of the help of the commands, for which click and msgspec are needed. Raises  CalledProcessError"""
+    """Generate the man pages from the commands' help, which needs click and msgspec. Raises  CalledProcessError"""
     # pipx sets PYTHONSAFEPATH, and then `-m` does not find a package in the current directory.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     argv = [sys.executable, "-B", "-m", "build_docs", "man", str(to)]
@@ -102,9 +102,9 @@ def write_man_pages(root: Path, to: Path) -> None:
 
 
 def build_unless_left_out(root: Path, to: Path) -> bool:
-    """Whether it is there now, below `to`. Where it isn't, none of before is left.
+    """Build the C modules below `to`, and return whether they were built; if not, remove earlier ones.
 
-    Raises  NotBuilt: by TRASHD_NATIVE=1 it must be
+    Raises  NotBuilt: TRASHD_NATIVE=1 requires them
     """
     wanted = os.environ.get("TRASHD_NATIVE")
     try:
@@ -113,22 +113,22 @@ def build_unless_left_out(root: Path, to: Path) -> bool:
         build(root, to)
     except NotBuilt as error:
         for module in MODULES:
-            (to / module).unlink(missing_ok=True)  # it would be of other sources
+            (to / module).unlink(missing_ok=True)  # it would be from other sources
         if wanted == "1":
             raise
-        print(f"trashd goes without what it has in C: {error}", file=sys.stderr)
+        print(f"trashd is built without its C modules: {error}", file=sys.stderr)
         return False
     return True
 
 
 def build(root: Path, to: Path, *more: str) -> None:
-    """From all C files of the clone or sdist. more: flags of the compiler. Raises  NotBuilt"""
+    """Build the modules from all C files in the clone or sdist. more: further compiler flags. Raises  NotBuilt"""
     if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise NotBuilt("this Python has no stable ABI")
     for module in MODULES:
         library = to / module
         library.parent.mkdir(parents=True, exist_ok=True)
-        # Whoever runs has the old file mapped, so it is replaced, not written over.
+        # Running processes have the old file mapped, so it is replaced and not overwritten.
         new = library.with_name(f".{library.name}.{os.getpid()}")
         try:
             _run(*_compiler(), *_FLAGS, *more, "-shared", "-o", str(new), *_sources(root / module.parent))
@@ -138,7 +138,7 @@ def build(root: Path, to: Path, *more: str) -> None:
 
 
 def lint(root: Path) -> None:
-    """Raises  NotBuilt: the compiler has something to say of a source"""
+    """Check the sources with the compiler. Raises  NotBuilt: there are warnings or errors"""
     for module in MODULES:
         _run(*_compiler(), *_FLAGS, "-Werror", "-fsyntax-only", *_sources(root / module.parent))
 
@@ -154,21 +154,21 @@ def _compiler() -> list[str]:
 
 
 def _run(*command: str) -> None:
-    """Raises  NotBuilt: there is no such command, or it fails"""
+    """Run a command. Raises  NotBuilt: the command does not exist, or fails"""
     try:
         subprocess.run(command, check=True, stdout=sys.stderr)
     except OSError as error:
         raise NotBuilt(f"no C compiler was found ({command[0]}: {error.strerror})") from error
     except subprocess.CalledProcessError as error:
-        raise NotBuilt(f"{command[0]} failed; are Python's headers there (python3-dev)?") from error
+        raise NotBuilt(f"{command[0]} failed; are Python's headers installed (python3-dev)?") from error
 
 
 def _main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lint", action="store_true", help="build nothing, have the compiler look at the sources")
-    parser.add_argument("--sanitize", metavar="WHAT", help="build it with these sanitizers, such as address,undefined")
+    parser.add_argument("--lint", action="store_true", help="build nothing; only check the sources with the compiler")
+    parser.add_argument("--sanitize", metavar="WHAT", help="build with these sanitizers, such as address,undefined")
     root = Path(__file__).parent
-    parser.add_argument("--to", metavar="DIRECTORY", type=Path, default=root, help="not beside the sources")
+    parser.add_argument("--to", metavar="DIRECTORY", type=Path, default=root, help="build here, not beside the sources")
     told = parser.parse_args()
     try:
         if told.lint:

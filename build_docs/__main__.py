@@ -13,7 +13,7 @@ from build_docs import json_schema, man_pages, module_index
 
 
 def main(arguments: list[str]) -> int:
-    """Run one of the subcommands. Returns  2 for a wrong command line"""
+    """Run one of the subcommands. Returns  the exit code, which is 2 for a wrong command line"""
     match arguments:
         case ["man", directory]:
             man_pages.write_all(Path(directory))

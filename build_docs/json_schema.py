@@ -1,4 +1,4 @@
-"""The JSON schema of the output of each command with --json, generated from the types that it prints."""
+"""Generates the JSON schema of the output of each command with --json, from the types that the command prints."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from fusefs.store.restore import Restored
 from fusefs.store.swap import Swapped
 
 JSON_VERSION = 2
-"""Incremented when a key is removed, when its meaning changes, or when its value may have another type."""
+"""Incremented when a key is removed, when its meaning changes, or when its value may have a different type."""
 ERROR = "error"
 """The name of the objects that any command may print on standard error; no command has this name."""
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _PROMISE = (
-    "The objects that trashd prints with --json, one a line. $defs has those of each command under its name, words "
-    "joined by a hyphen. Later versions may add keys, and words to a list of words; any other change raises `version`."
+    "The objects that trashd prints with --json, one per line. $defs contains the objects of each command under its "
+    "name, with - between words. Later versions may add keys, and values to enums; other changes increment `version`."
 )
 
 
 class PrintedObject(NamedTuple):
-    """One kind of object: the types whose fields it has, as `output.as_json` prints them.
+    """One kind of object, given by the types whose fields `output.as_json` prints together.
 
     without  a field that is not printed
     """
@@ -56,7 +56,7 @@ def _one(*parts: type, without: str = "") -> PrintedObject:
 
 @cache
 def printed() -> dict[str, tuple[PrintedObject, ...]]:
-    """The objects that each command prints, by the name of the command."""
+    """Return the objects that each command prints, by the name of the command."""
     from fusefs.service.state_files import Pause
 
     restorable = _one(ListedContainer, told.RestorableFor)
@@ -103,7 +103,7 @@ def printed() -> dict[str, tuple[PrintedObject, ...]]:
 
 
 def schema() -> dict[str, Any]:
-    """The schema of all commands and of errors."""
+    """Return the schema for all commands and for errors."""
     objects = {one: _struct(one) for several in printed().values() for one in several}
     references, components = msgspec.json.schema_components(list(objects.values()), ref_template="#/$defs/{name}")
     for component in components.values():
@@ -118,12 +118,12 @@ def schema() -> dict[str, Any]:
 
 
 def definition_of(command: str) -> str:
-    """The name of a command's objects in `$defs`."""
+    """Return the name of a command's objects in `$defs`."""
     return command.replace(" ", "-")
 
 
 def text() -> str:
-    """The text of docs/json.schema.json."""
+    """Return the text of docs/json.schema.json."""
     return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -133,7 +133,7 @@ def _any_of(references: list[dict[str, Any]]) -> dict[str, Any]:
 
 @cache
 def _struct(printed_object: PrintedObject) -> type[msgspec.Struct]:
-    """A type for msgspec with the fields that `output.as_json` prints; no field has a default, so all are required."""
+    """Make a type for msgspec with the fields that `output.as_json` prints. No default exists: all are required."""
     parts, without = printed_object
     fields = {name: kind for part in parts for name, kind in _fields(part) if name != without}
     sentences = " ".join((part.__doc__ or "").partition("\n")[0] for part in parts)
@@ -148,20 +148,20 @@ def _fields(part: type) -> Iterator[tuple[str, Any]]:
 
 
 def _as_printed(kind: Any) -> Any:
-    """The type of a value after `output.plain`."""
+    """Return the type of a value after `output.plain` has converted it."""
     arguments = tuple(one if one is Ellipsis else _as_printed(one) for one in get_args(kind))
     match get_origin(kind):
         case None:
             return _plain(kind)
         case origin if origin in (Union, UnionType):
-            return Union[arguments]  # noqa: UP007  there is no other way to make one of a tuple
+            return Union[arguments]  # noqa: UP007  there is no other way to make a union from a tuple
         case origin:
             return GenericAlias(origin, arguments)
 
 
 @cache
 def _enum(kind: Any) -> type[Enum]:
-    """A standard enum for msgspec with the members of an enum of any module."""
+    """Make a standard enum for msgspec with the members of an enum of either kind."""
     make: Any = Enum
     made: type[Enum] = make(kind.__name__, {one.name: one.value for one in kind})
     made.__doc__ = kind.__doc__

@@ -1,8 +1,8 @@
-"""The manual pages as Markdown: trashd(1) and a page for each command, from `--help` and docs/man; pages of section 5.
+"""Makes the manual pages as Markdown: trashd(1), a page for each command, and the pages of section 5.
 
-Each command has a part in docs/man, which continues the help. The text before its first heading is added to the
+Each command has a part in docs/man, which continues its `--help`. The text before its first heading is added to the
 description. `## Options` has items ``- `--option`: more text``. A heading that is a command of a group (`## run`) has
-the same items, and more description of that command. `## Examples` adds examples to those of the help. All other
+the same items, and more description of that command. `## Examples` adds examples to those in the help. All other
 headings are sections of the page. The pages of section 5 are files in docs/man, too: docs/man/trashd.conf.5.md.
 """
 
@@ -26,9 +26,9 @@ _SHORT_HELP_CHARS: Final = 200
 _ITEM = re.compile(r"^- `(?P<option>--[a-z][a-z-]*)`: (?P<more>.*)\n?", re.MULTILINE)
 _EXAMPLES = re.compile(r"\x08\nExamples?:\n(?P<lines>.*)", re.DOTALL)
 _TO_MARK = re.compile(
-    r"`[^`]*`"  # is marked already
+    r"`[^`]*`"  # already marked
     r"|(?<![\w/'-])--?[A-Za-z][\w-]*"
-    r"|[^\s,;()]*[*_<>][^\s,;:()]*(?<!\.)"  # Markdown would read something else in it
+    r"|[^\s,;()]*[*_<>][^\s,;:()]*(?<!\.)"  # Markdown would misread it
 )
 _SWITCH = re.compile(r"--?[A-Za-z0-9][\w-]*")
 _SWITCHES = re.compile(rf"{_SWITCH.pattern}(?:(?:, | / ){_SWITCH.pattern})*")
@@ -36,12 +36,12 @@ _PLACEHOLDER = re.compile(r"[A-Z][A-Z-]+")
 
 
 _LAST_SECTIONS: Final = ("Exit status", "Files", "Environment")
-"""Sections between the examples and SEE ALSO that every page has; a part without one gets a reference."""
+"""Sections between the examples and SEE ALSO that every page has; where a part lacks one, the page gets a reference."""
 _ELSEWHERE: Final = "See trashd(1)."
 
 
 class _Part(NamedTuple):
-    """The part of a page in docs/man: more description, and the text of each section by its heading."""
+    """The part of a page from docs/man: more description, and the text below each heading."""
 
     intro: str
     sections: dict[str, str]
@@ -54,7 +54,7 @@ class _Command(NamedTuple):
     itself: click.Command
 
     def inside(self) -> list[_Command]:
-        """The listed commands of a group."""
+        """Return the listed commands of a group."""
         inside = self.itself.commands if isinstance(self.itself, click.Group) else {}
         return [_Command(f"{self.path} {name}", one) for name, one in inside.items() if not one.hidden]
 
@@ -65,7 +65,7 @@ class _Command(NamedTuple):
 def write_all(directory: Path) -> None:
     """Write man1/*.1 and man5/*.5 below a directory, and remove pages that no longer exist.
 
-    The date of the pages is that of the newest release in CHANGELOG.md.
+    The pages have the date of the newest release in CHANGELOG.md.
     """
     released = _in_root(r"^## .*\((.*)\)$", "CHANGELOG.md")
     version = _in_root(r'^version = "(.*)"$', "pyproject.toml")
@@ -87,26 +87,26 @@ def _in_root(pattern: str, name: str) -> str:
 
 
 def page_names() -> list[str]:
-    """The names of the pages of section 1, each with a part docs/man/<name>.md: `trashd`, then all commands."""
+    """Return the names of the pages of section 1: `trashd`, then all commands. Each has a part docs/man/<name>.md."""
     return ["trashd", *trashd.list_commands(click.Context(trashd))]
 
 
 def format_names() -> list[str]:
-    """The names of the pages of section 5, such as `trashd.conf.5`, each with its text in docs/man/<name>.md."""
+    """Return the names of the pages of section 5, such as `trashd.conf.5`. Each has its text in docs/man/<name>.md."""
     return sorted(path.stem for path in _PARTS.glob("*.5.md"))
 
 
 def title_of(name: str) -> str:
-    """The title of a page of section 1: trashd-swap for "swap"."""
+    """Return the title of a page of section 1: trashd-swap for "swap"."""
     return name if name == "trashd" else f"trashd-{name}"
 
 
 def page_of(name: str, part: str) -> str:
-    """The page of a command.
+    """Make the page for a command.
 
     part     the text of docs/man/<name>.md
-    Returns  Markdown: headings of three levels, paragraphs of a line, items ``- `term`: text``, fenced examples
-    Raises   LookupError: the part describes an unknown option, or has no `## See also`
+    Returns  Markdown: headings of three levels, paragraphs of one line, items ``- `term`: text``, fenced examples
+    Raises   LookupError if the part describes an unknown option, or has no `## See also`
     """
     command, told = _find(name), _read(part)
     more = told.sections
@@ -155,7 +155,7 @@ def _in_brief(command: click.Command) -> str:
 
 
 def _usage(command: _Command) -> str:
-    """The synopsis of a command, on one line."""
+    """Return the synopsis of a command, on one line."""
     if command.path == "trashd":
         return "`trashd` *COMMAND* [*OPTION*]... [*ARGUMENT*]..."
     options, *rest = command.itself.collect_usage_pieces(command.context())
@@ -193,7 +193,7 @@ def _told_options(command: _Command) -> Iterator[_ToldOption]:
 
 
 def _marked(command: _Command, text: str) -> str:
-    """A help text as Markdown: options and paths are code, placeholders are emphasised."""
+    """Convert a help text to Markdown: options and paths become code, placeholders are emphasised."""
     known = _placeholders(command)
 
     def mark(found: re.Match[str]) -> str:
@@ -220,7 +220,7 @@ def _examples(command: _Command) -> str:
 
 
 def _with_options(command: _Command, told: str) -> str:
-    """The text of a section, then all options, each with the help's text and that of the section."""
+    """Return the text of a section, then all options, each with its text from the help and from the section."""
     more = {item["option"]: item["more"] for item in _ITEM.finditer(told)}
     items = []
     for option, switches, value, text in _told_options(command):
@@ -236,7 +236,7 @@ def _taken(more: dict[str, str], names: Iterable[str]) -> list[str]:
 
 
 def _told_inside(command: _Command, more: dict[str, str]) -> str:
-    """The subsection of a command of a group; its heading in the part is consumed."""
+    """Return the subsection for a command of a group; its section is removed from `more`."""
     told = more.pop(command.itself.name or "", "")
     intro = _ITEM.sub("", told).strip()
     options = _with_options(command, told.removeprefix(intro))
@@ -244,7 +244,7 @@ def _told_inside(command: _Command, more: dict[str, str]) -> str:
 
 
 def _all_commands(name: str) -> str:
-    """The list of all commands, for the page of trashd itself; empty for other pages."""
+    """Return the list of all commands for the page of trashd itself; empty for other pages."""
     sections = []
     for section, names in SECTIONS.items() if name == "trashd" else ():
         items = (f"- {title_of(one)}(1): {_find(one).itself.get_short_help_str(_SHORT_HELP_CHARS)}" for one in names)

@@ -1,4 +1,4 @@
-"""Converts a page of man_pages from Markdown to roff, with the macros of man(7)."""
+"""Converts a page from man_pages from Markdown to roff, with the macros of man(7)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INLINE = re.compile(
 )
 _SENTENCE = re.compile(r"(?<=[^.][.?!]) (?=\S)|(?<=[.?!]\)) (?=[A-Z])")
 _SPECIAL = {"\\": r"\e", "-": r"\-", "'": r"\(aq", "`": r"\(ga", "^": r"\(ha", "~": r"\(ti", "…": "..."}
-"""Characters in code for which man(1) would print others."""
+"""Characters in code that man(1) would print as different ones."""
 
 
 def to_roff(page: str, date: str, version: str) -> str:
@@ -59,7 +59,7 @@ def _groups(lines: list[str]) -> Iterator[tuple[bool, list[str]]]:
 
 
 def _block(block: str, before: str) -> list[str]:
-    """The lines of a block. before: the previous block; after a heading, no new paragraph is started"""
+    """Return the lines of a block. before: the previous block; after a heading, no new paragraph starts"""
     if heading := _HEADING.match(block):
         return [f".SH {heading['text'].upper()}" if heading["level"] == "##" else f".SS {_plain(heading['text'])}"]
     gap = [] if before.startswith("#") else [".PP"]
@@ -105,5 +105,5 @@ def _as_it_is(line: str) -> str:
 
 
 def _protected(line: str) -> str:
-    """Protect a line that would start a macro."""
+    """Protect a line that roff would read as a macro."""
     return rf"\&{line}" if line.startswith((".", "'")) else line

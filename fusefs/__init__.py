@@ -1,1 +1,1 @@
-"""trashd: a directory of any size is empty at once, and the old one is deleted patiently."""
+"""trashd empties a directory of any size at once, and deletes the old content patiently in the background."""

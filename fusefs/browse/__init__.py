@@ -1,1 +1,1 @@
-"""`trashd browse`: lists orphans on the whole terminal and runs the other commands on them."""
+"""`trashd browse`: lists orphans in a full-screen view and runs other trashd commands on them."""

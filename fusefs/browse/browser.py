@@ -1,4 +1,4 @@
-"""The program behind `trashd browse`: its screens, colours and how it quits."""
+"""The application behind `trashd browse`: its screens, its colours, and how it quits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fusefs.browse.table_screen import TableScreen
 from fusefs.core.errors import Exit
 
 _HELP = """\
-Up Down PgUp PgDn  move the selection; Home, End: first, last
+Up Down PgUp PgDn  move the selection; Home, End: select the first or the last row
 Enter, Right       open an orphan, or a directory in it
 Left, Esc          go back
 /                  filter by path, owner, ID, note (Enter: keep the filter, Esc: clear it)
@@ -29,7 +29,7 @@ Ctrl-R             refresh now (the list refreshes by itself every few seconds)
 Ctrl-Z             suspend; `fg` resumes
 q, Ctrl-C          quit
 
-Each key runs a trashd command: see `trashd help restore`, for example."""
+Each action runs another command: see `trashd help restore`, for example."""
 
 
 class Browser(CommandApp):
@@ -81,12 +81,12 @@ class Browser(CommandApp):
         next(one for one in reversed(self.screen_stack) if isinstance(one, TableScreen)).show_message(*lines)
 
     def action_help(self) -> None:
-        """Show the keys."""
+        """Show the list of keys."""
         if isinstance(self.screen, TableScreen):
             self.push_screen(Notice("Keys", _HELP.splitlines()))
 
     async def action_quit(self) -> None:
-        """Quit; ask first if a command is still changing something."""
+        """Quit, but ask first if a command is still changing something."""
         self.run_worker(self._quit(), exclusive=True, group="quit")
 
     async def _quit(self) -> None:

@@ -1,6 +1,6 @@
 """The base class of the application, which runs other trashd commands and reads their output.
 
-Each command runs in a process of its own. A command forks to act as an orphan's owner, and this process must not fork,
+Each command runs in a process of its own: to act as an orphan's owner, a command forks, but this process must not fork,
 since it has threads. A command that waits for a dead server, or is killed, does not block the screen.
 """
 
@@ -23,9 +23,9 @@ _PATIENCE_S = 5.0
 
 
 class CommandApp(App[int]):
-    """An application that does its work by other trashd commands.
+    """An application that does its work through other trashd commands.
 
-    commands  runs them
+    commands  runs the other commands
     typed_s   when the user last pressed a key (time.monotonic)
     """
 
@@ -37,7 +37,7 @@ class CommandApp(App[int]):
         self.typed_s = time.monotonic()
 
     async def on_event(self, event: events.Event) -> None:
-        """Note the time of a key press; see App."""
+        """Record the time of a key press. See App."""
         if isinstance(event, events.Key):
             self.typed_s = time.monotonic()
         await super().on_event(event)
@@ -52,7 +52,7 @@ class CommandApp(App[int]):
 
 
 class CommandAnswer(NamedTuple):
-    """The result of a command. out, err: its lines, safe for a terminal; objects: what was made of its JSON"""
+    """The result of a command. out, err: lines that are safe for a terminal; objects: its converted JSON objects"""
 
     code: int
     out: list[str]
@@ -70,11 +70,11 @@ class OtherCommands:
         self._is_ending = False
 
     def doing(self) -> list[str]:
-        """Describe what running commands are changing."""
+        """Return descriptions of what the running commands are changing."""
         return [run.doing for run in self._runs.values() if run.doing]
 
     async def ask(self, read: Callable[[dict[str, Any]], object], *words: str | bytes) -> CommandAnswer:
-        """Run a command with `--json` and read its output. read: converts each object, in a thread"""
+        """Run a command with `--json` and read its output. read: called in a thread to convert each object"""
         code, out, err = await self._run_command(words, "")
         # For 100,000 orphans this takes a second.
         objects = await asyncio.to_thread(
@@ -89,7 +89,7 @@ class OtherCommands:
         return CommandAnswer(code, _lines(out), _lines(err), [])
 
     async def _run_command(self, words: Sequence[str | bytes], doing: str) -> tuple[int, bytes, bytes]:
-        """Raises  CancelledError when the program ends"""
+        """Run a command. Raises  CancelledError when the application quits"""
         self._check_ending()
         run = _Run(doing)
         talk = asyncio.ensure_future(run.talk(*self._trashd, *words))
@@ -98,18 +98,20 @@ class OtherCommands:
         try:
             code, out, err = await asyncio.shield(talk)
             self._check_ending()
-        except asyncio.CancelledError:  # the screen that asked is gone; the command still has to close its pipes
+        except (
+            asyncio.CancelledError
+        ):  # the screen that started the command is gone; the command still has to close its pipes
             run.stop()
             raise
         return code, out, err if code >= 0 else err + f"signal {-code} ended the command\n".encode()
 
     def _check_ending(self) -> None:
-        """Raises  CancelledError when the application quits: there is no screen any more that could show a result"""
+        """Raises  CancelledError when the application quits, since no screen could show a result any more"""
         if self._is_ending:
             raise asyncio.CancelledError
 
     async def end(self) -> None:
-        """Stop all running commands and start no others. Nothing is lost: the next reap continues where one stopped."""
+        """Stop all running commands and start no others. Nothing is lost: the next reap continues a stopped one."""
         self._is_ending = True
         for run in self._runs.values():
             run.stop()
@@ -126,7 +128,7 @@ class _Run:
         self._is_stopped = False
 
     async def talk(self, *words: str | bytes) -> tuple[int, bytes, bytes]:
-        """Run the command; its exit code (or the negative signal number), stdout and stderr."""
+        """Run the command; return its exit code (or the negative number of a signal), stdout and stderr."""
         process = await asyncio.create_subprocess_exec(*words, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
         self._process = process
         if self._is_stopped:
@@ -143,7 +145,7 @@ class _Run:
 
 
 def _lines(text: bytes) -> list[str]:
-    """The lines of stderr, with JSON errors as text."""
+    """Split output into lines that are safe for a terminal, with JSON errors as plain text."""
     text_lines = []
     for line in text.decode("utf-8", "backslashreplace").splitlines():
         if line.startswith('{"error"'):

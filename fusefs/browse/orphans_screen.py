@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class _Dialog(ModalScreen[T]):
-    """A dialog: heading, text, and the keys that answer it."""
+    """A dialog with a heading, a text, and a line with the keys that answer it."""
 
     AUTO_FOCUS = ""
 
@@ -52,7 +52,7 @@ class _Dialog(ModalScreen[T]):
             yield Static(Content(self._keys))
 
     def compose_answer(self) -> ComposeResult:
-        """The input field, if the dialog has one."""
+        """Yield the input field, if the dialog has one."""
         yield from ()
 
     def action_scroll(self, n_lines: int) -> None:
@@ -84,7 +84,7 @@ class YesOrNo(_Dialog[bool]):
     ]
 
     def __init__(self, question: str, lines: list[str], yes: str) -> None:
-        """yes: what `y` does"""
+        """yes: a description of what `y` does"""
         super().__init__(question, lines, f"y: {yes}   n, Esc: no")
 
 
@@ -95,7 +95,7 @@ class LineTyped(_Dialog[str | None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", show=False)]
 
     def __init__(self, heading: str, lines: list[str], nothing: str, enter: str) -> None:
-        """nothing: what an empty line means; enter: what Enter does"""
+        """nothing: the meaning of an empty line; enter: a description of what Enter does"""
         super().__init__(heading, lines, f"Enter: {enter}   Esc: no")
         self._nothing = nothing
 
@@ -122,7 +122,7 @@ async def restore(app: CommandApp, row: OrphanRow, inside: bytes | None = None) 
 
 
 async def keep(app: CommandApp, row: OrphanRow) -> None:
-    """Ask for how long, then keep an orphan."""
+    """Ask for how long to keep an orphan, then keep it."""
     lines = [row.path(), "", "Keep it for how long (12h, 7d, 2w)?"]
     term = await app.push_screen_wait(LineTyped("Keep", lines, "until you release it with u", "keep"))
     if term is not None:
@@ -136,7 +136,7 @@ async def release(app: CommandApp, row: OrphanRow) -> None:
     lines = [
         row.path(),
         "",
-        "It then expires after its normal retention, counted from the swap: perhaps now.",
+        "It then expires after its normal retention, counted from the swap, which may be right away.",
     ]
     if await app.push_screen_wait(YesOrNo("Release it?", lines, "release it")):
         await _run_and_show(app, f"releasing {row.path()}", row, "keep", "--release", "--", row.entry.id)
@@ -145,7 +145,7 @@ async def release(app: CommandApp, row: OrphanRow) -> None:
 async def reap(app: CommandApp, row: OrphanRow) -> None:
     """Delete an orphan, after a confirmation."""
     now_ns = time.time_ns()
-    term = {"kept": "It is kept: it does not expire.", "expired": "It has expired."}.get(
+    term = {"kept": "It is kept, so it does not expire.", "expired": "It has expired."}.get(
         row.left(now_ns), f"It expires in {row.left(now_ns)}."
     )
     size = "of unknown size" if row.n_bytes < 0 else row.size
@@ -180,9 +180,9 @@ async def _run_and_show(app: CommandApp, doing: str, row: OrphanRow, command: st
 
 
 _MOST = 5000
-"""Entries of a directory that are listed: more are not read by people, and take too long on some disks."""
+"""The number of entries listed in a directory: people don't read more, and on some disks more take too long."""
 _REST_S = 0.3
-"""Seconds without a key press before a filter is applied to a large directory."""
+"""How many seconds without a key press pass before a filter is applied to a large directory."""
 
 
 class InsideScreen(TableScreen):
@@ -242,7 +242,7 @@ class InsideScreen(TableScreen):
             self.refilter_here()
 
     def refilter_here(self) -> None:
-        """Apply the filter to the entries that were listed."""
+        """Apply the filter to the entries that have been listed."""
         rows = self._rows
         found = "no matching entries" if rows or self._is_cut else "empty"
         nothing = self.waiting() if rows is None else found
@@ -293,7 +293,7 @@ _VERBS: dict[str, Callable[[CommandApp, OrphanRow], Coroutine[None, None, None]]
 }  # fmt: skip
 _LEAST_S, _MOST_S = 3.0, 60.0
 _SHARE = 10
-"""Listing takes at most this fraction of the time: one part in ten."""
+"""Listing takes at most one part in ten of the time."""
 
 
 class OrphansScreen(TableScreen):
@@ -319,18 +319,18 @@ class OrphansScreen(TableScreen):
         self._is_wanted = asyncio.Event()
 
     def on_mount(self) -> None:
-        """Start to list the orphans."""
+        """Start listing the orphans."""
         self.refilter()
         self.run_worker(self._reload_periodically())
 
     async def _reload_periodically(self) -> None:
-        """List the orphans periodically: other commands, the service and other nodes change the stores."""
+        """List the orphans periodically, since other commands, the service and other nodes change the stores."""
         while True:
             self._is_wanted.clear()
             began_s = time.monotonic()
             await self._load()
             ended_s = time.monotonic()
-            # The longer the user has not pressed a key, the longer the pauses.
+            # The longer the user has not pressed a key, the longer the pauses are.
             pause_s = max(_LEAST_S, _SHARE * (ended_s - began_s), (ended_s - self.browser.typed_s) / 10)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_wanted.wait(), min(pause_s, _MOST_S))

@@ -1,4 +1,4 @@
-"""A full-screen table: filter above; details of the selected row, status and keys below."""
+"""A full-screen table, with a filter above it and the details of the selected row, the status and the keys below it."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from fusefs.linux.children import user_name
 from fusefs.store.orphans import ListedContainer
 
 ORDERS = ("age", "left", "size", "path", "owner")
-"""Sort orders: newest first, first to expire, largest, by path, by owner."""
+"""Sort orders: newest first, first to expire, largest first, by path, by owner."""
 _FOREVER_NS = 1 << 70
 _SOON_S = 3600
 _HEAD, _CHOSEN = Style(bold=True, underline=True), Style(reverse=True)
 _PLAIN, _OPENS = Style(), Style(bold=True)
 _SAFE, _URGENT, _PAST = Style(color="green"), Style(color="yellow"), Style(color="red")
-"""The terminal's own colours, which suit its background. Words say the same as the colours."""
+"""The terminal's own colours, which suit its background. The text conveys everything that the colours do."""
 
 
 class Column(NamedTuple):
-    """A column of a table. width: in cells; 0: the remaining width"""
+    """A column of a table. width: in terminal cells; 0: the remaining width"""
 
     name: str
     width: int
@@ -57,15 +57,15 @@ class OrphanRow(NamedTuple):
 
     @property
     def key(self) -> str:
-        """ID and store: copies of a volume have the same IDs."""
+        """The ID and the store, since copies of a volume contain the same IDs."""
         return f"{self.entry.id} {printable(self.entry.base_path())}"
 
     def path(self) -> str:
-        """Its original path."""
+        """Return the original path for display."""
         return "(dropped)" if self.entry.origin is None else printable(self.entry.origin)
 
     def left(self, now_ns: int) -> str:
-        """The time until it expires, or its state."""
+        """Return the time until the orphan expires, or its state."""
         left_s = self.entry.remaining_s(now_ns)
         if self.entry.problem:
             return "unreadable"
@@ -74,28 +74,28 @@ class OrphanRow(NamedTuple):
         return "kept" if left_s is None else format_duration(left_s) if left_s > 0 else "expired"
 
     def age(self, now_ns: int) -> str:
-        """The time since it was trashed."""
+        """Return the time since the tree was trashed."""
         return "?" if self.entry.problem else format_duration(max(self.entry.age_s(now_ns), 0))
 
     def cells(self, now_ns: int) -> tuple[str, ...]:
-        """The text of each column."""
+        """Return the text of each column."""
         swept = " (swept)" if self.entry.method is Method.SWEEP else ""
         where = printable_text(self.entry.problem) or self.path() + swept
         return (self.age(now_ns), self.left(now_ns), self.size, self.owner, where)
 
     def style(self, now_ns: int) -> Style:
-        """The colour of the row."""
+        """Return the colour of the row."""
         left_s = self.entry.remaining_s(now_ns)
         if self.entry.problem or self.entry.state is not State.ORPHANS:
             return _PAST
         return _SAFE if left_s is None else _URGENT if left_s < _SOON_S else _PLAIN
 
     def text(self) -> str:
-        """The text to which a filter applies."""
+        """Return the text to which a filter applies."""
         return f"{self.path()}\n{self.owner}\n{self.entry.id}\n{printable_text(self.entry.note)}"
 
     def rank(self, order: str) -> tuple[Any, ...]:
-        """The sort key. order: one of ORDERS"""
+        """Return the sort key. order: one of ORDERS"""
         newest = -self.entry.created_ns - self.entry.clock_set_ns
         firsts: dict[str, Any] = {
             "age": 0,
@@ -117,7 +117,7 @@ ORPHAN_COLUMNS = (
 
 
 def orphan_row(listed: dict[str, Any]) -> OrphanRow:
-    """A row from an object of `trashd list --json`."""
+    """Make a row from an object of `trashd list --json`."""
     entry = ListedContainer(
         id=listed["id"],
         uid=listed["uid"],
@@ -154,21 +154,21 @@ class InsideRow(NamedTuple):
         return os.fsdecode(self.name)
 
     def is_directory(self) -> bool:
-        """Whether it can be opened."""
+        """Return whether the entry can be opened."""
         return stat.S_ISDIR(self.mode)
 
     def cells(self, now_ns: int) -> tuple[str, ...]:
-        """The text of each column."""
+        """Return the text of each column."""
         day = format_utc(self.mtime_ns, "%Y-%m-%d %H:%M", "after 9999")
         size = "" if self.is_directory() else format_size(self.n_bytes)
         return (stat.filemode(self.mode), size, day, self.owner, self.text())
 
     def style(self, now_ns: int) -> Style:
-        """The colour of the row."""
+        """Return the colour of the row."""
         return _OPENS if self.is_directory() else _PLAIN
 
     def text(self) -> str:
-        """The text to which a filter applies."""
+        """Return the text to which a filter applies."""
         after = "/" if self.is_directory() else "" if self.target is None else f" -> {printable(self.target)}"
         return (printable(self.name) or "(itself)") + after
 
@@ -185,7 +185,7 @@ INSIDE_COLUMNS = (
 
 
 def inside_row(listed: dict[str, Any]) -> InsideRow:
-    """A row from an object of `trashd ls --json`."""
+    """Make a row from an object of `trashd ls --json`."""
     target = None if listed["target"] is None else os.fsencode(listed["target"])
     name = os.fsencode(listed["name"])
     return InsideRow(name, listed["mode"], _user(listed["uid"]), listed["n_bytes"], listed["mtime_ns"], target)
@@ -193,12 +193,12 @@ def inside_row(listed: dict[str, Any]) -> InsideRow:
 
 @cache
 def _user(uid: int) -> str:
-    """The user's name, cached: a directory service may have to be queried."""
+    """Return the user's name, cached, since it may have to be queried from a directory service."""
     return printable_text(user_name(uid))
 
 
 def lined_up(columns: tuple[Column, ...], cells: tuple[str, ...], width: int) -> str:
-    """One line of a table. width: in cells"""
+    """Format one line of a table. width: in terminal cells"""
     parts = []
     room = width
     for column, cell in zip(columns, cells, strict=True):
@@ -211,7 +211,7 @@ def lined_up(columns: tuple[Column, ...], cells: tuple[str, ...], width: int) ->
 
 
 def shortened(text: str, room: int) -> str:
-    """Cut the middle out of a text: the beginning and the end of a path identify it."""
+    """Cut the middle out of a text, since the beginning and the end of a path identify it."""
     if cell_len(text) <= room:
         return text
     first = set_cell_size(text, room // 3)
@@ -229,7 +229,7 @@ _ALL = 1 << 40
 
 
 class RowTable(Widget):
-    """A header and the visible rows, of which one is selected.
+    """A header and the visible rows, one of them selected.
 
     Only visible lines are rendered, however many rows there are.
     """
@@ -252,11 +252,11 @@ class RowTable(Widget):
         self.move_to(self._at)
 
     def chosen(self) -> TableRow | None:
-        """The selected row; None if there are no rows."""
+        """Return the selected row; None if there are no rows."""
         return self._rows[self._at] if self._rows else None
 
     def place(self) -> str:
-        """The position of the selected row: 3/120."""
+        """Return the position of the selected row, such as 3/120."""
         return f"{self._at + 1:,}/{len(self._rows):,}" if self._rows else "0/0"
 
     def move(self, n_rows: int) -> None:
@@ -275,7 +275,7 @@ class RowTable(Widget):
         self.move_to(next((at for at, row in enumerate(self._rows) if row.key == key), self._at))
 
     def n_visible(self) -> int:
-        """The number of visible rows."""
+        """Return the number of visible rows."""
         return max(self.size.height - 1, 1)
 
     def on_resize(self) -> None:
@@ -283,7 +283,7 @@ class RowTable(Widget):
         self.move_to(self._at)
 
     def render_line(self, y: int) -> Strip:
-        """Render one line. y: from the top"""
+        """Render one line. y: its number, counted from the top"""
         width = self.size.width
         at = self._top + y - 1
         text, style = "", _PLAIN
@@ -304,7 +304,7 @@ class TableScreen(Screen[None]):
     AUTO_FOCUS = ""
     COLUMNS: ClassVar[tuple[Column, ...]] = ()
     KEYS: ClassVar[str] = ""
-    """The keys that the last line shows: `key word  key word`."""
+    """The keys that the last line shows, in the form `key word  key word`."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", show=False),
         Binding("down", "move(1)", show=False),
@@ -348,11 +348,11 @@ class TableScreen(Screen[None]):
         return self.query_one(Input).value
 
     def title_text(self) -> str:
-        """The title line."""
+        """Return the title line."""
         raise NotImplementedError
 
     def detail_text(self) -> Sequence[str]:
-        """Two lines about the selected row, for what its own line has no room for."""
+        """Return two lines about the selected row, with details for which the row itself has no room."""
         raise NotImplementedError
 
     def refilter(self) -> None:
@@ -369,7 +369,7 @@ class TableScreen(Screen[None]):
         self.redraw()
 
     def picked(self, rows: Sequence[TableRow]) -> Sequence[TableRow]:
-        """The rows that match the filter."""
+        """Return the rows that match the filter."""
         wanted = self.filter_text.casefold()
         return [row for row in rows if wanted in row.text().casefold()] if wanted else rows
 
@@ -383,7 +383,7 @@ class TableScreen(Screen[None]):
         self.query_one("#detail", Static).update(Content("\n".join(detail)))
 
     def is_left(self) -> bool:
-        """Whether the screen is closed already: results that arrive now can't be shown."""
+        """Return whether the screen was closed, so that results can't be shown any more."""
         return not self.query(RowTable)
 
     def show_message(self, *lines: str) -> None:
@@ -391,13 +391,13 @@ class TableScreen(Screen[None]):
         self.query_one("#status", Static).update(Content("\n".join(lines)))
 
     def show_errors(self, lines: Sequence[str]) -> None:
-        """Show the errors of a refresh until one has none."""
+        """Show the errors of a refresh until a refresh has no errors."""
         if lines or self._is_troubled:
             self.show_message(*lines)
         self._is_troubled = bool(lines)
 
     def waiting(self) -> str:
-        """The text before the first rows arrive."""
+        """Return the text to show before the first rows arrive."""
         return "" if self._is_troubled else "loading..."
 
     def on_input_changed(self, _typed: Input.Changed) -> None:
@@ -413,7 +413,7 @@ class TableScreen(Screen[None]):
         self.call_after_refresh(self.redraw)
 
     def action_move(self, n_rows: int) -> None:
-        """Move the selection by a number of rows, at most to the first or last."""
+        """Move the selection by a number of rows, at most to the first or the last row."""
         self.table.move(n_rows)
         self.redraw()
 
@@ -430,7 +430,7 @@ class TableScreen(Screen[None]):
         self.set_focus(self.query_one(Input))
 
     def action_back(self) -> None:
-        """Clear the filter, or leave the screen if it is clear."""
+        """Clear the filter, or leave the screen if the filter is empty."""
         if self.focused is not None or self.filter_text:
             self.clear_filter()
         else:
@@ -450,7 +450,7 @@ class TableScreen(Screen[None]):
 
 
 def _keys(text: str) -> Content:
-    """`key word  key word`, the keys in bold."""
+    """Format a text such as `key word  key word`, with the keys in bold."""
     pairs = [pair.partition(" ") for pair in text.split("  ")]
     parts = [part for key, gap, word in pairs for part in ((key, "bold ansi_cyan"), f"{gap}{word}  ")]
     return Content.assemble(*parts)

@@ -15,12 +15,13 @@ from fusefs.core.errors import Refused
 @click.command("browse", cls=Command, short_help="Browse orphans interactively: open, restore, keep or delete them.")
 @volume_option
 def command(volumes: tuple[bytes, ...]) -> int:
-    """Browse orphans (trashed trees) on the whole terminal. Single keys open, restore, keep or delete them.
+    """Browse orphans (trashed trees) in a full-screen view, and open, restore, keep or delete them with single keys.
 
-    The list refreshes every few seconds. ? shows the keys. Each action runs the command trashd restore, keep or reap.
+    The list refreshes every few seconds. Press ? for a list of the keys. Each action runs another trashd command:
+    restore, keep, reap or du.
 
-    It needs Textual, the optional dependency `browse` (pipx inject trashd textual), and a terminal that can place its
-    cursor. Colours are optional (NO_COLOR is respected).
+    browse needs Textual, the optional dependency `browse` (pipx inject trashd textual), and a terminal that supports
+    cursor positioning. Colours are optional (NO_COLOR is respected).
 
     \b
     Examples:
@@ -33,30 +34,32 @@ def command(volumes: tuple[bytes, ...]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "fusefs").partition(".")[0] == "fusefs":
             raise
-        hint = "with pipx, run: pipx inject trashd textual; docs/install.md describes the other ways"
+        hint = "if you use pipx, run: pipx inject trashd textual; otherwise see docs/install.md"
         raise Refused(f"trashd browse needs Textual, which can't be imported ({error})", hint) from error
     # Textual writes to sys.__stderr__, whose buffer fusefs.cli.main has detached.
     terminal = open(os.dup(1), "w", encoding=locale.getpreferredencoding(), errors="replace")  # noqa: SIM115
     sys.__stderr__ = terminal  # type: ignore[misc]
-    started = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]  # Python, its own options, and the script
+    started = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]  # Python, its options, and the script
     return Browser(started, volumes).run(mouse=False) or 0
 
 
 def _check_terminal() -> None:
-    """Raises  Refused: there is no terminal, or it can't place its cursor"""
+    """Raises  Refused if there is no terminal, or if it does not support cursor positioning"""
     import curses
 
     if not (os.isatty(0) and os.isatty(1)):
-        raise Refused("trashd browse needs a terminal", "programs use trashd list --json and trashd ls --json")
+        raise Refused("trashd browse needs a terminal", "in a program, use trashd list --json and trashd ls --json")
     if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
         can_place, n_colours = False, 0
     else:
         try:
             curses.setupterm()
-        except curses.error:  # the terminal has no entry in terminfo: it is new, and can do it
+        except curses.error:  # a terminal without a terminfo entry is new, and supports this
             return
         can_place, n_colours = curses.tigetstr("cup") is not None, curses.tigetnum("colors")
     if not can_place:
-        raise Refused("the terminal can't place its cursor (TERM)", "trashd list prints the same, line by line")
+        raise Refused(
+            "the terminal does not support cursor positioning (TERM)", "trashd list prints the same, line by line"
+        )
     if n_colours <= 0:
         os.environ["NO_COLOR"] = "1"

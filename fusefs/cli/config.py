@@ -19,7 +19,7 @@ from fusefs.linux.mountinfo import is_inside, read_mounts
 from fusefs.linux.user_ids import uid_of
 
 _system_option: Decorator = click.option(
-    "--system", is_flag=True, help="Use the configuration of root's service, which is the default for root."
+    "--system", is_flag=True, help="Use the configuration of root's service (the default for root)."
 )
 
 
@@ -28,7 +28,8 @@ def command() -> None:
     """Check the configuration of the reaper service, and print the settings in force.
 
     Root's service reads /etc/trashd/config.toml, then /etc/trashd/config.d/*.toml, sorted by name. A user's own service
-    reads ~/.config/trashd/ instead. If two files set the same key, the later one wins. trashd.conf(5) has all keys.
+    reads ~/.config/trashd/ instead. If two files set the same key, the later one wins. trashd.conf(5) describes the
+    keys.
 
     \b
     Examples:
@@ -42,11 +43,11 @@ def command() -> None:
 @_system_option
 @json_option
 def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
-    """Check the configuration in force, or only FILEs, and report each problem with file, key and fix.
+    """Check the configuration in force, or the given FILEs, and report each problem with its file, its key and a fix.
 
-    Reports invalid values, unknown keys, TOML syntax errors, and users or commands that don't exist on this machine. In
-    the files in force, also files that users other than root can change. If there is any problem, the exit code is 2,
-    and the service would keep its previous configuration.
+    Problems are invalid values, unknown keys, TOML syntax errors, and users or commands that don't exist on this
+    machine. Without FILE, check also reports files that users other than you and root can change. Unless all problems
+    are warnings, the exit code is 2, and the service would keep its previous configuration.
 
     \b
     Examples:
@@ -70,12 +71,12 @@ def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
             print(f"{printable(file)}: no problems")
         if not loaded.files:
             place = SYSTEM_DIR if system else config_dir() or b"~"
-            print(f"{printable(place)}: no configuration, the defaults are in force")
+            print(f"{printable(place)}: no configuration; the defaults are in force")
     return 0 if all(problem.is_warning for problem in problems) else BadConfig.exit_code
 
 
 def problems_in_force() -> tuple[ConfigProblem, ...]:
-    """The problems in the caller's configuration; for root, that of the system."""
+    """Return the problems in the caller's configuration, which is the system's for root."""
     try:
         loaded = _load(system=os.geteuid() == 0)
         return (*loaded.warnings, *_missing(loaded))
@@ -88,7 +89,7 @@ def _load(*, system: bool) -> LoadedConfig:
 
 
 def _missing(loaded: LoadedConfig) -> Iterator[ConfigProblem]:
-    """Report users and programs in the configuration that this machine does not have."""
+    """Find users and programs that the configuration names but that do not exist on this machine."""
     for key, setting in loaded.settings.items():
         match key[-1]:
             case "users" | "user":
@@ -97,13 +98,13 @@ def _missing(loaded: LoadedConfig) -> Iterator[ConfigProblem]:
                     try:
                         uid_of(name)
                     except ValueError:
-                        fix = "write a user of this machine, or a uid"
+                        fix = "write the name of a user on this machine, or a uid"
                         yield setting.place.problem(f"no such user: {printable(name.encode())}", fix)
             case str(name) if name.startswith("on_") and setting.value is not None:
                 program = setting.value[0]
                 if not (os.path.isfile(program) and os.access(program, os.X_OK)):
                     what = f"{printable(program.encode())} can't be executed"
-                    yield setting.place.problem(what, "write an existing program with execute permission")
+                    yield setting.place.problem(what, "name an existing program that has execute permission")
 
 
 @command.command("show", short_help="Print the settings in force.")
@@ -111,9 +112,11 @@ def _missing(loaded: LoadedConfig) -> Iterator[ConfigProblem]:
 @_system_option
 @json_option
 def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
-    """Print the configuration in force as TOML; with PATH, the settings for that volume or for orphans from there.
+    """Print the configuration in force as TOML. With PATH, print the settings that apply to that volume, or to orphans
+    that came from PATH.
 
-    A comment names the file of each value that is not the default. With --json, key names end with the unit of values.
+    For each value that is not the default, a comment names the file that sets it. With --json, each key name ends with
+    the unit of its value.
 
     \b
     Examples:

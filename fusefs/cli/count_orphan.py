@@ -1,4 +1,4 @@
-"""The size of an orphan: from its record, from its filesystem, or counted in a process of its owner."""
+"""Finds the size of an orphan: in its record, from the filesystem, or by counting in a process of the owner."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class CountedOrphan(NamedTuple):
     """An orphan and its size.
 
     size        None if it is unknown
-    n_failed    entries that could not be counted
-    is_stopped  the count was stopped before its end
+    n_failed    the number of entries that could not be counted
+    is_stopped  the count was stopped before it was complete
     """
 
     entry: ListedContainer
@@ -37,11 +37,11 @@ class CountedOrphan(NamedTuple):
 
 
 class CountOptions(NamedTuple):
-    """How to count.
+    """Options for counting an orphan.
 
-    anew    ignore the size that the record has
+    anew    ignore the size in the record
     far     count on network filesystems, too
-    paced   yield to other users of the disk, and report that on stderr
+    paced   yield to other users of the disk, and report this on stderr
     noted   store the size in the record
     """
 
@@ -54,7 +54,7 @@ class CountOptions(NamedTuple):
 def count_orphan(
     kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, stops: ShouldStop, how: CountOptions
 ) -> CountedOrphan:
-    """Find the size of an orphan. stops: called now and then; whether to stop. Raises  TrashdError"""
+    """Find the size of an orphan. stops: called repeatedly; returns whether to stop counting. Raises  TrashdError"""
     kept = entry.size if entry.state is State.ORPHANS else None
     if kept is not None and not (kept.is_at_least or how.anew):
         return CountedOrphan(entry, kept)
@@ -72,7 +72,7 @@ def count_orphan(
             if how.noted and asked.size is not None and not asked.is_stopped and entry.state is State.ORPHANS:
                 pauses()
                 record_size(folder, entry.id, asked.size)
-                pauses()  # its flush disturbs others more than stat calls, and counts towards the same share
+                pauses()  # the flush disturbs others more than stat calls do, and counts towards the same share of time
         return asked
 
     try:
@@ -97,7 +97,7 @@ def _pace(kernel: Kernel, folder: UserFolder, stops: ShouldStop) -> Iterator[Cal
 
 
 def size_by(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, end_s: float) -> str:
-    """Format the size of an orphan, as far as it is counted by a moment (time.monotonic)."""
+    """Format the size of an orphan. end_s: when to stop counting (time.monotonic)"""
     try:
         counted = count_orphan(kernel, volumes, entry, lambda: time.monotonic() > end_s, CountOptions(noted=False))
     except TrashdError:

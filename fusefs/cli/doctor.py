@@ -1,7 +1,7 @@
 """trashd doctor: check stores, configuration, plans, units, the running service, and kernel settings.
 
-For root, units and service are the machine's; for other users, their own. A kernel setting is a problem only if
-something on this machine needs it.
+When root runs it, it checks the system's units and service; for other users it checks their own. A kernel setting is a
+problem only if something on this machine needs it.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ _PROGRAM = re.compile(r"\{ path=(.*?) ; argv\[\]=")
 _URING_SETTINGS = tuple(f"{place}/tmpfiles.d/trashd-uring.conf" for place in ("/etc", "/usr/local/lib", "/usr/lib"))
 _FUSE_CONF = "/etc/fuse.conf"
 _BY_USERS = frozenset({"user", "users", "owner", "group"})
-"""Options in fstab that let users other than root mount. Source  mount(8)"""
+"""The options in fstab with which users other than root may mount. Source  mount(8)"""
 
 
 @click.command(
     "doctor", cls=Command, short_help="Check trash stores, configuration and services; repair a trash store."
 )
 @click.argument("volume", type=PathBytes(), required=False)
-@click.option("--repair", is_flag=True, help="First complete or undo operations of commands that were killed.")
+@click.option("--repair", is_flag=True, help="First complete or undo the operations of commands that were killed.")
 @click.option(
     "--wait", "waits", is_flag=True, help="With --repair, wait until operations of other nodes can be taken over."
 )
@@ -77,18 +77,20 @@ _BY_USERS = frozenset({"user", "users", "owner", "group"})
     "--ended",
     multiple=True,
     metavar="BOOT",
-    help="With --repair, confirm that the boot with the ID BOOT is over (may be repeated).",
+    help="With --repair, declare that the node with boot ID BOOT has crashed, shut down or rebooted (repeatable).",
 )
 @json_option
 def command(volume: bytes | None, repair: bool, waits: bool, ended: tuple[str, ...], as_json: bool) -> int:
     """Check trash stores, configuration, plans and services, and print each problem with a hint.
 
-    With VOLUME, only the trash store in that directory is checked. Without it, all known stores and your own
-    configuration, plans and service are checked; for root, those of the machine and the kernel's settings. If there are
-    no problems, the exit code is 0, and nothing is printed except on a terminal.
+    With VOLUME, doctor checks only the trash store in that directory. Without it, doctor checks all known stores and
+    your own configuration, plans and service. For root, it checks the system's configuration, plans and service
+    instead, and also the kernel settings. If there are no problems, the exit code is 0, and nothing is printed except
+    on a terminal.
 
-    On a shared filesystem, --repair takes over an unfinished operation of another node only after 90 to 180 seconds
-    without a change (`takeover_s` in the configuration). To skip that wait, use --ended.
+    On a shared filesystem, --repair takes over an unfinished operation of another node only after 90 or 180 seconds
+    without a change (`takeover_s` in the configuration). If you know that the other node has gone down or rebooted, use
+    --ended to skip this wait.
 
     \b
     Examples:
@@ -110,15 +112,15 @@ def command(volume: bytes | None, repair: bool, waits: bool, ended: tuple[str, .
 
 
 def _examine_all(repair: bool, ended: Sequence[str], waits: Wait | None, *, as_json: bool) -> int:
-    """Check all known stores, and the parts of the machine that they need."""
+    """Check all known stores, and the settings of this machine on which they depend."""
     paths, silent, broken = dict[bytes, None](), list[bytes](), list[Finding]()
     try:
         for store in discover_stores(Kernel(), (), silent):
             with store:
                 paths[store.base_path] = None
     except BrokenStore as error:
-        broken = [Finding(error.detail, "no command can use the trash store there", error.hint)]
-    hint = "check the server or daemon of this mount"
+        broken = [Finding(error.detail, "no command can use this trash store", error.hint)]
+    hint = "check the server or the daemon of this mount"
     problems = [Finding(printable(point), "no response", hint) for point in silent] + broken
     for path in paths:
         try:
@@ -131,7 +133,7 @@ def _examine_all(repair: bool, ended: Sequence[str], waits: Wait | None, *, as_j
 
 
 def _examine_machine(*, is_reaping: bool) -> Iterator[Finding]:
-    """Check what is not in a store, as far as the caller could change it. is_reaping: there are stores"""
+    """Check everything outside of stores that the caller could change. is_reaping: there are stores"""
     for problem in (*problems_in_force(), *problems_in_plans()):
         place = f"{problem.file}: {problem.key}" if problem.key else problem.file
         yield Finding(place, problem.what, problem.fix)
@@ -150,15 +152,15 @@ def _examine_machine(*, is_reaping: bool) -> Iterator[Finding]:
 
 
 def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Wait | None) -> list[Finding]:
-    """Raises  TrashdError"""
+    """Check the stores in a directory. Raises  TrashdError"""
     kernel = Kernel()
     try:
         if repair:
             for _store in _stores(kernel, path):
-                pass  # to raise if there is none, or if it refuses root
+                pass  # raises an error if there is no store, or if the server squashes root
             tended([path], kernel, ended, waits)  # this also updates a store of an earlier release
         problems = [problem for store in _stores(kernel, path) for problem in check_store(store)]
-    except RootSquashed as error:  # the cause of everything else that root would find here
+    except RootSquashed as error:  # this causes every other problem that root would find here
         return [Finding(printable(path), SQUASHED, error.hint)]
     problems += check_registry(kernel, path)
     lost: list[TrashdError] = []
@@ -172,7 +174,7 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Wait | None
 
 
 def _wait(seconds: float) -> bool:
-    """Wait for the time that an operation of another node is to be watched; called in a process of its owner."""
+    """Wait while another node's unfinished operation has to be watched. Runs in a process of the store's owner."""
     output.warn(f"another node may still be working here: watching its unfinished operation for {math.ceil(seconds)} s")
     time.sleep(seconds)
     return True
@@ -205,9 +207,9 @@ def _stores(kernel: Kernel, path: bytes) -> Iterator[Store]:
 def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Finding]:
     """Check installed files, units and the running service. Without systemd, units are not checked.
 
-    is_reaping  a reaper is needed
-    has_rules   the timer is needed
-    Raises      TrashdError: the service's status can't be read
+    is_reaping  whether a reaper is needed
+    has_rules   whether the timer is needed
+    Raises      TrashdError if the service's status can't be read
     """
     from fusefs.service.state_files import read_status
 
@@ -229,8 +231,8 @@ def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Findin
         for unit in units:
             if unit["Id"] != REAPER:
                 yield from _check_unit(unit, user_option, is_needed=has_rules)
-            elif running is None or unit["ActiveState"] != "inactive":  # else the service runs without systemd
-                # A package installs a unit for every user, and root's service serves users without their own, too.
+            elif running is None or unit["ActiveState"] != "inactive":  # otherwise the service runs without systemd
+                # A package installs a unit for every user, and root's service serves users who run none of their own.
                 is_used = not for_user or place.is_installed() or unit["UnitFileState"] == "enabled"
                 yield from _check_unit(unit, user_option, is_needed=is_reaping and is_used)
     if running is not None:
@@ -238,7 +240,7 @@ def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Findin
 
 
 def _check_files(place: InstallPlace, user_option: str) -> Iterator[Finding]:
-    """Check what `service install` wrote. A unit that differs is no problem: an administrator may have edited it."""
+    """Check the files of `service install`. A unit may differ, since an administrator may have edited it."""
     again = f"trashd service install {user_option}".rstrip()
     try:
         pieces = place.pieces(has_uring=place.has_uring())
@@ -248,7 +250,7 @@ def _check_files(place: InstallPlace, user_option: str) -> Iterator[Finding]:
     packaged = None if user_option else brought_by_package()
     states = {file.path: file.outcome for file in place.compare(pieces)}
     if packaged is not None:
-        what = f"units of trashd service install override those of the installed package ({packaged})"
+        what = f"units from trashd service install override those of the installed package ({packaged})"
         hint = f"trashd service uninstall && systemctl enable --now {REAPER}"
         yield Finding(f"{PREFIX}/lib/systemd", what, hint)
     elif any(one.is_document and states[one.path] is FileOutcome.KEPT for one in pieces):
@@ -260,7 +262,7 @@ def _check_files(place: InstallPlace, user_option: str) -> Iterator[Finding]:
 
 
 def _check_unit(unit: Mapping[str, str], user_option: str, *, is_needed: bool) -> Iterator[Finding]:
-    """Check one unit. is_needed: there is something for it to do"""
+    """Check one unit. is_needed: whether there is work for it"""
     name, state = unit["Id"], unit["ActiveState"]
     control = f"systemctl {user_option}"
     result = "expired orphans are not deleted automatically" if name == REAPER else "plans are not applied"
@@ -270,7 +272,7 @@ def _check_unit(unit: Mapping[str, str], user_option: str, *, is_needed: bool) -
         return
     if unit["LoadState"] != "loaded":
         if unit["LoadState"] != "not-found":
-            yield Finding(name, "systemd can't load it", f"systemd-analyze {user_option}verify {name}")
+            yield Finding(name, "systemd can't load this unit", f"systemd-analyze {user_option}verify {name}")
         return
     if unit["NeedDaemonReload"] == "yes":
         yield Finding(name, "changed on disk since systemd loaded it", f"{control}daemon-reload")
@@ -296,7 +298,7 @@ def _check_running(running: ObservedStatus, user_option: str) -> Iterator[Findin
     """Check the running service."""
     directory = runtime_dir()
     if running.status.version != version("trashd"):
-        what = f"the running service is trashd {running.status.version}, this command is {version('trashd')}"
+        what = f"the running service is trashd {running.status.version}, but this command is {version('trashd')}"
         yield Finding(printable(directory), what, f"systemctl {user_option}restart {REAPER}")
     for error in unwell(running):
         yield Finding(printable(directory), error.message(), error.hint or "trashd status")
@@ -311,7 +313,7 @@ def _mounts() -> Iterator[Finding]:
         try:
             numbers = read_counters(mount)
         except TrashdError:
-            continue  # of an older version, or of another mount namespace
+            continue  # its daemon is of an older version, or it is in another mount namespace
         if not numbers.is_running:
             yield Finding(printable(mount.point), "the daemon of this mount is not running", DaemonGone.hint)
         elif few := few_files(numbers):
@@ -319,13 +321,13 @@ def _mounts() -> Iterator[Finding]:
 
 
 def _uring(lines: Sequence[MountLine]) -> Iterator[Finding]:
-    """Check FUSE over io_uring. A mount with uring=on enables it itself; the setting for boots may not be in force."""
+    """Check FUSE over io_uring. A mount with uring=on enables it itself; the boot setting may not be in force."""
     settings = next(filter(os.path.exists, _URING_SETTINGS), None)
     mounts = [line.place for line in lines if "uring=on" in line.options]
     place = mounts[0] if mounts else settings
     if place is None:
         return
-    facts = read_facts()._replace(barred=frozenset())  # a daemon may use cores that this command may not
+    facts = read_facts()._replace(barred=frozenset())  # a daemon may use cores that this command may not use
     if mounts and facts.is_enabled is False:
         facts = facts._replace(is_enabled=True)
     why = find_obstacle(facts)
@@ -338,12 +340,12 @@ def _uring(lines: Sequence[MountLine]) -> Iterator[Finding]:
         hint = f"sysctl kernel.io_uring_disabled=0, or {without}"
     else:
         hint = without
-    what = f"FUSE over io_uring is requested but not available ({why}): mounts with uring=on fail"
+    what = f"FUSE over io_uring is requested but not available ({why}), so mounts with uring=on fail"
     yield Finding(place, what, hint)
 
 
 def _allow_other(lines: Sequence[MountLine]) -> Iterator[Finding]:
-    """Check whether fusermount3 refuses mounts that users may make for others."""
+    """Check whether fusermount3 would refuse a mount that users may make for all users."""
     places = [line.place for line in lines if "allow_other" in line.options and line.options & _BY_USERS]
     if places and "user_allow_other" not in map(str.strip, _text(_FUSE_CONF).splitlines()):
         what = f"users can't mount this: allow_other requires the line user_allow_other in {_FUSE_CONF}"
@@ -351,7 +353,7 @@ def _allow_other(lines: Sequence[MountLine]) -> Iterator[Finding]:
 
 
 def _inotify() -> Iterator[Finding]:
-    """Find a limit of inotify that is used up; by inotify the reaper learns of new orphans. Source  inotify(7)"""
+    """Find an inotify limit that is used up. The reaper notices new orphans through inotify. Source  inotify(7)"""
     try:
         with Fd(os.open("/", os.O_PATH)) as root, open_inotify() as inotify:
             add_watch(inotify, root, InotifyMask.CREATE)
@@ -360,13 +362,15 @@ def _inotify() -> Iterator[Finding]:
             case errno.EMFILE:
                 limit, cost = "fs.inotify.max_user_instances", "the reaper can't start"
             case errno.ENOSPC:
-                limit, cost = "fs.inotify.max_user_watches", "the reaper notices new orphans some minutes late"
+                limit, cost = "fs.inotify.max_user_watches", "the reaper notices new orphans only after some minutes"
             case _:
                 return
         most = int(_text(f"/proc/sys/{limit.replace('.', '/')}") or "0")
-        what = f"root uses all {most:,}: {cost}"
+        what = f"root has used up all {most:,}, so {cost}"
         yield Finding(
-            limit, what, f"sysctl {limit}={max(most, 64) * 2}; for the next boot, add this setting to /etc/sysctl.d"
+            limit,
+            what,
+            f"sysctl {limit}={max(most, 64) * 2}; to keep it after a reboot, add this setting to /etc/sysctl.d",
         )
 
 
@@ -374,14 +378,16 @@ def _pressure() -> Iterator[Finding]:
     psi = Psi()
     try:
         if psi.read() == StallTimes(None, None, None):
-            what = "pressure information (PSI) is off in this kernel: the reaper paces itself by its own latency only"
+            what = (
+                "pressure information (PSI) is off in this kernel, so the reaper sets its pace only by its own latency"
+            )
             yield Finding(PRESSURE, what, "add psi=1 to the kernel command line and reboot")
     finally:
         psi.close()
 
 
 def _text(path: str) -> str:
-    """Read a file; empty if it can't be read."""
+    """Return the text of a file; empty if it can't be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

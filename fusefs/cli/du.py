@@ -35,7 +35,7 @@ from fusefs.store.orphans import ListedContainer, list_all_containers, match_id
 )
 @click.argument("identifiers", metavar="[ID]…", nargs=-1, type=OrphanId())
 @filter_options
-@click.option("--count", "anew", is_flag=True, help="Count all sizes again, on network filesystems too.")
+@click.option("--count", "anew", is_flag=True, help="Count all sizes again, even on network filesystems.")
 @volume_option
 @json_option
 def command(
@@ -48,11 +48,11 @@ def command(
 ) -> int:
     """Show how much space orphans take, the largest first, with a total for each user.
 
-    Users see their own orphans, root sees those of all users. Unknown sizes are counted once, at idle priority, and
-    stored for trashd list. On network filesystems, only an orphan that you name by ID is counted, or all with --count.
+    Users see their own orphans; root sees everyone's. Unknown sizes are counted once, at idle priority, and stored for
+    trashd list. On network filesystems, only orphans that you name by ID are counted, unless you add --count.
 
-    FREES is the space that its deletion frees: files with other names (hard links) outside the orphan stay. ">=" marks
-    an incomplete count, "<=" data that reflinks or snapshots may share.
+    FREES is the space that deleting the orphan would free. Files that have other hard links outside the orphan are not
+    included. ">=" marks an incomplete count; "<=" means that some data may be shared with reflinks or snapshots.
 
     \b
     Examples:
@@ -88,7 +88,7 @@ def command(
 
 
 def _find(volumes: Sequence[bytes], identifier: str, entries: Sequence[ListedContainer]) -> ListedContainer:
-    """Find an orphan by its ID. Raises  NotFound; UsageError: the ID is not unique"""
+    """Find an orphan by its ID. Raises  NotFound; UsageError if the ID is ambiguous"""
     entry = match_id(volumes, identifier, entries)
     if entry is None:
         raise NotFound(os.fsencode(identifier))
@@ -96,7 +96,7 @@ def _find(volumes: Sequence[bytes], identifier: str, entries: Sequence[ListedCon
 
 
 def _n_bytes(one: CountedOrphan) -> int:
-    """The key to sort by: the known size, or -1."""
+    """Return the sort key: the size in bytes, or -1 if it is unknown."""
     return -1 if one.size is None else one.size.n_bytes
 
 
@@ -137,7 +137,7 @@ def _columns(size: TreeSize | None) -> tuple[str, str, str]:
     if size is None:
         return in_column(size), "-", "-"
     bound = ">=" if size.is_at_least else ""
-    # A lower bound of something that may be shared bounds nothing.
+    # If some data may be shared, a lower bound of the size says nothing about the space that is freed.
     frees = "-" if size.is_at_least and size.may_share() else bound + ("<=" if size.may_share() else "")
     if frees != "-":
         frees += format_size(size.most_freed())

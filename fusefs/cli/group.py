@@ -1,4 +1,4 @@
-"""The list of commands, each imported only when it is called; groups of commands."""
+"""Lists the commands, imports each only when it is called, and defines groups of commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ SECTIONS = {
     "Watch": ("status", "doctor"),
     "Administer": ("init", "mount", "umount", "service", "pause", "resume", "config"),
 }  # fmt: skip
-"""The commands by heading, in the order of the help. Each is `command` of the module of its name, or is in _BESIDE."""
+"""The commands under each heading, in the order of the help. A command is `command` in the module of its name, unless
+_BESIDE lists it.
+"""
 _BESIDE = {"undo": "restore", "resume": "pause", "umount": "mount", "cat": "ls", "diff": "ls", "check": "swap"}
 """Commands in the module of another command, where they are `<name>_command`."""
 _COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
@@ -42,16 +44,16 @@ REMOVED: dict[tuple[str, str], str] = {
     ("swap", "--no-fsync"): "omit it: a swap flushes its records to disk once",
     ("rm", "--no-fsync"): "omit it: rm flushes its records to disk once for each filesystem",
 }
-"""Options of 0.3.0, by command and option, each with the hint that its error prints."""
+"""The removed options of release 0.3.0: each command and option, with the hint that the error prints."""
 
 
 class _AskingGroup(click.Group):
-    """A group that suggests commands if it does not know one."""
+    """A group that suggests similar commands for an unknown name."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command to run; for an unknown one, the error suggests similar names."""
+        """Find the command to run; the error for an unknown name suggests similar ones."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
@@ -61,7 +63,7 @@ class _AskingGroup(click.Group):
             ctx.fail(f"no such command {args[0]!r}; did you mean {meant}?")
 
     def suggestions(self, ctx: click.Context, word: str) -> str:
-        """The commands with a similar name."""
+        """Return the commands with similar names."""
         from difflib import get_close_matches  # imported only for typing errors
 
         return " or ".join(get_close_matches(word, self.list_commands(ctx), _N_MEANT))
@@ -73,10 +75,10 @@ class _AskingGroup(click.Group):
 
 
 class LazyGroup(_AskingGroup):
-    """The commands of trashd, each imported when it is needed."""
+    """The group of all commands, each of which is imported when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands, in the order of the help."""
+        """Return all commands, in the order of the help."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -91,7 +93,7 @@ class LazyGroup(_AskingGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command to run; `help COMMAND` is `COMMAND --help`."""
-        if args[0] == "help" and not ctx.resilient_parsing:  # for completion, `help` is followed by commands
+        if args[0] == "help" and not ctx.resilient_parsing:  # when a shell completes words, commands follow `help`
             args = [*args[1:], "--help"]
             if len(args) == 1:
                 click.echo(ctx.get_help())
@@ -99,7 +101,7 @@ class LazyGroup(_AskingGroup):
         return super().resolve_command(ctx, args)
 
     def suggestions(self, ctx: click.Context, word: str) -> str:
-        """The commands with a similar name, or the one that has this name in other programs."""
+        """Return the commands with similar names, or the equivalent of a command name from another program."""
         return _SAID_ELSEWHERE.get(word) or super().suggestions(ctx, word)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -112,17 +114,17 @@ class LazyGroup(_AskingGroup):
 
 
 class OrderedGroup(_AskingGroup):
-    """A group that lists its commands in the order of their definition; click itself sorts them by name."""
+    """A group that lists its commands in the order in which they are defined; click itself sorts them by name."""
 
     command_class = Command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands, in the order of their definition."""
+        """Return the commands, in the order in which they are defined."""
         return list(self.commands)
 
 
 def _format_exit_codes() -> str:
-    """The exit codes except those of signals, in two columns."""
+    """Format the exit codes, except those for signals, in two columns."""
     codes = [(str(code), words) for code, words in EXIT_CODES.items()]
     half = (len(codes) + 1) // 2
     rows = [f"{code:>3} {words}" for code, words in codes[:half]]
@@ -150,10 +152,10 @@ def trashd() -> None:
 
 
 def _to_usage_error(error: click.ClickException) -> UsageError:
-    """Convert an error of click's parser, in the style of our own messages."""
+    """Convert an error from click's parser to the style of our own messages."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     hint = ""
-    if isinstance(error, click.NoSuchOption) and ctx is not None:  # an earlier release may have had it
+    if isinstance(error, click.NoSuchOption) and ctx is not None:  # an earlier release may have had this option
         hint = REMOVED.get((ctx.command_path.partition(" ")[2], error.option_name), "")
     text = error.format_message()
     wrong = UsageError(text[:1].lower() + text[1:].removesuffix("."), hint)
@@ -176,6 +178,6 @@ def dispatch(arguments: list[str]) -> int:
     except click.Abort:
         return Exit.INTERRUPTED
     except SystemExit as end:
-        # Click raises it itself: after a closed pipe, and after it has answered a shell's completion request.
+        # Click raises this after a closed pipe, and after it has answered a completion request from a shell.
         return Exit.PIPE if end.code else 0
     return code if isinstance(code, int) else 0

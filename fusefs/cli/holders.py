@@ -41,9 +41,9 @@ class HeldTree(NamedTuple):
 
 
 def holders_of(paths: list[bytes]) -> list[HeldTree]:
-    """Find the processes that use the trees at some paths, in one scan of /proc.
+    """Find the processes that use the trees at the given paths, in one scan of /proc.
 
-    Without root, only one's own processes are visible.
+    Without root, only the caller's own processes are visible.
     """
     mounts = read_mounts()
     ours = trashd_views(mounts, trusted_owners(os.geteuid()))
@@ -59,15 +59,15 @@ def holders_of(paths: list[bytes]) -> list[HeldTree]:
 
 
 def _places(path: bytes, mounts: list[Mount], ours: list[MountView]) -> list[FilesystemPath]:
-    """Find a path on the backing filesystem and in the mounts of trashd that show it."""
+    """Find all places of a path: on the backing filesystem, and in each trashd mount that shows it."""
     place = find_place(path, mounts)
     if place is None:
         return []
     places = every_place(place, ours)
     [place, *_] = places
     for view in ours:
-        # A tree that was moved on the backing filesystem keeps its old path in the mount, and in /proc, until the
-        # mount looks up the new one.
+        # After a tree was moved on the backing filesystem, the mount and /proc show its old path until the mount looks
+        # up the new path.
         if view.backing.holds(place):
             with suppress(OSError):
                 retry_stale(
@@ -79,7 +79,7 @@ def _places(path: bytes, mounts: list[Mount], ours: list[MountView]) -> list[Fil
 def holders_of_path(kernel: Kernel, path: bytes) -> HeldTree:
     """Find the processes that use a directory or file, or the filesystem mounted there.
 
-    Raises  TrashdError as `find_victim`
+    Raises  TrashdError like `find_victim`
     """
     try:
         with find_victim(kernel, path) as victim:
@@ -94,14 +94,15 @@ def holders_of_path(kernel: Kernel, path: bytes) -> HeldTree:
 @volume_option
 @json_option
 def command(what: bytes, volumes: tuple[bytes, ...], as_json: bool) -> int:
-    """List processes that use a tree: as an open file, working directory, root, executable or mapping.
+    """List processes that have a file in a tree open or mapped, run a program from it, or have their working or root
+    directory in it.
 
-    For an orphan's ID: processes that still use the old tree; reload or restart them. For a directory: processes that
-    would go on in the old tree after a swap. PID 0 is the kernel: a loop device (losetup -d detaches it) or a swap
-    file (swapoff ends it).
+    Given an orphan's ID, holders lists processes that still use the old tree; reload or restart them. Given a
+    directory, it lists processes that would keep using the old tree after a swap. PID 0 stands for the kernel, which
+    uses a loop device (detach it with losetup -d) or a swap file (disable it with swapoff).
 
-    Without root, only your own processes are visible. Any unique prefix or suffix of an ID will do, unless a file here
-    has that name.
+    Without root, only your own processes are visible. Any unique prefix or suffix of an ID will do, unless the current
+    directory contains a file of that name.
 
     \b
     Examples:
@@ -120,12 +121,12 @@ def command(what: bytes, volumes: tuple[bytes, ...], as_json: bool) -> int:
         path = printable(h.path) or "."
         print(f"{h.pid:>8}  {user_name(h.uid):<12}  {printable(h.command.encode()):<16}  {h.kind:<5}  {path}")
     if not held.holders:
-        print(f"no process uses {printable(held.path)}" + ("" if os.geteuid() == 0 else " (of those visible to you)"))
+        print(f"no process uses {printable(held.path)}" + ("" if os.geteuid() == 0 else " (of those that you can see)"))
     return 0
 
 
 def _is_path(what: bytes) -> bool:
-    """Whether an argument is a path: it has a slash, or the name exists here (a dead mount, too)."""
+    """Return whether an argument is a path: it contains a slash, or the name exists here, even as a dead mount."""
     try:
         os.lstat(what)
     except FileNotFoundError:

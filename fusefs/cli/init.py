@@ -30,9 +30,9 @@ class RefusedFolders(NamedTuple):
 
 @click.command("init", cls=Command, short_help="Create or repair the trash store of a volume.")
 @click.argument("volume", type=PathBytes())
-@click.option("--known", "is_known", is_flag=True, help="Trust the existing store: confirm that root created it.")
+@click.option("--known", "is_known", is_flag=True, help="Trust the existing store: you confirm that root created it.")
 @click.option(
-    "--replace", "replaces", is_flag=True, help="Replace a .trashd that is not root's; keep it in the new store."
+    "--replace", "replaces", is_flag=True, help="Replace a .trashd that is not root's, and keep it in the new store."
 )
 @json_option
 def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int:
@@ -41,7 +41,7 @@ def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int
     Root creates VOLUME/.trashd, which serves all users: each has a folder that only they and root can read. A user
     creates VOLUME/.trashd-UID, which serves only that user. Running the command again changes nothing.
 
-    A .trashd that is not provably root's is refused: use --known or --replace.
+    A .trashd is refused if init can't verify that root created it; then use --known or --replace.
 
     \b
     Examples:
@@ -64,13 +64,13 @@ def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int
     if as_json:
         output.as_json(done, RefusedFolders(tuple(refused)))
         return 0
-    how = "one atomic exchange" if done.volume.exchange else "two renames (the filesystem can't exchange)"
+    how = "one atomic exchange" if done.volume.exchange else "two renames (this filesystem has no atomic exchange)"
     print(f"{printable(done.path)}: {'created' if done.made else 'exists'}; a swap is {how}")
     for line in done.repaired:
         print(f"  repaired: {line}")
     for copy in copies:
         print(
-            f"  {printable(copy)} is a copy with the same volume ID: until the next boot, the service serves this one"
+            f"  {printable(copy)} is a copy with the same volume ID; until the next boot, the service ignores that copy"
         )
     if done.unnoted:
         output.warn(f"{NO_ROOT_MARK}: {done.unnoted}")

@@ -1,4 +1,4 @@
-"""Types that commands print as JSON, alone or with the fields of other types.
+"""Types that commands print as JSON, by themselves or together with the fields of other types.
 
 build_docs/json_schema.py lists the types of each command's objects. The first line of a docstring is its description
 in the schema.
@@ -12,7 +12,7 @@ from fusefs.core.names import ContainerId
 
 
 class UndoCommand(NamedTuple):
-    """The command that restores it; null if it can't be restored."""
+    """The command that restores the orphan; null if the orphan can't be restored."""
 
     restore: str | None
 
@@ -30,14 +30,14 @@ class SummedBy(NamedTuple):
 
 
 class KeptAs(NamedTuple):
-    """The requested id, and the id of the remaining part; null if nothing remains."""
+    """The requested ID, and the ID of the remaining part; null if nothing remains."""
 
     id: ContainerId
     kept_as: ContainerId | None
 
 
 class WhoseCount(NamedTuple):
-    """The orphan that was counted; origin is null if it comes from the drop directory."""
+    """The orphan that was counted; origin is null if the orphan came from the drop directory."""
 
     id: ContainerId
     uid: int
@@ -45,7 +45,7 @@ class WhoseCount(NamedTuple):
 
 
 class KnownSize(NamedTuple):
-    """The size, with the keys of core.record.TreeSize; null if unknown."""
+    """The size, with the keys of core.record.TreeSize; keys are null if unknown."""
 
     n_entries: int | None = None
     n_bytes: int | None = None
@@ -64,13 +64,13 @@ class CountEnd(NamedTuple):
 
 
 class PausedVolume(NamedTuple):
-    """The directory that holds the store; null for all."""
+    """The directory that holds the store; null if all volumes are meant."""
 
     volume: bytes | None
 
 
 class ToldSums(NamedTuple):
-    """Counts of a sweep. n_bytes is null if entries were selected by name only."""
+    """The counts of a sweep. n_bytes is null if entries were selected only by name."""
 
     n_seen: int
     n_matched: int
@@ -100,7 +100,7 @@ class SweepOutcome(NamedTuple):
 
 
 class SweepMatch(NamedTuple):
-    """A path as find prints it; `type` is a letter of `find -type`."""
+    """A path in the form that find prints; `type` is a letter of `find -type`."""
 
     path: str
     type: str
@@ -111,7 +111,7 @@ class SweepMatch(NamedTuple):
 
 
 class PlannedRule(NamedTuple):
-    """File and key of a rule."""
+    """The file and the key of a rule."""
 
     rule: str
 
@@ -165,7 +165,7 @@ class RequestTimes(NamedTuple):
 
 
 class MountNumbers(NamedTuple):
-    """The numbers of a mount. updated_ns is null before the first request."""
+    """The counters of a mount. updated_ns is null before the first request."""
 
     mount_point: bytes
     source: bytes
@@ -188,7 +188,7 @@ class MountsSeen(NamedTuple):
 
 
 class FastPathReason(NamedTuple):
-    """Whether a fast path is on, and the reason, or its benefit."""
+    """Whether a fast path is on, and what it does, or why it is off."""
 
     is_on: bool
     why: str
@@ -204,7 +204,7 @@ class MountExplained(NamedTuple):
 
 
 class UnmountedPath(NamedTuple):
-    """The unmounted path, whether its daemon ended, and whether it had to be killed."""
+    """The unmounted path, whether its daemon ended, and whether the daemon had to be killed."""
 
     path: bytes
     is_ended: bool
@@ -212,7 +212,7 @@ class UnmountedPath(NamedTuple):
 
 
 class ErrorTold(NamedTuple):
-    """An error, on standard error: its kind, message, hint (may be empty) and exit code."""
+    """An error, printed on standard error: its kind, message, hint (may be empty) and exit code."""
 
     error: str
     message: str

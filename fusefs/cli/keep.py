@@ -27,16 +27,18 @@ from fusefs.store.orphans import (
     "seconds",
     type=DURATION,
     metavar="DURATION",
-    help="Keep it for DURATION from now. [default: until released]",
+    help="Keep the orphan for DURATION from now. [default: until released]",
 )
-@click.option("--release", is_flag=True, help="Let it expire as usual again: 24h after it was trashed.")
+@click.option(
+    "--release", is_flag=True, help="Let the orphan expire as usual again, by default 24h after it was trashed."
+)
 @volume_option
 @json_option
 def command(identifier: str, seconds: int | None, release: bool, volumes: tuple[bytes, ...], as_json: bool) -> int:
     """Pin an orphan (a trashed tree): it does not expire, however full the volume is, until you release it.
 
-    --for sets a new expiry instead, earlier or later than before. Unlike a pin, it can still be cut short when the
-    volume runs low on space. A released orphan may expire at once.
+    With --for, the orphan expires after that time instead, which may be earlier or later than before. Unlike a pinned
+    orphan, it may be deleted sooner if the volume runs low on space. A released orphan may expire at once.
 
     Any unique prefix or suffix of the ID will do. An orphan that is being deleted, or is in quarantine, can't be kept:
     trashd restore recovers what remains of it.

@@ -26,10 +26,10 @@ from fusefs.linux.user_ids import uid_of
 from fusefs.store.orphans import ListedContainer, explain_failure, list_all_containers, sum_orphans
 
 _PAST = (State.REAPING, State.QUARANTINE)
-"""States in which the retention has no effect: a reaper has begun, or a person has to decide."""
+"""States in which the retention has no effect: a reaper is deleting the orphan, or a person has to decide."""
 _UNKNOWN = "?"
 _MOST_REASONS = 3
-"""Shown for each orphan in quarantine; --json has all."""
+"""The number of reasons shown for each orphan in quarantine; --json has more."""
 _STATES = {
     "restorable": State.ORPHANS, "reaping": State.REAPING, "quarantine": State.QUARANTINE,
     "restoring": State.RESTORING, "unfinished": State.STAGE,
@@ -45,7 +45,7 @@ filter_options = together(
             "--within", "within_s", type=DURATION, metavar="TIME", help="Only orphans that expire within TIME."
         ),
         click.option(
-            "--path", "glob", metavar="GLOB", help="Only orphans whose original path matches GLOB; * matches / too."
+            "--path", "glob", metavar="GLOB", help="Only orphans whose original path matches GLOB; * also matches /."
         ),
         click.option("--state", type=click.Choice(list(_STATES)), help="Only orphans in this state."),
         click.option(
@@ -60,7 +60,7 @@ filter_options = together(
 
 
 class OrphanFilter(NamedTuple):
-    """The values of the options. least: bytes that an orphan must take as far as its size is known"""
+    """The values of the filter options. least: the minimum size in bytes; an orphan of unknown size does not match"""
 
     uid: int | None
     older_s: int | None
@@ -70,11 +70,11 @@ class OrphanFilter(NamedTuple):
     least: int | None = None
 
     def picks(self, entries: Iterable[ListedContainer], now_ns: int) -> list[ListedContainer]:
-        """Select the entries that match. An unreadable one has no age and no path."""
+        """Return the entries that match. An unreadable entry has neither an age nor a path."""
         return [entry for entry in entries if self.matches(entry, now_ns)]
 
     def matches(self, entry: ListedContainer, now_ns: int) -> bool:
-        """Whether an entry meets all conditions."""
+        """Return whether an entry meets all conditions."""
         if self.uid not in (None, entry.uid) or (self.state is not None and entry.state is not _STATES[self.state]):
             return False
         if self.older_s is not None and (entry.problem or entry.age_s(now_ns) <= self.older_s):
@@ -92,9 +92,9 @@ ORDERS = ("age", "left", "path", "user", "size")
 
 
 def in_order(entries: list[ListedContainer], order: str, now_ns: int) -> list[ListedContainer]:
-    """Sort by one of ORDERS: age (oldest first), left (soonest to expire first), path, user, size (largest first).
+    """Sort by one of ORDERS: age (oldest first), left (first to expire), path, user, size (largest first).
 
-    By size, entries of unknown size are last.
+    When sorted by size, entries of unknown size are last.
     """
 
     def remaining_s(entry: ListedContainer) -> int:
@@ -127,7 +127,7 @@ def in_order(entries: list[ListedContainer], order: str, now_ns: int) -> list[Li
     type=click.Choice(ORDERS),
     default="age",
     show_default=True,
-    help="Show the oldest (age), the soonest to expire (left) or the largest first, or sort by path or user.",
+    help="Sort by age (oldest first), left (first to expire), path, user or size (largest first).",
 )
 @click.option(
     "--sum-by",
@@ -140,7 +140,7 @@ def in_order(entries: list[ListedContainer], order: str, now_ns: int) -> list[Li
     default=1,
     show_default=True,
     metavar="N",
-    help="With --sum-by project, take the first N directories of a path for the project.",
+    help="With --sum-by project, use the first N directories of a path as the project.",
 )
 @volume_option
 @json_option
@@ -149,9 +149,9 @@ def command(
 ) -> int:
     """List orphans: the trees that a swap, rm or sweep moved to the trash, and that can be restored.
 
-    Users see their own orphans, root sees those of all users. IDs are shortened to their ends, which every command
-    accepts. Sizes are shown if they are known; trashd du counts the others. "(swept)" after an origin: a sweep took
-    some of its files; the directory itself is still in place.
+    Users see their own orphans; root sees everyone's. IDs are shortened to their last characters, which every command
+    accepts. Sizes are shown if they are known; trashd du counts the others. "(swept)" after an original path means that
+    a sweep took some of the files there; the directory itself is still in place.
 
     \b
     Examples:
@@ -168,7 +168,7 @@ def command(
     kernel = tended(volumes)
     now_ns = time.time_ns()
     lost: list[TrashdError] = []
-    # Show the paths that users know, also where the daemon of a mount over its own source is dead.
+    # Show the paths that users know, even below a mount that covers its source and whose daemon is dead.
     every = [_by_mount_point(entry) for entry in list_all_containers(kernel, volumes, lost, watched(notes=False))]
     entries = in_order(selection.picks(every, now_ns), order, now_ns)
     codes = [output.print_error(error, as_json=as_json) for error in lost]
@@ -204,7 +204,7 @@ def _by_mount_point(entry: ListedContainer) -> ListedContainer:
 
 
 def _row(entry: ListedContainer, owner: str, now_ns: int) -> tuple[str, ...]:
-    identifier = entry.id[-ID_RANDOM_CHARS:]  # enough for every command, and leaves room for the path
+    identifier = entry.id[-ID_RANDOM_CHARS:]  # every command accepts this part, and it leaves room for the path
     seconds = entry.remaining_s(now_ns)
     expiry = "pinned" if seconds is None else format_duration(seconds) if seconds > 0 else "expired"
     expiry = "-" if entry.state in _PAST else expiry
@@ -222,11 +222,11 @@ def _row(entry: ListedContainer, owner: str, now_ns: int) -> tuple[str, ...]:
 
 
 def _explain_quarantine(entry: ListedContainer) -> list[str]:
-    """The first reasons why an orphan could not be deleted; none if it is not in quarantine."""
+    """Return the first reasons why an orphan could not be deleted; none if it is not in quarantine."""
     if entry.state is not State.QUARANTINE or entry.problem:
         return []
     if not entry.failures:
-        return ["no reason is recorded: the volume was full, or a user moved it there"]
+        return ["no reason is recorded, because the volume was full or a user moved the orphan there"]
     reasons = [explain_failure(failure) for failure in entry.failures[:_MOST_REASONS]]
     n_more = entry.n_failed - len(reasons)
     if n_more > 0:

@@ -43,8 +43,8 @@ inside_argument = click.argument("word", metavar="ID[:PATH]|PATH", type=OrphanId
 
 @click.command("ls", cls=Command, short_help="List files in an orphan.")
 @inside_argument
-@click.option("--iname", "glob", default="*", metavar="GLOB", help="Only names that match GLOB, ignoring case.")
-@click.option("--first", "most", type=click.IntRange(1), metavar="N", help="Only the first N names; stat no others.")
+@click.option("--iname", "glob", default="*", metavar="GLOB", help="List only names that match GLOB, ignoring case.")
+@click.option("--first", "most", type=click.IntRange(1), metavar="N", help="List and stat only the first N names.")
 @whose_option
 @volume_option
 @json_option
@@ -53,7 +53,8 @@ def command(
 ) -> int:
     """List a directory in an orphan (a trashed tree), as ls -l does, without changing it.
 
-    Name the orphan by ID, with a PATH in it after a colon, or by its original PATH. trashd list shows all orphans.
+    Name the orphan by its ID, optionally followed by a colon and a PATH inside the orphan, or by its original PATH.
+    trashd list shows all orphans.
 
     \b
     Examples:
@@ -140,7 +141,7 @@ def diff_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_js
         """Print the differences; runs in a process of the orphan's owner."""
         tells_new = entry.method is not Method.SWEEP
         if not stat.S_ISDIR(kernel.fstat(fd).st_mode):
-            raise Refused(f"{_name(entry, within)}: not a directory", "trashd cat prints the file, for diff -")
+            raise Refused(f"{_name(entry, within)}: not a directory", "to compare a file, pipe trashd cat to diff")
         count = 0
         with open_at_origin(kernel, folder, entry, within) as now:
             if not stat.S_ISDIR(kernel.fstat(now).st_mode):
@@ -160,7 +161,7 @@ def diff_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_js
 
 
 def _find_place(volumes: Sequence[bytes], word: bytes, uid: int | None) -> tuple[Kernel, OrphanFromPath]:
-    """Find the place that a word names, after unfinished operations are completed."""
+    """Complete unfinished operations, then find the orphan, and the path in it, that an argument names."""
     kernel = tended(volumes)
     before, colon, after = word.partition(b":")
     is_id = bool(colon) and b"/" not in before
@@ -169,5 +170,5 @@ def _find_place(volumes: Sequence[bytes], word: bytes, uid: int | None) -> tuple
 
 
 def _name(entry: ListedContainer, within: RelPath) -> str:
-    """A place in an orphan as a user types it."""
+    """Format a path in an orphan as a user types it."""
     return f"{entry.id}:{printable(within)}" if within else entry.id

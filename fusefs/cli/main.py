@@ -1,4 +1,4 @@
-"""The command `trashd`: its entry point. cli/output.py prints errors."""
+"""The entry point of the command `trashd`. cli/output.py prints errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
     """Run the command line of this process and exit with its code.
 
     It skips the interpreter's cleanup, and garbage collection while modules load: a swap creates no garbage, and each
-    of the two costs more time than the swap itself (docs/decisions/0045).
+    of these two costs more time than the swap itself (docs/decisions/0045).
     """
     gc.disable()
     if sys.flags.no_site:
@@ -35,14 +35,14 @@ def main() -> None:
 
 
 class _LateSite:
-    """The last finder of modules, if Python was started without `site`, as debian/launchers start it.
+    """The last module finder if Python was started without `site`, as debian/launchers start it.
 
-    A swap needs no module that `site` makes available. The first import of any other module loads `site` late.
+    A swap needs no module that only `site` makes available. The first import of such a module loads `site`.
     """
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Load `site` on the first import of a module that the start without it can't find."""
+        """Load `site` on the first import of a module that can't be found without it."""
         if path is not None:
             return None
         sys.meta_path.remove(_LateSite)
@@ -54,7 +54,7 @@ class _LateSite:
 
 
 class _Stderr(io.TextIOWrapper):
-    """Standard error whose failures are ignored: it may be a file on a full volume."""
+    """Standard error that ignores failures: it may be a file on a full volume."""
 
     def write(self, text: str) -> int:
         """Write, and ignore errors."""
@@ -72,8 +72,8 @@ class _Stderr(io.TextIOWrapper):
 def settle_streams() -> None:
     """Open closed standard streams on /dev/null, and make standard error ignore failures.
 
-    Otherwise the next file that is opened gets the number of a closed stream. `sys.__stdin__` and `sys.__stdout__` stay
-    None.
+    Otherwise the next file to be opened would get the number of a closed stream. `sys.__stdin__` and `sys.__stdout__`
+    stay None.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -108,11 +108,11 @@ def run(arguments: list[str]) -> int:
 def _run_words(arguments: list[str]) -> int:
     """Run a plain `swap` or `rm` without click, whose import takes longer than their work; otherwise use click."""
     act = _find_plain_line(arguments)
-    # Lists of thousands of objects contain no cycles; a collection for each 700 of them takes a third of the time.
+    # Lists of thousands of objects contain no cycles; collecting after every 700 of them takes a third of the time.
     gc.set_threshold(_GC_THRESHOLD)
     gc.enable()
     if act is not None:
-        with suppress(UsageError):  # raised before any work is done; click's command prints its usage, too
+        with suppress(UsageError):  # raised before any work is done; click's command then prints its usage, too
             return act()
     from fusefs.cli.group import dispatch
 
@@ -120,7 +120,7 @@ def _run_words(arguments: list[str]) -> int:
 
 
 def _find_plain_line(arguments: list[str]) -> Callable[[], int] | None:
-    """Parse a plain line without click. Returns  the function to call; None: click parses this line"""
+    """Parse a plain command line without click. Returns  the function to call; None if click has to parse the line"""
     match arguments:
         case ["swap", *words]:
             from fusefs.cli.swap_paths import LINE

@@ -1,6 +1,6 @@
-"""trashd mount, its --explain, trashd umount, and mount.fuse.trashd, which mount(8) runs for lines of fstab.
+"""trashd mount, its --explain, trashd umount, and mount.fuse.trashd, which mount(8) runs for lines in fstab.
 
-The daemon detaches from the terminal only after the mount works, so that the terminal shows its errors.
+The daemon detaches from the terminal only when the mount works, so that its errors appear on the terminal.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from fusefs.linux.systemd import SystemdNotifier, make_handler
 from fusefs.linux.uring_facts import read_facts
 
 _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
-"""Open files: below the first the command warns; the second is systemd's hard limit for a service."""
+"""Limits of open files: the command warns below the first; the second is systemd's hard limit for a service."""
 _OPEN_FILES = re.compile(r"^Max open files +[0-9]+ +([0-9]+) ", re.MULTILINE)
-"""The hard limit; a daemon raises its soft limit to it. Source  proc_pid_limits(5)"""
+"""Matches the hard limit, to which a daemon raises its soft limit. Source  proc_pid_limits(5)"""
 _HELP = f"""Serve the directory SRC at MNT through FUSE, so that swaps reach every client of the mount at once.
 
-Without MNT, the mount covers SRC itself. Root mounts for all users; other users mount for themselves, at another
-directory of their own. The command returns when the mount answers. ro, nosuid, nodev, noexec and nosymfollow on SRC
-apply to MNT as well.
+Without MNT, the mount covers SRC itself. Root mounts for all users. Other users mount only for themselves, and MNT must
+be a directory of their own, not SRC. The command returns once the mount is ready. If SRC is mounted with ro, nosuid,
+nodev, noexec or nosymfollow, that option applies to MNT as well.
 
 Options for -o: {", ".join(option.word() for option in OPTIONS if option.is_documented)}, and ro, nosuid, nodev, noexec,
 sync as in mount(8).
@@ -65,7 +65,7 @@ Ready = Callable[[], None]
 
 
 def _command_line(option: MountOption) -> Decorator:
-    """The command line's option for an option of `-o`."""
+    """Return the command-line option for an option of `-o`."""
     if option.read is None:
         return click.option(option.switch(), is_flag=True, help=option.help)
     kind = click.Choice(option.value.split("|")) if "|" in option.value else None
@@ -90,13 +90,13 @@ def _command_line(option: MountOption) -> Decorator:
 @click.argument("mount_point", type=PathBytes(), required=False, metavar="[MNT]")
 @click.option("-o", "texts", multiple=True, metavar="OPTIONS", help="Mount options as in fstab, separated by commas.")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground and log to standard error.")
-@click.option("--replace", "replaces", is_flag=True, help="Replace a mount of trashd whose daemon died.")
+@click.option("--replace", "replaces", is_flag=True, help="Replace a trashd mount whose daemon has died.")
 @together([_command_line(option) for option in LISTED if option.help])
 @click.option(
     "--explain",
     "explains",
     is_flag=True,
-    help="Mount nothing; print the fast paths of a mount, and why one is off.",
+    help="Mount nothing; print which fast paths the existing mount of SRC uses, and why any are off.",
 )
 @json_option
 def command(
@@ -114,7 +114,7 @@ def command(
     words = [*texts, *(option.word(value) for option, value in values if value not in (None, False))]
     if explains:
         if foreground or replaces or mount_point is not None or words:
-            raise UsageError("--explain takes one PATH and no options of a mount")
+            raise UsageError("--explain takes one PATH and no mount options")
         return _explain(source, as_json=as_json)
     if as_json:
         raise UsageError("--json requires --explain")
@@ -123,10 +123,10 @@ def command(
 
 
 def _explain(path: bytes, *, as_json: bool) -> int:
-    """Print the fast paths of the mounts that a path belongs to. It never accesses a mount, which may hang.
+    """Print the fast paths of the mounts that a path belongs to. Never access a mount, since it may hang.
 
     Returns  the exit code
-    Raises   NotFound: no mount, or one without figures; NotPermitted: another user's mount
+    Raises   NotFound if there is no mount, or if it publishes no fast paths; NotPermitted for another user's mount
     """
     from fusefs.mount.places.find_mounts import mounts_of, read_counters
 
@@ -134,8 +134,8 @@ def _explain(path: bytes, *, as_json: bool) -> int:
     for one in observed_mounts:
         if not one.fast_paths:
             raise NotFound(
-                f"the fast paths of {printable(one.point)}",
-                "the daemon is an older version: unmount it, and mount it again",
+                f"information about the fast paths of {printable(one.point)}",
+                "the daemon of this mount is of an older version; unmount the mount, and mount it again",
             )
     if as_json:
         for one in observed_mounts:
@@ -167,7 +167,7 @@ def serve(
     replaces: bool = False,
     is_sloppy: bool = False,
 ) -> int:
-    """Start a daemon that mounts. Returns  the exit code"""
+    """Start a daemon that creates the mount. Returns  the exit code"""
     from fusefs.mount.places.mount_points import real_path
 
     source, target = real_path(source), real_path(target)
@@ -184,8 +184,8 @@ def serve(
         except ImportError as error:
             if error.name != "fusefs.mount.native._core":
                 raise
-            hint = "apt install trashd-mount, or reinstall it with gcc and python3-dev, without TRASHD_NATIVE=0"
-            raise Refused(f"the C module of the mount was not built, or can't be loaded: {error}", hint) from error
+            hint = "run: apt install trashd-mount; or reinstall with gcc and python3-dev, and without TRASHD_NATIVE=0"
+            raise Refused(f"the C module for mounts was not built, or can't be loaded: {error}", hint) from error
 
         if source == target and options.coherence is Coherence.EXCLUSIVE:
             _warn_of_other_ways(target)
@@ -195,11 +195,11 @@ def serve(
 
 
 def _name_switched_off_transport() -> None:
-    """Print once in each boot that FUSE over io_uring is available but off, and how to switch it on."""
+    """Print, once per boot, that FUSE over io_uring is available but off, and how to switch it on."""
     facts = read_facts()
     if facts.is_enabled is not False or known_faults(facts.release) is not None:
         return
-    with suppress(OSError):  # the file exists: it was printed before; or /run can't be written
+    with suppress(OSError):  # the file exists, since this was printed before; or /run is not writable
         os.close(
             os.open(
                 make_dir(MOUNTS_RUNTIME) + b"/uring-named", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644
@@ -213,18 +213,18 @@ def _name_switched_off_transport() -> None:
 
 
 def _warn_of_other_ways(target: bytes) -> None:
-    """Warn that changes by other paths show in the mount only after the kernel's cache has expired."""
+    """Warn that changes made through other paths show in the mount only after the kernel's cache has expired."""
     from fusefs.mount.places.mount_points import other_paths
 
     if ways := other_paths(target, read_mounts()):
         output.warn(
-            f"{printable(target)}: changes by another path ({', '.join(map(printable, ways))}) show late in the mount; "
+            f"{printable(target)}: changes made through another path ({', '.join(map(printable, ways))}) show late; "
             "use --coherence shared if programs use that path"
         )
 
 
 def few_files(mount: ObservedMount) -> Finding | None:
-    """A finding if root's daemon of a mount has a low limit of open files; None if it is high or unknown."""
+    """Return a finding if a daemon that runs as root has a low limit of open files; None if it is high or unknown."""
     from fusefs.mount.native._core import max_handles_of_user
     from fusefs.mount.tree.mount_state import n_client_handles
 
@@ -236,25 +236,25 @@ def few_files(mount: ObservedMount) -> Finding | None:
     if limit is None or not mount.is_running or int(limit[1]) >= _FEW_FILES:
         return None
     most = max_handles_of_user(n_client_handles(int(limit[1])))
-    what = f"open-file limit is {limit[1]} for the whole mount ({most} per user)"
-    hint = f"raise it: LimitNOFILE={_MANY_FILES} in the unit, or ulimit -Hn {_MANY_FILES} before trashd mount"
+    what = f"the limit of open files is {limit[1]} for the whole mount ({most} per user)"
+    hint = f"set LimitNOFILE={_MANY_FILES} in the unit, or run ulimit -Hn {_MANY_FILES} before trashd mount"
     return Finding(printable(mount.point), what, hint)
 
 
 def run_in_background(body: Callable[[Ready], int]) -> int:
-    """Run `body` in a child; the parent waits until the child reports that it is ready.
+    """Run `body` in a child process; the parent waits until the child reports that it is ready.
 
     Until then the child prints its errors on the terminal, and stays in our process group: while systemd mounts for an
-    automount, processes of other groups wait at the mount point. Then it logs to syslog, without a terminal.
+    automount, processes in other groups wait at the mount point. Afterwards it logs to syslog and has no terminal.
 
-    Returns  twice: in the parent the exit code for the terminal, 0 if the child is ready; in the child that of `body`
+    Returns  twice: in the parent, the exit code, which is 0 if the child is ready; in the child, the result of `body`
     """
     ready_fd, report_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(ready_fd)
         os.chdir("/")
-        logging.raiseExceptions = False  # without a syslog, logging would print a traceback on the terminal
+        logging.raiseExceptions = False  # otherwise, without a syslog, logging would print a traceback on the terminal
         syslog: logging.Handler = logging.NullHandler()
         with suppress(OSError):
             syslog = logging.handlers.SysLogHandler("/dev/log", logging.handlers.SysLogHandler.LOG_DAEMON)
@@ -281,8 +281,8 @@ def run_in_background(body: Callable[[Ready], int]) -> int:
 
 
 def run_in_foreground(body: Callable[[Ready], int]) -> int:
-    """Run `body`, which logs to stderr or to the journal, and notify systemd when ready. Returns  its exit code"""
-    os.chdir("/")  # a working directory would keep its volume busy
+    """Run `body`, which logs to stderr or the journal, and notify systemd when it is ready. Returns  its exit code"""
+    os.chdir("/")  # the working directory would keep its volume busy
     _log_to(make_handler("trashd") if "JOURNAL_STREAM" in os.environ else logging.StreamHandler())
     notifier = SystemdNotifier()
     try:
@@ -309,16 +309,16 @@ def _log_to(handler: logging.Handler) -> None:
     logging.getLogger("fusefs").setLevel(logging.INFO)
 
 
-@click.command("umount", cls=Command, short_help="Unmount a mount of trashd and wait for its daemon.")
+@click.command("umount", cls=Command, short_help="Unmount a trashd mount and wait for its daemon to exit.")
 @click.argument("mount_point", type=PathBytes(), metavar="MNT")
-@click.option("--lazy", is_flag=True, help="Detach the mount now; programs that use it go on.")
+@click.option("--lazy", is_flag=True, help="Detach the mount now; programs that use it can continue.")
 @click.option("--force", is_flag=True, help="Detach the mount now; programs that use it get errors.")
 @json_option
 def umount_command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -> int:
-    """Unmount MNT and wait until its daemon has exited, so that the filesystem below can be unmounted, too.
+    """Unmount MNT and wait until its daemon has exited, so that the underlying filesystem can be unmounted, too.
 
-    A mount is refused while a program has a file open or its working directory there. A mount whose daemon died is
-    unmounted like any other.
+    Unmounting is refused while a program has an open file or its working directory in the mount. A mount whose daemon
+    has died is unmounted like any other.
 
     \b
     Examples:
@@ -339,7 +339,7 @@ def umount_command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -
         output.warn(f"{where}: the daemon did not exit and was killed")
     if not done.is_ended:
         output.warn(
-            f"{where}: unmounted, but the daemon still runs: it hangs, or another mount namespace has the mount"
+            f"{where}: unmounted, but the daemon still runs: it hangs, or the mount exists in another mount namespace"
         )
     return 0
 
@@ -349,7 +349,7 @@ _HINT = "mount.fuse.trashd SRC MNT [-sfnv] [-o OPTIONS]"
 
 
 def main() -> None:
-    """Run the helper of mount(8) with the arguments of this process and exit with its code."""
+    """Run as the helper of mount(8), with the arguments of this process, and exit with the helper's exit code."""
     settle_streams()
     code = run_mount_helper(sys.argv[1:])
     sys.stderr.flush()
@@ -383,7 +383,7 @@ def _mount_by_helper(arguments: list[str]) -> int:
         raise UsageError("SRC and MNT are required", _HINT)
     letters = {letter for letter, _value in given}
     if "-N" in letters:
-        raise UsageError("option -N: not supported", "nsenter --mount=FILE mount … mounts in another namespace")
+        raise UsageError("option -N: not supported", "to mount in another namespace, run: nsenter --mount=FILE mount …")
     if "-f" in letters:
         return 0  # a dry run
     source, target = map(os.fsencode, paths)
@@ -392,14 +392,14 @@ def _mount_by_helper(arguments: list[str]) -> int:
     if remount(real_path(target), words, is_sloppy=is_sloppy):
         return 0
     if _stands(source, target, words, is_sloppy=is_sloppy):
-        return 0  # `mount -a` calls this for existing mounts, too: it recognises only those of a filesystem's root
+        return 0  # `mount -a` also calls this for existing mounts: it recognises only mounts of a filesystem's root
     return serve(source, target, words, is_sloppy=is_sloppy)
 
 
 def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) -> bool:
-    """Whether this user already has this mount and it works.
+    """Return whether this user's mount already exists and works.
 
-    Raises  UsageError: the options are wrong; Refused: the mount does not answer
+    Raises  UsageError if the options are wrong; Refused if the mount does not respond
     """
     from fusefs.mount.places.mount_points import Health, health, real_path, silent_daemon_error, top_mount
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, types of their values, clocks, and the recovery before a list."""
+"""Options that several commands share, the types of option values, clocks, and the recovery that precedes a list."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 else:
 
     class ParamType(click.ParamType):
-        """Accepts a type argument, which click's class does not before 8.4 (Debian 13 has 8.2)."""
+        """A ParamType that accepts a type argument; click's own class does so only since 8.4 (Debian 13 has 8.2)."""
 
         def __class_getitem__(cls, _value_type: object) -> type:
             return cls
@@ -41,14 +41,14 @@ _COMPLETION_LIMIT_S = 0.15
 
 
 class ParsedValue(ParamType[T], Generic[T]):
-    """A value that a function parses; its ValueError has the message."""
+    """A value that a function parses; the function raises ValueError with the message for the user."""
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
         self.name = name
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
-        """Parse a value; a default is used as it is."""
+        """Parse a value from the command line; return a default unchanged."""
         if not isinstance(value, str):
             default: T = value
             return default
@@ -59,25 +59,25 @@ class ParsedValue(ParamType[T], Generic[T]):
 
 
 DURATION = ParsedValue("duration", parse_duration)
-"""Seconds, typed as 90s, 15m, 24h, 3d, 2w."""
+"""A duration in seconds, typed as 90s, 15m, 24h, 3d or 2w."""
 RATE = ParsedValue("rate", parse_rate)
-"""An amount per second."""
+"""A number of entries or bytes per second."""
 NOTE = ParsedValue("text", read_note)
-"""A note that lists show."""
+"""A note, which lists of orphans show."""
 _MOST_WORKERS = 64
 
 
 class PathBytes(ParamType[bytes]):
-    """A path as bytes."""
+    """A path, as bytes."""
 
     name = "path"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
-        """Encode an argument as the filesystem does."""
+        """Encode an argument in the encoding of the filesystem."""
         return value if isinstance(value, bytes) else os.fsencode(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Let the shell complete file names."""
+        """Have the shell complete file names."""
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(incomplete, type="file")]
@@ -88,7 +88,7 @@ json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="P
 
 
 def _check_volumes(_ctx: click.Context, _param: click.Parameter, volumes: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Return the volumes. Raises  TrashdError if stat fails for one: a list of it would seem to be empty"""
+    """Return the volumes. Raises  TrashdError if stat fails for one, since the list of its orphans would look empty"""
     for volume in volumes:
         with errors_about(volume):
             os.stat(volume)
@@ -102,20 +102,20 @@ volume_option: Decorator = click.option(
     multiple=True,
     metavar="DIR",
     callback=_check_volumes,
-    help="Only the trash store in DIR, or the nearest one above DIR on the same filesystem (repeatable). "
+    help="Use only the trash store in DIR, or the nearest one above DIR on the same filesystem (repeatable). "
     "[default: all known stores]",
 )
 paths_argument: Decorator = click.argument("paths", type=PathBytes(), nargs=-1, metavar="PATH…")
 whose_option: Decorator = click.option(
-    "--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="As root, restrict to orphans of USER."
+    "--user", "uid", type=ParsedValue("user", uid_of), metavar="USER", help="As root, choose among the orphans of USER."
 )
 null_option: Decorator = click.option(
-    "-0", "--null", is_flag=True, help="Read more paths from standard input, each ended by NUL (find -print0)."
+    "-0", "--null", is_flag=True, help="Read more paths from standard input, each terminated by NUL (find -print0)."
 )
 
 
 def note_usage(error: UsageError, ctx: click.Context) -> None:
-    """Have an error print the command whose command line is wrong, and its usage."""
+    """Add the command and its usage line to an error, which prints them."""
     error.command = ctx.command_path
     error.usage = " ".join([ctx.command_path, *ctx.command.collect_usage_pieces(ctx)])
 
@@ -127,12 +127,12 @@ class Command(click.Command):
     """
 
     def __init__(self, *args: Any, headings: Mapping[str, str] | None = None, **attributes: Any) -> None:
-        """headings: maps each heading to the long names of its options, separated by spaces."""
+        """headings: maps each heading to the long names of the options below it, separated by spaces."""
         super().__init__(*args, **attributes)
         self._headings = dict(headings or {})
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a UsageError that it raises gets its usage line."""
+        """Run the command, and add its usage line to any UsageError that it raises."""
         try:
             return super().invoke(ctx)
         except UsageError as error:
@@ -161,13 +161,13 @@ class Command(click.Command):
 
 
 def write_manual_page(ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the name of the manual page of a command, or of the group that it is in."""
+    """Write the name of the manual page for a command, or for the group that contains it."""
     formatter.write_paragraph()
     formatter.write_text(f"Manual page: man {'-'.join(ctx.command_path.split()[:2])}")
 
 
 def together(options: Sequence[Decorator]) -> Decorator:
-    """Combine several options into one decorator; the help lists them in this order."""
+    """Combine several options into one decorator; the help lists them in the given order."""
     return lambda command: reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
@@ -176,7 +176,7 @@ threads_option: Decorator = click.option(
     "n_workers",
     type=click.IntRange(1, _MOST_WORKERS),
     metavar="N",
-    help="Work on N directories at a time. [default: fastest for the filesystem]",
+    help="Work on N directories at a time. [default: the fastest number for the filesystem]",
 )
 tempo_options = together(
     (
@@ -192,15 +192,15 @@ tempo_options = together(
         ),
     )
 )
-"""Limits of the speed: `max_rate`, `max_bytes` and `paced`."""
+"""Options that limit the speed: `max_rate`, `max_bytes` and `paced`."""
 
 
 def mpi_option(shares: Callable[[Any], Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Add `--mpi` to a command, which then gets `job`: shares the work among the ranks; None without --mpi.
+    """Add `--mpi` to a command and pass it `job`, which shares the work among the ranks; `job` is None without --mpi.
 
-    Only the first rank runs the command. The others carry out what it sends them, and print nothing.
+    Only the first rank runs the command. The others do the work that it sends them, and print nothing.
 
-    shares  makes `job` of an engine.mpi_ranks.MpiJob
+    shares  converts an engine.mpi_ranks.MpiJob into `job`
     """
 
     def decorated(act: Callable[..., int]) -> Callable[..., int]:
@@ -216,7 +216,7 @@ def mpi_option(shares: Callable[[Any], Any]) -> Callable[[Callable[..., int]], C
             with join_job() as job:
                 uids = job.uids()
                 if not job.is_first:
-                    # A rank of root's trusts no other: the first, which may be a user's, prints why it is refused.
+                    # A rank of root trusts no other rank. The first rank may run as a user; it prints the error.
                     return job.serve(Kernel()) if os.geteuid() else 0
                 hint = "start all ranks as the user who owns the files"
                 if 0 in uids:
@@ -231,7 +231,7 @@ def mpi_option(shares: Callable[[Any], Any]) -> Callable[[Callable[..., int]], C
 
 
 class OrphanId(ParamType[str]):
-    """An ID, or a part of one. A shell completes the caller's own IDs, at once even if a mount hangs."""
+    """An ID, or a part of one. Shells complete the IDs of the caller's own orphans, quickly even if a mount hangs."""
 
     name = "id"
 
@@ -244,13 +244,13 @@ class OrphanIdOrPath(PathBytes):
     """An ID or a path."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Complete IDs if the word may be one, else paths."""
+        """Complete IDs if the word may be an ID; otherwise complete paths."""
         items = [] if "/" in incomplete or incomplete.startswith(".") else _complete_id(incomplete)
         return items or super().shell_complete(ctx, param, incomplete)
 
 
 def _complete_id(incomplete: str) -> list[CompletionItem]:
-    """IDs that begin with a text, and random ends of IDs that do, each with its origin as help."""
+    """Return completions: IDs, or their random suffixes, that start with the typed text, with the origin as help."""
     from click.shell_completion import CompletionItem
 
     items = []
@@ -263,10 +263,10 @@ def _complete_id(incomplete: str) -> list[CompletionItem]:
 
 
 def _own_orphans() -> list[tuple[str, str]]:
-    """The IDs and origins of the caller's orphans in all known stores, newest first.
+    """Return the IDs and origins of the caller's orphans in all known stores, newest first.
 
-    A child process lists them, since a dead mount may block it; completion does without an answer that is late. The
-    child keeps none of our files open: a shell reads our output until every process has closed it.
+    A child process lists them, since a dead mount may block it; if it takes too long, nothing is completed. The child
+    keeps none of our files open: a shell reads our output until every process has closed it.
     """
     from fusefs.linux.children import ask_each
     from fusefs.store.orphans import list_all_containers
@@ -283,9 +283,9 @@ def _own_orphans() -> list[tuple[str, str]]:
 
 
 def watched(*, notes: bool = True) -> tuple[Clock, ...]:
-    """Readings of the wall clock that this user's service and commands stored; none for a user without a home.
+    """Return readings of the wall clock that this user's service and commands stored; none for a user without a home.
 
-    notes  store the present reading for the next command
+    notes  store the current reading for the next command
     """
     from fusefs.service.state_files import watched_clocks
 
@@ -295,21 +295,21 @@ def watched(*, notes: bool = True) -> tuple[Clock, ...]:
 
 
 class AgeCutoffs:
-    """Times before which a file has a certain age, corrected for changes of the wall clock since its last reading."""
+    """Computes the time before which a file has a given age, corrected for changes of the wall clock."""
 
     def __init__(self, kernel: Kernel, *, notes: bool) -> None:
-        """notes: store the present reading of the clock for the next command."""
+        """notes: store the current reading of the clock for the next command."""
         self.now = read_now(kernel, watched(notes=notes))
         self._set_ns = 0
 
     def ago(self, span_ns: int) -> int:
-        """The time that is so many nanoseconds ago."""
+        """Return the time that was `span_ns` ago."""
         cutoff_ns = self.now.cutoff_ns(span_ns)
         self._set_ns = max(self._set_ns, self.now.wall_ns - span_ns - cutoff_ns)
         return cutoff_ns
 
     def warn_of_clock(self) -> None:
-        """Warn if files are not as old as the wall clock makes them seem."""
+        """Warn if files are younger than the wall clock makes them seem."""
         if self._set_ns >= STEP_NS:
             ahead = format_duration(round(self._set_ns / 1e9))
             output.warn(f"the wall clock was set forward by {ahead}: files that seem old only because of that are kept")
@@ -318,9 +318,9 @@ class AgeCutoffs:
 def tended(
     volumes: Sequence[bytes], kernel: Kernel | None = None, ended: Collection[str] = (), waits: Wait | None = None
 ) -> Kernel:
-    """Complete unfinished operations, adopt drops and stock reserves, as far as the caller may; warn of what failed.
+    """Complete unfinished operations, adopt drops and stock reserves where the caller may, and warn of failures.
 
-    ended, waits  as for `recover`
+    ended, waits  passed to `recover`
     """
     from fusefs.store.orphans import tidy_all_folders  # late: half of the commands have options and no orphans
 

@@ -1,6 +1,6 @@
-"""What commands print: lines for people, JSON for programs, errors with the next step.
+"""Prints what commands report: lines for people, JSON for programs, and errors with the next step.
 
-When standard output can't be written, on a full disk say, `to_error` makes that the command's error.
+If standard output can't be written, for example on a full disk, `to_error` makes that the command's error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fusefs.store.swap import Swapped
 
 _NAMED_MAX = 5
 _LEAST_ROOM = 8
-"""Columns: less of a path says nothing."""
+"""In columns: a shorter piece of a path is useless."""
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for JSON, be it right or wrong otherwise."""
+    """Return whether a command line asks for JSON, even if it is wrong otherwise."""
     return "--json" in arguments[: arguments.index("--") if "--" in arguments else None]
 
 
@@ -41,7 +41,7 @@ def print_error(error: TrashdError, *, as_json: bool = False) -> int:
         print(json.dumps(plain(error_object)), file=sys.stderr)
         return error.exit_code
     command, usage = (error.command, error.usage) if isinstance(error, UsageError) else ("", "")
-    # A message may quote words as they were typed, or names that a glob expanded to.
+    # A message may quote arguments as typed, or names that a glob expanded to.
     lines = [f"{command or 'trashd'}: {printable_text(error.message())}"]
     if error.hint:
         lines.append(f"  hint: {printable_text(error.hint)}")
@@ -52,8 +52,8 @@ def print_error(error: TrashdError, *, as_json: bool = False) -> int:
 
 
 def to_error(error: TrashdError | OSError) -> TrashdError:
-    """Convert what ended a command into the error that is printed, once its output is written as far as it can be."""
-    unwritten = refused(flush)  # what standard output has not taken is tried again
+    """Write the remaining output if possible, and convert the exception that ended a command to the error to print."""
+    unwritten = refused(flush)  # tries again to write the output that was not accepted
     if isinstance(error, TrashdError):
         return error
     number, name = error.errno or errno.EIO, error.filename
@@ -68,12 +68,12 @@ def to_error(error: TrashdError | OSError) -> TrashdError:
 
 
 def flush() -> None:
-    """Write what was printed: the process ends without Python's own care for that."""
+    """Write the buffered output; the process ends without the cleanup in which Python would do it."""
     print(end="", flush=True)
 
 
 def refused(act: Callable[[], object]) -> int | None:
-    """The errno with which something is refused; None if it isn't."""
+    """Call `act` and return the errno with which it fails; None if it succeeds."""
     try:
         act()
     except OSError as error:
@@ -82,7 +82,7 @@ def refused(act: Callable[[], object]) -> int | None:
 
 
 def exit_code(codes: Sequence[int]) -> int:
-    """The exit code of many results: a single one's own, Incomplete's if any of several is not 0."""
+    """Combine exit codes: return a single code as it is, and Incomplete's if any of several is not 0."""
     if len(codes) == 1:
         return codes[0]
     return Incomplete.exit_code if any(codes) else 0
@@ -94,12 +94,12 @@ def warn(text: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    r"""A value as JSON has it: bytes as text, invalid UTF-8 as lone surrogates (`\udcXX`, as os.fsdecode)."""
-    if value is None or isinstance(value, str | int):  # most are, and a list can be of 100,000 containers
+    r"""Convert a value for JSON: bytes to text, invalid UTF-8 to lone surrogates (`\udcXX`, as in os.fsdecode)."""
+    if value is None or isinstance(value, str | int):  # the usual case: a list may have 100,000 containers
         return value
     if isinstance(value, bytes):
         return os.fsdecode(value)
-    if hasattr(value, "_value_"):  # an Enum of either kind
+    if hasattr(value, "_value_"):  # either kind of Enum
         return value.value
     if hasattr(value, "_fields") or hasattr(value, "__struct_fields__"):
         return fields(value)
@@ -111,16 +111,16 @@ def plain(value: Any) -> Any:
 
 
 def fields(value: Any) -> dict[str, Any]:
-    """A NamedTuple or a Struct as an object of JSON."""
+    """Convert a NamedTuple or a Struct into a JSON object."""
     names = value._fields if hasattr(value, "_fields") else value.__struct_fields__
     return {name: plain(getattr(value, name)) for name in names}
 
 
 def as_json(*parts: Any, without: str = "") -> None:
-    """Print one JSON object on a line of its own: the fields of all parts; what two have is the later one's.
+    """Print one JSON object on a line: the fields of all parts. If two parts have a field, the later one wins.
 
-    What is printed for a command is said by its types in build_docs/json_schema.py.
-    without  a field that says something of another one only
+    build_docs/json_schema.py lists the types that each command prints.
+    without  a field to omit, since it only describes another one
     """
     merged: dict[str, Any] = {}
     for part in parts:
@@ -130,9 +130,9 @@ def as_json(*parts: Any, without: str = "") -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
-    """The lines of a table: all columns but the last as wide as their widest cell.
+    """Format a table: each column except the last is as wide as its widest cell.
 
-    width  so wide at most, as far as the last column can be shortened to that; None: nothing is
+    width  the maximum width, to which the last column is shortened as far as possible; None: nothing is shortened
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     gap, room = "  ", None
@@ -144,16 +144,16 @@ def aligned(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str
 
 
 def terminal_width() -> int | None:
-    """How many columns there are to print on; None: it is no terminal."""
+    """Return the number of columns of the terminal; None if standard output is not a terminal."""
     if not sys.stdout.isatty():
         return None
-    from shutil import get_terminal_size  # a swap is spared it
+    from shutil import get_terminal_size  # imported late: a swap does not need it
 
     return get_terminal_size().columns
 
 
 def _shortened(text: str, room: int | None) -> str:
-    """A text without its middle: a path is known by where it begins and by its end."""
+    """Shorten a text in the middle, since the beginning and the end of a path identify it."""
     if room is None or len(text) <= room:
         return text
     n_first = room // 3
@@ -161,12 +161,12 @@ def _shortened(text: str, room: int | None) -> str:
 
 
 def origin(path: bytes | None) -> str:
-    """Where a tree came from, for a person."""
+    """Format the original path of a tree for people."""
     return "(dropped)" if path is None else printable(by_mount_point(path))
 
 
 def by_mount_point(path: bytes) -> bytes:
-    """The path by which users know it: not that of the private tree of a mount whose daemon is dead."""
+    """Return the path that users know, even below a mount whose daemon is dead, where it leads to a private tree."""
     if not path.startswith(MOUNTS_RUNTIME):
         return path
     from fusefs.store.mounted_paths import to_mount_path
@@ -175,12 +175,12 @@ def by_mount_point(path: bytes) -> bytes:
 
 
 def counted(count: int, what: str, several: str = "") -> str:
-    """`1 match`, `2 matches`."""
+    """Format a count with its noun: `1 match`, `2 matches`."""
     return f"1 {what}" if count == 1 else f"{count:,} {several or what + 's'}"
 
 
 def names(kept: Sequence[bytes]) -> str:
-    """A few names, and how many more there are."""
+    """Format the first few names, and the number of the others."""
     more = len(kept) - _NAMED_MAX
     return ", ".join(map(printable, kept[:_NAMED_MAX])) + (f" and {more} more" if more > 0 else "")
 
@@ -191,18 +191,18 @@ def print_pace(why: str) -> None:
 
 
 def print_outage(number: int | None, limit_s: float) -> None:
-    """Print, for reaper.not_removed.OutageOptions, that a server does not respond, or (None) that it responds again."""
+    """Report for reaper.not_removed.OutageOptions that a server does not respond, or that it responds again (None)."""
     if number is None:
         print_pace("the filesystem's server responds again")
     else:
-        from fusefs.core.human_units import format_duration  # a swap is spared it
+        from fusefs.core.human_units import format_duration  # imported late: a swap does not need it
 
         limit = format_duration(round(limit_s))
         print_pace(f"the filesystem's server does not respond ({os.strerror(number)}); waiting at most {limit}")
 
 
 def print_finding(problem: ConfigProblem, *, as_json: bool) -> None:
-    """Print what is wrong in a file, and what to write instead."""
+    """Print a problem in a configuration or plan file, and its fix."""
     if as_json:
         print(json.dumps(plain(problem)))
         return
@@ -212,14 +212,14 @@ def print_finding(problem: ConfigProblem, *, as_json: bool) -> None:
 
 
 def restore_command(orphan: ContainerId, volume: bytes | None) -> str:
-    """What to type to take it back. volume: as in store.swap.Swapped"""
+    """Return the command that restores an orphan. volume: as in store.swap.Swapped"""
     if volume is None:
         return f"trashd restore {orphan}"
     return f"trashd restore --volume {shell_word(volume)} {orphan}"
 
 
 def print_swapped(swapped: Swapped, *, json_lines: bool, ids_only: bool, kept: bool) -> None:
-    """Print the result of one swap or removal; with ids_only everything but the ID goes to stderr."""
+    """Print the result of a swap or removal. ids_only: print everything except the ID on stderr"""
     if json_lines:
         from fusefs.cli.json_objects import UndoCommand
 
@@ -260,7 +260,10 @@ def _print_done(swapped: Swapped, *, kept: bool) -> None:
 
 
 def until(expires_ns: int | None) -> str:
-    """Until when something can be restored, and what deletes it then if no service does. expires_ns: None: never"""
+    """Format the time until which an orphan can be restored. If no service runs, add what deletes it then.
+
+    expires_ns  None if it never expires
+    """
     if expires_ns is None:
         return "you reap it by its ID"
     directories = {SYSTEM_RUNTIME}
@@ -272,13 +275,13 @@ def until(expires_ns: int | None) -> str:
 
 
 def can_confirm() -> bool:
-    """Whether there is a person who reads it and can answer."""
+    """Return whether someone at a terminal can read a question and answer it."""
     return os.isatty(0) and os.isatty(2)
 
 
 def is_confirmed(question: str) -> bool:
-    """Whether the answer is yes. Raises  KeyboardInterrupt instead of an answer"""
-    import click  # a command that asks nothing may do without
+    """Ask a question and return whether the answer is yes. Raises  KeyboardInterrupt if the user presses Ctrl-C"""
+    import click  # imported late: most commands ask nothing
 
     try:
         return click.confirm(question, err=True)

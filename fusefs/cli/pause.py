@@ -66,24 +66,26 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
         output.warn(f"{which} is not running; the pause applies when it starts")
     if None in named(volumes):
         for one in served_by_root():
-            output.warn(f"{printable(one.root_path())}: root's reaper serves it and is not paused; use trashd keep ID")
+            output.warn(f"{printable(one.root_path())}: root's reaper there is not paused; use trashd keep ID instead")
     return 0
 
 
 def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
-    """Raise NotPermitted if root's reaper serves the volume; for all volumes, if the caller has no reaper."""
+    """Raise NotPermitted if root's reaper serves the volume. volume: None: only if the caller runs no reaper"""
     roots = served_by_root()
     if volume is None and (is_running(runtime) or not roots):
         return
     there = [] if volume is None else _stores_at(volume)
     for one in roots:
-        # The id is no secret: another user's store may have the same, so the owner must match, too.
+        # The ID is not secret: another user's store may have the same one, so the owner must match, too.
         if volume is None or one.root_path() == volume or (one.id, one.owner or 0) in there:
-            raise NotPermitted(one.root_path(), "root's reaper serves it; trashd keep ID protects one of your orphans")
+            raise NotPermitted(
+                one.root_path(), "root's reaper serves this volume; to keep an orphan, use trashd keep ID"
+            )
 
 
 def served_by_root() -> list[VolumeStatus]:
-    """The volumes that root's reaper serves for the caller; none if the caller is root."""
+    """Return the volumes that root's reaper serves for the caller; none if the caller is root."""
     from fusefs.service.state_files import served_volumes
 
     if os.geteuid() == 0:
@@ -95,7 +97,7 @@ def served_by_root() -> list[VolumeStatus]:
 
 
 def _stores_at(volume: bytes) -> list[tuple[str, int]]:
-    """The volume ids and owners of the stores in a directory that the caller may use."""
+    """Return the volume IDs and owners of the stores in a directory that the caller may use."""
     from fusefs.store.find_stores import stores_at
 
     there = list[tuple[str, int]]()
@@ -107,7 +109,7 @@ def _stores_at(volume: bytes) -> list[tuple[str, int]]:
 
 
 def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
-    """Wait a moment until a running reaper has released the volumes: they are often unmounted next."""
+    """Wait briefly until a running reaper has released the volumes, since they are often unmounted next."""
     from fusefs.service.state_files import served_volumes
 
     let_go = (VolumePhase.PAUSED, VolumePhase.GONE, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
@@ -120,7 +122,7 @@ def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
 
 
 def _may_be_in(one: VolumeStatus, volume: bytes | None) -> bool:
-    """Whether a pause of a directory applies to a served volume; the path of a user's store may be known in part."""
+    """Return whether a pause applies to a served volume; the path of a user's own store may be only partly known."""
     if volume is None or one.owner is None:
         return volume in (None, one.root_path())
     public_path = one.public_path()

@@ -1,4 +1,4 @@
-"""trashd plan: print what rules would do, or carry them out; a result for each directory that had matches."""
+"""trashd plan: print what rules would do, or carry them out, with a result for each directory that has matches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _PlanGroup(OrderedGroup):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the default command. Raises  UsageError"""
         first = args[0] if args else ""
-        is_completed = ctx.resilient_parsing and not args  # completion offers the commands
+        is_completed = ctx.resilient_parsing and not args  # the shell completes the commands
         if is_completed or first in self.commands or first in ctx.help_option_names:
             return super().parse_args(ctx, args)
         if (
@@ -62,13 +62,13 @@ _plans_argument = click.argument("files", type=PathBytes(), nargs=-1, metavar="[
 
 @click.group("plan", cls=_PlanGroup, short_help="Trash, delete or move files by rules in plan files.")
 def command() -> None:
-    """Trash, delete or move files by rules such as "files below /scratch that were not changed for 30 days".
+    """Trash, delete or move files by rules such as "files below /scratch that have not changed for 30 days".
 
-    A PLAN is a TOML file, or a directory of *.toml files. Without PLAN, root's are in /etc/trashd/plan.d, and those of
-    other users in ~/.config/trashd/plan.d. trashd-sweep.timer applies root's every night. If a file has an error,
-    plan prints the key with the error and does nothing.
+    A PLAN is a TOML file, or a directory of *.toml files. If no PLAN is given, plan reads /etc/trashd/plan.d for root,
+    and ~/.config/trashd/plan.d for other users. trashd-sweep.timer applies root's plans every night. If a file has an
+    error, plan prints the key at fault and does nothing.
 
-    Rules skip directories with a file .trashd-keep, and anything locked by flock(2).
+    Rules skip directories that contain a file named .trashd-keep, and anything locked with flock(2).
 
     \b
     Examples:
@@ -97,7 +97,9 @@ def show_command(**options: Any) -> int:
 @tempo_options
 @json_option
 def apply_command(**options: Any) -> int:
-    """Carry out the rules, and print the results. Plan files must belong to you or root, and be writable by no others.
+    """Carry out the rules, and print the results.
+
+    Plan files must belong to you or root, and must not be writable by anyone else.
 
     \b
     Examples:
@@ -111,7 +113,7 @@ def apply_command(**options: Any) -> int:
 @_plans_argument
 @json_option
 def check_command(files: tuple[bytes, ...], as_json: bool) -> int:
-    """Check plan files for errors. `trashd doctor` also checks your own.
+    """Check plan files for errors. `trashd doctor` also checks your own plan files.
 
     \b
     Examples:
@@ -131,7 +133,7 @@ def check_command(files: tuple[bytes, ...], as_json: bool) -> int:
 
 
 def problems_in_plans() -> tuple[ConfigProblem, ...]:
-    """Check the caller's rules, which are the system's for root."""
+    """Find problems in the caller's rules, which are the system's for root."""
     warnings: list[ConfigProblem] = []
     try:
         cutoffs = AgeCutoffs(Kernel(), notes=False)
@@ -142,19 +144,19 @@ def problems_in_plans() -> tuple[ConfigProblem, ...]:
 
 
 def has_plans() -> bool:
-    """Whether the caller has any rules, valid or not."""
+    """Return whether the caller has any rules, valid or not."""
     with suppress(OSError):  # reported as a problem
         return any(is_drop_in(name) for own in _own() for name in os.listdir(own))
     return False
 
 
 def refused_rules(rules: Sequence[Rule], now_ns: int) -> Iterator[ConfigProblem]:
-    """Find rules whose directory does not exist or records no access times. Wildcards may match later: no problem."""
+    """Find rules whose directory is missing or records no access times. Skip wildcards: they may match later."""
     from fusefs.sweep.open_directories import has_wildcards
 
     mounts = read_mounts()
     named = [rule for rule in rules if not has_wildcards(rule.directory)]
-    # Children check, since a directory may hang; the check of the stores reports that.
+    # Child processes check this, since a directory may hang; the check of the stores reports that.
     answers = ask_each(
         named, lambda rule: _why_refused(rule, now_ns), set(), lambda rule: covering_mount_id(rule.directory, mounts)
     )
@@ -168,7 +170,7 @@ def refused_rules(rules: Sequence[Rule], now_ns: int) -> Iterator[ConfigProblem]
 
 
 def _why_refused(rule: Rule, now_ns: int) -> bytes:
-    """Why the rule would be refused, as a sentence; empty if it would be carried out."""
+    """Return why a rule would be refused, as text; empty if it would be carried out."""
     from fusefs.store.victim import find_scope
     from fusefs.sweep.request import refuse_stale
 
@@ -190,7 +192,7 @@ def _plan(
 ) -> int:
     cutoffs, paths = AgeCutoffs(Kernel(), notes=runs), files or _own()
     try:
-        # Any user's draft may be shown; rules that are carried out must be written by the caller or root.
+        # The draft of any user may be shown; rules that are carried out must belong to the caller or root.
         is_trusting = bool(files) and not runs
         rules = load_plan(
             paths, cutoffs.now.wall_ns, cutoffs.ago, lambda one: output.warn(str(one)), is_trusting=is_trusting
@@ -220,13 +222,13 @@ def _print_no_rules(paths: Sequence[bytes]) -> None:
 
 
 def _own() -> tuple[bytes, ...]:
-    """The directory of this user's plans, if it exists."""
+    """Return the directory of this user's plans, if it exists."""
     own = plan_dir()
     return (own,) if own is not None and os.path.isdir(own) else ()
 
 
 def _print_problems(problems: Sequence[ConfigProblem], *, as_json: bool, is_result: bool) -> None:
-    """Print each problem: as the result of the command, or as the reason why nothing is done."""
+    """Print each problem, either as the command's result or as the reason why nothing is done."""
     with redirect_stdout(sys.stdout if is_result else sys.stderr):
         for problem in problems:
             output.print_finding(problem, as_json=as_json)
@@ -262,10 +264,14 @@ class _PlanReport:
         size = f" ({format_size(self._n_bytes)})" if self._n_bytes else ""
         where = output.counted(self._n_directories, "directory", "directories")
         what = f"{output.counted(self._n_matches, 'match', 'matches')}{size} in {where}"
-        print(f"{what} taken" if self._runs else f"{what} would be taken; to carry this out: trashd plan apply")
+        print(
+            f"{what} processed"
+            if self._runs
+            else f"{what} would be processed; to carry this out, run: trashd plan apply"
+        )
 
     def exit_code(self) -> int:
-        """The exit code of a single error, or that of Incomplete."""
+        """Return the exit code of a single error, or Incomplete's for several errors."""
         return output.exit_code([code for code in self._codes if code] or [0])
 
     def _print_done(self, rule: Rule, swept: Swept) -> None:
@@ -308,7 +314,7 @@ class _PlanReport:
 
 
 def _action(rule: Rule) -> tuple[str, str]:
-    """The action of a rule, as a word and as a participle."""
+    """Return the action of a rule, as a word and as a participle."""
     match rule.action:
         case TrashAction():
             return "trash", "trashed"

@@ -70,9 +70,9 @@ _REDRAW_S = 0.1
 
 
 class ProgressBar:
-    """A progress bar on stderr; nothing is drawn unless that is a terminal.
+    """A progress bar on stderr, which is drawn only if stderr is a terminal.
 
-    The thread that removes draws it, since a forked child has no other thread.
+    The thread that removes entries also draws the bar, since a forked child has no other thread.
 
     is_seen  whether it is drawn
     """
@@ -140,7 +140,7 @@ class ProgressBar:
             parts.append(f"{format_size(self._n_bytes)}, {format_size(int(self._n_bytes / elapsed_s))}/s")
         if self._of is not None:
             n_entries, n_bytes = self._of
-            # At a limited pace, either bytes or entries take the time: whichever is further behind.
+            # At a limited rate, either the bytes or the entries determine the time, whichever are further behind.
             done = min(_part(self._n_entries, n_entries), _part(self._n_bytes, n_bytes) if self._n_bytes else 1.0)
             remaining_s = elapsed_s / done - elapsed_s if done else 0.0
             parts.append(f"{format_duration(round(remaining_s))} remaining")
@@ -161,7 +161,7 @@ _LOST: dict[ClaimLost, type[TrashdError]] = {ClaimLost.BUSY: Busy, ClaimLost.GON
 
 
 def is_due_as_chosen(entry: ListedContainer, record: Record) -> bool:
-    """Whether the owner has not extended the retention since it was chosen, which may be hours ago (I11)."""
+    """Return False if the owner has extended the retention since the orphan was chosen, perhaps hours ago (I11)."""
     if entry.expires_ns is None:
         return True
     expires_ns = record.expires_ns()
@@ -169,26 +169,26 @@ def is_due_as_chosen(entry: ListedContainer, record: Record) -> bool:
 
 
 def has_expired(_entry: ListedContainer, record: Record, clocks: tuple[Clock, ...] = ()) -> bool:
-    """Whether the retention has ended (I11). clocks: earlier readings of the wall clock"""
+    """Return whether the retention has ended (I11). clocks: earlier readings of the wall clock"""
     now = read_now(Kernel(), clocks)
     expires_ns = record.expires_ns(now)
     return expires_ns is not None and expires_ns <= now.wall_ns
 
 
 class ReapOptions(NamedTuple):
-    """The options of a command line, named as click's parameters.
+    """The options of a command line, with the names of click's parameters.
 
-    wanted_bytes  of `--free`
-    one        reap the first orphan that no other process has claimed
+    wanted_bytes  the size that `--free` requests
+    one        reap only the first orphan that no other process has claimed
     n_workers  None: the best number for the filesystem
-    max_rate, max_bytes  upper limits, with `paced` too
+    max_rate, max_bytes  upper limits, which also apply with `paced`
     paced      yield to other users of the disk
     counts     count before removing
-    waits      print, at the end, how much space became free, and which processes hold the rest
+    waits      wait for the space; then print how much became free, and which processes hold the rest
     with_stores  remove trash stores inside the orphan that are not empty
     force      reap from quarantine, with the caller's own rights
     job        the MPI job that shares the work (engine.mpi_ranks.MpiJob), or None
-    is_meant   called with an orphan's record when it is claimed: its owner may have pinned it since it was chosen
+    is_meant   called with the record when an orphan is claimed; whether to reap it: its owner may have pinned it
     """
 
     identifiers: tuple[str, ...] = ()
@@ -213,7 +213,7 @@ class ReapOptions(NamedTuple):
     is_meant: Callable[[ListedContainer, Record], bool] = is_due_as_chosen
 
     def check(self) -> None:
-        """Raises  UsageError for options that can't be combined"""
+        """Raises  UsageError if options can't be combined"""
         if self.identifiers and (self.everything or self.pinned):
             raise UsageError(f"ID can't be combined with {'--all' if self.everything else '--pinned'}")
         if self.with_stores and not self.identifiers:
@@ -223,7 +223,7 @@ class ReapOptions(NamedTuple):
         if self.now and not (self.identifiers or self.everything or self.pinned):
             raise UsageError("--now needs an ID, --all or --pinned", "trashd list shows the IDs")
         if self.wanted_bytes is not None and (self.identifiers or self.everything or self.pinned or self.now):
-            raise UsageError("--free chooses orphans itself: it can't be combined with ID, --all, --pinned or --now")
+            raise UsageError("--free chooses orphans itself, so it can't be combined with ID, --all, --pinned or --now")
         if self.one and (self.identifiers or self.wanted_bytes is not None):
             raise UsageError(f"--one can't be combined with {'ID' if self.identifiers else '--free'}")
         if self.force:
@@ -238,19 +238,19 @@ class ReapOptions(NamedTuple):
         for other in (option for option, is_given in others.items() if is_given):
             raise UsageError(f"--force can't be combined with {other}")
         if not (self.yes or self.dry or can_confirm()):
-            raise UsageError("not a terminal: confirm with --yes")
+            raise UsageError("there is no terminal to ask on; confirm with --yes")
 
 
 def reap_one(base: bytes, orphan: str, *, as_json: bool, waits: bool = False) -> int:
-    """Reap an orphan that was just made; return the exit code. base: the directory that holds its store"""
+    """Reap an orphan that was just created; return the exit code. base: the directory that holds its store"""
     kernel, how = Kernel(), ReapOptions(volumes=(base,), as_json=as_json, waits=waits)
     return reap_all(kernel, [find_container(kernel, how.volumes, orphan)], how)
 
 
 def reap_all(kernel: Kernel, due: Sequence[ListedContainer], how: ReapOptions) -> int:
-    """Reap containers one after the other, or only one of them; return the exit code. Ctrl-C stops between two slices.
+    """Reap orphans one after the other, or only one of them; return the exit code. Ctrl-C stops between two slices.
 
-    The caller has chosen them and has asked the user: of `how` only the options about the removal count.
+    The caller has chosen the orphans and asked the user, so only those options in `how` that concern the removal apply.
     """
     began = time.monotonic()
     codes, reaped, is_away = [], [], False
@@ -281,7 +281,7 @@ def reap_all(kernel: Kernel, due: Sequence[ListedContainer], how: ReapOptions) -
                 if how.one:
                     break
             except (TrashdError, OSError) as error:
-                is_away |= isinstance(error, ServerAway)  # the wait for the server was once for all orphans
+                is_away |= isinstance(error, ServerAway)  # the reap waits for a server only once, not for every orphan
                 codes.append(output.print_error(from_os(error, entry.id), as_json=how.as_json))
         if how.one:
             if due and not reaped and not how.as_json:
@@ -313,7 +313,7 @@ def _reap(
 
     if entry.state in (State.STAGE, State.RESTORING):
         raise Refused(f"{entry.id}: an unfinished operation, in {entry.state.value}/", SETTLE)
-    # The user who watches a slow reap wants to know how long it takes.
+    # A user who watches a slow reap wants to know how long it will take.
     tempo = Speed(how.max_rate, how.max_bytes)
     counts = how.counts or (tempo.is_limited() and shows.is_seen)
     counted = shows.counted if counts else None
@@ -323,7 +323,7 @@ def _reap(
         limit_s = 0.0 if is_away else COMMAND_LIMIT_S
         outage = OutageOptions(limit_s, lambda number: output.print_outage(number, limit_s))
         by_force, is_own = how.force and folder.uid == 0, folder.uid == entry.uid
-        # With --force the owner has inspected their orphan and decided; a service never does that.
+        # With --force, the owner has inspected the orphan and decided to delete it; the service never uses --force.
         wishes = wishes._replace(outage=outage, by_force=by_force, without_doubt=how.force and is_own)
         return reap(folder, entry.id, wishes, partial(how.is_meant, entry))
 
@@ -338,7 +338,7 @@ def _reap_by_force(
 ) -> Reaped:
     """Reap an orphan in the caller's own folder; root first moves it there.
 
-    Raises  Busy, NotFound, or as for `seize` and `_reap`
+    Raises  Busy, NotFound, and the errors of `seize` and `_reap`
     """
     from fusefs.store.as_owner import seize
     from fusefs.store.swap import open_own_folder
@@ -351,7 +351,9 @@ def _reap_by_force(
                 raise _LOST[seized](entry.id)
             for warning in seized.warnings:
                 output.warn(warning)
-            entry = entry._replace(id=seized.id, expires_ns=None)  # no owner chose its retention in root's folder
+            entry = entry._replace(
+                id=seized.id, expires_ns=None
+            )  # in root's folder, it has no retention that an owner chose
         reaped = _reap(entry, how, shows, stop, is_away, own, None)
     if reaped.lost is not None:
         raise _LOST[ClaimLost(reaped.lost)](entry.id)
@@ -388,7 +390,7 @@ def _print_result(entry: ListedContainer, reaped: Reaped, *, force: bool, as_jso
 
 
 def _sum(reaped: Sequence[Reaped], n_untried: int, elapsed_s: float) -> str:
-    """The last line, for several orphans: how many were removed, failed or skipped."""
+    """Format the last line for several orphans: how many were removed, failed or were skipped."""
     n_entries = sum(one.report.removed for one in reaped)
     n_failed = sum(bool(one.report.n_failed) for one in reaped)
     n_skipped = sum(one.lost is not None or one.report.stopped for one in reaped) + n_untried
@@ -422,26 +424,30 @@ def _by_ranks(job: Any) -> Any:
 @click.argument("identifiers", nargs=-1, metavar="[ID…]", type=OrphanId())
 @click.option("--all", "everything", is_flag=True, help="Select all your own orphans except pinned ones.")
 @click.option("--pinned", is_flag=True, help="Select all your own pinned orphans (trashd keep); needs --now.")
-@click.option("--now", is_flag=True, help="Delete the selected orphans before they expire, too.")
+@click.option("--now", is_flag=True, help="Delete the selected orphans even if they have not expired.")
 @click.option(
     "--free",
     "wanted_bytes",
     type=ParsedValue("size", parse_size),
     metavar="SIZE",
-    help="Delete just enough orphans to free SIZE: expired ones first; ask before deleting others.",
+    help="Delete just enough orphans to free SIZE: expired ones first, then others after asking.",
 )
 @click.option("--one", is_flag=True, help="Delete only the first orphan that no other process is working on.")
 @click.option("-n", "--dry-run", "dry", is_flag=True, help="Only print which orphans would be deleted.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @threads_option
 @tempo_options
-@click.option("--count", "counts", is_flag=True, help="Count entries first, so that the progress bar shows the end.")
 @click.option(
-    "--wait", "waits", is_flag=True, help="Wait until the space is free; name processes that keep deleted files open."
+    "--count", "counts", is_flag=True, help="Count entries first, so that the progress bar shows the remaining time."
 )
-@click.option("--with-stores", is_flag=True, help="With ID, delete trash stores inside the orphan, too.")
 @click.option(
-    "--force", is_flag=True, help="With an ID in quarantine, delete with your own rights, as rm -rf would; ask first."
+    "--wait", "waits", is_flag=True, help="Wait until the space is free; list processes that keep deleted files open."
+)
+@click.option("--with-stores", is_flag=True, help="With ID, also delete trash stores inside the orphan.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Delete an orphan in quarantine, named by ID, with your own rights, as rm -rf would; ask first.",
 )
 @volume_option
 @json_option
@@ -450,11 +456,11 @@ def command(**options: Any) -> int:
     """Delete orphans permanently. Without ID, delete those that have expired.
 
     An orphan is an old tree in the trash store. Root deletes the expired orphans of all users, each with its owner's
-    rights. An orphan that has not expired is deleted only with --now or --free; a pinned one also needs its ID or
-    --pinned.
+    rights. An orphan that has not expired is deleted only with --now or --free. A pinned orphan is deleted only with
+    --now and its ID, or with --now --pinned.
 
-    Anything that can't be deleted is moved to quarantine, until you name its ID to try again. An interrupted reap is
-    continued by the next one.
+    Anything that can't be deleted is moved to quarantine; to try again, name the orphan by its ID. If a reap is
+    interrupted, the next one continues it.
 
     \b
     Examples:
@@ -519,7 +525,7 @@ def _reap_selected(how: ReapOptions) -> int:
 
 
 def _warn_of_clock(entries: Sequence[ListedContainer], now_ns: int) -> None:
-    """Warn of orphans that are not reaped, although they have expired by the wall clock."""
+    """Warn of orphans that are not reaped, although they have expired according to the wall clock."""
     kept = [one for one in entries if one.expires_ns is not None and one.expires_ns - one.clock_set_ns <= now_ns]
     if kept:
         ahead = format_duration(round(max(one.clock_set_ns for one in kept) / 1e9))
@@ -528,20 +534,22 @@ def _warn_of_clock(entries: Sequence[ListedContainer], now_ns: int) -> None:
 
 
 def _print_restorable(restorable: Sequence[ListedContainer]) -> None:
-    """Print how to free space before orphans expire: a full disk can't wait for that."""
+    """Print how to free space before orphans expire, since a full disk can't wait."""
     n_bytes = sum(one.size.n_bytes for one in restorable if one.size is not None)
     size = f", at least {format_size(n_bytes)}" if n_bytes else ""
     count = output.counted(len(restorable), "orphan")
-    print(f"  hint: trashd reap --free SIZE deletes those that expire next, too ({count}{size})", file=sys.stderr)
+    print(
+        f"  hint: trashd reap --free SIZE also deletes orphans that have not expired ({count}{size})", file=sys.stderr
+    )
 
 
 class Choice(NamedTuple):
     """Orphans that a reap may delete, and those that it keeps.
 
-    chosen     those of them that have expired are deleted; with --now all are
-    pinned     kept because they are pinned
-    unvouched  kept because their store may be a copy
-    unproven   kept because other users may have put them into their folder
+    chosen     orphans that are deleted if they have expired, or even before that with --now
+    pinned     orphans that are kept because they are pinned
+    unvouched  orphans that are kept because their store may be a copy
+    unproven   orphans that are kept because other users may have put them into the folder
     """
 
     chosen: list[ListedContainer]
@@ -551,10 +559,10 @@ class Choice(NamedTuple):
 
 
 def choose(reapable: Sequence[ListedContainer], *, everything: bool, pinned: bool, now: bool) -> Choice:
-    """Choose among all orphans, none being named."""
+    """Choose among all orphans, for a command line that names none."""
     uid = os.geteuid()
     mine = [entry for entry in reapable if entry.may_be_reaped_by(uid)]
-    # Only its user may select everything in an unproven folder, by --all.
+    # In an unproven folder, only its user may select everything, with --all.
     theirs = [] if everything else [entry for entry in reapable if not entry.may_be_reaped_by(uid)]
     unproven = [entry for entry in theirs if not _waits(entry)]
     unvouched = [entry for entry in mine if not entry.is_vouched and (now or not _waits(entry))]
@@ -567,7 +575,7 @@ def choose(reapable: Sequence[ListedContainer], *, everything: bool, pinned: boo
 
 
 def by_retention(chosen: Sequence[ListedContainer]) -> tuple[list[ListedContainer], list[ListedContainer]]:
-    """Divide into those that have not expired, and those that have."""
+    """Split the chosen orphans into those that have not expired and those that have."""
     waiting: list[ListedContainer] = []
     ended: list[ListedContainer] = []
     for entry in chosen:
@@ -585,26 +593,26 @@ def print_kept(choice: Choice, *, as_json: bool) -> None:
         return
     if choice.pinned:
         count = output.counted(len(choice.pinned), "pinned orphan")
-        output.warn(f"{count} not deleted: --now --pinned deletes all of them, --now ID a single one")
-    copy = "the store is not registered and may be a copy. Its owner registers it with: trashd init {}"
-    _warn_of(choice.unvouched, f"{copy}; naming its ID deletes an orphan anyway")
-    _warn_of(choice.unproven, "other users may have put them there. For details: trashd doctor {}")
+        output.warn(f"{count} not deleted; --now --pinned deletes all of them, and --now ID deletes one")
+    copy = "the store is not registered and may be a copy; its owner can register it with trashd init {}"
+    _warn_of(choice.unvouched, f"{copy}, or delete an orphan by naming its ID")
+    _warn_of(choice.unproven, "other users may have put them there; for details, run: trashd doctor {}")
 
 
 def _warn_of(kept: Sequence[ListedContainer], why: str) -> None:
-    """Warn of orphans that are kept, one line for each store. why: with a place for the volume"""
+    """Warn of orphans that are kept, in one line for each store. why: the reason, with {} for the volume"""
     for store, several in groupby(sorted(kept, key=ListedContainer.store_path), key=ListedContainer.store_path):
         count = output.counted(len(list(several)), "orphan")
         output.warn(f"{printable(store)}: {count} not deleted: {why.format(shell_word(os.path.dirname(store)))}")
 
 
 def _is_pinned(entry: ListedContainer) -> bool:
-    """Whether it never expires. A reaper that has begun on one was given its ID."""
+    """Return whether an orphan is pinned, and no reaper has begun to delete it."""
     return entry.state is State.ORPHANS and entry.expires_ns is None and not entry.problem
 
 
 def _waits(entry: ListedContainer) -> bool:
-    """Whether it has not expired; false once a reaper has begun on it."""
+    """Return whether an orphan has not expired; false once a reaper has begun to delete it."""
     if entry.state in (State.REAPING, State.QUARANTINE):
         return False
     return entry.expires_ns is None or entry.expires_ns > time.time_ns()
@@ -632,7 +640,7 @@ def ask_about(early: Sequence[ListedContainer]) -> None:
 
 
 def check_quarantined(entries: Sequence[ListedContainer]) -> None:
-    """Raises  Refused if one of them is not in quarantine; BadRecord if its record can't be read"""
+    """Raises  Refused if an orphan is not in quarantine; BadRecord if its record can't be read"""
     for entry in entries:
         if entry.problem:
             raise BadRecord(f"{entry.id}: {entry.problem}")
@@ -643,7 +651,7 @@ def check_quarantined(entries: Sequence[ListedContainer]) -> None:
 
 
 def ask_about_force(entries: Sequence[ListedContainer]) -> None:
-    """Ask whether to delete them with the caller's rights. Raises  Refused if the answer is no"""
+    """Ask whether to delete orphans with the caller's rights. Raises  Refused if the answer is no"""
     for entry in entries:
         print(f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}", file=sys.stderr)
     extent = "files of other users" if os.geteuid() == 0 else "directories that were added or changed after the swap"
@@ -652,7 +660,7 @@ def ask_about_force(entries: Sequence[ListedContainer]) -> None:
 
 
 def print_early(early: Sequence[ListedContainer]) -> None:
-    """Print on stderr the orphans that a question is about."""
+    """Print on stderr the orphans that the next question is about."""
     now_ns = time.time_ns()
     for entry in early[:_SHOWN_MAX]:
         print(line_of(entry, now_ns), file=sys.stderr)
@@ -661,7 +669,7 @@ def print_early(early: Sequence[ListedContainer]) -> None:
 
 
 def line_of(entry: ListedContainer, now_ns: int) -> str:
-    """Format an orphan: ID, owner, origin and when it expires."""
+    """Format an orphan: its ID, owner and origin, and when it expires."""
     seconds = entry.remaining_s(now_ns)
     expiry = "pinned" if seconds is None else f"expires in {format_duration(seconds)}" if seconds > 0 else "expired"
     return f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}  ({expiry})"
@@ -676,12 +684,12 @@ def enough_to_free(
     *,
     yes: bool,
 ) -> tuple[list[ListedContainer], list[ListedContainer]]:
-    """Choose orphans that take so much: of the expired ones the oldest first, then of the others those that expire
-    first. Return the two groups. Pinned orphans are never chosen.
+    """Choose orphans whose deletion frees `wanted_bytes`; return the expired ones and the others. Pinned orphans are
+    never chosen. Expired orphans come first, the oldest first, then those that expire next.
 
-    Unknown sizes are counted. Space that other names keep, or that may be shared, does not count.
-    yes     delete unexpired ones without asking
-    Raises  Refused: the answer is no, or there is no terminal; Incomplete: all together take less
+    Unknown sizes are counted. Space that other hard links keep, or that may be shared, does not count.
+    yes     choose unexpired orphans without asking
+    Raises  Refused if the answer is no, or there is no terminal; Incomplete if all orphans together free less
     """
     with StopSignals() as stop:
         chosen, freed_bytes = _until(kernel, volumes, ended, wanted_bytes, stop)
@@ -701,7 +709,7 @@ def enough_to_free(
         if not can_confirm():
             print_early(early)
             count = output.counted(len(early), "orphan")
-            needs = f"freeing {format_size(wanted_bytes)} needs {count} that can still be restored"
+            needs = f"freeing {format_size(wanted_bytes)} requires deleting {count} that can still be restored"
             raise Refused(needs, "confirm with --yes")
         ask_about(early)
     return chosen, early
@@ -710,7 +718,7 @@ def enough_to_free(
 def _until(
     kernel: Kernel, volumes: Sequence[bytes], entries: Sequence[ListedContainer], wanted_bytes: int, stop: StopSignals
 ) -> tuple[list[ListedContainer], int]:
-    """Return the first entries that together take so much, or all of them; and what they take."""
+    """Return the first entries whose deletion frees `wanted_bytes`, or all of them, and the space that they free."""
     from fusefs.cli.count_orphan import CountOptions, count_orphan  # imported late: only --free counts
 
     chosen, freed_bytes = [], 0
@@ -718,7 +726,7 @@ def _until(
         if freed_bytes >= wanted_bytes or stop():
             break
         try:
-            # Another user's record may be wrong.
+            # The size in another user's record may be wrong.
             how = CountOptions(anew=entry.uid != os.geteuid(), far=True, paced=True)
             size = count_orphan(kernel, volumes, entry, stop, how).size
         except TrashdError as error:

@@ -1,4 +1,4 @@
-"""trashd restore and undo; and the choice of an orphan by an ID or a path, which other commands share."""
+"""trashd restore and undo, and the choice of an orphan by ID or path, which other commands also use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ _PATIENCE_S = 0.5
 @click.command("restore", cls=Command, short_help="Restore an orphan, or a part of it, to its original path.")
 @click.argument("word", metavar="ID|PATH", type=OrphanIdOrPath(), required=False)
 @click.argument("inside", type=PathBytes(), required=False, metavar="[PATH-INSIDE]")
-@click.option("--last", is_flag=True, help="Restore what your last command in this terminal removed (trashd undo).")
+@click.option(
+    "--last", is_flag=True, help="Restore what your last command in this terminal removed, as trashd undo does."
+)
 @click.option(
     "--to", type=PathBytes(), metavar="PATH", help="Restore to PATH on the same filesystem; PATH must not exist."
 )
@@ -60,12 +62,13 @@ def command(
 ) -> int:
     """Restore an orphan (a trashed tree) to its original path, or elsewhere with --to.
 
-    Name it by ID (any unique prefix or suffix) or by its original PATH. A path below that, or PATH-INSIDE, restores
-    only that file or directory. If several orphans match, or without arguments, you choose from a list on a terminal.
+    Name the orphan by its ID (any unique prefix or suffix) or by its original PATH. A path below the original path, or
+    PATH-INSIDE, restores only that file or directory. If several orphans match, or if you name none, you choose from a
+    list on a terminal.
 
-    The new, empty directory makes way. Files written there since the swap become an orphan of their own, kept for a
-    week. Files of a sweep whose names are in use stay in the trash and are reported (exit code 13); rerun the command
-    once the names are free.
+    The restored tree replaces the new, empty directory. Files written there since the swap become an orphan of their
+    own, which is kept for a week. If a sweep trashed files whose names are in use again, these files stay in the trash
+    and are reported (exit code 13); run the command again once the names are free.
 
     \b
     Examples:
@@ -91,10 +94,10 @@ def command(
 
 
 def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> int:
-    """Restore the orphans of the caller's last command in this session, newest first, except restored ones.
+    """Restore the orphans of the caller's last command in this session that are still there, newest first.
 
     An orphan that can't be restored is reported, and the others are restored.
-    Raises  NotFound: there is no such orphan
+    Raises  NotFound if there is no such orphan
     """
     lost: list[TrashdError] = []
     silent: list[bytes] = []
@@ -103,7 +106,7 @@ def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> 
         if lost:
             raise lost[0]
         hint = hint_for_silent(silent) or "trashd list shows all orphans; trashd restore PATH restores one"
-        raise NotFound("orphans that a command of yours made in this terminal", hint)
+        raise NotFound("orphans from a command that you ran in this terminal", hint)
     if not as_json:
         age = format_duration(entries[0].age_s(time.time_ns()))
         click.echo(f"restoring what you removed {age} ago:", err=True)
@@ -146,21 +149,21 @@ def print_restored(done: Restored, *, as_json: bool) -> int:
     if done.n_left > len(done.left):
         print(f"  and {done.n_left - len(done.left):,} more")
     if done.n_left:
-        print(f"  the rest is still in the orphan {done.id}: restore it again, or elsewhere with --to")
+        print(f"  the rest is still in the orphan {done.id}; restore it again, or to another path with --to")
     if done.rescued:
         print(f"  files written there since the swap are kept for a week as orphan {done.rescued}")
     if done.partial:
-        print("  incomplete: the reaper had already deleted a part of it")
+        print("  incomplete: the reaper had already deleted part of the tree")
     if done.closed_uid is not None:
         change = "belong to root and have mode 0700" if done.closed_uid == 0 else "have mode 0700"
         find = f"find {shell_word(done.path)} -type d -user {done.closed_uid} -perm 0700"
-        print(f"  directories that the reaper had entered may now {change}: {find}")
+        print(f"  directories that the reaper had entered may now {change}; to list them, run: {find}")
     if are_rules_in_force():
         if done.is_spared:
-            print("  rules (trashd plan) count its age from now on")
+            print("  rules (trashd plan) count the age of these files from now on")
         else:
-            why = "it could not be marked as restored (no permission, or no extended attributes)"
-            output.warn(f"rules (trashd plan) may remove it again: {why}")
+            why = "they could not be marked as restored (no permission, or no extended attributes)"
+            output.warn(f"rules (trashd plan) may remove these files again: {why}")
     for warning in done.warnings:
         output.warn(warning)
     return code
@@ -172,8 +175,8 @@ def print_restored(done: Restored, *, as_json: bool) -> int:
 def undo_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     """Restore everything that your last swap, rm or sweep in this terminal removed.
 
-    Prints what will be restored. Run it again to undo the command before that, and so on. The same as trashd restore
-    --last.
+    The command first prints what it will restore. Run it again to undo the command before that, and so on. It is
+    equivalent to trashd restore --last.
 
     \b
     Examples:
@@ -186,11 +189,11 @@ def undo_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
 def chosen(
     kernel: Kernel, volumes: Sequence[bytes], word: bytes, inside: bytes | None, uid: int | None, *, as_json: bool
 ) -> OrphanFromPath:
-    """Find the orphan, or the part of one, that an ID or a path names.
+    """Find the orphan, or the part of an orphan, that an ID or a path names.
 
-    inside  a path in that
-    uid     the user who owns the orphan; None: any for an ID, the caller for a path
-    Raises  TrashdError; UsageError if several match and there is no terminal to ask on
+    inside  a path inside it
+    uid     the owner of the orphan; None: any user if an ID is given, the caller if a path is given
+    Raises  TrashdError; UsageError if several orphans match and there is no terminal to ask on
     """
     whose = _whose(uid)
     check_operand(word)
@@ -204,14 +207,18 @@ def chosen(
     matches = find_by_origin(kernel, volumes, word, listed)
     if by_id is not None and uid in (None, by_id.uid):
         if matches:
-            raise UsageError(f"{printable(word)}: matches an ID and a path", f"write the path as ./{shell_word(word)}")
+            raise UsageError(
+                f"{printable(word)}: matches both an ID and a path", f"write the path as ./{shell_word(word)}"
+            )
         return OrphanFromPath(by_id, inside)
     own = [one for one in matches if one.entry.uid == whose]
     if not own:
         others = sorted({user_name(one.entry.uid) for one in matches})
-        if others:  # a record's owner can write any origin into it
+        if others:  # the owner of a record can write any original path into it
             names = " and ".join(others)
-            raise Refused(f"{printable(word)}: the orphans from there belong to {names}", "choose one with --user NAME")
+            raise Refused(
+                f"{printable(word)}: the orphans from this path belong to {names}", "choose a user with --user NAME"
+            )
         if lost:
             raise lost[0]
         raise NotFound(word, hint_for_silent(silent) or "trashd list shows all orphans with their original paths")
@@ -222,19 +229,19 @@ def chosen(
 
 
 def _choose_of_all(kernel: Kernel, volumes: Sequence[bytes], uid: int | None) -> OrphanFromPath:
-    """Ask at the terminal for one of a user's orphans. Raises  NotFound: there is none"""
+    """Ask on the terminal for one of a user's orphans. Raises  NotFound if there is none"""
     whose, silent = _whose(uid), list[bytes]()
     listed = list_all_containers(kernel, volumes, [], (), silent)
     own = [OrphanFromPath(one, None) for one in listed if one.uid == whose and one.state is State.ORPHANS]
     if not own:
-        hint = hint_for_silent(silent) or "root restores orphans of other users with --user NAME"
+        hint = hint_for_silent(silent) or "as root, use --user NAME to restore an orphan of another user"
         raise NotFound(f"orphans of {user_name(whose)}", hint)
     own.sort(key=lambda one: one.entry.created_ns, reverse=True)
     return _choose(kernel, volumes, b"", own, as_json=False)
 
 
 def _whose(uid: int | None) -> int:
-    """The user whose orphans to restore, by default the caller. Raises  NotPermitted: only root may name others"""
+    """Return the user whose orphans to restore: uid or the caller. Raises  NotPermitted: only root may name others"""
     if uid not in (None, os.geteuid()) and os.geteuid():
         raise NotPermitted("--user", "only root can restore orphans of other users")
     return os.geteuid() if uid is None else uid
@@ -243,7 +250,7 @@ def _whose(uid: int | None) -> int:
 def _choose(
     kernel: Kernel, volumes: Sequence[bytes], word: bytes, matches: Sequence[OrphanFromPath], *, as_json: bool
 ) -> OrphanFromPath:
-    """Ask at the terminal for one of several orphans. Raises  UsageError: there is no terminal"""
+    """Ask on the terminal for one of several orphans. Raises  UsageError if there is no terminal"""
     shown = matches[:_SHOWN_MAX]
     if as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
         ids = ", ".join(one.entry.id for one in shown)
@@ -256,7 +263,7 @@ def _choose(
 
 
 def _lines(kernel: Kernel, volumes: Sequence[bytes], orphans: Sequence[OrphanFromPath]) -> list[str]:
-    """Format a line for each orphan; unknown sizes are counted for half a second, and shown as far as they got."""
+    """Format a line for each orphan. Unknown sizes are counted for half a second, and shown as far as that came."""
     now_ns, end_s, lines = time.time_ns(), time.monotonic() + _PATIENCE_S, []
     for entry, inside in orphans:
         part = f" (only {printable(inside)})" if inside is not None else ""

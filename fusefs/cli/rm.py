@@ -1,4 +1,4 @@
-"""trashd rm: the command line; cli/rm_paths.py carries it out."""
+"""The command line of trashd rm, which cli/rm_paths.py carries out."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ from fusefs.core.container_states import DEFAULT_RETENTION_S
     default=DEFAULT_RETENTION_S,
     help="Keep removed files restorable for DURATION. [default: 24h]",
 )
-@click.option("--note", type=NOTE, default="", help="A note to store with the orphan.")
+@click.option("--note", type=NOTE, default="", help="Store TEXT as a note with the orphan.")
 @click.option("--now", is_flag=True, help="Delete at once, in the foreground, instead of keeping an orphan.")
 @json_option
 def command(**options: Any) -> int:
-    """Move files and directories to the trash by one rename each.
+    """Move files and directories to the trash, with a single rename for each.
 
     The paths that one command removes become one orphan (a trashed tree) on each filesystem. Restore all of them with
-    trashd undo, or one with trashd restore PATH. A symbolic link is removed itself; its target is not touched.
+    trashd undo, or one with trashd restore PATH. If a path is a symbolic link, the link itself is removed; its target
+    is not touched.
 
-    Do not alias rm to this command: scripts may expect that rm frees space at once, and you would miss the trash on
-    other machines.
+    Do not alias rm to this command: scripts may expect rm to free space at once, and on machines without the alias, rm
+    would delete files permanently.
 
     \b
     Examples:

@@ -79,13 +79,13 @@ LINE = PlainLine(
 
 
 def _is_accepted(path: bytes) -> bool:
-    """Whether the user confirms a removal. A missing path is not asked about: its removal reports it."""
+    """Return whether the user confirms a removal. A missing path needs no confirmation: its removal reports it."""
     kind = "directory" if os.path.isdir(path) and not os.path.islink(path) else "file"
     return not os.path.lexists(path) or is_confirmed(f"Remove {kind} {printable(path)}?")
 
 
 def _without_full(paths: Iterable[bytes], codes: list[int], *, as_json: bool) -> Iterator[bytes]:
-    """Skip directories that are not empty: each is an error."""
+    """Skip directories that are not empty, and report each as an error."""
     for path in paths:
         try:
             is_full = stat.S_ISDIR(os.lstat(path).st_mode) and bool(os.listdir(path))
@@ -99,7 +99,7 @@ def _without_full(paths: Iterable[bytes], codes: list[int], *, as_json: bool) ->
 
 
 class _RmCommand(NamedTuple):
-    """The removal of one command. codes: the exit codes so far"""
+    """The removal that one command carries out. codes: the exit codes so far"""
 
     codes: list[int]
     options: SwapOptions
@@ -115,7 +115,7 @@ class _RmCommand(NamedTuple):
             from fusefs.sweep.remove_together import group_paths
 
             groups, singles = group_paths(Kernel(), chain(singles, paths))
-        self._remove_each(singles)  # first: their paths may lead through a link that is removed as well
+        self._remove_each(singles)  # done first, since their paths may lead through a link that is removed as well
         for group in groups:
             with StopSignals() as stop:
                 remaining = self._remove_together(group, stop)

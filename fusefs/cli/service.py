@@ -1,6 +1,6 @@
 """trashd service: run the reaper service; install, remove or show its systemd units and the files that they need.
 
-Installing overwrites no unit or setting that differs; uninstalling removes only files that are as they were written.
+Installing never overwrites a unit or setting that differs. Uninstalling removes only files that are unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PACKAGE = Path(__file__).parents[1]
 _HOMES = (_PACKAGE / "share", _PACKAGE.parent, _PACKAGE.parent / "build")
 """Where the files to install are: in a wheel, or in a checkout, where `make man` creates the manual pages."""
 _IN_UNITS = "/usr/bin/trashd"
-"""The path of the command in the units as they are distributed, which a distribution's package needs."""
+"""The path of the command in the distributed units, which is the path that distribution packages need."""
 _SYSTEM_UNITS = (
     "trashd-reaper.service", "trashd-mount@.service", "trashd-sweep.service", "trashd-sweep.timer", "trashd.slice",
 )  # fmt: skip
@@ -47,7 +47,7 @@ _EXAMPLES = ("grafana-dashboard.json", "alert-rules.yml")
 _SECTION_8 = b".so man1/trashd-mount.1\n"
 _URING = ("tmpfiles.d/trashd-uring.conf", "modprobe.d/trashd-uring.conf")
 PACKAGES = "/usr"
-"""The prefix of packages. Their modules and scripts are in lib/trashd, where no other program imports them."""
+"""The prefix of distribution packages. Their modules and scripts are in lib/trashd: no other program imports them."""
 _PACKAGED = tuple(f"{place}/systemd/system/trashd-reaper.service" for place in ("/usr/lib", "/lib"))
 _FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
 _NEW = ".new"
@@ -56,11 +56,11 @@ _NEW = ".new"
 class InstalledFile(NamedTuple):
     """A file or symbolic link to install.
 
-    path         absolute, as the installed system sees it
+    path         the absolute path on the installed system
     content      the content of a file; None for a link
     link         the target of a link
-    is_example   administrators change it: it is never touched once it exists
-    is_document  nobody edits it: a file of another version is replaced
+    is_example   administrators edit the file, so it is never touched once it exists
+    is_document  nobody edits the file, so a file from another version is replaced
     """
 
     path: str
@@ -81,14 +81,14 @@ class FileOutcome(Enum):
 
 
 class FileReport(NamedTuple):
-    """The outcome of one file. path: where it is now, below --root"""
+    """The outcome for one file. path: its actual path, below --root"""
 
     path: str
     outcome: FileOutcome
 
 
 class ServiceInstalled(NamedTuple):
-    """An installation: its files, and the properties of its units in systemd; None if systemd isn't running."""
+    """An installation: its files, and the systemd properties of its units; units is null if systemd isn't running."""
 
     version: str
     command: str
@@ -97,7 +97,7 @@ class ServiceInstalled(NamedTuple):
 
 
 class InstallPlace:
-    """The place of an installation, for the machine or for a user, and its files there."""
+    """An installation, system-wide or for one user, and the files that belong to it."""
 
     def __init__(self, for_user: bool, root: str, prefix: str, *, is_dry: bool = False) -> None:
         """root: "/", or the directory in which a package is built; is_dry: change nothing."""
@@ -112,22 +112,22 @@ class InstallPlace:
         self._share = self._data if for_user else f"{self._prefix}/share"
 
     def is_live(self) -> bool:
-        """Whether the running systemd sees these files."""
+        """Return whether the running systemd reads these files."""
         return self._root == "/" and systemd.is_manager_running(for_user=self._for_user)
 
     def is_this_machine(self) -> bool:
-        """Whether it is this machine's installation: neither a user's nor one for a package."""
+        """Return whether this is the system-wide installation of this machine, and not one for a user or a package."""
         return self._root == "/" and not self._for_user
 
     def check_permitted(self) -> None:
         """Raise NotPermitted if only root can do this, before anything is changed."""
         if not self._for_user and self._root == "/" and os.geteuid():
-            raise NotPermitted("the service of this machine", "use sudo, or --user for your own service")
+            raise NotPermitted("the system-wide service", "use sudo, or --user for your own service")
 
     def check_sensible(self) -> None:
         """Raise Refused if users could not run this trashd, or if a package has installed the service."""
         if self._prefix == PACKAGES:
-            raise Refused(f"--prefix {PACKAGES}: only for packages, with --root DIR", "trashd service install")
+            raise Refused(f"--prefix {PACKAGES} is only for building packages and needs --root DIR", "omit --prefix")
         packaged = brought_by_package()
         if packaged is not None:
             hint = "systemctl enable --now trashd-reaper"
@@ -136,24 +136,24 @@ class InstallPlace:
         if closed is not None:
             hint = "PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin pipx install trashd"
             raise Refused(
-                f"{printable(os.fsencode(closed))}: users can't access it, so they can't run this trashd", hint
+                f"{printable(os.fsencode(closed))}: users can't access this path, so they can't run this trashd", hint
             )
 
     def is_installed(self) -> bool:
-        """Whether the reaper's unit exists."""
+        """Return whether the reaper's unit exists."""
         above = f"{self._data}/systemd/user" if self._for_user else f"{self._prefix}/lib/systemd/system"
         return os.path.lexists(self._at(f"{above}/{REAPER}"))
 
     def has_uring(self) -> bool:
-        """Whether the files that switch on FUSE over io_uring are installed."""
+        """Return whether the files that switch on FUSE over io_uring are installed."""
         return not self._for_user and any(os.path.lexists(self._at(piece.path)) for piece in self.uring_pieces())
 
     def uring_pieces(self) -> list[InstalledFile]:
-        """The files that switch on FUSE over io_uring at each boot."""
+        """Return the files that switch on FUSE over io_uring at each boot."""
         return [InstalledFile(f"{self._prefix}/lib/{name}", _read(f"systemd/{name}")) for name in _URING]
 
     def pieces(self, *, has_uring: bool) -> list[InstalledFile]:
-        """The files to install."""
+        """Return the files to install."""
         if self._for_user:
             unit = _unit("systemd/user/trashd-reaper.service", find_command())
             unit_path = f"{self._data}/systemd/user/trashd-reaper.service"
@@ -161,18 +161,18 @@ class InstallPlace:
         return pieces_for_all(self._prefix) + (self.uring_pieces() if has_uring else [])
 
     def install(self, pieces: Iterable[InstalledFile]) -> list[FileReport]:
-        """Install files; if one exists with other content, write FILE.new beside it."""
+        """Install files; if a file exists with different content, write FILE.new beside it."""
         return [FileReport(self._at(piece.path), self._install(piece)) for piece in pieces]
 
     def uninstall(self, pieces: Sequence[InstalledFile]) -> list[FileReport]:
-        """Remove the files that are as `install` writes them."""
+        """Remove the files that still have the content that `install` writes."""
         reports = [FileReport(self._at(piece.path), self._remove(piece)) for piece in pieces]
         for piece in pieces:
             self._remove(piece._replace(path=piece.path + _NEW))
         return reports
 
     def remove_directories(self) -> None:
-        """Remove the directories of trashd that are empty."""
+        """Remove trashd's own directories if they are empty."""
         own = (f"{self._share}/doc/trashd/examples", f"{self._share}/doc/trashd", "/etc/trashd")
         for directory in () if self._for_user or self._is_dry else own:
             with suppress(OSError):  # it has other files
@@ -183,7 +183,7 @@ class InstallPlace:
         return [FileReport(self._at(piece.path), self._compare(piece)) for piece in pieces]
 
     def remove_earlier(self) -> list[FileReport]:
-        """Remove files of 0.3.0 that this version does not have: its list of files, the page of a removed command."""
+        """Remove files that only release 0.3.0 installed: its list of files, and the page of a removed command."""
         wrote = (f"{self._share}/trashd/installed.json", f"{self._share}/man/man1/trashd-stats.1")
         present = [path for path in map(self._at, wrote) if os.path.lexists(path)]
         for path in () if self._is_dry else present:
@@ -230,7 +230,7 @@ class InstallPlace:
             return
         path = self._at(piece.path)
         self._make_directory(os.path.dirname(path))
-        # Written beside it and renamed, so that a reader finds the old content or the new one.
+        # Written beside the old file and renamed, so that a reader finds either the old content or the new one.
         with tempfile.TemporaryDirectory(prefix=".trashd-", dir=os.path.dirname(path)) as scratch:
             made = os.path.join(scratch, "made")
             if piece.content is None:
@@ -252,17 +252,17 @@ class InstallPlace:
 
 
 def find_command(name: str = "trashd") -> str:
-    """The absolute path of a command of this installation. Raises  NotFound"""
+    """Return the absolute path of a command of this installation. Raises  NotFound"""
     places = (*(tree / "bin" for tree in _PACKAGE.parents[2:3]), Path(sys.executable).parent)
     beside = (str(place / name) for place in places if os.access(place / name, os.X_OK))
     found = next(beside, None) or shutil.which(name)
     if found is None:
-        raise NotFound(name, "install trashd as a command first: see docs/install.md")
+        raise NotFound(name, "install trashd as a command first, as docs/install.md describes")
     return os.path.abspath(found)
 
 
 def pieces_for_all(prefix: str) -> list[InstalledFile]:
-    """The files for root's service and mounts, and for all users. prefix: /usr/local, or PACKAGES for a package"""
+    """Return the files for root's service, mounts and all users. prefix: /usr/local, or PACKAGES for a package"""
     units, share = f"{prefix}/lib/systemd", f"{prefix}/share"
     examples = f"{share}/doc/trashd/examples"
     is_package = prefix == PACKAGES
@@ -289,7 +289,7 @@ def pieces_for_all(prefix: str) -> list[InstalledFile]:
 
 
 def _completion(shell: str) -> bytes:
-    """The completion script of a shell, as click generates it."""
+    """Return the completion script for a shell, as click generates it."""
     import click
     from click.shell_completion import get_completion_class
 
@@ -299,7 +299,7 @@ def _completion(shell: str) -> bytes:
 
 
 def _man_pages(share: str) -> list[InstalledFile]:
-    """The manual pages that the build generated (build_docs/man_pages.py). Raises  NotFound"""
+    """Return the manual pages that the build generated (build_docs/man_pages.py). Raises  NotFound"""
     pages = sorted(path for home in _HOMES for path in home.glob("man/man[15]/*.[15]"))
     if not pages:
         raise _missing("man/man1")
@@ -325,16 +325,16 @@ def _unit(name: str, command: str) -> bytes:
 
 
 def unit_word(path: str) -> str:
-    """A path as a word of ExecStart=. Source  systemd.service(5), COMMAND LINES"""
+    """Quote a path as a word of ExecStart=. Source  systemd.service(5), COMMAND LINES"""
     word = path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{word}"' if word != path or set(path) & set(" \t;'") else word
 
 
 def who_else_may_change(command: str) -> str | None:
-    """The first path that users other than root can change, of those that root runs with a command; None: no such path.
+    """Return the first path that users other than root can change, among those that root uses when it runs a command.
 
-    It checks the command, its modules, each directory in which Python searches for modules, and all directories above.
-    Links are followed: the command of a virtual environment runs the interpreter of the system.
+    Check the command, its modules, each directory in which Python searches for modules, and all parent directories.
+    Links are followed, since the command of a virtual environment runs the system's interpreter. None: no such path
     """
     is_fine = set[str]()
     for path in (*_run_by(command), *_imported_from()):
@@ -351,7 +351,7 @@ def who_else_may_change(command: str) -> str | None:
 
 
 def _imported_from() -> Iterator[str]:
-    """The files of this package, those of other loaded modules, and the directories of Python's search path."""
+    """Yield the files of this package, those of other loaded modules, and the directories in Python's search path."""
     loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     for path in (*filter(os.path.isabs, sys.path), *filter(None, loaded)):
         yield from (path, os.path.realpath(path))
@@ -361,7 +361,7 @@ def _imported_from() -> Iterator[str]:
 
 
 def out_of_reach(command: str) -> str | None:
-    """The first part of a command's path that users can't search or read, so that they can't run it; None: all can."""
+    """Return the first part of a command's path that users can't search or read; None if all users can run it."""
     for path in (*_run_by(command), str(_PACKAGE)):
         for part in (*map(str, reversed(Path(path).parents)), path):
             needed = stat.S_IXOTH if os.path.isdir(part) else stat.S_IROTH
@@ -371,12 +371,12 @@ def out_of_reach(command: str) -> str | None:
 
 
 def _run_by(command: str) -> list[str]:
-    """The files that are executed when a command is run; links are followed."""
+    """Return the files that are executed when a command is run, and the targets of links among them."""
     return list(dict.fromkeys((command, os.path.realpath(command), os.path.realpath(sys.executable))))
 
 
 def brought_by_package() -> str | None:
-    """The reaper's unit where a distribution's package installs it, if it exists."""
+    """Return the path of the reaper's unit from a distribution package; None if no package has installed it."""
     return next((unit for unit in _PACKAGED if os.path.lexists(unit)), None)
 
 
@@ -388,20 +388,20 @@ _PROPERTIES = (
     "Id", "LoadState", "UnitFileState", "ActiveState", "SubState", "MainPID", "NRestarts", "StatusText", "FragmentPath",
 )  # fmt: skip
 for_user_option = click.option(
-    "--user", "for_user", is_flag=True, help="Act on your own service, not on the machine's."
+    "--user", "for_user", is_flag=True, help="Act on your own service, not on the system-wide one."
 )
 root_option = click.option(
-    "--root", default="/", metavar="DIR", help="Work below DIR, to build a package (DESTDIR). [default: /]"
+    "--root", default="/", metavar="DIR", help="Use DIR as the root directory to build a package. [default: /]"
 )
 prefix_option = click.option(
-    "--prefix", default=PREFIX, metavar="DIR", help=f"The directory for units and manual pages. [default: {PREFIX}]"
+    "--prefix", default=PREFIX, metavar="DIR", help=f"Use DIR for units and manual pages. [default: {PREFIX}]"
 )
 dry_run_option = click.option("-n", "--dry-run", is_flag=True, help="Only print what would be done.")
 
 
 @click.group("service", cls=OrderedGroup, short_help="Run the reaper service, or install it for systemd.")
 def command() -> None:
-    """Run the reaper service, or install, show and remove its systemd units and those of mounts.
+    """Run the reaper service, or install, show and remove the systemd units for the service and for mounts.
 
     \b
     Examples:
@@ -419,7 +419,7 @@ def command() -> None:
     "directory",
     type=PathBytes(),
     metavar="DIR",
-    help="Read DIR/config.toml and DIR/config.d/. [default: /etc/trashd; for users ~/.config/trashd]",
+    help="Read DIR/config.toml and DIR/config.d/. [default: /etc/trashd, or ~/.config/trashd/ if not root]",
 )
 @click.option(
     "--volume",
@@ -427,14 +427,15 @@ def command() -> None:
     type=PathBytes(),
     multiple=True,
     metavar="DIR",
-    help="Serve only the store in DIR; may be repeated. [default: all stores, mounted now or later]",
+    help="Serve only the store in DIR (repeatable). [default: all stores, mounted now or later]",
 )
 def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
     """Run the reaper service: delete expired orphans on all volumes, yielding to other users of the disk.
 
-    Normally systemd runs it (trashd service install). In a terminal it logs there, and Ctrl-C stops it. As root it
-    serves all users, each with that user's rights; otherwise only the caller. SIGHUP reloads the configuration. SIGTERM
-    stops it within a second. The next run continues its work, also after a crash.
+    Normally systemd runs the service (trashd service install). In a terminal, it logs to the terminal, and Ctrl-C stops
+    it. When root runs the service, it serves all users, each with that user's rights; otherwise it serves only the
+    caller. SIGHUP reloads the configuration. SIGTERM stops the service within a second. The next run continues the
+    work, even after a crash.
 
     \b
     Examples:
@@ -448,7 +449,7 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
     if directory is not None and os.path.isfile(directory):
         raise NotADirectory(directory, "--config takes the directory that contains config.toml")
     set_log_handler(make_handler("trashd"))
-    # Policies and pauses have the real path.
+    # Policies and pauses use real paths.
     serve(lambda: load_config(directory), tuple(map(os.path.realpath, volumes)))
     return 0
 
@@ -460,16 +461,16 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
 @click.option(
     "--uring/--no-uring",
     default=None,
-    help="Switch FUSE over io_uring on at each boot, for all FUSE mounts of the machine. [default: unchanged]",
+    help="Switch on FUSE over io_uring at each boot, for all FUSE mounts; --no-uring ends that. [default: unchanged]",
 )
 @dry_run_option
 @json_option
 def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, dry_run: bool, as_json: bool) -> int:
-    """Install the units and other files of the services, with the path of this trashd; start nothing.
+    """Install the systemd units and the other files of the services, with the path of this trashd. Start nothing.
 
-    A unit or setting that exists and differs is kept, and the new text is written beside it as FILE.new. Manual pages,
-    completions and examples are replaced. Running the command again changes nothing. The command is refused if users
-    could not run this trashd, or if a package has installed the units.
+    A unit or setting that exists and differs is kept, and the new version is written beside it as FILE.new. Manual
+    pages, completions and examples are replaced. Running the command again changes nothing. The command is refused if
+    users can't run this trashd, or if a package has installed the units.
 
     \b
     Examples:
@@ -492,16 +493,18 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
     _print_reports(reports, as_json=as_json, is_dry=dry_run)
     kept = [printable(os.fsencode(one.path)) for one in reports if one.outcome is FileOutcome.KEPT]
     for path in kept:
-        output.warn(f"{path}: kept, since it differs from this version; the new text is in {path}.new")
+        output.warn(f"{path}: kept, since it differs from this version; the new version is in {path}.new")
     if home.is_live() and not dry_run:
         _apply(for_user=for_user, prefix=prefix, has_uring=has_uring)
     if home.is_this_machine() and not dry_run:
         print_what_stays(reports)
     if not for_user and prefix != PACKAGES and (risk := who_else_may_change(find_command())) is not None:
-        output.warn(f"{printable(os.fsencode(risk))}: users other than root can change it, and root's service runs it")
+        output.warn(
+            f"{printable(os.fsencode(risk))}: root's service runs this, but users other than root can change it"
+        )
     if not as_json and not dry_run and home.is_live():
         what = "--user " if for_user else ""
-        click.echo(f"to start the service: systemctl {what}enable --now trashd-reaper", err=True)
+        click.echo(f"to start the service, run: systemctl {what}enable --now trashd-reaper", err=True)
     return Incomplete.exit_code if kept else 0
 
 
@@ -510,7 +513,7 @@ def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, 
 @prefix_option
 @json_option
 def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
-    """Show the installed files, whether they are those of this version, and the state of the units.
+    """Show the installed files, whether they match this version, and the state of the units.
 
     \b
     Examples:
@@ -590,11 +593,11 @@ def _apply(*, for_user: bool, prefix: str, has_uring: bool) -> None:
 
 
 def _stop(*, for_user: bool) -> None:
-    """Stop and disable the units. Raises  Busy if a mount service is active, since programs may use the mount"""
+    """Stop and disable the units. Raises  Busy if a mount service is active, since programs may be using the mount"""
     mounts = [] if for_user else [unit for unit in _shown(MOUNTS) if unit["ActiveState"] != "inactive"]
     if mounts:
         names = " ".join(f"'{unit['Id']}'" for unit in mounts)
-        raise Busy(" ".join(unit["Id"] for unit in mounts), f"systemctl disable --now {names}")
+        raise Busy(" ".join(unit["Id"] for unit in mounts), f"stop the mounts first: systemctl disable --now {names}")
     for name in (REAPER,) if for_user else (REAPER, TIMER, SWEEP):
         if any(unit["LoadState"] == "loaded" for unit in _shown(name, for_user=for_user)):
             _run_tool("systemctl", "disable", "--now", name, for_user=for_user)
@@ -615,7 +618,7 @@ def _run_tool(program: str, *words: str, for_user: bool = False) -> None:
 
 
 def set_switch() -> None:
-    """Set the switch; warn if no mount can use io_uring, or if this kernel may have faults in it."""
+    """Switch on FUSE over io_uring; warn if no mount can use it, or if this kernel's io_uring may be faulty."""
     try:
         enable_uring()
         facts = read_facts()
@@ -623,13 +626,13 @@ def set_switch() -> None:
     except OSError as error:
         why, faults = f"{SWITCH}: {error.strerror}", None
     if why is not None:
-        output.warn(f"mounts of this machine can't use io_uring: {why}")
+        output.warn(f"mounts on this machine can't use io_uring: {why}")
     elif faults is not None:
         output.warn(faults)
 
 
 def print_what_stays(reports: Iterable[FileReport]) -> None:
-    """Print how to clear the switch, if the file that sets it at boot was removed."""
+    """Print how to switch off FUSE over io_uring, if the file that switches it on at boot was removed."""
     gone = any(one.outcome is FileOutcome.REMOVED and one.path.endswith("/trashd-uring.conf") for one in reports)
     if gone and read_facts().is_enabled:
-        click.echo(f"FUSE over io_uring stays on until the next boot; to switch it off now: echo N >{SWITCH}", err=True)
+        click.echo(f"FUSE over io_uring stays on until the next boot; to switch it off: echo N >{SWITCH}", err=True)

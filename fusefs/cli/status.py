@@ -27,14 +27,15 @@ _UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3))
 
 @click.command("status", cls=Command, short_help="Show what the reaper service and the mounts are doing.")
 @click.option("--watch", is_flag=True, help="Show the reaper service live, until Ctrl-C.")
-@click.option("--prometheus", is_flag=True, help="Print the metrics of the mounts in Prometheus' text format.")
+@click.option("--prometheus", is_flag=True, help="Print the metrics of the mounts in the Prometheus text format.")
 @json_option
 def command(watch: bool, prometheus: bool, as_json: bool) -> int:
     """Show what the reaper service and the mounts are doing.
 
-    For each volume, status shows the backlog, rate, pressure, free space and last errors; for each mount, requests,
-    latencies and the daemon. It reads only status files, so it is fast even if a mount hangs. Any user sees root's
-    service and mounts, and their own. Sizes are those of your own orphans; root sees all of them.
+    For each volume, status shows the backlog, rate, pressure, free space and last errors. For each mount, it shows
+    request counts, latencies and the state of the daemon. It reads only status files, so it is fast even if a mount
+    hangs. All users can see root's service and mounts, as well as their own. Sizes include only your own orphans; for
+    root, they include the orphans of all users.
 
     \b
     Examples:
@@ -70,7 +71,7 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
     for index, (directory, service) in enumerate(services):
         if as_json:
             life = ServiceLife(directory, service.is_running, service.is_stale(), round(service.age_s, 3))
-            # Unlike the file, JSON has paths unquoted.
+            # Unlike in the file, paths are unquoted in JSON.
             volumes = tuple(replace(one, path=os.fsdecode(one.root_path())) for one in service.status.volumes)
             output.as_json(life, replace(service.status, volumes=volumes))
         else:
@@ -87,7 +88,7 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
 
 
 def find_services() -> list[tuple[bytes, ObservedStatus]]:
-    """Find running services and their directories, root's first; if none runs, the last status of dead ones.
+    """Return the running services with their directories, root's first; if none runs, return those that have ended.
 
     Raises  NotRunning if none ever ran
     """
@@ -98,7 +99,7 @@ def find_services() -> list[tuple[bytes, ObservedStatus]]:
         with errors_about(directory):
             service = read_status(directory)
         if service is not None:
-            held = read_held(directory)  # sizes of the caller's own orphans, for root all
+            held = read_held(directory)  # sizes of the caller's own orphans; for root, of everyone's
             volumes = tuple(replace(volume, held=held.get(volume.path, ())) for volume in service.status.volumes)
             services.append((directory, service._replace(status=replace(service.status, volumes=volumes))))
     if not services:
@@ -107,17 +108,17 @@ def find_services() -> list[tuple[bytes, ObservedStatus]]:
 
 
 def unwell(service: ObservedStatus) -> list[TrashdError]:
-    """Find problems of a running service and its volumes."""
+    """Find problems with a running service and its volumes."""
     errors: list[TrashdError] = []
     if service.is_stale():
         errors.append(Unwell(f"pid {service.status.pid}: the reaper service hangs", "journalctl -u trashd-reaper"))
-    # Not of users' own stores, which their users can break at any time.
+    # Users' own stores are ignored, since their users can break them at any time.
     broken = [one for one in service.status.volumes if one.phase is VolumePhase.BROKEN and one.owner is None]
     return errors + [Unwell(f"{printable(one.root_path())}: the reaper can't work on this volume") for one in broken]
 
 
 def _find_mounts() -> tuple[list[ObservedMount], list[TrashdError]]:
-    """Find mounts whose counters the caller may read, and an error for each that is unreadable or has no daemon."""
+    """Find mounts whose counters the caller may read, with an error for each that is unreadable or has no daemon."""
     from fusefs.mount.places.find_mounts import all_mounts, read_counters
 
     mounts: list[ObservedMount] = []
@@ -131,7 +132,7 @@ def _find_mounts() -> tuple[list[ObservedMount], list[TrashdError]]:
 
 
 def _numbers(mount: ObservedMount) -> MountNumbers:
-    """The counters of a mount, with rates and percentiles."""
+    """Return the counters of a mount, with rates and percentiles."""
     point, source, stats, is_running, fast_paths = mount
     remembered = {name: MemoryUse(one.n_hits, one.n_misses, one.rate()) for name, one in stats.remembered.items()}
     operations = {
@@ -182,7 +183,7 @@ def _all_requests(stats: MountStats) -> Operation:
 
 
 def _daemon(mount: ObservedMount, now_ns: int) -> str:
-    """Format version, age and transport of the daemon, and fast paths that it lacks; or that it is not running."""
+    """Format the daemon's version, age, transport and missing fast paths, or that the daemon is not running."""
     stats = mount.stats
     if not mount.is_running:
         last = status_text.moment(stats.updated_ns, now_ns) if stats.updated_ns else "never"
@@ -199,7 +200,7 @@ def _daemon(mount: ObservedMount, now_ns: int) -> str:
 
 
 def _time_text(ns: float | None) -> str:
-    """Format a short time with three digits: `12.3 µs`; a dash for none."""
+    """Format a short duration with three digits: `12.3 µs`; a dash if there is none."""
     if not ns:
         return "-"
     unit, size = next(((unit, size) for unit, size in _UNITS if ns >= 0.9995 * size), _UNITS[-1])

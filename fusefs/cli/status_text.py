@@ -1,4 +1,4 @@
-"""The service's status as text, for the plain output and the live view."""
+"""Formats the service's status as text, for the plain output and the live view."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _SHOWN_NODES = 8
 
 
 def title(status: Status, now_ns: int) -> str:
-    """Version, PID and uptime of the service."""
+    """Format the version, PID and uptime of the service."""
     since = format_duration(max(0, (now_ns - status.started_ns) // 1_000_000_000))
     return f"trashd reaper {printable_text(status.version)}, pid {status.pid}, up {since}"
 
 
 def trouble(service: ObservedStatus) -> str | None:
-    """A problem of the service itself; None if it works."""
+    """Describe a problem with the service itself; return None if it works."""
     age = format_duration(round(service.age_s))
     if not service.is_running:
         return f"the service is not running; its last status is {age} old"
     if service.is_stale():
-        return f"no status from the service for {age}: it may hang"
+        return f"no status from the service for {age}: it may be hanging"
     return None
 
 
 def heading(volume: VolumeStatus) -> str:
-    """The volume's path, filesystem and owner."""
+    """Format the volume's path, filesystem and owner."""
     about = [printable_text(volume.filesystem)] if volume.filesystem else []
     if volume.owner is not None:
         about.append(f"own store of uid {volume.owner}")
@@ -40,7 +40,7 @@ def heading(volume: VolumeStatus) -> str:
 
 
 def doing(volume: VolumeStatus) -> str:
-    """The phase and its reason."""
+    """Format the phase and its reason."""
     phase, why = volume.phase.value, printable_text(volume.why)
     if not why or why.startswith(phase):
         return why or phase
@@ -48,9 +48,9 @@ def doing(volume: VolumeStatus) -> str:
 
 
 def backlog(volume: VolumeStatus, now_ns: int) -> str:
-    """How many orphans there are, and how many have expired."""
+    """Format how many orphans there are, and how many have expired."""
     if not volume.is_known:
-        return "unknown: the service has not read the store yet (trashd list shows it)"
+        return "unknown: the service has not read the store yet (trashd list shows the orphans)"
     parts = [counted(volume.n_orphans, "orphan"), counted(volume.n_users, "user"), f"{volume.n_due:,} expired"]
     if volume.oldest_overdue_s:
         parts[-1] += f" (oldest {format_duration(round(volume.oldest_overdue_s))} ago)"
@@ -64,7 +64,7 @@ def backlog(volume: VolumeStatus, now_ns: int) -> str:
 
 
 def held(volume: VolumeStatus) -> str | None:
-    """The size of the orphans that the caller may know; None if there are none."""
+    """Format the total size of the orphans whose size the caller may know; None if there are none."""
     if not volume.held:
         return None
     n_unknown = sum(one.n_unknown for one in volume.held)
@@ -73,53 +73,53 @@ def held(volume: VolumeStatus) -> str | None:
 
 
 def is_busy(volume: VolumeStatus) -> bool:
-    """Whether the reaper is removing something."""
+    """Return whether the reaper is removing something."""
     return bool(volume.current or volume.entries_per_s)
 
 
 def rate(volume: VolumeStatus) -> str:
-    """The current rate and its limit."""
+    """Format the current rate and its limit."""
     parts = [f"{volume.entries_per_s:,.0f} entries/s"]
     if volume.bytes_per_s:
         parts.append(f"{format_size(int(volume.bytes_per_s))}/s")
     limit = volume.tempo_entries_per_s
     if limit is not None:
         parts.append("on hold" if limit == 0 else f"max {limit:,}/s")
-    elif volume.phase is not VolumePhase.YIELDING:  # which limits the share of the time instead
+    elif volume.phase is not VolumePhase.YIELDING:  # in that phase, the share of time is limited instead
         parts.append("at full speed")
     return ", ".join(parts)
 
 
 def now(volume: VolumeStatus) -> str:
-    """The orphans that are being reaped."""
+    """Format the orphans that are being reaped."""
     each = (f"{printable_text(one.id_end)} of uid {one.uid} ({one.n_removed:,} removed)" for one in volume.current)
     return ", ".join(each)
 
 
 def eta(volume: VolumeStatus) -> str | None:
-    """The time until all expired orphans are deleted; None if unknown."""
+    """Format the time until all expired orphans are deleted; None if unknown."""
     return None if volume.eta_s is None else f"about {format_duration(round(volume.eta_s))} for all expired orphans"
 
 
 def stalls(volume: VolumeStatus) -> list[tuple[str, float]]:
-    """The shares of the time in which other processes waited, by what they waited for."""
+    """Return the shares of time in which other processes waited for I/O, memory and the CPU."""
     shares = (("io", volume.io), ("memory", volume.memory), ("cpu", volume.cpu))
     return [(name, share) for name, share in shares if share is not None]
 
 
 def latencies(volume: VolumeStatus) -> list[str]:
-    """Recent latencies of the disk."""
+    """Format recent disk latencies."""
     parts = [] if volume.probe_ms is None else [f"write {volume.probe_ms:.3g} ms"]
     return parts + ([] if volume.unlink_us is None else [f"unlink {volume.unlink_us:.3g} µs"])
 
 
 def share(part: int | None, of: int | None) -> float | None:
-    """A fraction; None if a number is unknown, or the whole is 0 (btrfs has no number of inodes)."""
+    """Return a fraction; None if a number is unknown, or if the whole is 0 (btrfs does not count inodes)."""
     return None if part is None or not of else part / of
 
 
 def space(volume: VolumeStatus) -> str | None:
-    """Free space and its trend per hour."""
+    """Format the free space and its trend per hour."""
     if volume.free_bytes is None or not volume.total_bytes:
         return None
     text = f"{format_size(volume.free_bytes)} of {format_size(volume.total_bytes)}"
@@ -131,7 +131,7 @@ def space(volume: VolumeStatus) -> str | None:
 
 
 def format_deleted(volume: VolumeStatus) -> str | None:
-    """What the reaper has deleted since the service started; None if nothing."""
+    """Format what the reaper has deleted since the service started; None if nothing."""
     if not volume.removed_entries and not volume.n_reaped:
         return None
     parts = [counted(volume.n_reaped, "orphan"), counted(volume.removed_entries, "entry", "entries")]
@@ -141,7 +141,7 @@ def format_deleted(volume: VolumeStatus) -> str | None:
 
 
 def nodes(volume: VolumeStatus) -> str | None:
-    """The machines that serve the volume, by their heartbeats; None if there can be only this one."""
+    """Format the machines that serve the volume, according to their heartbeats; None if there can be only this one."""
     parts = [f"{printable_text(one.host)} ({_node(one)})" for one in volume.nodes[:_SHOWN_NODES]]
     if len(volume.nodes) > _SHOWN_NODES:
         parts.append(f"and {len(volume.nodes) - _SHOWN_NODES:,} more (--json)")
@@ -160,12 +160,12 @@ def _node(one: SeenNode) -> str:
 
 
 def faults(volume: VolumeStatus, now_ns: int, most: int = _SHOWN_FAULTS) -> list[str]:
-    """The last errors, the newest first."""
+    """Format the last errors, the newest first."""
     return [f"{moment(one.at_ns, now_ns)} {printable_text(one.text)}" for one in volume.faults[: -most - 1 : -1]]
 
 
 def moment(at_ns: int, now_ns: int) -> str:
-    """Format a time: within a day as the time of day, otherwise with its date."""
+    """Format a time: as the time of day if it is less than a day away, otherwise with the date."""
     is_near = abs(now_ns - at_ns) < _DAY_S * 1_000_000_000
     return time.strftime("%H:%M:%S" if is_near else "%Y-%m-%d %H:%M", time.localtime(at_ns // 1_000_000_000))
 
@@ -176,7 +176,9 @@ def lines(service: ObservedStatus, now_ns: int) -> list[str]:
     if problem := trouble(service):
         text_lines.append(f"  {problem}")
     if not service.status.volumes:
-        text_lines.append("  no volume is served: no mounted volume has a store, or no configured one is mounted")
+        text_lines.append(
+            "  no volume is served: no mounted volume has a trash store, or no configured volume is mounted"
+        )
     for volume in service.status.volumes:
         text_lines += ["", heading(volume), f"  {doing(volume)}"]
         text_lines += [f"  {name:<9} {text}" for name, text in _rows(volume, now_ns) if text]

@@ -21,7 +21,7 @@ _REFRESH_S = 1.0
 _N_SAMPLES = 24
 _BAR_CELLS = 4
 _PANEL_LINES = 10
-"""Lines of a volume's panel: a frame and eight rows."""
+"""The height of a volume's panel in lines: a frame and eight rows."""
 _STYLES = {
     VolumePhase.IDLE: "dim", VolumePhase.REAPING: "green", VolumePhase.YIELDING: "yellow",
     VolumePhase.HURRYING: "bold magenta",
@@ -32,12 +32,12 @@ _RANKS = {
     VolumePhase.LOOKING: 3, VolumePhase.IDLE: 5, VolumePhase.ELSEWHERE: 6, VolumePhase.GONE: 6,
 }  # fmt: skip
 _OTHER_RANK = 4
-"""Ranks order volumes by what the user needs to see first."""
+"""The rank of other phases. Volumes that the user should see first have the lowest ranks."""
 _BAD_STALL, _BAD_FREE = 0.2, 0.1
 
 
 def watch_live(find_services: FindServices) -> None:
-    """Show the services, every second, until Ctrl-C."""
+    """Show the services, refreshed every second, until Ctrl-C."""
     console = Console()
     view = StatusView(is_ascii=not console.encoding.startswith("utf"))
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -54,10 +54,10 @@ def watch_live(find_services: FindServices) -> None:
 
 
 class StatusView:
-    """Draws the view; remembers the rates of the last seconds."""
+    """Draws the view, and remembers the rates of the last seconds."""
 
     def __init__(self, *, is_ascii: bool = False) -> None:
-        """is_ascii: the terminal has no other characters."""
+        """is_ascii: the terminal can show only ASCII characters."""
         self._rates: dict[tuple[bytes, str], deque[float]] = defaultdict(lambda: deque(maxlen=_N_SAMPLES))
         self._full, self._empty = "#." if is_ascii else "█░"
         self._levels = " .:-=+*#" if is_ascii else " ▁▂▃▄▅▆▇█"
@@ -75,7 +75,7 @@ class StatusView:
             self._rates[directory, volume.path].append(volume.entries_per_s)
         volumes.sort(key=lambda pair: _RANKS.get(pair[1].phase, _OTHER_RANK))  # stable: otherwise the service's order
         n_free = n_lines - len(head)
-        # As many panels as leave a line for each other volume; at least one, if it fits.
+        # Draw as many panels as possible while each other volume still gets a line, but at least one panel if it fits.
         n_panels = (n_free - len(volumes)) // (_PANEL_LINES - 1)
         n_panels = min(len(volumes), max(n_panels, int(n_free >= _PANEL_LINES + (len(volumes) > 1))))
         n_free -= n_panels * _PANEL_LINES
@@ -142,7 +142,7 @@ class StatusView:
     def _spark(self, values: Sequence[float]) -> str:
         most = max(values, default=0.0) or 1.0
         top = len(self._levels) - 1
-        # Any rate above 0 is visible, however small beside the peak.
+        # Any rate above 0 is visible, however small it is compared to the peak.
         drawn = "".join(self._levels[max(round(value / most * top), int(value > 0))] for value in values)
         return drawn.rjust(_N_SAMPLES)
 

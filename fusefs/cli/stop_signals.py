@@ -1,4 +1,4 @@
-"""Ctrl-C as a request to stop at the next clean point."""
+"""Treats Ctrl-C as a request to stop at the next safe point."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Whether SIGINT or SIGTERM arrived in this process, its parent or a child that acts for it.
+    """Records whether SIGINT or SIGTERM arrived in this process, its parent, or a child that acts for it.
 
-    A second signal ends the process at once, which loses nothing either.
+    A second signal ends the process at once; nothing is lost in that case either.
     """
 
     def __init__(self) -> None:
-        self._number = mmap.mmap(-1, 1)  # shared: a command that acts as another user does so in a child
+        self._number = mmap.mmap(-1, 1)  # shared memory, since a command acts as another user in a child process
         self._pid = os.getpid()
         self._is_asked = False
 
@@ -34,18 +34,18 @@ class StopSignals:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def __call__(self) -> bool:
-        """Whether to stop."""
+        """Return whether to stop."""
         return self._number[0] != 0
 
     def exit_code(self) -> int:
-        """128 plus the signal's number, as in a shell."""
+        """Return 128 plus the signal number, as a shell does."""
         return Exit.SIGNALLED + self._number[0]
 
     def _ask(self, number: int, _frame: FrameType | None) -> None:
         if self._is_asked:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        # Each process counts for itself: the terminal sends Ctrl-C to all of them.
+        # Each process counts the signals for itself, since the terminal sends Ctrl-C to all of them.
         self._is_asked = True
         self._number[0] = number
         if os.getpid() == self._pid:

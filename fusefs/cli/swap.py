@@ -22,14 +22,14 @@ from fusefs.store.swap import Swapped, swap_path
 
 _WAIT = "--wait"
 _DONE = "done"
-"""The goal of a bare `--wait`: all trees are deleted."""
+"""The goal of a bare `--wait`: that all trees are deleted."""
 
 
 class _WaitOption(click.Option):
-    """`--wait[=SIZE]`, whose value is optional; a directory after it is not taken for the value."""
+    """The option `--wait[=SIZE]`, whose value is optional; a directory after it is not mistaken for the value."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Format its line in the help without the space that click puts before a value."""
+        """Format the help of this option without the space that click puts before a value."""
         record = super().get_help_record(ctx)
         return record and (record[0].replace(" [=", "[="), record[1])
 
@@ -38,7 +38,7 @@ class _SwapCommand(Command):
     """A command with `--wait[=SIZE]`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Give a bare `--wait` its value. An optional value of click would take the next argument, a directory."""
+        """Add the default value to a bare `--wait`, for which click would take the next argument, a directory."""
         options = [one for one in self.params if isinstance(one, click.Option) and not one.is_flag]
         with_value = {name for option in options for name in option.opts}
         words, at = list(args), 0
@@ -53,12 +53,12 @@ class _SwapCommand(Command):
 
 
 def _parse_goal(text: str) -> int:
-    """Parse the number of bytes to become free; 0 for `done`. Raises  ValueError"""
+    """Parse the goal: the number of bytes that have to become free, or 0 for `done`. Raises  ValueError"""
     return 0 if text == _DONE else parse_size(text)
 
 
 def _is_goal(word: str = "") -> bool:
-    """Whether an argument after `--wait` is its value: a goal, and not the name of an existing file."""
+    """Return whether an argument after `--wait` is its value: a valid goal, and not the name of an existing file."""
     try:
         _parse_goal(word)
     except ValueError:
@@ -72,7 +72,7 @@ _wait_option: Decorator = click.option(
     cls=_WaitOption,
     type=ParsedValue("goal", _parse_goal),
     metavar="[=SIZE]",
-    help="Give up the retention; wait until the old trees are deleted, or until SIZE more is free.",
+    help="Do not retain the old trees; wait until they are deleted, or until SIZE more space is free.",
 )
 
 
@@ -94,12 +94,14 @@ _wait_option: Decorator = click.option(
     "keep",
     multiple=True,
     metavar="GLOB",
-    help="Keep files and directories at the top of DIR that match GLOB in the new directory (repeatable).",
+    help="Keep entries at the top level of DIR in place if they match GLOB (repeatable).",
 )
 @click.option("--keep-for", type=DURATION, help="Keep the old tree restorable for DURATION. [default: 24h]")
-@click.option("--note", type=NOTE, default="", help="A note to store with the orphan.")
+@click.option("--note", type=NOTE, default="", help="Store TEXT as a note with the orphan.")
 @click.option(
-    "--unlike", is_flag=True, help="Accept a new directory with other attributes; encryption is never dropped."
+    "--unlike",
+    is_flag=True,
+    help="Swap even if the new directory can't get all attributes; encryption is never dropped.",
 )
 @click.option(
     "--for-owner", is_flag=True, help="As root, give the orphan to the owner of DIR, who can then restore it."
@@ -122,13 +124,13 @@ def command(
     print_id: bool,
     as_json: bool,
 ) -> int:
-    """Replace each DIR by an empty directory, keeping the old tree in the trash.
+    """Replace each DIR with an empty directory, keeping the old tree in the trash.
 
     The new directory has the same owner, mode, ACLs, xattrs and project ID. The swap is one atomic exchange, so the
-    name is never missing; NFS, Lustre, BeeGFS and CephFS need two renames, with a short gap.
+    name is never missing. On NFS, Lustre, BeeGFS and CephFS it takes two renames, and the name is missing in between.
 
-    The old tree, called an orphan, can be restored until it expires. Processes keep the files that they have open in
-    it. Its space becomes free when the reaper deletes it.
+    The old tree, called an orphan, can be restored until it expires. Processes that have files open in it keep using
+    them. The space of the old tree becomes free when the reaper deletes it.
 
     \b
     Examples:
@@ -186,13 +188,14 @@ def _verb(*, for_owner: bool, now: bool) -> SwapVerb:
 @click.argument("paths", type=PathBytes(), nargs=-1, metavar="DIR…", required=True)
 @json_option
 def check_command(paths: tuple[bytes, ...], as_json: bool) -> int:
-    """Print whether and how each DIR can be swapped, without swapping it. The exit code is that of the swap.
+    """Print whether and how each DIR can be swapped, without swapping it. The exit code is the one that the swap would
+    return.
 
-    The check exchanges two empty directories, created next to DIR and at its trash store, and removes them again. DIR
-    itself stays in place, and its contents are not touched.
+    To test the exchange, check creates two empty directories, one next to DIR and one in its trash store, exchanges
+    them, and removes them. DIR itself stays in place, and its contents are not touched.
 
-    The output also names system calls that this kernel or container lacks, and their effect. Without an atomic
-    exchange, or on a shared filesystem, it shows the consequences.
+    The output also lists system calls that this kernel or container lacks, and what follows from that. If the exchange
+    can't be atomic, or the filesystem is shared, the output explains what this means for a swap.
 
     \b
     Examples:
@@ -205,7 +208,7 @@ def check_command(paths: tuple[bytes, ...], as_json: bool) -> int:
 def _print_preflights(
     paths: Iterable[bytes], *, as_json: bool, keep: tuple[str, ...] = (), unlike: bool = False
 ) -> int:
-    """Check each directory and print the result; return the exit code that a swap of them would have."""
+    """Check each directory and print the result; return the exit code that a swap of all of them would return."""
     kernel = Kernel()
     codes = []
     for path in paths:
@@ -229,14 +232,14 @@ def _print_preflight(result: Preflight) -> None:
     print(f"  volume   {printable(result.mount_point)} ({result.filesystem})")
     if result.store is not None:
         print(f"  store    {printable(result.store)}{'' if result.exists else ' (would be created)'}")
-    gap = "" if result.gap_ns is None else f" ({result.gap_ns / 1e6:.2f} ms just now)"
+    gap = "" if result.gap_ns is None else f" ({result.gap_ns / 1e6:.2f} ms in this test)"
     how = {"exchange": "one atomic exchange", "two-rename": f"two renames: the name is missing for a moment{gap}"}
     if result.method in how:
         print(f"  method   {how[result.method]}")
     if result.takeover_s is not None:
-        print(f"  nodes    a command of another node is taken over after {result.takeover_s:g} s of silence")
+        print(f"  nodes    another node's command is taken over after {result.takeover_s:g} s without a change")
     if result.project:
-        print(f"  project  {result.project}: its quota counts the orphan until it is deleted")
+        print(f"  project  {result.project}: its quota includes the orphan until the orphan is deleted")
     if result.unlike:
         print(f"  unlike   the new directory would have {', '.join(result.unlike)}")
     if result.kept:

@@ -1,6 +1,7 @@
 """Swaps paths from the command line or standard input, and parses plain command lines without click and msgspec.
 
-A table lists the most common options. Click parses every other line, and reports every error (docs/decisions/0045).
+A table lists the most common options. Click parses all other command lines, and reports all errors
+(docs/decisions/0045).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fusefs.store.swap import Swapped, swap_path
 
 
 class PlainOption(NamedTuple):
-    """An option.
+    """An option of a plain command line.
 
     name   the name of click's parameter
     parse  parses the value, or raises ValueError; None for a flag
@@ -37,7 +38,7 @@ class PlainLine(NamedTuple):
 
     paths    the name of click's parameter for the paths
     options  the options as they are typed
-    execute  carries the line out: gets the values by name, and returns the exit code
+    execute  carries out the command with the values as keyword arguments, and returns the exit code
     """
 
     paths: str
@@ -45,7 +46,7 @@ class PlainLine(NamedTuple):
     execute: Callable[..., int]
 
     def read(self, words: list[str]) -> dict[str, Any] | None:
-        """Parse a line into the values of click's parameters, without defaults; None if click has to parse it."""
+        """Parse a line into the values of click's parameters, without defaults; None if click has to parse the line."""
         paths: list[str] = []
         values: dict[str, Any] = {}
         remaining = words[::-1]
@@ -87,11 +88,11 @@ _CHUNK = 1 << 16
 
 
 class SwapBatch(NamedTuple):
-    """Paths to swap or remove, and how.
+    """Paths to swap or remove, and how to do that.
 
-    kept      the orphans can be restored afterwards: print the command for it
-    ids_only  print only the ids
-    after     called with each result (to reap at once, for example); returns an exit code
+    kept      the orphans can be restored afterwards, so print the command that restores them
+    ids_only  print only the IDs
+    after     called with each result (for example, to reap at once); returns an exit code
     """
 
     paths: Iterable[bytes]
@@ -112,7 +113,7 @@ def _swap_plainly(
     print_id: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Carry out a plain line, with the parameters of cli/swap.py; return the exit code."""
+    """Carry out a plain command line, with the parameters of cli/swap.py; return the exit code."""
     if print_id and as_json:
         raise ids_with("--json")
     retention_s = DEFAULT_RETENTION_S if keep_for is None else keep_for
@@ -134,12 +135,12 @@ LINE = PlainLine(
 
 
 def ids_with(other: str) -> UsageError:
-    """Make the error for --print-id with another option."""
+    """Return the error for --print-id together with another option."""
     return UsageError(f"--print-id can't be combined with {other}")
 
 
 def swap_all(batch: SwapBatch) -> int:
-    """Swap or remove one path after the other, also after failures; return the exit code.
+    """Swap or remove one path after the other; continue after failures, and return the exit code.
 
     A result with warnings counts as Unsettled. If a signal stopped `after`, the remaining paths are not touched.
     """
@@ -160,9 +161,9 @@ def swap_all(batch: SwapBatch) -> int:
 
 
 def every_path(paths: tuple[bytes, ...], *, null: bool) -> Iterator[bytes]:
-    """Iterate over the paths of the command line, then over those of standard input as they arrive.
+    """Iterate over the paths of the command line, then over the paths on standard input as they arrive.
 
-    Raises  UsageError if there is no path, and none to be read
+    Raises  UsageError if no path is given and none is read from standard input
     """
     if not paths and not null:
         raise UsageError("missing path", "name at least one path, or read paths from standard input with -0")
@@ -177,7 +178,7 @@ def every_path(paths: tuple[bytes, ...], *, null: bool) -> Iterator[bytes]:
 
 
 def standard_input() -> int:
-    """Return its fd. Raises  UsageError if it was closed: its number may be another file's now"""
+    """Return the fd of standard input. Raises  UsageError if it was closed: another file may have its number now"""
     if sys.__stdin__ is None:
         raise UsageError("standard input is closed")
     return sys.__stdin__.fileno()

@@ -57,11 +57,11 @@ _OF_PATHS = (
     results.OUTSIDE, results.DOTS, results.UNCLEAR, results.KEPT_BY_OTHERS, results.LOCKED_BY_OTHERS,
     results.LOCKED_BY_UNKNOWN,
 )  # fmt: skip
-"""Values of `Failure.call` that are not calls: problems of a path."""
+"""Values of `Failure.call` that describe a problem with a path, and do not name a system call."""
 
 
 def as_json(action: SweepAction, swept: Swept, *first: PlannedRule) -> None:
-    """Print a sweep's result as JSON. first: the rule that it belongs to"""
+    """Print a sweep's result as JSON. first: the rule that the sweep carried out"""
     sums = ToldSums(*(getattr(swept.sums, name) for name in ToldSums._fields))
     if not swept.looks:
         sums = sums._replace(n_bytes=None)
@@ -70,7 +70,7 @@ def as_json(action: SweepAction, swept: Swept, *first: PlannedRule) -> None:
 
 
 def result_lines(swept: Swept, did: str) -> Iterator[str]:
-    """Format a sweep's result. did: `deleted`, `would be deleted`"""
+    """Format a sweep's result. did: what happened, such as `deleted` or `would be deleted`"""
     yield f"{printable(swept.directory)}: {_sum(swept, did)}"
     if swept.orphan is not None:
         yield f"  id    {swept.orphan}"
@@ -86,7 +86,9 @@ def _sum(swept: Swept, did: str) -> str:
         return "no matches"
     size = f" ({format_size(sums.n_bytes)})" if swept.looks else ""
     inside = f", with {output.counted(sums.n_inside, 'entry', 'entries')} inside" if sums.n_inside else ""
-    vanished = f"; {output.counted(sums.n_vanished, 'match', 'matches')} vanished meanwhile" if sums.n_vanished else ""
+    vanished = (
+        f"; {output.counted(sums.n_vanished, 'match', 'matches')} vanished in the meantime" if sums.n_vanished else ""
+    )
     return f"{output.counted(sums.n_done, 'match', 'matches')}{size} {did}{inside}{vanished}"
 
 
@@ -102,7 +104,7 @@ def problem_lines(swept: Swept) -> Iterator[str]:
         yield f"{output.counted(swept.sums.n_unmatched, 'listed path')} {does} not match the selection"
         yield "  (directories match only with --type d)"
     if not swept.sums.n_seen and (swept.sums.n_missing or any(one.call == results.OUTSIDE for one in swept.failures)):
-        yield "hint: run the sweep in the directory where find made the list: its relative paths start there"
+        yield "hint: run the sweep in the directory where find made the list, since its relative paths start there"
     if swept.sums.n_mounts:
         yield f"not entered: {output.counted(swept.sums.n_mounts, 'mount point')}"
     if swept.is_limited:
@@ -110,7 +112,7 @@ def problem_lines(swept: Swept) -> Iterator[str]:
     if swept.why:
         yield f"stopped: {swept.why}"
     elif swept.is_stopped:
-        yield "stopped; run the same command again to do the rest"
+        yield "stopped; run the same command again to finish the sweep"
 
 
 def _format_failure(one: Failure) -> str:
@@ -123,7 +125,7 @@ def _format_failure(one: Failure) -> str:
 
 
 def _first(lines: Sequence[str], count: int) -> Iterator[str]:
-    """The first lines, and how many more there are. count: of all lines"""
+    """Yield the first lines, and the number of the others. count: the number of all lines"""
     yield from lines[:_SHOWN_MAX]
     n_more = count - min(len(lines), _SHOWN_MAX)
     if n_more > 0:
@@ -152,7 +154,7 @@ selection_options = together((
     ),
     _many(
         "--path", "paths", ParsedValue("glob", selection.check_path), "GLOB",
-        "The path below DIR matches GLOB; * matches slashes, too.",
+        "The path below DIR matches GLOB; * also matches slashes.",
     ),
     _many(
         "--regex", "regexes", ParsedValue("regex", selection.check_regex), "REGEX",
@@ -160,7 +162,7 @@ selection_options = together((
     ),
     _many(
         "--type", "types", ParsedValue("types", selection.parse_types), "f,d,l,p,s,b,c",
-        "The type is one of these, as with find -type. [default: all but d]",
+        "The file type is one of these, as with find -type. [default: all but d]",
     ),
     _many(
         "--size", "sizes", ParsedValue("size", selection.parse_size_bound), "[+-]N[KMGT]",
@@ -181,20 +183,20 @@ selection_options = together((
     click.option("--empty", is_flag=True, help="The file or directory is empty."),
     _many(
         "--depth", "depths", ParsedValue("depth", selection.parse_depths), "N|A..B",
-        "At most N levels below DIR, or from A to B; entries of DIR itself are at 1.",
+        "The level below DIR is at most N, or from A to B; entries directly in DIR are at level 1.",
     ),
     _many(
         "--exclude", "excludes", ParsedValue("glob", selection.check_exclude), "GLOB",
-        "Skip entries that match GLOB, and do not enter them; with a slash it is for paths.",
+        "Skip entries that match GLOB, and do not enter them; a GLOB with a slash is matched against the path.",
     ),
 ))  # fmt: skip
-"""For a command that has them as keyword arguments; `read_selection` makes a Selection of them."""
+"""Options that select entries, for a command with keyword arguments; `read_selection` converts them to a Selection."""
 
 
 def read_selection(kernel: Kernel, options: dict[str, Any]) -> Selection:
-    """Make a selection of a command's options, and remove them from the dictionary.
+    """Convert the options of a command to a Selection, and remove them from the dictionary.
 
-    Raises  UsageError; NotFound for a file named by `--older` or `--newer`
+    Raises  UsageError; NotFound if `--older` or `--newer` names a file that does not exist
     """
     older, newer = options.pop("older"), options.pop("newer")
     by = _time_of(options.pop("by"), is_compared=bool(older or newer))
@@ -215,7 +217,7 @@ def read_selection(kernel: Kernel, options: dict[str, Any]) -> Selection:
 
 
 def _time_of(by: tuple[Field, ...], *, is_compared: bool) -> Field:
-    """The time that `--by` names. Raises  UsageError if it names several, or if none is compared"""
+    """Return the time that `--by` names. Raises  UsageError if it names several, or if no time is compared"""
     if by and not is_compared:
         raise UsageError("--by needs --older or --newer")
     match tuple(dict.fromkeys(by)):
@@ -229,7 +231,7 @@ def _time_of(by: tuple[Field, ...], *, is_compared: bool) -> Field:
 
 
 def _when(kernel: Kernel, text: str, field: Field, now_ns: int, cutoff_ns: Callable[[int], int] | None = None) -> int:
-    """A moment. Raises  ValueError, TrashdError"""
+    """Return the time that an argument of `--older` or `--newer` names. Raises  ValueError, TrashdError"""
     if not is_file_time(text):
         return parse_time(text, now_ns, time.mktime, cutoff_ns)
     path = os.fsencode(text)
@@ -237,7 +239,7 @@ def _when(kernel: Kernel, text: str, field: Field, now_ns: int, cutoff_ns: Calla
         if field == "btime":
             born_ns = kernel.statx(fd, asks_server=True).btime_ns
             if not born_ns:
-                raise ValueError(f"{text}: no birth time: the filesystem records none")
+                raise ValueError(f"{text}: this filesystem does not record birth times")
             return born_ns
         time_ns: int = getattr(kernel.fstat(fd), f"st_{field}_ns")
         return time_ns
@@ -248,7 +250,7 @@ _CHUNK = 1 << 20
 
 
 class SweepOptions(NamedTuple):
-    """The options of a command line, named as the parameters of `command`."""
+    """The options of a command line, with the names of the parameters of `command`."""
 
     directory: bytes
     selection: Selection
@@ -276,23 +278,23 @@ class SweepOptions(NamedTuple):
     job: Any = None
 
     def has_list(self) -> bool:
-        """Whether paths are read from a list, instead of a walk."""
+        """Return whether paths are read from a list, and not found by a walk."""
         return self.source is not None or self.null
 
     def confirms(self) -> bool:
-        """Whether the matches are counted first, to ask for confirmation."""
+        """Return whether the matches are counted first, to ask for confirmation."""
         return self.limit is not None and not self.yes and not self.dry
 
     def prints_any(self) -> bool:
-        """Whether the matches are only printed."""
+        """Return whether the matches are only printed."""
         return self.prints or self.prints_null
 
     def trashes(self) -> bool:
-        """Whether the matches can be restored."""
+        """Return whether the matches are trashed, so that they can be restored."""
         return not (self.delete or self.target is not None or self.prints_any())
 
     def check(self) -> None:
-        """Raises  UsageError for options that can't be combined"""
+        """Raises  UsageError if options can't be combined"""
         actions = [
             name
             for name, is_given in (
@@ -304,11 +306,11 @@ class SweepOptions(NamedTuple):
         if len(actions) > 1:
             raise UsageError(f"{' and '.join(actions)} can't be combined")
         if self.prints_any() and sys.__stdout__ is None:
-            raise UsageError("standard output is closed: paths can't be printed")
+            raise UsageError("standard output is closed, so paths can't be printed")
         if self.null and self.list_format not in (None, "nul"):
             raise UsageError(f"-0 can't be combined with --from-format {self.list_format}")
         if self.job is not None and not self.delete:
-            hint = "MPI ranks share only deletion: a filesystem has a single lock for renames"
+            hint = "MPI ranks can share only deletions, since a filesystem has a single lock for renames"
             raise UsageError("--mpi needs --delete", hint)
         if self.job is not None and (self.paced or self.most is not None):
             raise UsageError(f"--mpi can't be combined with {'--paced' if self.paced else '--max-delete'}")
@@ -327,7 +329,7 @@ class SweepOptions(NamedTuple):
                 raise UsageError(f"{name} {problem}")
 
     def did(self) -> str:
-        """The action as a participle."""
+        """Return the action as a participle."""
         if self.target is not None:
             return f"moved to {printable(self.target)}"
         return "deleted" if self.delete else "trashed"
@@ -363,7 +365,7 @@ def _by_ranks(job: Any) -> Any:
     "source",
     type=PathBytes(),
     metavar="FILE",
-    help="Only paths listed in FILE (- for standard input), as find prints them here.",
+    help="Consider only the paths listed in FILE (- for standard input), relative to the current directory.",
 )
 @click.option("-0", "--null", is_flag=True, help="Read a NUL-separated list (find -print0) from --from or stdin.")
 @click.option(
@@ -375,25 +377,29 @@ def _by_ranks(job: Any) -> Any:
 @click.option("--delete", is_flag=True, help="Delete the matches permanently; directories only if they are empty.")
 @click.option("--recursive", is_flag=True, help="With --delete, delete matching directories with their contents.")
 @click.option(
-    "--move-to", "target", type=PathBytes(), metavar="DEST", help="Move the matches below DEST, keeping their tree."
+    "--move-to",
+    "target",
+    type=PathBytes(),
+    metavar="DEST",
+    help="Move the matches to DEST, preserving their paths below DIR.",
 )
 @click.option(
     "--if-exists",
     type=click.Choice(["skip", "number", "replace"]),
     default="skip",
-    help="If DEST has the name: skip the match, add a number, or replace it. [default: skip]",
+    help="If the name exists in DEST: skip the match, add a number, or replace the existing file. [default: skip]",
 )
-@click.option("--print", "prints", is_flag=True, help="Only print the paths; with --json one object for each.")
+@click.option("--print", "prints", is_flag=True, help="Only print the paths; with --json, print an object for each.")
 @click.option("--print0", "prints_null", is_flag=True, help="Only print the paths, each followed by NUL.")
 @click.option("--keep-for", type=DURATION, help="Keep trashed files restorable for DURATION. [default: 24h]")
-@click.option("--note", type=NOTE, default="", help="A note to store with the orphan.")
+@click.option("--note", type=NOTE, default="", help="Store TEXT as a note with the orphan.")
 @click.option("--max-delete", "most", type=click.IntRange(0), metavar="N", help="Act on at most N matches.")
-@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only count matches, and print the largest and oldest.")
+@click.option("-n", "--dry-run", "dry", is_flag=True, help="Only count matches and print the largest and oldest ones.")
 @click.option(
     "--confirm-above", "limit", type=click.IntRange(0), metavar="N", help="Ask first if there are more than N matches."
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--trust-atime", "trusts_atime", is_flag=True, help="Use atime even where reads are not recorded.")
+@click.option("--trust-atime", "trusts_atime", is_flag=True, help="Use access times even where they are not reliable.")
 @threads_option
 @tempo_options
 @json_option
@@ -401,9 +407,9 @@ def _by_ranks(job: Any) -> Any:
 def command(**arguments: Any) -> int:
     """Find files below DIR by name, size or age, and trash, delete, move or print them.
 
-    By default the matches become one orphan in the trash store, restorable whole or in part. A match must meet all
-    conditions, as with find. DIR itself is never taken, symbolic links are never followed, and mount points below DIR
-    are neither entered nor taken. After an interruption, the same command does the rest.
+    By default, the matches become one orphan in the trash store, which can be restored whole or in part. A match must
+    meet all conditions, as with find. DIR itself is never selected, symbolic links are never followed, and mount points
+    below DIR are neither entered nor selected. If a sweep is interrupted, run the same command again to finish it.
 
     \b
     Examples:
@@ -430,7 +436,7 @@ def command(**arguments: Any) -> int:
 
 
 def _refuse_stale(kernel: Kernel, options: SweepOptions) -> None:
-    """Refuse to select by access times that are not recorded there. Raises  Refused; TrashdError as `find_scope`"""
+    """Refuse to select by access times that are not reliable there. Raises  Refused, and the errors of `find_scope`"""
     from fusefs.store.victim import find_scope
     from fusefs.sweep.request import refuse_stale
 
@@ -476,9 +482,9 @@ def _act_on(kernel: Kernel, options: SweepOptions) -> int:
 
 
 def _confirm(kernel: Kernel, options: SweepOptions, names: Iterable[ListedPath] | None) -> None:
-    """Ask whether to act on so many matches.
+    """Count the matches, and ask for confirmation if there are more than `--confirm-above` allows.
 
-    Ctrl-C ends the command at once: nothing has begun, and a question that waits for its answer can't end cleanly.
+    Ctrl-C ends the command at once, since nothing has begun, and a question that waits for an answer can't end cleanly.
     Raises  Refused if the answer is no, or if there is no terminal; UsageError for a list that can't be read to its end
     """
     limit = options.limit or 0
@@ -509,7 +515,7 @@ def _sweep(
     if counts or options.prints_any():
         return sweep(kernel, request, SweepOptions(stops=stops))
     tempo = Speed(options.max_rate, options.max_bytes)
-    # For the pacer only; the sweep opens it again, and reports what is wrong with it.
+    # Opened only for the pacer; the sweep opens the directory again, and reports any error.
     with errors_about(options.directory):
         directory = kernel.open_path(options.directory)
     with (
@@ -528,7 +534,7 @@ def _sweep(
 
 
 def _act(options: SweepOptions) -> Any:
-    """The action, as a type of sweep.request."""
+    """Return the action, as an object from sweep.request."""
     from fusefs.sweep.request import IfExists, ToDelete, ToMove, ToPrint, ToTrash
 
     if options.prints_any():
@@ -555,7 +561,7 @@ def _print_result(options: SweepOptions, swept: Swept) -> None:
 
 
 def _print_paths(options: SweepOptions, here: Any, names: Sequence[str]) -> list[tuple[str, int]]:
-    """Print paths as find does, beginning with the directory as it was typed. here: a sweep.request.ActionPlace"""
+    """Print paths as find does, starting with the directory as it was typed. here: a sweep.request.ActionPlace"""
     end = b"\0" if options.prints_null else b"\n"
     above = join_path(options.directory.rstrip(b"/"), here.upper) + b"/"
     paths = (above + os.fsencode(name) for name in names)
@@ -566,7 +572,7 @@ def _print_paths(options: SweepOptions, here: Any, names: Sequence[str]) -> list
 
 
 def _print_objects(options: SweepOptions, here: Any, names: Sequence[str]) -> list[tuple[str, int]]:
-    """Print an object for each entry that statx succeeds for; return the others, each with its errno."""
+    """Print an object for each entry for which statx succeeds; return the others, each with its errno."""
     above = join_path(options.directory.rstrip(b"/"), here.upper)
     entries, refused = lstat_all(here.kernel, here.sides.fd, names)
     for st in entries:
@@ -578,9 +584,9 @@ def _print_objects(options: SweepOptions, here: Any, names: Sequence[str]) -> li
 
 @contextmanager
 def _open_list(kernel: Kernel, options: SweepOptions) -> Iterator[Callable[[], Iterator[ListedPath]]]:
-    """Open the list; yield a function that reads it from its beginning, name by name.
+    """Open the list, and yield a function that reads it from the beginning, path by path.
 
-    If it is read twice and can't seek, it is copied to an unnamed file first, not to memory.
+    If the list is read twice and can't be rewound, it is first copied to an unnamed file, not to memory.
     """
     from fusefs.sweep.names_from_list import read_list
 
@@ -609,7 +615,7 @@ def _open_list(kernel: Kernel, options: SweepOptions) -> Iterator[Callable[[], I
 
 
 def _copied(owned: ExitStack, fd: int, source: bytes) -> int:
-    """Copy what an fd has to an unnamed file. Raises  TrashdError"""
+    """Copy the rest of a file to an unnamed file, and return its fd. Raises  TrashdError"""
     import tempfile  # imported late: most lists are read once
 
     with errors_about(os.fsencode(tempfile.gettempdir())):
@@ -628,7 +634,7 @@ def _read(fd: int, source: bytes) -> bytes:
 
 
 def _begun(names: Iterator[ListedPath], source: bytes) -> Iterator[ListedPath]:
-    """The names of a list as absolute paths. The first is read now, so that a bad list is refused before any action."""
+    """Return the absolute paths of a list. The first is read at once, to refuse a bad list before any action."""
     try:
         first = next(names, None)
     except UsageError as error:
@@ -641,9 +647,9 @@ def _begun(names: Iterator[ListedPath], source: bytes) -> Iterator[ListedPath]:
 
 
 def _absolute(here: bytes, names: Iterable[ListedPath]) -> Iterator[ListedPath]:
-    """Make names absolute; a format with more than names has absolute ones already.
+    """Make paths absolute; a list format that has more than paths already has absolute ones.
 
-    `here` has no symbolic links, so leading `..` can be resolved in the text; `..` further on can't.
+    `here` contains no symbolic links, so a leading `..` can be resolved in the text; a later `..` can't.
     """
     for name in names:
         if isinstance(name, ListedName):

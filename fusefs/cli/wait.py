@@ -1,7 +1,7 @@
-"""`--wait` of swap and reap: follows orphans until they are deleted or enough space is free, and shows the progress.
+"""Implements `--wait` of swap and reap: follows orphans until they are deleted or enough space is free.
 
-statvfs(2) has the space that became free, whichever process freed it. At the end each process that has deleted files
-of these orphans open is named once.
+statvfs(2) shows how much space became free, whichever process freed it. At the end, each process that still has deleted
+files of these orphans open is named once.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from fusefs.store.swap import Swapped
 
 _PAUSE_S = 0.2
 _RESTART_S = 5.0
-"""How long a service may be missing, as during a restart, before the waiting ends."""
+"""How long the service may be gone, for example during a restart, before the wait ends."""
 _PATIENCE_S = 10.0
-"""How long free space may stay the same, after the trees are deleted, before the waiting ends."""
+"""How long the free space may stay the same after the trees are deleted, before the wait ends."""
 _MARKED_MAX = 200
 """How many trees are kept open, to distinguish a restore from a reap."""
 _NAMED_MAX = 3
 TOLERANCE_BYTES = 256 << 10
-"""How much may be in deleted files that processes have open."""
+"""How much space may still be in deleted files that processes have open."""
 _HINTS = {
     WaitReasonKind.NOBODY: "trashd reap --now --wait --volume {volume} {ids}",
     WaitReasonKind.PAUSED: "trashd resume {volume}",
@@ -65,20 +65,20 @@ class FollowedOrphan:
         self._tree: Fd | None = None
 
     def mark(self) -> None:
-        """Keep its tree open: it still has a link after a restore, and none after a reap."""
+        """Open the tree and keep it open: after a restore it still has a link, after a reap it has none."""
         with suppress(OSError):
             self._tree = self.folder.store.kernel.open_beneath(self.folder.fd, self._path(State.ORPHANS, TREE))
 
     def close(self) -> None:
-        """Close its tree."""
+        """Close the tree."""
         if self._tree is not None:
             self._tree.close()
             self._tree = None
 
     def give_up(self, _visible: object = None) -> None:
-        """Move it to reaping/, where the next reaper deletes it; to be run as the folder's owner.
+        """Move the orphan to reaping/, where the next reaper deletes it; must run as the folder's owner.
 
-        It stays where it is if another process has locked it.
+        If another process has locked the orphan, it stays where it is.
         Raises  BadRecord, OSError
         """
         held = hold(self.folder, State.ORPHANS, self.id)
@@ -87,7 +87,7 @@ class FollowedOrphan:
                 call_with_room(self.folder, SPARE_FOR_REAPER, lambda: move_to_state(held, State.REAPING))
 
     def state(self) -> State | None:
-        """Find its state; None if it is in none. Two passes: it may move to a state that was just checked."""
+        """Find the orphan's state; None if it is in none. Check twice: it may move to a state that was just checked."""
         for _ in range(2):
             for state in (State.ORPHANS, State.REAPING, State.QUARANTINE, State.RESTORING, State.STAGE):
                 with suppress(FileNotFoundError):
@@ -96,7 +96,7 @@ class FollowedOrphan:
         return None
 
     def find_end(self) -> list[WaitReason] | None:
-        """Return why its space does not become free, an empty list if it does; None while it is followed."""
+        """Return why the space does not become free (an empty list if it does); None while it must be followed."""
         state = self.state()
         if state is State.QUARANTINE:
             return [_explain_quarantine(self.id)]
@@ -115,11 +115,11 @@ def _explain_quarantine(container: ContainerId) -> WaitReason:
 
 
 class VolumeWait:
-    """The free space of a volume since this object was made, and the containers whose space should become free.
+    """Follows orphans, and measures how much space of their volume becomes free after this object is created.
 
-    ids         of the containers
+    ids         the IDs of the orphans
     base        the directory that holds the store
-    owned       closes the opened files
+    owned       the exit stack that closes the opened files
     goal_bytes  as in `Waited`
     """
 
@@ -139,12 +139,12 @@ class VolumeWait:
         self._reasons: list[WaitReason] = []
 
     def came_bytes(self) -> int:
-        """The largest amount that was free, above what was free before; others may have used it since."""
+        """Return the largest amount that became free at any time; other processes may have used it since."""
         self._highest = max(self._highest, self._kernel.free_bytes(self._fd))
         return self._highest - self._before
 
     def is_reached(self) -> bool:
-        """Whether the amount is free; false if the goal is that the trees are deleted."""
+        """Return whether the requested amount became free; false if the goal is only that the trees are deleted."""
         return 0 < self._goal_bytes <= self.came_bytes()
 
     def add_reaped(self, reaped: Reaped) -> None:
@@ -166,7 +166,7 @@ class VolumeWait:
         self.ids.append(swapped.id)
 
     def _open(self, swapped: Swapped) -> UserFolder:
-        """Open the user's folder that has an orphan. Root's service may have moved the folder meanwhile."""
+        """Open the user's folder that contains an orphan. Root's service may have moved the folder since the swap."""
         for store in discover_stores(self._kernel, (self._base,)):
             self._owned.enter_context(store)
             for folder in folders_for_caller(store):
@@ -176,11 +176,11 @@ class VolumeWait:
         raise NotFound(swapped.store)
 
     def follow(self, show_progress: Callable[[str], None], stops: ShouldStop, *, keeps: bool) -> Waited:
-        """Follow the orphans until all have ended, the amount is free, or no reaper reaps them.
+        """Follow the orphans until all are deleted or settled, the requested amount is free, or no reaper serves them.
 
         show_progress  called with a text, a few times a second
-        stops          whether to end now and leave everything as it is
-        keeps          the orphans keep their retention; otherwise it is given up if there is a reaper
+        stops          returns whether to end the wait now and leave everything as it is
+        keeps          the orphans keep their retention; otherwise, if there is a reaper, they are reaped at once
         Raises         TrashdError, OSError if an orphan can't be followed
         """
         store, remaining, served_s = self._orphans[0].folder.store, list(self._orphans), time.monotonic()
@@ -210,23 +210,23 @@ class VolumeWait:
             time.sleep(_PAUSE_S)
 
     def conclude(self, stops: ShouldStop, *, are_gone: bool = True) -> Waited:
-        """Report how the waiting ended, and what keeps the remaining space.
+        """Return how the wait ended, and what still holds the space that did not become free.
 
-        are_gone  no tree is followed any more: wait for space that the filesystem frees later
+        are_gone  no orphan is left to follow, so wait only for space that the filesystem frees later
         """
         reasons = (*self._reasons, *(self._settle(stops) if are_gone else ()))
         is_reached = self.is_reached() or (not self._goal_bytes and are_gone and not reasons)
         if is_reached:
             reasons = ()
         elif are_gone and not reasons:
-            reasons = (WaitReason(WaitReasonKind.LESS, "the trees are deleted, and no more space becomes free"),)
+            reasons = (WaitReason(WaitReasonKind.LESS, "the trees are deleted, but no more space becomes free"),)
         ids = " ".join(self.ids[:_NAMED_MAX]) + (" ..." if len(self.ids) > _NAMED_MAX else "")
         hint = next((_HINTS[reason.kind] for reason in reasons if reason.kind in _HINTS), "")
         hint = hint.format(volume=shell_word(self._base), ids=ids)
         return Waited(self._base, self._goal_bytes, is_reached, self.came_bytes(), reasons, hint)
 
     def _settle(self, stops: ShouldStop) -> list[WaitReason]:
-        """Wait for space that is freed after the removal: by a commit (btrfs), a worker (xfs), a server, a daemon.
+        """Wait for space that is freed after the removal: by a commit (btrfs), a worker (xfs), a server or a daemon.
 
         Returns  the processes that still have deleted files open
         """
@@ -236,7 +236,9 @@ class VolumeWait:
         counted, since_s, held = -1, time.monotonic(), list[DeletedFile]()
         while not (self.is_reached() or stops()):
             free_bytes = self.came_bytes()
-            if free_bytes > counted + counted // 50:  # steps of 2 %: this ends even if others go on freeing space
+            if (
+                free_bytes > counted + counted // 50
+            ):  # in steps of 2 %, so that this ends even if others continue to free space
                 counted, since_s = free_bytes, time.monotonic()
             else:
                 held = self._find_held()
@@ -249,7 +251,7 @@ class VolumeWait:
         return [_name_holder(*who, [one for one in held if (one.pid, one.command) == who]) for who in holders]
 
     def _find_held(self) -> list[DeletedFile]:
-        """The deleted files that processes have open; none if all together are within the tolerance."""
+        """Return the deleted files that processes have open; none if their total size is within the tolerance."""
         device = find_device(self._fd)
         parts = [b"/%s/" % one.encode() for one in self.ids]
         held = list(find_deleted(device, lambda path: any(part in path for part in parts))) if device else []
@@ -276,20 +278,22 @@ _IDLE_PHASES = {
 
 
 def find_reaper(store: Store) -> tuple[WaitReasonKind | None, str]:
-    """Return why no reaper serves a store, None if root's or the caller's does; and the phase of that reaper."""
+    """Return why no reaper serves a store (None if root's or the caller's does), and the phase of that reaper."""
     from fusefs.service.state_files import served_volumes
 
     volumes, mounts = list[VolumeStatus](), read_mounts()
     for directory in dict.fromkeys((SYSTEM_RUNTIME, runtime_dir())):
-        with suppress(TrashdError, OSError):  # another version's, or not readable
+        with suppress(TrashdError, OSError):  # the status is from another version, or is not readable
             volumes += served_volumes(directory)
     place = find_place(store.base_path, mounts)
 
     def serves(volume: VolumeStatus) -> bool:
-        """A store below another one of its filesystem is served with that, through its users' pointers."""
+        """Return whether a served volume includes the store. A store below another one on the same filesystem is
+        served together with the upper one, through its users' pointers.
+        """
         upper, is_below = find_place(volume.root_path(), mounts), is_inside(store.base_path, volume.root_path())
         is_upper = place is not None and upper is not None and place.device == upper.device and is_below
-        # An id is not secret: the private store of another user may have the same one.
+        # An ID is not secret: the private store of another user may have the same one.
         return volume.owner in (None, store.owner) and (volume.id == store.volume.id or is_upper)
 
     serving = [volume for volume in volumes if serves(volume)]
@@ -303,8 +307,8 @@ def find_reaper(store: Store) -> tuple[WaitReasonKind | None, str]:
 def swap_and_wait(batch: SwapBatch, goal_bytes: int, keep_for_s: int) -> int:
     """Swap one path after the other, then wait volume by volume; return the exit code.
 
-    goal_bytes  the space to become free on each; 0: until all trees are deleted
-    keep_for_s  the requested retention; 0 if it is given up
+    goal_bytes  the space that has to become free on each volume; 0: wait until all trees are deleted
+    keep_for_s  the requested retention; 0 if the trees are not retained
     """
     volumes: dict[bytes, VolumeWait] = {}
 
@@ -317,7 +321,7 @@ def swap_and_wait(batch: SwapBatch, goal_bytes: int, keep_for_s: int) -> int:
 
     with ExitStack() as owned:
         code = swap_all(batch._replace(after=after))
-        sys.stdout.flush()  # so that a reader sees that the names are free
+        sys.stdout.flush()  # so that a program that reads the output learns that the names are free
         if keep_for_s and not batch.json_lines:
             output.warn(f"nothing is deleted before the retention ends, in {format_duration(keep_for_s)}")
         codes, show_progress = [code] if code else [], partial(_show_progress, batch.json_lines)
@@ -336,7 +340,7 @@ def swap_and_wait(batch: SwapBatch, goal_bytes: int, keep_for_s: int) -> int:
 
 
 def print_waited(waited: Waited, *, as_json: bool) -> int:
-    """Print how much space became free on a volume, and what keeps the rest; return the exit code."""
+    """Print how much space became free on a volume, and what holds the rest; return the exit code."""
     if as_json:
         output.as_json(waited)
     else:
@@ -349,6 +353,6 @@ def print_waited(waited: Waited, *, as_json: bool) -> int:
 
 
 def _show_progress(as_json: bool, text: str) -> None:
-    """Draw the progress line on a terminal."""
+    """Draw the progress line if stderr is a terminal."""
     if not as_json and sys.stderr.isatty():
         os.write(2, b"\r" + text[: get_terminal_size().columns - 1].encode() + b"\x1b[K")

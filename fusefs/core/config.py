@@ -1,4 +1,4 @@
-"""The configuration: reads TOML into one Config or reports every problem with file, key and fix; writes it as TOML."""
+"""The configuration: reads TOML into a Config, or reports every problem with its file, key and fix; writes TOML."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fusefs.core.toml_reader import (
 )
 
 POLL_S = 600
-"""Changes that inotify can't see (network filesystems) are noticed within ten minutes; a check costs almost nothing."""
+"""On network filesystems, where inotify misses changes, they are noticed within ten minutes; a check is cheap."""
 HOOK_TIMEOUT_S = 30
-"""Reloading a log writer takes a second; a hook that takes longer hangs, and blocks the slot that other hooks need."""
+"""A hook such as reloading a log writer takes a second. One that takes this long hangs, and delays other hooks."""
 GRACE_S = 3600
-"""One hour: enough to notice that a mounted volume is a copy, or that a service is back after a long absence."""
+"""One hour: enough time to notice that a mounted volume is a copy, or that a service is back after a long absence."""
 WARN_BEFORE_S = 21_600
 """Six hours: with the default retention of 24 h it leaves an evening to inspect the orphans."""
 AUDIT_FILE = "/var/log/trashd/audit.log"
@@ -36,7 +36,7 @@ _OFF = Watermark(0.0, 0.0)
 
 
 class HooksConfig(NamedTuple):
-    """Commands to run after an event, or warn_before_s before an orphan expires; None: no command."""
+    """Commands to run after events; on_expires_soon runs warn_before_s before an orphan expires. None: no command."""
 
     on_reaped: tuple[str, ...] | None = None
     on_quarantine: tuple[str, ...] | None = None
@@ -49,7 +49,7 @@ class HooksConfig(NamedTuple):
 
 
 class MetricsConfig(NamedTuple):
-    """Where metrics for Prometheus are published: a file for the node exporter, a host and port; None: nowhere."""
+    """Where metrics for Prometheus are published: in a file for the node exporter, at a host and port; None: not."""
 
     textfile: str | None = None
     http: tuple[str, int] | None = None
@@ -58,11 +58,11 @@ class MetricsConfig(NamedTuple):
 class Config(NamedTuple):
     """The configuration in force.
 
-    defaults  for every volume that is not in `volumes`; its path is empty
-    volumes   those that the configuration names
-    audit     the audit log; None: the journal only
-    poll_s    how often to check volumes for which the kernel reports no changes
-    grace_s   how long orphans are kept that expired while their volume was not served, once it is served again
+    defaults  the policy for every volume that is not in `volumes`; its path is empty
+    volumes   the policies for the volumes that the configuration names
+    audit     the audit log's path; None: events are only in the journal
+    poll_s    interval between checks of a volume for which the kernel does not report all changes
+    grace_s   for how long orphans that expired while their volume was not served are still kept when it is served again
     """
 
     defaults: VolumePolicy = VolumePolicy(b"")
@@ -74,36 +74,36 @@ class Config(NamedTuple):
     grace_s: int = GRACE_S
 
     def find_section(self, path: bytes, identifier: str = "") -> VolumePolicy | None:
-        """The section for the volume that is mounted there; None if there is none.
+        """Return the section for the volume that is mounted at a path; None if there is none.
 
-        identifier  the volume's id; empty if not known yet. A section that has an id matches by that id only, wherever
-                    the volume is mounted
+        identifier  the volume's ID; empty if not known yet. A section that has an ID applies only to the volume with
+                    that ID, wherever it is mounted
         """
         by_id = (volume for volume in self.volumes if identifier and volume.id == identifier)
         by_path = (volume for volume in self.volumes if volume.path == path and not (volume.id and identifier))
         return next(by_id, None) or next(by_path, None)
 
     def rules_path(self, path: bytes, identifier: str) -> bytes:
-        """The path of the section whose rules apply to the volume mounted there; empty if only the defaults apply.
+        """Return the path of the section whose rules apply to a mounted volume; empty if only the defaults apply.
 
-        A path pattern in the defaults' `keep` that lies inside the volume counts as a rule of the volume, too.
+        The volume also has rules of its own if the defaults' `keep` has a path pattern that lies inside it.
         """
         named = self.find_section(path, identifier)
         kept = (re.split(r"[*?[]", pattern)[0].encode() for pattern in self.defaults.rules.keep)
         return named.path if named is not None else path if any(is_at_or_below(one, path) for one in kept) else b""
 
     def policy_of(self, path: bytes, identifier: str = "") -> VolumePolicy:
-        """The policy of the volume that is mounted there; see `named`."""
+        """Return the policy of the volume that is mounted at a path; see `find_section`."""
         path = path.rstrip(b"/") or b"/"
         named = self.find_section(path, identifier)
         return self.defaults._replace(path=path) if named is None else named._replace(mounted_at=path)
 
     def may_serve(self, path: bytes) -> bool:
-        """Whether the volume that is mounted there may be served, as long as its id is not known."""
+        """Whether the volume that is mounted at a path may be served, as long as its ID is not known."""
         return self.policy_of(path).is_served or any(volume.id and volume.is_served for volume in self.volumes)
 
     def policy_inside(self, path: bytes, point: bytes) -> VolumePolicy:
-        """The policy of a store inside a volume: that of the nearest configured path at or above it.
+        """Return the policy of a store inside a volume: that of the nearest configured path at or above it.
 
         point  where the filesystem of that path is mounted
         """
@@ -148,7 +148,7 @@ _FIELDS = {
     "serve": "is_served", "paced": "paced", "max_rate": "max_entries_per_s", "max_bytes": "max_bytes_per_s",
     "nodes": "n_nodes", "takeover_s": "takeover_s", "windows": "windows", "horizon": "horizon_s",
 }  # fmt: skip
-"""The field of VolumePolicy for each key whose value is taken over unchanged."""
+"""The field of VolumePolicy for each key whose value is used unchanged."""
 HOOKS: Schema = {
     "on_reaped": toml_reader.COMMAND,
     "on_quarantine": toml_reader.COMMAND,
@@ -183,9 +183,9 @@ CONFIG: Schema = {
 def read_config_with_places(
     sources: Sequence[Source], defaults: Config
 ) -> tuple[Config, Settings, tuple[ConfigProblem, ...]]:
-    """Read all sources into one configuration, the place of each setting in force, and warnings.
+    """Read all sources. Return one configuration, the place of each setting in force, and warnings.
 
-    If two sources set the same key, the later one counts.
+    If two sources set the same key, the later one wins.
     defaults  the values of keys that no source sets
     Raises    BadConfig with all problems that were found
     """
@@ -219,11 +219,11 @@ class _ConfigBuilder(SettingsBuilder):
         )
 
     def _values(self, at: Key, keys: Iterable[str], base: Iterable[Any]) -> Iterator[Any]:
-        """The values of some keys of a table, in their order; a key that is not set has its value of `base`."""
+        """The values of some keys of a table, in order; for a key that is not set, its value in `base`."""
         return (self.get(*at, key, otherwise=value) for key, value in zip(keys, base, strict=True))
 
     def _paths(self, *above: str | bytes) -> list[bytes]:
-        """The paths of an array of tables, in the order of their first mention."""
+        """The paths of the tables in an array, in the order in which they first occur."""
         return [path for key in self.settings if key[:-1] == above and isinstance(path := key[-1], bytes)]
 
     def _build_volume(self, at: Key, base: VolumePolicy) -> VolumePolicy:
@@ -253,7 +253,7 @@ class _ConfigBuilder(SettingsBuilder):
             self.add_problem("retention is shorter than minimum_age", fix, (*at, "retention"), (*at, "minimum_age"))
         is_root = rules.delete_as is DeleteAs.ROOT
         if is_root and not rules.users:
-            fix = 'add users = ["ci"]: a path proves nothing, since users write the records'
+            fix = 'add users = ["ci"]: the path in a record proves nothing, since users write the records'
             self.add_problem('delete_as = "root" without users', fix, (*at, "delete_as"), (*at, "users"))
         if not is_root and (*at, "users") in self.settings and rules.users:
             self.add_problem(
@@ -287,7 +287,7 @@ class _ConfigBuilder(SettingsBuilder):
 
 
 def format_config(config: Config, settings: Settings) -> str:
-    """The whole configuration as TOML; reading it gives the same configuration."""
+    """Format the whole configuration as TOML, from which the same configuration can be read."""
     hooks = {**config.hooks._asdict(), "warn_before": config.hooks.warn_before_s, "timeout": config.hooks.timeout_s}
     lines = [
         *_format_table({**config._asdict(), "poll": config.poll_s, "grace": config.grace_s}, _TOP, [()], settings),
@@ -308,9 +308,9 @@ def format_config(config: Config, settings: Settings) -> str:
 
 
 def format_volume(volume: VolumePolicy, settings: Settings, origin: bytes | None = None) -> str:
-    """The policy of one volume as a [[volume]] table.
+    """Format the policy of one volume as a [[volume]] table.
 
-    origin  include only the rules for orphans from there
+    origin  include only the rules that apply to orphans from this path; None: all rules
     """
     at: Key = ("volume", volume.path)
     above: Key = ("defaults",)
@@ -343,9 +343,9 @@ def _volume_values(volume: VolumePolicy) -> dict[str, Any]:
 
 
 def _format_table(values: Mapping[str, Any], schema: Schema, origins: list[Key], settings: Settings) -> Iterator[str]:
-    """The lines of a table, keys in the schema's order; keys of a nested table are dotted.
+    """Yield the lines of a table, with the keys in the schema's order; keys of a nested table are dotted.
 
-    origins  the places where a value may have been set, the nearest first
+    origins  the tables where a value may have been set, the nearest first
     """
     for key, kind in schema.items():
         if isinstance(kind, toml_reader.ValueKind) and key in values:
@@ -357,6 +357,6 @@ def _format_table(values: Mapping[str, Any], schema: Schema, origins: list[Key],
 
 
 def _format_place(key: Key, settings: Settings) -> str:
-    """A comment with the file of a setting; empty for a default."""
+    """Return a comment that names the file of a setting; empty for a default."""
     setting = settings.get(key)
     return "" if setting is None else f"  # {setting.place.file}"

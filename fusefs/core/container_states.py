@@ -1,6 +1,6 @@
-"""The states of a container, the moves between them, the default retention, and how recovery acts in each state.
+"""The states of a container, the moves between them, and how recovery completes or undoes unfinished moves.
 
-Every crash window of docs/crash.md is a row of a table here.
+Every crash window in docs/crash.md is covered by a value of StageAction or RestoringAction. Also the default retention.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from fusefs.core.identity import Identity, IdentityMatch, compare, is_marked
 from fusefs.core.record import Method, Record
 
 DEFAULT_RETENTION_S = 24 * 3600
-"""How long an orphan can be restored by default: a night to notice a mistake."""
+"""How long an orphan can be restored by default: users have a night to notice a mistake."""
 
 
 class State(Enum):
-    """The directory that a container is in; only a rename changes it (I4)."""
+    """The directory that a container is in; only a rename changes the state (I4)."""
 
     STAGE = "stage"
     ORPHANS = "orphans"
@@ -29,7 +29,7 @@ LEGAL_MOVES = frozenset(
         (State.STAGE, State.ORPHANS),  # adopt
         (State.ORPHANS, State.REAPING),  # claim by the reaper
         (State.ORPHANS, State.RESTORING),  # claim by a restore
-        (State.REAPING, State.ORPHANS),  # given back: its record changed (it was pinned, say) before the claim
+        (State.REAPING, State.ORPHANS),  # given back: its record changed before the claim, e.g. it was pinned
         (State.REAPING, State.RESTORING),  # claim by a restore, after an interrupted reap
         (State.REAPING, State.QUARANTINE),  # set aside
         (State.QUARANTINE, State.REAPING),  # tried again
@@ -64,12 +64,12 @@ class RestoringAction(Enum):
 def decide_stage(
     record: Record | None, tree: Identity | None, fresh: Identity | None, name: Identity | None
 ) -> StageAction:
-    """Decide what to do with a container in stage/.
+    """Decide what to do with a container in stage/ that no process holds.
 
-    record  as read; None if absent (it is durable before anything moves, I3)
-    tree    the inode at `tree`; None if there is none
-    fresh   the inode at `fresh` (two renames only); None if there is none
-    name    the inode at the victim's name; None if there is none
+    record  the container's record; None if there is none (it is durable before anything moves, I3)
+    tree    the identity of `tree` in the container; None if there is none
+    fresh   the identity of `fresh` in the container (two renames only); None if there is none
+    name    the identity of the object at the victim's path; None if there is none
     Source  docs/crash.md
     """
     if record is None:
@@ -83,8 +83,8 @@ def decide_stage(
         if compare(tree, record.fresh) is IdentityMatch.SAME:
             return StageAction.BACK
         return StageAction.FORWARD if _lacks_the_mark(tree, record, is_victim) else StageAction.KEEP
-    # The other methods put nothing at `tree` but the tree itself, so that an identity that proves nothing
-    # (network filesystems) is enough. A contradicting identity is not.
+    # The other methods put nothing but the tree itself at `tree`, so an identity that proves nothing (network
+    # filesystems) is enough, but not a contradicting one.
     if is_victim is IdentityMatch.OTHER:
         return StageAction.KEEP
     if record.method is Method.SWEEP:
@@ -97,7 +97,7 @@ def decide_stage(
 def decide_restoring(
     record: Record | None, tree: Identity | None, fresh: Identity | None, name: Identity | None
 ) -> RestoringAction:
-    """Decide what to do with a container in restoring/; arguments as for `decide_stage`."""
+    """Decide what to do with a container in restoring/ that no process holds; arguments as for `decide_stage`."""
     if record is None:
         return RestoringAction.RETIRE if tree is None else RestoringAction.KEEP
     if tree is None:
@@ -105,7 +105,7 @@ def decide_restoring(
     if record.fresh is not None and compare(tree, record.fresh) is IdentityMatch.SAME:
         return RestoringAction.RETIRE  # exchanged back: `tree` is the replacement now
     is_victim = compare(tree, record.victim)
-    # A dropped tree may have no recorded identity; but nothing else was ever at `tree`.
+    # A dropped tree may have no recorded identity, but nothing else was ever at `tree`.
     exchanged = record.method is Method.EXCHANGE and is_victim is not IdentityMatch.SAME
     exchanged = exchanged and not _lacks_the_mark(tree, record, is_victim)
     if is_victim is IdentityMatch.OTHER or exchanged:
@@ -118,8 +118,8 @@ def decide_restoring(
 
 
 def _lacks_the_mark(tree: Identity, record: Record, is_victim: IdentityMatch) -> bool:
-    """Whether it may be the victim, and is not the replacement, because that was marked.
+    """Whether a tree may be the victim and can't be the replacement, because that has a mark and the tree has none.
 
-    If the replacement has lost its mark, it is adopted as an empty orphan, which loses nothing.
+    If the replacement has lost its mark, it is adopted as an empty orphan, and no data is lost.
     """
     return is_victim is IdentityMatch.UNKNOWN and is_marked(record.fresh) and not is_marked(tree)

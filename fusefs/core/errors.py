@@ -1,7 +1,8 @@
-"""Errors as a user sees them: one class per kind, with an exit code and a hint for the next step.
+"""Errors as a user sees them: one class per kind of error, with an exit code and a hint at the next step.
 
-A message names the object first: `detail`, given at the raise, then `problem`, the phrase of the class. A class
-without a phrase prints its detail as it is: `OBJECT: problem`, or a clause without capital and full stop.
+A message consists of the object (`detail`, which the code that raises the error passes) and the phrase of the class
+(`problem`). If a class has no phrase, its detail is printed as it is: `OBJECT: problem`, or a lower-case clause without
+a full stop.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from fusefs.core.printable_names import printable
 
 
 class Exit:
-    """Exit codes of the command; plain numbers, since creating an Enum of this size delays each swap.
+    """The exit codes of trashd; plain numbers, since creating an Enum of this size would delay each swap.
 
-    FAILED     any error that has no code of its own; doctor: there are findings
-    SIGNALLED  plus the number of the signal, as shells report it
+    FAILED     any error that has no exit code of its own; for doctor: there are findings
+    SIGNALLED  is added to the number of the signal, as in shells
     """
 
     DONE = 0
@@ -57,7 +58,7 @@ EXIT_CODES = {
     Exit.INCOMPLETE: "some items failed",
     Exit.UNWELL: "reaper needs attention",
 }
-"""Each code in a few words, for `trashd --help`; README.md and trashd(1) begin with the same word and say more."""
+"""A short description of each code, for `trashd --help`; those in README.md and trashd(1) begin with the same word."""
 
 
 class TrashdError(Exception):
@@ -69,7 +70,7 @@ class TrashdError(Exception):
     hint = ""
 
     def __init__(self, detail: str | bytes = "", hint: str = "", number: int = 0) -> None:
-        """detail: the object of the error (bytes are a path); hint, number: replace the hint and errno of the class."""
+        """detail: the object of the error (bytes: a path); hint, number: replace the hint and errno of the class."""
         self.detail = printable(detail) if isinstance(detail, bytes) else detail
         self.hint = hint or type(self).hint
         self.errno = number or type(self).errno
@@ -82,14 +83,14 @@ class TrashdError(Exception):
         return self.detail or self.problem or (type(self).__doc__ or "").partition("\n")[0]
 
     def message_about(self, path: str) -> str:
-        """Return the message without its object, for a report that names this path already."""
+        """Return the message without this path, for a report that already names it."""
         return self.message().removeprefix(f"{path}: ")
 
 
 class UsageError(TrashdError):
     """The command line is wrong
 
-    command, usage  the command and its usage line; the command line's parser fills them in
+    command, usage  the command and its usage line, which the command line's parser fills in
     """
 
     exit_code = Exit.USAGE
@@ -102,7 +103,7 @@ class ConfigProblem(NamedTuple):
     """An error in a configuration file, and its fix.
 
     key         the path of the key, such as `volume[2].quota`; empty if the problem concerns the whole file
-    is_warning  the configuration is used nevertheless
+    is_warning  the configuration is used in spite of the problem
     """
 
     file: str
@@ -125,7 +126,7 @@ class BadConfig(TrashdError):
     hint = "trashd config check lists all errors in the configuration"
 
     def __init__(self, detail: str | bytes = "", hint: str = "", problems: tuple[ConfigProblem, ...] = ()) -> None:
-        """problems: all that were found; the first one is the detail unless another detail is given."""
+        """problems: all problems found; the first one is the detail, unless `detail` is given."""
         super().__init__(detail or (str(problems[0]) if problems else ""), hint)
         self.problems = problems
 
@@ -208,7 +209,7 @@ class NotPermitted(TrashdError):
     problem = "permission denied"
     hint = (
         "moving a path needs write permission on its parent directory (for a directory, also on itself) "
-        "and search permission on the way to it"
+        "and search permission on every directory above it"
     )
 
 
@@ -253,7 +254,7 @@ class NotRunning(NotFound):
 class DaemonGone(NotFound):
     """The daemon of a mount has ended"""
 
-    problem = "the daemon of this mount has ended; its last numbers are shown"
+    problem = "the daemon of this mount has ended; its last counters are shown"
     hint = "trashd mount --replace SRC MNT restarts the mount, trashd umount MNT removes it"
 
 
@@ -271,7 +272,7 @@ class Untrusted(NoStore):
 
     errno = _errno.EPERM
     problem = "untrusted trash store"
-    hint = "root can replace it by a new store, which then contains the old one: trashd init --replace VOLUME"
+    hint = "root can replace it with a new store, which then contains the old one: trashd init --replace VOLUME"
 
 
 class BrokenStore(NoStore):
@@ -283,10 +284,10 @@ class BrokenStore(NoStore):
 
 
 class UnknownFormat(BrokenStore):
-    """The trash store is of another version of trashd"""
+    """The trash store was made by another version of trashd"""
 
-    problem = "trash store of an unknown format"
-    hint = "use the version of trashd that made the store, or move the store aside: mv .trashd .trashd-old"
+    problem = "unknown trash store format"
+    hint = "use the trashd version that made the store, or move the store aside: mv .trashd .trashd-old"
 
 
 class NoBacking(NoStore):
@@ -308,11 +309,11 @@ WAY_OUT = (
     "its owner can move it out of the store with mv, or move it into the drop directory, "
     "which deletes it after 24 hours (man trashd-doctor)"
 )
-"""The remedy for any entry that can't be understood: the store consists of plain directories."""
+"""The remedy for any entry that can't be understood. It works because the store consists of plain directories."""
 ELSEWHERE = "check the mount and the server: mount the filesystem again, or try another machine"
-"""The remedy where a shared filesystem refuses valid requests, as CephFS refuses locks to an evicted client."""
-SETTLE = f"trashd doctor --repair VOLUME completes or undoes what a killed command left; otherwise {WAY_OUT}"
-"""The remedy for an operation that stays half done."""
+"""The remedy if a shared filesystem refuses valid requests, as CephFS refuses locks to an evicted client."""
+SETTLE = f"trashd doctor --repair VOLUME completes or undoes what a killed command left unfinished; otherwise {WAY_OUT}"
+"""The remedy for an operation that remains unfinished."""
 
 
 class NoLocks(NoStore):
@@ -342,14 +343,14 @@ class Busy(TrashdError):
 
 
 class TakenOver(Busy):
-    """Another node took the operation over"""
+    """Another node took over the operation"""
 
     problem = "taken over by another node"
     hint = "this node was silent or disconnected for too long; trashd list shows the state of the orphan"
 
 
 class Occupied(TrashdError):
-    """Another file or directory has the name"""
+    """Another file or directory has this name"""
 
     exit_code = Exit.OCCUPIED
     errno = _errno.EEXIST
@@ -425,10 +426,10 @@ class Unwell(TrashdError):
 BY_NAME: dict[str, type[TrashdError]] = {
     name: kind for name, kind in list(globals().items()) if isinstance(kind, type) and issubclass(kind, TrashdError)
 }
-"""Every class by its name: an error that another process reports is raised again as the same class."""
+"""Every class by its name: an error that another process reports is raised here as the same class."""
 _GONE = (
-    "the server or daemon of this filesystem is gone: unmount it and mount it again; "
-    "if it is a mount of trashd, run trashd mount --replace SRC MNT"
+    "the server or daemon of this filesystem is gone: unmount the filesystem and mount it again; "
+    "for a trashd mount, run trashd mount --replace SRC MNT"
 )
 _FREE = "trashd du shows the space that orphans take, and trashd reap --free SIZE deletes enough of them"
 _HINTS = {
@@ -453,7 +454,7 @@ _KINDS: dict[int, type[TrashdError]] = {
 
 
 def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
-    """Return the error class and hint for an OSError about the object `what`; a TrashdError unchanged."""
+    """Convert an OSError about the object `what` to a TrashdError with a hint; return a TrashdError unchanged."""
     if isinstance(error, TrashdError):
         return error
     number = error.errno or _errno.EIO
@@ -464,13 +465,13 @@ def from_os(error: OSError | TrashdError, what: str | bytes) -> TrashdError:
         return NotEncrypted(f"{text} ({error.strerror})")
     if number == _errno.ENOENT:
         missing = NotFound(what)
-        missing.hint = ""  # a list of orphans does not help with a path that was typed wrong
+        missing.hint = ""  # a list of orphans does not help if a path was mistyped
         return missing
     reason = error.strerror or _errno.errorcode.get(number, str(number))
     return KernelRefused(f"{text}: {reason}", _HINTS.get(number, ""), number)
 
 
-class errors_about:  # noqa: N801 - it is read as contextlib.suppress is
+class errors_about:  # noqa: N801 - used like contextlib.suppress
     """A context manager that converts an OSError into a TrashdError about the object `what`."""
 
     def __init__(self, what: str | bytes) -> None:

@@ -1,4 +1,4 @@
-"""Events of orphans and volumes, as reported to the log, the audit log, hooks and metrics."""
+"""Events that concern orphans and volumes, as reported to the log, the audit log, hooks and metrics."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class EventKind(Enum):
     """The kind of an event.
 
     SWAPPED, REMOVED, DROPPED, SWEPT  how a tree was moved into the store
-    FOUND        it was in the store when the service started, and no service had seen it before
-    QUARANTINED  part of it could not be removed
-    EXPIRES_SOON it will expire soon: its owner may want to know
-    LOW_SPACE    free space fell below the low watermark: the reaper hurries
-    BROKEN       too many errors: the reaper pauses for a while, then tries again
+    FOUND        an orphan was in the store when the service started, and no service had seen it before
+    QUARANTINED  part of an orphan could not be removed
+    EXPIRES_SOON an orphan will expire soon, and its owner may want to know
+    LOW_SPACE    free space fell below the low watermark, so the reaper hurries
+    BROKEN       after too many errors, the reaper pauses for a while, then tries again
     MENDED       the volume works again
-    CONFIGURED   the configuration was read again
-    CHILD_LOST   the process that acts for a user ended, hung or was stopped
+    CONFIGURED   the configuration was reloaded
+    CHILD_LOST   the child process that acts for a user ended, hung or was stopped
     """
 
     SWAPPED = "swapped"
@@ -46,7 +46,7 @@ class EventKind(Enum):
 
 
 TAKEN = frozenset({EventKind.SWAPPED, EventKind.REMOVED, EventKind.DROPPED, EventKind.SWEPT})
-"""A tree was moved into the store while the service watched."""
+"""The kinds of events in which a tree was moved into the store while the service was watching."""
 WARNINGS = frozenset({EventKind.QUARANTINED, EventKind.LOW_SPACE, EventKind.CHILD_LOST})
 ERRORS = frozenset({EventKind.BROKEN})
 
@@ -55,13 +55,13 @@ class Event(NamedTuple):
     """One event.
 
     at_ns      wall time
-    volume     the directory that holds the store; None if it concerns no single volume
-    uid        owner of the orphan
-    id         of the container
-    origin     full path of the tree's origin; None for a dropped tree
-    n_entries  number of entries removed, or known to be in it
-    n_bytes    bytes freed, or known to be used by it
-    seconds    duration of the work; for EXPIRES_SOON, the time until it expires
+    volume     the directory that holds the store; None if the event does not concern a single volume
+    uid        the orphan's owner
+    id         the container's ID
+    origin     the tree's full original path; None for a dropped tree
+    n_entries  number of entries removed, or known to be in the tree
+    n_bytes    bytes freed, or known to be used by the tree
+    seconds    duration of the work; for EXPIRES_SOON, the time until the expiry
     detail     anything else that a person should know
     """
 
@@ -78,9 +78,9 @@ class Event(NamedTuple):
 
 
 def encode_event(event: Event) -> bytes:
-    r"""Encode an event as one JSON object in one line of ASCII, without a line end; every key is always present.
+    r"""Encode an event as a JSON object on one line of ASCII, without the line end; every key is always present.
 
-    Names that are not UTF-8 have lone surrogates (`\udcXX`), as in all JSON of trashd.
+    Names that are not UTF-8 contain lone surrogates (`\udcXX`), as in all JSON from trashd.
     """
     fields = {
         "at": datetime.fromtimestamp(event.at_ns // 1_000_000_000, UTC).isoformat().replace("+00:00", "Z"),
@@ -94,7 +94,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def to_variables(event: Event) -> dict[str, bytes]:
-    """An event as TRASHD_* variables, for a hook's environment or a journal's fields; empty if unknown.
+    """Return an event as TRASHD_* variables for a hook's environment or a journal entry; unknown values are empty.
 
     Paths are the kernel's bytes: make them printable before showing them.
     """
@@ -111,7 +111,7 @@ def to_variables(event: Event) -> dict[str, bytes]:
 
 
 def describe_event(event: Event) -> str:
-    """One line for a person, safe for a terminal: `reaped /scratch/job of uid 1000: 12,345 entries, 1.2 GiB in 12s`."""
+    """Describe an event on one line that is safe for a terminal: `reaped /a of uid 1000: 5 entries, 1.2 GiB in 12s`."""
     about = event.origin or (event.id or "").encode() or event.volume
     text = event.kind.value.replace("-", " ")
     text += f" {printable(about)}" if about else ""

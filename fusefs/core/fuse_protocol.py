@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from fusefs.core.metadata_cache import Attributes
 
 Request = bytes | memoryview
-"""As it was read, with its header."""
+"""A request as it was read, with its header."""
 Answer = bytes | int
 """The body of a reply, or an errno."""
 
@@ -26,9 +26,9 @@ _REQUEST_HEAD = Struct("=IIQQIII4x")
 read_head: Final[Callable[[Request], tuple[int, ...]]] = _REQUEST_HEAD.unpack_from
 """The header of a request: its size, opcode, unique number, nodeid, and the caller's uid, gid and pid."""
 _BODY_BYTES_MAX = 1 << 20
-"""Limit of a reply's body: the kernel requests no more than it may write at a time."""
+"""The limit of a reply's body: the kernel reads no more at a time than it may write."""
 REQUEST_BYTES_MAX: Final = (1 << 20) + (1 << 12)
-"""The largest write that libfuse negotiates, and its header: the kernel refuses a read into a smaller buffer."""
+"""The largest write that libfuse negotiates, plus its header: the kernel refuses to read into a smaller buffer."""
 FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR, FOPEN_PASSTHROUGH = 1 << 1, 1 << 3, 1 << 7
 
 _ATTRIBUTES = "QQQqqqIIIIIIIII4x"
@@ -36,11 +36,11 @@ _ATTR = Struct("=QI4x" + _ATTRIBUTES)
 _ENTRY = Struct("=QQQQII" + _ATTRIBUTES)
 _TIME = "qI4x"
 _STATX = Struct("=QI20x" + "II8xIIIHxxQQQ8x" + 4 * _TIME + "II120x")
-"""fuse_statx_out without the fields that we leave 0: attributes, and a device, which the kernel sets."""
+"""fuse_statx_out, without the fields that we leave 0: attributes, and a device, which the kernel sets."""
 _STATX_BASIC, _STATX_BTIME = 0x7FF, 0x800
 _DIRENT = Struct("=QQII")
 _DIRENT_PLUS = "=QQQQII" + _ATTRIBUTES + "QQII{}s"
-"""Including the bytes of a name, padded to a multiple of eight."""
+"""fuse_direntplus with its name, padded to a multiple of eight bytes."""
 _NUMBER, _ATTRIBUTES_AT = Struct("=Q"), 40
 _NO_ATTRIBUTES = (0,) * 21
 _OPEN = Struct("=QIi")
@@ -101,7 +101,7 @@ NAME_OPCODES: Final = frozenset({
 XATTR_OPCODES: Final = frozenset({Opcode.SETXATTR, Opcode.GETXATTR, Opcode.LISTXATTR, Opcode.REMOVEXATTR})
 
 
-# The body of a request: numbers first, then names, each followed by a NUL byte.
+# The body of a request consists of numbers, then names, each followed by a NUL byte.
 
 NO_NUMBERS: Final = Struct("=")
 FORGET_IN: Final = Struct("=Q")
@@ -128,7 +128,7 @@ SETXATTR_IN: Final = Struct("=II")
 ACCESS_IN: Final = Struct("=I4x")
 INTERRUPT_IN: Final = Struct("=Q")
 STATFS_OUT: Final = Struct("=QQQQQIII28x")
-"""Blocks, free, free for all users; inodes, free ones; block size, longest name, and the unit of the block counts."""
+"""Blocks: total, free, available to all users; inodes: total, free; block size, longest name, unit of block counts."""
 FALLOCATE_IN: Final = Struct("=QqqI4x")
 LSEEK_IN: Final = Struct("=QqI4x")
 LSEEK_OUT: Final = Struct("=q")
@@ -166,16 +166,16 @@ _SIZES: Final[dict[int, int]] = {
     )
     for opcode in opcodes
 }
-"""Size of a request's header and numbers."""
+"""The size of a request's header and numbers."""
 
 
 def is_cut_off(request: Request) -> bool:
-    """Whether a request is shorter than its header and numbers. The kernel sends none."""
+    """Whether a request is shorter than its header and numbers. The kernel sends no such request."""
     return len(request) < REQUEST_HEAD_SIZE or len(request) < _SIZES.get(read_head(request)[1], 0)
 
 
 def read_strings(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list[bytes]:
-    """The strings of a request, after its numbers.
+    """Return the strings in a request, which follow its numbers.
 
     Raises  OSError EINVAL: there are not `n` strings, or the last one is not terminated
     """
@@ -186,7 +186,7 @@ def read_strings(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> li
 
 
 def read_names(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list[bytes]:
-    """The names of directory entries in a request.
+    """Return the names of directory entries in a request.
 
     Raises  OSError EINVAL: there are not `n` names, or one is not a plain name
     """
@@ -197,13 +197,13 @@ def read_names(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list
 
 
 def check_name(name: bytes) -> None:
-    """Raises  OSError EINVAL: not a plain name of a directory entry. The kernel sends none"""
+    """Raise OSError EINVAL if this is not a plain name of a directory entry. The kernel sends no such name."""
     if name in {b"", b".", b".."} or b"/" in name:
         raise OSError(errno.EINVAL, "not a name of an entry")
 
 
 class CallerIds(NamedTuple):
-    """The process that makes a request. pid: that of its thread"""
+    """The IDs of the process that makes a request. pid: that of its thread"""
 
     uid: int
     gid: int
@@ -212,24 +212,24 @@ class CallerIds(NamedTuple):
 
 
 def encode_request(opcode: Opcode, nodeid: int, caller: tuple[int, int, int], body: bytes) -> bytes:
-    """Make a whole request. caller: uid, gid, pid"""
+    """Encode a whole request. caller: uid, gid, pid"""
     return _REQUEST_HEAD.pack(REQUEST_HEAD_SIZE + len(body), opcode, 0, nodeid, *caller) + body
 
 
 def encode_request_like(other: Request, opcode: Opcode, body: bytes) -> bytes:
-    """Make a request of the same caller about the same node."""
+    """Encode a request from the same caller about the same node."""
     _size, _opcode, _unique, nodeid, *caller = read_head(other)
     return encode_request(opcode, nodeid, (caller[0], caller[1], caller[2]), body)
 
 
 def read_entry_name(request: Request) -> bytes:
-    """The name in a request whose reply is the entry of that name."""
+    """Return the name in a request whose reply is the entry with that name."""
     at = REQUEST_HEAD_SIZE + _BEFORE_NAME[read_head(request)[1]].size
     return bytes(request[at:]).partition(b"\0")[0]
 
 
 def replace_nodeid(body: bytes, nodeid: int) -> bytes:
-    """A reply that begins with fuse_entry_out, with another nodeid, which users also see as the inode number."""
+    """Replace the nodeid in a reply that begins with fuse_entry_out; it is also the inode number that users see."""
     number = _NUMBER.pack(nodeid)
     return number + body[8:_ATTRIBUTES_AT] + number + body[_ATTRIBUTES_AT + 8 :]
 
@@ -239,7 +239,7 @@ class Entry(NamedTuple):
 
     nodeid          0: there is no such name
     name_s, attr_s  how long the name and the attributes stay valid
-    numbers         of struct fuse_attr
+    numbers         the fields of struct fuse_attr
     """
 
     nodeid: int
@@ -248,7 +248,7 @@ class Entry(NamedTuple):
     numbers: tuple[int, ...]
 
     def attributes_of(self, dev: int, ino: int, btime_ns: int) -> Attributes:
-        """The attributes, with the fields that are not sent to the kernel."""
+        """Return the attributes, completed with the fields that are not sent to the kernel."""
         (
             _ino, size, blocks, atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns, mode, nlink, uid, gid, rdev,
             blksize,
@@ -264,7 +264,7 @@ def read_entry(body: bytes, at: int = 0) -> Entry:
 
 
 class ListedDirent(NamedTuple):
-    """An entry in the reply to a listing: fuse_dirent and fuse_entry_out; its nodeid is 0 if only the name is sent."""
+    """An entry of a READDIRPLUS reply: fuse_dirent and fuse_entry_out; its nodeid is 0 if only the name is sent."""
 
     name: bytes
     ino: int
@@ -274,7 +274,7 @@ class ListedDirent(NamedTuple):
 
 
 def encode_batch_forget(forgotten: Sequence[tuple[int, int]]) -> bytes:
-    """Make a whole BATCH_FORGET. forgotten: nodeids, each with the number of references to forget"""
+    """Encode a whole BATCH_FORGET. forgotten: nodeids, each with the number of references to forget"""
     pairs = b"".join(_FORGET_NODE.pack(*one) for one in forgotten)
     return encode_request(Opcode.BATCH_FORGET, 0, (0, 0, 0), _BATCH_FORGET_IN.pack(len(forgotten)) + pairs)
 
@@ -286,30 +286,30 @@ def read_attr(body: bytes) -> Entry:
 
 
 def read_opened(body: bytes) -> tuple[int, int, int]:
-    """The handle in a reply to OPEN, FOPEN_* flags, and the backing id for passthrough, or 0."""
+    """Return the handle in a reply to OPEN, the FOPEN_* flags, and the backing ID for passthrough, or 0."""
     fh, flags, backing_id = _OPEN.unpack(body)
     return fh, flags, backing_id
 
 
 def read_written(body: bytes) -> int:
-    """The number of written bytes in a reply to WRITE or COPY_FILE_RANGE."""
+    """Return the number of bytes written, from a reply to WRITE or COPY_FILE_RANGE."""
     (n,) = _WRITTEN.unpack(body)
     return int(n)
 
 
 def read_caller(request: Request) -> CallerIds:
-    """The process that made a request."""
+    """Return the process that made a request."""
     return CallerIds(*read_head(request)[4:])
 
 
 def encode_attr(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
-    """Make fuse_attr_out, with a node's attributes."""
+    """Encode fuse_attr_out with a node's attributes."""
     seconds, ns = _timeout(attr_s)
     return _ATTR.pack(seconds, ns, *_attributes(ino, attributes))
 
 
 def encode_statx(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
-    """Make fuse_statx_out, with a node's attributes and birth time."""
+    """Encode fuse_statx_out with a node's attributes and birth time."""
     (
         _dev, _ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, btime_ns,
     ) = attributes  # fmt: skip
@@ -322,29 +322,29 @@ def encode_statx(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
 
 
 def read_in(request: Request) -> tuple[int, int, int]:
-    """The handle, offset and largest reply body of READ or READDIRPLUS."""
+    """Return the handle, the offset and the largest reply body of a READ or READDIRPLUS request."""
     fh, offset, size = READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
     return fh, offset, min(size, _BODY_BYTES_MAX)
 
 
 def replace_handle(request: Request, fh: int) -> bytes:
-    """A request whose numbers begin with a handle, with another handle."""
+    """Replace the handle in a request whose numbers begin with it."""
     at = REQUEST_HEAD_SIZE + HANDLE_IN.size
     return bytes(request[:REQUEST_HEAD_SIZE]) + HANDLE_IN.pack(fh) + bytes(request[at:])
 
 
 def encode_error(unique: int, error: int) -> bytes:
-    """Make the reply to a failed request. error: an errno"""
+    """Encode the reply to a failed request. error: an errno"""
     return _ANSWER_HEAD.pack(_ANSWER_HEAD.size, -error, unique)
 
 
 def encode_head(unique: int, body_size: int) -> bytes:
-    """Make the header of a reply."""
+    """Encode the header of a reply."""
     return _ANSWER_HEAD.pack(_ANSWER_HEAD.size + body_size, 0, unique)
 
 
 def _attributes(ino: int, attributes: Attributes) -> tuple[int, ...]:
-    """The numbers of struct fuse_attr. ino: the one that users see"""
+    """Return the fields of struct fuse_attr. ino: the inode number that users see"""
     (
         _dev, _ino, mode, nlink, uid, gid, rdev, size, blocks, blksize, atime_ns, mtime_ns, ctime_ns, _btime,
     ) = attributes  # fmt: skip
@@ -355,13 +355,13 @@ def _attributes(ino: int, attributes: Attributes) -> tuple[int, ...]:
 
 
 def encode_missing_entry(entry_s: float) -> bytes:
-    """Make fuse_entry_out for a name that does not exist."""
+    """Encode fuse_entry_out for a name that does not exist."""
     seconds, ns = _timeout(entry_s)
     return _ENTRY.pack(0, 0, seconds, 0, ns, 0, *[0] * 15)
 
 
 def encode_entry(nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float) -> bytes:
-    """Make fuse_entry_out.
+    """Encode fuse_entry_out.
 
     ino              the inode number that users see
     entry_s, attr_s  how long the name and the attributes stay valid
@@ -372,32 +372,32 @@ def encode_entry(nodeid: int, ino: int, attributes: Attributes, entry_s: float, 
 
 
 def read_handle(message: bytes) -> int:
-    """The handle in fuse_open_out at the end of a reply."""
+    """Return the handle in the fuse_open_out at the end of a reply."""
     fh: int = _OPEN.unpack_from(message, len(message) - _OPEN.size)[0]
     return fh
 
 
 def encode_open(fh: int, flags: int) -> bytes:
-    """Make fuse_open_out. flags: FOPEN_*"""
+    """Encode fuse_open_out. flags: FOPEN_*"""
     return _OPEN.pack(fh, flags, 0)
 
 
 def read_open_flags(body: bytes) -> int:
-    """The flags in fuse_open_out."""
+    """Return the flags in fuse_open_out."""
     flags: int = _OPEN.unpack(body)[1]
     return flags
 
 
 @lru_cache(maxsize=32)
 def _direntplus(n_words: int) -> Callable[..., bytes]:
-    """The function that packs struct fuse_direntplus with a name of so many eight-byte words."""
+    """Return the function that packs struct fuse_direntplus with a name of this many eight-byte words."""
     return Struct(_DIRENT_PLUS.format(8 * n_words)).pack
 
 
 def encode_direntplus(
     name: bytes, offset: int, nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float
 ) -> bytes:
-    """Make an entry of a listing with its node's attributes. offset: of the next entry"""
+    """Encode an entry of a listing with its node's attributes. offset: that of the next entry"""
     seconds, ns = _timeout(entry_s)
     attr_seconds, attr_ns = _timeout(attr_s)
     return _direntplus((len(name) + 7) >> 3)(
@@ -407,12 +407,12 @@ def encode_direntplus(
 
 
 def direntplus_size(name: bytes) -> int:
-    """The size of a listing's entry in a reply."""
+    """Return the size of an entry in the reply to a listing."""
     return _ENTRY.size + _DIRENT.size + (len(name) + 7 & ~7)
 
 
 def read_direntplus(reply: bytes) -> Iterator[ListedDirent]:
-    """The entries in the reply to a listing."""
+    """Iterate over the entries in the reply to a listing."""
     at = 0
     while at < len(reply):
         ino, offset, n_name, kind = _DIRENT.unpack_from(reply, at + _ENTRY.size)
@@ -423,11 +423,11 @@ def read_direntplus(reply: bytes) -> Iterator[ListedDirent]:
 
 
 def encode_dirent_without_node(name: bytes, offset: int, ino: int, kind: int) -> bytes:
-    """Make an entry of a listing without a node: the kernel looks it up when needed. kind: DT_DIR and so on"""
+    """Encode an entry of a listing without a node, which the kernel looks up when needed. kind: DT_DIR etc."""
     return _direntplus((len(name) + 7) >> 3)(*_NO_ATTRIBUTES, ino, offset, len(name), kind, name)
 
 
 @lru_cache(maxsize=64)
 def _timeout(timeout_s: float) -> tuple[int, int]:
-    """Seconds and nanoseconds."""
+    """Split a timeout into seconds and nanoseconds."""
     return divmod(int(timeout_s * NANO), NANO)

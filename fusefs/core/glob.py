@@ -1,4 +1,4 @@
-"""Globs as find reads them with fnmatch(3): `*` also matches a leading dot, and a slash in a path."""
+"""Globs as find(1) and fnmatch(3) interpret them: `*` also matches a leading dot, and a slash in a path."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from itertools import groupby, takewhile
 from typing import NamedTuple
 
 NameTest = Callable[[str], bool]
-"""A test of a name or path; bytes that are not UTF-8 are decoded as by os.fsdecode."""
+"""A test of a name or path; bytes that are not UTF-8 are decoded as os.fsdecode does it."""
 
 
 class NameEnds(NamedTuple):
-    """Bytes with which every name that a glob matches begins and ends; other names may do so, too."""
+    """Bytes with which every name that matches a glob begins and ends; other names may do so, too."""
 
     first: bytes
     last: bytes
@@ -25,7 +25,7 @@ ANY_ENDS = NameEnds(b"", b"")
 
 
 class _Set(NamedTuple):
-    """`[…]`: one of several characters, or none of them."""
+    """`[…]`, which matches one of several characters, or (negated) any other character."""
 
     is_negated: bool
     ranges: tuple[tuple[str, str], ...]
@@ -33,7 +33,7 @@ class _Set(NamedTuple):
 
 
 _Token = str | _Set
-"""A character, `*` or `?`, in fnmatch's notation: a character with a special meaning is in brackets."""
+"""A character, `*` or `?`, in fnmatch's notation: a special character that stands for itself is in brackets."""
 _LITERAL = {character: f"[{character}]" for character in "*?["}
 _CHARACTER = {pattern: character for character, pattern in _LITERAL.items()}
 _Fold = Callable[[str], str]
@@ -41,16 +41,17 @@ _Fold = Callable[[str], str]
 _CLASS = r"\[:([a-z]*):\]"
 _MEMBER = r"(?:\\.|[^\\])"
 _MEMBERS = rf"(?s:({_MEMBER})(?:-(?!\])({_MEMBER}))?)"
-"""One character or a range; a dash before the end stands for itself."""
+"""One character or a range; a dash before the closing bracket stands for itself."""
 
 
 def compile_glob(pattern: str, *, ignores_case: bool = False) -> NameTest:
     r"""Compile a glob into a test: `*`, `?`, `[a-z]`, `[!a]`, `[^a]`, `[[:digit:]]`, and `\` before any of them.
 
-    A `?` is a character of UTF-8. A name that is not UTF-8 is matched byte by byte; so are all names if the pattern is
-    not UTF-8. Ranges compare code points. Patterns that the C library reads in a way nobody would intend are refused.
+    `?` matches one UTF-8 character. A name that is not UTF-8 is matched byte by byte, and so are all names if the
+    pattern is not UTF-8. Ranges compare code points. Patterns that the C library interprets in an unexpected way are
+    refused.
     Raises  ValueError with a message for the user
-    Source  fnmatch(3), glob(7). glibc 2.36 also tries byte by byte if a name didn't match as UTF-8: we don't
+    Source  fnmatch(3), glob(7). Unlike glibc 2.36, we do not also match a UTF-8 name byte by byte
     """
     if not pattern:
         raise ValueError("an empty pattern matches nothing")
@@ -63,7 +64,7 @@ def compile_glob(pattern: str, *, ignores_case: bool = False) -> NameTest:
 
 
 def name_ends(pattern: str) -> NameEnds:
-    """The literal beginning and end of a case-sensitive glob; bytes that are not UTF-8 stand for themselves."""
+    """Return the literal beginning and end of a case-sensitive glob; bytes that are not UTF-8 stand for themselves."""
     tokens = _tokenize(pattern, None)
     first, last = (_join_literals(takewhile(_is_literal, some)) for some in (tokens, tokens[::-1]))
     return NameEnds(*(text.encode("utf-8", "surrogateescape") for text in (first, last[::-1])))
@@ -74,12 +75,12 @@ def _is_literal(token: _Token) -> bool:
 
 
 def _join_literals(tokens: Iterable[_Token]) -> str:
-    """The text of tokens that are characters."""
+    """Join tokens that are all single characters into a text."""
     return "".join(_CHARACTER.get(token, token) for token in tokens if isinstance(token, str))
 
 
 def _tokenize(pattern: str, folds: _Fold | None) -> list[_Token]:
-    """Split a pattern into tokens; `folds` removes case. Raises  ValueError"""
+    """Split a pattern into tokens. folds: removes the case of a text; None if case matters. Raises  ValueError"""
     tokens: list[_Token] = []
     at = 0
     while at < len(pattern):
@@ -102,7 +103,7 @@ def _tokenize(pattern: str, folds: _Fold | None) -> list[_Token]:
 
 
 def _read_set(pattern: str, begin: int, folds: _Fold | None) -> tuple[_Token, int]:
-    """Read the set after the `[` that precedes `begin`: its token and end; an unclosed `[` is a character."""
+    """Read the set whose `[` precedes `begin`; return its token and end. An unclosed `[` is a plain character."""
     is_negated = pattern.startswith(("!", "^"), begin)
     at = first = begin + is_negated
     ranges: list[tuple[str, str]] = []
@@ -131,7 +132,7 @@ def _checked_class(pattern: str, name: str, *, ignores_case: bool) -> str:
 def _checked_range(pattern: str, match: re.Match[str], folds: _Fold | None) -> tuple[str, str]:
     for group in range(1, 3):
         if match[group] == "[" and pattern.startswith((":", "=", "."), match.end(group)):
-            what = f"{pattern!r}: [{pattern[match.end(group)]} begins a class, as in [[:digit:]], or what a locale says"
+            what = f"{pattern!r}: [{pattern[match.end(group)]} begins a class, as in [[:digit:]], or is locale-specific"
             raise ValueError(rf"{what}: write \[ for the character itself")
     low, high = (text[-1] for text in match.groups(default=match[1]))
     if folds:
@@ -142,10 +143,10 @@ def _checked_range(pattern: str, match: re.Match[str], folds: _Fold | None) -> t
 
 
 def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> NameTest | None:
-    """A test by string methods for the most frequent patterns (exact, prefix, suffix, both, infix); None for others.
+    """Return a test with string methods for the most frequent patterns (exact, prefix, suffix, both, infix), or None.
 
-    In UTF-8, comparing characters and comparing bytes give the same result. With ignored case they don't, if names are
-    not UTF-8.
+    It need not distinguish characters from bytes: in UTF-8, comparing either gives the same result. If case is ignored,
+    this is not true of names that are not UTF-8, so the pattern must be ASCII then.
     """
     if not _is_utf8(pattern) or (ignores_case and not pattern.isascii()):
         return None
@@ -176,7 +177,7 @@ def _by_regex(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Nam
     in_bytes = _compile(_tokenize(_bytewise(pattern), _fold_ascii if ignores_case else None), ASCII.__getitem__)
     in_characters = cache(
         lambda: _compile(tokens, class_members)
-    )  # on demand: most names are ASCII, and classes are slow
+    )  # compiled on demand: most names are ASCII, and computing the classes is slow
     is_ascii, has_characters = pattern.isascii(), _is_utf8(pattern)
 
     def matches(name: str) -> bool:
@@ -190,7 +191,7 @@ def _by_regex(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Nam
 
 
 def _compile(tokens: Sequence[_Token], in_class: Callable[[str], str]) -> Callable[[str], re.Match[str] | None]:
-    """Compile tokens to a regular expression. fnmatch's translation never backtracks over `*`: no exponential time."""
+    """Compile tokens to a regular expression; fnmatch's translation never backtracks over `*`, so it is not slow."""
     sets = (_format_set(token, in_class) for token in tokens if isinstance(token, _Set))
     text = translate("".join(token if isinstance(token, str) else "\0" for token in tokens))
     return re.compile(re.sub("\0", lambda _found: next(sets), text)).fullmatch
@@ -202,7 +203,7 @@ def _format_set(one: _Set, in_class: Callable[[str], str]) -> str:
 
 
 def _is_utf8(name: str) -> bool:
-    """Whether a name, decoded by os.fsdecode, was UTF-8."""
+    """Whether a name that os.fsdecode decoded was UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -211,12 +212,12 @@ def _is_utf8(name: str) -> bool:
 
 
 def _bytewise(name: str) -> str:
-    """A name decoded by os.fsdecode, with one character for each of its bytes."""
+    """Convert a name that os.fsdecode decoded to a text with one character for each byte."""
     return name.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
 def _fold(name: str) -> str:
-    """A name without case, of the same length; in a name that is not UTF-8 only ASCII letters have case."""
+    """Fold the case of a name, keeping its length; in a name that is not UTF-8, only ASCII letters are folded."""
     if not name.isascii() and not _is_utf8(name):
         return _fold_ascii(name)
     low = name.lower()
@@ -226,11 +227,11 @@ def _fold(name: str) -> str:
 
 
 def _fold_ascii(name: str) -> str:
-    """A name without the case of its ASCII letters."""
+    """Fold the case of a name's ASCII letters only."""
     return name.encode("utf-8", "surrogateescape").lower().decode("utf-8", "surrogateescape")
 
 
-# Classes of characters, such as [:alpha:], as regular expressions.
+# Character classes, such as [:alpha:], as regular expressions.
 
 ASCII = {
     "alnum": "0-9A-Za-z",
@@ -246,19 +247,19 @@ ASCII = {
     "upper": "A-Z",
     "xdigit": "0-9A-Fa-f",
 }
-"""The content of a regular expression's set for each class, for characters of one byte."""
+"""For each class, the content of a regular expression's set, for characters of one byte."""
 _FIXED_SPACES = "\xa0\u2007\u202f"
 """No-break spaces: the C library counts them as visible characters."""
 _IDEOGRAPHS = range(0x20000, 0x40000)
-"""Two planes of ideographs only: testing each would take longer than a whole sweep."""
+"""Two planes that contain only ideographs: testing each character would take longer than a whole sweep."""
 _OF_IDEOGRAPHS = frozenset({"alnum", "alpha", "graph", "print"})
 
 
 @cache
 def class_members(name: str) -> str:
-    """The content of a regular expression's set for a class, including non-ASCII; close to the C library's classes.
+    """Return the content of a regular expression's set for a class, including non-ASCII; similar to the C library's.
 
-    It takes a while the first time for each class. Combining marks (such as vowel signs in Hindi) are no letters here.
+    The first call for each class takes a while. Combining marks (such as vowel signs in Hindi) are not letters here.
     """
     belongs = _BEYOND_ASCII.get(name)
     if belongs is None:

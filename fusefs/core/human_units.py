@@ -1,4 +1,4 @@
-"""Sizes, rates, durations and times as users write and read them."""
+"""Sizes, rates, durations and times in the form in which users write and read them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MOST = 1 << 60
 _WHOLE_DIGITS_MAX, _FRACTION_DIGITS_MAX = 19, 6
-"""Before and after the decimal point."""
+"""The most digits before and after the decimal point."""
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `4096`, `64K`, `1.5G`, `2TiB`: powers of 1024, as in du and systemd.
+    """Parse a number of bytes such as `4096`, `64K`, `1.5G`, `2TiB`: units are powers of 1024, as in du and systemd.
 
     Raises  ValueError with a message for the user
     """
@@ -40,7 +40,7 @@ def _is_number(digits: str, most: int) -> bool:
 
 
 def parse_rate(text: str) -> int:
-    """A rate per second, above 0: written as a size, with or without `/s`.
+    """Parse a rate per second, greater than 0; it is written like a size, with or without `/s`.
 
     Raises  ValueError with a message for the user
     """
@@ -55,7 +55,7 @@ def parse_rate(text: str) -> int:
 
 
 def format_size(n_bytes: int) -> str:
-    """Format with three digits and a unit: `512 B`, `1.50 GiB`."""
+    """Format with about three digits and a unit: `512 B`, `1.50 GiB`."""
     size, unit = float(n_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if abs(size) < 1024:
@@ -72,7 +72,7 @@ _UNIT_NAMES = {
     "sec": 1, "second": 1, "min": 60, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800,
     "month": _YEAR_S // 12, "year": _YEAR_S,
 }  # fmt: skip
-"""More units that users write, also with an s at the end. A year has 365.25 days, as in systemd.time(7)."""
+"""More units that users may write, with or without a final s. A year has 365.25 days, as in systemd.time(7)."""
 _DURATION_UNITS = {
     **SECONDS,
     "y": _YEAR_S,
@@ -81,19 +81,19 @@ _DURATION_UNITS = {
 }
 _SUM = r"(?:[0-9]+ ?[a-z]+ ?)*[0-9]+ ?[a-z]+"
 DURATION_MAX_S = 1000 * 366 * 86_400
-"""A thousand years: records can hold it, and the expiry in nanoseconds still fits, whatever the clock shows."""
+"""A thousand years: a record can hold this, and the expiry in nanoseconds still fits, whatever the clock shows."""
 _DURATION_DIGITS_MAX = 15
 
 
 def parse_duration(text: str) -> int:
-    """Seconds from `90s`, `15m`, `24h`, `3d`, `2 weeks`, `1y` or sums such as `1d12h`; `0` needs no unit.
+    """Parse `90s`, `15m`, `24h`, `3d`, `2 weeks`, `1y` or a sum such as `1d12h` to seconds; `0` needs no unit.
 
-    Any other number without a unit is refused: a user who writes 3 as a retention may mean days.
+    Any other number without a unit is refused, since a user who writes 3 as a retention may mean days.
     Raises  ValueError with a message for the user
     """
     if re.fullmatch(r"0*[1-9][0-9]*", text, re.ASCII):
         short = text[:_DURATION_DIGITS_MAX]
-        raise ValueError(f"{short!r} of what? Write {short}s for seconds, {short}m, {short}h, {short}d for days")
+        raise ValueError(f"{short!r} has no unit: write {short}s for seconds, {short}m, {short}h or {short}d for days")
     if not (re.fullmatch(r"[0-9]+", text) or is_duration(text)):
         raise ValueError(f"{text!r} is not a duration: write 90s, 15m, 24h, 3d, 2w, 1y or a sum such as 1d12h")
     parts = [(number.lstrip("0") or "0", unit) for number, unit in re.findall(r"([0-9]+) ?([a-z]*)", text)]
@@ -104,12 +104,12 @@ def parse_duration(text: str) -> int:
 
 
 def is_duration(text: str) -> bool:
-    """Whether a text consists of numbers with units, however large."""
+    """Whether a text consists of numbers with units, however large they are."""
     return bool(re.fullmatch(_SUM, text)) and all(unit in _DURATION_UNITS for unit in re.findall(r"[a-z]+", text))
 
 
 def format_duration(seconds: int) -> str:
-    """Format with the two largest units, such as `2d3h`; `0s` for 0; a minus sign for the past."""
+    """Format with the two largest units, such as `2d3h`; 0 is `0s`, and negative durations have a minus sign."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
     parts = []
@@ -135,19 +135,19 @@ _LAST = {"hour": 23, "minute": 59, "second": 59, "ahead_h": 23, "ahead_m": 59}
 
 
 def is_file_time(text: str) -> bool:
-    """Whether a time is given as a file with a slash in its path; the file's own time is used."""
+    """Whether a text names a file whose time is to be used, that is, whether it contains a slash."""
     return "/" in text
 
 
 def parse_time(
     text: str, now_ns: int, local_s: Callable[[CivilTime], float], cutoff_ns: Callable[[int], int] | None = None
 ) -> int:
-    """Nanoseconds since the epoch from `7d` (ago), `2026-11-01`, `2026-11-01T12:00:00+01:00`, `@1793491200`.
+    """Parse `7d` (ago), `2026-11-01`, `2026-11-01T12:00:00+01:00` or `@1793491200` to nanoseconds since the epoch.
 
-    A date means its first moment. A time without a zone is local. A number without a unit is refused: find would take
-    it as days, trashd as seconds.
+    A date means its first moment. A time without a time zone is local time. A number without a unit is refused: find
+    would interpret it as days, and other trashd options as seconds.
     local_s    converts local time to seconds since the epoch: time.mktime
-    cutoff_ns  the time so many nanoseconds ago; None: computed from `now_ns` only
+    cutoff_ns  returns the time that was a number of nanoseconds ago; None: it is computed from `now_ns`
     Raises     ValueError with a message for the user
     """
     if match := re.fullmatch(_SECONDS, text, re.ASCII):
@@ -156,7 +156,7 @@ def parse_time(
     if match := re.fullmatch(_WHEN, text, re.VERBOSE | re.ASCII):
         return _civil_ns(text, match, local_s)
     if re.fullmatch(r"[0-9]+", text, re.ASCII):
-        raise ValueError(f"{text!r} of what? Write {text}d for days, {text}h for hours; a date as 2026-11-01")
+        raise ValueError(f"{text!r} has no unit: write {text}d for days or {text}h for hours; or a date, as 2026-11-01")
     if not is_duration(text):
         if match := re.fullmatch(r"[0-9]+ ?([A-Za-z]+)", text):
             raise ValueError(f"{text!r}: unknown unit {match[1]!r}: use s, m (minutes), h, d, w, month or y")
@@ -166,7 +166,7 @@ def parse_time(
 
 
 def _civil_ns(text: str, match: re.Match[str], local_s: Callable[[CivilTime], float]) -> int:
-    """Nanoseconds since the epoch of a date, which may have a time and a zone."""
+    """Convert a date, which may have a time and a time zone, to nanoseconds since the epoch."""
     from calendar import monthrange
     from datetime import MAXYEAR, UTC, datetime, timedelta
 
@@ -176,7 +176,7 @@ def _civil_ns(text: str, match: re.Match[str], local_s: Callable[[CivilTime], fl
         raise ValueError(f"{text!r}: there is no month {match['year']}-{match['month']}")
     _, n_days = monthrange(year, month)
     if not 1 <= day <= n_days:
-        raise ValueError(f"{text!r}: this day does not exist: {match['year']}-{match['month']} has {n_days}")
+        raise ValueError(f"{text!r}: there is no such day: {match['year']}-{match['month']} has {n_days} days")
     for key, last in _LAST.items():
         if parts[key] > last:
             raise ValueError(f"{text!r}: invalid time of day or time zone: {match[key]}")
@@ -192,7 +192,7 @@ def _civil_ns(text: str, match: re.Match[str], local_s: Callable[[CivilTime], fl
 
 
 def format_utc(time_ns: int, pattern: str, beyond: str) -> str:
-    """Format a time in UTC by strftime. beyond: the text for a time outside of the calendar"""
+    """Format a time in UTC with strftime. beyond: the result for a time outside the calendar"""
     from datetime import UTC, datetime
 
     try:

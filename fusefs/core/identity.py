@@ -1,4 +1,4 @@
-"""The identity of an inode, in a form that survives reboots, renumbered devices and reuse of inode numbers."""
+"""The identity of an inode, in a form that survives reboots, renumbered devices and the reuse of inode numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_KIND_DIGITS, _LEAST_HANDLE_DIGITS, _MOST_HANDLE_DIGITS, _MARK_DIGITS = 10,
 _SUBVOLUME_INO = 256
 """The inode number of every btrfs subvolume's top directory."""
 MARK = "mark:"
-"""Prefix of a handle that is no file handle but a mark, which trashd wrote on a directory without other identity."""
+"""Prefix of a mark: a handle that trashd wrote to a directory that has no other identity."""
 
 
 class IdentityMatch(Enum):
@@ -28,13 +28,13 @@ class IdentityMatch(Enum):
 class Identity(NamedTuple):
     """One incarnation of one inode on one volume.
 
-    handle    `type:hex` from name_to_handle_at (inode and generation); empty if the filesystem has no persistent
+    handle    `type:hex` from name_to_handle_at (inode and generation). Empty if the filesystem has no persistent
               handles (FUSE handles contain the nodeid, which changes with every forget). If there is no birth time
-              either, `mark:` and the random digits in an xattr that a swap sets on its replacement
+              either: `mark:` and the random digits in an xattr that a swap sets on its replacement
     ino       inode number; 0 if it is not persistent (FUSE without birth times: libfuse assigns numbers on demand)
-    btime_ns  birth time in nanoseconds; 0 if the filesystem keeps none
+    btime_ns  birth time in nanoseconds; 0 if the filesystem records none
 
-    It contains no st_dev, which changes with loop and device numbers, and on btrfs with each mount.
+    The st_dev is not part of it, since it changes with loop and device numbers, and on btrfs with each mount.
     Source    name_to_handle_at(2), statx(2), docs/store-format.md
     """
 
@@ -44,12 +44,12 @@ class Identity(NamedTuple):
 
 
 def compare(a: Identity | None, b: Identity | None) -> IdentityMatch:
-    """Decide whether two identities are one incarnation of one inode; total.
+    """Decide whether two identities belong to the same incarnation of the same inode.
 
-    Handles decide if both identities have one. Otherwise inode number and birth time decide. An equal inode number
-    by itself proves nothing, because numbers are reused; a different one proves a difference. A missing mark proves
-    nothing, because attributes get lost. An inode in a btrfs snapshot counts as the same as its source: after a
-    rollback only the snapshot exists (`is_in_snapshot` distinguishes the two).
+    If both identities have a handle, the handles decide, otherwise the inode number and the birth time. An equal inode
+    number by itself proves nothing, because numbers are reused; a different one proves a difference. A missing mark
+    proves nothing, because attributes may get lost. An inode in a btrfs snapshot counts as the same as its source,
+    since after a rollback only the snapshot exists (`is_in_snapshot` distinguishes the two).
     """
     if a is None or b is None:
         return IdentityMatch.UNKNOWN
@@ -70,12 +70,12 @@ def compare(a: Identity | None, b: Identity | None) -> IdentityMatch:
 
 
 def is_marked(identity: Identity | None) -> bool:
-    """Whether it is a directory that a swap has marked."""
+    """Whether this is the identity of a directory that a swap has marked."""
     return identity is not None and identity.handle.startswith(MARK)
 
 
 def is_in_snapshot(a: Identity, b: Identity) -> bool:
-    """Whether two handles differ only by their btrfs subvolume: one inode, in a snapshot and in its source.
+    """Whether two handles differ only in their btrfs subvolume: the same inode, in a snapshot and in its source.
 
     If both exist at the same time, they are two inodes.
     """
@@ -84,14 +84,14 @@ def is_in_snapshot(a: Identity, b: Identity) -> bool:
 
 
 class _Btrfs(NamedTuple):
-    """The hex digits of a btrfs handle: the subvolume; inode number and generation."""
+    """The hex digits of a btrfs handle: the subvolume, and the inode number and generation."""
 
     subvolume: str
     inode: tuple[str, str]
 
 
 def _split_btrfs(handle: str) -> _Btrfs | None:
-    """The parts of a handle; None if it is another filesystem's.
+    """Split a btrfs handle into its parts; None if the handle is from another filesystem.
 
     Source  fs/btrfs/export.h, struct btrfs_fid: objectid u64, root_objectid u64, gen u32; FILEID_BTRFS_WITHOUT_PARENT
     """
@@ -102,12 +102,12 @@ def _split_btrfs(handle: str) -> _Btrfs | None:
 
 
 def format_identity(identity: Identity) -> str:
-    """An identity in the notation of notes that are not JSON: `HANDLE INO BTIME_NS`, `-` for no handle."""
+    """Format an identity as `HANDLE INO BTIME_NS`, with `-` for no handle, for files that are not JSON."""
     return f"{identity.handle or '-'} {identity.ino} {identity.btime_ns}"
 
 
 def parse_identity(text: bytes) -> Identity | None:
-    """Parse what `in_words` wrote; None for anything else."""
+    """Parse what `format_identity` wrote; None for anything else."""
     handle, *numbers = text.decode("ascii", "replace").split(" ")
     if len(numbers) != _N_NUMBERS or not all(one.isdigit() and len(one) <= _MOST_DIGITS for one in numbers):
         return None

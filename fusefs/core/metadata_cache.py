@@ -1,14 +1,14 @@
-"""The cache of a backing filesystem's metadata: attributes, extended attributes, names, link targets, listings.
+"""A cache of a backing filesystem's metadata: attributes, extended attributes, names, link targets, listings.
 
-Pure: the caller passes in what it read, and the time. The cache may forget anything at any time. It never returns an
-expired fact, one that has changed since it was read, or half a listing.
+Pure: the caller passes the results of its lookups, and the time. The cache may forget anything at any time. It never
+returns an expired fact, one that has changed since it was read, or half a listing.
 
-A lookup on a slow filesystem takes time, and its result is as old as its beginning. Changes are numbered. A lookup
-begins with the number of the newest change (its epoch), and its result is refused if something has changed since. The
-number of each change is kept while any lookup is in progress.
+A lookup on a slow filesystem takes time, and its result may be as old as the start of the lookup. So changes are
+numbered. A lookup begins with the number of the newest change (its epoch), and its result is refused if the object has
+changed since then. The number of each change is kept while any lookup is in progress.
 
-Why extended attributes are cached: `ls -l`, `cp -p` and `rsync -A` ask for ACLs, `ls --color` for capabilities,
-`rsync -X` for all names. The kernel itself asks before it grants a process access, runs a program or writes.
+Extended attributes are cached because `ls -l`, `cp -p` and `rsync -A` read ACLs, `ls --color` reads capabilities, and
+`rsync -X` reads all names. The kernel itself reads them before it grants access, runs a program or writes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _S_IFMT = 0o170000
 
 
 class Attributes(NamedTuple):
-    """The fields of statx(2); btime_ns is 0 where the filesystem keeps no birth time."""
+    """The fields of statx(2); btime_ns is 0 if the filesystem records no birth times."""
 
     dev: int
     ino: int
@@ -59,33 +59,33 @@ ACCESS_ACL, DEFAULT_ACL = b"system.posix_acl_access", b"system.posix_acl_default
 ACLS: Final = frozenset({ACCESS_ACL, DEFAULT_ACL})
 CAPABILITY, LABEL = b"security.capability", b"security.selinux"
 NAMES: Final = b""
-"""Stands for the list of all names; its value is those names, each ended by a zero byte, as from listxattr(2)."""
+"""Stands for the list of all names; its value contains the names, each followed by a NUL, as from listxattr(2)."""
 Answers = Mapping[bytes, bytes | int]
-"""The answer for each name: the value, or an errno."""
+"""The result for each name: the value, or an errno."""
 UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
-"""After one of these errors other files need not be asked."""
+"""After one of these errors, other files need not be tried."""
 _ABSENT: Final = UNSUPPORTED | {errno.ENODATA}
-"""The attribute does not exist; any other error may be temporary."""
+"""Errors after which the attribute counts as missing; any other error may be temporary."""
 CACHED_XATTRS: Final = (NAMES, ACCESS_ACL, DEFAULT_ACL, CAPABILITY, LABEL)
-"""The attributes that are cached; numbered as in mount/native/prefetch.c."""
+"""The attributes that are cached, with the same numbers as in mount/native/prefetch.c."""
 _NUMBERS: Final = {name: number for number, name in enumerate(CACHED_XATTRS)}
 _LONGEST_BYTES = 4096
 _PACKED_XATTR = Struct("=IBi")
-"""The uid that got the answer; the number of the name; and the size of the value that follows, or a negative errno."""
+"""The UID that got the result, the number of the name, and the size of the value that follows, or a negative errno."""
 UserAnswers = dict[tuple[int, bytes], bytes | int]
-"""Answers by uid and name; uid 0: every user would get the same answer, or it is root's."""
+"""Results by UID and name; UID 0: every user would get the same result, or it is root's."""
 
 
 def is_cached_xattr(name: bytes) -> bool:
-    """Whether it is one of the cached names. No others are cached: some of them change by themselves."""
+    """Whether an attribute is cached. Other attributes are not, since some of them change by themselves."""
     return name in _NUMBERS
 
 
 def pack_xattrs(answers: UserAnswers) -> bytes:
-    """Encode the answers that may be cached: no temporary errors, no long values, no other names.
+    """Encode the results that may be cached: no temporary errors, no long values, no other names.
 
-    A file's capabilities are not cached: they are read each time that the program is run.
-    ENOSYS becomes EOPNOTSUPP, because the kernel's FUSE would take it as valid for all files.
+    A program's capabilities are not cached: they are read each time that it is run.
+    ENOSYS becomes EOPNOTSUPP, because the kernel's FUSE would apply ENOSYS to all files.
     """
     parts = []
     for (uid, name), answer in answers.items():
@@ -101,7 +101,7 @@ def pack_xattrs(answers: UserAnswers) -> bytes:
 
 
 def unpack_xattrs(packed: bytes, at: int = 0) -> UserAnswers:
-    """Decode what `pack` encoded, from an offset on."""
+    """Decode what `pack_xattrs` encoded, starting at an offset."""
     answers: UserAnswers = {}
     while at < len(packed):
         uid, number, size = _PACKED_XATTR.unpack_from(packed, at)
@@ -115,22 +115,22 @@ def unpack_xattrs(packed: bytes, at: int = 0) -> UserAnswers:
 
 
 NodeId = NewType("NodeId", int)
-"""The kernel's number for a node: the backing inode's own, unless another live node has that."""
+"""The kernel's number for a node: the backing inode's number, unless another live node has that."""
 SourceKey = tuple[int, bytes] | tuple[int, int, int]
 """One incarnation of one backing inode: (device, file handle), or (device, ino, birth time) without handles."""
 ROOT = NodeId(1)
 TOP = NodeId(1 << 62)
-"""A second id of the root, used if the kernel knows it by another inode number: see mount/life/root_inode.py."""
+"""A second ID of the root, used if the kernel has another inode number for it: see mount/life/root_inode.py."""
 ROOTS = (ROOT, TOP)
 
 
 def source_key(attributes: Attributes, handle: bytes) -> SourceKey:
-    """Identify an incarnation of an inode: by its handle, or by its birth time if there are no handles."""
+    """Identify one incarnation of an inode: by its handle, or by its birth time if there are no handles."""
     return (attributes.dev, handle) if handle else (attributes.dev, attributes.ino, attributes.btime_ns)
 
 
 class NodeZone(enum.IntEnum):
-    """Where a node lies: outside of trash stores; in a store, or the store itself; in a tree that a reaper deletes."""
+    """Where a node lies: outside trash stores; in a store, or a store itself; in a tree that a reaper is deleting."""
 
     OUTSIDE = 0
     STORE = 1
@@ -138,16 +138,16 @@ class NodeZone(enum.IntEnum):
 
 
 Dirent = tuple[bytes, int, int, int]
-"""Name, inode number, offset of the next entry, type (DT_DIR and so on; DT_UNKNOWN if the filesystem has none)."""
+"""Name, inode number, offset of the next entry, and type (DT_DIR etc.; DT_UNKNOWN if the filesystem reports none)."""
 
 
 class PackedEntries:
-    """Entries in the order of their directory; append only, and unchanged once a cache holds them."""
+    """Entries in the order of their directory; can only be extended, and stay unchanged once a cache holds them."""
 
     __slots__ = ("_following", "_inos", "_kinds", "_names", "_starts")
 
     def __init__(self, entries: Iterable[Dirent] = ()) -> None:
-        """Begin with some entries."""
+        """entries: the first entries"""
         self._names = bytearray()
         self._starts = array("Q", (0,))
         self._inos = array("Q")
@@ -172,24 +172,24 @@ class PackedEntries:
         return len(self._inos)
 
     def __getitem__(self, index: int) -> Dirent:
-        """The entry at an index."""
+        """Return the entry at an index."""
         name = bytes(self._names[self._starts[index] : self._starts[index + 1]])
         return name, self._inos[index], self._following[index], self._kinds[index]
 
     def after(self, offset: int) -> int | None:
-        """The index of the entry to which an offset leads; None if no entry before it returned that offset."""
+        """Return the index of the entry at an offset; None if no entry has it as the offset of the next entry."""
         try:
             return self._following.index(offset) + 1
         except ValueError:
             return None
 
     def __iter__(self) -> Iterator[Dirent]:
-        """All entries, in order."""
+        """Iterate over the entries, in order."""
         return map(self.__getitem__, range(len(self)))
 
     @property
     def n_bytes(self) -> int:
-        """The memory that they use."""
+        """The memory that the entries use."""
         columns = (self._names, self._starts, self._inos, self._following, self._kinds)
         return getsizeof(self) + sum(map(getsizeof, columns))
 
@@ -197,23 +197,23 @@ class PackedEntries:
 Epoch = NewType("Epoch", int)
 """The number of the newest change when a lookup began."""
 _PACKED = Struct("=QQIIIIQQQIqqqqd")
-"""Attributes and the time at which they expire: a fifth of the size of the tuple and its numbers."""
+"""Attributes, and the time at which they expire: a fifth of the size of the tuple with its numbers."""
 _N_FIELDS = len(Attributes._fields)
 _UNTIL = Struct("=d")
-"""The time at which they expire, before packed extended attributes."""
+"""The expiry time that precedes packed extended attributes."""
 _Changed = SourceKey | tuple[SourceKey, bytes | None]
-"""What changed: an inode's attributes; one name in a directory, or its listing; all its names (None)."""
+"""What changed: an inode's attributes, one name in a directory, its listing, or all its names (None)."""
 _MOST_NOTES = 4096
 _MOST_XATTRS = 32
-"""The most answers kept for one inode: if each user gets a different answer, there may be many."""
+"""The most results that are kept for one inode: if each user gets a different result, there may be many."""
 _LISTING = b""
-"""Used as a name: it changes when any name changes."""
+"""Used in place of a name; it changes when any name changes."""
 _LARGEST_SHARE = 4
-"""A directory that needs more than this part of the cache would evict all else, and itself before it is complete."""
+"""The cache's size divided by this limits one directory: a larger one would evict all else, then parts of itself."""
 
 
 def _allocated(size_bytes: int) -> int:
-    """The memory that an object of a size uses: the allocator works in steps of 16 bytes."""
+    """Return the memory that an object of this size uses: the allocator works in steps of 16 bytes."""
     return -(-size_bytes // 16) * 16
 
 
@@ -236,7 +236,7 @@ def _name_bytes(name: bytes, source: SourceKey | None) -> int:
 
 
 class _NamesOfDirectory:
-    """The names of one directory: the inode of each and the time at which the fact expires; None: no such name."""
+    """The names of one directory, each with its inode (None: no such name) and the time at which the fact expires."""
 
     __slots__ = ("entries", "n_bytes")
 
@@ -258,7 +258,7 @@ class _NamesOfDirectory:
 
     def drop(self, name: bytes) -> None:
         before = self.entries.pop(name, None)
-        if not self.entries:  # a dict keeps its capacity when its entries are removed one by one
+        if not self.entries:  # a dict keeps its capacity even when all entries are removed one by one
             self.entries = {}
             self.n_bytes = _NAMES_BYTES
         elif before is not None:
@@ -281,7 +281,7 @@ class _CachedInode:
         self.listing: tuple[PackedEntries, float, int] | None = None  # entries, expiry, and their counted bytes
 
     def extra_bytes(self) -> int:
-        """The memory of the parts that not every inode has."""
+        """The memory for the facts that not every inode has."""
         return (
             (0 if self.target is None else _UNTIL_BYTES + _BYTES_BYTES + len(self.target[0]))
             + (0 if self.xattrs is None else _BYTES_BYTES + len(self.xattrs))
@@ -294,7 +294,7 @@ _ITEM_BYTES = _allocated(getsizeof(_CachedInode())) + _allocated(getsizeof(bytes
 
 
 class MetadataCache:
-    """A cache bounded in bytes; it evicts the least recently used inode first, a directory with all its names."""
+    """A cache limited in bytes. It evicts the least recently used inode first, and a directory with all its names."""
 
     __slots__ = (
         "_changed_at", "_floor", "_items", "_lifetime_s", "_limit_bytes", "_n_bytes", "_n_lookups", "epoch",
@@ -302,22 +302,22 @@ class MetadataCache:
     )  # fmt: skip
 
     def __init__(self, limit_bytes: int, lifetime_s: float) -> None:
-        """Begin empty.
+        """Create an empty cache.
 
-        limit_bytes  of memory; 0: nothing is cached, but changes are recorded
-        lifetime_s   how long after it was read a fact stays valid
+        limit_bytes  limit of its memory; 0: nothing is cached, but changes are recorded
+        lifetime_s   how long a fact stays valid after it was read
         """
         self.epoch = Epoch(0)
-        """The number of the newest change: for callers that store at once what they read, without begin and end."""
+        """The number of the newest change. Callers that store their results at once use it without begin_lookup."""
         self._limit_bytes = limit_bytes
         self.largest_bytes = limit_bytes // _LARGEST_SHARE
-        """The largest listing that is cached: a caller may stop collecting a larger one."""
+        """The size of the largest listing that is cached; callers need not collect a larger one."""
         self._lifetime_s = lifetime_s
         self._items: OrderedDict[SourceKey, _CachedInode] = OrderedDict()
         self._n_bytes = 0
         self._n_lookups = 0
         self._changed_at: dict[_Changed, Epoch] = {}
-        self._floor = self.epoch  # no earlier changes are recorded: results of lookups that began before are refused
+        self._floor = self.epoch  # earlier changes are forgotten: results of lookups that began before are refused
 
     def __len__(self) -> int:
         """The number of cached inodes."""
@@ -325,7 +325,7 @@ class MetadataCache:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the cache is empty and no lookup is in progress: changes make no difference."""
+        """Whether the cache is empty and no lookup is in progress, so that changes need not be recorded."""
         return not self._items and not self._n_lookups
 
     @property
@@ -334,12 +334,12 @@ class MetadataCache:
         return self._n_bytes + getsizeof(self._items)
 
     def begin_lookup(self) -> Epoch:
-        """Begin a lookup; `end` must follow, whatever happens."""
+        """Begin a lookup; `end_lookup` must follow in any case."""
         self._n_lookups += 1
         return self.epoch
 
     def end_lookup(self) -> None:
-        """End a lookup: it stores nothing more."""
+        """End a lookup, which must not store anything afterwards."""
         self._n_lookups -= 1
         if not self._n_lookups:
             self._forget_changes()
@@ -353,7 +353,7 @@ class MetadataCache:
         return epoch == self.epoch or not self._was_renamed(epoch, directory, name)
 
     def attributes(self, source: SourceKey, now_s: float) -> tuple[Attributes, float] | None:
-        """An inode's attributes, and for how many seconds (more than 0) they stay valid; None: not cached."""
+        """Return an inode's attributes, and for how many seconds (more than 0) they stay valid; None: not cached."""
         item = self._items.get(source)
         if item is None or item.packed is None:
             return None
@@ -365,7 +365,7 @@ class MetadataCache:
         return tuple.__new__(Attributes, fields[:_N_FIELDS]), remaining_s
 
     def name(self, directory: SourceKey, name: bytes, now_s: float) -> tuple[SourceKey | None, float] | None:
-        """The inode of a name (None: no such name), and for how many seconds that stays valid; None: not cached."""
+        """Return a name's inode (None: no such name), and for how many seconds it stays valid; None: not cached."""
         item = self._items.get(directory)
         if item is None or item.names is None:
             return None
@@ -384,7 +384,7 @@ class MetadataCache:
         return item is not None and item.names is not None
 
     def target(self, source: SourceKey, now_s: float) -> bytes | None:
-        """The target of a symbolic link; None: not cached."""
+        """Return the target of a symbolic link; None: not cached."""
         item = self._items.get(source)
         if item is None or item.target is None or item.target[1] <= now_s:
             return None
@@ -392,11 +392,11 @@ class MetadataCache:
         return item.target[0]
 
     def xattr(self, source: SourceKey, name: bytes, now_s: float, uid: int = 0) -> bytes | int | None:
-        """An extended attribute, or the errno that user got for it; None: not cached."""
+        """Return an extended attribute, or the errno that the user got for it; None: not cached."""
         return self._xattrs(source, now_s)[0].get((uid, name))
 
     def _xattrs(self, source: SourceKey, now_s: float) -> tuple[UserAnswers, float]:
-        """The cached answers, and when they expire."""
+        """Return the cached results, and when they expire."""
         item = self._items.get(source)
         if item is not None and item.xattrs is not None:
             until_s: float = _UNTIL.unpack_from(item.xattrs)[0]
@@ -410,7 +410,7 @@ class MetadataCache:
         return self._xattrs(source, now_s)[0].keys() >= {(0, name) for name in names}
 
     def listing(self, directory: SourceKey, now_s: float) -> PackedEntries | None:
-        """All entries of a directory, in order; None: not cached."""
+        """Return all entries of a directory, in order; None: not cached."""
         item = self._items.get(directory)
         if item is None or item.listing is None or item.listing[1] <= now_s:
             return None
@@ -420,7 +420,7 @@ class MetadataCache:
     def learn_attributes(self, source: SourceKey, attributes: Attributes, epoch: Epoch, now_s: float) -> None:
         """Store an inode's attributes.
 
-        epoch  of the lookup that read them
+        epoch  the epoch of the lookup that read them
         now_s  when that lookup began; an older result never replaces a newer one
         """
         if epoch != self.epoch and self._has_changed(epoch, source):
@@ -464,16 +464,16 @@ class MetadataCache:
         self._make_room()
 
     def learn_xattrs(self, source: SourceKey, answers: Answers, epoch: Epoch, now_s: float, uid: int = 0) -> None:
-        """Store some extended attributes. The other ones of this inode keep at most the lifetime that they had.
+        """Store some extended attributes of an inode. The lifetime of its other cached attributes is not extended.
 
-        uid  the user that got the answers; 0: every user would get the same
+        uid  the user who got the results; 0: every user would get the same
         """
         if epoch != self.epoch and self._has_changed(epoch, source):
             return
         until_s = now_s + self._lifetime_s
         cached, cached_until_s = self._xattrs(source, now_s)
         for name, answer in answers.items():
-            if until_s >= cached_until_s or (uid, name) not in cached:  # else the cached answer is newer
+            if until_s >= cached_until_s or (uid, name) not in cached:  # otherwise the cached result is newer
                 cached.pop((uid, name), None)
                 cached[uid, name] = answer
         cached = dict(list(cached.items())[-_MOST_XATTRS:])
@@ -487,7 +487,7 @@ class MetadataCache:
         self._make_room()
 
     def learn_listing(self, directory: SourceKey, entries: PackedEntries, epoch: Epoch, now_s: float) -> None:
-        """Store all entries of a directory, unless it is too large. The caller must not extend `entries` any more."""
+        """Store all entries of a directory, unless they are too large. The caller must not extend them afterwards."""
         if epoch != self.epoch and self._was_renamed(epoch, directory, _LISTING):
             return
         n_bytes = _LISTING_BYTES + entries.n_bytes
@@ -517,14 +517,14 @@ class MetadataCache:
         self._n_bytes -= _ITEM_BYTES + _source_bytes(source) + item.extra_bytes()
 
     def note_access(self, source: SourceKey) -> None:
-        """An inode was read, so its cached access time is out of date."""
+        """Record that an inode was read, so that its cached access time is out of date."""
         self._record_changes(source)
         item = self._items.get(source)
         if item is not None:
             item.packed = None
 
     def note_attributes_change(self, source: SourceKey) -> None:
-        """An inode's attributes changed, including the extended ones."""
+        """Record that an inode's attributes changed, including the extended ones."""
         self.note_access(source)
         item = self._items.get(source)
         if item is not None:
@@ -533,7 +533,7 @@ class MetadataCache:
             self._n_bytes += item.extra_bytes()
 
     def note_name_change(self, directory: SourceKey, name: bytes) -> None:
-        """A name was created, removed or replaced: the listing and the directory's attributes changed, too."""
+        """Record that a name was created, removed or replaced, which also changes the listing and the attributes."""
         self._record_changes(directory, (directory, name), (directory, _LISTING))
         item = self._items.get(directory)
         if item is None:
@@ -545,14 +545,14 @@ class MetadataCache:
         self._n_bytes += item.extra_bytes()
 
     def note_directory_change(self, directory: SourceKey) -> None:
-        """What is cached for a directory may be wrong or of another inode, e.g. after its last link was removed."""
+        """Record that any fact about a directory may have changed, for example after its last link was removed."""
         self._record_changes(directory, (directory, None))
         item = self._items.pop(directory, None)
         if item is not None:
             self._subtract_bytes(directory, item)
 
     def clear(self) -> None:
-        """Everything cached may be wrong, and so may results of lookups in progress."""
+        """Drop everything, including the results of lookups in progress."""
         self.epoch = Epoch(self.epoch + 1)
         self._forget_changes()
         self._items.clear()

@@ -1,7 +1,7 @@
-"""Counters of a mount's daemon, the file in which others read them, and detection of a slow backing filesystem.
+"""The counters of a mount's daemon, the file where other processes read them, and detection of a slow backing.
 
-The file is a header, a table of names in JSON, and 64-bit counters in the machine's byte order, which the daemon
-updates in place. Readers take the names from the file, so that they understand the file of another version's daemon.
+The file consists of a header, a table of names in JSON, and 64-bit counters in the machine's byte order, which the
+daemon updates in place. Readers take the names from the file, so they can read the file of another version's daemon.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ QUICK_NS = 60_000
 _SCORE_MAX = 16.0
 _SCORE_SLOW = 8.0
 _QUICK_WEIGHT_LOCAL, _QUICK_WEIGHT_REMOTE = 1 / 4, 1 / 64
-"""The weight of a quick answer: a busy machine delays some answers; a network filesystem answers mostly from memory."""
+"""The weight of a quick reply: a busy machine delays some replies; a network filesystem replies mostly from memory."""
 
 
 class Latency:
-    """Weighs slow answers against quick ones; one late answer proves nothing: a busy machine gives such answers, too.
+    """Weighs slow replies against quick ones. A single late reply proves nothing: it may be due to a busy machine.
 
     is_slow  the verdict: whether the backing filesystem is slow
     """
@@ -34,20 +34,20 @@ class Latency:
     __slots__ = ("_quick", "_score", "is_slow")
 
     def __init__(self, *, is_slow: bool) -> None:
-        """is_slow: the verdict until there are enough answers"""
+        """is_slow: the verdict until there are enough replies"""
         self._quick = _QUICK_WEIGHT_REMOTE if is_slow else _QUICK_WEIGHT_LOCAL
         self._score = _SCORE_MAX if is_slow else 0.0
         self.is_slow = is_slow
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether an answer quicker than QUICK_NS could change the verdict; on a local filesystem it seldom could."""
+        """Whether a reply within QUICK_NS could affect the verdict; on a local filesystem it seldom could."""
         return self._score > 0
 
     def record(self, answer_ns: float, n: int = 1) -> None:
-        """Count n consecutive answers. One cause may have delayed all of them, so slow ones count as one.
+        """Count n consecutive replies. One cause may have delayed all of them, so slow ones count as one.
 
-        answer_ns  how long each took
+        answer_ns  how long each reply took
         """
         if answer_ns > _SLOW_NS:
             self._score = min(self._score + 1, _SCORE_MAX)
@@ -66,17 +66,17 @@ OPERATIONS: Final = (
 """The kernel's requests, in the order in which they are printed."""
 _FIRST_BITS, _LAST_BITS = 12, 34
 BOUNDS_NS: Final = tuple(1 << bits for bits in range(_FIRST_BITS, _LAST_BITS + 1))
-"""Upper bounds of the histogram's buckets, 4 µs to 17 s; one more bucket holds everything longer."""
+"""Upper bounds of the histogram's buckets, 4 µs to 17 s; one more bucket counts everything slower."""
 N_BUCKETS: Final = len(BOUNDS_NS) + 1
 _MAGIC, _FORMAT = b"\x89trashd\n", 1
 _HEAD = struct.Struct("=8sQQ")
-"""Magic, format, and the size of the table in bytes, with the padding to whole counters."""
+"""The magic number, the format, and the size of the table in bytes, including its padding."""
 _CELL_BYTES = 8
 _N_MAX = 1 << 14
 
 
 class CachedKind(IntEnum):
-    """Kinds of cached facts; MISSING_NAME and MISSING_XATTR: that there is no such name or extended attribute."""
+    """Kinds of cached facts; MISSING_NAME, MISSING_XATTR: there is no such name, or no such extended attribute."""
 
     NAME = 0
     MISSING_NAME = 1
@@ -87,14 +87,14 @@ class CachedKind(IntEnum):
     MISSING_XATTR = 6
 
     def label(self) -> str:
-        """The name of this kind in the file."""
+        """Return the name of this kind in the file."""
         return self.name.lower()
 
 
 class Gauges(NamedTuple):
     """The state of the daemon at one moment.
 
-    n_nodes           nodes that the kernel knows, or that are open
+    n_nodes           nodes that the kernel has looked up, or that are open
     n_handles         open files and listings
     n_directory_fds   directories that the daemon keeps open
     n_cached          number of inodes in the metadata cache
@@ -117,9 +117,9 @@ class Gauges(NamedTuple):
 
 
 class CounterTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of a counter file: which daemon writes it, and the names of its counters.
+    """The table at the start of a counter file: which daemon writes the file, and the names of its counters.
 
-    version     the daemon's version of trashd
+    version     the trashd version of the daemon
     started_ns  wall time
     """
 
@@ -145,10 +145,10 @@ class CacheHits(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """How often a request arrived, and how long its answers took.
+    """How often one kind of request arrived, and how long the replies took.
 
-    n_failed   requests answered with an errno, even if the client expected it
-    counts     requests per bucket of bounds_ns; the last bucket holds those longer than every bound
+    n_failed   replies with an errno, even if the client expected it
+    counts     replies per bucket of bounds_ns; the last bucket counts those that exceed every bound
     """
 
     n_failed: int
@@ -158,7 +158,7 @@ class Operation(NamedTuple):
     bounds_ns: tuple[int, ...]
 
     def n(self) -> int:
-        """The number of requests: the sum of the buckets, so that both agree while the daemon goes on counting."""
+        """The number of requests: the sum of the buckets, so that both agree while the daemon continues to count."""
         return sum(self.counts)
 
     def mean_ns(self) -> float | None:
@@ -167,11 +167,11 @@ class Operation(NamedTuple):
         return self.total_ns / n if n else None
 
     def percentile_ns(self, share: float) -> float | None:
-        """The approximate time within which this share of requests was answered; None if there was no request.
+        """Return the approximate time within which this share of requests was answered; None if there were none.
 
-        It assumes that the requests of a bucket are evenly distributed over it.
+        The times of the requests in one bucket are assumed to be evenly distributed.
 
-        share  above 0, at most 1
+        share  greater than 0, at most 1
         """
         n = self.n()
         if not n:
@@ -188,7 +188,7 @@ class MountStats(NamedTuple):
     """The counters of a mount at one moment.
 
     device      st_dev of the mount; 0 until it is mounted
-    updated_ns  wall time of the gauges, shortly after the last operation; 0: there was none yet
+    updated_ns  wall time of the gauges, shortly after the last operation; 0: there has been no operation
     """
 
     table: CounterTable
@@ -200,7 +200,7 @@ class MountStats(NamedTuple):
 
 
 class ObservedMount(NamedTuple):
-    """A mount as another process sees it.
+    """A mount as observed by another process.
 
     is_running  whether its daemon is alive
     fast_paths  empty: not known
@@ -217,9 +217,9 @@ class CounterLayout:
     """The index of each counter in the file."""
 
     device, updated_ns, gauges = 0, 1, 2
-    """The first counters: the mount's device number, the wall time of the gauges, and the gauges."""
+    """The first counters: the mount's device number, the wall time of the gauges, and the gauges themselves."""
     failed, total_ns, max_ns, buckets = 0, 1, 2, 3
-    """The counters of one operation, relative to its first."""
+    """The indexes of an operation's counters, relative to its first one."""
 
     def __init__(self, table: CounterTable) -> None:
         self.sorts = self.gauges + len(table.gauges)
@@ -230,7 +230,7 @@ class CounterLayout:
 
 
 def encode_counters(table: CounterTable) -> bytes:
-    """Encode a file with all counters at 0; the counters are its end."""
+    """Encode a file with all counters at 0; the counters are at its end."""
     text = msgspec.json.encode(table)
     text += b"\n" * (-len(text) % _CELL_BYTES)
     return _HEAD.pack(_MAGIC, _FORMAT, len(text)) + text + bytes(_CELL_BYTES * CounterLayout(table).n_cells)
@@ -249,8 +249,8 @@ def decode_counters(data: bytes | bytearray) -> MountStats:
             raise ValueError("too many numbers")
         cells = struct.unpack_from(f"={layout.n_cells}Q", data, begin)
     except (msgspec.MsgspecError, ValueError, struct.error) as error:
-        hint = "its daemon may be of another version: mount it again with trashd mount --replace SRC MNT"
-        raise TrashdError(f"the numbers of this mount can't be read ({error})", hint) from error
+        hint = "its daemon may be of another version; run trashd mount --replace SRC MNT to mount it again"
+        raise TrashdError(f"the counters of this mount can't be read ({error})", hint) from error
     gauges = dict(zip(table.gauges, cells[layout.gauges : layout.sorts], strict=True))
     pairs = range(layout.sorts, layout.sorts + 2 * len(table.sorts), 2)
     remembered = {name: CacheHits(cells[at], cells[at + 1]) for name, at in zip(table.sorts, pairs, strict=True)}

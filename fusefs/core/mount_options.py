@@ -1,4 +1,4 @@
-"""The options of a mount: one table that defines the command line's options and the words of `-o`."""
+"""Mount options: one table defines the command line's options and the words of `-o`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fusefs.core.uring_choice import FastPath
 
 
 class Coherence(Enum):
-    """Whether the backing tree is changed behind the mount.
+    """Whether the backing tree is changed other than through the mount.
 
-    EXCLUSIVE  never: all access goes through the mount
-    SHARED     at any time: the kernel's caches expire soon
+    EXCLUSIVE  never, since all access is through the mount
+    SHARED     at any time, so the kernel's caches expire soon
     """
 
     EXCLUSIVE = "exclusive"
@@ -27,11 +27,11 @@ class Coherence(Enum):
 
 
 class BackingSpeed(Enum):
-    """How quickly the backing filesystem answers.
+    """How quickly the backing filesystem responds.
 
-    AUTO   decided by its type and its measured latency
-    LOCAL  at once: operations need not wait for each other
-    SLOW   after some time (a network): operations wait in parallel, and listings prefetch attributes
+    AUTO   according to its type and its measured latency
+    LOCAL  at once, so operations need not run in parallel
+    SLOW   after some time, as over a network: operations run in parallel, and listings prefetch attributes
     """
 
     AUTO = "auto"
@@ -43,7 +43,7 @@ class PassthroughMode(Enum):
     """Whether reads and writes bypass the daemon.
 
     AUTO  where possible
-    ON    always; otherwise the mount fails
+    ON    always; if that is impossible, the mount fails
     OFF   never
     """
 
@@ -53,9 +53,9 @@ class PassthroughMode(Enum):
 
 
 class EngineMode(Enum):
-    """What answers requests.
+    """Which part of the daemon answers requests.
 
-    AUTO   the engine, or pyfuse3 if there is no engine
+    AUTO   the engine, or pyfuse3 if the engine is not available
     PLAIN  pyfuse3's handlers: slower, with fewer features
     """
 
@@ -64,10 +64,10 @@ class EngineMode(Enum):
 
 
 class UringMode(Enum):
-    """Whether requests arrive by io_uring, with a queue for each core.
+    """Whether requests arrive through io_uring, with a queue for each core.
 
     AUTO  if the machine's switch is on and the kernel is trusted
-    ON    always, on any kernel; otherwise the mount fails. A mount by root turns the switch on
+    ON    always, on any kernel; if that is impossible, the mount fails. If root mounts, the switch is turned on
     OFF   never
     """
 
@@ -79,20 +79,20 @@ class UringMode(Enum):
 _OneOf = TypeVar("_OneOf", Coherence, BackingSpeed, EngineMode, PassthroughMode, UringMode)
 
 _TIMEOUTS_S = {Coherence.EXCLUSIVE: 3600.0, Coherence.SHARED: 1.0}
-"""Exclusive: so long that it never matters. Shared: about the time after which people check again."""
+"""Exclusive: so long that expiry never matters. Shared: about the time after which people check again."""
 _TIMEOUT_MAX_S = 1e9
 _CACHE_BYTES = 64 << 20
 """Names and attributes of about 90,000 files, at 700 bytes each (measured)."""
 _CACHE_BYTES_MAX = 64 << 30
 _N_IN_FLIGHT = 64
-"""Each needs a thread. 10,000 entries at 1 ms each take 11.5 s one by one, and 0.55 s with 64 (measured)."""
+"""Each request needs a thread. 10,000 entries at 1 ms each take 11.5 s one by one, but 0.55 s with 64 (measured)."""
 _N_IN_FLIGHT_MAX = 1024
 
 _FLAGS = {
     "ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "sync": "async", "dirsync": "",
     "nosymfollow": "symfollow",
 }  # fmt: skip
-"""The kernel's mount flags, each with the word that turns it off."""
+"""The kernel's mount flags, each with the word that clears it."""
 _OPPOSITES = {opposite: flag for flag, opposite in _FLAGS.items() if opposite}
 
 _NOT_OURS = frozenset({
@@ -100,19 +100,19 @@ _NOT_OURS = frozenset({
     "nofail", "noiversion", "nolazytime", "nomand", "nonempty", "norelatime", "nostrictatime", "nouser", "nousers",
     "owner", "relatime", "silent", "strictatime", "user", "users",
 })  # fmt: skip
-"""Words for mount(8), systemd and libfuse that may be in the same line of fstab; ignored here."""
+"""Words for mount(8), systemd and libfuse that may be on the same fstab line; they are ignored here."""
 _NOT_OURS_PREFIXES = ("x-", "X-", "comment=", "fsname=", "helper=", "subtype=", "uhelper=", "user=")
 
 _KERNEL_FUSE_PREFIXES = ("user_id=", "group_id=", "rootmode=", "max_read=", "blksize=")
 
 _REFUSED = {
-    "remount": "mount -o remount,ro MNT changes the kernel's own flags; for other options, mount it again",
-    "auto_unmount": "a mount whose daemon died stays in place, since backup and cleanup programs would take an empty "
-    "directory for the real one; `trashd mount --replace` restarts it",
+    "remount": "mount -o remount,ro MNT changes the kernel's own flags; for other options, unmount and mount again",
+    "auto_unmount": "a mount whose daemon died stays in place, since backup and cleanup programs would mistake an "
+    "empty directory for the real one; trashd mount --replace restarts it",
     "allow_root": "use allow_other, which includes root",
 }
 
-_ACCESS_TIMES = "the mount options of the backing filesystem decide about access times"
+_ACCESS_TIMES = "the mount options of the backing filesystem determine whether access times are updated"
 _WITHOUT_EFFECT: Final = {
     "noatime": _ACCESS_TIMES,
     "nodiratime": _ACCESS_TIMES,
@@ -125,21 +125,21 @@ _WITHOUT_EFFECT: Final = {
         "the mount uses it where possible; engine=plain does without it",
     ),
 }  # fmt: skip
-"""Words of mount(8) and of earlier versions that are accepted, so that an fstab with them mounts, and ignored."""
+"""Words of mount(8) and earlier versions that have no effect; they are accepted so that an fstab with them works."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """Settings of a mount.
+    """The settings of a mount.
 
-    timeout_s            how long the kernel and the daemon together may cache names and attributes
+    timeout_s            how long the kernel and the daemon together may cache names, negative entries and attributes
     cache_bytes          memory for the daemon's metadata cache of a slow backing filesystem; 0: no cache
-    has_xattrs           extended attributes are available, and with them ACLs
-    n_in_flight          concurrent requests to a slow backing filesystem
-    show_trash           the listing of the root contains `.trashd`
-    allow_other          users other than the one who mounts may use it
-    default_permissions  the kernel checks permissions, instead of the backing filesystem with those of the daemon
-    flags                the kernel's flags that are set, by mount(8)'s names
+    has_xattrs           extended attributes, and thus ACLs, are available
+    n_in_flight          most concurrent requests to a slow backing filesystem
+    show_trash           a listing of the root directory contains `.trashd`
+    allow_other          users other than the one who mounts may use the mount
+    default_permissions  the kernel checks permissions; otherwise the backing filesystem checks those of the daemon
+    flags                the kernel's flags that are set, with mount(8)'s names
     """
 
     coherence: Coherence
@@ -157,7 +157,7 @@ class MountOptions:
     flags: frozenset[str]
 
     def disabled_fast_paths(self) -> dict[FastPath, str]:
-        """The fast paths that are switched off, and the option that did it."""
+        """Return the fast paths that are switched off, each with the option that did it."""
         off = {}
         if self.engine is EngineMode.PLAIN:
             off[FastPath.ENGINE] = "engine=plain"
@@ -210,12 +210,12 @@ class MountOption(NamedTuple):
     """A word of `-o`, and the command line's option for it: `cache_size=64M` is `--cache-size 64M`.
 
     field    the field of MountOptions that it sets; a switch inverts the default
-    default  None: depends on other options
-    read     converts a whole word, such as `cache_size=64M`; raises UsageError. None: a switch
+    default  the default value; None if it depends on other options
+    read     converts a whole word, such as `cache_size=64M`, or raises UsageError; None if the option is a switch
     value    the possible values after the `=`, for hints
     metavar  the same for the help, if different
-    help     empty: the command line has no option for it
-    is_documented  whether help and man page list it among the words of `-o`
+    help     empty if the command line has no option for it
+    is_documented  whether the help and the manual page list it among the words of `-o`
     """
 
     name: str
@@ -228,11 +228,11 @@ class MountOption(NamedTuple):
     is_documented: bool = True
 
     def word(self, value: str = "") -> str:
-        """The word of `-o`: `cache_size=` and a value, or `no_xattr`."""
+        """Return the word for `-o`, such as `cache_size=64M` or `no_xattr`."""
         return f"{self.name}={value}" if self.read else self.name
 
     def switch(self) -> str:
-        """The command line's option."""
+        """Return the command line's option."""
         return "--" + self.name.replace("_", "-")
 
 
@@ -243,25 +243,26 @@ def _choices(kind: type[_OneOf]) -> str:
 _OF_ANSWERS: Final = (
     MountOption(
         "coherence", "coherence", None, partial(_one_of, Coherence), _choices(Coherence),
-        "Whether SRC changes only through the mount. [default: shared; exclusive over itself]",
+        "Whether SRC changes only through the mount (exclusive) or also directly (shared). "
+        "[default: exclusive if the mount covers SRC, otherwise shared]",
     ),
     MountOption(
         "timeout", "timeout_s", None, _seconds, "SECONDS",
         "Cache names and attributes for S seconds. "
-        f"[default: {_TIMEOUTS_S[Coherence.SHARED]:g}; {_TIMEOUTS_S[Coherence.EXCLUSIVE]:g} if exclusive]",
+        f"[default: {_TIMEOUTS_S[Coherence.SHARED]:g}, or {_TIMEOUTS_S[Coherence.EXCLUSIVE]:g} if exclusive]",
         metavar="S",
     ),
     MountOption(
         "cache_size", "cache_bytes", _CACHE_BYTES, _size, "SIZE",
-        f"Memory for the daemon's cache of a slow SRC; 0 for none. [default: {_CACHE_BYTES >> 20}M]",
+        f"Memory for the daemon's cache if SRC is slow; 0 for no cache. [default: {_CACHE_BYTES >> 20}M]",
     ),
     MountOption(
         "no_xattr", "has_xattrs", True,
-        help="Serve no extended attributes and no ACLs, to save requests.",
+        help="Do not serve extended attributes and ACLs, to save requests.",
     ),
     MountOption(
         "backing", "backing", BackingSpeed.AUTO, partial(_one_of, BackingSpeed), _choices(BackingSpeed),
-        "Whether SRC answers at once, or slowly as over a network. [default: auto]",
+        "Whether SRC responds quickly (local), or slowly as over a network (slow). [default: auto]",
     ),
     MountOption(
         "in_flight", "n_in_flight", _N_IN_FLIGHT, _number, "N",
@@ -271,31 +272,31 @@ _OF_ANSWERS: Final = (
     MountOption(
         "passthrough", "passthrough", PassthroughMode.AUTO, partial(_one_of, PassthroughMode),
         _choices(PassthroughMode),
-        "Let reads and writes bypass the daemon; with on, fail if impossible. [default: auto]",
+        "Let reads and writes bypass the daemon; with on, fail if that is impossible. [default: auto]",
     ),
     MountOption(
         "uring", "uring", UringMode.AUTO, partial(_one_of, UringMode), _choices(UringMode),
-        "Transport requests by io_uring; with on, fail if impossible. [default: auto]",
+        "Exchange requests with the kernel through io_uring; with on, fail if that is impossible. [default: auto]",
     ),
 )  # fmt: skip
 _OF_ACCESS: Final = (
-    MountOption("show_trash", "show_trash", False, help="List .trashd in the root directory, too."),
+    MountOption("show_trash", "show_trash", False, help="Show .trashd in listings of the root directory of the mount."),
     MountOption("allow_other", "allow_other", None),
     MountOption("default_permissions", "default_permissions", False, is_documented=False),
 )
 OPTIONS: Final = _OF_ANSWERS + _OF_ACCESS
-"""In the order of the words of `-o`, for `trashd mount` and mount(8)'s helper; `-o remount` ignores them."""
+"""The options in the order in which hints list their words, for `trashd mount` and mount(8)'s helper."""
 LISTED: Final = _OF_ACCESS + _OF_ANSWERS
-"""In the order of the help."""
+"""The options in the order of the help."""
 _BY_NAME: Final = {option.name: option for option in OPTIONS}
 
 
 def parse_options(
     texts: Iterable[str], *, as_root: bool, is_sloppy: bool = False, default_coherence: Coherence
 ) -> MountOptions:
-    """Parse the texts of all `-o` options; the last word wins.
+    """Parse the texts of all `-o` options; a later word overrides an earlier one.
 
-    as_root    root mounts for all users, other users for themselves
+    as_root    root mounts, so all users may use the mount by default; other users mount for themselves
     is_sloppy  ignore unknown words
     default_coherence  the coherence if no word sets it
     Raises     UsageError
@@ -324,10 +325,10 @@ def parse_options(
             has_unwanted_value = has_value and (option is not None or key in _FLAGS)
             reason = f"the option {key} takes no value" if has_unwanted_value else f"unknown option {word}"
             ours = ", ".join(option.word(option.value) for option in OPTIONS if option.is_documented)
-            raise UsageError(reason, f"the options are {ours}, and those of mount(8): {', '.join(sorted(_FLAGS))}")
+            raise UsageError(reason, f"the options are {ours}, and from mount(8): {', '.join(sorted(_FLAGS))}")
     if values["timeout_s"] is None:
         values["timeout_s"] = _TIMEOUTS_S[values["coherence"]]
-    # Without the kernel's checks all users would have the daemon's permissions.
+    # Without the kernel's checks, all users would have the daemon's permissions.
     values["default_permissions"] |= values["allow_other"]
     options = MountOptions(**values, flags=frozenset(flags))
     for word in ("passthrough=on", "uring=on"):
@@ -338,14 +339,14 @@ def parse_options(
 
 
 def find_without_effect(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The words of all `-o` that are accepted and ignored, each with the reason or with a replacement."""
+    """Return the words of all `-o` options that are accepted and ignored, each with a reason or a replacement."""
     return ((word, _WITHOUT_EFFECT[word]) for word in _split_words(texts) if word in _WITHOUT_EFFECT)
 
 
 def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool = False) -> frozenset[str] | None:
-    """The kernel's flags after `-o remount,…`, starting from the present ones; None if it is no remount.
+    """Return the kernel's flags after `-o remount,…`; None if `remount` is not among the words.
 
-    Other words that mount(8) adds, from fstab or from the kernel's list of mounts, change nothing.
+    flags    the present flags. Other words, which mount(8) adds from fstab or from the kernel's mount list, are ignored
     Raises  UsageError
     """
     words = list(_split_words(texts))

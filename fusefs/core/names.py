@@ -1,4 +1,4 @@
-"""Names and ids: the names of containers and stores, and the types that keep bytes, ids and paths apart."""
+"""The names of containers and stores, and types that keep bytes, IDs and paths apart."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ RelPath = NewType("RelPath", bytes)
 """Names joined by `/`, relative to the directory that holds the store; no leading slash, no `.` or `..`."""
 
 ContainerId = NewType("ContainerId", str)
-"""UTC time to the millisecond, a slug of the victim's name, random digits; sorts by time, at most 200 bytes."""
+"""UTC time to the millisecond, a slug of the victim's name, and random digits; sorts by time, at most 200 bytes."""
 
 VolumeId = NewType("VolumeId", str)
-"""32 random hexadecimal digits, one id for each store."""
+"""32 random hexadecimal digits; each store has its own ID."""
 
 STORE = Name(b".trashd")
 """The store that root makes for all users of a volume."""
@@ -24,7 +24,7 @@ N_HEX = 12
 """Hexadecimal digits appended to a name whose plain form is taken."""
 ID_MAX_BYTES = 200
 ID_RANDOM_CHARS = 12
-"""At the end of an id; users may name it by these only."""
+"""The length of the random part at the end of an ID, which is enough for users to name an orphan."""
 _SLUG_MAX = 120
 _SLUG = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _HEX = frozenset("0123456789abcdef")
@@ -34,10 +34,10 @@ _VOLUME_ID_CHARS = 32
 
 
 def make_id(utc: str, milliseconds: int, victim: bytes, random: bytes) -> ContainerId:
-    """Make a container's id.
+    """Make a container's ID.
 
-    utc      as `%Y%m%dT%H%M%S`
-    victim   any bytes; each character other than a letter, digit, dot, dash or underscore of ASCII becomes `_`
+    utc      in the form `%Y%m%dT%H%M%S`
+    victim   the victim's name; each character that is not an ASCII letter, digit, dot, dash or underscore becomes `_`
     random   6 bytes
     """
     slug = "".join(c if c in _SLUG else "_" for c in victim.decode("utf-8", "replace")[:_SLUG_MAX])
@@ -45,7 +45,7 @@ def make_id(utc: str, milliseconds: int, victim: bytes, random: bytes) -> Contai
 
 
 def is_container_id(text: str) -> bool:
-    """Whether the text has the form of an id: a directory with any other name in the store is not trashd's."""
+    """Whether the text has the form of an ID: a directory in the store with any other name is not trashd's."""
     slug, random = text[_TIME_CHARS : -ID_RANDOM_CHARS - 1], text[-ID_RANDOM_CHARS - 1 :]
     if not text.isascii() or not len(slug) + _TIME_CHARS + 1 + ID_RANDOM_CHARS == len(text) <= ID_MAX_BYTES:
         return False
@@ -54,7 +54,7 @@ def is_container_id(text: str) -> bool:
 
 
 def successor_id(container: ContainerId, random: bytes) -> ContainerId:
-    """The name in the directory of its state for the container that takes this one's place.
+    """Return the name of the container that takes this one's place.
 
     random  6 bytes
     """
@@ -62,22 +62,22 @@ def successor_id(container: ContainerId, random: bytes) -> ContainerId:
 
 
 def may_be_same_container(called: ContainerId, container: ContainerId) -> bool:
-    """Whether a container with the name `called` may be the one with that id, or have taken its place."""
+    """Whether a container named `called` may be the one with this ID, or have taken its place."""
     return called[:-ID_RANDOM_CHARS] == container[:-ID_RANDOM_CHARS]
 
 
 def is_volume_id(text: str) -> bool:
-    """Whether a text has the form of a volume's id."""
+    """Whether a text has the form of a volume ID."""
     return len(text) == _VOLUME_ID_CHARS and is_hex(text)
 
 
 def is_hex(text: str) -> bool:
-    """Whether a text has only hexadecimal digits, in lower case."""
+    """Whether a text consists of lower-case hexadecimal digits."""
     return _HEX.issuperset(text)
 
 
 def parse_uid_name(name: bytes) -> int | None:
-    """The uid in a name of the form `<uid>` or `<uid>.<12 hex digits>`; None for any other name."""
+    """Return the UID in a name of the form `<uid>` or `<uid>.<12 hex digits>`; None for any other name."""
     digits, dot, suffix = name.partition(b".")
     if not digits.isdigit() or len(digits) > len(str(_MOST_UID)) or digits != b"%d" % int(digits):
         return None
@@ -87,20 +87,20 @@ def parse_uid_name(name: bytes) -> int | None:
 
 
 def user_store_name(uid: int) -> Name:
-    """The name of a user's own store; if it is taken, a dot and 12 hex digits are appended."""
+    """Return the name of a user's own store; if it is taken, a dot and 12 hex digits are appended to it."""
     return Name(_OF_USER + b"%d" % uid)
 
 
 def parse_user_store_name(name: bytes) -> int | None:
-    """The owner of a user's own store by its name; None for any other name, including root's store."""
+    """Return the owner of a user's own store from its name; None for any other name, including that of root's store."""
     return parse_uid_name(name[len(_OF_USER) :]) if name.startswith(_OF_USER) else None
 
 
 def split_path(path: bytes) -> list[Name]:
-    """The components of a relative path.
+    """Split a relative path into its components.
 
-    Raises  ValueError for an absolute path, an empty one, `.`, `..`, an empty component or a NUL:
-            users can write records and pointers
+    Raises  ValueError for an absolute or empty path, and for `.`, `..`, an empty component or a NUL in it: users can
+            write records and pointers, so their paths must be checked
     """
     names = path.split(b"/")
     if any(name in (b"", b".", b"..") or b"\0" in name for name in names):
@@ -109,10 +109,10 @@ def split_path(path: bytes) -> list[Name]:
 
 
 def ends_in_dots(path: bytes) -> bool:
-    """Whether a path's last component is `.` or `..`: these name a directory but not its entry in its parent."""
+    """Whether a path's last component is `.` or `..`: they name a directory, but not its entry in its parent."""
     return path.rstrip(b"/").rpartition(b"/")[2] in (b".", b"..")
 
 
 def join_path(*parts: bytes) -> RelPath:
-    """Join relative parts by `/`; empty ones are dropped."""
+    """Join relative paths with `/`; empty ones are dropped."""
     return RelPath(b"/".join(part for part in parts if part))

@@ -1,7 +1,7 @@
-"""Heartbeats of the nodes that serve a volume: their format, and which nodes are alive by the watcher's clock; pure.
+"""Heartbeats of the nodes that serve a volume: their format, and how a watcher decides which nodes are alive; pure.
 
-A heartbeat only shows which nodes may be alive. It decides how often to check for other nodes' changes, and what is
-shown to people. It never decides which node removes a tree: the claim (the lock of the record) does.
+A heartbeat only shows that a node may be alive. Heartbeats determine how often we check for other nodes' changes, and
+what we show to people. They never determine which node removes a tree: the claim (the lock on the record) does.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from fusefs.core.service_status import SeenNode
 
 HEARTBEAT_S = 30.0
 SILENT_S = 3 * HEARTBEAT_S
-"""A node counts as silent once its heartbeat has not changed for so long."""
+"""A node counts as silent once its heartbeat has not changed for this long."""
 FORGOTTEN_S = 3 * 86_400.0
-"""A heartbeat is removed so long after its last change: after a weekend people can still see which node is missing."""
+"""A heartbeat is removed this long after its last change: after a weekend, it still shows which node is missing."""
 HEARTBEAT_BYTES = 512
-"""Every heartbeat has this size: a single call overwrites it in place, without a new block."""
+"""The size of every heartbeat: a single call overwrites it in place, without allocating a block."""
 LEAST_POLL_S = 10.0
 """Shortest time between two checks for other nodes' changes."""
 _WAIT_FACTOR = 20
-"""After a check the watcher waits at least so many times the duration of that check."""
+"""After a check, the watcher waits for at least this multiple of the check's duration."""
 _MAX_STEP_S = 2 * HEARTBEAT_S
-"""A check adds at most so much to a silence: a watcher that was frozen must not count its own pause as silence."""
+"""The most that one check adds to a silence: a watcher that was frozen must not count its own pause as silence."""
 _HOST_CHARS = 64
 _NAME = re.compile(rb"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63})\.([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 _ShortText = Annotated[str, msgspec.Meta(max_length=_HOST_CHARS)]
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a heartbeat, which a service writes.
+    """The content of a heartbeat file, which a service writes.
 
     started_ns  wall time at which the service started; together with `n` it identifies a heartbeat
-    n           number of heartbeats since then
-    phase       what the service does on this volume
-    probe_ms    how long small durable writes take there, measured on this node; None: not known
+    n           number of heartbeats written since then
+    phase       what the service is doing on this volume
+    probe_ms    how long a small durable write to the volume takes, measured on this node; None: not known
     """
 
     started_ns: int
@@ -49,23 +49,23 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def heartbeat_name(host: str, boot_id: str) -> bytes:
-    """The file name of a node's heartbeat: the plain characters of its host name, then its boot id."""
+    """Return the file name of a node's heartbeat: its host name, with `_` for unusual characters, and its boot ID."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", host)[:_HOST_CHARS].lstrip(".") or "_"
     return f"{plain}.{boot_id}".encode("ascii")
 
 
 def is_heartbeat_name(name: bytes) -> bool:
-    """Whether `beat_name` could have made this name."""
+    """Whether `heartbeat_name` could have returned this name."""
     return _NAME.fullmatch(name) is not None
 
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
-    """Encode as JSON, padded with blanks to BEAT_BYTES."""
+    """Encode as JSON, padded with blanks to HEARTBEAT_BYTES."""
     return msgspec.json.encode(heartbeat).ljust(HEARTBEAT_BYTES - 1) + b"\n"
 
 
 def decode_heartbeat(text: bytes) -> Heartbeat | None:
-    """Decode what `encode_beat` wrote; None for anything else, such as a half-written heartbeat."""
+    """Decode what `encode_heartbeat` wrote; return None for anything else, such as a half-written heartbeat."""
     try:
         return msgspec.json.decode(text, type=Heartbeat)
     except (msgspec.MsgspecError, ValueError):
@@ -75,8 +75,8 @@ def decode_heartbeat(text: bytes) -> Heartbeat | None:
 class _WatchedHeartbeat(NamedTuple):
     """A heartbeat at the last check.
 
-    unchanged_s  how long it has been watched since it last changed, or since the first check that read it
-    has_changed  whether it changed while it was watched
+    unchanged_s  how long it has been watched without a change
+    has_changed  whether it has changed while it was watched
     """
 
     beat: Heartbeat | None
@@ -85,14 +85,14 @@ class _WatchedHeartbeat(NamedTuple):
 
 
 class HeartbeatWatch:
-    """The heartbeats of a volume as one watcher saw them, by its own monotonic clock in seconds."""
+    """The heartbeats of a volume as seen by one watcher, whose own monotonic clock gives the times in seconds."""
 
     def __init__(self) -> None:
         self._watched: dict[bytes, _WatchedHeartbeat] = {}
         self._updated_s: float | None = None
 
     def update(self, heartbeats: Mapping[bytes, Heartbeat | None], now_s: float) -> set[bytes]:
-        """Record the present heartbeats (None: unreadable). Returns  the nodes that were alive and no longer are"""
+        """Record the present heartbeats (None: unreadable). Returns  the nodes that are no longer alive"""
         alive_before = self.alive_nodes()
         passed_s = 0.0 if self._updated_s is None else min(max(now_s - self._updated_s, 0.0), _MAX_STEP_S)
         self._updated_s = now_s
@@ -116,7 +116,7 @@ class HeartbeatWatch:
         return [name for name, one in self._watched.items() if one.unchanged_s >= FORGOTTEN_S]
 
     def list_nodes(self, own: bytes | None) -> tuple[SeenNode, ...]:
-        """All nodes, for people. own: the name of our own heartbeat, if we have one"""
+        """Return all nodes, to be shown to people. own: the name of our own heartbeat, if we have one"""
         return tuple(_to_seen_node(name, one, is_here=name == own) for name, one in sorted(self._watched.items()))
 
 
@@ -142,7 +142,7 @@ def _to_seen_node(name: bytes, watched: _WatchedHeartbeat, *, is_here: bool) -> 
 
 
 class PollInterval:
-    """The time until the next check for other nodes' changes: short while something happens, then ever longer."""
+    """The time until the next check for other nodes' changes: short while there are changes, then longer and longer."""
 
     def __init__(self, least_s: float = LEAST_POLL_S) -> None:
         """least_s: the shortest time between two checks"""
@@ -152,9 +152,9 @@ class PollInterval:
     def next_wait_s(self, duration_s: float, most_s: float, *, is_lively: bool) -> float:
         """Seconds until the next check.
 
-        duration_s  how long this check took
-        most_s     the longest wait allowed, whatever took_s is
-        is_lively  whether something has changed, or other nodes serve the volume
+        duration_s  how long the last check took
+        most_s      the longest wait allowed, whatever duration_s is
+        is_lively   whether something has changed, or other nodes serve the volume
         """
         self._wait_s = self._least_s if is_lively else min(2 * self._wait_s, most_s)
         return min(max(self._wait_s, _WAIT_FACTOR * duration_s), most_s)

@@ -1,7 +1,7 @@
-"""The age of an orphan, although the wall clock may be set: setting a clock never makes an orphan expire early.
+"""The age of an orphan, computed so that setting the wall clock never makes an orphan expire early.
 
-A record's time is the wall clock of the process that wrote it. The service watches the wall clock against one that
-can't be set (CLOCK_BOOTTIME). A computed age is never too high. While a clock is wrong, it may be too low.
+A record contains the wall time of the process that wrote it. The service compares the wall clock with a clock that
+can't be set (CLOCK_BOOTTIME). A computed age is never too high. While the wall clock is wrong, it may be too low.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import json
 from typing import Any, NamedTuple
 
 STEP_NS = 1_000_000_000
-"""A smaller difference is no jump: the two clocks are not read at the same moment, and NTP makes small corrections."""
+"""A smaller change is not a jump: the two clocks are not read at the same moment, and NTP makes small corrections."""
 ERAS_MAX = 3
-"""One era before a jump, one until the clock was corrected, one since. If there are more, the oldest two are merged."""
+"""One era before a jump, one until the correction, and one since then. If there are more, the oldest two are merged."""
 _ERAS_READ = 32
-"""Versions 0.2.0 and 0.3.0 saved up to so many eras, of three numbers each."""
+"""Versions 0.2.0 and 0.3.0 saved up to this many eras, of three numbers each."""
 
 
 class Era(NamedTuple):
     """A period in which nobody set the wall clock.
 
-    since_ns  earliest true time at which it may have begun: that of the check before; the first era began before all
-              records
+    since_ns  the earliest true time at which it may have begun, which is that of the check before; 0 for the first
+              era, which began before all records
     ahead_ns  how far the wall clock was ahead of true time, at least; negative if it was behind
     seen_ns   the true time at which the era was noticed: the era before may have lasted until then
     spread_ns  how much further ahead the wall clock may have been, if several eras were merged into this one
@@ -34,9 +34,9 @@ class Era(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """Both clocks at the last check, and how the wall clock was set while a service watched.
+    """Both clocks at the last check, and the known changes of the wall clock.
 
-    True time here means the wall clock as it would be if it had never been set since the first check.
+    True time here means the wall time as it would be if nobody had set the clock since the first check.
 
     wall_ns    CLOCK_REALTIME
     boot_ns    CLOCK_BOOTTIME: includes suspend, starts at 0 with each boot
@@ -61,7 +61,7 @@ class Clock(NamedTuple):
 
 
 class Now(NamedTuple):
-    """The present moment by both clocks, and the saved history of the wall clock.
+    """The present time of both clocks, and the saved history of the wall clock.
 
     wall_ns  CLOCK_REALTIME
     boot_ns  CLOCK_BOOTTIME
@@ -77,20 +77,20 @@ class Now(NamedTuple):
     def since(self, wall_ns: int, boot_ns: int | None, boot: str) -> int:
         """Nanoseconds since an event; negative for one in the future.
 
-        Uses the clock that can't be set if the event's boot_ns is of this boot. Otherwise it uses the wall clock,
-        corrected by the known times at which that was set.
+        If the event's boot_ns is from this boot, this uses the clock that can't be set. Otherwise it uses the wall
+        clock, corrected for its known changes.
         """
         if boot_ns is not None and boot == self.boot and boot_ns <= self.boot_ns:
             return self.boot_ns - boot_ns
         return min([self.wall_ns - wall_ns, *(record_age_ns(clock, wall_ns) for clock in self.clocks)])
 
     def clock_change_ns(self, wall_ns: int, boot_ns: int | None, boot: str) -> int:
-        """How far the wall clock was set forward since then, negative if back; 0 for less than a second."""
+        """How far the wall clock was set forward since an event, negative if back; 0 for less than a second."""
         set_ns = self.wall_ns - wall_ns - self.since(wall_ns, boot_ns, boot)
         return set_ns if abs(set_ns) >= STEP_NS else 0
 
     def cutoff_ns(self, span_ns: int) -> int:
-        """The wall time before which every timestamp is at least span_ns old, as far as is known."""
+        """Return a wall time: as far as is known, every timestamp before it is at least span_ns old."""
         return min([self.wall_ns - span_ns, *(cutoff_ns(clock, span_ns) for clock in self.clocks)])
 
 
@@ -106,10 +106,10 @@ class FirstSight(NamedTuple):
 
 
 def start_clock(wall_ns: int, boot_ns: int, boot: str = "", saved: Clock | None = None) -> Clock:
-    """The clock at the start of a service.
+    """Return the clock at the start of a service.
 
-    saved  what an earlier service saved, if it did. No service watches during a reboot, so the wall clock is trusted
-           unless it went back: true time never does.
+    saved  the clock that an earlier service saved, if any. No service watches the clocks during a reboot, so the wall
+           clock is trusted then, unless it went back: true time never does
     """
     if saved is None:
         return Clock(wall_ns, boot_ns, wall_ns - boot_ns, (Era(0, 0),), boot)
@@ -120,7 +120,7 @@ def start_clock(wall_ns: int, boot_ns: int, boot: str = "", saved: Clock | None 
 
 
 def advance_clock(clock: Clock, wall_ns: int, boot_ns: int) -> Clock:
-    """The clock at a later check in the same boot; a new era begins if the wall clock was set since the last check."""
+    """Return the clock at a later check in the same boot. A new era begins if the wall clock was set in between."""
     checked_ns = clock.true_ns()
     clock = clock._replace(wall_ns=wall_ns, boot_ns=boot_ns)
     ahead_ns = wall_ns - clock.true_ns()
@@ -130,7 +130,7 @@ def advance_clock(clock: Clock, wall_ns: int, boot_ns: int) -> Clock:
 
 
 def _bounded(eras: tuple[Era, ...]) -> tuple[Era, ...]:
-    """At most ERAS_MAX eras. Merging the oldest two keeps the lower of the ages that they allow."""
+    """Limit the eras to ERAS_MAX. Merging the oldest two keeps the lower of the ages that they allow."""
     while len(eras) > ERAS_MAX:
         first, second, *others = eras
         least_ns = min(first.ahead_ns, second.ahead_ns)
@@ -145,44 +145,45 @@ def first_sight(clock: Clock, created_ns: int) -> FirstSight:
 
 
 class FirstSights:
-    """First sights that must be remembered: those of orphans whose records are from the future and so give no age.
+    """First sights that must be remembered: those of orphans whose records are from the future and so imply no age.
 
     The age of all other orphans follows from their records, and can be computed anew each time.
     """
 
     def __init__(self, most: int) -> None:
-        """most: how many are remembered; others stay at age 0 until the wall clock reaches the time in their record"""
+        """most: how many to remember; other orphans have age 0 until the wall clock reaches the time in their record"""
         self._most = most
         self._sights: dict[str, FirstSight] = {}
 
     def get(self, clock: Clock, identifier: str, created_ns: int) -> FirstSight:
-        """The first sight of an orphan, or an equivalent one."""
+        """Return the first sight of an orphan, or an equivalent one."""
         sight = self._sights.get(identifier) or first_sight(clock, created_ns)
         if sight.age_ns == 0 and len(self._sights) < self._most:
             self._sights[identifier] = sight
         return sight
 
     def forget(self, identifier: str) -> None:
-        """Forget an orphan that is gone; does nothing if it was not remembered."""
+        """Forget an orphan that is gone; do nothing if it was not remembered."""
         self._sights.pop(identifier, None)
 
 
 def age_ns(clock: Clock, created_ns: int, sight: FirstSight) -> int:
-    """The least age that an orphan can have; never negative.
+    """Return the lowest age that an orphan can have; never negative.
 
-    sight    as `see` returned it in this boot
-    Returns  at most its age at first sight plus the time since. Also at most the age by its record now, in case the
-             wall clock was wrong at first sight and has been set back. But at least the time since first sight, so
-             that an orphan from the future ages, too.
+    sight    as `first_sight` or `FirstSights.get` returned it in this boot
+    Returns  at most its age at first sight plus the time since then. Also at most its present age according to its
+             record, in case the wall clock was wrong at first sight and has been set back. But at least the time since
+             first sight, so that an orphan from the future ages, too.
     """
     since_ns = max(0, clock.boot_ns - sight.boot_ns)
     return min(sight.age_ns + since_ns, max(record_age_ns(clock, created_ns), since_ns))
 
 
 def record_age_ns(clock: Clock, created_ns: int) -> int:
-    """The age by the record's wall time: the least that any era allows, 0 if no era allows one.
+    """Return the age according to the record's wall time: the lowest that any era allows, or 0 if none allows one.
 
-    No era does if the record is from the future, or from a time that the wall clock jumped over (another host's clock).
+    No era allows an age if the record is from the future, or from a time that our wall clock jumped over (it was
+    written by another host's clock).
     """
     now_ns = clock.true_ns()
     ends = [*(era.seen_ns for era in clock.eras[1:]), now_ns]
@@ -196,10 +197,10 @@ def record_age_ns(clock: Clock, created_ns: int) -> int:
 
 
 def cutoff_ns(clock: Clock, span_ns: int) -> int:
-    """The wall time before which every timestamp is at least span_ns old, however often the wall clock was set.
+    """Return a wall time: every timestamp before it is at least span_ns old, however often the wall clock was set.
 
-    An era that reached into that span may have files of it. If the wall clock was behind in that era, they look older
-    than they are. Files of earlier eras are old enough, whatever their timestamps are.
+    Files may have been written during the span in any era that overlaps it. If the wall clock was behind in that era,
+    they seem older than they are. Files from earlier eras are old enough, whatever their timestamps are.
     """
     now_ns = clock.true_ns()
     ends = [*(era.seen_ns for era in clock.eras[1:]), now_ns]
@@ -208,12 +209,12 @@ def cutoff_ns(clock: Clock, span_ns: int) -> int:
 
 
 def encode_clock(clock: Clock) -> bytes:
-    """Encode the clock as a small JSON object, which a service saves for the next one."""
+    """Encode the clock as a small JSON object, which a service saves for the next service."""
     return json.dumps(clock._asdict()).encode("ascii") + b"\n"
 
 
 def decode_clock(text: bytes) -> Clock | None:
-    """Decode what `encode` of this version, 0.2.0 or 0.3.0 wrote; None for anything else: the wall clock is trusted."""
+    """Decode a clock that this version, 0.2.0 or 0.3.0 saved; None for anything else: then trust the wall clock."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
@@ -235,5 +236,5 @@ def decode_clock(text: bytes) -> Clock | None:
 
 
 def _are_times(value: Any, n: int) -> bool:
-    """Whether it is a list of n integers that a clock can have."""
+    """Whether the value is a list of n integers that a clock can have."""
     return isinstance(value, list) and len(value) == n and all(type(x) is int and abs(x) < 1 << 63 for x in value)

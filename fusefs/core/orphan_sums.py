@@ -1,4 +1,4 @@
-"""Sums over orphans by user, project or age, and how much of a tree's space its removal frees."""
+"""Sums over orphans by user, project or age, and how much space the removal of a tree frees."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import NamedTuple
 from fusefs.core.record import TreeSize
 
 STAT_BLOCK_BYTES = 512
-"""The unit of st_blocks, whatever the filesystem's own block size is."""
+"""The unit of st_blocks, whatever the filesystem's block size is."""
 INLINE_MAX_BYTES = 2048
-"""btrfs keeps a file up to this size (max_inline) in its metadata, but reports a block for it."""
+"""btrfs stores a file up to this size (max_inline) in its metadata, but reports a block for it."""
 
 
 class Survey(NamedTuple):
     """The result of a walk over a container.
 
-    n_entries     as a reaper counts them
-    n_bytes       blocks of all inodes, each counted once
-    linked_bytes  the part of n_bytes that a delete does not free, because of hard links outside
-    shared_bytes  the most that a delete may not free because snapshots or reflinks share it; 0 if not requested. It
-                  includes blocks that only files of this tree share with each other: the two can't be distinguished
-    n_failed      entries that could not be read, and directories, each with everything in it
-    is_at_least   there were too many hard links to remember: each further name counts as its share of the inode, and
-                  none as linked from outside
-    n_spare_names  entries whose removal frees no inode, because it has other names inside or outside of the tree
+    n_entries     number of entries, as a reaper counts them
+    n_bytes       size of the blocks of all inodes, each counted once
+    linked_bytes  the part of n_bytes that deleting the tree does not free, because of hard links outside
+    shared_bytes  the most that may remain in use after a delete, because snapshots or reflinks share it; 0 if not
+                  requested. Blocks that only files of this tree share are included, since they can't be distinguished
+    n_failed      number of entries that could not be read; an unreadable directory counts as one
+    is_at_least   there were too many hard links to remember: each further name adds its share of the inode's size, and
+                  counts as not linked from outside
+    n_spare_names  entries whose removal frees no inode, because it has other names inside or outside the tree
     """
 
     n_entries: int
@@ -42,7 +42,7 @@ class Survey(NamedTuple):
 
 
 class MeasuredSize(NamedTuple):
-    """The size of a tree, as far as it could be determined.
+    """The size of a tree, as far as it could be measured.
 
     size        None: nothing is known
     n_failed    number of entries that could not be read
@@ -55,11 +55,11 @@ class MeasuredSize(NamedTuple):
 
 
 def space_of_file(size: int, n_blocks: int, block_bytes: int, inline_max_bytes: int) -> int:
-    """The disk space of a file, from its stat.
+    """Compute the disk space of a file from its stat.
 
-    n_blocks          in units of `STAT_BLOCK_BYTES`
+    n_blocks          st_blocks
     block_bytes       the filesystem's block size
-    inline_max_bytes  files up to this size may be stored in the metadata; 0 if all files have blocks of their own
+    inline_max_bytes  files up to this size may be stored in the metadata; 0 if all files have their own blocks
     """
     taken = n_blocks * STAT_BLOCK_BYTES
     is_inline = 0 < size <= inline_max_bytes and taken <= block_bytes
@@ -80,10 +80,10 @@ class SumBy(Enum):
 
 
 class SumKey(NamedTuple):
-    """What the orphans of one sum have in common; None for the other groupings, and if no record states it.
+    """What the orphans of a group have in common; None for other kinds of groups, and if no record states it.
 
-    project  the first directories of their origins, below the directory that holds the store
-    from_s, under_s  their age bracket; under_s: None for the last one
+    project  the first directories of their original paths, below the directory that holds the store
+    from_s, under_s  their age bracket; under_s: None for the oldest one
     """
 
     uid: int | None = None
@@ -95,10 +95,10 @@ class SumKey(NamedTuple):
 class OrphanSum(NamedTuple):
     """The sum of a group of orphans.
 
-    n_bytes    of those whose size is known; for `n_unknown` others it is not
-    is_at_least  the real sum may be larger
-    n_due      number of expired ones
-    oldest_s   age of the oldest; None: no record states an age
+    n_bytes    size of the orphans whose size is known; that of `n_unknown` others is not
+    is_at_least  the actual sum may be larger
+    n_due      number of expired orphans
+    oldest_s   age of the oldest orphan; None: no record states an age
     """
 
     n_orphans: int = 0
@@ -125,7 +125,11 @@ KeyedSum = tuple[SumKey, OrphanSum]
 
 
 class OrphanToSum(NamedTuple):
-    """One orphan to be summed. `base` holds its store; age_s, left_s: None if no record states it, or it is pinned."""
+    """An orphan to be summed.
+
+    base                  the directory that holds the store
+    age_s, expires_in_s   None if no record states it; expires_in_s also if the orphan is pinned
+    """
 
     uid: int
     base: bytes
@@ -136,7 +140,7 @@ class OrphanToSum(NamedTuple):
 
 
 class OrphanSums:
-    """Collects sums by key."""
+    """Sums up orphans by group."""
 
     def __init__(self, by: SumBy, depth: int = 1) -> None:
         """depth: how many directories of a path form a project's name"""
@@ -153,7 +157,7 @@ class OrphanSums:
         self.add_sums([(self._key(one), OrphanSum(1, n_bytes, int(size is None), is_at_least, int(is_due), one.age_s))])
 
     def add_sums(self, sums: Iterable[KeyedSum]) -> None:
-        """Add sums made elsewhere."""
+        """Add sums that were computed elsewhere."""
         for key, one in sums:
             self._sums[key] = self._sums.get(key, OrphanSum()).plus(one)
 
@@ -167,14 +171,14 @@ class OrphanSums:
                 return age_key(one.age_s)
 
     def __iter__(self) -> Iterator[KeyedSum]:
-        """By age the youngest first, otherwise the largest first."""
+        """Iterate over the sums: the youngest first if they are grouped by age, otherwise the largest first."""
         if self._by is SumBy.AGE:
             return iter(sorted(self._sums.items(), key=lambda one: (one[0].from_s is None, one[0].from_s or 0)))
         return iter(sorted(self._sums.items(), key=lambda one: (-one[1].n_bytes, -one[1].n_orphans, repr(one[0]))))
 
 
 def age_key(age_s: int | None) -> SumKey:
-    """The bracket of an age; a negative age counts as new."""
+    """Return the bracket of an age; a negative age counts as 0."""
     if age_s is None:
         return SumKey()
     bracket = max(index for index, from_s in enumerate(_AGES_S) if index == 0 or age_s >= from_s)
@@ -182,7 +186,7 @@ def age_key(age_s: int | None) -> SumKey:
 
 
 def project_of(base: bytes, origin: bytes, depth: int) -> bytes:
-    """The first directories of an origin below `base`; `base` itself, if the origin is no deeper."""
+    """Return the first directories of an original path below `base`; `base` itself if the path is no deeper."""
     top = base.rstrip(b"/")
     inside = origin[len(top) :].strip(b"/").split(b"/")[:depth]
     return top + b"/" + b"/".join(inside) if inside != [b""] else base

@@ -1,14 +1,15 @@
-"""The pace of a removal: how much a slice may do, and how fast slices follow each other beside other users of the disk.
+"""The pace of a removal: how much a slice may do, and how fast slices may follow each other if others use the disk.
 
-All reapers on a machine rest at the same moments of one clock. Stalls, reads and flushes during a rest are caused by
-others. If others wait longer outside the rests than in them, we are the cause. So nothing needs to be known about the
-disk. The pace is a share of the time in which the kernel may work for us, whether an unlink takes 10 µs or 10 ms.
+All reapers on a machine rest at the same moments of one clock. So stalls, reads and flushes during a rest are caused by
+other processes. If these wait longer outside the rests than during them, we are the cause. Thus nothing needs to be
+known about the disk. The pace is the share of time in which the kernel may work for us, whether an unlink takes 10 µs
+or 10 ms.
 
-    only user of the disk  full speed, with a short rest now and then to check that this is still so
-    with other users       a share of the time, in small slices with pauses, each begun when the device is idle
-                           (engine.pace). The share drops if others wait longer while we work, else it grows slowly
+    only user of the disk  full speed, with a short rest now and then to check for other users
+    with other users       a share of the time, in small slices with pauses. Each slice begins when the device is idle
+                           (engine.pace). The share drops if others wait longer while we work; otherwise it grows slowly
 
-Pure: engine/pace.py measures.
+Pure: engine/pace.py takes the measurements.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from operator import add, sub
 from typing import NamedTuple
 
 SLICE_S = 0.05
-"""Work in one slice: short enough to stop or back off at once, long enough that handing it out costs almost nothing."""
+"""The length of a slice: short enough to stop or back off at once, long enough that scheduling costs almost nothing."""
 SMALL_SLICE_S = 0.00015
-"""A slice beside other users of the disk: their requests never queue behind more than a few of our calls. (Slices twice
-as long slow one in a hundred of their requests on xfs, measured; in slices half as long, overhead prevails.)
+"""The length of a slice if others use the disk: their requests never queue behind more than a few of our calls.
+(Measured on xfs: slices twice as long slow one in a hundred of their requests; half as long, they are mostly overhead.)
 """
 MAX_NAMES_PER_CHECK = 512
-"""Most entries between two readings of the clock: two or three milliseconds' work on a local disk."""
+"""The most entries between two readings of the clock: two or three milliseconds of work on a local disk."""
 _NAMES_IN_SMALL_SLICE = 128
 _OVERRUN_S = SLICE_S / 10
-"""How far a slice may overrun its time, if its entries take as long as those before."""
+"""How far a slice may overrun its time, if its entries take as long as the previous ones."""
 _GROWS = 4
 _STEP_BACK = 8
-"""A slice begins with one eighth of the entry count at which the last one ended: its entries may take longer."""
+"""A slice begins with one eighth of the number at which the last one ended, since its entries may take longer."""
 CUT_BYTES = 64 << 20
 """A large file is truncated in steps of this size when paced (RocksDB and Pebble use the same step)."""
 
 
 class SliceBudget(NamedTuple):
-    """The limits of one slice; whichever is reached first ends it.
+    """The limits of one slice, which ends as soon as it reaches one of them.
 
-    n_entries, n_bytes  None: no such limit. With either limit the work is paced: the size of files is read before they
-                        are deleted, and large ones are truncated in steps
+    n_entries, n_bytes  None: no such limit. If either is set, the work is paced: sizes of files are read before they
+                        are deleted, and large files are truncated in steps
     """
 
     seconds: float = SLICE_S
@@ -49,28 +50,28 @@ class SliceBudget(NamedTuple):
     n_bytes: int | None = None
 
     def is_paced(self) -> bool:
-        """Whether the size of files is read before they are deleted."""
+        """Whether sizes of files are read before they are deleted."""
         return self.n_entries is not None or self.n_bytes is not None
 
 
 class NamesPerClockCheck:
-    """How many entries a worker handles between two readings of the clock; few where each waits for a server.
+    """The number of entries that a worker handles between two readings of the clock; low if each waits for a server.
 
-    It is kept from slice to slice: a slice that begins with one entry would need several rounds to find the number.
+    It is kept from slice to slice: a slice that began with one entry would need several rounds to find the number.
     """
 
     def __init__(self) -> None:
         self.n, self._most = 1, MAX_NAMES_PER_CHECK
 
     def begin(self, slice_s: float) -> None:
-        """Begin a slice of that length; a small slice ends after a number of entries instead."""
+        """Begin a slice of this length; a small slice ends after a fixed number of entries instead."""
         if slice_s > SMALL_SLICE_S:
             self.n, self._most = max(1, self.n // _STEP_BACK), MAX_NAMES_PER_CHECK
         else:
             self.n = self._most = _NAMES_IN_SMALL_SLICE
 
     def record(self, n: int, seconds: float) -> None:
-        """Record that n entries took so long."""
+        """Record that n entries took this long."""
         fits = int(n * _OVERRUN_S / max(seconds, 1e-6))
         self.n = max(1, min(fits, _GROWS * self.n, self._most))
 
@@ -80,8 +81,8 @@ class Speed(NamedTuple):
 
     entries_per_s, bytes_per_s  None: unlimited; 0: wait
     is_alone  no other process uses the disk: several workers may run at once, with slices of full length
-    rests     slices end before the common rests, in which other users of the disk are detected
-    share     of the time in which the kernel may work for us, however long a call takes
+    rests     slices end before the common rests, during which other users of the disk are detected
+    share     the share of time in which the kernel may work for us, however long a call takes
     """
 
     entries_per_s: int | None = None
@@ -91,11 +92,11 @@ class Speed(NamedTuple):
     share: float = 1.0
 
     def is_limited(self) -> bool:
-        """Whether entries or bytes are limited."""
+        """Whether a rate is limited."""
         return self.entries_per_s is not None or self.bytes_per_s is not None
 
     def must_wait(self) -> bool:
-        """Whether nothing may be done now."""
+        """Whether no work is allowed now."""
         return self.entries_per_s == 0 or self.bytes_per_s == 0
 
 
@@ -104,9 +105,10 @@ HOLD = Speed(entries_per_s=0, is_alone=False)
 
 
 class TokenBucket:
-    """A token bucket: it fills over time, gives out at least one slice's worth, and may be overdrawn.
+    """A token bucket that fills over time, gives out tokens for at least one slice at once, and may be overdrawn.
 
-    It may be overdrawn because the size of a file is known only when it is deleted: the next slice waits for the debt.
+    It may be overdrawn because the size of a file is known only when it is deleted: the next slice waits until the debt
+    is repaid.
     """
 
     def __init__(self, per_s: int, now_s: float, slice_s: float = SLICE_S) -> None:
@@ -120,7 +122,7 @@ class TokenBucket:
         self._most = 2 * self._least
 
     def change(self, per_s: int, now_s: float, slice_s: float = SLICE_S) -> None:
-        """Use another rate from now on; the present balance, which may be negative, stays."""
+        """Use another rate from now on. The balance, which may be negative, stays."""
         self._fill(now_s)
         self._set(per_s, slice_s)
 
@@ -129,7 +131,7 @@ class TokenBucket:
         self._filled_at_s = now_s
 
     def take(self, now_s: float) -> int:
-        """Take everything available; 0 if that is less than a slice's worth. Return the unused part by `give_back`."""
+        """Take all available tokens; return 0 if there are too few for a slice. Pass unused ones to `give_back`."""
         self._fill(now_s)
         if self._balance < self._least:
             return 0
@@ -138,11 +140,11 @@ class TokenBucket:
         return taken
 
     def give_back(self, n: int) -> None:
-        """Return what was taken and not used; negative if more was used."""
+        """Put unused tokens back; n is negative if more were used than taken."""
         self._balance += n
 
     def wait_s(self) -> float:
-        """Seconds until something can be taken; 0 if it can be now; infinite at a rate of 0."""
+        """Seconds until tokens can be taken; 0 if they can be now; infinite at a rate of 0."""
         missing = max(0.0, self._least - self._balance)
         if not self._per_s:
             return math.inf if missing else 0.0
@@ -152,47 +154,47 @@ class TokenBucket:
 TICK_S = 0.1
 """The load is measured at least this often."""
 PERIOD_S, REST_S = 0.25, 0.02
-"""When no other process uses the disk: one rest in each period. Others are noticed after the second or third rest."""
+"""The rests while no other process uses the disk, one per period. Others are noticed after the second or third rest."""
 LONG_PERIOD_S, LONG_REST_S = 0.5, 0.06
-"""With other users of the disk: long enough to measure their pace without us, too."""
+"""The rests while others use the disk, long enough to measure their pace without us."""
 SETTLE_S = 0.004
-"""Ignored at the start of a rest: the kernel may still be working for us."""
+"""The start of a rest is ignored, because the kernel may still be working for us."""
 FIRST_MEASUREMENT_S = 0.05
-"""No work begins before the load was measured for so long."""
+"""No work begins before the load has been measured for this long."""
 LEAST_SHARE, FIRST_SHARE, MOST_SHARE = 0.005, 0.3, 0.4
-"""Shares of the time beside other users of the disk: the least, the first, and the most, which is low enough that harm
-is measured before others would notice it."""
+"""Shares of the time if others use the disk: the least, the first, and the most, which is so low that we measure harm
+before others notice it."""
 _MAX_SHARE_DEAF = 0.9
-"""The most where other users can't be detected."""
+"""The highest share where other users can't be detected."""
 _STRONG_CUT, _CUT, _GROWTH = 0.5, 0.8, 1.05
 _DECIDE_S = 2.0
 _MEMORY_S = 12.0
 _HARM, _MUCH_HARM = 1.3, 2.0
-"""Ratio of the mean time of others' requests while we work to that in rests; from 1.3 on we back off. A lower one may
-be chance in a few seconds' data. The mean of reads grows by a third before their 99th percentile grows by 15 %
-(measured).
+"""Ratio of the mean time of others' requests while we work to that during rests. At 1.3 or more, we back off. A lower
+ratio may be chance in a few seconds' data. The mean time of reads grows by a third before their 99th percentile grows
+by 15 % (measured).
 """
 _ENOUGH_REQUESTS, _ENOUGH_PROBES = 150, 4
 _MIN_MEASURED_S = 1e-6
-"""Requests that took less time than this in all were not measured."""
+"""If requests took less time than this in total, their times are not usable."""
 _KEPT_PROBES = 8
 _STALL_IO, _STALL_MEMORY, _STALL_CPU = 0.02, 0.05, 0.5
-"""Shares of a rest in which tasks stalled: from these on, other users are assumed. The scheduler already shares
-processors, so that only heavy use counts for them."""
+"""Other users are assumed if tasks stalled for at least these shares of a rest. For processors, only heavy use counts,
+because the scheduler already shares them."""
 _REQUESTS = 2
-"""Reads and flushes of others in a rest; a single one may be the journal's."""
+"""Other users are assumed after this many reads and flushes during a rest; a single one may be the journal's."""
 _N_RESTS_WITH_OTHERS, _N_RESTS_CHECKED = 2, 3
-"""Others are assumed if they were detected in two of three rests; in one, it may have been the journal."""
+"""Other users are assumed if they were detected in two of three rests; in only one, it may have been the journal."""
 _N_RESTS_ALONE = 4
-"""After so many long rests, at most one of them with others detected, there are no other users."""
+"""After this many long rests, of which others were detected in at most one, we assume that there are no other users."""
 _PLANNED_PART, _LAST_PART = 0.9, 0.01
-"""Parts of the horizon: the part after which everything is planned to be done, as new orphans need time, too; and the
-part over which overdue work is spread.
+"""Parts of the horizon: the part after which all work should be done, since new orphans need time, too; and the part
+over which overdue work is spread.
 """
 
 
 class RateCaps(NamedTuple):
-    """Limits set by an administrator: rates per second, and the time in which all work should be done if possible."""
+    """Limits set by an administrator: rates per second, and the time within which all work should be done."""
 
     entries_per_s: int | None = None
     bytes_per_s: int | None = None
@@ -200,11 +202,11 @@ class RateCaps(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """The work to do.
+    """The work to be done.
 
-    n_entries         approximate
-    oldest_overdue_s  how long the oldest has been due
-    hurries           space is low: others get no priority
+    n_entries         approximate number of entries
+    oldest_overdue_s  how long the oldest orphan has been due
+    hurries           space is low, so other users of the disk have no priority
     """
 
     n_entries: int = 0
@@ -213,7 +215,7 @@ class Backlog(NamedTuple):
 
 
 class WorkTotals(NamedTuple):
-    """What all workers have done since the start, and the sum of their working times."""
+    """The work of all workers since the start, and the sum of their working times."""
 
     n_entries: int = 0
     n_bytes: int = 0
@@ -221,8 +223,8 @@ class WorkTotals(NamedTuple):
 
 
 class Pressure(NamedTuple):
-    """The state of the machine, for people: shares of the last rest in which a task stalled (None: the kernel does not
-    report it), and how long a small durable write and one of our unlinks took.
+    """The state of the machine, to be shown to people: the shares of the last rest in which a task stalled (None: the
+    kernel does not report them), and how long a small durable write and one of our unlinks took.
     """
 
     io: float | None = None
@@ -233,7 +235,7 @@ class Pressure(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Requests of a device: reads and flushes, and the sum of their times."""
+    """Requests to a device: reads and flushes, and the sums of their times."""
 
     n_reads: float = 0
     reads_s: float = 0.0
@@ -241,23 +243,23 @@ class Requests(NamedTuple):
     flushes_s: float = 0.0
 
     def since(self, before: Requests) -> Requests:
-        """The requests since `before`."""
+        """Return the requests since `before`."""
         return Requests(*map(sub, self, before))
 
     def weighted_after(self, seconds: float) -> Requests:
-        """The requests weighted by age, after so many seconds more."""
+        """Return the requests with the lower weight that they have after this many seconds."""
         by = exp(-seconds / _MEMORY_S)
         return Requests(*(one * by for one in self))
 
     def plus_sample(self, sample: Sample) -> Requests:
-        """The requests including those of one more sample."""
+        """Return the sum of these requests and those of a sample."""
         return Requests(*map(add, self, sample.requests or Requests()))
 
 
 class Sample(NamedTuple):
-    """Measurements over a span of time that was all rest or all work.
+    """Measurements over a span of time that was either all rest or all work.
 
-    io, memory, cpu  shares of it in which a task stalled; None: the kernel does not report them
+    io, memory, cpu  shares of the span in which a task stalled; None: the kernel does not report them
     requests         None if the volume is on no block device
     """
 
@@ -270,7 +272,7 @@ class Sample(NamedTuple):
 
 
 class OtherUsers(Enum):
-    """Whether other processes use the disk."""
+    """Whether other processes use the disk (neighbours, in the documents)."""
 
     UNKNOWN = "measuring how much others use the disk"
     NONE = "no other process uses the disk"
@@ -278,16 +280,16 @@ class OtherUsers(Enum):
 
 
 class PacingState(NamedTuple):
-    """What is kept from one sample to the next; only the functions of this file make one.
+    """The state that is kept from one sample to the next; only the functions of this module create one.
 
-    share        of the time, beside other users of the disk; kept for the next time that there are any
+    share        share of the time that we use if others use the disk; kept even while there are no others
     rests_with_others  for each of the last rests, whether others were detected
     last         the last rest
-    resting, working  others' requests to the device in rests and outside them, since others were detected
-    rest_probes, work_probes  seconds of the last small durable writes
-    undecided_s  time since the share was last decided
-    busy_s_each  seconds of the kernel's work for one entry; None before the first
-    cannot_detect_others  neither stalls nor requests are reported here, so that other users can't be detected
+    resting, working  others' requests to the device during rests and outside them, since others were detected
+    rest_probes, work_probes  how long the last small durable writes took, in seconds
+    undecided_s  time since the share was last adjusted
+    busy_s_each  time that the kernel works for one entry; None before the first entry
+    cannot_detect_others  neither stalls nor requests are reported here, so other users can't be detected
     """
 
     others: OtherUsers = OtherUsers.UNKNOWN
@@ -304,7 +306,7 @@ class PacingState(NamedTuple):
 
 
 def rest_at(now_s: float, *, is_alone: bool) -> tuple[float, float]:
-    """Begin and end of the present or next rest, in seconds of CLOCK_MONOTONIC."""
+    """Return the start and end of the present or next rest, in seconds of CLOCK_MONOTONIC."""
     period_s, rest_s = (PERIOD_S, REST_S) if is_alone else (LONG_PERIOD_S, LONG_REST_S)
     begins_s = floor(now_s / period_s) * period_s
     if now_s >= begins_s + rest_s:
@@ -313,7 +315,7 @@ def rest_at(now_s: float, *, is_alone: bool) -> tuple[float, float]:
 
 
 def shows_others(sample: Sample) -> bool:
-    """Whether others used the disk in a rest."""
+    """Whether a rest shows that others used the disk."""
     requests = sample.requests
     return (
         (sample.io or 0.0) >= _STALL_IO
@@ -324,7 +326,7 @@ def shows_others(sample: Sample) -> bool:
 
 
 def after_sample(state: PacingState, sample: Sample) -> PacingState:
-    """The state after a sample."""
+    """Return the state after a sample."""
     if sample.io is None and sample.requests is None:
         state = state._replace(cannot_detect_others=True, others=OtherUsers.SOME)
     if sample.is_rest:
@@ -355,7 +357,7 @@ def after_sample(state: PacingState, sample: Sample) -> PacingState:
 
 
 def _with_others(state: PacingState, others: OtherUsers) -> PacingState:
-    """Others appeared or disappeared: earlier measurements are about another situation."""
+    """Record that others appeared or disappeared, and drop the measurements: they were made in another situation."""
     return _without_measurements(state)._replace(others=others, rests_with_others=())
 
 
@@ -373,10 +375,10 @@ def _with_requests(state: PacingState, sample: Sample) -> PacingState:
 
 
 def harm_ratio(state: PacingState) -> float | None:
-    """How many times as long others wait while we work; None if not known.
+    """Return how many times as long others wait while we work as during rests; None if not known.
 
-    From the device's request times; if it reports none, from probes. Stalls would not do: while we work, they include
-    our own.
+    This is computed from the device's request times or, if it reports none, from probes. Stalls can't be used: while we
+    work, they include our own.
     """
     from statistics import geometric_mean, median  # imported late: loading it takes as long as a short sweep
 
@@ -394,16 +396,16 @@ def harm_ratio(state: PacingState) -> float | None:
 
 
 def needs_probes(state: PacingState) -> bool:
-    """Whether the effect on others can be measured only by small writes of our own."""
+    """Whether our effect on others can only be measured with small writes of our own (probes)."""
     n_requests = min(state.resting.n_reads + state.resting.n_flushes, state.working.n_reads + state.working.n_flushes)
     return state.others is OtherUsers.SOME and n_requests < _ENOUGH_REQUESTS
 
 
 def after_remote_probe(state: PacingState) -> PacingState:
-    """The state after a probe on a network filesystem, whose other clients can't be detected here.
+    """Return the state after a probe on a network filesystem, whose other clients can't be detected here.
 
-    If no other process of this machine uses it, the removal runs at full speed until our small writes take longer while
-    we work than in rests. From then on these writes decide the share.
+    If no other process on this machine uses the filesystem, the removal runs at full speed until our small writes take
+    longer while we work than during rests. From then on, these writes determine the share.
     """
     ratio = harm_ratio(state)
     if state.others is not OtherUsers.NONE or ratio is None or ratio < _HARM:
@@ -414,12 +416,12 @@ def after_remote_probe(state: PacingState) -> PacingState:
 
 
 def _decide(state: PacingState) -> PacingState:
-    """Lower the share, or raise it a little, if enough time has passed and the harm is known."""
+    """Lower the share or raise it a little, if enough time has passed and the harm is known."""
     ratio = harm_ratio(state)
     if state.undecided_s < _DECIDE_S or ratio is None:
         return state
     if ratio >= _HARM:
-        # The same evidence must not count twice: new measurements are about the smaller share.
+        # The same evidence must not count twice, so measuring starts again with the smaller share.
         by = _STRONG_CUT if ratio >= _MUCH_HARM else _CUT
         return _without_measurements(state)._replace(share=max(state.share * by, LEAST_SHARE))
     most = MOST_SHARE if not state.cannot_detect_others else _MAX_SHARE_DEAF
@@ -427,14 +429,14 @@ def _decide(state: PacingState) -> PacingState:
 
 
 def after_probe(state: PacingState, seconds: float, *, in_rest: bool) -> PacingState:
-    """The state after a small durable write."""
+    """Return the state after a small durable write."""
     if in_rest:
         return state._replace(rest_probes=(*state.rest_probes, seconds)[-_KEPT_PROBES:])
     return state._replace(work_probes=(*state.work_probes, seconds)[-_KEPT_PROBES:])
 
 
 def after_progress(state: PacingState, n_entries: int, busy_s: float) -> PacingState:
-    """The state after so many entries, which took all workers together so long."""
+    """Return the state after n_entries were handled. busy_s: the working time of all workers together"""
     if n_entries <= 0 or busy_s <= 0:
         return state
     before = state.busy_s_each
@@ -443,7 +445,7 @@ def after_progress(state: PacingState, n_entries: int, busy_s: float) -> PacingS
 
 
 def speed_now(state: PacingState, caps: RateCaps, backlog: Backlog) -> Speed:
-    """The speed allowed now."""
+    """Return the speed that is allowed now."""
     entries, n_bytes = caps.entries_per_s, caps.bytes_per_s
     if backlog.hurries:
         return Speed(entries, n_bytes)
@@ -455,7 +457,7 @@ def speed_now(state: PacingState, caps: RateCaps, backlog: Backlog) -> Speed:
 
 
 def _share_needed(state: PacingState, caps: RateCaps, backlog: Backlog) -> float:
-    """The share needed to finish within the horizon, spread evenly over the time that remains."""
+    """Return the share that is needed to finish within the horizon at an even pace."""
     if caps.horizon_s is None or state.busy_s_each is None:
         return 0.0
     remaining_s = max(caps.horizon_s * _PLANNED_PART - backlog.oldest_overdue_s, caps.horizon_s * _LAST_PART, 1.0)
@@ -463,7 +465,7 @@ def _share_needed(state: PacingState, caps: RateCaps, backlog: Backlog) -> float
 
 
 def describe(state: PacingState, caps: RateCaps, backlog: Backlog) -> str:
-    """The reason for the present speed, in a short sentence."""
+    """Explain the present speed in a short sentence."""
     if backlog.hurries:
         return "hurrying: free space is low"
     if state.others is not OtherUsers.SOME:
@@ -477,7 +479,7 @@ def describe(state: PacingState, caps: RateCaps, backlog: Backlog) -> str:
 
 
 def _describe_others(sample: Sample | None) -> str:
-    """What other users of the disk wait for, as far as the last rest showed it."""
+    """Describe what other users of the disk wait for, according to the last rest."""
     if sample is None:
         return "others use the disk"
     shares = (("io", "the disk", _STALL_IO), ("memory", "memory", _STALL_MEMORY), ("cpu", "a processor", _STALL_CPU))

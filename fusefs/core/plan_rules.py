@@ -1,4 +1,4 @@
-"""Plans: reads TOML into rules, or reports every problem with file, key and fix; and the results of the rules."""
+"""Plans: reads TOML into rules, or reports every problem with its file, key and fix; and the results of the rules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SPAN = re.compile(r"(?:[0-9]+[smhdw])+", re.ASCII)
 
 
 class TrashAction(NamedTuple):
-    """Trash matches, which can be restored for so long."""
+    """Trash matches. keep_for_s: how long they can be restored"""
 
     keep_for_s: int = DEFAULT_RETENTION_S
 
@@ -48,29 +48,29 @@ class MoveAction(NamedTuple):
 
 
 class PurgeNotice(NamedTuple):
-    """Lists of files that will be taken within a period, one for each user, in a directory that only they can read."""
+    """Purge lists: for each user, a list, which only they can read, of the files that will expire within a period."""
 
     directory: bytes
     ahead_s: int
 
 
 class RuleAge(NamedTuple):
-    """Old entries are those without a time of these fields at `before_ns` or later."""
+    """An entry is old if all its times in these fields are before `before_ns`."""
 
     fields: tuple[Field, ...]
     before_ns: int
 
 
 class Rule(NamedTuple):
-    """What to do with which entries.
+    """Which entries to select, and what to do with them.
 
-    place      of the rule in its file
-    directory  absolute; may contain wildcards, as in a shell
-    selection  of entries in it
+    place      the rule's place in its file
+    directory  an absolute path, which may contain wildcards, as in a shell
+    selection  which entries in the directory to select
     age        the age condition, if any
     is_unit    the directory's own entries are units: each is taken as a whole if everything in it is old. Otherwise
                entries at any depth are selected one by one, and `selection` contains the age condition
-    most       limit of matches; None: unlimited
+    most       the most matches; None: unlimited
     trusts_atime  use access times even if the mount doesn't update them
     """
 
@@ -90,11 +90,11 @@ class Rule(NamedTuple):
         return (*self.selection.times, *(TimeBound(field, before_ns=age.before_ns) for field in age.fields))
 
     def uses_directory_times(self) -> bool:
-        """Whether directories' own times matter, if only those of empty ones."""
+        """Whether the times of directories matter, be it only those of empty ones."""
         return self.is_unit or self.selection.empty
 
     def upcoming_selection(self) -> Selection:
-        """`selection` as it will be at the end of the purge list's period, if nothing changes."""
+        """Return the selection with the times that it will have at the end of the purge list's period."""
         ahead_ns = 0 if self.purge is None else self.purge.ahead_s * SECOND_NS
         times = self.selection.times
         later = [b if b.before_ns is None else b._replace(before_ns=b.before_ns + ahead_ns) for b in times]
@@ -109,7 +109,7 @@ class RuleResult(NamedTuple):
 
 
 class SkippedRule(NamedTuple):
-    """A directory in which a rule did nothing, and why; with an error, if it should have."""
+    """A directory in which a rule did nothing, and why. error: the error, if the rule should have done something"""
 
     rule: Rule
     directory: bytes
@@ -118,9 +118,9 @@ class SkippedRule(NamedTuple):
 
 
 class PurgeListsResult(NamedTuple):
-    """The purge lists in one directory as they are now; with an error, as they were before.
+    """The present purge lists in one directory. error: why they are still the previous ones, if they are
 
-    is_whole  otherwise entries that could not be read are missing, and the lists state that
+    is_whole  False if entries are missing because they could not be read; the lists state that
     """
 
     directory: bytes
@@ -134,13 +134,13 @@ RuleOutcome = RuleResult | SkippedRule | PurgeListsResult
 
 
 class PlanContext(NamedTuple):
-    """What reading a plan depends on.
+    """The time, the users and other things on which the reading of a plan depends.
 
-    now_ns            wall time, from which ages are counted
+    now_ns            wall time, to which ages are relative
     local_s           see human_units.parse_time
     cutoff_ns         see human_units.parse_time; for `older`
-    uid_of, gid_of    convert names to numbers; ValueError with a message for an unknown user or group
-    warn              called for each key that has no effect any more
+    uid_of, gid_of    convert names to numbers; raise ValueError with a message for an unknown user or group
+    warn              called for each key that no longer has an effect
     """
 
     now_ns: int
@@ -230,7 +230,7 @@ def read_plan(sources: Sequence[Source], context: PlanContext) -> tuple[Rule, ..
 
 
 def _unknown_keys(document: Document) -> Iterator[ConfigProblem]:
-    """Problems for keys outside of rules."""
+    """Return problems for keys outside rules."""
     for key in document.tree:
         if key != "rule":
             fix = (
@@ -242,7 +242,7 @@ def _unknown_keys(document: Document) -> Iterator[ConfigProblem]:
 
 
 def _check_purge_lists(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
-    """Problems for purge lists in a directory that a rule sweeps, which would take them."""
+    """Return problems for purge lists in a directory that a rule sweeps, since the rule could remove the lists."""
     for rule in rules:
         for other in rules:
             if rule.purge is not None and _matches_or_contains(other.directory, rule.purge.directory):
@@ -251,7 +251,7 @@ def _check_purge_lists(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
 
 
 def _matches_or_contains(pattern: bytes, path: bytes) -> bool:
-    """Whether a path is a directory that a pattern matches, or is below one."""
+    """Whether a pattern matches a path, or a directory above it."""
     patterns, names = pattern.decode().split("/"), path.decode().split("/")
     return len(patterns) <= len(names) and all(map(_matches_name, patterns[1:], names[1:]))
 
@@ -261,7 +261,7 @@ def _matches_name(pattern: str, name: str) -> bool:
 
 
 class _RuleBuilder(SettingsBuilder):
-    """Builds one rule from its settings, as far as they can be read."""
+    """Builds one rule from its settings."""
 
     def __init__(self, table: SettingsReader, context: PlanContext, problems: list[ConfigProblem]) -> None:
         super().__init__(table.settings, problems)
@@ -269,13 +269,13 @@ class _RuleBuilder(SettingsBuilder):
         self._context = context
 
     def build(self) -> Rule | None:
-        """The rule; None if there is a problem."""
+        """Return the rule; None if there is a problem."""
         n_before = len(self.problems)
         if self._is_absent("directory"):
             self._add_rule_problem("no directory", 'add directory = "/…"')
         if not any(self.get(key) or self._is_wrong(key) for key in _NARROWS) and not self._table.has_unknown:
             fix = 'write older = "30d", or name = "*" to select everything'
-            self._add_rule_problem("it has no condition that selects files", fix)
+            self._add_rule_problem("the rule has no condition that selects files", fix)
         age, is_unit = self._read_age(), self._has("unit")
         selection = self._selection(age, is_unit=is_unit)
         self._check_unit() if is_unit else self._check_types(selection)
@@ -291,19 +291,19 @@ class _RuleBuilder(SettingsBuilder):
         return key in self.settings
 
     def _is_wrong(self, *key: str) -> bool:
-        """Whether its value is invalid: that is already reported, so nothing else should be."""
+        """Whether a key's value is invalid. That is already reported, so it should cause no further problem."""
         return key in self._table.invalid_keys
 
     def _is_absent(self, *key: str) -> bool:
-        """Whether it is not set, nor any unknown key that may be a misspelling of it."""
+        """Whether a key is not set, and no unknown key could be a misspelling of it."""
         return not (self._has(*key) or self._is_wrong(*key) or self._table.has_unknown)
 
     def _add_rule_problem(self, what: str, fix: str) -> None:
-        """Add a problem of the rule as a whole."""
+        """Add a problem that concerns the rule as a whole."""
         self.problems.append(self._table.place.problem(what, fix))
 
     def _read(self, key: str, read: Callable[[Any], Any], otherwise: Any = None) -> Any:
-        """Convert a text by `read`; if that fails, its message is added as a problem."""
+        """Convert a setting with `read`; if that fails, add its message as a problem."""
         if not self._has(key):
             return otherwise
         try:
@@ -355,7 +355,7 @@ class _RuleBuilder(SettingsBuilder):
 
     def _parse_moment(self, text: str, cutoff_ns: Callable[[int], int] | None = None) -> int:
         if is_file_time(text):
-            raise ValueError(f"{text!r}: a plan takes durations and dates, not the time of a file")
+            raise ValueError(f"{text!r}: a plan accepts durations and dates, but not the time of a file")
         return parse_time(text, self._context.now_ns, self._context.local_s, cutoff_ns)
 
     def _check_unit(self) -> None:

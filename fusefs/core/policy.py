@@ -1,4 +1,4 @@
-"""The administrator's policy for the reaper, and the decisions that follow from it; pure."""
+"""The administrator's policy for the reaper: retention, quotas, and the decisions that follow from them; pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ DAY_MIN = 24 * 60
 
 
 class TimeWindow(NamedTuple):
-    """A part of the local day in minutes, without its last minute; over midnight if it ends no later than it begins."""
+    """A part of the local day, in minutes, without the last one; it spans midnight unless it ends after it begins."""
 
     begins_min: int
     ends_min: int
 
     def __str__(self) -> str:
-        """As users write it: `22:00-06:00`."""
+        """Format the window as users write it: `22:00-06:00`."""
         return "-".join(f"{minute // 60:02d}:{minute % 60:02d}" for minute in self)
 
 
 def parse_window(text: str) -> TimeWindow:
-    """Parse a window such as `22:00-06:00`; a day ends at 24:00.
+    """Parse a window such as `22:00-06:00`; the end of a day may be written as 24:00.
 
     Raises  ValueError
     """
@@ -42,9 +42,9 @@ def parse_window(text: str) -> TimeWindow:
 
 
 def opens_in_s(windows: Iterable[TimeWindow], second: int) -> int:
-    """Seconds until a window opens; 0 if one is open, or if there are none.
+    """Return the seconds until a window opens; 0 if one is open, or if there are no windows.
 
-    second  of the local day; because of daylight saving time, ask again at least every hour
+    second  of the local day. Because of daylight saving time, callers must repeat the call at least every hour
     """
     return min((_opens_in_s(window, second) for window in windows), default=0)
 
@@ -56,29 +56,29 @@ def _opens_in_s(window: TimeWindow, second: int) -> int:
 
 
 MINIMUM_AGE_S = 600
-"""Ten minutes, however low the volume's space: enough to notice that it was the wrong directory, and to restore it."""
+"""Ten minutes, however low the space is: enough time to notice a swap of the wrong directory and restore it."""
 HORIZON_S = 86_400
-"""A day: with an even flow, expired orphans are deleted before the same amount expires again."""
+"""One day: if orphans expire at an even rate, a day's orphans are deleted before those of the next day expire."""
 LOW, HIGH = 0.05, 0.10
-"""Shares of a volume. Below 5 % free filesystems get slow; 10 % free is enough for the next hour's work."""
+"""Shares of a volume that are free. Below 5 %, filesystems get slow; 10 % is enough for the next hour's work."""
 
 
 class DeleteAs(Enum):
-    """The user as whom the reaper deletes: the owner of the orphan, or root."""
+    """The user that the reaper becomes to delete an orphan: its owner, or root."""
 
     OWNER = "owner"
     ROOT = "root"
 
 
 class RetentionRules(NamedTuple):
-    """The rules for orphans from one place.
+    """The rules for the orphans of a volume or a directory.
 
-    retention_s    for orphans without a retention of their own; None: kept until space is low
-    minimum_age_s  no rule deletes a younger orphan, unless its owner requested less
-    keep           patterns (fnmatch, `*` also matches `/`) of origins that are never reaped automatically
-    users          names or uids to which `delete_as` applies if it is ROOT: users write records, so that a path in one
-                   proves nothing
-    clears_flags   delete immutable and append-only files, too, if root deletes
+    retention_s    the retention of orphans that have none of their own; None: they are kept until space is low
+    minimum_age_s  no rule deletes a younger orphan, unless its owner requested a shorter retention
+    keep           patterns (fnmatch, `*` also matches `/`) of original paths whose orphans are only reaped on request
+    users          names or UIDs of the users to whom `delete_as` applies if it is ROOT. Rules for paths are not
+                   enough, because users write the paths in their records
+    clears_flags   if root deletes, also delete immutable and append-only files
     """
 
     retention_s: int | None = DEFAULT_RETENTION_S
@@ -89,23 +89,23 @@ class RetentionRules(NamedTuple):
     clears_flags: bool = False
 
     def deletes_as_root(self, uid: int, name: str) -> bool:
-        """Whether root deletes what this user swapped."""
+        """Whether root deletes this user's orphans."""
         return self.delete_as is DeleteAs.ROOT and (name in self.users or str(uid) in self.users)
 
     def keeps(self, origin: bytes | None) -> bool:
-        """Whether a pattern protects orphans from there."""
+        """Whether a pattern protects orphans from this original path."""
         return origin is not None and any(fnmatchcase(origin, pattern.encode()) for pattern in self.keep)
 
 
 class Quota(NamedTuple):
-    """The most that one volume's trash may use, of each kind; None: unlimited. A full trash never blocks a delete."""
+    """The most space and inodes that the orphans of a volume may use; None: unlimited. A quota never blocks a swap."""
 
     bytes: int | None = None
     inodes: int | None = None
     share: float | None = None
 
     def limit_bytes(self, total_bytes: int) -> int | None:
-        """The bytes that the trash may use on a volume of that size."""
+        """Return the bytes that orphans may use on a volume of this size."""
         of_volume = None if self.share is None else int(self.share * total_bytes)
         return min((limit for limit in (self.bytes, of_volume) if limit is not None), default=None)
 
@@ -120,17 +120,19 @@ class Watermark(NamedTuple):
 class VolumePolicy(NamedTuple):
     """The policy for one volume.
 
-    path               where it is mounted
-    id                 of the volume, wherever it is mounted; empty: whichever volume is mounted at `path`
+    path               where the volume is mounted
+    id                 the volume's ID, if the policy applies to it wherever it is mounted; empty: the policy applies to
+                       any volume that is mounted at `path`
     mounted_at         where that volume is mounted now; empty: at `path`
-    paths              rules for orphans from a directory or below it; the deepest matching one counts
-    max_entries_per_s, max_bytes_per_s  None: unlimited, as far as other users of the disk allow
-    windows            empty: always
-    horizon_s          time in which the backlog should be deleted; None: whatever other users of the disk allow
+    paths              rules for orphans from certain directories; those of the deepest matching directory apply
+    max_entries_per_s, max_bytes_per_s  None: limited only by other users of the disk
+    windows            the times in which the reaper works; empty: always
+    horizon_s          time within which the backlog should be deleted; None: other users of the disk decide
     blocks, inodes     watermarks; None: the reaper never hurries
     paced              whether the reaper yields to other users of the disk
-    n_nodes            number of nodes that serve it: each has its share of the rates and of the backlog
-    takeover_s         seconds of silence after which another node's command is taken over; None: by filesystem type
+    n_nodes            number of nodes that serve the volume and share the rates and the backlog
+    takeover_s         seconds of silence after which another node's command is taken over; None: depends on the
+                       filesystem type
     """
 
     path: bytes
@@ -151,36 +153,36 @@ class VolumePolicy(NamedTuple):
     mounted_at: bytes = b""
 
     def usual_origin(self, origin: bytes | None) -> bytes | None:
-        """The origin as it would be if the volume were mounted at `path`, for which the rules are written."""
+        """Return the original path as it would be if the volume were mounted at `path`, for which rules are written."""
         if origin is None or self.mounted_at in (b"", self.path) or not is_at_or_below(origin, self.mounted_at):
             return origin
         below = origin[len(self.mounted_at.rstrip(b"/")) :]
         return self.path.rstrip(b"/") + below or b"/"
 
     def node_share(self, rate: int | None) -> int | None:
-        """One node's share of a rate of the volume."""
+        """Return one node's share of the volume's rate."""
         return None if rate is None else max(rate // self.n_nodes, 1)
 
     def closed_s(self, second: int, *, hurries: bool) -> int:
-        """Seconds until a window opens; 0 if one is open, if there are none, or if space is low, which has priority.
+        """Return the seconds until a window opens; 0 if one is open, if there are none, or if space is low.
 
         second  of the local day
         """
         return 0 if hurries else opens_in_s(self.windows, second)
 
     def rules_for(self, origin: bytes | None) -> RetentionRules:
-        """The rules for orphans from there; for a dropped tree, those of the volume."""
+        """Return the rules for orphans from this original path; for None (a dropped tree), those of the volume."""
         deepest = self.deepest_rules_path(origin)
         return self.rules if deepest is None else dict(self.paths)[deepest]
 
     def deepest_rules_path(self, origin: bytes | None) -> bytes | None:
-        """The path in `paths` whose rules apply; None: those of the volume."""
+        """Return the path in `paths` whose rules apply; None: the volume's own rules apply."""
         paths = (path for path, _rules in self.paths if origin is not None and is_at_or_below(origin, path))
         return max(paths, key=len, default=None)
 
 
 class OrphanSize(NamedTuple):
-    """What deleting a container frees, as counted: without what other names, snapshots or reflinks keep."""
+    """What deleting a container frees, as counted, without what hard links, snapshots or reflinks keep in use."""
 
     n_inodes: int
     n_bytes: int
@@ -190,11 +192,11 @@ class KnownOrphan(NamedTuple):
     """The service's knowledge of one container.
 
     created_ns   wall time, as its maker recorded it
-    retention_s  as its owner requested; None: pinned
-    origin       full path; None for a dropped tree
-    is_claimed   it is in reaping/: its deletion has begun
+    retention_s  the retention that its owner requested; None: pinned
+    origin       full original path; None for a dropped tree
+    is_claimed   the container is in reaping/: its deletion has begun
     size         None if it was not counted
-    sight        None: this is the first time that it is seen
+    sight        None: the service has not seen it before
     """
 
     id: ContainerId
@@ -212,9 +214,9 @@ def is_at_or_below(path: bytes, top: bytes) -> bool:
 
 
 def due_in_s(orphan: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: bool = False) -> float | None:
-    """Seconds until an orphan may be reaped, 0 or less if it may be now; None: never automatically.
+    """Return the seconds until an orphan may be reaped, 0 or less if it may be now; None: never automatically.
 
-    early  space is low: its retention is ignored, but not its minimum age
+    early  space is low, so the retention is ignored, but not the minimum age
     """
     if orphan.is_claimed:
         return 0.0
@@ -233,10 +235,10 @@ def due_in_s(orphan: KnownOrphan, rules: RetentionRules, clock: Clock, *, early:
 
 
 def warning_in_s(orphan: KnownOrphan, rules: RetentionRules, clock: Clock, before_s: float) -> float | None:
-    """Seconds until the warning that an orphan expires soon, 0 or less if it is due now; None: no warning.
+    """Return the seconds until the warning that an orphan expires soon, 0 or less if it is due; None: no warning.
 
-    before_s  how long before the expiry. An orphan that is kept no longer than that needs no warning: its owner has
-              only just trashed it. Nor does one that has expired, or is deleted early
+    before_s  how long before the expiry the warning is due. An orphan whose retention is not longer needs no warning,
+              since its owner has only just trashed it; neither does one that has expired or is being deleted
     """
     due_s = None if orphan.is_claimed else due_in_s(orphan, rules, clock)
     if due_s is None or due_s <= 0 or due_s + age_s(orphan, clock) <= before_s:
@@ -245,15 +247,15 @@ def warning_in_s(orphan: KnownOrphan, rules: RetentionRules, clock: Clock, befor
 
 
 def age_s(orphan: KnownOrphan, clock: Clock) -> float:
-    """The age of an orphan in seconds."""
+    """Return the age of an orphan in seconds."""
     return age_ns(clock, orphan.created_ns, orphan.sight or first_sight(clock, orphan.created_ns)) / 1e9
 
 
 def hurries(watermark: Watermark | None, free: float | None, hurried: bool) -> bool:
     """Whether a volume is low on space.
 
-    free     share available to ordinary users; None if the filesystem doesn't count it (inodes on btrfs)
-    hurried  whether it was at the last check: it stays so until `high` is free
+    free     the share available to ordinary users; None if the filesystem does not report it (inodes on btrfs)
+    hurried  whether space was low at the last check: then it counts as low until `high` is free
     """
     if watermark is None or free is None:
         return False
@@ -261,7 +263,7 @@ def hurries(watermark: Watermark | None, free: float | None, hurried: bool) -> b
 
 
 class SpaceNeeded(NamedTuple):
-    """The amount to be deleted early; 0: nothing of that kind."""
+    """The inodes and bytes to be freed by early deletion."""
 
     n_inodes: int = 0
     n_bytes: int = 0
@@ -271,20 +273,20 @@ class SpaceNeeded(NamedTuple):
         return self.n_inodes <= 0 and self.n_bytes <= 0
 
     def minus(self, size: OrphanSize) -> SpaceNeeded:
-        """The amount still needed after an orphan is deleted."""
+        """Return the amount still needed after an orphan is deleted."""
         return SpaceNeeded(self.n_inodes - size.n_inodes, self.n_bytes - size.n_bytes)
 
 
 OrphansByUser = Mapping[int, Iterable[KnownOrphan]]
-"""The orphans of each user; those of a user's subordinate uids belong to that user."""
+"""The orphans of each user, including those of the user's subordinate UIDs."""
 _MATTERS = 100
-"""Less than a hundredth of the amount needed doesn't help."""
+"""Orphans that amount to less than a hundredth of the amount needed don't help."""
 
 
 def beyond_quota(trash: OrphansByUser, volume: VolumePolicy, total_bytes: int) -> SpaceNeeded:
-    """How far the trash exceeds its quota.
+    """Return how far the orphans of a volume exceed its quota.
 
-    Orphans that were not counted are ignored, and so are claimed ones, which are being deleted.
+    This ignores orphans that were not counted, and claimed ones, which are being deleted.
     """
     sizes = [size for orphans in trash.values() for _orphan, size in _counted(orphans)]
     return SpaceNeeded(
@@ -296,11 +298,12 @@ def beyond_quota(trash: OrphansByUser, volume: VolumePolicy, total_bytes: int) -
 def choose_early_deletions(
     trash: OrphansByUser, needed: SpaceNeeded, volume: VolumePolicy, clock: Clock, *, is_exact: bool = True
 ) -> list[ContainerId]:
-    """The orphans to delete early, to free the amount needed: the oldest of the users with the most trash.
+    """Choose the orphans to delete early, to free the amount needed: the oldest of the users with the most trash.
 
-    There is a level at which cutting every user down to it frees enough. No user loses more than what is above it: a
-    user with less trash loses nothing, whatever others have pinned. Orphans that are pinned, kept or too young stay.
-    is_exact   whether the exact amount matters; otherwise orphans too small to help are left out
+    There is a level such that cutting every user down to it frees enough. No user loses more than the excess over this
+    level: a user with less trash loses nothing, whatever others have pinned. Pinned, protected or too young orphans
+    stay.
+    is_exact   whether the exact amount matters; otherwise orphans that are too small to help are not chosen
     """
     held = {uid: list(_counted(orphans)) for uid, orphans in trash.items()}
     n_inodes = {uid: sum(size.n_inodes for _orphan, size in ones) for uid, ones in held.items()}
@@ -333,7 +336,7 @@ def choose_early_deletions(
 
 
 def _drop_too_small(chosen: list[tuple[ContainerId, OrphanSize]], needed: SpaceNeeded) -> None:
-    """Drop the last orphans, as long as those dropped are together less than a hundredth of the amount needed."""
+    """Drop the last orphans, as long as the dropped ones add up to less than a hundredth of the amount needed."""
     stays = SpaceNeeded(needed.n_inodes // _MATTERS, needed.n_bytes // _MATTERS)
     while chosen:
         stays = stays.minus(chosen[-1][1])
@@ -347,12 +350,12 @@ def _counted(trash: Iterable[KnownOrphan]) -> Iterator[tuple[KnownOrphan, Orphan
 
 
 def _excess(sizes: Iterable[int], limit: int | None) -> int:
-    """How far the sum exceeds a limit; 0 or less if it does not."""
+    """Return how far the sum exceeds a limit; 0 or less if it does not."""
     return 0 if limit is None else sum(sizes) - limit
 
 
 def _level(held: Iterable[int], allowed: int) -> int:
-    """The level to which each amount must be cut so that the sum is `allowed`."""
+    """Return the level to which larger amounts must be cut so that the sum is `allowed`."""
     amounts = sorted(held)
     for index, amount in enumerate(amounts):
         n_remaining = len(amounts) - index

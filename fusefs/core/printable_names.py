@@ -1,4 +1,4 @@
-"""Names that users chose, made safe for a terminal or a log, and the escapes of records and mountinfo."""
+"""Makes names that users chose safe for a terminal or a log, and decodes the escapes in records and mountinfo."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ _DIGITS = {8: b"01234567", 16: b"0123456789ABCDEF"}
 
 
 def unescape(text: bytes, mark: bytes, n_digits: int, base: int) -> bytes:
-    """Decode escapes; a mark that is not followed by the right digits stands for itself.
+    """Decode escapes; a mark that is not followed by the required digits stands for itself.
 
-    Without `re`, on purpose: a single mount or store with an unusual path would make every command load it, which takes
-    longer than a swap.
+    This avoids `re` on purpose: otherwise a single mount or store with an unusual path would make every command load
+    that module, which takes longer than a swap.
     """
     if mark not in text:
         return text
@@ -26,23 +26,24 @@ _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 
 
 def printable(path: bytes) -> str:
-    r"""The path made safe for a terminal: control characters and invalid UTF-8 become `\xNN`, so no escape sequences.
+    r"""Return the path with `\xNN` for control characters and invalid UTF-8, so that it has no escape sequences.
 
-    Any user can choose names: printed as it is, one could move an administrator's cursor or recolour a log.
+    Any user can choose names: printed as it is, a name could move an administrator's cursor or recolour a log.
     """
     text = path.decode("utf-8", "surrogateescape")
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
 def printable_text(text: str) -> str:
-    """A text made safe for a terminal, including lone surrogates."""
+    """Make a text safe for a terminal; lone surrogates are escaped, too."""
     return text if text.isprintable() else printable(text.encode("utf-8", "backslashreplace"))
 
 
 def shell_word(path: bytes) -> str:
-    r"""The path as a word to paste into a shell, which then reads exactly its bytes; safe for a terminal.
+    r"""Quote the path so that a shell, when the word is pasted into it, reads exactly these bytes; safe for a terminal.
 
-    Unprintable characters are written as `$'...'` with octal escapes, of which no shell reads more than three digits.
+    A path with unprintable characters is written as `$'...'` with octal escapes: no shell reads more than three digits
+    of those.
     """
     text = path.decode("utf-8", "surrogateescape")
     if text and _PLAIN.issuperset(text):

@@ -1,4 +1,4 @@
-"""The record of a container: what people and recovery must know about the tree beside it.
+"""The record of a container: what people and recovery must know about the tree next to it.
 
 `core.record_decoding` reads it back and checks it, because users can write records.
 """
@@ -18,9 +18,9 @@ FORMAT = 1
 RECORD_MAX_BYTES = 64 * 1024
 NOTE_MAX_CHARS = 2000
 MAX_ENTERED = 100
-"""Directories of other users that a reap records: it keeps few more open at a time."""
+"""The most directories of other users that a reap records; it keeps only a few more open at a time."""
 MAX_FAILURES = 50
-"""Failures recorded by name: a record must stay below 64 KiB, and nobody reads the millionth."""
+"""The most failures that are recorded by name: a record must stay below 64 KiB."""
 
 
 class Method(Enum):
@@ -34,7 +34,7 @@ class Method(Enum):
 
 
 class Failure(NamedTuple):
-    """One entry that could not be handled.
+    """An entry that could not be processed.
 
     name   path of the entry inside the tree
     errno  the kernel's error
@@ -47,10 +47,12 @@ class Failure(NamedTuple):
 
 
 class Entered(NamedTuple):
-    """A directory of another user in which a reap stopped or failed. The reap's own changes there cause no doubt later.
+    """A directory of another user in which a reap stopped or failed.
 
-    handle    of its identity
-    ctime_ns  after the last change by that reap; as long as it is the same, nothing has changed since
+    A later reap must not take this reap's own changes there for late arrivals.
+
+    handle    the directory's file handle
+    ctime_ns  its ctime after the last change by that reap; as long as it is the same, nothing else has changed there
     """
 
     handle: str
@@ -58,9 +60,9 @@ class Entered(NamedTuple):
 
 
 class KeptDirectory(NamedTuple):
-    """A top-level directory of the victim that stays in view: after the exchange it is moved into the replacement.
+    """A top-level directory of the victim that users keep: after the exchange it is moved into the replacement.
 
-    ino  its inode number; 0 where numbers don't last. A different number proves only that the name was reused
+    ino  its inode number; 0 if inode numbers are not persistent. A different number proves that the name was reused
     """
 
     name: Name
@@ -68,10 +70,10 @@ class KeptDirectory(NamedTuple):
 
 
 class KeptEntries(NamedTuple):
-    """The top-level entries of a victim that stay in view (`swap --keep`).
+    """The top-level entries of a victim that stay in the directory (`swap --keep`).
 
-    globs  the patterns of the command
-    files  all but directories
+    globs  the patterns on the command line
+    files  all entries except directories
     """
 
     globs: tuple[str, ...]
@@ -84,16 +86,16 @@ class KeptEntries(NamedTuple):
 
 
 class NewOwner(NamedTuple):
-    """The user for whom root swapped a directory (`swap --for-owner`): they get the orphan, with that retention."""
+    """The user for whom root swapped a directory (`swap --for-owner`): they get the orphan, with this retention."""
 
     uid: int
     retention_s: int | None
 
 
 class Invocation(NamedTuple):
-    """One command of a user.
+    """One command that a user ran.
 
-    id       random, the same in all records that the command made
+    id       random; the same in all records that the command made
     session  the terminal session of the command; empty if not known
     """
 
@@ -104,14 +106,15 @@ class Invocation(NamedTuple):
 class TreeSize(NamedTuple):
     """The space that a tree takes, as far as it is known.
 
-    n_entries     including the tree itself; None: not known
-    n_bytes       of all its inodes, each counted once
-    linked_bytes  the part of n_bytes that a delete does not free, because of hard links outside
-    shared_bytes  the most that a delete may not free because snapshots or reflinks share it; None: not known
+    n_entries     number of entries including the tree itself; None: not known
+    n_bytes       space of all its inodes, each counted once
+    linked_bytes  the part of n_bytes that deleting the tree does not free, because of hard links outside
+    shared_bytes  the most that may remain in use after a delete, because snapshots or reflinks share it; None: not
+                  known
     is_at_least   not everything was counted
-    source        how it was measured: `count` (a walk), `sweep` (while it took the files), or by the filesystem:
-                  `cephfs`, `juicefs`, `qgroup`
-    at_ns         when, wall time
+    source        how the size was measured: `count` (by a walk), `sweep` (while the sweep took the files), or by the
+                  filesystem: `cephfs`, `juicefs`, `qgroup`
+    at_ns         when it was measured, wall time
     """
 
     n_entries: int | None
@@ -123,15 +126,15 @@ class TreeSize(NamedTuple):
     at_ns: int
 
     def most_freed(self) -> int:
-        """Bytes that a delete frees if nothing shares them; uncounted entries are ignored."""
+        """The bytes that a delete frees if nothing shares them; entries that were not counted are ignored."""
         return max(self.n_bytes - self.linked_bytes, 0)
 
     def surely_freed(self) -> int:
-        """Bytes that a delete frees even if everything in shared_bytes is shared."""
+        """The bytes that a delete frees even if everything in shared_bytes is shared."""
         return max(self.most_freed() - (self.shared_bytes or 0), 0)
 
     def may_share(self) -> bool:
-        """Whether a delete may free less, because the tree may share blocks with others."""
+        """Whether a delete may free less because the tree may share blocks with other files."""
         return self.shared_bytes != 0
 
 
@@ -139,33 +142,35 @@ class Record(NamedTuple):
     """The content of record.json.
 
     origin       path of the victim relative to the directory that holds the store; None for a dropped tree. For a
-                 sweep it is the directory that was swept, empty if that directory holds the store
-    parent       the victim's parent directory; the directory that was swept
+                 sweep: the path of the swept directory, empty if that directory holds the store
+    parent       the victim's parent directory; for a sweep, the swept directory
     fresh        the replacement, which took the victim's place; None if there is none
-    victim       the tree; a sweep creates it, and moves what it takes into it
-    host, boot   machine id (or host name) and boot id of the host that made it, or was the last to restore it
+    victim       the tree; a sweep creates it and moves the matches into it
+    host, boot   machine ID (or host name) and boot ID of the host that made it, or last claimed it for a restore
     created_ns   wall time
-    boot_ns      the same by CLOCK_BOOTTIME of that boot, which can't be set; None: not recorded
-    retention_s  seconds until it may be reaped; None: only on request
+    boot_ns      the same moment in CLOCK_BOOTTIME of that boot, which can't be set; None: not recorded
+    retention_s  seconds until the orphan may be reaped; None: only on request
     superblock   major:minor of the mounted filesystem, which may change with each mount; empty: not recorded
     lent_mode    permission bits that the victim had before its owner got a temporary permission for the rename; None
-                 if there was no need. Recorded before the change, so that recovery can undo it
+                 if none was needed. Recorded before the change, so that recovery can undo it
     lent_fresh   the same for the replacement when a restore moves it: its mode may have changed by then
-    target       where a restore puts a tree with a temporary permission, if not at its origin: relative like that
-    heir         the user who is to get the tree, as long as root has it; None: the owner of the folder that holds it
-    kept         directories that stay in view (`swap --keep`), while files do so by a link; None if there are none
-    moved_ns     the filesystem's own clock just before the tree was moved in: entries moved into it later are late
-                 arrivals (security.md). For a sweep, the time after its last move. None in older records, where the
-                 container's birth time is used
-    taken_from   uid of the user whose container holds the tree (store/as_owner.py): entries that only this user can
+    target       where a restore puts a tree with a temporary permission, if not at its origin; relative in the same way
+    heir         the user who is to get the tree while root still has it; None: the owner of the folder that holds it
+    kept         directories that stay in the replacement (`swap --keep`), where files stay as hard links; None if there
+                 are none
+    moved_ns     time by the filesystem's clock just before the tree was moved in: entries moved into the tree later are
+                 late arrivals (security.md). For a sweep, the time after its last move. None in older records, for
+                 which the container's birth time is used
+    taken_from   UID of the user whose container holds the tree (store/as_owner.py): entries that only this user can
                  have moved are trusted
     entered      directories of other users in which a reap stopped or failed
-    partial      a reap has begun: the tree is no longer complete
-    failures     why it is in quarantine
-    invocation   the command that took it, for `restore --last`; None if no user's command did, or an older version
-    size         the size of the tree when it was last measured; None: not known, or part of it was moved out since
-    parts        paths in the tree that a restore moved to the replacement: a restore of the whole tree takes them back
-    unknown      keys of a later minor version: kept, never interpreted
+    partial      a reap has begun, so the tree is no longer complete
+    failures     why the container is in quarantine
+    invocation   the command that took the tree, for `restore --last`; None if it was not a user's command, or an older
+                 version
+    size         the size of the tree when it was last measured; None: not known, or part of it was moved out since then
+    parts        paths in the tree that a restore moved to the replacement: restoring the whole tree moves them back
+    unknown      keys of a later minor version, which are kept but never interpreted
     """
 
     id: ContainerId
@@ -198,24 +203,24 @@ class Record(NamedTuple):
     unknown: tuple[tuple[str, Any], ...] = ()
 
     def adopted_expires_ns(self) -> int | None:
-        """When it may be reaped, once its heir (if any) has it; wall time."""
+        """Wall time after which the orphan may be reaped, once its heir, if any, has it; None for never."""
         return (self if self.heir is None else self._replace(retention_s=self.heir.retention_s)).expires_ns()
 
     def expires_ns(self, now: Now | None = None) -> int | None:
-        """Wall time after which it may be reaped; None for never.
+        """Wall time after which the orphan may be reaped; None for never.
 
-        now  corrects the time for changes of the wall clock since the record was made
+        now  corrects this time for changes of the wall clock since the record was made
         """
         if self.retention_s is None:
             return None
         return self.created_ns + self.retention_s * 1_000_000_000 + (0 if now is None else self.clock_set_ns(now))
 
     def clock_set_ns(self, now: Now) -> int:
-        """How far the wall clock was set forward since the record was made; negative if back."""
+        """How far the wall clock was set forward since the record was made; negative if it was set back."""
         return now.clock_change_ns(self.created_ns, self.boot_ns, self.boot)
 
     def age_ns(self, now: Now) -> int:
-        """The time since the record was made; negative if its maker's clock was ahead of ours."""
+        """The time since the record was made; negative if the clock of the host that made it was ahead of ours."""
         return now.since(self.created_ns, self.boot_ns, self.boot)
 
 
@@ -231,13 +236,13 @@ _OMITTED_IF_EMPTY = (
     "size",
     "parts",
 )
-"""Keys that are left out of a record if their value is empty."""
+"""Keys that are omitted from a record if their value is empty."""
 
 
 def encode_record(record: Record) -> bytes:
-    """Encode as one indented JSON object that people can read.
+    """Encode as one indented JSON object.
 
-    Raises  ValueError if it would not fit into `RECORD_MAX_BYTES`
+    Raises  ValueError if it would be longer than `RECORD_MAX_BYTES`
     """
     fields: dict[str, Any] = {"format": FORMAT, **record._asdict()}
     del fields["unknown"]
@@ -262,7 +267,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def quote_path(path: bytes) -> str:
-    """Bytes as ASCII text: all but printable ASCII becomes %XX, as in FreeDesktop trash files."""
+    """Format bytes as ASCII text: everything except printable ASCII becomes %XX, as in FreeDesktop trash files."""
     text = path.decode("latin-1")
     if text.isascii() and text.isprintable() and "%" not in text:
         return text
@@ -270,9 +275,9 @@ def quote_path(path: bytes) -> str:
 
 
 def unquote_path(text: str) -> bytes:
-    """Decode what `quote` wrote.
+    """Decode what `quote_path` wrote.
 
-    Raises  ValueError for anything that `quote` never writes
+    Raises  ValueError for anything that `quote_path` never writes
     """
     raw = unescape(text.encode("ascii"), b"%", 2, 16)
     if quote_path(raw) != text:

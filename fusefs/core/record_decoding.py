@@ -1,4 +1,4 @@
-"""Decoding of records: bytes that a user may have written, turned into a Record or an error."""
+"""Decodes records: turns bytes that a user may have written into a Record, or raises an error."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ _DECODER = msgspec.json.Decoder(_Record)
 def decode_record(text: bytes) -> Record:
     """Decode the bytes of a record.json.
 
-    Raises  BadRecord for anything else: another format, a wrong type, a path that leads out, too many bytes
+    Raises  BadRecord for anything else: another format, a wrong type, a path that leads outside, too many bytes
     """
     if len(text) > RECORD_MAX_BYTES:
         raise BadRecord("larger than 64 KiB")
@@ -123,7 +123,7 @@ def decode_record(text: bytes) -> Record:
 
 
 def _decode_with_unknown(text: bytes) -> Record:
-    """Decode a record that may have keys of a later version; twice as slow as `decode`.
+    """Decode a record that may have keys of a later version; takes twice as long as `decode_record`.
 
     Raises  BadRecord, msgspec.MsgspecError, ValueError
     """
@@ -140,10 +140,10 @@ def _check_format(found: int) -> None:
 
 
 def _to_record(wire: _Record, unknown: tuple[tuple[str, Any], ...]) -> Record:
-    """Raises  ValueError: an id has a wrong form, or a path is not plain"""
+    """Raises  ValueError if an ID is malformed or a path is not plain"""
     if not (is_container_id(wire.id) and is_volume_id(wire.volume)):
         raise ValueError("invalid ID")
-    # Only the origin of a sweep may be the directory that holds the store.
+    # Only a sweep's origin may be the directory that holds the store.
     is_of_store = wire.origin == "" and wire.method is Method.SWEEP
     return Record(
         id=ContainerId(wire.id),

@@ -1,6 +1,6 @@
-"""Results of commands over many items: what was done, what failed, and what was spared and why.
+"""The results of commands that process many items: what was done, what failed, and what was spared and why.
 
-A loop over many items continues after a failure and returns one of these.
+A loop over many items continues after a failure and returns one of these results.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from fusefs.core.orphan_sums import Survey
 from fusefs.core.record import MAX_FAILURES, Failure
 
 Progress = Callable[[int, int], None]
-"""Called with the entries removed and the bytes freed since the last call (bytes: as far as sizes were read)."""
+"""Called with the numbers of removed entries and freed bytes since the last call (bytes: as far as sizes were read)."""
 
 
 ShouldStop = Callable[[], bool]
-"""Called now and then: once it returns True, work in progress ends and no more begins."""
+"""Called now and then: once it returns True, the work in progress stops and no more begins."""
 
 
 class Report(NamedTuple):
     """The result of a removal.
 
     removed   number of deleted entries
-    failures  the first entries that could not be removed, see `core.record.MAX_FAILURES`
-    n_failed  number of all of them
-    n_bytes   freed by the removal; None if not known (it would cost a stat for each file)
-    stopped   it was stopped before the end
+    failures  the first entries that could not be removed, at most `core.record.MAX_FAILURES`
+    n_failed  number of all entries that could not be removed
+    n_bytes   bytes that were freed; None if not known (it would take a stat for each file)
+    stopped   the removal was stopped before its end
     """
 
     removed: int
@@ -40,11 +40,11 @@ class Report(NamedTuple):
 
 
 class Reaped(NamedTuple):
-    """The result for one orphan.
+    """The result of reaping one orphan.
 
-    lost        why another process had it; None if this one reaped it
-    report      what was removed and what failed; if something failed, it is in quarantine now
-    survey      what was in it before, if requested
+    lost        why another process had the orphan; None if this process reaped it
+    report      what was removed and what failed; if something failed, the orphan is in quarantine now
+    survey      the result of counting the orphan before, if requested
     """
 
     id: ContainerId
@@ -54,20 +54,20 @@ class Reaped(NamedTuple):
 
 
 class WaitReasonKind(Enum):
-    """Why the goal of a wait is not reached."""
+    """Why the goal of a wait has not been reached."""
 
-    OPEN = "open"  # a process has deleted files open
-    LEFT = "left"  # not everything could be removed: the orphan is in quarantine
+    OPEN = "open"  # a process still has deleted files open
+    LEFT = "left"  # not everything could be removed, so the orphan is in quarantine
     RESTORED = "restored"
     PINNED = "pinned"  # another process has locked the orphan
     NOBODY = "nobody"  # no reaper serves the volume
     PAUSED = "paused"
-    BROKEN = "broken"  # the reaper rests after too many errors
-    LESS = "less"  # the trees are gone, and less space than requested is free
+    BROKEN = "broken"  # the reaper pauses after too many errors
+    LESS = "less"  # the trees are gone, but less space than requested became free
 
 
 class WaitReason(NamedTuple):
-    """One reason. n_bytes: in files that a process has open; 0 for all other kinds"""
+    """One reason. n_bytes: size of the deleted files that a process has open; 0 for all other kinds"""
 
     kind: WaitReasonKind
     detail: str
@@ -78,10 +78,10 @@ class Waited(NamedTuple):
     """The result of waiting for one volume.
 
     volume      the directory that holds the store
-    goal_bytes  bytes to be freed; 0: all trees are to be deleted
+    goal_bytes  bytes to be freed; 0: the goal is that all trees are deleted
     came_bytes  the largest increase of free space since the start
-    reasons     why the goal is not reached
-    hint        the next step; may be empty
+    reasons     why the goal has not been reached
+    hint        what to do next; may be empty
     """
 
     volume: bytes
@@ -95,27 +95,27 @@ class Waited(NamedTuple):
 STORE = "store"
 PINNED = "pinned"
 LATE_ARRIVAL = "came-in"
-"""For a directory that may have been moved into the tree after the swap."""
+"""The reason for a directory that may have been moved into the tree after the swap."""
 EXPLANATIONS = {
     STORE: "a trash store that is not empty; restore its orphans (trashd list --volume DIR, where DIR is the "
     "directory above it), or delete it too with trashd reap --with-stores ID",
-    PINNED: "pinned in a trash store, so nothing deletes it from outside; restore it, or release it "
-    "(trashd keep --release), with --volume DIR, where DIR is the directory above that store",
+    PINNED: "pinned in a trash store, so nothing outside that store deletes it; restore it, or release it "
+    "(trashd keep --release) with --volume DIR, where DIR is the directory above that store",
     LATE_ARRIVAL: "it was moved in or changed after the swap, perhaps by a user who may not delete it; "
     "trashd restore ID restores it, trashd reap --force ID deletes it",
 }
-"""Explanations of these reasons for people."""
+"""Explanations of these reasons, to be shown to people."""
 
 
 def is_kept_for_owner(failures: Iterable[Failure]) -> bool:
-    """Whether entries remain that root may not take over or decide about: their owner may want them back."""
+    """Whether entries remain that root must not delete, because their owner may want them back."""
     return any(failure.call in EXPLANATIONS for failure in failures)
 
 
 def add_failures(noted: list[Failure], more: Iterable[Failure]) -> None:
-    """Add failures, as many as a record has room for; one with a reason in WORDS is kept if there is any.
+    """Add failures, as many as a record can hold. If any has a reason in EXPLANATIONS, at least one of these is kept.
 
-    A decision that depends on such a reason must not miss it among thousands of failures.
+    Decisions that depend on such a reason must not miss it among thousands of failures.
     """
     for one in more:
         if len(noted) < MAX_FAILURES:
@@ -125,16 +125,16 @@ def add_failures(noted: list[Failure], more: Iterable[Failure]) -> None:
 
 
 def own_reasons_first(failures: Iterable[Failure]) -> list[Failure]:
-    """Failures with a reason in WORDS before all others, so that these are kept if there is no room for all."""
+    """Sort failures with a reason in EXPLANATIONS first, so that they are kept if a record can't hold all failures."""
     return sorted(failures, key=lambda failure: failure.call not in EXPLANATIONS)
 
 
 class ListedDirectory(NamedTuple):
-    """A directory, and names in it that are to be removed.
+    """A directory, and the names in it that are to be removed.
 
-    given   the text before each name as the user gave it: empty, or a path with a slash at its end
-    path    its path, absolute, without symbolic links
-    packed  the names, each followed by a NUL: as objects they need ten times the memory
+    given   what preceded each name on the command line: empty, or a path that ends in a slash
+    path    the directory's absolute path, without symbolic links
+    packed  the names, each followed by a NUL: as objects, they would need ten times the memory
     """
 
     given: bytes
@@ -142,7 +142,7 @@ class ListedDirectory(NamedTuple):
     packed: bytearray
 
     def names(self) -> Iterator[bytes]:
-        """The names, one by one."""
+        """Iterate over the names."""
         import re  # imported late: needed only if there are names
 
         return (found[0] for found in re.finditer(rb"[^\0]+", self.packed))
@@ -158,7 +158,7 @@ class ListedDirectory(NamedTuple):
 
 
 class RemovalGroup(NamedTuple):
-    """Names on one mount. directory: an ancestor of all of them"""
+    """Names on one mount. directory: an ancestor directory of all of them"""
 
     directory: bytes
     directories: tuple[ListedDirectory, ...]
@@ -172,21 +172,21 @@ class RemovalGroup(NamedTuple):
         return chain.from_iterable(listed.paths_as_given() for listed in self.directories)
 
     def paths_without(self, remaining: Container[bytes]) -> Iterator[bytes]:
-        """The absolute paths of all names but those in `left`, which are as the user gave them."""
+        """The absolute paths of all names except those in `remaining`, which are given as on the command line."""
         paths = chain.from_iterable(listed.paths() for listed in self.directories)
         return (path for given, path in zip(self.paths_as_given(), paths, strict=True) if given not in remaining)
 
 
 OUTSIDE = "outside the directory"
-"""The `call` of a failure for a listed path outside of the directory."""
+"""The `call` of a failure for a listed path outside the directory."""
 DOTS = "ends in . or .."
 """The same for a listed path that ends in `.` or `..`."""
-UNCLEAR = "not in the format of the list"
+UNCLEAR = "not in the list's format"
 """The same for a line of a list that can't be understood, or is ambiguous."""
 LOCKED_BY_OTHERS = "locked by a user who is neither its owner nor root"
 LOCKED_BY_UNKNOWN = "locked by a process that is not visible here"
 KEPT_BY_OTHERS = "contains a .trashd-keep of a user who is neither its owner nor root"
-"""The same for a directory with a keep mark that is reported."""
+"""The same for a directory with a keep mark that is reported as a failure."""
 OTHER_INODE = "its inode number differs from the one in the list"
 """Why a listed name is spared."""
 NOT_TAKEN = "another user's directory, which no earlier run found there"
@@ -197,15 +197,15 @@ NOT_GIVEN = "the destination is another user's directory, or one that others can
 class SweepSums(NamedTuple):
     """The progress of a sweep.
 
-    n_seen      entries that were examined, at least by name
-    n_vanished  matches that another process took meanwhile; not a failure
+    n_seen      entries that were checked, at least by name
+    n_vanished  matches that another process removed in the meantime; not failures
     n_missing   listed names that did not exist; not matches
-    n_unmatched  listed names that the selection does not match
+    n_unmatched  listed names that do not match the selection
     n_mounts    directories that are mount points, which were skipped
     n_spared    entries that a guard or an action left in place on purpose
-    n_inside    entries inside of a matched directory; not matches themselves
-    n_bytes     size of the files that were handled, as far as sizes were read
-    taken_bytes  their disk space, without files that have several names, which may have been counted already
+    n_inside    entries inside a matched directory; not matches themselves
+    n_bytes     total size of the files that were handled, as far as sizes were read
+    taken_bytes  their disk space, without files that have hard links, which may have been counted already
     """
 
     n_seen: int = 0
@@ -222,7 +222,7 @@ class SweepSums(NamedTuple):
     taken_bytes: int = 0
 
     def n_not_chosen(self) -> int:
-        """The number of names that were counted in another way before the selection could match them."""
+        """The number of names that were counted otherwise before they could be matched against the selection."""
         return self.n_missing + self.n_vanished + self.n_failed + self.n_mounts + self.n_spared
 
     def plus(self, other: SweepSums) -> SweepSums:
@@ -235,7 +235,7 @@ SHOWN_MATCHES_MAX = 5
 
 
 class Match(NamedTuple):
-    """One entry of a dry run: path relative to the directory, size in bytes, and the time used by the selection."""
+    """A match in a dry run: its path relative to the directory, its size, and the time that the selection uses."""
 
     path: bytes
     n_bytes: int
@@ -253,7 +253,7 @@ class ReportedMark(NamedTuple):
     """A keep mark on a directory that is reported as a failure.
 
     why      one of the reasons above
-    is_spared  the whole directory is left in place; otherwise only the directory itself is, and its content is swept
+    is_spared  the whole directory is left in place; otherwise its content is swept and only the directory itself stays
     """
 
     why: str
@@ -263,18 +263,18 @@ class ReportedMark(NamedTuple):
 class Swept(NamedTuple):
     """The result of a sweep.
 
-    failures    the first by name, see `core.record.MAX_FAILURES`
+    failures    the first failures, at most `core.record.MAX_FAILURES`
     spared      the first entries that were spared
-    is_stopped  on request, or because of `why`
-    is_limited  there are more matches than `Request.most`; the others are untouched
+    is_stopped  it was stopped, on request or because of `why`
+    is_limited  there are more matches than `Request.most`; the others were not touched
     orphan      the container of the trashed entries; None if there are none
-    expires_ns  when it expires, wall time; None: never by itself
-    store       the user's folder that holds it
-    volume      the directory that holds its store, if that is not the root of the mount: commands need --volume then
+    expires_ns  wall time at which the orphan expires; None: not automatically
+    store       the user's folder that holds the orphan
+    volume      the directory that holds the store, if it is not the root of the mount: commands then need --volume
     where       the directory to which entries were moved
     looks       whether sizes were read, so that `sums.n_bytes` is meaningful
-    largest, oldest  the first five entries of a dry run
-    warnings    unfinished steps; the next command completes them
+    largest, oldest  the first matches of a dry run in these orders
+    warnings    steps that are unfinished, which the next command completes
     """
 
     directory: bytes
@@ -296,7 +296,7 @@ class Swept(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A problem that was found, and was not touched: where, what, and what a person can do about it."""
+    """A problem that was found and left as it is: where, what, and what a person can do about it."""
 
     where: str
     what: str

@@ -1,4 +1,4 @@
-"""A selection of entries by name, kind, size, times and owner: as users write it, as a value, and packed for C."""
+"""Selections of entries by name, type, size, times and owner: as users write them, as values, and packed for C."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST: Final = -_MOST
 _ANY: Final = (_LEAST, _MOST)
 _ANY_SIZE: Final = (0, _MOST)
 _WORD_MAX: Final = (1 << 63) - 1
-"""Values beyond this are packed as unlimited."""
+"""Values above this are packed as unlimited."""
 TIMES: Final[tuple[Field, ...]] = ("mtime", "atime", "ctime", "btime")
 _PACKED: Final = struct.Struct("=12qI2B")
 """struct bounds of linux/native/look.c."""
@@ -26,14 +26,14 @@ _ANY_ID: Final = -1
 
 
 class SizeBound(NamedTuple):
-    """Sizes in bytes, both ends included; most None: unlimited."""
+    """A range of sizes in bytes, both ends included. most: None if unlimited"""
 
     least: int = 0
     most: int | None = None
 
 
 class TimeBound(NamedTuple):
-    """Times in nanoseconds since the epoch, both ends excluded; None: unlimited."""
+    """A range of times in nanoseconds since the epoch, both ends excluded; None: unlimited."""
 
     field: Field
     after_ns: int | None = None
@@ -41,7 +41,7 @@ class TimeBound(NamedTuple):
 
 
 class SelectionStat(Protocol):
-    """The fields of an os.stat result that are used."""
+    """The fields that we use of an os.stat result."""
 
     @property
     def st_mode(self) -> int: ...
@@ -61,17 +61,17 @@ class SelectionStat(Protocol):
 
 Check = Callable[[SelectionStat, int | None], bool]
 Bound = tuple[int, int]
-"""From and to, both included."""
+"""The lowest and the highest value, both included."""
 
 
 class StatBounds(NamedTuple):
-    """Conditions on an entry's stat, all of which must hold; without a condition a range is as wide as possible.
+    """Conditions on an entry's stat, all of which must hold; a range without a condition is as wide as possible.
 
     size         in bytes
     times        in nanoseconds since the epoch, in the order of TIMES
-    limits_birth  the birth time is limited: an entry whose birth time is not known is not chosen
-    uids, gids   the entry must have all of them, so that two different ones match nothing
-    must_be_empty  a file of 0 bytes, or a directory, whose emptiness its reader checks
+    limits_birth  the birth time is limited: an entry whose birth time is not known does not match
+    uids, gids   the entry must have all of them, so two different ones match nothing
+    must_be_empty  the entry is a file of 0 bytes or a directory; the caller checks whether a directory is empty
     """
 
     size: Bound = _ANY_SIZE
@@ -82,7 +82,7 @@ class StatBounds(NamedTuple):
     must_be_empty: bool = False
 
     def checks(self) -> list[Check]:
-        """One test for each condition."""
+        """Return one test for each condition."""
         checks: list[Check] = []
         if self.size != _ANY_SIZE:
             least, most = self.size
@@ -104,13 +104,13 @@ class StatBounds(NamedTuple):
         return checks
 
     def combined_check(self) -> Check:
-        """One test for all conditions."""
+        """Return a single test for all conditions."""
         checks = self.checks()
         if len(checks) == 1:
             return checks[0]
 
         def hold(st: SelectionStat, btime_ns: int | None = None) -> bool:
-            for check in checks:  # noqa: SIM110  a generator takes three times as long
+            for check in checks:  # noqa: SIM110  a generator would take three times as long
                 if not check(st, btime_ns):
                     return False
             return True
@@ -118,9 +118,9 @@ class StatBounds(NamedTuple):
         return hold
 
     def packed(self, formats: Iterable[int]) -> bytes | None:
-        """Pack for a C call that checks many entries; None: a time that is set does not fit into 64 bits.
+        """Pack for a C function that checks many entries; return None if a time limit does not fit into 64 bits.
 
-        formats  the selected types as listings report them (d_type)
+        formats  the selected types, as listings report them (d_type)
         """
         size = self.size if len(self.uids) < 2 and len(self.gids) < 2 else (1, 0)
         bounds = [value for bound in (size, *self.times) for value in bound]
@@ -133,7 +133,7 @@ class StatBounds(NamedTuple):
 
 
 def stat_bounds(selection: Selection) -> StatBounds:
-    """The conditions that a selection sets on an entry's stat."""
+    """Return the conditions of a selection that concern an entry's stat."""
     sizes, times = selection.sizes, selection.times
     least, most = [bound.least for bound in sizes], [bound.most for bound in sizes]
     mtime, atime, ctime, btime = [
@@ -156,7 +156,7 @@ def stat_bounds(selection: Selection) -> StatBounds:
 def _closest_bound(
     closest: Callable[[Iterable[int]], int], bounds: Sequence[int | None], widest: int, step: int = 0
 ) -> int:
-    """The closest of some bounds. step: from an excluded bound to the nearest included one"""
+    """Return the tightest of several bounds. step: the distance from an excluded bound to the nearest included value"""
     included = [bound + step for bound in bounds if bound is not None]
     return closest([widest, *included])
 
@@ -174,8 +174,8 @@ FORMATS: Final = {
     "f": stat.S_IFREG, "d": stat.S_IFDIR, "l": stat.S_IFLNK, "p": stat.S_IFIFO, "s": stat.S_IFSOCK, "b": stat.S_IFBLK,
     "c": stat.S_IFCHR,
 }  # fmt: skip
-"""Kinds of entries as find writes them (file, directory, link, pipe, socket, block and character device), and their
-file type in st_mode.
+"""The letters that find(1) uses for types of entries (file, directory, link, pipe, socket, block and character device),
+and the types in st_mode.
 """
 KINDS: Final = "".join(FORMATS)
 _LETTERS = {format_: letter for letter, format_ in FORMATS.items()}
@@ -185,21 +185,21 @@ _ALL = frozenset(KINDS)
 
 
 def kind_letter(mode: int) -> str:
-    """The letter in KINDS for a mode; `?` if find has none."""
+    """Return the letter in KINDS for a mode; `?` if find has none."""
     return _LETTERS.get(stat.S_IFMT(mode), "?")
 
 
 class Selection(NamedTuple):
-    """Conditions that must all hold for an entry; without any it selects everything but directories.
+    """Conditions on entries, all of which must hold; without any condition, everything except directories is selected.
 
     names, inames  globs for the name; inames ignore case
     paths          globs for the path relative to the directory
-    regexes        for the whole of that path; a `.` is any character
-    excludes       globs: a matching entry is neither taken nor entered; for the path if the glob has a slash
-    types          of KINDS; empty: all but directories, or with `empty` files and directories
-    uids, gids     the entry must have all of them, so that two different ones match nothing
-    empty          files of 0 bytes, and directories without entries
-    max_depth      None: any; the directory's own entries are at depth 1
+    regexes        regular expressions that must match the whole of that path; `.` matches any character
+    excludes       globs: matching entries are neither selected nor entered; a glob with a slash is for the path
+    types          letters in KINDS; none: everything except directories or, with `empty`, files and directories
+    uids, gids     the entry must have all of them, so two different ones match nothing
+    empty          select files of 0 bytes and directories without entries
+    max_depth      None: unlimited; the directory's own entries are at depth 1
     """
 
     names: tuple[str, ...] = ()
@@ -217,21 +217,21 @@ class Selection(NamedTuple):
     max_depth: int | None = None
 
     def is_everything(self) -> bool:
-        """Whether it has no condition."""
+        """Whether the selection has no condition."""
         return self == Selection()
 
 
 class Matcher:
-    """A compiled selection; one for each process. Names and paths are decoded as by os.fsdecode.
+    """A compiled selection, for one process. Names and paths are decoded as os.fsdecode does it.
 
-    needs_stat       names and kinds are not enough to decide: call `takes`
-    needs_birth      `takes` needs birth times
-    needs_emptiness  a selected directory must have no entry: its reader checks that
-    types            the selected kinds, all of them listed
-    bounds           the conditions of `takes`
-    ends             beginning and end of every selected name, as far as case-sensitive globs fix them
-    matches_stat     whether an entry is selected by its stat (size, times, owner; not by whether a directory is empty)
-                     and birth time; None or 0: the filesystem has no birth times, and a condition on them fails
+    needs_stat       names and types are not enough to decide: call `matches_stat`
+    needs_birth      `matches_stat` needs birth times
+    needs_emptiness  selected directories must be empty, which the caller checks
+    types            the selected types, all of them listed
+    bounds           the conditions that `matches_stat` checks
+    ends             the beginning and end of every selected name, as far as case-sensitive globs determine them
+    matches_stat     whether an entry's stat (size, times, owner) and birth time match; whether a directory is empty is
+                     not checked. Birth time None or 0: the filesystem has none, so a condition on it fails
     """
 
     def __init__(self, selection: Selection) -> None:
@@ -258,18 +258,18 @@ class Matcher:
         self.needs_stat = bool(stat_conditions.checks())
 
     def names_in(self, upper: str) -> NameTest | None:
-        """The test that selects names in a directory; None: all names are selected.
+        """Return the test that selects names in a directory; None: all names are selected.
 
-        upper  the directory's relative path; empty for the directory that is swept
+        upper  the directory's relative path; empty for the swept directory itself
         """
         return _all(_checks_inside(upper, self._by_name, self._by_path))
 
     def pruned_in(self, upper: str) -> NameTest | None:
-        """The test for names in a directory that are neither taken nor entered; None: no such names. upper: as above"""
+        """Return the test for excluded names in a directory; None: no names are excluded. upper: as in `names_in`"""
         return _any(_checks_inside(upper, self._pruned_name, self._pruned_path))
 
     def selects_depth(self, depth: int) -> bool:
-        """Whether entries of a depth can be selected."""
+        """Whether entries at a depth can be selected."""
         return self._min_depth <= depth and (self._max_depth is None or depth <= self._max_depth)
 
     def selects_below(self, depth: int) -> bool:
@@ -283,7 +283,7 @@ def _compile_regex(text: str) -> NameTest:
 
 
 def _all(several: Sequence[NameTest]) -> NameTest | None:
-    """A test that holds if all of several do; None if there are none."""
+    """Return a test that passes if all of several tests do; None if there are none."""
     match several:
         case []:
             return None
@@ -295,7 +295,7 @@ def _all(several: Sequence[NameTest]) -> NameTest | None:
 
 
 def _any(several: Sequence[NameTest]) -> NameTest | None:
-    """A test that holds if one of several does; None if there are none."""
+    """Return a test that passes if one of several tests does; None if there are none."""
     match several:
         case []:
             return None
@@ -307,7 +307,7 @@ def _any(several: Sequence[NameTest]) -> NameTest | None:
 
 
 def _checks_inside(upper: str, by_name: NameTest | None, by_path: NameTest | None) -> list[NameTest]:
-    """The tests that exist, both made to test names in the directory `upper`."""
+    """Return those of the two tests that exist, as tests of names in the directory `upper`."""
     if by_path is not None and upper:
         by_path = _below(upper + "/", by_path)
     return [one for one in (by_name, by_path) if one is not None]
@@ -324,28 +324,28 @@ def check_name(text: str, *, ignores_case: bool = False) -> str:
     """Check a glob for names and return it. Raises  ValueError with a message for the user"""
     compile_glob(text, ignores_case=ignores_case)
     if "/" in text:
-        raise ValueError(f"{text!r} contains a slash, which no name contains: match the path (--path) instead")
+        raise ValueError(f"{text!r} contains a slash, which a name can't contain: match the path (--path) instead")
     return text
 
 
 def check_path(text: str) -> str:
     """Check a glob for paths relative to the directory and return it.
 
-    A glob that no such path can match is refused: as an exclusion it would protect nothing.
+    A glob that can't match any such path is refused, since it would protect nothing as an exclusion.
     Raises  ValueError with a message for the user
     """
     compile_glob(text)
     if text.startswith(("/", "./", "../")):
         raise ValueError(f"{text!r}: paths are relative to the swept directory, without a leading ./")
     if text.endswith("/"):
-        raise ValueError(f"{text!r} ends in a slash, which no path does: write {text.rstrip('/')!r}")
+        raise ValueError(f"{text!r} ends in a slash, so it matches no path: write {text.rstrip('/')!r}")
     if "//" in text:
-        raise ValueError(f"{text!r} contains two consecutive slashes, which no path does")
+        raise ValueError(f"{text!r} contains two consecutive slashes, so it matches no path")
     return text
 
 
 def check_exclude(text: str) -> str:
-    """Check a glob of entries to exclude: for paths if it has a slash, otherwise for names.
+    """Check a glob that excludes entries: with a slash it is for paths, otherwise for names.
 
     Raises  ValueError with a message for the user
     """
@@ -373,7 +373,7 @@ def check_regex(text: str) -> str:
 
 
 def parse_types(text: str) -> frozenset[str]:
-    """Kinds from a list such as `f,l`. Raises  ValueError with a message for the user"""
+    """Parse types from a list such as `f,l`. Raises  ValueError with a message for the user"""
     kinds = [kind.strip() for kind in text.split(",")]
     for kind in kinds:
         if len(kind) != 1 or kind not in KINDS:
@@ -385,9 +385,9 @@ def parse_types(text: str) -> frozenset[str]:
 
 
 def common_types(several: Iterable[frozenset[str]]) -> frozenset[str]:
-    """The kinds that are in each of several lists; empty without any list, which means the default kinds.
+    """Return the types that are in each of several lists; empty if there is no list, which means the default types.
 
-    Raises  ValueError if no kind is in all lists: the empty result would mean the default kinds
+    Raises  ValueError if no type is in all lists, since an empty result would mean the default types
     """
     lists = list(several)
     common = frozenset.intersection(*lists) if lists else frozenset()
@@ -397,29 +397,29 @@ def common_types(several: Iterable[frozenset[str]]) -> frozenset[str]:
 
 
 def parse_size_bound(text: str) -> SizeBound:
-    """Sizes from `+1M` (larger), `-1M` (smaller) or `1M` (exactly), to the byte.
+    """Parse `+1M` (larger), `-1M` (smaller) or `1M` (exactly, to the byte).
 
     Raises  ValueError with a message for the user
     """
     sign, amount = (text[0], text[1:]) if text[:1] in ("+", "-") else ("", text)
     if len(amount) > 1 and amount.endswith("b") and set(amount[:-1]) <= set("0123456789."):
-        raise ValueError(f"{text!r}: for find, b means blocks of 512 bytes: write {text[:-1]} for bytes")
+        raise ValueError(f"{text!r}: in find, b means blocks of 512 bytes: write {text[:-1]} for bytes")
     try:
         size = parse_size(amount)
     except ValueError as error:
         how = "write +1M for larger, -64K for smaller, 4096 for exactly 4,096 bytes"
         raise ValueError(f"{text!r} is not a size limit: {how}") from error
     if sign == "-" and size == 0:
-        raise ValueError(f"{text!r}: nothing is smaller than 0 bytes; 0 means exactly that")
+        raise ValueError(f"{text!r}: nothing is smaller than 0 bytes; write 0 for exactly 0 bytes")
     if sign == "+":
         return SizeBound(least=size + 1)
     return SizeBound(most=size - 1) if sign else SizeBound(size, size)
 
 
 def common_depths(several: Iterable[tuple[int, int | None]]) -> tuple[int, int | None]:
-    """The depths that are in each of several ranges; all depths without any range.
+    """Return the depths that are in each of several ranges; all depths if there is no range.
 
-    Raises  ValueError if there are none: nothing would be selected
+    Raises  ValueError if there are none, since nothing would be selected
     """
     ranges = list(several)
     least = max((one for one, _most in ranges), default=1)
@@ -432,7 +432,7 @@ def common_depths(several: Iterable[tuple[int, int | None]]) -> tuple[int, int |
 
 
 def parse_depths(text: str) -> tuple[int, int | None]:
-    """The least and the greatest depth below the directory, from `3` (at most), `2..3`, `2..` or `..3`.
+    """Parse the least and the greatest depth below the directory from `3` (at most), `2..3`, `2..` or `..3`.
 
     Raises  ValueError with a message for the user
     """
@@ -452,7 +452,7 @@ def parse_depths(text: str) -> tuple[int, int | None]:
 
 
 def format_options(selection: Selection) -> list[str] | None:
-    """Write a selection as options of `trashd sweep`; None for several time fields, which options can't express."""
+    """Format a selection as options of `trashd sweep`; None if it uses several times, which options can't express."""
     fields = {bound.field for bound in selection.times}
     if len(fields) > 1:
         return None
@@ -485,8 +485,8 @@ def _format_moment(time_ns: int) -> str:
 class ListedName(NamedTuple):
     """An entry of a list that contains more than names.
 
-    path           as it is listed; the whole line if it is not understood
-    ino            its inode number when the list was made; 0: not listed
+    path           the path as listed; the whole line if it can't be understood
+    ino            the inode number when the list was made; 0: not listed
     is_understood  whether `path` is a path
     """
 
@@ -496,22 +496,22 @@ class ListedName(NamedTuple):
 
 
 NOT_NAMES = frozenset((b"", b".", b".."))
-"""Texts after a path's last slash that name no entry of the directory before it."""
+"""Texts that may follow a path's last slash, but do not name an entry of the directory before it."""
 
 
 class ListedNames(NamedTuple):
-    """Several names in one directory, none of them `.`, `..` or with a slash. directory: as part of a path"""
+    """Plain names (no slash, not `.` or `..`) in one directory. directory: what precedes each name in its path"""
 
     directory: bytes
     names: list[str]
 
 
 ListedPath = bytes | ListedName
-"""A path, with or without more data about it."""
+"""A path, with or without more information about it."""
 
 
 class ListFormat(Enum):
-    """The format of a list; docs/hpc.md names the programs that write each."""
+    """The format of a list; docs/hpc.md names the programs that write each format."""
 
     LINES = "lines"
     NUL = "nul"

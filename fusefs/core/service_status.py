@@ -1,6 +1,6 @@
-"""The service's status: a small file that every user may read, at almost no cost.
+"""The service's status: a small file that every user can read at almost no cost.
 
-Because every user may read it, it contains no names of users' files, and only the end of an orphan's id.
+Because every user can read it, it contains no names of users' files, and only the end of an orphan's ID.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fusefs.core.record import unquote_path
 Count = Annotated[int, msgspec.Meta(ge=0)]
 MOST_FAULTS = 10
 HIDDEN = "….".encode()
-"""Replaces, together with the end of the store's id, those names of a path that other users may not see."""
+"""Together with the end of the store's ID, this replaces those names in a path that other users may not see."""
 
 
 class HookCounts(NamedTuple):
-    """Hooks since the service started: all that ran, those that failed or were killed, and those dropped."""
+    """Numbers of hooks since the service started: those that ran, those that failed or were killed, those dropped."""
 
     n_run: int = 0
     n_failed: int = 0
@@ -28,18 +28,18 @@ class HookCounts(NamedTuple):
 
 
 class VolumePhase(Enum):
-    """The activity of a volume's reaper.
+    """The current activity of a volume's reaper.
 
-    LOOKING    recovers, adopts, and checks what is due
-    REAPING    at full speed
-    YIELDING   paced: other processes use the disk
-    HURRYING   space is low
+    LOOKING    recovers, adopts, and checks which orphans are due
+    REAPING    reaps at full speed
+    YIELDING   reaps slowly because other processes use the disk
+    HURRYING   reaps without pacing because space is low
     WINDOW     waits for its working hours
-    BROKEN     too many errors, or its store exists and can't be used: waits before it tries again
+    BROKEN     waits before it tries again, after too many errors, or because the store exists but can't be used
     ELSEWHERE  another reaper serves the volume
-    UNPROVEN   not trusted: a user's store that is not in that user's registry, or a store of root that root did not
-               make, or a copy of a mounted volume, or one that had rules elsewhere; nothing is reaped
-    GONE       there is no store: not mounted any more, or another filesystem is mounted there
+    UNPROVEN   reaps nothing, because the store is not trusted: a user's store that is not in the user's registry, a
+               store of root's that root did not make, a copy of a mounted volume, or one that had rules elsewhere
+    GONE       there is no store: the volume is no longer mounted, or another filesystem is mounted there
     """
 
     IDLE = "idle"
@@ -56,7 +56,7 @@ class VolumePhase(Enum):
 
 
 class CurrentReap(msgspec.Struct, frozen=True):
-    """An orphan that is being reaped: `id_end` is the end of its id, which all commands accept."""
+    """An orphan that is being reaped. id_end: the end of its ID, which all commands accept"""
 
     uid: int
     id_end: str
@@ -64,21 +64,21 @@ class CurrentReap(msgspec.Struct, frozen=True):
 
 
 class StatusFault(msgspec.Struct, frozen=True):
-    """An error and its wall time; without names of users' files."""
+    """An error and its wall time; the text contains no names of users' files."""
 
     at_ns: int
     text: str
 
 
 class HeldBytes(NamedTuple):
-    """Space of orphans: the sum of the known sizes, and the number of orphans whose size is not known."""
+    """The space that orphans use: the sum of the known sizes, and the number of orphans whose size is not known."""
 
     n_bytes: Count
     n_unknown: Count
 
 
 class HeldByUser(msgspec.Struct, frozen=True):
-    """Space of one user's orphans, as in HeldBytes."""
+    """The space that one user's orphans use, as in HeldBytes."""
 
     uid: Count
     n_bytes: Count
@@ -86,7 +86,7 @@ class HeldByUser(msgspec.Struct, frozen=True):
 
 
 class PassedOver(msgspec.Struct, frozen=True):
-    """A name that looks like a user's folder and is not one, and what a person can do; `where` is printable."""
+    """A name that looks like a user's folder or store but is not used, and what to do; `where` is printable."""
 
     where: str
     what: str
@@ -94,11 +94,11 @@ class PassedOver(msgspec.Struct, frozen=True):
 
 
 class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that serves a volume shared by several machines, by its heartbeat in the store.
+    """A node that serves a volume shared by several machines, as its heartbeat in the store shows.
 
-    is_here      it is the node that reports
-    is_alive     whether its heartbeat changed lately; None: not watched for long enough
-    unchanged_s  how long the reporting service has seen it unchanged, by its own clock
+    is_here      this is the reporting node
+    is_alive     whether its heartbeat changed lately; None: it has not been watched for long enough
+    unchanged_s  how long the reporting service has seen the heartbeat unchanged, by the service's own clock
     version, phase, probe_ms  from the node's heartbeat
     """
 
@@ -115,26 +115,26 @@ class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
 class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The status of one volume.
 
-    path       the directory that holds the store, quoted as in records; for a user's own store served by root only the
-               part that every user can see, and part of its id
-    owner      uid of the user whose own store it is, if root's service serves it
-    why        a sentence that explains the phase, such as what it waits for
+    path       the directory that holds the store, quoted as in records; for a user's own store served by root: only the
+               part that every user can see, and the end of the store's ID
+    owner      UID of the owner if it is a user's own store that root's service serves
+    why        a sentence that explains the phase, such as what the reaper waits for
     is_known   whether the store has been read since the service started; otherwise n_users and n_orphans are 0
-    n_unread   new orphans that were not read yet, e.g. outside of its windows; the other counts don't include them
+    n_unread   new orphans that were not read yet, e.g. outside the windows; the other counts don't include them
     n_orphans  all orphans in the store, including those being reaped; n_due of them may be deleted now
-    entries_per_s, bytes_per_s  over the last seconds
+    entries_per_s, bytes_per_s  rates over the last seconds
     tempo_entries_per_s         the present limit; None: unlimited
     io, memory, cpu             share of the time in which a task stalled, 0 to 1; None without PSI
-    probe_ms, unlink_us         recent times of a small durable write and of an unlink
-    eta_s      seconds until everything due is deleted
-    oldest_overdue_s            how long the oldest has been due
-    next_due_ns                 wall time at which the next one expires; None: none will
-    free_trend_bytes_per_s      recent change of the free space, whatever the cause
-    removed_entries, freed_bytes, n_reaped  since the service started
-    held       space of each user's orphans; empty in the status file, which every user may read
-    faults     the last ones, the newest last
-    refused    names in the store that look like users' folders and are not used as such, a few for each owner
-    nodes      the nodes seen to serve it, if several machines may have mounted it
+    probe_ms, unlink_us         how long a small durable write and an unlink took recently
+    eta_s      estimated seconds until all due orphans are deleted
+    oldest_overdue_s            how long the oldest orphan has been due
+    next_due_ns                 wall time at which the next orphan expires; None: none will
+    free_trend_bytes_per_s      recent rate of change of the free space, whatever the cause
+    removed_entries, freed_bytes, n_reaped  totals since the service started
+    held       space that each user's orphans use; empty in the status file, which every user can read
+    faults     the last errors, the newest last
+    refused    names in the store that look like users' folders but are not used as such, a few for each owner
+    nodes      the nodes that are known to serve the volume, if several machines may have mounted it
     """
 
     path: str
@@ -179,23 +179,23 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
         return unquote_path(self.path)
 
     def public_path(self) -> bytes:
-        """The part of that path that is shown."""
+        """The part of that path that all users may see."""
         path = self.root_path()
         return path if self.owner is None else path.partition(b"/" + HIDDEN)[0] or b"/"
 
 
 IDLE_WRITE_S = 300.0
-"""Seconds between two status files while nothing happens."""
+"""Seconds between two writes of the status file while nothing happens."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The status of the service.
 
-    updated_ns    wall time of this file: an idle service writes it seldom, a working one every second;
-                  updated_boot_ns is CLOCK_BOOTTIME at the same time
-    passed_over   stores that users registered and that are not served, a line for each user
+    updated_ns    wall time at which this file was written: rarely by an idle service, every second by a working one;
+                  updated_boot_ns is CLOCK_BOOTTIME at that moment
+    passed_over   stores that users registered but that are not served, one item for each user
     refreshes_s   if the file is older than this, something is wrong with the service
-    config_files  those that were read
+    config_files  the configuration files that were read
     host          the machine's name
     """
 
@@ -213,7 +213,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObservedStatus(NamedTuple):
-    """A status as another process reads it.
+    """A status as read by another process.
 
     is_running  whether the service that wrote it is alive
     age_s       how long ago it was written
@@ -229,9 +229,9 @@ class ObservedStatus(NamedTuple):
 
 
 def age_s(status: Status, boot_id: str, boot_ns: int, wall_ns: int) -> float:
-    """The age of a status, by a clock that can't be set if the machine has not been rebooted since.
+    """Return the age of a status, by a clock that can't be set, unless the machine was rebooted since then.
 
-    boot_id, boot_ns  at present; boot_ns is CLOCK_BOOTTIME
+    boot_id, boot_ns, wall_ns  the present values; boot_ns is CLOCK_BOOTTIME
     """
     is_of_this_boot = status.boot_id == boot_id and status.updated_boot_ns is not None
     since_ns = boot_ns - (status.updated_boot_ns or 0) if is_of_this_boot else wall_ns - status.updated_ns
@@ -239,17 +239,17 @@ def age_s(status: Status, boot_id: str, boot_ns: int, wall_ns: int) -> float:
 
 
 def encode_status(status: Status) -> bytes:
-    """Encode as indented JSON that people can read."""
+    """Encode as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n"
 
 
 def decode_status(text: bytes) -> Status:
-    """Decode what `encode` wrote. Raises  TrashdError for anything else"""
+    """Decode what `encode_status` wrote. Raises  TrashdError for anything else"""
     try:
         status = msgspec.json.decode(text, type=Status)
         for volume in status.volumes:
             volume.root_path()
         return status
     except (msgspec.MsgspecError, ValueError) as error:
-        hint = "restart the service if it is of another version"
-        raise TrashdError(f"the status of the service can't be read ({error})", hint) from error
+        hint = "if the service is of another version, restart it"
+        raise TrashdError(f"the service's status can't be read ({error})", hint) from error

@@ -1,7 +1,7 @@
 """The plan of a removal: which slice of work is next, and what remains after a slice.
 
-Pure: directories are fds that the remover opens, reads and closes (reaper/remove_slice.py). The plan holds a node for
-each directory that was begun and not finished in one slice. It continues with the last one begun, so that few
+Pure: for the plan, directories are fds that the remover opens, reads and closes (reaper/remove_slice.py). The plan has
+a node for each directory that a slice began but did not finish. It continues with the last one begun, so that few
 directories are open at a time, whatever the tree's shape.
 """
 
@@ -18,53 +18,53 @@ from fusefs.core.record import MAX_ENTERED, Entered, Failure
 from fusefs.core.results import Report, add_failures
 
 MAX_FDS = 100
-"""Approximate limit of directories that a plan and its running slices keep open; also the limit for each worker."""
+"""The approximate limit on directories that a plan and its slices keep open; also the limit for each worker."""
 MIN_DEPTH = 4
 MAX_PASSES = 16
 MAX_FAILED_NAMES = 10_000
 _MAX_NAMES, _MAX_SUBDIRS = 4096, 1024
 _MOST_SHARING = 8
-"""Most workers in one directory: its lock lets only one unlink at a time, so that more only wait longer (measured)."""
+"""The most workers in one directory: its lock admits one unlink at a time, so more workers only wait (measured)."""
 _SHARING_ELSEWHERE = 4
-"""The same for each of several machines, which have a lock each: one worker unlinks while the others look up names
-(measured with 8 ranks: 1.5 times the rate of one per mount; in C, four are twice as fast as one, sixteen are slower
-than four).
+"""The same for each of several machines, each with its own lock: one worker unlinks while others look up names.
+(Measured with 8 ranks: 1.5 times the rate of one worker per mount. In C, four workers are twice as fast as one, but
+sixteen are slower than four.)
 """
 _BEGUN_BY_EACH = 8
-"""Directories that a plan for workers on other machines keeps begun for each worker: a slice may leave as many open."""
+"""Unfinished directories that a plan allows for each worker on another machine: a slice may leave this many open."""
 _FEW_NAMES = 8
-"""The smallest share, unless fewer names remain: handing out less takes longer than removing it from a local disk."""
+"""The smallest share, unless fewer names remain: handing out fewer takes longer than unlinking them on a local disk."""
 
 
 def encode_name(name: str) -> bytes:
-    """A name as the kernel has it; the remover uses names as from os.scandir, which is faster."""
+    """Encode a name for the kernel. The remover uses names as os.scandir returns them, which is faster."""
     return name.encode("utf-8", "surrogateescape")
 
 
 def pack_names(names: list[str]) -> list[bytes]:
-    """Join names into bundles for one slice each, in the same order."""
+    """Join names into bundles, each for one slice, in the same order."""
     parts = (names[at : at + _MAX_NAMES] for at in range(0, len(names), _MAX_NAMES))
     return [encode_name("/".join(part)) for part in parts]
 
 
 def unpack_names(bundle: bytes) -> list[str]:
-    """The names of a bundle."""
+    """Return the names in a bundle."""
     return bundle.decode("utf-8", "surrogateescape").split("/")
 
 
 class SliceWork(msgspec.Struct, eq=False):
     """The work in one directory, or on one large file.
 
-    names          entries to unlink; a directory among them becomes a subdirectory
-    bundles        more names, packed: as a list, those of a large directory need ten times the memory
+    names          entries to unlink; directories among them are moved to `subdirs`
+    bundles        more names, packed: as a list, those of a large directory would need ten times the memory
     subdirs        directories to remove with their content
-    emptied        directories that were emptied and are to be removed, and how often each was listed
-    is_listed      nothing else is known to remain; otherwise the directory must be listed (again)
-    failed         entries that can't be removed: the next listing skips them
-    n_failed       their number; above MAX_FAILED_NAMES not all are in `failed`
-    n_passes       complete listings so far
+    emptied        directories that were emptied and are to be removed, with how often each was listed
+    is_listed      everything that remains is listed above; otherwise the directory must be listed (again)
+    failed         entries that can't be removed, which the next listing skips
+    n_failed       their number; if it is above MAX_FAILED_NAMES, not all are in `failed`
+    n_passes       number of complete listings so far
     is_productive  something was removed since the last listing began
-    cut_bytes      for a file that has no name any more: its size that is not truncated yet; None for a directory
+    cut_bytes      for a large file, which no longer has a name: the size still to be truncated; None for a directory
     """
 
     names: list[str] = []
@@ -79,7 +79,7 @@ class SliceWork(msgspec.Struct, eq=False):
     cut_bytes: int | None = None
 
     def skip_failed(self, name: str) -> None:
-        """Skip an entry from now on."""
+        """Skip an entry that can't be removed from now on."""
         self.n_failed += 1
         if len(self.failed) < MAX_FAILED_NAMES:
             self.failed.add(name)
@@ -89,15 +89,16 @@ class SliceWork(msgspec.Struct, eq=False):
         return bool(self.names or self.bundles or self.subdirs or self.emptied or self.cut_bytes) or not self.is_listed
 
     def relist_if_needed(self) -> None:
-        """At the end, have the directory listed once more if some entries failed and others were removed.
+        """At the end, request another listing of the directory if some entries failed and others were removed.
 
-        readdir may have skipped entries meanwhile, as with some servers. No rmdir would show that here.
+        With some servers, readdir skips entries while others are removed. Usually rmdir then fails and shows this, but
+        a directory with entries that can't be removed gets no rmdir.
         """
         if self.failed and self.is_productive and self.n_failed <= MAX_FAILED_NAMES and self.n_passes < MAX_PASSES:
             self.is_listed = False
 
     def merge_rest(self, rest: SliceWork) -> None:
-        """Take back what a slice left undone of its share."""
+        """Take back the unfinished part of a slice's share."""
         self.names += rest.names
         self.bundles += rest.bundles
         self.subdirs += rest.subdirs
@@ -115,12 +116,12 @@ class Slice(NamedTuple):
     """A bounded piece of work in one directory.
 
     key         the plan's number for the directory
-    fd          negative: open the directory by its path
-    path        of the directory, below the container, for failures
-    max_depth   number of directories that may be open below this one; 0: everything in it is too deep
-    is_hoisted  it is the directory to which too deep ones are moved
-    is_below    it only works below directories in this one, and unlinks nothing in it
-    is_shared   others unlink in the same directory
+    fd          the open directory; negative: the worker must open it by its path
+    path        path of the directory below the container, for failures
+    max_depth   number of nested directories that may be open below this one; 0: its subdirectories are too deep
+    is_hoisted  this is the directory to which directories are moved that are too deep
+    is_below    the slice only works in subdirectories, and unlinks nothing in the directory itself
+    is_shared   other slices unlink in the same directory
     """
 
     key: int
@@ -133,19 +134,19 @@ class Slice(NamedTuple):
     is_shared: bool = False
 
     def fds(self) -> Sequence[int]:
-        """The fds to send to another process together with it."""
+        """The fds to be sent to another process together with the slice."""
         return (self.fd,)
 
     def with_fds(self, fds: Sequence[int]) -> Slice:
-        """The value in the process that received its fds, with the numbers that they have there."""
+        """Return the slice with the numbers that its fds have in the process that received them."""
         (fd,) = fds
         return self._replace(fd=fd)
 
 
 class UnfinishedDirectory(NamedTuple):
-    """A directory (or large file) that a slice began and did not finish.
+    """A directory (or large file) that a slice began but did not finish.
 
-    fd  negative: if it is open at all, another process has it open
+    fd  negative if it is not open in this process
     """
 
     name: str
@@ -156,14 +157,14 @@ class UnfinishedDirectory(NamedTuple):
 class RemovalSliceResult(NamedTuple):
     """The result of a slice.
 
-    n_bytes   freed, as far as sizes were read (paced)
+    n_bytes   bytes freed, as far as sizes were read (paced)
     rest      remaining work in the slice's own directory
-    remaining  unfinished directories that it had entered, each inside of the one before
-    hoisted   names of directories that were too deep, now in the directory for these
-    made_hoisted  that directory was made: the first one that was too deep became it
-    entered  directories of other users in which something failed: the next reap will return to them
-    busy_s    how long it took
-    server_errno  the errno of a server that does not answer: the slice ended, without a failure for the entry
+    remaining  unfinished directories that the slice had entered, each inside the one before
+    hoisted   names that directories which were too deep now have in the directory for these
+    made_hoisted  the first directory that was too deep became the directory for these
+    entered  directories of other users in which something failed, and to which the next reap will return
+    busy_s    how long the slice took
+    server_errno  the errno if a server did not respond: the slice ended, without a failure for the entry
     doubts    errnos of failures that the server may have caused
     """
 
@@ -181,16 +182,16 @@ class RemovalSliceResult(NamedTuple):
     doubts: frozenset[int] = frozenset()
 
     def fds(self) -> Sequence[int]:
-        """The fds to send to another process together with it."""
+        """The fds to be sent to another process together with the result."""
         return [unfinished.fd for unfinished in self.remaining]
 
     def with_fds(self, fds: Sequence[int]) -> RemovalSliceResult:
-        """The value in the process that received its fds, with the numbers that they have there."""
+        """Return the result with the numbers that its fds have in the process that received them."""
         return self._replace(remaining=tuple(one._replace(fd=fd) for one, fd in zip(self.remaining, fds, strict=True)))
 
 
 class FinishedDirectory(NamedTuple):
-    """A directory in which no slice works any more: its fd, if it has one here, may be closed."""
+    """A directory in which no slice works any more; its fd may be closed if it is not negative."""
 
     fd: int
     has_failed: bool
@@ -199,8 +200,8 @@ class FinishedDirectory(NamedTuple):
 class _Node(msgspec.Struct, eq=False):
     """A directory that was begun: the work that no slice has, and the number of running slices.
 
-    is_whole     everything in it is to be removed by this plan, including entries not known yet
-    n_unlinking  the number of running slices that unlink in it
+    is_whole     this plan is to remove everything in the directory, including entries that are not known yet
+    n_unlinking  the number of running slices that unlink in the directory
     """
 
     parent: int | None
@@ -215,27 +216,27 @@ class _Node(msgspec.Struct, eq=False):
     n_children: int = 0
 
     def begin_slice(self, share: SliceWork) -> bool:
-        """Register a slice that takes a share. Returns  whether it only works below directories in this one"""
+        """Register a slice that takes a share. Returns  whether the slice only works in subdirectories"""
         is_below = bool(share.subdirs or share.emptied)
         self.n_running += 1
         self.n_unlinking += not is_below
         return is_below
 
     def end_slice(self, ended: Slice, rest: SliceWork) -> None:
-        """A slice ended, with `rest` undone."""
+        """Record that a slice ended and left `rest` unfinished."""
         self.n_running -= 1
         self.n_unlinking -= not ended.is_below
         self.work.merge_rest(rest)
 
 
 def _can_clear(node: _Node) -> bool:
-    """Whether a slice may remove entries known by name there, without another one at them."""
+    """Whether a slice may remove entries there that are known by name, without disturbing another slice."""
     return bool(node.work.emptied) or (_has_names(node.work) and not node.n_unlinking)
 
 
 def _can_descend(node: _Node) -> bool:
-    """Whether a slice may list there, or descend into subdirectories."""
-    # A listing would find the entries at which other slices work.
+    """Whether a slice may list the directory, or descend into subdirectories."""
+    # A listing would return entries on which other slices are working.
     return bool(node.work.subdirs) or (not node.n_running and not node.n_children and node.work.has_rest())
 
 
@@ -244,22 +245,22 @@ def _has_names(work: SliceWork) -> bool:
 
 
 class _LastBegun:
-    """Finds the last begun directory for which a condition holds; quickly even if very many were begun."""
+    """Finds the last begun directory for which a condition holds; fast even if very many were begun."""
 
     def __init__(self, holds: Callable[[_Node], bool], nodes: dict[int, _Node]) -> None:
         self._holds = holds
         self._nodes = nodes
-        self._keys: list[int] = []  # a heap of negated keys, without those for which the condition can't hold
+        self._keys: list[int] = []  # a heap of negated keys of directories for which the condition may hold
         self._in_heap: set[int] = set()
 
     def reconsider(self, key: int) -> None:
-        """The condition may hold for this directory now."""
+        """Note that the condition may hold for this directory now."""
         if key not in self._in_heap:
             self._in_heap.add(key)
             heappush(self._keys, -key)
 
     def find(self) -> int | None:
-        """The last begun directory for which it holds; later ones are skipped until they change."""
+        """Return the last begun directory for which it holds; later ones are skipped until they are reconsidered."""
         while self._keys:
             key = -self._keys[0]
             node = self._nodes.get(key)
@@ -271,16 +272,17 @@ class _LastBegun:
 
 
 class SlicePlan:
-    """The slices of one removal, the sum of their results, and the fds that are no longer needed."""
+    """Hands out the slices of one removal, sums up their results, and returns directories that are finished."""
 
     def __init__(
         self, n_workers: int, *, splits_names: bool, least_share: int = _FEW_NAMES, n_machines: int = 0
     ) -> None:
-        """Begin without work.
+        """Create a plan without work.
 
-        splits_names  whether two workers are faster than one in one flat directory, here
-        least_share   of such a directory's names, unless fewer remain
-        n_machines    on which the workers run; 0: they are processes and threads of this one, and share its fds
+        splits_names  whether two workers are faster than one in a flat directory on this filesystem
+        least_share   the fewest names of such a directory that a slice gets, unless fewer remain
+        n_machines    number of machines on which the workers run; 0: they are processes and threads of this machine,
+                      with which the fds are shared
         """
         self._n_workers = n_workers
         most_sharing = max(_MOST_SHARING, _SHARING_ELSEWHERE * n_machines)
@@ -289,26 +291,26 @@ class SlicePlan:
         self._least_share = least_share
         self._nodes: dict[int, _Node] = {}
         n_sharing = self._n_sharing
-        # Known names come first, wherever they are: they use memory, and each listed directory adds more.
+        # Known names come first, wherever they are: they use memory, and listing a directory adds more of them.
         self._choices = (
             _LastBegun(_can_clear, self._nodes),
             _LastBegun(_can_descend, self._nodes),
             _LastBegun(lambda node: _has_names(node.work) and node.n_unlinking < n_sharing, self._nodes),
         )
-        """The last choice is where others unlink."""
+        """The last choice is a directory where other slices unlink."""
         self._n_added = 0
         self._removed = 0
         self._n_bytes = 0
         self._failures: list[Failure] = []
         self._n_failed = 0
         self.doubts: frozenset[int] = frozenset()
-        """Errnos of failures that the server may have caused, and not the entries."""
+        """Errnos of failures whose cause may be the server, not the entries."""
         self._entered: dict[str, Entered] = {}
 
     def add(self, fd: int, path: bytes, work: SliceWork, *, is_hoisted: bool = False, is_whole: bool = False) -> int:
-        """Add a directory, whose fd still belongs to its owner. Returns  its key
+        """Add a directory; its fd still belongs to the caller. Returns  its key
 
-        is_whole  it may be listed again; otherwise some of its entries are kept, or belong to another plan
+        is_whole  the directory may be listed again; otherwise some of its entries are kept, or belong to another plan
         """
         return self._add(_Node(None, "", fd, path, work, is_hoisted=is_hoisted, is_whole=is_whole))
 
@@ -320,12 +322,12 @@ class SlicePlan:
         return key
 
     def _reconsider(self, key: int) -> None:
-        """There may be more work in a directory, or fewer workers."""
+        """Note that a directory may have more work or fewer workers now."""
         for choice in self._choices:
             choice.reconsider(key)
 
     def add_subdirs(self, key: int, subdirs: tuple[str, ...]) -> None:
-        """Add directories to remove in one that was added; that one is kept for it until the end."""
+        """Add subdirectories to be removed to a directory that was added before."""
         self._nodes[key].work.subdirs += subdirs
         self._reconsider(key)
 
@@ -334,11 +336,11 @@ class SlicePlan:
         return self._find() is None
 
     def is_cutting(self) -> bool:
-        """Whether a large file has no name any more and is not truncated completely yet."""
+        """Whether a large file no longer has a name but is not completely truncated yet."""
         return any(node.work.cut_bytes for node in self._nodes.values())
 
     def next(self) -> Slice | None:
-        """A slice that may run beside those that already do; None if there is none at the moment."""
+        """Return a slice that may run in parallel with those already running; None if there is none at the moment."""
         key = self._find()
         if key is None:
             return None
@@ -346,18 +348,18 @@ class SlicePlan:
         n_free = self._most_begun - len(self._nodes)
         depth = max(n_free // self._n_workers, MIN_DEPTH)
         if (n_free <= 0 or node.path.count(b"/") > MAX_FDS) and node.parent is not None:
-            depth = 0  # slices that end early leave their entered directories open, and others went as deep
+            depth = 0  # slices that end early leave their directories open, so others must not go deeper
         share = self._take_share(node)
         is_below = node.begin_slice(share)
         is_shared = self._n_sharing > 1 and not is_below and (node.n_unlinking > 1 or _has_names(node.work))
         return Slice(key, node.fd, node.path, share, depth, node.is_hoisted, is_below, is_shared)
 
     def _find(self) -> int | None:
-        """The last begun directory where a slice can run; one where others unlink only if there is no other."""
+        """Return the last begun directory where a slice can run, preferably one where no other slice unlinks."""
         return next((key for choice in self._choices if (key := choice.find()) is not None), None)
 
     def _take_share(self, node: _Node) -> SliceWork:
-        """Take a share of a directory's work; names at which others work only if there is nothing else."""
+        """Take a share of a directory's work; if other slices unlink there, take names only if nothing else remains."""
         work = node.work
         if work.emptied:
             share = SliceWork(emptied=work.emptied)
@@ -371,7 +373,7 @@ class SlicePlan:
         if not work.names and 0 < len(work.bundles) < self._n_sharing:
             work.names = unpack_names(work.bundles.pop())
         if work.names:
-            # Enough remains for each of the others; what a slice can't finish in its time is returned.
+            # Enough remains for each of the other workers, and a slice returns what it can't finish in its time.
             n_names = len(work.names) + len(work.bundles) * _MAX_NAMES
             n = min(max(-(-n_names // self._n_sharing), self._least_share), _MAX_NAMES)
             share = SliceWork(work.names[-n:])
@@ -409,12 +411,12 @@ class SlicePlan:
         return self._finish(key)
 
     def lost(self, lost: Slice) -> None:
-        """A slice's worker ended, and it is not known how far it got: repeat all of it."""
+        """Record that a slice's worker ended. Its progress is unknown, so the whole slice is repeated."""
         self._nodes[lost.key].end_slice(lost, lost.work)
         self._reconsider(lost.key)
 
     def _finish(self, key: int) -> list[FinishedDirectory]:
-        """Drop a directory without remaining work, and its ancestors if it was their last. Returns  those dropped"""
+        """Drop a directory that has no work left, and ancestors that have none either. Returns  those dropped"""
         finished: list[FinishedDirectory] = []
         while True:
             node = self._nodes[key]
@@ -436,7 +438,7 @@ class SlicePlan:
             key = node.parent
 
     def record_entered(self, entered: Iterable[Entered]) -> None:
-        """Record directories of other users for the next reap, as many as a record has room for."""
+        """Record directories of other users for the next reap, as many as a record can hold."""
         for one in entered:
             if len(self._entered) < MAX_ENTERED:
                 self._entered[one.handle] = one
@@ -446,13 +448,13 @@ class SlicePlan:
         return tuple(self._entered.values())
 
     def count_removed(self, removed: int) -> None:
-        """Count entries that were removed outside of slices."""
+        """Count entries that were removed outside slices."""
         self._removed += removed
 
     def unfinished_fds(self) -> list[int]:
-        """The fds of unfinished directories: close them if the removal is abandoned."""
+        """The fds of unfinished directories, which the caller must close if it abandons the removal."""
         return [node.fd for node in self._nodes.values() if node.parent is not None and node.fd >= 0]
 
     def report(self, *, paced: bool, stopped: bool) -> Report:
-        """The sum so far."""
+        """Return the sum of the results so far."""
         return Report(self._removed, tuple(self._failures), self._n_failed, self._n_bytes if paced else None, stopped)

@@ -1,4 +1,4 @@
-"""Reading TOML files: kinds of values, and problems that name the key and what to write instead."""
+"""Reads TOML files: the kinds of values, and problems that name the key and what to write instead."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _Positive = Annotated[int, Meta(ge=1, lt=1 << 60)]
 class ValueKind(NamedTuple):
     """One kind of value.
 
-    name   the text after `expected` in a message
-    fix    how to write it
-    read   converts a value of TOML; ValueError if it is of another kind
-    write  converts back to TOML, which reads as the same value
+    name   what follows `expected` in a message
+    fix    how to write such a value
+    read   converts a TOML value; raises ValueError if it is of another kind
+    write  converts a value to TOML, from which `read` returns the same value
     """
 
     name: str
@@ -41,7 +41,7 @@ class ValueKind(NamedTuple):
 
 
 def format_value(value: object) -> str:
-    """A value for a message: in TOML notation, shortened, without control characters."""
+    """Format a value for a message: in TOML notation, shortened, without control characters."""
     match value:
         case dict():
             text = "a table"
@@ -61,19 +61,19 @@ def format_value(value: object) -> str:
 
 
 def quote_text(text: str) -> str:
-    """A text as TOML's basic string, without control characters that a terminal would obey."""
+    """Format a text as a basic string in TOML, without control characters that a terminal would obey."""
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(text, ensure_ascii=False))
 
 
 def format_key(text: str) -> str:
-    """A key or path for a message, shortened; in quotes unless it is plain."""
+    """Format a key or path for a message: shortened, and in quotes unless it is plain."""
     if re.fullmatch(r"[A-Za-z0-9_./-]+", text) and len(text) <= _SHOWN_MAX:
         return text
     return format_value(text)
 
 
 def format_array(items: tuple[str, ...]) -> str:
-    """Texts as an array in TOML."""
+    """Format texts as an array in TOML."""
     return f"[{', '.join(map(quote_text, items))}]"
 
 
@@ -99,7 +99,7 @@ def _read_items(raw: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
 
 
 def or_none(kind: ValueKind, none: str = NONE) -> ValueKind:
-    """Values of a kind, or a word that stands for none."""
+    """Return a kind that also accepts a word that stands for None."""
     return ValueKind(
         f"{kind.name} or {quote_text(none)}",
         f"{kind.fix}, or {quote_text(none)}",
@@ -111,7 +111,7 @@ def or_none(kind: ValueKind, none: str = NONE) -> ValueKind:
 def _checked_reader(
     is_valid: Callable[[Any], bool], read: Callable[[Any], Any] = lambda found: found
 ) -> Callable[[Any], Any]:
-    """A reader that accepts only values for which `is_meant` holds; ValueError for all others."""
+    """Return a reader that accepts only values for which `is_valid` holds; it raises ValueError for all others."""
 
     def read_checked(raw: Any) -> Any:
         value = read(raw)
@@ -123,7 +123,7 @@ def _checked_reader(
 
 
 def one_of(*words: str) -> ValueKind:
-    """One of a few words."""
+    """Return the kind of a value that is one of a few words."""
     choices = ", ".join(map(quote_text, words))
     fix = f"write one of {choices}" if len(words) > 1 else f"write {choices}"
     return ValueKind(f"one of {choices}", fix, _checked_reader(words.__contains__), str)
@@ -154,7 +154,7 @@ def _read_count(raw: Any) -> int:
 
 
 def read_path(raw: Any) -> bytes:
-    """Read an absolute path; a slash at its end is dropped."""
+    """Read an absolute path; a trailing slash is dropped."""
     text = _read_text(raw)
     parts = text.split("/")
     if parts[0] or ".." in parts or "." in parts:
@@ -200,8 +200,10 @@ SIZE: Final = ValueKind(
     _text_reader(parse_size),
     lambda size: quote_text(_size_text(size)),
 )
-TEXT: Final = ValueKind("a text", "write one text, in quotes; write another rule for another text", _read_any_text, str)
-TEXTS: Final = ValueKind("a text or a list of texts", 'write "…" or ["…", "…"]', read_texts, str)
+TEXT: Final = ValueKind(
+    "a string", "write one string, in quotes; for another value, write another rule", _read_any_text, str
+)
+TEXTS: Final = ValueKind("a string or a list of strings", 'write "…" or ["…", "…"]', read_texts, str)
 NUMBER_OR_TEXT: Final = ValueKind(
     "a name or number", 'write "anna" or 1000', lambda found: str(convert(found, _Id | _AnyText)), str
 )
@@ -216,15 +218,15 @@ RATE: Final = ValueKind(
     lambda rate: quote_text(_size_text(rate) + "/s"),
 )
 SHARE: Final = ValueKind(
-    "a share", 'write "10%", in quotes', _read_share, lambda share: quote_text(f"{share * 100:.6g}%")
+    "a percentage", 'write "10%", in quotes', _read_share, lambda share: quote_text(f"{share * 100:.6g}%")
 )
 PATH: Final = ValueKind(
     "an absolute path", 'write "/scratch", without `..`', read_path,
     lambda path: quote_text(path.decode("utf-8", "backslashreplace")),
 )  # fmt: skip
 VOLUME_ID: Final = ValueKind(
-    "a volume's id",
-    "write the id that trashd status --json prints",
+    "a volume ID",
+    "write the ID that trashd status --json prints",
     _checked_reader(is_volume_id, _read_text),
     quote_text,
 )
@@ -234,29 +236,29 @@ PATTERNS: Final = ValueKind(
     lambda found: _read_items(found, _checked_reader(lambda text: text[0] in "/*?[", _read_text)), format_array,
 )  # fmt: skip
 DELETE_AS: Final = ValueKind(
-    "an identity to delete as", 'write "owner" or "root"', lambda found: DeleteAs(_read_text(found)),
+    "the user to delete as", 'write "owner" or "root"', lambda found: DeleteAs(_read_text(found)),
     lambda user: quote_text(user.value),
 )  # fmt: skip
 USERS: Final = ValueKind(
-    "a list of users", 'write ["ci", "12001"]: names or uids, no groups and no patterns',
+    "a list of users", 'write ["ci", "12001"]: names or UIDs, but no groups or patterns',
     lambda found: _read_items(found, _checked_reader(_is_user, _read_text)), format_array,
 )  # fmt: skip
-USER: Final = ValueKind("a user", 'write "nobody", a name or a uid', _checked_reader(_is_user, _read_text), quote_text)
+USER: Final = ValueKind("a user", 'write "nobody", a name or a UID', _checked_reader(_is_user, _read_text), quote_text)
 WINDOWS: Final = ValueKind(
-    "a list of windows", 'write ["22:00-06:00", "12:00-13:00"]; omit the key or write [] for always',
+    "a list of time windows", 'write ["22:00-06:00", "12:00-13:00"]; for no limit, omit the key or write []',
     lambda found: _read_items(found, _text_reader(parse_window)),
     lambda windows: format_array(tuple(map(TimeWindow.__str__, windows))),
 )  # fmt: skip
 COMMAND: Final = ValueKind(
-    "a command", 'write ["/usr/bin/logger", "gone"]: an absolute path and its arguments, no shell; [] for none',
+    "a command", 'write ["/usr/bin/logger", "gone"]: an absolute path and arguments, without a shell; [] for none',
     _read_command, lambda words: format_array(words or ()),
 )  # fmt: skip
 ADDRESS: Final = ValueKind("an address", 'write "127.0.0.1:9817"', _read_address, _write_address)
 TEXT_MAX_BYTES = 1 << 20
 LINE_MAX_CHARS = 4096
-"""tomllib needs time quadratic in the length of a dotted key: 40 ms for the longest that fits here."""
+"""The time that tomllib needs is quadratic in the length of a dotted key: 40 ms for the longest key in such a line."""
 PROBLEMS_MAX = 100
-"""Problems reported at once: nobody reads more, and an unrelated file has as many problems as lines."""
+"""The most problems that are reported at once: an unrelated file may have as many problems as lines."""
 
 
 class Source(NamedTuple):
@@ -267,22 +269,22 @@ class Source(NamedTuple):
 
 
 class ConfigKey(NamedTuple):
-    """The place of a value: a file, and the path of a key in it, such as `volume[2].quota`; empty: the whole file."""
+    """The place of a value: a file, and the path of a key in it, such as `volume[2].quota` (empty: the whole file)."""
 
     file: str
     key: str = ""
 
     def __str__(self) -> str:
-        """The place as a person reads it."""
+        """Format the place for people."""
         return f"{self.file}: {self.key}" if self.key else self.file
 
     def problem(self, what: str, fix: str, *, is_warning: bool = False) -> ConfigProblem:
-        """Make a problem of this place."""
+        """Return a problem at this place."""
         return ConfigProblem(self.file, self.key, what, fix, is_warning)
 
 
 class Document(NamedTuple):
-    """A file, or a table in it, parsed as TOML but not yet read as a configuration.
+    """A file, or a table in it, that is parsed as TOML but not yet read as a configuration.
 
     at  the path of the table
     """
@@ -292,7 +294,7 @@ class Document(NamedTuple):
     at: str = ""
 
     def place(self, *path: str | int) -> ConfigKey:
-        """The place of a key in this document; a number is the index in an array of tables, counted from 0."""
+        """Return the place of a key in this document; a number is an index in an array of tables, counted from 0."""
         key = self.at
         for part in path:
             key += f"[{part + 1}]" if isinstance(part, int) else f".{format_key(part)}"
@@ -311,9 +313,9 @@ def decode_source(name: str, raw: bytes) -> Source:
 
 
 def read_document(source: Source, problems: list[ConfigProblem], manual: str = "docs/config.md") -> Document:
-    """Parse a file. If it is not TOML or too large, add a problem and return an empty document.
+    """Parse a file. If it is too large or not TOML, add a problem and return an empty document.
 
-    manual  the page that describes the format
+    manual  the documentation of the format
     """
     name, text = source
     lines = text.split("\n")
@@ -343,42 +345,42 @@ def _file_problem(name: str, what: str, fix: str) -> BadConfig:
 
 
 def _too_large(name: str) -> BadConfig:
-    return _file_problem(name, f"larger than {TEXT_MAX_BYTES >> 20} MiB", "remove what is not configuration")
+    return _file_problem(name, f"larger than {TEXT_MAX_BYTES >> 20} MiB", "remove everything that is not configuration")
 
 
 def _advise(line: str) -> str:
-    """Advice for the most frequent mistakes in a line; empty if it has none of them."""
+    """Return advice if the line has one of the most frequent mistakes, otherwise an empty text."""
     value = line.partition("=")[2].strip()
     if re.match(r"[0-9]+[A-Za-z%/]", value) or re.match(r"[A-Za-z/*]", value):
-        return 'write texts in quotes: key = "24h"'
+        return 'write strings in quotes: key = "24h"'
     if re.match(r"[\w.-]+\s*:", line):
         return 'write = between a key and its value, as in: retention = "24h"'
     return ""
 
 
 Key = tuple[str | bytes, ...]
-"""The path of a setting; in an array of tables it contains the table's `path` instead of its index."""
+"""The path of a setting. For a table in an array, it contains the table's `path` instead of its index."""
 Schema = Mapping[str, "ValueKind | Schema | Tables | RemovedKey | RenamedKey"]
 
 
 class Tables(NamedTuple):
-    """An array of tables; each has a `path` of its own."""
+    """An array of tables, each with its own `path`."""
 
     schema: Schema
 
 
 class RemovedKey(NamedTuple):
-    """A key of an earlier release: it gives a warning and has no effect. instead: what to write"""
+    """A key of an earlier release: it causes a warning and has no effect. instead: what to do instead"""
 
     instead: str
 
 
 class RenamedKey(NamedTuple):
-    """A key that an earlier release had under another name: it is still read, with a warning.
+    """An earlier release's name of a key: it is still accepted, with a warning.
 
-    name    its name now
-    kind    its values now
-    values  how earlier releases wrote values that are written in another way now
+    name    the present name
+    kind    the present kind of its values
+    values  the present form of each value that earlier releases wrote differently
     """
 
     name: str
@@ -397,11 +399,11 @@ Settings = dict[Key, Setting]
 
 
 class SettingsReader:
-    """The settings of a document or table. Values are read one by one, and reading continues after a problem.
+    """The settings in a document or table. Values are read one by one, and reading continues after a problem.
 
-    place        the document or table
+    place         of the document or table
     invalid_keys  keys whose values are invalid; each has been reported as a problem
-    has_unknown  whether there are unknown keys, any of which may be a misspelt one that is missing
+    has_unknown   whether there are unknown keys: any of them may be a misspelling of a key that seems to be missing
     """
 
     def __init__(self, document: Document, schema: Schema, problems: list[ConfigProblem]) -> None:
@@ -416,7 +418,7 @@ class SettingsReader:
         self._read(document.tree, schema, (), ())
 
     def _read(self, table: dict[str, Any], schema: Schema, at: tuple[str | int, ...], prefix: Key) -> None:
-        """Read a table. `at` is its place in the document, `to` the key prefix of its settings."""
+        """Read a table. `at` is its place in the document, and `prefix` precedes the keys of its settings."""
         for key, raw in table.items():
             if len(self._problems) >= PROBLEMS_MAX:
                 return
@@ -442,17 +444,17 @@ class SettingsReader:
                     self._problems.append(place.problem(what, f"write [{place.key}]"))
 
     def _suggest_key(self, key: str, schema: Schema) -> str:
-        """A hint for an unknown key: a similar key, or where the key belongs."""
-        from difflib import get_close_matches  # imported for typing errors only
+        """Return a hint for an unknown key: a similar key, or where the key belongs."""
+        from difflib import get_close_matches  # imported late: needed only for misspelt keys
 
         known_keys = [name for name, kind in schema.items() if not isinstance(kind, RemovedKey | RenamedKey)]
         near = get_close_matches(key[:100], known_keys, 1)
         if near:
             return f"did you mean {near[0]}?"
         if key in self._schema:
-            return "write it above all tables, or as a table of its own"
+            return "write it above all tables, or as its own table"
         inside = [f"[{name}]" for name, inner in self._schema.items() if key in _schema_in(inner)]
-        return f"it stands below {' or '.join(inside)}" if inside else f"known keys: {', '.join(known_keys)}"
+        return f"it belongs in {' or '.join(inside)}" if inside else f"known keys: {', '.join(known_keys)}"
 
     def _read_value(self, raw: Any, kind: ValueKind, place: ConfigKey, to: Key) -> None:
         try:
@@ -463,10 +465,10 @@ class SettingsReader:
             self._problems.append(place.problem(what, kind.fix))
 
     def _renamed(self, found: Any, kind: RenamedKey, place: ConfigKey, table: Mapping[str, Any], to: Key) -> None:
-        """Read a key by its old name, unless the same table has the new name, too; and warn."""
+        """Read a key that has its old name, unless the table also has the new name; add a warning."""
         value = kind.values.get(found, found) if isinstance(found, str) else found
         if kind.name in table:
-            what = f"this key has no effect beside {kind.name}, which is its name now"
+            what = f"this key has no effect, because {kind.name}, its new name, is also set"
             self._problems.append(place.problem(what, "remove it", is_warning=True))
             return
         self._read_value(value, kind.kind, place, (*to, kind.name))
@@ -498,13 +500,13 @@ class SettingsReader:
 def read_tables(
     document: Document, name: str, schema: Schema, problems: list[ConfigProblem]
 ) -> Iterator[SettingsReader]:
-    """Read each table of an array; keys don't include the array's name."""
+    """Read each table of an array; the keys of the settings don't include the array's name."""
     for index, table in enumerate(_tables_of(document.tree.get(name, []), document.place(name), problems)):
         yield SettingsReader(Document(document.name, table, document.place(name, index).key), schema, problems)
 
 
 def _tables_of(raw: Any, place: ConfigKey, problems: list[ConfigProblem]) -> list[dict[str, Any]]:
-    """The tables of an array; if it is not a list of tables, add a problem and return none."""
+    """Return the tables of an array; if it is not a list of tables, add a problem and return an empty list."""
     if isinstance(raw, list) and all(isinstance(one, dict) for one in raw):
         return raw
     name = re.sub(r"\[\d+\]", "", place.key)
@@ -513,7 +515,7 @@ def _tables_of(raw: Any, place: ConfigKey, problems: list[ConfigProblem]) -> lis
 
 
 class SettingsBuilder:
-    """Turns settings into values: each is looked up by its key and checked against related ones."""
+    """Turns settings into values: each setting is looked up by its key and checked against related ones."""
 
     def __init__(self, settings: Settings, problems: list[ConfigProblem]) -> None:
         """problems: every problem found is appended to it"""
@@ -521,19 +523,19 @@ class SettingsBuilder:
         self.problems = problems
 
     def get(self, *key: str | bytes, otherwise: Any = None) -> Any:
-        """The value that is set, or `otherwise`."""
+        """Return the value that is set for a key, or `otherwise`."""
         setting = self.settings.get(key)
         return otherwise if setting is None else setting.value
 
     def add_problem(self, problem: str, fix: str, *keys: Key) -> None:
-        """Add a problem at the first of these keys that is set; if none is, there is nothing to report."""
+        """Add a problem at the first of these keys that is set; do nothing if none is."""
         place = next((self.settings[key].place for key in keys if key in self.settings), None)
         if place is not None:
             self.problems.append(place.problem(problem, fix))
 
 
 def _schema_in(kind: ValueKind | Schema | Tables | RemovedKey | RenamedKey) -> Schema:
-    """The keys of a table, or of each table in an array."""
+    """Return the schema of a table, or of each table in an array; empty for a single value."""
     if isinstance(kind, ValueKind | RemovedKey | RenamedKey):
         return {}
     return kind.schema if isinstance(kind, Tables) else kind

@@ -1,4 +1,4 @@
-"""Why a mount's requests do not use io_uring, and a mount's fast paths, both for people."""
+"""Explains to people why a mount's requests do not use io_uring, and which fast paths a mount uses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import msgspec
 from fusefs.core.errors import TrashdError
 
 SWITCH: Final = "/sys/module/fuse/parameters/enable_uring"
-"""The switch of this machine, for the FUSE mounts of all users."""
+"""The machine's switch for the FUSE mounts of all users."""
 _SINCE = (6, 14)
 _TRUSTED_PATCHES = {(6, 18): 42, (7, 1): 6}
-"""The first release of each series with the fixes for the faults that end a mount, or block it for ever."""
+"""For each kernel series, the first release with the fixes for bugs that end a mount or block it for ever."""
 _TRUSTED_SINCE = (7, 2)
 _RELEASE = re.compile(r"([0-9]+)\.([0-9]+)(?:\.([0-9]+))?", re.ASCII)
 _DISABLED_FOR_ALL, _GROUP_ONLY = 2, 1
@@ -24,10 +24,10 @@ _DISABLED_FOR_ALL, _GROUP_ONLY = 2, 1
 class UringFacts(NamedTuple):
     """What the machine allows this process to do.
 
-    release     of uname(2)
-    is_enabled  the machine's switch; None: its kernel has none
+    release     the kernel release, from uname(2)
+    is_enabled  whether the machine's switch is on; None: the kernel has no such switch
     refusal     the errno of io_uring_setup(2); 0: it succeeds
-    disabled    kernel.io_uring_disabled: 0 allowed for all, 1 only for root and a group, 2 for nobody
+    disabled    kernel.io_uring_disabled: 0 means allowed for all, 1 only for root and a group, 2 for nobody
     barred      online cores on which this process may not run
     """
 
@@ -39,9 +39,9 @@ class UringFacts(NamedTuple):
 
 
 def find_obstacle(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
-    """Why requests can't use io_uring, as known before the kernel is asked; None: no reason.
+    """Return why requests can't use io_uring, as far as that is known before trying; None: no reason is known.
 
-    trusts_all  also accept kernels that may have known faults
+    trusts_all  also accept kernels that may have known bugs
     """
     if facts.is_enabled is None:
         if _version(facts.release)[0] < _SINCE:
@@ -49,8 +49,8 @@ def find_obstacle(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
         return f"this kernel was built without CONFIG_FUSE_IO_URING: {SWITCH} does not exist"
     if not facts.is_enabled:
         return (
-            f"{SWITCH} is N for every FUSE mount of this machine; root can enable it with "
-            "`trashd service install --uring`, or with a mount with uring=on"
+            f"{SWITCH} is N, which applies to all FUSE mounts on this machine; root can enable it with "
+            "`trashd service install --uring`, or by mounting with uring=on"
         )
     if not trusts_all and (faults := known_faults(facts.release)):
         return faults
@@ -59,12 +59,12 @@ def find_obstacle(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
     if facts.barred:
         some = ", ".join(map(str, sorted(facts.barred)[:3])) + (", …" if len(facts.barred) > 3 else "")
         cores = "core" if len(facts.barred) == 1 else "cores"
-        return f"a cpuset or CPU affinity bars the daemon from {cores} {some}, so it could not serve programs there"
+        return f"a cpuset or CPU affinity keeps the daemon off {cores} {some}, so it could not serve programs there"
     return None
 
 
 def known_faults(release: str) -> str | None:
-    """The faults that a kernel may have, by its release; None: it is known to have none of them.
+    """Describe the bugs that a kernel may have, judging by its release; None: it is known to have none of them.
 
     A distribution may have fixed an older kernel; the release doesn't show that.
     Source  docs/decisions/0060
@@ -90,13 +90,13 @@ def _describe_refusal(facts: UringFacts) -> str:
         return "kernel.io_uring_disabled is 1: only root and the group kernel.io_uring_group may use io_uring"
     name = errno.errorcode.get(facts.refusal, str(facts.refusal))
     if facts.refusal in (errno.EPERM, errno.EACCES, errno.ENOSYS):
-        return f"a container or a systemd unit denies io_uring, for example by seccomp: {name}"
-    hint = "; the limit of locked memory may be too low (ulimit -l)" if facts.refusal == errno.ENOMEM else ""
+        return f"a container or a systemd unit denies io_uring, for example with a seccomp filter: {name}"
+    hint = "; the limit on locked memory may be too low (ulimit -l)" if facts.refusal == errno.ENOMEM else ""
     return f"io_uring is not available: {name}{hint}"
 
 
 class FastPath(Enum):
-    """The fast paths by their public names. Without the engine (plain mode) the others are off, too."""
+    """The fast paths with their public names. Without the engine (plain mode), the others are off, too."""
 
     ENGINE = "engine"
     URING = "uring"
@@ -106,17 +106,17 @@ class FastPath(Enum):
 
 FAST_PATH_EFFECTS: Final = {
     FastPath.ENGINE: "requests are answered by C code",
-    FastPath.URING: "requests arrive through io_uring, at a thread on the caller's core",
+    FastPath.URING: "requests arrive through io_uring, in a thread on the caller's core",
     FastPath.PASSTHROUGH: "reads, writes and mmap use the backing file directly, without the daemon",
     FastPath.LISTINGS: "the kernel lists an unchanged directory without a request",
 }
-"""The effect of each fast path if nothing limits it."""
+"""The effect of each fast path when nothing limits it."""
 SLOW_BACKING: Final = "SRC is slow: Python code answers from its cache, and threads fetch the rest"
-"""What limits the engine at present."""
+"""How the engine is limited if the backing filesystem is slow."""
 
 
 class FastPathState(msgspec.Struct, frozen=True):
-    """Whether a mount has a fast path. why: what it does, what limits it, or why it is off"""
+    """Whether a mount uses a fast path. why: what the fast path does, what limits it, or why it is off"""
 
     name: str
     is_on: bool
@@ -124,7 +124,7 @@ class FastPathState(msgspec.Struct, frozen=True):
 
 
 class FastPathReport(msgspec.Struct, frozen=True):
-    """The report of a mount's daemon. device: st_dev of the mount"""
+    """The report from a mount's daemon. device: st_dev of the mount"""
 
     device: int
     pid: int
@@ -137,9 +137,9 @@ def encode_report(report: FastPathReport) -> bytes:
 
 
 def decode_report(text: bytes) -> FastPathReport:
-    """Decode what `encode` wrote. Raises  TrashdError for anything else"""
+    """Decode what `encode_report` wrote. Raises  TrashdError for anything else"""
     try:
         return msgspec.json.decode(text, type=FastPathReport)
     except (msgspec.MsgspecError, ValueError) as error:
-        hint = "its daemon may be of another version: mount it again with trashd mount --replace SRC MNT"
+        hint = "its daemon may be of another version; run trashd mount --replace SRC MNT to mount it again"
         raise TrashdError(f"the fast paths of this mount can't be read ({error})", hint) from error

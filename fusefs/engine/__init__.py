@@ -1,1 +1,1 @@
-"""Slices of work, run by workers at a pace; shared by removals and sweeps."""
+"""Run slices of work in workers, at a controlled pace; used by removals and sweeps."""

@@ -1,11 +1,11 @@
-"""Measure the space that a container's tree occupies: ask the filesystem, else walk the tree without changing it (I6).
+"""Measure the space that a container's tree occupies: ask the filesystem, or walk the tree without changing it (I6).
 
-Memory and fds are bounded for every shape of tree. The walk counts a directory's files in listing order. It remembers
-only a limited number of its subdirectories, ordered by key, and reads the listing again for the remaining ones. That
-order is also the order of the inodes on disk.
+The use of memory and fds is bounded for trees of every shape. The walk counts a directory's files in listing order. It
+remembers only a limited number of subdirectories, in the order of their keys, and reads the listing again for the
+others. This is also the order of the inodes on disk.
 
-The walk opens every entry (O_PATH, never across a mount) before it stats it. A stat by name would query a filesystem
-that the owner has mounted on the entry, even on a file, and could wait for its answer without reacting to SIGKILL.
+The walk opens every entry (O_PATH, never across a mount) and stats the fd. A stat by name would query any filesystem
+that the owner has mounted on the entry, even on a file, and could wait for its reply without reacting to SIGKILL.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fusefs.store.layout import HOISTED, TREE
 from fusefs.store.walk import Descent
 
 WINDOW = 32_768
-"""Most subdirectories of one directory that are remembered at a time; twice as many in all."""
+"""Maximum number of subdirectories remembered for one directory; twice as many are remembered in total."""
 _LEVELS_MAX = 100_000
 _PATH_MAX_BYTES = 16 << 20
 _LINKS_MAX = 100_000
 _PROGRESS_EVERY = 1000
 
 Key = tuple[int, bytes]
-"""d_ino and name of a subdirectory: an order that is the same in every listing."""
+"""The d_ino and name of a subdirectory; sorting by these gives the same order for every listing."""
 
 
 def survey(
@@ -47,14 +47,14 @@ def survey(
     stops: ShouldStop = lambda: False,
     pauses: Callable[[], None] = lambda: None,
 ) -> Survey:
-    """Count what `tree` and `hoisted` of a container hold. Runs as the container's owner.
+    """Count the contents of a container's `tree` and `hoisted`. Runs as the container's owner.
 
-    progress     called with the numbers of further entries and bytes, about every thousand entries
-    with_shared  query which blocks of each file are shared with snapshots or reflinks: costs an open and an ioctl per
-                 file, and is done only on filesystems that can share blocks
-    stops        called as often; once it returns True the walk ends and returns the counts so far
+    progress     called about every thousand entries, with the numbers of entries and bytes since the last call
+    with_shared  query which blocks of each file are shared with snapshots or reflinks; this costs an open and an ioctl
+                 per file, and is done only on filesystems that can share blocks
+    stops        called as often as progress; once it returns True, the walk ends and returns the counts so far
     pauses       called before each entry is opened; may block
-    Raises       nothing for an entry: an entry that can't be read is counted as failed
+    An entry that can't be read raises no error, but is counted as failed.
     """
     with Descent(kernel, container) as descent:
         return _CountingWalk(
@@ -66,10 +66,10 @@ def survey(
 class _WalkLevel:
     """A directory to which the walk must return.
 
-    mark, dev, ino  its position, and its identity when it was read
-    keys            subdirectories still to be entered, the first one last
-    last            the subdirectory that was entered last
-    is_cut          there are, or may be, more subdirectories than `keys`
+    mark, dev, ino  its position, and its identity at the time it was read
+    keys            subdirectories still to be entered, in reverse order
+    last            the subdirectory entered most recently
+    is_cut          whether there are, or may be, subdirectories that are not in `keys`
     """
 
     mark: int
@@ -81,7 +81,7 @@ class _WalkLevel:
 
 
 class _CountingWalk:
-    """One walk: the directories on the current path that are not finished."""
+    """A single walk; it holds the unfinished directories on the current path."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class _CountingWalk:
                 self._read(after=level.last)
 
     def _is_back(self, level: _WalkLevel) -> bool:
-        """Go back to a directory; False if it is no longer there."""
+        """Return to a directory; False if it is no longer there."""
         if self._descent.mark == level.mark:
             return True
         try:
@@ -141,7 +141,7 @@ class _CountingWalk:
         return False
 
     def _enter(self, level: _WalkLevel) -> None:
-        """Enter the next subdirectory; forget a level whose last subdirectory this is."""
+        """Enter the next subdirectory of a level; drop the level if this is its last one."""
         level.last = level.keys.pop()
         self._n_keys -= 1
         if not level.keys and not level.is_cut:
@@ -159,14 +159,14 @@ class _CountingWalk:
         self._read(after=None)
 
     def _read(self, after: Key | None) -> None:
-        """Read the current directory: count all entries, or find only the subdirectories after a key."""
+        """Read the current directory: count all entries or, given a key, only find the subdirectories after it."""
         keys = nsmallest(WINDOW + 1, self._subdirectories(after))
         if keys:
             is_cut = len(keys) > WINDOW
             self._remember(keys[WINDOW - 1 :: -1], after, is_cut=is_cut)
 
     def _subdirectories(self, after: Key | None) -> Iterator[Key]:
-        """The subdirectories after a key, in any order; with `after=None` all entries are counted as well."""
+        """Yield the subdirectories after a key, in any order; with `after=None`, count all entries as well."""
         try:
             with self._kernel.scan(self._descent.fd) as entries:
                 for entry in entries:
@@ -185,7 +185,7 @@ class _CountingWalk:
             self._tally.n_failed += 1
 
     def _stat_entry(self, name: Name, *, counts: bool) -> bool:
-        """Stat an entry and count it if requested; returns whether it is a directory."""
+        """Stat an entry, count it if requested, and return whether it is a directory."""
         self._pauses()
         is_directory = self._tally.stat_entry(self._descent.fd, name, counts=counts)
         if counts and self._tally.n_entries - self._reported[0] >= _PROGRESS_EVERY:
@@ -207,7 +207,7 @@ class _CountingWalk:
             self._forget()
 
     def _forget(self) -> None:
-        """Free memory: drop the keys of directories far up, whose listings will be read again."""
+        """Free memory: drop the keys of directories high up on the path; their listings will be read again."""
         for level in self._levels[:-1]:
             if self._n_keys <= WINDOW:
                 return
@@ -224,14 +224,14 @@ class _CountingWalk:
 
 
 class _TreeCount:
-    """Sums of the entries counted so far."""
+    """The totals of the entries counted so far."""
 
     def __init__(self, kernel: Kernel, container: Fd, with_shared: bool) -> None:
         magic = kernel.filesystem(container)
         self._kernel = kernel
         self._with_shared = with_shared and may_share(magic)
         self._inline_max = INLINE_MAX_BYTES if magic == BTRFS_MAGIC else 0
-        self._links: dict[int, tuple[int, int]] = {}  # inode → names not met yet, bytes
+        self._links: dict[int, tuple[int, int]] = {}  # inode → number of names not yet encountered, bytes
         self._shared = 0
         self._n_spare_names = 0
         self._is_at_least = False
@@ -247,7 +247,7 @@ class _TreeCount:
         )
 
     def stat_entry(self, parent: Fd, name: Name, *, counts: bool) -> bool:
-        """Stat an entry and count it if requested; returns whether it is a directory."""
+        """Stat an entry, count it if requested, and return whether it is a directory."""
         try:
             st = self._kernel.stat(parent, name)
         except FileNotFoundError:
@@ -274,7 +274,7 @@ class _TreeCount:
         return space_of_file(st.st_size, st.st_blocks, st.st_blksize, inline_max)
 
     def _count(self, st: os.stat_result) -> bool:
-        """Count an entry; returns whether its inode is new."""
+        """Count an entry, and return whether its inode is new."""
         self.n_entries += 1
         n_bytes = self._bytes_of(st)
         if st.st_nlink <= 1 or stat.S_ISDIR(st.st_mode):
@@ -308,12 +308,12 @@ def measure_tree(
     pauses: Callable[[], None] = lambda: None,
     stops: ShouldStop = lambda: False,
 ) -> MeasuredSize:
-    """Measure the tree of a container: ask the filesystem, else walk the tree. Runs as the container's owner.
+    """Measure a container's tree: ask the filesystem, or else walk the tree. Runs as the container's owner.
 
     container  open for reading
-    walks   whether to walk the tree if the filesystem does not keep its size
-    pauses, stops  of the walk, as for `survey`
-    Raises  OSError of the container itself
+    walks   whether to walk the tree if the filesystem does not record its size
+    pauses, stops  called during the walk, see `survey`
+    Raises  OSError: the container itself can't be read
     """
     with suppress(OSError), kernel.open_beneath(container, TREE, _READABLE) as tree:
         fs_size = None if HOISTED in kernel.list(container) else reported_size(kernel, tree)
@@ -329,7 +329,7 @@ def measure_tree(
 def size_of(
     kernel: Kernel, container: Fd, counts: Survey, *, with_shared: bool = True, is_stopped: bool = False
 ) -> TreeSize:
-    """Convert counts to the size stored in a record. with_shared: the argument that `survey` had"""
+    """Convert counts to the size stored in a record. with_shared: as passed to `survey`"""
     magic = kernel.filesystem(container)
     knows = reports_sharing(magic) if with_shared else never_shares(magic)
     shared = counts.shared_bytes if knows else None

@@ -1,8 +1,8 @@
-"""Run slices on the ranks of an MPI job: threads within a rank, ranks on all machines that mpiexec was given.
+"""Run slices on the ranks of an MPI job: in threads within each rank, and in ranks on all machines given to mpiexec.
 
-The first rank has the plan and runs slices too. The other ranks run the slices that they receive, each on its own
-mount. A slice is sent with its path, without fds. One thread of a rank calls MPI and never blocks in MPI: any MPI
-library works, and a waiting rank uses no CPU. A lost rank ends the job (docs/decisions/0051-mpi.md).
+The first rank has the plan, and also runs slices. The other ranks run the slices that they receive, each rank on its
+own mount. A slice is sent with its path, without fds. Only one thread of a rank calls MPI, and never blocks in MPI;
+therefore any MPI library works, and a waiting rank uses no CPU. A lost rank ends the job (docs/decisions/0051-mpi.md).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel
 
 _SLICE_S = 0.25
-"""Shortest slice: messages, and opening its directory, cost little compared with this (measured: bench/nodes.py)."""
+"""Shortest slice; compared with it, messages and opening the directory cost little (measured: bench/nodes.py)."""
 _SLICE_S_EACH = 0.002
-"""Shortest slice, for each slice under way: one slice costs the first rank 0.15 ms, so it keeps up with any number."""
+"""Shortest slice, per slice in progress: each one costs the first rank 0.15 ms, so it keeps up with any number."""
 _POLL_S, _LONGEST_POLL_S = 0.0005, 0.004
-"""Pause between two polls of MPI: right after a message or the end of a slice; and when idle for a while."""
+"""Pauses between two MPI polls: right after a message or the end of a slice, and after being idle for a while."""
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")  # set by mpiexec or srun
 
 
@@ -41,8 +41,9 @@ class DirectoriesByPath:
     def __init__(self, kernel: Kernel, top: Fd, may_enter: Callable[[Fd, bytes], bool], most: int = 256) -> None:
         """Start with an empty cache.
 
-        top    the fd stays its owner's
-        may_enter  called for each directory that is opened, with its path below the top: whether it may be entered
+        top    the caller still owns this fd
+        may_enter  called with each directory that is opened and its path below the top; returns whether the directory
+                   may be entered
         """
         self._kernel = kernel
         self._top = top
@@ -54,14 +55,14 @@ class DirectoriesByPath:
     def open(self, path: bytes) -> Fd:
         """Open a directory for reading, component by component, never through a link or a mount; the caller closes it.
 
-        Raises  OSError: ENOENT or ESTALE if this machine does not see it; EPERM if it may not be entered
+        Raises  OSError: ENOENT or ESTALE if this machine does not see the directory; EPERM if it may not be entered
         """
         try:
             return self._open_below(path)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
-        self.close()  # the path of a cached directory may name another one by now
+        self.close()  # the path of a cached directory may lead to another one by now
         return self._open_below(path)
 
     def _open_below(self, path: bytes) -> Fd:
@@ -81,7 +82,10 @@ class DirectoriesByPath:
         return fd
 
     def keep(self, path: bytes, fd: Fd) -> None:
-        """Add an open directory that may be entered, and own its fd; if the cache is full, close the oldest one."""
+        """Add an open directory that may be entered, and take ownership of its fd.
+
+        If the cache is full, close the directory that has not been used for the longest time.
+        """
         with self._lock:
             if path in self._open:
                 self._open.pop(path).close()
@@ -108,7 +112,7 @@ _Threads = WorkerThreads[SentSlice[Any], Any]
 
 
 class RankRunner(NamedTuple, Generic[Work, Result]):
-    """Runs slices in a rank. run_slice: returns None if this rank does not see the directory; strategy: the rank's"""
+    """Runs slices in a rank. run_slice: returns None if this rank does not see the directory"""
 
     run_slice: Callable[[Work, SliceBudget], Result]
     strategy: Strategy
@@ -119,28 +123,28 @@ class RankRunner(NamedTuple, Generic[Work, Result]):
 
 
 OpensRunner = Callable[[Kernel, int], AbstractContextManager[object]]
-"""Makes a RankRunner for one of so many ranks, or another object if the rank only has to check something. It pickles.
+"""Makes a RankRunner, or another object if the rank only has to check something. Gets the number of ranks; picklable.
 Raises  TrashdError, OSError: the rank can't find the volume
 """
 
 
 def least_slice_s(n_running: int) -> float:
-    """Shortest useful slice in seconds, so that the first rank keeps up with this number of slices under way."""
+    """Shortest slice, in seconds, with which the first rank keeps up with this number of slices in progress."""
     return max(_SLICE_S, _SLICE_S_EACH * n_running)
 
 
 class SlicesOfRanks(Generic[Work]):
-    """Records which rank has which slices; used by the first rank."""
+    """Records which rank is running which slices; used by the first rank."""
 
     def __init__(self, n_slices: Sequence[int]) -> None:
         """n_slices: the number of slices that each rank runs at a time"""
         places = sorted((place, rank) for rank, n in enumerate(n_slices) for place in range(n))
         self._ranks = [rank for _place, rank in places]  # each rank's first place precedes any second place
-        self._free = deque(range(len(places)))  # next one at the left: ranks alternate, however little work there is
+        self._free = deque(range(len(places)))  # next one at the left: ranks take turns even with little work
         self.sent: dict[int, SentSlice[Work]] = {}
 
     def send(self, work: Work, budget: SliceBudget) -> tuple[int, SentSlice[Work]]:
-        """Assign a slice to the next rank in order; returns the rank and the message for it."""
+        """Assign a slice to the next rank in order, and return the rank and the message for it."""
         number = self._free.popleft()
         if not budget.is_paced():
             budget = budget._replace(seconds=max(budget.seconds, least_slice_s(len(self.sent) + 1)))
@@ -148,7 +152,7 @@ class SlicesOfRanks(Generic[Work]):
         return self._ranks[number], sent
 
     def end(self, number: int, outcome: Outcome | None) -> EndedSlice[Work, Outcome]:
-        """Take an ended slice off the list; its rank can run another one."""
+        """Remove an ended slice from the list, so that its rank can run another one."""
         self._free.append(number)
         sent = self.sent.pop(number)
         return EndedSlice(sent.work, sent.budget, outcome)
@@ -168,8 +172,8 @@ class MpiJob:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        """End the job: the first rank ends the others, and unless it is root, receives what they still send."""
-        if kind is not None and not self.is_first:  # a bug in trashd ends the job, as a lost rank does
+        """End the job: the first rank ends the others and, unless it runs as root, receives what they still send."""
+        if kind is not None and not self.is_first:  # a bug in trashd ends the job, as the loss of a rank does
             traceback.print_exc()
             self._comm.Abort(Exit.FAILED)
         for rank in range(1, self.n_ranks) if self.is_first else (0,):
@@ -183,17 +187,20 @@ class MpiJob:
         self._mpi.Finalize()
 
     def uids(self) -> list[int]:
-        """Each rank's uid, at the first rank; empty elsewhere. Sent as plain numbers: unpickling can run any code."""
+        """Return each rank's uid in the first rank, and nothing in the others.
+
+        Uids are sent as plain numbers, because unpickling can run any code.
+        """
         uids = array("q", [0] * self.n_ranks) if self.is_first else None
         self._comm.Gather(array("q", [os.geteuid()]), uids)
         return [*uids] if uids is not None else []
 
     def send(self, message: object, rank: int) -> None:
-        """Begin to send a message; MPI goes on with it while messages are received."""
+        """Start sending a message; MPI continues to send it while messages are being received."""
         self._sending.append(self._comm.isend(message, rank))
 
     def receive(self) -> tuple[int, Any] | None:
-        """A message that has arrived, with the rank that sent it; None if there is none."""
+        """Return a message that has arrived, after the rank that sent it; None if there is none."""
         self._settle()
         status = self._mpi.Status()
         message = self._comm.improbe(status=status)
@@ -205,13 +212,19 @@ class MpiJob:
 
     @contextmanager
     def crew(self, local_runner: RankRunner[Work, Outcome], opens: OpensRunner) -> Iterator[RankCrew[Work, Outcome]]:
-        """All ranks, ready for slices: this one with its runner, the others with their own. Raises  as prepare"""
+        """Prepare all ranks for slices: this rank runs them with local_runner, the others with runners of their own.
+
+        Raises  the errors of `prepare`
+        """
         n_slices = self.prepare(opens)
         with worker_threads(local_runner.strategy.n_workers, local_runner.run_sent) as threads:
             yield RankCrew(self, local_runner, threads, [threads.n_workers, *n_slices])
 
     def prepare(self, opens: OpensRunner) -> list[int]:
-        """Have the other ranks make their runners; how many slices each runs. Raises  Refused: one of them can't"""
+        """Have the other ranks make their runners, and return how many slices each of them runs at a time.
+
+        Raises  Refused: a rank can't make its runner
+        """
         answers = dict[int, Any]()
         for rank in range(1, self.n_ranks):
             self.send(opens, rank)
@@ -221,12 +234,12 @@ class MpiJob:
             time.sleep(_POLL_S)
         for rank, answer in sorted(answers.items()):
             if isinstance(answer, str):
-                hint = "on the machine of each rank, the volume must be mounted at the same path"
+                hint = "on all machines that run a rank, the volume must be mounted at the same path"
                 raise Refused(f"rank {rank}: {answer}", hint)
         return [answers[rank] for rank in sorted(answers)]
 
     def serve(self, kernel: Kernel) -> int:
-        """Run slices until the first rank ends the job; returns the exit code. Only the first rank handles Ctrl-C."""
+        """Run slices until the first rank ends the job; return the exit code. Only the first rank handles Ctrl-C."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         threading.excepthook = _end_rank
@@ -252,7 +265,7 @@ class MpiJob:
         return 0
 
     def _open(self, kernel: Kernel, opens: OpensRunner, owned: ExitStack) -> _Threads | None:
-        """Start the rank's threads if it runs slices; sends the first rank their number, or an error text."""
+        """If this rank is to run slices, start its threads. Send the first rank the number of threads, or an error."""
         threads = None
         try:
             runner = owned.enter_context(opens(kernel, self.n_ranks))
@@ -266,13 +279,13 @@ class MpiJob:
 
 
 def _end_rank(raised: threading.ExceptHookArgs) -> None:
-    """End the rank, and so the job, after a bug in trashd raised in one of its threads."""
+    """End the rank, and with it the job, after a bug in trashd raised an exception in one of the threads."""
     threading.__excepthook__(raised)
     os._exit(Exit.FAILED)
 
 
 class RankCrew(Generic[Work, Outcome]):
-    """All ranks of a job, ready for slices. See SlicePool."""
+    """All ranks of a job, ready to run slices. See SlicePool."""
 
     def __init__(
         self, job: MpiJob, local_runner: RankRunner[Work, Outcome], local_threads: _Threads, n_slices: Sequence[int]
@@ -293,7 +306,7 @@ class RankCrew(Generic[Work, Outcome]):
             self._local_threads.submit(sent, sent.budget)
 
     def collect_ended(self, most_s: float) -> list[EndedSlice[Work, Outcome]]:
-        """See SlicePool. Slices that another rank does not see run here; slices lost here are reported as lost."""
+        """See SlicePool. A slice whose directory another rank does not see runs here, where a thread may lose it."""
         until_s, ended = time.monotonic() + most_s, list[EndedSlice[Work, Outcome]]()
         while True:
             while (received := self._job.receive()) is not None:
@@ -310,9 +323,9 @@ class RankCrew(Generic[Work, Outcome]):
 
 
 def join_job() -> MpiJob:
-    """Join the job that this process is a rank of; a process started without mpiexec is a job of one rank.
+    """Join the MPI job in which this process is a rank; a process started without mpiexec is a job with one rank.
 
-    Raises  Refused: mpi4py is missing, or it belongs to another MPI than the one that started this process
+    Raises  Refused: mpi4py is missing, or uses a different MPI than the one that started this process
     """
     try:
         import mpi4py
@@ -321,8 +334,8 @@ def join_job() -> MpiJob:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         hint = (
-            "pip install mpi4py into trashd's environment (on a cluster, module load its MPI first); on Debian: apt "
-            "install python3-mpi4py, or pip install mpi4py mpich, since the wheel does not find Debian's MPICH"
+            "run pip install mpi4py in trashd's environment (on a cluster, load the MPI module first); on Debian, use "
+            "apt install python3-mpi4py, or pip install mpi4py mpich, because the wheel does not find Debian's MPICH"
         )
         raise Refused(f"--mpi needs mpi4py, which can't be loaded ({error})", hint) from error
     job = MpiJob(MPI, MPI.COMM_WORLD)
@@ -330,6 +343,6 @@ def join_job() -> MpiJob:
     if job.n_ranks == 1 < n_started:
         MPI.Finalize()
         library = MPI.Get_library_version().splitlines()[0].rstrip("\0")
-        hint = f"mpi4py uses {library}: start the ranks with the mpiexec of that MPI, or with the matching srun --mpi"
-        raise Refused(f"{n_started} ranks were started, but the MPI of mpi4py sees only one", hint)
+        hint = f"mpi4py uses {library}; start the ranks with that MPI's mpiexec, or with the matching srun --mpi"
+        raise Refused(f"{n_started} ranks were started, but mpi4py's MPI sees only one", hint)
     return job

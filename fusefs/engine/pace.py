@@ -1,8 +1,8 @@
-"""The pace of a removal: budgets for slices, derived from the machine's load in rests that all workers share.
+"""Pace a removal with budgets for slices, which depend on the machine's load while all workers rest.
 
-In the foreground a removal or a walk runs at the limits that the user set, or at a pace adapted to other users of the
-disk. The latter needs no privilege: every user can read the pressure files, and the probe is written to the user's own
-folder.
+In the foreground, a removal or walk runs at the limits set by the user, or at a pace adapted to other users of the
+disk. Adapting needs no privileges: every user can read the pressure files, and the probe is written to the user's own
+directory in the store.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from fusefs.linux.pressure import DeviceCounters, Psi, StallTimes
 REACTION_S = 0.2
 """Longest time until a change of speed or a request to stop is noticed."""
 _NAP_S = 0.002
-"""Shorter waits than this are slept through, without a check whether to stop."""
+"""Waits shorter than this are slept through without checking whether to stop."""
 _GAP_S = 0.0002
-"""Pause between two checks whether the device is idle."""
+"""Pause between two checks of whether the device is idle."""
 _MAKES_UP = 5.0
-"""A slice that waited for an idle device may be up to so many times as large, to make up for the slices it missed."""
+"""A slice that waited for an idle device may be up to this many times as large, to make up for missed slices."""
 _PATIENCE_S = 0.1
-"""Longest wait of a small slice for an idle device: after it the slice starts all the same, so it can't starve."""
+"""Longest time that a small slice waits for an idle device; then it starts anyway, so it can't starve."""
 
 
 class MonotonicClock(Protocol):
@@ -65,21 +65,19 @@ class MonotonicClock(Protocol):
 
 
 class Pacer(Protocol):
-    """Sets the speed: a constant one from the command line, or one adapted to the load of the disk."""
+    """Sets the speed: constant as given on the command line, or adapted to the load on the disk."""
 
     def tempo(self) -> Speed:
-        """The speed allowed now; called at least before each slice."""
+        """Return the currently allowed speed; called at least before each slice."""
 
     def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
-        """Record a finished slice; busy_s: the time it took a worker."""
+        """Record a finished slice; busy_s: how long it kept a worker busy."""
 
     def wait(self, seconds: float) -> None:
-        """Wait for this time, or until the speed changes."""
+        """Wait for the given time, or until the speed changes."""
 
 
 class ConstantSpeed(NamedTuple):
-    """A constant speed."""
-
     always: Speed
 
     def tempo(self) -> Speed:
@@ -109,7 +107,7 @@ class SlicePace:
     ) -> None:
         """Start at full speed, then follow the pacer.
 
-        is_busy    whether the device has anything to do right now; called only while others use the disk
+        is_busy    returns whether the device is busy right now; called only while others use the disk
         afterwork  see Strategy
         """
         self._pacer = pacer
@@ -134,7 +132,7 @@ class SlicePace:
         return tempo
 
     def budget(self) -> SliceBudget | None:
-        """The budget for a slice that begins now; None if it has to wait."""
+        """Return the budget for a slice that starts now; None if the slice has to wait."""
         tempo = self.follow()
         if tempo.must_wait() or (not tempo.is_alone and not self._small.may_begin()):
             return None
@@ -157,7 +155,7 @@ class SlicePace:
         return budget
 
     def _seconds(self, tempo: Speed, now_s: float) -> float:
-        """The longest time for a slice that begins now; 0 in a rest."""
+        """Return the longest duration of a slice that starts now; 0 or less during a rest."""
         seconds = SLICE_S if tempo.is_alone else SMALL_SLICE_S
         if not tempo.rests:
             return seconds
@@ -180,7 +178,7 @@ class SlicePace:
             self._bytes.give_back(budget.n_bytes - n_bytes)
 
     def sleep(self) -> None:
-        """Wait until there is a budget again, or until the caller should check whether to stop (GLANCE_S)."""
+        """Wait until there is a budget again, or until the caller should check whether to stop (REACTION_S)."""
         now = self._clock.monotonic()
         waits = [allowance.wait_s() for allowance in (self._entries, self._bytes) if allowance is not None]
         waits += [self._rest_ends_s - now, self._small.wait_s(now)]
@@ -192,7 +190,7 @@ class SlicePace:
 
 
 class _SmallSlices:
-    """Small slices while others use the disk: a share of the time, each begun when the device is idle."""
+    """Small slices while others use the disk. They take a share of the time; each starts when the device is idle."""
 
     def __init__(self, is_busy: Callable[[], bool], afterwork: float, clock: MonotonicClock) -> None:
         self._is_busy = is_busy
@@ -205,10 +203,9 @@ class _SmallSlices:
         self.n_entries = 1
 
     def may_begin(self) -> bool:
-        """Whether a slice may begin. Waits here for an idle device: others would notice the delay of a return to the
-        engine.
+        """Return whether a slice may start. False is temporary, and lets the caller do other things.
 
-        False is temporary: the caller may have other things to do.
+        Waits here for an idle device, because returning to the engine would cause a delay that others notice.
         """
         now_s = self._clock.monotonic()
         if now_s < self._due_s:
@@ -228,7 +225,7 @@ class _SmallSlices:
     def finish_slice(self, work: WorkTotals, share: float, now_s: float) -> None:
         """Account for a finished slice; share: our share of the time."""
         period_s = work.busy_s * (1.0 + self._afterwork) / share
-        # Missed time is made up for by shorter pauses, never by none at all.
+        # Shorter pauses make up for missed time, but there is always a pause.
         self._due_s = max(self._due_s + period_s, now_s + period_s / 2)
         self._waiting_since_s = None
         self._share = share
@@ -237,12 +234,12 @@ class _SmallSlices:
             self._fit = max(1, min(round((3 * self._fit + fits) / 4), 2 * self._fit))
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until a slice may begin, by what is known now."""
+        """Return the seconds until a slice may start, as far as is known now."""
         return self._due_s - now_s
 
 
 class DeviceQueue:
-    """Checks whether the device of a volume has anything to do; opens its counters at the first check."""
+    """Checks whether a volume's device is busy; opens the device's counters at the first check."""
 
     def __init__(self, volume_fd: int) -> None:
         self._volume_fd = volume_fd
@@ -271,13 +268,13 @@ def _changed(allowance: TokenBucket | None, per_s: int | None, now_s: float, sli
 
 
 _BEFORE_SAMPLE_S = 0.02
-"""Time before the first look: small orphans are deleted before it begins."""
+"""Time before the first measurement: small orphans are deleted before it starts."""
 _EARLY_S = 0.002
-"""A sample for a rest ends this much before the rest does."""
+"""The sample for a rest ends this much earlier than the rest."""
 _LATE_S = 0.01
 _PROBE_EVERY_S, _OFTEN_S = 10.0, 1.1
 _WRITE_BACK_EVERY_S, _WRITTEN_BACK_S = 0.09, 0.02
-"""Interval of write-backs, about one per tick; and how long before a rest they stop, so as not to disturb it."""
+"""Interval between write-backs, about one per tick; and how long before a rest they stop, so as not to disturb it."""
 _PROBE = bytes(4096)
 _KEPT_PROBES = 5
 
@@ -291,7 +288,7 @@ class _CounterSample(NamedTuple):
 
 
 class PressurePacer:
-    """Adapts the speed of the reaper of one volume to the load by others."""
+    """Adapts the speed of a volume's reaper to the load caused by others."""
 
     def __init__(
         self,
@@ -304,13 +301,13 @@ class PressurePacer:
         may_write: bool = True,
         write: Callable[[], None] | None = None,
     ) -> None:
-        """Begin to watch the load.
+        """Start watching the load.
 
-        store_fd  a directory on the volume in which we may create a file; it stays its owner's
-        psi       this machine's by default
-        may_write  whether we may write to the directory; if not, the duration of durable writes is not measured
-        write     writes a little durably to a server's filesystem: few of these have unnamed files, and this duration
-                  is the only sign of what their other clients experience
+        store_fd  a directory on the volume; the caller still owns this fd
+        psi       by default, this machine's pressure files
+        may_write  whether we may create files in the directory; if not, the duration of durable writes is not measured
+        write     writes a few bytes durably to a network filesystem: few of these support unnamed files, and the
+                  duration of the write is the only sign of what their other clients experience
         """
         self._kernel = kernel
         self._store_fd = store_fd
@@ -335,9 +332,9 @@ class PressurePacer:
         self._new_probes: deque[tuple[float, bool]] = deque()
 
     def tick(self, work: WorkTotals, backlog: Backlog) -> Speed:
-        """The speed from now on; to be called after `next_tick_s`, or sooner.
+        """Return the speed from now on; to be called after `next_tick_s`, or sooner.
 
-        work  by all workers, since the beginning
+        work  done by all workers since the start
         """
         self._backlog = backlog
         n_entries, busy_s = work.n_entries - self._work_done.n_entries, work.busy_s - self._work_done.busy_s
@@ -353,18 +350,18 @@ class PressurePacer:
         if self._state.others is OtherUsers.UNKNOWN and self._clock() < self._began_s + _BEFORE_SAMPLE_S:
             tempo = pacing.speed_now(self._state._replace(others=OtherUsers.SOME), self._caps, backlog)
         if tempo.is_alone != self._tempo.is_alone or tempo.rests != self._tempo.rests:
-            self._last = self._read_counters()  # the rests differ from now on
+            self._last = self._read_counters()  # from now on, the rests are different
         self._tempo = tempo
         return tempo
 
     def next_tick_s(self) -> float:
-        """Seconds until the next useful tick: the beginning or end of a rest, or at most TICK_S."""
+        """Return the seconds until the next useful tick: until a rest starts or ends, but at most TICK_S."""
         now_s = self._clock()
         _, until_s = self._span(now_s)
         return min(max(until_s - now_s, 0.0), TICK_S)
 
     def _listen(self) -> None:
-        """Evaluate a sample if a rest, or the work between two rests, is over."""
+        """Evaluate a sample if a rest, or the work between two rests, has ended."""
         now_s = self._clock()
         is_rest, until_s = self._span(self._last.at_s)
         if now_s < until_s:
@@ -379,11 +376,11 @@ class PressurePacer:
             self._state.others is OtherUsers.UNKNOWN
             and counters.at_s >= self._began_s + _BEFORE_SAMPLE_S + FIRST_MEASUREMENT_S
         ):
-            self._began_s = counters.at_s  # no tick came when the first look should have ended: begin it again
+            self._began_s = counters.at_s  # there was no tick when the first measurement should have ended: repeat it
         self._last = counters
 
     def _span(self, at_s: float) -> tuple[bool | None, float]:
-        """Whether a moment is in a rest (True), between two (False) or at the edge of one (None); and until when."""
+        """Return whether a time is in a rest (True), between rests (False) or at an edge (None), and until when."""
         if self._state.others is OtherUsers.UNKNOWN:
             begins_s, ends_s = self._began_s + _BEFORE_SAMPLE_S, self._began_s + _BEFORE_SAMPLE_S + FIRST_MEASUREMENT_S
         else:
@@ -401,16 +398,16 @@ class PressurePacer:
         return _CounterSample(self._clock(), self._psi.read(), requests)
 
     def is_probe_due(self) -> bool:
-        """Whether it is time for a small durable write; it should be done soon, in a thread that nothing waits for."""
+        """Whether a small durable write is due; the caller should do it soon, in a thread that nothing waits for."""
         if not self._may_write:
             return False
         now_s = self._clock()
         is_rest, until_s = self._span(now_s)
         listens_by_probes = self._is_remote and self._state.others is OtherUsers.NONE
         if not (listens_by_probes or pacing.needs_probes(self._state)):
-            # Measured for the status display only; never in a rest, where it would look like load by others.
+            # Measured for the status display only; never in a rest, where the write would look like others' load.
             return is_rest is False and now_s - self._probed_s >= _PROBE_EVERY_S
-        if self._is_remote and is_rest:  # it may take less time than during work, and that is to be measured
+        if self._is_remote and is_rest:  # a write may take less time than during work, which we want to measure
             expected_s = min(self._state.rest_probes, default=0.0)
         else:
             expected_s = self._probes[-1] if self._probes else 0.0
@@ -420,7 +417,7 @@ class PressurePacer:
         return is_rest is not None and has_time and now_s - self._probed_s >= _OFTEN_S
 
     def probe(self) -> None:
-        """Write a little and wait until it is durable. Blocks; measures nothing where writing is impossible."""
+        """Write a few bytes and wait until they are durable. Blocks; measures nothing if writing is impossible."""
         self._probed_s = began_s = self._clock()
         is_rest, until_s = self._span(began_s)
         self._is_probing = True  # the counters now measure our own write
@@ -434,7 +431,7 @@ class PressurePacer:
         self._is_probing = False
 
     def is_write_back_due(self) -> bool:
-        """Whether it is time to write back some metadata, which the kernel would else write all at once."""
+        """Whether it is time to write back some metadata, which the kernel would otherwise write all at once."""
         if self._writeback is None or self._state.others is not OtherUsers.SOME:
             return False
         now_s = self._clock()
@@ -443,7 +440,7 @@ class PressurePacer:
         return is_due and is_rest is False and until_s - now_s >= _WRITTEN_BACK_S
 
     def write_back(self) -> None:
-        """Begin the write-back. May block while the disk has much to do."""
+        """Start the write-back. May block while the disk is busy."""
         self._wrote_back_s = self._clock()
         if self._writeback is not None:
             self._writeback.begin()
@@ -458,8 +455,8 @@ class PressurePacer:
         return self._state.others is OtherUsers.SOME and not self._backlog.hurries
 
     def pressure(self) -> Pressure:
-        """The values measured last."""
-        from statistics import median  # its import takes as long as a short sweep
+        """Return the values measured most recently."""
+        from statistics import median  # importing it takes as long as a short sweep
 
         rest = self._state.last or Sample(True, 0.0)
         probe_ms = median(self._probes) * 1e3 if self._probes else None
@@ -467,7 +464,7 @@ class PressurePacer:
         return Pressure(rest.io, rest.memory, rest.cpu, probe_ms, None if each_s is None else each_s * 1e6)
 
     def why(self) -> str:
-        """The reason for the current speed: a short sentence for users."""
+        """Return the reason for the current speed, as a short sentence for users."""
         return pacing.describe(self._state, self._caps, self._backlog)
 
     def close(self) -> None:
@@ -479,7 +476,7 @@ class PressurePacer:
 
 
 def _sample(before: _CounterSample, after: _CounterSample, *, is_rest: bool) -> Sample:
-    """The load between two samples of the counters."""
+    """Return the load between two counter samples."""
     seconds = max(after.at_s - before.at_s, 1e-6)
     io, memory, cpu = (
         None if a is None or b is None else min(max(a - b, 0.0) / seconds, 1.0)
@@ -495,11 +492,11 @@ def _sample(before: _CounterSample, after: _CounterSample, *, is_rest: bool) -> 
 def open_pacer(
     kernel: Kernel, directory: Fd, most: Speed, report: Callable[[str], None] | None, *, may_write: bool = True
 ) -> Iterator[Pacer]:
-    """The pacer for a removal on a filesystem.
+    """Open the pacer for a removal on a filesystem.
 
-    directory  any directory on it; unnamed files are created in it, if may_write is set and the kernel permits that
+    directory  any directory on it; if may_write is set and the kernel permits this, unnamed files are created there
     most       the highest speed
-    report     called with a sentence when the removal begins to yield to others, and when that ends; None: never yield
+    report     called with a sentence when the removal starts and stops yielding to others; None: never yield
     """
     if report is None:
         yield ConstantSpeed(most)
@@ -515,10 +512,10 @@ def open_pacer(
 
 
 class ForegroundPacer:
-    """A pacer without its own timer: measures when the engine calls it or waits."""
+    """A pacer without a timer of its own: it measures when the engine calls it or waits."""
 
     def __init__(self, pacer: PressurePacer, report: Callable[[str], None]) -> None:
-        """report: called with a sentence when we begin to yield, and when that ends."""
+        """report: called with a sentence when the removal starts and stops yielding to others"""
         self._pacer = pacer
         self._report = report
         self._work_done = WorkTotals()
@@ -535,7 +532,7 @@ class ForegroundPacer:
         self._work_done = WorkTotals(work.n_entries + n_entries, work.n_bytes + n_bytes, work.busy_s + busy_s)
 
     def wait(self, seconds: float) -> None:
-        """Wait for this time, or until the speed changes."""
+        """Wait for the given time, or until the speed changes."""
         before, until_s = self._tempo, time.monotonic() + seconds
         while (now := time.monotonic()) < until_s and self.tempo() == before:
             time.sleep(max(min(until_s, self._next_s) - now, 0.0))
@@ -554,10 +551,10 @@ class ForegroundPacer:
 
 
 class WalkPacer:
-    """Paces a walk: called before each entry, returns when the entry may be read."""
+    """Paces a walk: called before each entry, it returns when the entry may be read."""
 
     def __init__(self, pacer: Pacer, stops: ShouldStop) -> None:
-        """stops: called while it waits; once it returns True there is no more waiting"""
+        """stops: called while the pacer waits; once it returns True, the pacer no longer waits"""
         self._pace = SlicePace(pacer)
         self._stops = stops
         self._budget: SliceBudget | None = None

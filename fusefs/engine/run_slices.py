@@ -1,9 +1,8 @@
-"""Run slices of work at a pace, in this process or by worker processes or threads, until there is no more work or a
-stop.
+"""Run slices of work at a pace, in this process or in workers, until no work remains or the caller stops them.
 
-On a local filesystem an unlink takes microseconds, and Python's lock would be the bottleneck of threads: workers are
-processes forked from this one, which receive slices over a socket, with the directories as fds. Workers that wait for a
-server are threads.
+On a local filesystem an unlink takes microseconds, and Python's lock would be a bottleneck for threads. The workers are
+then processes forked from this one; they receive slices over a socket, with the directories as fds. Workers that mostly
+wait for a server are threads.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from fusefs.linux.children import Child, ChildLost, is_stopped, receive, send
 
 
 class HasFds(Protocol):
-    """A value that pickles, except for the fds in it."""
+    """A value that can be pickled, except for the fds in it."""
 
     def fds(self) -> Sequence[int]:
         """The fds in the value."""
 
     def with_fds(self, fds: Sequence[int]) -> Self:
-        """The value as used by the receiving process, in which the fds have these numbers."""
+        """Return the value for the receiving process, in which the fds have these numbers."""
 
 
 class SliceOutcome(HasFds, Protocol):
-    """The result of a slice: entries removed, bytes freed, and the time it took."""
+    """The result of a slice: the entries removed, the bytes freed, and the time taken."""
 
     @property
     def removed(self) -> int: ...
@@ -58,7 +57,7 @@ Outcome = TypeVar("Outcome", bound=SliceOutcome)
 
 
 class EndedSlice(NamedTuple, Generic[Task, Result]):
-    """A slice that is no longer running. outcome: None if it was lost with its worker; its progress is unknown"""
+    """A slice that is no longer running. outcome: None if it was lost with its worker, so its progress is unknown"""
 
     work: Task
     budget: SliceBudget
@@ -77,20 +76,20 @@ class SlicePool(Protocol[Work, Outcome]):
         """Start a slice; there must be a free worker."""
 
     def collect_ended(self, most_s: float) -> list[EndedSlice[Work, Outcome]]:
-        """The slices that have ended; waits up to most_s for the first one. Raises  errors of trashd's own code"""
+        """Return the slices that have ended, after waiting up to most_s for the first one."""
 
 
 @contextmanager
 def worker_threads(
     n_workers: int, run_slice: Callable[[Task, SliceBudget], Result]
 ) -> Iterator[WorkerThreads[Task, Result]]:
-    """Threads for the block, or fewer where a limit on threads is reached; running slices end first."""
+    """Provide threads for the block, or fewer if a limit is reached. The block's exit waits for running slices."""
     workers = WorkerThreads(run_slice)
     try:
         try:
             for _ in range(n_workers):
                 workers.start()
-        except RuntimeError:  # raised by Python for EAGAIN of pthread_create
+        except RuntimeError:  # Python raises this if pthread_create returns EAGAIN
             pass
         yield workers
     finally:
@@ -149,7 +148,7 @@ class WorkerThreads(Generic[Task, Result]):
 def worker_processes(
     n_workers: int, run_slice: Callable[[Work, SliceBudget], Outcome]
 ) -> Iterator[WorkerProcesses[Work, Outcome]]:
-    """Processes for the block, or fewer where a limit on processes is reached; all have ended afterwards."""
+    """Provide processes for the block, or fewer if a limit is reached. The block's exit ends them all."""
     workers = WorkerProcesses(run_slice)
     try:
         gc.freeze()  # keeps the children's garbage collectors from copying existing objects
@@ -166,7 +165,7 @@ def worker_processes(
 
 
 class WorkerProcesses(Generic[Work, Outcome]):
-    """See SlicePool. Any free worker runs a slice."""
+    """See SlicePool. A slice runs in any free worker."""
 
     def __init__(self, run_slice: Callable[[Work, SliceBudget], Outcome]) -> None:
         self.n_workers = 0
@@ -206,7 +205,7 @@ class WorkerProcesses(Generic[Work, Outcome]):
         try:
             message, fds = child.receive()
         except ChildLost:
-            # Its user may have stopped it, which must not delay an administrator; and it must not continue later.
+            # A user may have stopped the process. This must not delay an administrator, and it must not continue later.
             child.kill()
             return EndedSlice(work, budget, None)
         outcome: Outcome = loads(message)
@@ -219,7 +218,7 @@ class WorkerProcesses(Generic[Work, Outcome]):
 
 
 def _serve_slices(run_slice: Callable[[Work, SliceBudget], Outcome], channel: socket) -> None:
-    """The main loop of a worker; its parent handles Ctrl-C."""
+    """The main loop of a worker; the parent process handles Ctrl-C."""
     signal(SIGINT, SIG_IGN)
     while True:
         try:
@@ -240,7 +239,7 @@ class SliceSource(Protocol[Work]):
         """Whether there is no work for `next` to return."""
 
     def next(self) -> Work | None:
-        """A slice that may run beside the running ones; None if there is none at the moment."""
+        """Return a slice that may run in parallel with the running ones; None if there is none at the moment."""
 
     def lost(self, lost: Work) -> None:
         """Account for a slice that was lost with its worker; how much of it was done is unknown."""
@@ -249,10 +248,10 @@ class SliceSource(Protocol[Work]):
 class SliceRunner(NamedTuple, Generic[Work, Outcome]):
     """Runs the slices of a plan at a pace.
 
-    run_slice  runs one slice; a forked worker has its own copy. Fds in the work stay their owner's; the result may
-               contain the same fds
-    on_slice_end  called with the result of each slice, in addition to the pace
-    pool  runs slices in parallel; None: workers of this machine, as the strategy chooses
+    run_slice  runs one slice; a forked worker has its own copy. The caller still owns the fds in the work; the result
+               may contain the same fds
+    on_slice_end  called with each slice and its result, after the pace has accounted for it
+    pool  runs slices in parallel; None: workers on this machine, as chosen by the strategy
     """
 
     plan: SliceSource[Work]
@@ -264,9 +263,9 @@ class SliceRunner(NamedTuple, Generic[Work, Outcome]):
     pool: SlicePool[Work, Outcome] | None = None
 
     def run_plan(self, first_s: float | None = None) -> None:
-        """Run the whole plan. A plan of one slice starts no workers.
+        """Run the whole plan. No workers are started for a plan with a single slice.
 
-        first_s  the longest time for the first slice, if it is to be shorter than others
+        first_s  the longest duration of the first slice, if it is to be shorter than the others
         """
         self._run_in_process(once=True, most_s=first_s)
         is_whole = True
@@ -285,11 +284,11 @@ class SliceRunner(NamedTuple, Generic[Work, Outcome]):
         return worker_processes(self.strategy.n_workers, self.run_slice)
 
     def _uses_workers(self) -> bool:
-        """Whether several slices may run in parallel: not while others use the disk."""
+        """Whether several slices may run in parallel, which is never so while others use the disk."""
         return self.strategy.n_workers > 1 and self.pace.follow().is_alone
 
     def _begin(self) -> tuple[Work, SliceBudget] | None:
-        """A slice that may begin now, and its budget; None if the pace or the running slices do not allow one."""
+        """Return a slice that may start now, and its budget; None if the pace or the running slices allow none."""
         budget = self.pace.budget()
         if budget is None:
             return None
@@ -300,7 +299,7 @@ class SliceRunner(NamedTuple, Generic[Work, Outcome]):
         return work, budget
 
     def _run_in_process(self, *, once: bool, most_s: float | None = None) -> None:
-        """Run slices in this process: all, or only the next one that may begin."""
+        """Run slices in this process: all of them, or only the next one."""
         while not self.plan.is_dry() and not self.is_stopped():
             begun = self._begin()
             if begun is None:
@@ -314,8 +313,9 @@ class SliceRunner(NamedTuple, Generic[Work, Outcome]):
                 return
 
     def _run_in_pool(self, pool: SlicePool[Work, Outcome]) -> bool:
-        """Keep all workers busy while several may run. Returns False if a worker was lost or there is none: this
-        process then continues by itself.
+        """Keep all workers busy while several slices may run.
+
+        Returns False if a worker was lost or there is none; then this process must run the remaining slices itself.
         """
         n_running, is_whole = 0, pool.n_workers > 0
         while True:

@@ -1,8 +1,8 @@
-"""Choose how many workers, and of which kind, delete fastest on a filesystem; measured, see docs/performance.md.
+"""Choose the number and kind of workers that delete fastest on a filesystem, as measured in docs/performance.md.
 
-On xfs each worker has an allocation group to itself while it unlinks there. Each unlink, and each freeing of an inode,
-takes the lock of its group for a moment and sleeps if another worker has it. Two workers in one group take more than
-twice the time of one; in different groups they take half.
+On xfs, each worker has an allocation group to itself while it unlinks there. Each unlink, and each release of an inode,
+briefly takes the group's lock, and sleeps if another worker holds it. Two workers in one group take more than twice as
+long as a single one; in different groups they take half as long.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _SERVERS_SHARE, LEAST_RANKS_SHARE, _LOCAL_SHARE = 8, 32, 1024
 _MOST_PROCESSES = 8
 _WINDOW, _SORTED_WINDOW = 16_384, 262_144
 _ROOM, _ROOM_CHARS = 1 << 20, 1 << 22
-"""A window is this divided by the square of the number of workers: more workers need more memory themselves."""
+"""The size of a window is this divided by the square of the number of workers, which also need memory themselves."""
 
 _RANKS_ROOM, _RANKS_LEAST_WINDOW = 1 << 20, 256
-"""Approximate sum of the windows of all ranks of a job: the first rank stores what their slices did not finish."""
+"""Approximate total size of all ranks' windows in a job: the first rank stores what their slices did not finish."""
 
 
 class Workers(Enum):
@@ -43,22 +43,22 @@ class Workers(Enum):
 class Strategy(NamedTuple):
     """The best way to delete on a filesystem.
 
-    n_workers    slices at a time
-    window       entries of a directory that are read together: memory is bounded by it
-    window_chars  the bound for the sum of their names' lengths
-    by_inode     unlink in the order of inode numbers: ext4 lists in the order of hashes, and finds inodes by number
-    splits       two workers in one flat directory are faster than one: a large part of the work is not covered by the
-                 directory's lock
-    least_share  names that such a worker takes, unless fewer remain: on a local disk fewer are deleted before they
-                 could be distributed
-    lookup_first  look names up before unlinking them: the kernel lets one process at a time unlink in a directory and
-                 look the name up there, but any number of processes only look names up
-    lists_types  listings contain file types; if not, an entry for which unlink reports EISDIR is a directory
+    n_workers    number of slices that run at a time
+    window       number of directory entries that are read together; this limits the use of memory
+    window_chars  limit on the total length of their names
+    by_inode     unlink in inode order: ext4 lists names in hash order, but stores inodes by number
+    splits       two workers are faster than one in the same flat directory, because a large part of the work does not
+                 need the directory's lock
+    least_share  number of names that such a worker takes, unless fewer remain: on a local disk, fewer names would be
+                 deleted before they could be distributed
+    lookup_first  look names up before unlinking them: in one directory, the kernel lets only one process at a time
+                 unlink, which includes a lookup, but lets any number of processes look names up
+    lists_types  listings contain file types; if not, an entry is a directory if unlink fails with EISDIR
     is_at_once   a stat needs no request to a server
-    group_shift  two workers in one allocation group slow each other down; number of low bits of an inode number that
-                 give its place in its group
-    afterwork    work of the kernel after unlink has returned, as a fraction of the work before: xfs removes inodes from
-                 its trees in the background, which slows others down just as much (measured)
+    group_shift  number of low bits of an inode number that give the inode's place in its allocation group; set if two
+                 workers in one group slow each other down
+    afterwork    work that the kernel does after unlink has returned, as a fraction of the work before: xfs removes
+                 inodes from its trees in the background, which slows others down just as much (measured)
     """
 
     n_workers: int
@@ -76,7 +76,7 @@ class Strategy(NamedTuple):
 
 
 def in_order(names: list[str], inos: list[int], *, by_inode: bool) -> list[str]:
-    """Order the names of a listing for being taken from the end: as listed, or by inode number.
+    """Order the names of a listing, as listed or by inode number, so that the first one is at the end.
 
     inos  the inode numbers of the names; unused if by_inode is not set
     """
@@ -86,7 +86,7 @@ def in_order(names: list[str], inos: list[int], *, by_inode: bool) -> list[str]:
 
 
 def choose_strategy(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strategy:
-    """The strategy for the filesystem of a container.
+    """Choose the strategy for the filesystem of a container.
 
     n_workers  as requested by the user
     """
@@ -96,7 +96,7 @@ def choose_strategy(kernel: Kernel, container: Fd, n_workers: int | None = None)
     if magic in _NETWORK:
         most, workers = _MANY_THREADS, Workers.THREADS
     else:
-        # btrfs serialises on its trees: a second worker gains a fifth, a third one loses it again.
+        # btrfs serialises access to its trees: a second worker gains a fifth, which a third one loses again.
         useful = 2 if magic == BTRFS_MAGIC else _MOST_PROCESSES
         most = min(len(os.sched_getaffinity(0)), useful)
         workers = Workers.PROCESSES
@@ -118,7 +118,7 @@ def choose_strategy(kernel: Kernel, container: Fd, n_workers: int | None = None)
 
 
 def choose_for_rank(kernel: Kernel, directory: Fd, n_workers: int | None, n_ranks: int) -> Strategy:
-    """The strategy for each rank of a job: threads on a server's filesystem, else one process per rank."""
+    """Choose the strategy for each rank of a job: threads on a network filesystem, else one process per rank."""
     strategy = choose_strategy(kernel, directory, n_workers)
     if strategy.workers is Workers.PROCESSES and n_workers is None:
         strategy = strategy._replace(n_workers=1)
@@ -128,7 +128,7 @@ def choose_for_rank(kernel: Kernel, directory: Fd, n_workers: int | None, n_rank
 
 
 def ranks_window(n_workers: int) -> int:
-    """The window of each worker of a job with this number of workers."""
+    """Return the window of each worker in a job with this number of workers."""
     return max(_RANKS_LEAST_WINDOW, _RANKS_ROOM // n_workers)
 
 
@@ -140,16 +140,15 @@ _MOST_PASSED_OVER = 8
 
 
 def group_shift(kernel: Kernel, fd: Fd) -> int | None:
-    """Number of low bits of an inode number that give its place in its group; None if there are no groups or they are
-    unknown.
+    """Return the number of low bits of an inode number that give the inode's place in its allocation group.
 
-    fd  opened for reading
+    None if there are no groups, or they are unknown. fd: opened for reading
     """
     buffer = bytearray(_GEOMETRY_BYTES)
     try:
         kernel.ioctl(fd, _XFS_IOC_FSGEOMETRY_V1, buffer)
     except OSError:
-        return None  # only slower without it
+        return None  # without it, removals are only slower
     block_bytes, _, group_blocks, n_groups, _, _, inode_bytes = map(int, _GEOMETRY.unpack_from(buffer))
     if n_groups < 2:
         return None
@@ -188,9 +187,9 @@ class AllocationGroups:
             fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, group)
 
     def is_crowded(self, fd: Fd) -> bool:
-        """Whether another directory should be taken first, as another worker is in the group of this one.
+        """Whether another directory should be taken first, because a worker is already in the group of this one.
 
-        Only some directories are passed over in a row: all remaining ones may be in one group.
+        Only a limited number of directories is passed over in a row, because all remaining ones may be in one group.
         """
         if self._locks is None or self._n_passed_over == _MOST_PASSED_OVER:
             self._n_passed_over = 0
@@ -206,6 +205,6 @@ class AllocationGroups:
         return False
 
     def _of(self, fd: Fd) -> int:
-        """The group of a directory, and of its files while the group has free inodes."""
+        """Return a directory's allocation group, which is also that of its files while the group has free inodes."""
         assert self._shift is not None
         return self._kernel.fstat(fd).st_ino >> self._shift

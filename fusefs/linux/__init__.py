@@ -1,1 +1,1 @@
-"""Layer 1: one thin function per system call; knows nothing of trash."""
+"""Layer 1: one thin function per system call; knows nothing about trash."""

@@ -1,6 +1,6 @@
-"""A Unix socket to which a process sends a directory as an O_PATH fd, and receives an fd of its backing directory.
+"""A Unix socket to which a process sends a directory as an O_PATH fd, to receive an fd of its backing directory.
 
-Each conversation is one byte with the fd, then an errno, with an fd if that is 0.
+A conversation consists of one byte with the fd, and the reply: an errno, and an fd if the errno is 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from fusefs.linux.mountinfo import is_inside
 from fusefs.linux.runtime_directories import MOUNTS_RUNTIME
 
 TREE, SOCKET_NAME = b"closed/tree", b"door"
-"""In the directory of a mount over itself: its backing tree, which only root reaches by path, and the socket for it."""
+"""In the /run/trashd directory of a mount that covers SRC: the backing tree, which only root reaches by path, and the
+socket for it."""
 _CREDENTIALS = struct.Struct("=iII")
 _ANSWER, _FD = struct.Struct("=i"), struct.Struct("=i")
 _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_FD.size)
@@ -27,10 +28,10 @@ _PATIENCE_S, _RETRY_S = 10.0, 0.02
 
 
 class FdRequest(NamedTuple):
-    """The process that sent an fd, from the kernel, and the inode of the fd.
+    """The process that sent an fd, according to the kernel, and the fd's inode.
 
-    uid, pid     in our namespaces; 0 for a pid that does not exist there
-    ino, mnt_id  of the fd, read without access to its filesystem
+    uid, pid     as seen in our namespaces; pid 0: not visible there
+    ino, mnt_id  inode number and mount ID of the fd, read without access to its filesystem
     """
 
     uid: int
@@ -40,7 +41,7 @@ class FdRequest(NamedTuple):
 
 
 def socket_path(tree: bytes) -> bytes | None:
-    """The path of the socket for a backing tree; None if the path is anything else."""
+    """Return the path of the socket for a backing tree; None if `tree` is not the path of one."""
     above = tree.removesuffix(b"/" + TREE)
     return above + b"/" + SOCKET_NAME if above != tree and is_inside(tree, MOUNTS_RUNTIME) else None
 
@@ -48,7 +49,7 @@ def socket_path(tree: bytes) -> bytes | None:
 def request_backing_fd(path: bytes, shown: int) -> Fd:
     """Send a directory (O_PATH) to the socket at a path. Returns  the fd received, which the caller must close
 
-    Raises  OSError: the server's answer; EAGAIN: the server is busy; those of connect(2): there is no server
+    Raises  OSError: the errno that the server returned; EAGAIN: the server is busy; as from connect(2): no server
     """
     deadline_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline_s:
@@ -67,7 +68,7 @@ def _request_once(path: bytes, shown: int) -> Fd:
 
 
 def listen(path: bytes) -> socket.socket:
-    """A new listening socket at a path, open to every process that reaches it. Raises  OSError"""
+    """Create a listening socket at a path, to which every process that can reach it may connect. Raises  OSError"""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with close_on_error(listener):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -78,17 +79,17 @@ def listen(path: bytes) -> socket.socket:
 
 
 def peer_uid(conversation: socket.socket) -> int:
-    """The client's uid."""
+    """Return the client's UID."""
     credentials = conversation.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def receive_request(conversation: socket.socket) -> tuple[FdRequest, Fd]:
-    """The client and the fd that it sent, which the caller must close.
+    """Receive the client's identity and its fd, which the caller must close.
 
-    While the fd is open, its inode number is not reused. It may be of anything: receiving and closing it may take as
-    long as its filesystem's server likes.
-    Raises  OSError: it is no message with one O_PATH fd
+    While the fd is open, its inode number is not reused. The fd may be of any kind, so that receiving or closing it may
+    block for as long as its filesystem's server likes.
+    Raises  OSError: the message does not have exactly one O_PATH fd
     """
     message, ancillary, flags, _address = conversation.recvmsg(2, _ROOM, socket.MSG_CMSG_CLOEXEC)
     credentials, fds = b"", []
@@ -112,13 +113,13 @@ def receive_request(conversation: socket.socket) -> tuple[FdRequest, Fd]:
 
 
 def send_answer(conversation: socket.socket, fd_or_errno: Fd | int) -> None:
-    """Send an fd, or the errno of a refusal. Raises  OSError: the client is gone"""
+    """Reply with an fd, or with the errno of a refusal. Raises  OSError: the client is gone"""
     fds = [fd_or_errno] if isinstance(fd_or_errno, Fd) else []
     socket.send_fds(conversation, [_ANSWER.pack(0 if fds else fd_or_errno)], fds)
 
 
 def receive_answer(conversation: socket.socket) -> Fd:
-    """The fd in the server's answer. Raises  OSError: the server's errno; ConnectionResetError: the server has ended"""
+    """Receive the server's fd. Raises  OSError: the server's errno; ConnectionResetError: the server has ended"""
     message, fds, _flags, _address = socket.recv_fds(conversation, _ANSWER.size, 1, socket.MSG_CMSG_CLOEXEC)
     if len(message) == _ANSWER.size and not (number := _ANSWER.unpack(message)[0]) and fds:
         return Fd(fds[0])

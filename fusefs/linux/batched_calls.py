@@ -1,6 +1,6 @@
-"""System calls for many entries of one directory at a time; an error for one does not affect the others.
+"""System calls for many entries of one directory at a time; an error for one entry does not affect the others.
 
-By one call of native/ if that was built; one by one if each must be announced (Kernel.hook).
+If native/ was built, one call to it handles all entries, unless each system call must be announced (Kernel.announce).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import NO_NOREPLACE, Kernel, RefusedNames
 
 _statx = syscalls.statx_with_gil
-"""Called with Python's lock held: a local filesystem answers sooner than the lock could be taken again."""
-# Constants as ctypes objects: Python's ints would be converted at each call.
+"""Called with Python's lock held: a local filesystem responds in less time than it takes to retake the lock."""
+# Constants are ctypes objects: Python's ints would be converted for each call.
 _LSTAT_FLAGS = ctypes.c_int(syscalls.AT_SYMLINK_NOFOLLOW | syscalls.AT_NO_AUTOMOUNT | syscalls.AT_STATX_DONT_SYNC)
 _BY_FD = ctypes.c_int(syscalls.AT_SYMLINK_NOFOLLOW | syscalls.AT_EMPTY_PATH)
 _BASIC, _BTIME, _MOUNT_ROOT = syscalls.STATX_BASIC_STATS, syscalls.STATX_BTIME, syscalls.STATX_ATTR_MOUNT_ROOT
@@ -35,7 +35,7 @@ _HAS_FALLBACK = (*NO_NOREPLACE, errno.ESTALE)
 
 
 def _load_bulk() -> ModuleType | None:
-    """The calls of native/; None if they were not built (hatch_build.py), are disabled, or names are not UTF-8."""
+    """Load native/; None if it was not built (hatch_build.py), is disabled, or the encoding of names is not UTF-8."""
     if os.environ.get("TRASHD_NATIVE") == "0" or sys.getfilesystemencoding() != "utf-8":
         return None
     try:
@@ -49,9 +49,9 @@ _bulk = _load_bulk()
 
 
 class StatxResult(NamedTuple):
-    """The result of statx(2) for a name, with os.stat's names for the fields of os.stat.
+    """The result of statx(2) for a name; fields that os.stat has, too, have the same names.
 
-    Fields are converted only when they are read: for most entries only one is.
+    Times and devices are converted only when they are read, since most callers read only one of them.
     """
 
     name: str
@@ -102,9 +102,9 @@ class StatxResult(NamedTuple):
 
 
 def read_more(kernel: Kernel, fd: int, first: bytes = b"", last: bytes = b"") -> getdents.DirentBlock | None:
-    """Some entries of a directory from the fd's position on; None at the end.
+    """Read some entries of a directory, starting at the fd's position; None at the end.
 
-    first, last  except for directories, only names with this beginning and end are needed; others may be included
+    first, last  the caller needs only directories and names with this beginning and end; others may be included
     """
     kernel.announce("getdents")
     if _bulk is None:
@@ -117,11 +117,11 @@ def read_more(kernel: Kernel, fd: int, first: bytes = b"", last: bytes = b"") ->
 
 
 class DirectoryWindow(NamedTuple):
-    """Entries of a directory, to be taken from the end.
+    """Entries of a directory; the caller takes them from the end.
 
-    bundles  names to unlink, packed (core.slices.unpack_names); including directories if listings have no types
+    bundles  names to unlink, packed (core.slices.unpack_names); these include directories if listings have no types
     subdirs  directories
-    is_all   there are no other entries
+    is_all   the directory has no other entries
     """
 
     bundles: list[bytes]
@@ -130,10 +130,10 @@ class DirectoryWindow(NamedTuple):
 
 
 def read_window(kernel: Kernel, fd: int, most: int, most_bytes: int, *, by_inode: bool) -> DirectoryWindow | None:
-    """The first entries of a directory, listed at once; None if the caller must list it in Python.
+    """List the first entries of a directory at once; None if the caller must list it in Python.
 
-    most, most_bytes  limits of the number of entries, and of the sum of their names' lengths
-    by_inode  in the order of their inode numbers, otherwise in that of the listing; in both cases from the end
+    most, most_bytes  limits on the number of entries, and on the total length of their names
+    by_inode  order the entries by inode number, otherwise as in the listing; both in reverse
     Raises  OSError
     """
     if _bulk is None or kernel.is_watched:
@@ -142,7 +142,7 @@ def read_window(kernel: Kernel, fd: int, most: int, most_bytes: int, *, by_inode
 
 
 def unlink_all(kernel: Kernel, dir_fd: int, names: Sequence[str], *, are_dirs: bool = False) -> RefusedNames:
-    """unlinkat of each name (rmdir for directories), with one call a name. Returns  those refused, with the errno"""
+    """unlinkat of each name (rmdir for directories). Returns  the refused names, each with the errno"""
     if _bulk is not None and not kernel.is_watched:
         refused: RefusedNames = _bulk.unlink(dir_fd, list(names), syscalls.AT_REMOVEDIR if are_dirs else 0)
         return refused
@@ -159,7 +159,7 @@ def unlink_all(kernel: Kernel, dir_fd: int, names: Sequence[str], *, are_dirs: b
 
 
 def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[str]) -> RefusedNames:
-    """`Kernel.rename_free` of each name to the same name elsewhere. Returns  those refused, with the errno"""
+    """`Kernel.rename_free` of each name to the same name in another directory. Returns  the refused names with errno"""
     refused: RefusedNames = []
     retried: Iterable[str] = names
     if _bulk is not None and not kernel.is_watched:
@@ -178,11 +178,12 @@ def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[
 def read_small_files(
     kernel: Kernel, dir_fd: int, names: list[str], tail: bytes, uid: int, most_bytes: int
 ) -> list[bytes | None]:
-    """Read the file of one name in each of these directories.
+    """Read the file `tail` in each of these directories.
 
     Returns:
-        The bytes of each; None if the caller must read it. That is the case if it is not a plain file of that uid, at
-        most that size and not writable by other users, if it could not be read, and always without native code.
+        The bytes of each file; None if the caller must read it. That is the case if it is not a plain file that belongs
+        to this UID, has at most this size and can't be written by other users; if it could not be read; and always
+        without native code.
     """
     if _bulk is None or kernel.is_watched:
         return [None] * len(names)
@@ -191,25 +192,25 @@ def read_small_files(
 
 
 def names_that_may_lack(kernel: Kernel, dir_fd: int, names: list[str], tail: bytes) -> list[str]:
-    """Those of these directories that may not contain that name: all of them without native code."""
+    """Return those of the directories that may lack the entry `tail`: all of them without native code."""
     if _bulk is None or kernel.is_watched:
         return names
     return [name for name, _errno in _bulk.lacking(dir_fd, names, tail)]
 
 
 class FileSizes(NamedTuple):
-    """Sizes of consecutive files: their lengths and their disk space; empty if they were not read."""
+    """The lengths and the disk space of consecutive files; empty if they were not read."""
 
     lengths: list[int]
     spaces: list[int]
 
     def first(self, n: int | None) -> FileSizes:
-        """The sizes of the first n; None: all."""
+        """Return the sizes of the first n files; None: all."""
         return FileSizes(self.lengths[:n], self.spaces[:n])
 
 
 class MatchedByStat(NamedTuple):
-    """Names that match the bounds, with their files' sizes, and names that must be checked one by one."""
+    """Names that match the bounds, with their files' sizes, and names that the caller must check one by one."""
 
     names: list[str]
     sizes: FileSizes
@@ -219,10 +220,10 @@ class MatchedByStat(NamedTuple):
 def match_by_stat(
     kernel: Kernel, dir_fd: int, names: list[str], bounds: bytes | None, *, needs_no_server: bool
 ) -> MatchedByStat:
-    """Check each name by statx.
+    """Check each name with statx.
 
-    bounds   StatBounds.packed; None: all must be checked one by one
-    needs_no_server  whether the filesystem needs no server; otherwise all must be checked one by one
+    bounds   from StatBounds.packed; None: all names must be checked one by one
+    needs_no_server  whether the filesystem needs no server; otherwise all names must be checked one by one
     """
     if _bulk is None or bounds is None or kernel.is_watched or not needs_no_server:
         return MatchedByStat([], FileSizes([], []), names)
@@ -233,9 +234,9 @@ def match_by_stat(
 class UnlinkedMatches(NamedTuple):
     """The result of unlinking the names that match the bounds.
 
-    n_gone, n_bytes, taken_bytes  how many were removed, their length and disk space
+    n_removed, n_bytes, taken_bytes  the number of files removed, their total length and disk space
     refused  names that match but could not be removed
-    unsure   names that must be checked one by one; all others don't match
+    unsure   names that the caller must check one by one; all others don't match
     """
 
     n_removed: int
@@ -246,10 +247,10 @@ class UnlinkedMatches(NamedTuple):
 
 
 def unlink_matching(kernel: Kernel, stat_fd: int, unlink_fd: int, names: list[str], bounds: bytes) -> UnlinkedMatches:
-    """statx of each name, and at once unlinkat of each that matches the bounds, so that no time passes in between.
+    """Check each name with statx, and unlink it at once if it matches the bounds.
 
-    stat_fd    the directory on its own filesystem, which must need no server
-    unlink_fd  the same directory, by which names are changed in it
+    stat_fd    the directory on its backing filesystem, which must not need a server
+    unlink_fd  the same directory, as an fd through which names in it are changed
     """
     if _bulk is None or kernel.is_watched:
         return UnlinkedMatches(0, 0, 0, [], names)
@@ -259,11 +260,11 @@ def unlink_matching(kernel: Kernel, stat_fd: int, unlink_fd: int, names: list[st
 def lstat_all(
     kernel: Kernel, dir_fd: int, names: Iterable[str], *, needs_birth: bool = False, needs_no_server: bool | None = None
 ) -> tuple[list[StatxResult], RefusedNames]:
-    """lstat of each name, but never of something mounted there (EXDEV): see `Kernel.stat`.
+    """lstat of each name, but never of a file that is mounted there (EXDEV): see `Kernel.stat`.
 
-    needs_birth  also get birth times, if each costs a request to the filesystem's server
-    needs_no_server  whether the filesystem needs no server, if known: asking takes as long as a few names, and makes
-                xfs do work that it has deferred
+    needs_birth  read birth times even if each takes a request to the filesystem's server
+    needs_no_server  whether the filesystem needs no server; None: find out, which takes as long as a few names, and
+                makes xfs do work that it has deferred
     """
     results: list[StatxResult] = []
     refused: RefusedNames = []
@@ -281,14 +282,14 @@ def lstat_all(
 
 
 def _no_fast_stat(_name: str) -> None:
-    """Stands for `_glancing` if that may not be used: every name is checked closely."""
+    """Take the place of `fast_stat` if a server might be asked: every name then needs `_stat_by_fd`."""
 
 
 def _fast_stat_function(dir_fd: int) -> Callable[[str], StatxResult | None]:
-    """A function that checks a name by one call, in a third of the time of `_look_closely`; None: use that.
+    """Return a function that stats a name with one call, in a third of the time of `_stat_by_fd`.
 
-    The name of a mount point leads to the mount, but its server is not contacted, so that nothing waits for it; and the
-    kernel reports that it is one.
+    It returns None if the caller must use `_stat_by_fd`. If the name is a mount point, the call reaches the mount, but
+    never contacts a server, so it does not wait; and the kernel reports that it is a mount point.
     Source  statx(2): AT_STATX_DONT_SYNC, STATX_ATTR_MOUNT_ROOT (Linux 5.8)
     """
     fd, buffer = ctypes.c_int(dir_fd), ctypes.create_string_buffer(syscalls.STATX_SIZE)
@@ -297,7 +298,7 @@ def _fast_stat_function(dir_fd: int) -> Callable[[str], StatxResult | None]:
     def fast_stat(name: str) -> StatxResult | None:
         if _statx(fd, name.encode(*_CODING), _LSTAT_FLAGS, _STATX_MASK, into):
             return None
-        result = tuple.__new__(StatxResult, (name, *unpack(buffer)))  # the class's constructor takes twice as long
+        result = tuple.__new__(StatxResult, (name, *unpack(buffer)))  # the constructor would take twice as long
         is_certain = not result.attributes & _MOUNT_ROOT and result.has_attributes & _MOUNT_ROOT
         return result if is_certain else None
 

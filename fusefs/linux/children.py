@@ -1,4 +1,4 @@
-"""Child processes, as another user or with a time limit: fork, messages with fds, and killing."""
+"""Child processes that act as another user or with a time limit: forking, messages with fds, and killing."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ _MAX_FDS = 253
 """SCM_MAX_FD, unix(7)."""
 _CHECK_S = 0.2
 _FIRST, _FD_MAX = 3, 2**31 - 1
-"""The fds of a detached child begin after the standard ones."""
+"""A detached child's fds begin after the standard ones."""
 _EXCEPTION_EXIT_CODE = 255
-"""A child's exit code after any exception but an OSError; no errno has this value."""
+"""A child's exit code after any exception other than OSError; no errno has this value."""
 _STOPPED = b"T", b"t"
-"""States in proc_pid_stat(5)."""
+"""The states of a stopped process in proc_pid_stat(5)."""
 
 
 class ChildLost(Exception):
-    """The child ended without a result."""
+    """The child process ended without a result."""
 
 
 class ChildSilent(ChildLost):
-    """The child was stopped, or took too long."""
+    """The child process was stopped, or took too long."""
 
 
 def fork(main: Callable[[], object], fds: Sequence[int] | None = None) -> int:
     """Fork a child that the kernel kills when this thread ends. It exits with 0, or with the errno of an OSError.
 
-    fds      the child's only fds, numbered from 3 on, without our signal mask and terminal; None: it inherits all
-    Returns  its pid
+    fds      the only fds that the child inherits, renumbered from 3; it also has its own session and blocks all
+             signals. None: it inherits everything
+    Returns  the child's pid
     Raises   OSError
     """
     parent = os.getpid()
@@ -67,7 +68,7 @@ def fork(main: Callable[[], object], fds: Sequence[int] | None = None) -> int:
 
 
 def _detach(fds: Sequence[int]) -> None:
-    """Keep nothing for which others may wait: a pipe, a lock, a terminal."""
+    """Give up everything on which other processes may wait: pipes, locks, the terminal."""
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     os.setsid()
     for before, after in pairwise([-1, *sorted(fds), _FD_MAX]):
@@ -79,19 +80,19 @@ def _detach(fds: Sequence[int]) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; exit now if the parent has already ended."""
+    """Have the kernel kill this process when its parent ends; exit now if the parent has ended already."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, SIGKILL)
     if os.getppid() != parent:
         os._exit(_EXCEPTION_EXIT_CODE)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, so that it won't answer."""
+    """Whether a process is stopped, so that it won't reply."""
     return _state_of(pid) in _STOPPED
 
 
 def _state_of(pid: int) -> bytes:
-    """The state letter of a process; empty if it has ended. Source  proc_pid_stat(5)"""
+    """Return the state letter of a process; empty if it has ended. Source  proc_pid_stat(5)"""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1]
@@ -100,16 +101,16 @@ def _state_of(pid: int) -> bytes:
 
 
 def send(channel: socket, message: bytes, fds: Sequence[int] = ()) -> None:
-    """Send one message; the other side gets its own copies of the fds."""
+    """Send one message. The receiver gets its own copies of the fds."""
     send_fds(channel, [_HEAD.pack(len(message), len(fds))], [*fds])
     channel.sendall(message)
 
 
 def receive(channel: socket, wait: Callable[[], None] = lambda: None) -> tuple[bytes, list[Fd]]:
-    """The next message and its fds, which the caller must close.
+    """Receive the next message and its fds, which the caller must close.
 
-    wait    called before each read; may raise
-    Raises  EOFError if the other side is gone, or sends something else
+    wait    called before each read; may raise an exception
+    Raises  EOFError if the sender is gone, or sends anything other than such messages
     """
     wait()
     head, numbers, _flags, _address = recv_fds(channel, _HEAD.size, _MAX_FDS)
@@ -142,10 +143,10 @@ class Child:
     """A child process, and our end of the channel to it."""
 
     def __init__(self, main: Callable[[socket], object], *, is_detached: bool = False) -> None:
-        """Fork it.
+        """Fork the child.
 
-        main         called with its end of the channel
-        is_detached  it inherits nothing else of ours, see `fork`
+        main         called in the child with its end of the channel
+        is_detached  the child inherits nothing but the channel: see `fork`
         Raises       OSError
         """
         self.channel, child_end = socketpair()
@@ -162,17 +163,17 @@ class Child:
         main(child_end)
 
     def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
-        """Send it a message. Raises  ChildLost"""
+        """Send a message to the child. Raises  ChildLost"""
         try:
             send(self.channel, message, fds)
         except OSError as error:
             raise ChildLost from error
 
     def receive(self, limit_s: float = inf, *, is_strict: bool = False) -> tuple[bytes, list[Fd]]:
-        """Its next message, with fds.
+        """Receive the child's next message, with its fds.
 
-        limit_s    how long it may wait for anything but a processor
-        is_strict  count the time in which it waits for a processor, too
+        limit_s    the time limit, not counting the time during which the child runs or waits for a processor
+        is_strict  count that time, too
         Raises     ChildLost
         """
         deadline_s = time.monotonic() + limit_s
@@ -192,21 +193,21 @@ class Child:
             raise ChildLost from error
 
     def receive_text(self, limit_s: float = inf, *, is_strict: bool = False) -> bytes:
-        """As `receive`, but fds are closed."""
+        """Receive the child's next message like `receive`, but close its fds."""
         message, fds = self.receive(limit_s, is_strict=is_strict)
         for fd in fds:
             fd.close()
         return message
 
     def kill(self) -> None:
-        """Kill it: a child stopped by another user could otherwise continue later."""
+        """Kill the child, even if it is stopped: otherwise its user could let it continue later."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, SIGKILL)
 
     def end(self, most_s: float | None = None) -> None:
-        """Kill it, and wait for its end.
+        """Kill the child, and wait for its end.
 
-        most_s  the longest wait: a child that hangs ends when its filesystem lets it, and init reaps it
+        most_s  the longest wait. A child that hangs ends when its filesystem lets it; init then reaps it
         """
         self.channel.close()
         with suppress(ChildProcessError, ProcessLookupError):
@@ -222,15 +223,15 @@ class Child:
 
 
 Ask = Callable[[bytes], bytes]
-"""Sends a question to the process for which we act, and returns its answer."""
+"""Sends a question to the parent process, and returns the answer."""
 _NOBODY_GID = 65534
 _QUESTION, _RESULT = b"q", b"r"
 _USER_DIRECTORY_VARIABLES = (b"RUNTIME_DIRECTORY", b"STATE_DIRECTORY", b"XDG_RUNTIME_DIR", b"XDG_STATE_HOME")
-"""Variables with the places of a user's files: ours must not be inherited by another user's child."""
+"""Variables that name directories of a user's files: another user's child must not inherit ours."""
 
 
 def user_name(uid: int) -> str:
-    """A user's name, or the uid if it has none."""
+    """Return a user's name, or the UID if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -247,7 +248,7 @@ class UserCredentials(NamedTuple):
 
 
 def user_credentials(uid: int) -> UserCredentials:
-    """A user's credentials from the system's database; for an unknown user only the uid, and nogroup."""
+    """Return a user's credentials from the system's database; for an unknown user, only the UID and nogroup."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
@@ -256,10 +257,11 @@ def user_credentials(uid: int) -> UserCredentials:
 
 
 def become_user(user: UserCredentials) -> None:
-    """Turn a child into that user, with that home, no capability and no way back, dying with its parent; needs root.
+    """Make this child process act as a user for good, with that home directory and no capabilities; needs root.
 
-    Source   capabilities(7): a change from uid 0 to others clears all sets; prctl(2): the process becomes not dumpable,
-             so that its user can't trace it, and no longer dies with its parent
+    The child still ends with its parent.
+    Source   capabilities(7): a change from UID 0 to another clears all sets; prctl(2): the process is not dumpable
+             afterwards, so that its user can't trace it, and it loses its parent-death signal, which is set again
     """
     parent = os.getppid()
     os.setgroups(user.groups)
@@ -268,18 +270,18 @@ def become_user(user: UserCredentials) -> None:
     for variable in _USER_DIRECTORY_VARIABLES:
         os.environb.pop(variable, None)
     os.environb[b"HOME"] = user.home or b"/nonexistent"
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # the change of uid may not do it, depending on fs.suid_dumpable
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # the change of UID may not do it, depending on fs.suid_dumpable
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     _die_with(parent)
 
 
 def call_in_child_as(uid: int, body: Callable[[Ask], bytes], answer: Ask = lambda _question: b"") -> bytes:
-    """The result of `body`, run in a child with that uid and no capability; needs root.
+    """Run `body` in a child with this UID and no capabilities, and return its result; needs root.
 
-    body    gets a function to ask us something while it runs
-    answer  our reply to such a question, made with our own rights
+    body    gets a function with which it can ask this process a question
+    answer  answers such a question, with this process's rights
     Raises  ChildLost if the child ended without a result or was stopped. A stopped child is killed: otherwise one user
-            could block an administrator's command for all users. Errors of `body` must be part of its result.
+            could block an administrator's command for all users. Errors in `body` must be part of its result
     """
     child = Child(partial(_serve_call, user_credentials(uid), body))
     try:
@@ -303,9 +305,9 @@ def _serve_call(user: UserCredentials, body: Callable[[Ask], bytes], channel: so
 
 T = TypeVar("T")
 LIMIT_S = 3.0
-"""The time limit of one answer."""
+"""The time limit for one answer."""
 _END_S = 0.2
-"""How long to wait for the end of a killed child, which may hang."""
+"""How long to wait for a killed child to end; it may hang."""
 
 
 def ask_each(
@@ -316,13 +318,13 @@ def ask_each(
     user: UserCredentials | None = None,
     limit_s: float | None = None,
 ) -> Iterator[tuple[T, bytes | None]]:
-    """Each question with its answer; None if it is not answered in time, as for all other questions about that place.
+    """Yield each question with its answer; None if there is no answer in time, or was none from the same place before.
 
     ask      runs in a child that has none of our fds; errors must be part of its answer
-    silent   the places (from `where`) that have not answered; new ones are added
-    user     the user for whom the child acts (needs root); None for ourselves
-    limit_s  the time limit of one answer, whatever delays it; None: LIMIT_S, without the time spent waiting for a
-             processor
+    silent   the places (from `place_of`) that have not answered; new ones are added
+    user     the user as whom the child acts (needs root); None for our own
+    limit_s  the time limit for one answer, whatever delays it; None: LIMIT_S, not counting the time during which the
+             child runs or waits for a processor
     """
     child = None
     try:

@@ -1,4 +1,4 @@
-"""Configuration and plan files: finding them, checking that their owners and modes can be trusted, reading them."""
+"""Configuration and plan files: finds them, checks that their owners and modes can be trusted, and reads them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLANS, _ENDING = b"plan.d", b".toml"
 
 
 def config_dir() -> bytes | None:
-    """The directory of this user's configuration: /etc/trashd for root; None for a user without a home."""
+    """Return the directory of this user's configuration: /etc/trashd for root; None for a user without a home."""
     if os.geteuid() == 0:
         return SYSTEM_DIR
     given = os.environb.get(b"XDG_CONFIG_HOME", b"")
@@ -32,18 +32,18 @@ def config_dir() -> bytes | None:
 
 
 def is_drop_in(name: bytes) -> bool:
-    """Whether a file of that name in a drop-in directory is read."""
+    """Whether a file of this name in a drop-in directory is read."""
     return name.endswith(_ENDING) and not name.startswith(b".")
 
 
 def plan_dir() -> bytes | None:
-    """The directory of this user's rules: /etc/trashd/plan.d for root; None for a user without a home."""
+    """Return the directory of this user's plans: /etc/trashd/plan.d for root; None for a user without a home."""
     above = config_dir()
     return None if above is None else os.path.join(above, _PLANS)
 
 
 def are_rules_in_force() -> bool:
-    """Whether root or the caller has any rules."""
+    """Whether root or the caller has any plan files."""
     for place in {os.path.join(SYSTEM_DIR, _PLANS), plan_dir() or b""}:
         with suppress(OSError):
             if any(map(is_drop_in, os.listdir(place))):
@@ -57,7 +57,7 @@ _FILE, _DROP_INS = b"config.toml", b"config.d"
 class LoadedConfig(NamedTuple):
     """A configuration, the files that it was read from, in order, and the place of each setting.
 
-    warnings  keys that have no effect any more
+    warnings  problems that don't prevent the use of the configuration, such as keys that no longer have an effect
     """
 
     config: Config
@@ -67,14 +67,14 @@ class LoadedConfig(NamedTuple):
 
 
 def default_config(*, of_root: bool) -> Config:
-    """The configuration without any files: only root's service has an audit log by default."""
+    """Return the configuration that applies without any file: only root's service has an audit log by default."""
     return Config() if of_root else Config(audit=None)
 
 
 def load_config(directory: bytes | None = None) -> LoadedConfig:
-    """The configuration of this user; without any file the defaults.
+    """Load this user's configuration; the defaults if there is no file.
 
-    directory  instead of `config_dir`
+    directory  where to look; None: in `config_dir()`
     Raises     BadConfig with all problems in the files
     """
     files, problems = _find_files(directory or config_dir())
@@ -82,15 +82,15 @@ def load_config(directory: bytes | None = None) -> LoadedConfig:
 
 
 def load_system_config() -> LoadedConfig:
-    """The configuration of root's service, as far as this process may read it. Raises  as `load_config`"""
+    """Load the configuration of root's service, as far as this process may read it. Raises  as for `load_config`"""
     files, problems = _find_files(SYSTEM_DIR)
     return _load(files, problems, default_config(of_root=True), is_trusting=False)
 
 
 def check_files(files: Sequence[bytes]) -> LoadedConfig:
-    """The configuration in these files, whatever their owner, so that a draft can be checked before it is installed.
+    """Load a configuration from these files with any owner, so that a draft can be checked before it is installed.
 
-    Raises  BadConfig
+    Raises  BadConfig with all problems in the files
     """
     return _load(files, [], default_config(of_root=os.geteuid() == 0), is_trusting=True)
 
@@ -107,7 +107,7 @@ def _load(files: Sequence[bytes], problems: list[ConfigProblem], base: Config, *
 
 
 def _find_files(directory: bytes | None) -> tuple[list[bytes], list[ConfigProblem]]:
-    """The existing configuration files, and problems with their directories."""
+    """Find the existing configuration files, and problems with their directories."""
     if directory is None:
         return [], []
     files: list[bytes] = []
@@ -130,7 +130,7 @@ def _find_files(directory: bytes | None) -> tuple[list[bytes], list[ConfigProble
 
 
 def read_sources(files: Iterable[bytes], problems: list[ConfigProblem], *, skips_trust_check: bool) -> list[Source]:
-    """Read files; for each one that can't be read or trusted add a problem.
+    """Read files; add a problem for each one that can't be read or trusted.
 
     skips_trust_check  accept any owner and mode
     """
@@ -146,7 +146,7 @@ def read_sources(files: Iterable[bytes], problems: list[ConfigProblem], *, skips
 def _read_source(file: bytes, *, is_trusting: bool) -> Source:
     """Read a file.
 
-    Raises  BadConfig: it can't be read, is no regular file, or belongs to a user who may not configure this one
+    Raises  BadConfig: it can't be read, is not a regular file, or can be changed by a user who may not configure us
     """
     name = printable(file)
     try:
@@ -155,7 +155,7 @@ def _read_source(file: bytes, *, is_trusting: bool) -> Source:
             st = os.fstat(fd)
             if not stat.S_ISREG(st.st_mode):
                 raise BadConfig(
-                    problems=(ConfigProblem(name, "", "not a regular file", "replace it by a regular file"),)
+                    problems=(ConfigProblem(name, "", "not a regular file", "replace it with a regular file"),)
                 )
             if not is_trusting and (problems := tuple(trust_problems(file, st))):
                 raise BadConfig(problems=problems)
@@ -165,7 +165,7 @@ def _read_source(file: bytes, *, is_trusting: bool) -> Source:
 
 
 def trust_problems(path: bytes, st: os.stat_result) -> Iterable[ConfigProblem]:
-    """Why a file is not trusted: a user other than ourselves or root can change it."""
+    """Yield the reasons not to trust a file: users other than ourselves or root can change it."""
     name = printable(path)
     owner = "root" if os.geteuid() == 0 else "you or root"
     if st.st_uid not in (0, os.geteuid()):
@@ -175,11 +175,11 @@ def trust_problems(path: bytes, st: os.stat_result) -> Iterable[ConfigProblem]:
     shared = st.st_mode & OTHERS_WRITE & ~(stat.S_IWGRP if st.st_gid in (0, os.getegid()) else 0)
     if shared:
         writers = "every user" if shared & stat.S_IWOTH else "its group"
-        yield ConfigProblem(name, "", f"{writers} can write to it", "chmod go-w")
+        yield ConfigProblem(name, "", f"{writers} can write to it", "run chmod go-w on it")
 
 
 def unreadable_problem(path: bytes, error: OSError) -> ConfigProblem:
-    """A problem of that file, from the kernel's error."""
+    """Return the problem that a file can't be read, from the kernel's error."""
     fix = {PermissionError: "run the command as root, or chmod the file", FileNotFoundError: "name a file that exists"}
     return ConfigProblem(printable(path), "", f"can't be read: {error.strerror}", fix.get(type(error), ""))
 
@@ -192,11 +192,11 @@ def load_plan(
     *,
     is_trusting: bool,
 ) -> tuple[Rule, ...]:
-    """The rules in files, and in the drop-ins in directories, sorted by name.
+    """Load the rules from files, and from the drop-ins in directories, which are sorted by name.
 
-    now_ns       the time from which ages are counted
-    cutoff_ns    the time before which everything is so many nanoseconds old
-    warn         called for each key that has no effect any more
+    now_ns       the time to which ages are relative
+    cutoff_ns    given a number of nanoseconds, returns the time before which everything is at least that old
+    warn         called for each key that no longer has an effect
     is_trusting  accept any owner and mode, so that a draft can be checked before it is installed
     Raises       BadConfig with all problems in the files
     """
@@ -223,7 +223,7 @@ def load_plan(
 
 
 def _files(path: bytes, *, is_trusting: bool) -> list[bytes]:
-    """A file itself, or the drop-ins in a directory. Raises  OSError, BadConfig"""
+    """Return the file itself, or the drop-ins in a directory. Raises  OSError, BadConfig"""
     try:
         names = sorted(os.listdir(path))
     except NotADirectoryError:

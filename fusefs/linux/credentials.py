@@ -1,7 +1,7 @@
 """Credentials: the capabilities that root's daemon keeps, and single calls as another user.
 
-The C library's functions for ids act on all threads, and can't be used for this. The calls used here act on one thread.
-The kernel treats each such change as one of privileges: from then on the process is not dumpable and has no
+The C library's functions for IDs can't be used for this, since they act on all threads. The calls used here act on one
+thread. The kernel treats each such change as a change of privileges: afterwards, the process is not dumpable and has no
 parent-death signal. Nothing in trashd depends on either.
 """
 
@@ -29,7 +29,7 @@ _HEADER = struct.pack("=Ii", _VERSION_3, 0)
 
 
 class Capability(IntEnum):
-    """Numbers of linux/capability.h."""
+    """Capability numbers from linux/capability.h."""
 
     CHOWN = 0
     DAC_OVERRIDE = 1
@@ -42,9 +42,9 @@ class Capability(IntEnum):
 
 
 def drop_capabilities(*dropped: Capability) -> None:
-    """Drop capabilities of this thread and those that it starts, from all sets, so that no exec restores any.
+    """Drop capabilities of this thread, and of threads that it starts, from all sets, so that no exec restores any.
 
-    Source  capabilities(7): with CAP_FSETID a write keeps set-user-ID bits, CAP_SYS_RESOURCE overrides quotas
+    Source  capabilities(7): with CAP_FSETID, a write keeps set-user-ID bits; CAP_SYS_RESOURCE overrides quotas
     """
     for capability in dropped:
         prctl(_PR_CAPBSET_DROP, capability)
@@ -56,10 +56,10 @@ def drop_capabilities(*dropped: Capability) -> None:
 
 
 def prepare_to_act_as_others() -> None:
-    """Prepare this thread, and those that it starts, for calls as other users, with those users' rights.
+    """Prepare this thread, and threads that it starts, for calls as other users, with those users' rights.
 
-    With SECBIT_NO_SETUID_FIXUP the kernel would not drop the capabilities over files when the fsuid changes. And a call
-    as another user must not succeed because of one of our groups.
+    With SECBIT_NO_SETUID_FIXUP, the kernel would not drop the capabilities for files when the fsuid changes. Our groups
+    are dropped because a call as another user must not succeed thanks to one of them.
     Source  SECBIT_NO_SETUID_FIXUP in capabilities(7)
     """
     with suppress(PermissionError):  # in a user namespace that forbids setgroups
@@ -71,7 +71,7 @@ def prepare_to_act_as_others() -> None:
 
 @lru_cache(_N_KEPT)
 def sets_with_effective(capabilities: int) -> bytes:
-    """The capability sets of all threads, with only these bits effective, as far as the threads have them."""
+    """Return the capability sets of all threads, with only these bits effective, as far as they are permitted."""
     _effective, permitted, inheritable, _more, more_permitted, more_inheritable = _SETS.unpack(own_capability_sets())
     low, high = capabilities & 0xFFFFFFFF & permitted, capabilities >> 32 & more_permitted
     return _SETS.pack(low, permitted, inheritable, high, more_permitted, more_inheritable)
@@ -83,15 +83,16 @@ def include_all_ours(capabilities: int) -> bool:
 
 
 def may_use(capability: Capability) -> bool:
-    """Whether this thread has a capability now."""
+    """Whether a capability of this thread is effective now."""
     return bool(_SETS.unpack(_read_sets())[0] >> capability & 1)  # all members of Capability are below 32
 
 
 @cache
 def own_capability_sets() -> bytes:
-    """The capability sets of all threads, for `take_up`: from now on they are never extended, nor reduced for good.
+    """Return the capability sets of all threads, to be restored by `set_capability_sets`.
 
-    The first call must come from a thread that acts as no other user.
+    From the first call on, they are never extended, or reduced permanently. The first call must come from a thread that
+    does not act as another user.
     """
     return _read_sets()
 
@@ -103,7 +104,7 @@ def _permitted_bits() -> int:
 
 
 def set_capability_sets(sets: bytes) -> None:
-    """Give this thread back the capabilities that it had, or fewer."""
+    """Give this thread the capabilities that it had before, or fewer."""
     capset(_HEADER, sets)
 
 
@@ -114,18 +115,18 @@ def _read_sets() -> bytes:
 P = ParamSpec("P")
 R = TypeVar("R")
 NO_GROUP = 0xFFFF_FFFE
-"""The last possible group id, to which nothing belongs."""
+"""The highest possible group ID, to which nothing belongs."""
 NO_ID = 0xFFFF_FFFF
-"""No id: setfsuid(2) and setfsgid(2) then change nothing, and return the present id."""
+"""Not an ID: with it, setfsuid(2) and setfsgid(2) change nothing and return the present ID."""
 
 
 class ThreadCredentials(NamedTuple):
-    """The credentials of a call.
+    """The credentials for a call.
 
-    uid, gid      for file access; 0: the thread's own. While the uid is another one, the kernel suspends the thread's
-                  capabilities over files
-    groups        supplementary; a thread that acts as other users has none of its own
-    capabilities  the effective ones, as bits, out of those that the thread has; None: those that remain with this uid
+    uid, gid      IDs for file access; 0: the thread's own. While the UID is another user's, the kernel suspends the
+                  thread's capabilities for files
+    groups        supplementary groups; a thread that acts as other users has none of its own
+    capabilities  the effective capabilities, as bits, out of the thread's; None: those that remain with this UID
     umask         None: the thread's own
     Source        setfsuid(2); cap_task_fix_setuid in the kernel's security/commoncap.c
     """
@@ -141,15 +142,15 @@ OWN_CREDENTIALS = ThreadCredentials()
 
 
 def in_group(gid: int) -> ThreadCredentials:
-    """Root in another group, to set a set-group-ID bit, which only its members can. Users are members already."""
+    """Return credentials with which root can set a set-group-ID bit for a group; users must be members of the group."""
     return OWN_CREDENTIALS if os.geteuid() else ThreadCredentials(gid=gid)
 
 
 @cache
 def in_no_group() -> ThreadCredentials:
-    """Root in no file's group, so that no set-group-ID bit is kept for membership: root's own group is 0.
+    """Return credentials for root in a group that no file has, so that membership in group 0 keeps no set-group-ID bit.
 
-    In a user namespace no id is known to which nothing belongs.
+    In a user namespace, they are root's own credentials, because there every known ID may be that of a file.
     """
     with open("/proc/self/gid_map", "rb") as mapped:
         maps_all_ids = mapped.read().split() == [b"0", b"0", b"4294967295"]
@@ -157,14 +158,14 @@ def in_no_group() -> ThreadCredentials:
 
 
 def call_as(credentials: ThreadCredentials, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function with these credentials. It must neither suspend nor start a thread.
+    """Call a function with these credentials. It must neither suspend this thread nor start another one.
 
-    If the thread doesn't get its own identity back, the process ends, so that nothing is done as the wrong user.
-    Raises  OSError EPERM: these ids are not available here (another user namespace)
+    If the thread's own identity can't be restored, the process ends, so that nothing is done as the wrong user.
+    Raises  OSError EPERM: these IDs are not available here (another user namespace)
     """
     uid, gid, groups, capabilities, umask = credentials
     effective = b"" if capabilities is None else sets_with_effective(capabilities)
-    if groups and not _may_have_groups():  # they could not be taken back, either
+    if groups and not _may_have_groups():  # nor could they be dropped again
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
     own_uid = own_gid = own_umask = -1
     is_itself = False

@@ -1,6 +1,6 @@
-"""A directory's metadata that a swap copies: owner, mode, ACLs, xattrs, inode flags, project id, encryption policy.
+"""A directory's metadata that a swap copies: owner, mode, ACLs, xattrs, inode flags, project ID, encryption policy.
 
-docs/likeness.md lists what each filesystem attaches to a directory, and which of it can be neither read nor set.
+docs/likeness.md lists the metadata of a directory on each filesystem, and which parts can be neither read nor set.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _NOT_COPIED = (
     "security.evm", "security.ima", IDENTITY_XATTR, *RESTORED_XATTRS,
     "trusted.lma", "trusted.link", "trusted.fid", "trusted.version", "trusted.som", "trusted.hsm",
 )  # fmt: skip
-"""Attributes that belong to one inode; those in the second line are Lustre's."""
+"""Attributes that belong to a single inode; those on the second line are Lustre's."""
 _NOT_COPIED_PREFIXES = ("trusted.overlay.", "trusted.SGI_ACL_", "ceph.")
-"""The second is xfs's copy of an ACL, which would be an arbitrary attribute on another filesystem. Old kernels list
-CephFS's computed attributes.
+"""The second is xfs's copy of an ACL, which would be an arbitrary attribute on another filesystem. The third is for
+CephFS's computed attributes, which old kernels list.
 """
 
 _CEPH, _LUSTRE, _BEEGFS, _SCALE = 0x00C36400, 0x0BD00BD0, 0x19830326, 0x47504653
@@ -40,7 +40,7 @@ _UNLISTED_XATTRS = {
     0xFE534D42: ("system.cifs_acl",),
     0x7366746E: ("system.ntfs_attrib", "system.ntfs_security"),  # ntfs3
 }
-"""Attributes, by the filesystem's magic number, that can be read by name but are not listed."""
+"""For each filesystem's magic number, attributes that can be read by name but are not listed."""
 _UNREADABLE = {_BEEGFS: "stripe pattern and storage pool (BeeGFS)", _SCALE: "NFSv4 ACL (Storage Scale)"}
 """Metadata that only a filesystem's own tools can read."""
 _UNREADABLE_BY_USERS = {_LUSTRE: "default directory striping (Lustre)"}
@@ -54,11 +54,11 @@ _INTERNAL = (
     | 0x40000 | 0x80000 | 0x100000 | 0x200000 | 0x400000  # huge_file extent verity ea_inode eofblocks
     | 0x10000000 | 0x80000000  # inline_data reserved
 )  # fmt: skip
-"""Flags that a filesystem sets by itself, and flags that a swap treats otherwise. All others are copied, and a flag
-that this version does not know is refused.
+"""Flags that a filesystem sets itself, and flags that a swap handles differently. All others are copied, and the
+swap is refused if the new directory can't get one of them.
 """
 _STATX_ONLY = 0x04 | 0x40  # compr nodump
-"""Flags that statx also shows, if a filesystem has no ioctl for flags."""
+"""Flags that statx also reports, for filesystems without an ioctl for flags."""
 _GET_POLICY, _SET_POLICY = 0xC0096616, 0x800C6613
 _POLICY_SIZE, _POLICY_ROOM = struct.Struct("=Q"), 64
 _SUBVOLUME_INO = 256
@@ -71,7 +71,7 @@ _UNAVAILABLE = _ABSENT | {errno.EPERM, errno.EACCES, errno.E2BIG, errno.ERANGE}
 
 
 class Fsxattr(NamedTuple):
-    """struct fsxattr without the extent count: flags, extent size, project id, copy-on-write extent size."""
+    """struct fsxattr without the extent count: flags, extent size, project ID, copy-on-write extent size."""
 
     flags: int
     extent_size: int
@@ -80,10 +80,11 @@ class Fsxattr(NamedTuple):
 
 
 class DirectoryMetadata(NamedTuple):
-    """Everything that a replacement copies from the old directory; None if the filesystem has no such thing.
+    """All metadata that is copied from the old directory to its replacement.
 
-    encryption  the policy of fscrypt as the kernel returns it; empty if there is one that can't be read
-    unreadable  metadata that the directory may have, but this process can't read
+    extended    None if the filesystem has no such attributes
+    encryption  the fscrypt policy as the kernel returns it; None: not encrypted; empty: the policy can't be read
+    unreadable  metadata that the directory may have, but that this process can't read
     """
 
     uid: int
@@ -98,7 +99,7 @@ class DirectoryMetadata(NamedTuple):
 
 
 class MetadataDifference(NamedTuple):
-    """One attribute that could not be set."""
+    """An attribute that could not be set."""
 
     what: str
     wanted: str
@@ -133,11 +134,11 @@ def read_metadata(kernel: Kernel, fd: int) -> DirectoryMetadata:
 
 
 def apply_metadata(kernel: Kernel, fd: int, metadata: DirectoryMetadata) -> None:
-    """Set an empty directory's metadata as far as the kernel allows; `differences` then shows what is missing.
+    """Set an empty directory's metadata as far as the kernel allows; `differences` then returns what is missing.
 
-    The order matters. chown clears set-id bits. xattrs include the ACL, which chmod would change. On btrfs the flag for
-    compression resets the xattr to zlib. An encrypted directory can't get the casefold flag while its key is absent.
-    Raises  OSError: ENOKEY if it can't be encrypted in the same way, EXDEV if it already has another encryption
+    The order matters. chown clears set-id bits. Setting the ACL, which is an xattr, changes the mode. On btrfs, the
+    flag for compression resets the xattr to zlib. An encrypted directory can't get the casefold flag without its key.
+    Raises  OSError: ENOKEY if the directory can't get this encryption, EXDEV if it already has another one
     """
     present = read_metadata(kernel, fd)
     uid, gid = -1 if metadata.uid == present.uid else metadata.uid, -1 if metadata.gid == present.gid else metadata.gid
@@ -165,12 +166,12 @@ def apply_metadata(kernel: Kernel, fd: int, metadata: DirectoryMetadata) -> None
 def make_directory_like(
     kernel: Kernel, place: Fd, new: bytes, metadata: DirectoryMetadata | None, appear: Callable[[], None]
 ) -> None:
-    """Make a directory with this metadata (None: mode 0700) and call `appear` to rename it, unless its name is taken.
+    """Make a directory with this metadata (None: mode 0700), and call `appear`, which renames it to its real name.
 
-    It is made where no other user can enter. Otherwise a user who may rename in the target directory could put another
-    directory in its place, which would get its owner and mode.
-    place, new  where it is made, and a free name there
-    Raises      OSError; nothing remains there then
+    It is made where no other user can enter. Otherwise a user who may rename entries in the target directory could put
+    another directory in its place, which would then get this owner and mode. If the name is taken, it is left as it is.
+    place, new  where to make it, and an unused name there
+    Raises      OSError; then nothing remains in `place`
     """
     kernel.mkdir(place, new)
     try:
@@ -185,13 +186,13 @@ def make_directory_like(
         with suppress(OSError):
             kernel.rmdir(place, new)
         if not isinstance(error, FileExistsError):
-            raise  # FileExistsError: another process was faster
+            raise  # FileExistsError: another process has made the directory first
 
 
 def differences(wanted: DirectoryMetadata, got: DirectoryMetadata) -> list[MetadataDifference]:
-    """The attributes that differ from the wanted ones; an owner's temporary write permission does not count.
+    """Return the attributes that differ from the wanted ones.
 
-    Encryption is not compared: without it there is no directory (`apply_likeness`).
+    Encryption is not compared, since `apply_metadata` fails if it can't be set.
     """
     result = [MetadataDifference(what, UNREADABLE, "unknown") for what in wanted.unreadable]
     result += [
@@ -215,7 +216,7 @@ def differences(wanted: DirectoryMetadata, got: DirectoryMetadata) -> list[Metad
 
 
 UNREADABLE = "unreadable"
-"""Stands for a wanted value that can't be known."""
+"""Stands for a wanted value that is not known."""
 
 
 def _format_xattr(likeness: DirectoryMetadata, name: str) -> str:
@@ -229,11 +230,11 @@ _EXTENDED = {
     "extent size hint": "extent_size",
     "copy-on-write extent size hint": "cow_extent_size",
 }
-"""The fields of Fsxattr by their names in messages."""
+"""The fields of Fsxattr for each name in messages."""
 
 
 def _xattrs(kernel: Kernel, fd: int, unlisted: tuple[str, ...], unreadable: list[str]) -> dict[str, bytes]:
-    """The attributes to copy; the names of those that may not be read are added to `unreadable`."""
+    """Read the xattrs to be copied. The names of those that we may not read are added to `unreadable`."""
     values = {}
     listed = (one for one in kernel.xattr_names(fd) if one not in _NOT_COPIED)
     for name in (*(one for one in listed if not one.startswith(_NOT_COPIED_PREFIXES)), *unlisted):
@@ -248,7 +249,7 @@ def _xattrs(kernel: Kernel, fd: int, unlisted: tuple[str, ...], unreadable: list
 
 
 def _read_policy(kernel: Kernel, fd: int) -> bytes:
-    """The policy of an encrypted directory; empty if it can't be read, e.g. through overlayfs. Source  fscrypt.rst"""
+    """Read an encrypted directory's policy; empty if it can't be read, e.g. through overlayfs. Source  fscrypt.rst"""
     buffer = bytearray(_POLICY_SIZE.pack(_POLICY_ROOM) + bytes(_POLICY_ROOM))
     try:
         kernel.ioctl(fd, _GET_POLICY, buffer)
@@ -261,7 +262,7 @@ def _read_policy(kernel: Kernel, fd: int) -> bytes:
 
 
 def _set_policy(kernel: Kernel, fd: int, policy: bytes) -> None:
-    """Encrypt an empty directory. Raises  OSError: ENOKEY, EXDEV: see `apply_likeness`"""
+    """Encrypt an empty directory. Raises  OSError: ENOKEY, EXDEV: as for `apply_metadata`"""
     if not policy:
         raise OSError(errno.ENOKEY, "its encryption policy can't be read here")
     try:
@@ -293,13 +294,13 @@ def _read_extended(kernel: Kernel, fd: int) -> Fsxattr | None:
 
 
 def project_of(kernel: Kernel, fd: Fd) -> int | None:
-    """The project id of a directory that is open for reading; None if the filesystem has none."""
+    """Return the project ID of a directory that is open for reading; None if the filesystem has none."""
     extended = _read_extended(kernel, fd)
     return None if extended is None else extended.project
 
 
 def inherited_project(kernel: Kernel, fd: Fd) -> int | None:
-    """The project id that new entries of a directory inherit, and that entries renamed into it must have; or None."""
+    """Return the project ID that entries inherit from a directory, and must have to be renamed into it; or None."""
     extended = _read_extended(kernel, fd)
     return extended.project if extended is not None and extended.flags & _PROJECT_INHERITED else None
 
@@ -313,7 +314,7 @@ def _set_extended(kernel: Kernel, fd: int, extended: Fsxattr) -> None:
 
 
 def _ioctl_values(kernel: Kernel, fd: int, request: int, layout: struct.Struct) -> tuple[int, ...]:
-    """The result of an ioctl; empty if the filesystem doesn't have it. Raises  OSError"""
+    """Return the values from an ioctl; empty if the filesystem doesn't support it. Raises  OSError"""
     buffer = bytearray(layout.size)
     try:
         kernel.ioctl(fd, request, buffer)
@@ -325,7 +326,7 @@ def _ioctl_values(kernel: Kernel, fd: int, request: int, layout: struct.Struct) 
 
 
 def is_frozen(fd: int) -> bool:
-    """Whether the file behind an fd of any kind is immutable or append-only, as far as that can be seen."""
+    """Whether the file behind an fd (O_PATH is enough) is immutable or append-only; False if that can't be read."""
     buffer = bytearray(_FLAGS.size)
     try:
         with Fd(os.open(f"/proc/self/fd/{int(fd)}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as readable:
@@ -336,7 +337,7 @@ def is_frozen(fd: int) -> bool:
 
 
 def thaw(kernel: Kernel, fd: int) -> bool:
-    """Clear the immutable and append-only flags of a file or directory open for reading. Returns  whether any was set
+    """Clear the immutable and append-only flags of an inode that is open for reading. Returns  whether any was set
 
     Raises  OSError: EPERM without CAP_LINUX_IMMUTABLE
     """

@@ -1,12 +1,12 @@
 """Disk usage as filesystems report it: sums without a walk, shared extents, and archived (HSM) files.
 
-CephFS keeps sums for each directory. JuiceFS's Enterprise Edition reports them as a directory's size, the community
+CephFS keeps sums for each directory. JuiceFS Enterprise Edition reports them as a directory's size; the community
 edition does not (`juicefs summary` is a walk by its daemon). btrfs has them for a subvolume if quota groups are on. A
-project quota can't be used. It counts everything with the project's id, including the replacement of a swap; and files
-that were in the tree before it got the id may not have it.
+project quota can't be used: it counts everything with the project's ID, including the replacement of a swap, but not
+files in the tree that don't have the ID because they are older.
 
-Whether a file is archived is judged by its stat, only on filesystems that have archives. A file that is one hole, or
-that an underlying ZFS has compressed to nothing, looks the same.
+Whether a file is archived is judged from its stat, and only on filesystems that have archives. A file that is a single
+hole, or that an underlying ZFS has compressed to nothing, can't be distinguished.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fusefs.linux.mountinfo import read_mounts
 _RBYTES, _RENTRIES = "ceph.dir.rbytes", "ceph.dir.rentries"
 _NUMBER = re.compile(rb"[0-9]{1,18}")
 _JUICEFS, _JUICEFS_PLAIN_BYTES = b"fuse.juicefs", 4096
-"""The size of every directory in JuiceFS's community edition."""
+"""The size of every directory in JuiceFS community edition."""
 _SUBVOLUME_INO = 256
 _INO_LOOKUP, _FS_INFO, _ROOTREF = 0xD0009412, 0x8400941F, 0xD000943D
 _TREE = struct.Struct("=QQ")  # subvolume (0: that of the fd), inode
@@ -37,10 +37,10 @@ _SYSFS = "/sys/fs/btrfs"
 
 
 def reported_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
-    """The size of a directory's content as its filesystem reports it; None if it has no sum for exactly this one.
+    """Return the size of a directory's content as its filesystem reports it; None if it has no sum for this directory.
 
+    If a server must be asked, this takes no longer than a stat.
     tree  open for reading
-    Only a request to a server takes time, and no more than a stat.
     """
     with suppress(OSError):
         magic = kernel.filesystem(tree)
@@ -53,11 +53,11 @@ def reported_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
 
 
 def ceph_size(xattr: Callable[[str], bytes | None], at_ns: int) -> TreeSize | None:
-    """The size that CephFS reports for a directory in two attributes; None if they are missing or not understood.
+    """Return the size that CephFS reports for a directory in two attributes; None if they are missing or invalid.
 
+    The bytes are the lengths of the files, each counted once. The sums lag behind by some seconds. A delete does not
+    free what snapshots contain.
     xattr   returns the value of an attribute
-    The bytes are the lengths of the files, each counted once. The sums lag some seconds behind. Snapshots keep their
-    part of the files.
     Source  docs.ceph.com, "CephFS Recursive Accounting" (dirstat); fs/ceph/xattr.c
     """
     n_bytes = _number(xattr(_RBYTES))
@@ -79,9 +79,10 @@ def _juicefs_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
 
 
 def _subvolume_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
-    """The size from a subvolume's own quota group, which every user can read in sysfs; nested subvolumes are separate.
+    """Return the size of a subvolume from its own quota group, which every user can read in sysfs.
 
-    The part shared with others is exact. What was written in the last seconds is not counted yet.
+    Nested subvolumes have their own groups. The part shared with other subvolumes is exact. Data written in the last
+    seconds is not counted yet.
     Source  fs/btrfs/sysfs.c, qgroups (Linux 5.9; `inconsistent` and `mode`: 6.1 and 6.7); ioctl-btrfs
     """
     if kernel.fstat(tree).st_ino != _SUBVOLUME_INO:
@@ -94,7 +95,7 @@ def _subvolume_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
     kernel.ioctl(tree, _FS_INFO, fs_info)
     groups = f"{_SYSFS}/{UUID(bytes=bytes(fs_info[_FSID]))}/qgroups"
     if _read_line(f"{groups}/inconsistent") != b"0" or _read_line(f"{groups}/mode") not in (None, b"qgroup"):
-        return None  # with simple quotas a group counts what was first written there, not what it holds
+        return None  # with simple quotas, a group counts what was first written there, not what it contains
     n_bytes, own_bytes = (_number(_read_line(f"{groups}/0_{subvolume}/{name}")) for name in ("referenced", "exclusive"))
     if n_bytes is None or own_bytes is None:
         return None
@@ -125,25 +126,25 @@ _WHOLE = (1 << 64) - 1
 
 
 def may_share(magic: int) -> bool:
-    """Whether files of that filesystem can share blocks, and FIEMAP shows it."""
+    """Whether files on such a filesystem can share blocks, and FIEMAP shows this."""
     return magic in _SHARING
 
 
 def never_shares(magic: int) -> bool:
-    """Whether files of that filesystem never share blocks."""
+    """Whether files on such a filesystem never share blocks."""
     return magic in _NOT_SHARING
 
 
 def reports_sharing(magic: int) -> bool:
-    """Whether it is known which blocks files of that filesystem share; not with a server, nor on ZFS with snapshots."""
+    """Whether we can find out which blocks such a filesystem shares; not with a server, nor on ZFS with snapshots."""
     return may_share(magic) or never_shares(magic)
 
 
 def shared_bytes(kernel: Kernel, file: Fd) -> int:
-    """The bytes of a regular file in shared extents, without holes; compressed ones count with their full size.
+    """Return the bytes of a regular file that are in shared extents; compressed extents count with their full size.
 
-    file    may be O_PATH: it is reopened by its magic link, so that it can't be another file
-    Raises  OSError: we may not read it; EOPNOTSUPP
+    file    O_PATH is enough: it is reopened through its magic link, so that it can't be another file
+    Raises  OSError: we may not read the file; EOPNOTSUPP
     """
     with kernel.reopen(file, os.O_RDONLY | os.O_NONBLOCK) as fd:
         return sum(extent.length for extent in _extents(kernel, fd) if extent.flags & _SHARED)
@@ -172,9 +173,9 @@ def _extents(kernel: Kernel, fd: Fd) -> Iterator[_Extent]:
 
 
 _BLOCKS_OF_RELEASED = {0x0BD00BD0: 1, 0x47504653: 0}
-"""Lustre reports one block for a released file, lest tar take it for a hole (LU-3864); Storage Scale none."""
+"""The blocks of a released file: one on Lustre, so that tar doesn't mistake it for a hole (LU-3864); none on Scale."""
 _SMALL_BYTES = 4096
-"""Scale keeps smaller files in the inode, and Lustre may report one block for a page that is not written yet."""
+"""Storage Scale keeps smaller files in the inode, and Lustre may report one block for a page not yet written."""
 
 
 def may_be_archived(kernel: Kernel, fd: int) -> bool:

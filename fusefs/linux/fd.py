@@ -1,4 +1,4 @@
-"""File descriptors with an owner."""
+"""File descriptors that are closed by their owner."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ T = TypeVar("T", bound=AbstractContextManager[object])
 
 
 class Fd(int):
-    """An open fd that closes itself at the end of a `with`; usable wherever an int is."""
+    """An open fd that a `with` block closes at its end; usable as an int."""
 
     _is_closed = False
 
     def __enter__(self) -> Self:
-        """Close it at the end of the block."""
+        """Close the fd at the end of the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close it."""
+        """Close the fd."""
         self.close()
 
     def path(self) -> bytes:
-        """A path to the open file, whatever its name is: for calls that take no fd, or none that is O_PATH."""
+        """A path to the open file, whatever its name is now, for calls that don't accept fds, or O_PATH ones."""
         return b"/proc/self/fd/%d" % self
 
     def close(self) -> None:
-        """Close it, unless it is closed already: the number may be another file's by now.
+        """Close the fd, unless it is closed already: its number may have been reused for another file.
 
         Linux frees the number even if close(2) fails.
         """
@@ -38,18 +38,18 @@ class Fd(int):
 
 
 class CountedFd(Fd):
-    """An fd that several operations may use: it is closed after the last of them has ended, or closed it."""
+    """An fd that several operations may share: it is closed when the last of them has closed its instance."""
 
     _use: object
 
     def __new__(cls, number: int, use: object) -> Self:
-        """use: an object that closes the fd at the end of its life"""
+        """use: an object that closes the fd when nothing refers to the object any more"""
         self = super().__new__(cls, number)
         self._use = use
         return self
 
     def close(self) -> None:
-        """Stop using it."""
+        """Stop using the fd."""
         self._is_closed = True
         self._use = None
 
@@ -65,7 +65,7 @@ def close_on_error(opened: T) -> Iterator[T]:
 
 
 def read_fdinfo(fd: int) -> dict[str, str]:
-    """The kernel's data about an open fd, read without access to its filesystem.
+    """Read the kernel's data about an open fd, without access to its filesystem.
 
     Source  proc_pid_fdinfo(5): pos, flags and mnt_id; ino since Linux 5.14
     """

@@ -1,6 +1,6 @@
-"""Locks of files: taking one, and finding out whether a process holds one, and which, without touching it.
+"""File locks: takes them, and finds out whether a process holds one, and which process, without touching the lock.
 
-Covers open file description locks, flocks, and the lock of the service, of which only one runs at a time.
+Covers open file description locks, flocks, and the lock that ensures that only one service runs at a time.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.mountinfo import read_mounts
 
 _FLOCK = struct.Struct("@hhqqi4x")
-"""struct flock: kind, whence, begin, length (0: to the end), pid. Source  fcntl(2)"""
+"""struct flock: type, whence, start, length (0: to the end), pid. Source  fcntl(2)"""
 _NAME = b"lock"
 
 
 def lock_open_file(fd: int) -> None:
-    """Lock a file as long as this fd, or a copy of it, is open. Raises  BlockingIOError: another process holds it"""
+    """Lock a file for as long as this fd, or a copy of it, is open. Raises  BlockingIOError: the lock is held"""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def is_locked(fd: int) -> bool:
-    """Whether that lock is held, in whatever pid namespace; an fd open for reading is enough."""
+    """Whether a lock from `lock_open_file` is held, in any pid namespace; the fd must be open for reading."""
     lock = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
     return bool(_FLOCK.unpack(lock)[0] != fcntl.F_UNLCK)
 
 
 def flock_holders(st: os.stat_result) -> list[int]:
-    """The processes of this pid namespace that hold a flock on a file.
+    """Return the processes in this pid namespace that hold a flock on a file.
 
-    /proc/locks has the filesystem's device, which stat does not report on every filesystem (btrfs). If the file's
-    device is none of a mount, the locks of files with the same inode number on any filesystem are returned.
+    /proc/locks contains the filesystem's device, which stat does not report on every filesystem (btrfs). If no mount
+    has the file's device, locks on files with the same inode number on any filesystem are included.
     Source  proc_locks(5)
     """
     with open("/proc/locks", "rb") as lines:
@@ -51,7 +51,7 @@ def flock_holders(st: os.stat_result) -> list[int]:
 
 
 def uids_of(pid: int) -> frozenset[int]:
-    """The uids of a process: real, effective, saved and of files; none if it is gone. Source  proc_pid_status(5)"""
+    """Return a process's real, effective, saved and filesystem UIDs; empty if it is gone. Source  proc_pid_status(5)"""
     try:
         with open(f"/proc/{pid}/status", "rb") as lines:
             return frozenset(int(uid) for line in lines if line.startswith(b"Uid:") for uid in line.split()[1:])
@@ -62,8 +62,8 @@ def uids_of(pid: int) -> frozenset[int]:
 def take_lock(directory: bytes, name: bytes = _NAME) -> Fd | None:
     """Take a directory's lock (by default the service's) for as long as the fd is open; None if another process has it.
 
-    Only its owner may open the file: a user who can open it can lock it, and so keep us out. Processes forked later
-    must close it, or they keep the lock after the service's end.
+    Only the owner may open the lock file: any user who could open it could lock it, and so keep us out. Processes that
+    are forked later must close the fd, or they keep the lock after the service has ended.
     """
     fd = Fd(os.open(directory + b"/" + name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
@@ -75,16 +75,16 @@ def take_lock(directory: bytes, name: bytes = _NAME) -> Fd | None:
 
 
 def is_service_running(directory: bytes) -> bool:
-    """Whether a service holds the lock of its runtime directory. False if it is in another pid namespace."""
+    """Whether a service holds the lock in its runtime directory. False if it is in another pid namespace."""
     with suppress(OSError):
         return bool(flock_holders(os.stat(directory + b"/" + _NAME)))
     return False
 
 
 def holds_service_lock(directory: bytes, pid: int) -> bool:
-    """Whether the process that claims to be the service holds the lock. Needs no permission, and disturbs nothing.
+    """Whether a process that claims to be the service holds the lock. Needs no permission and disturbs nothing.
 
-    False if it is in another pid namespace.
+    False if the process is in another pid namespace.
     """
     try:
         st = os.stat(directory + b"/" + _NAME)

@@ -1,7 +1,8 @@
 """Probes of a filesystem: features that a store relies on, renames, case-insensitive directories, mergerfs branches.
 
-All that a killed probe leaves behind has names with the same prefix. A user who may write in the parent directory could
-give such a name to any directory of ours. So nothing with other names in it is removed, and then it stays.
+Everything that a killed probe leaves behind has a name with the same prefix. But a user who may write in the parent
+directory could give such a name to any of our directories. So nothing inside that has another name is removed, and
+then the directory stays, too.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _MAX_DEPTH = 4
 
 
 def keeps_unnamed(kernel: Kernel, dir_fd: Fd, name: bytes) -> bool:
-    """Whether a file created without a name still exists, complete, after it was given a name and closed.
+    """Whether a file that was created without a name still exists after it was given a name and closed.
 
     JuiceFS reports success, shows the file as long as it is open, and then loses it.
-    name    for the probe; what a killed one left there is removed
+    name    the name to use; a file that a killed probe left there is removed
     Raises  OSError: an error that proves nothing about such files, e.g. ENOSPC
     """
     _drop(kernel, dir_fd, name)
@@ -63,12 +64,12 @@ def _drop(kernel: Kernel, dir_fd: Fd, name: bytes) -> None:
 
 
 def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
-    """Whether another user may neither move an unwritable directory to another parent, nor open one with mode 0700.
+    """Whether other users can neither move an unwritable directory to another parent, nor open one with mode 0700.
 
-    True on Linux's local filesystems; not for every client of a network filesystem, on FUSE without
-    default_permissions, or on vfat, where one user owns everything. Root tries it as the user nobody. Another user, or
-    root without a second uid in its user namespace, decides by the type of filesystem.
-    name    of a temporary directory for the probe
+    This is true on Linux's local filesystems, but not for every client of a network filesystem, on FUSE without
+    default_permissions, or on vfat, where one user owns everything. Root tries it as the user nobody. Other users, and
+    root without a second UID in its user namespace, go by the type of the filesystem.
+    name    the name for a temporary directory
     Raises  OSError
     """
     discard_rights_probe(kernel, dir_fd, name)
@@ -87,14 +88,14 @@ def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
             try:
                 return call_as(ThreadCredentials(_NOBODY, _NOBODY), _is_refused, top, one, other)
             except PermissionError:
-                return kernel.is_local(dir_fd)  # this namespace has no other user
+                return kernel.is_local(dir_fd)  # this user namespace has no other user
         return False
     finally:
         discard_rights_probe(kernel, dir_fd, name)
 
 
 class _WrongMode(Exception):
-    """A directory does not have the mode that was set."""
+    """A directory does not have the mode that was set, or the owner."""
 
 
 def _make_directory(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
@@ -108,7 +109,10 @@ def _make_directory(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
 
 
 def _is_refused(top: Fd, one: Fd, other: Fd) -> bool:
-    """As another user, with root's fds: permissions are checked for each name. Only EPERM and EACCES count."""
+    """Whether both are refused; called as another user, with root's fds, since permissions are checked for each name.
+
+    Only EPERM and EACCES count as a refusal.
+    """
     try:
         os.rename(_MOVED, _MOVED, src_dir_fd=one, dst_dir_fd=other)
     except PermissionError:
@@ -127,7 +131,7 @@ def _is_refused(top: Fd, one: Fd, other: Fd) -> bool:
 
 
 def discard_rights_probe(kernel: Kernel, dir_fd: Fd, name: Name) -> None:
-    """Remove what this probe, or a killed one, left. Raises  OSError"""
+    """Remove the directories of this probe, or of a killed one. Raises  OSError"""
     try:
         top = kernel.open_dir(dir_fd, name)
     except FileNotFoundError:
@@ -143,13 +147,13 @@ def discard_rights_probe(kernel: Kernel, dir_fd: Fd, name: Name) -> None:
 
 
 def probe_name(name: str) -> Name:
-    """A name for a probe's file or directory."""
+    """Return a name for a probe's file or directory."""
     return Name(PROBE_PREFIX + name.encode())
 
 
 @contextmanager
 def probe_directory(kernel: Kernel, dir_fd: int, name: Name) -> Iterator[Fd]:
-    """A new private directory, removed at the end. What a killed probe left there is removed first.
+    """Make a private directory, and remove it at the end. A directory that a killed probe left is removed first.
 
     Raises  OSError
     """
@@ -163,7 +167,7 @@ def probe_directory(kernel: Kernel, dir_fd: int, name: Name) -> Iterator[Fd]:
 
 
 def discard_probe_directory(kernel: Kernel, dir_fd: int, name: Name) -> None:
-    """Remove such a directory, if it exists. Raises  OSError; ENOTEMPTY if it has anything else in it"""
+    """Remove a probe's directory, if it exists. Raises  OSError; ENOTEMPTY if it contains anything else"""
     with suppress(FileNotFoundError):
         _discard(kernel, dir_fd, name, _MAX_DEPTH)
 
@@ -191,17 +195,17 @@ _FOLDING = frozenset(
     {_FAT, _EXFAT, _NTFS, _NTFS3, _HFS, _HFS_PLUS, _SMB, _CIFS, _SMB2, _NCP, _VBOX, _AFFS, _ADFS, _HPFS}
 )
 _FLAGGED = frozenset({_EXT, _F2FS, _TMPFS, _OVERLAY})
-"""Filesystems whose directories have a flag for case folding. All other filesystems are probed."""
+"""Filesystems whose directories have a flag for case folding. The filesystems in none of these sets are probed."""
 _INCOMPATIBLE, _INCOMPATIBLE_AT, _EXT4_CASEFOLD = struct.Struct("<I"), 1024 + 0x60, 0x20000
 """s_feature_incompat of an ext4 superblock."""
 _TMPFS_FEATURE: Final = "/sys/fs/tmpfs/features/casefold"
-"""Exists on kernels with this feature, since Linux 6.13."""
+"""This file exists on kernels with the feature, since Linux 6.13."""
 _FS_IOC_GETFLAGS = 0x80086601
 _FLAGS = struct.Struct("=I4x")
 _FS_CASEFOLD_FL = 0x40000000
 _XFS_IOC_FSGEOMETRY_V1 = 0x80705864
 _XFS_GEOMETRY = struct.Struct("=92xI16x")
-"""struct xfs_fsop_geom_v1, only its flags."""
+"""struct xfs_fsop_geom_v1; only its flags are read."""
 _XFS_FSOP_GEOM_FLAGS_DIRV2CI = 1 << 12
 _N_TRIED = 256
 
@@ -209,8 +213,8 @@ _N_TRIED = 256
 class CaseFolding(NamedTuple):
     """Whether a directory ignores the case of names.
 
-    folds      None: not known
-    is_common  all directories of its filesystem behave alike
+    folds      whether it does; None: not known
+    is_common  all directories of the filesystem behave alike
     """
 
     folds: bool | None
@@ -218,10 +222,10 @@ class CaseFolding(NamedTuple):
 
 
 def find_case_folding(dir_fd: int) -> CaseFolding:
-    """Determine whether a directory, and others of its filesystem, find a name in another case, too.
+    """Determine whether a directory, and others on its filesystem, ignore the case of names.
 
-    dir_fd  of a directory; O_PATH is enough
-    Cost    a few calls that don't wait; if they don't decide it, part of the directory is read, and two names looked up
+    dir_fd  the directory; O_PATH is enough
+    Cost    a few calls that don't wait; otherwise part of the directory is read and two names are looked up
     """
     is_flagged = False
     try:
@@ -245,7 +249,7 @@ def find_case_folding(dir_fd: int) -> CaseFolding:
 
 
 def _may_have_flag(kind: int, dir_fd: int) -> bool:
-    """Whether directories of a filesystem can have the flag. Only root can read an ext4 filesystem's superblock."""
+    """Whether directories of a filesystem can have the flag; for ext4, only root can read this (in the superblock)."""
     if kind == _TMPFS:
         return os.path.exists(_TMPFS_FEATURE)
     if kind == _EXT:
@@ -261,7 +265,7 @@ def _device_of(dir_fd: int) -> str:
 
 
 def has_ext4_casefold(path: str) -> bool:
-    """Whether directories of an ext4 filesystem may fold case. path: of its block device, or of an image"""
+    """Whether directories of an ext4 filesystem may fold case. path: the path of its block device or image"""
     with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         (features,) = _INCOMPATIBLE.unpack(os.pread(fd, _INCOMPATIBLE.size, _INCOMPATIBLE_AT))
         return bool(features & _EXT4_CASEFOLD)
@@ -275,7 +279,7 @@ def _ioctl_flags(fd: Fd, request: int, answer: struct.Struct) -> int:
 
 
 def _finds_another_spelling(fd: Fd) -> bool | None:
-    """Whether the first name with letters is also found in the other case, as the same inode; None: no such name."""
+    """Whether the first name with letters leads to the same inode in the other case; None: there is no such name."""
     for name, *_ in itertools.islice(Dirents(fd).read_from(0), _N_TRIED):
         other = name.swapcase()
         if other != name:
@@ -292,15 +296,15 @@ _KEEPS_PATHS = (b"ep", b"msp")
 
 
 def mergerfs_branches(fd: Fd) -> frozenset[bytes]:
-    """The branches that hold the file behind an fd; empty if not known."""
+    """Return the branches that contain the file behind an fd; empty if not known."""
     paths, below = _read_mergerfs_xattr(fd, b"allpaths"), _read_mergerfs_xattr(fd, b"relpath")
     return frozenset(path.removesuffix(below) for path in paths.split(b"\0") if path)
 
 
 def check_mergerfs_rename(root: Fd, source: Fd, directory: Fd) -> None:
-    """Check whether mergerfs's policies allow renaming one directory into another one, which may be on other branches.
+    """Check that mergerfs's policies allow a rename of one directory into another, which may be on different branches.
 
-    root    of the mount, for its settings; if they can't be read, nothing is checked
+    root    the mount's root, which has the settings; if they can't be read, nothing is checked
     Raises  OSError: EXDEV, EROFS
 
     Source  mergerfs 2.33, src/fuse_rename.cpp and the chapter on extended attributes of its README
@@ -323,11 +327,11 @@ def check_mergerfs_rename(root: Fd, source: Fd, directory: Fd) -> None:
 
 
 def check_overlay_rename(kernel: Kernel, parent: Fd, name: Name, filled: Name) -> None:
-    """Check that overlayfs can rename a directory, by a rename onto a directory that is not empty, which must fail.
+    """Check that overlayfs can rename a directory: try to rename it onto a non-empty directory, which must fail.
 
-    It can't rename a directory of a lower layer, and refuses that before it checks the new name. Nothing else shows
-    which directories those are.
-    filled  the name of the other directory, in the same parent
+    overlayfs can't rename a directory of a lower layer, and refuses that before it checks the new name. Nothing else
+    shows which directories these are.
+    filled  the name of the non-empty directory, in the same parent
     Raises  OSError EXDEV
     Source  fs/overlayfs/dir.c, ovl_rename
     """
@@ -366,7 +370,7 @@ _CONTENTS = b"one", b"the other"
 
 
 class RenameFlags(NamedTuple):
-    """What renameat2 does: whether it exchanges; whether it refuses a taken name and accepts a free one."""
+    """Whether renameat2 can exchange, and whether RENAME_NOREPLACE refuses a taken name and accepts a free one."""
 
     exchange: bool
     noreplace: bool
@@ -381,10 +385,10 @@ class FlagAnswer(Enum):
 
 
 def probe_renames(kernel: Kernel, dir_fd: Fd) -> RenameFlags:
-    """Try both flags in a directory of ours.
+    """Try both flags in one of our directories.
 
-    The kernel refuses a name that it knows to be taken, before the filesystem sees the flag. So a filesystem that
-    ignores RENAME_EXCHANGE is not trusted to honour RENAME_NOREPLACE.
+    For a name that the kernel knows to be taken, it refuses the call itself, so this proves nothing about the
+    filesystem. If a filesystem ignores RENAME_EXCHANGE, we don't trust it to honour RENAME_NOREPLACE.
     Raises  OSError
     Source  fs/namei.c, do_renameat2
     """
@@ -394,14 +398,14 @@ def probe_renames(kernel: Kernel, dir_fd: Fd) -> RenameFlags:
 
 
 def probe_exchange(kernel: Kernel, dir_fd: Fd) -> FlagAnswer:
-    """How RENAME_EXCHANGE behaves here, tried with two temporary directories.
+    """Try how RENAME_EXCHANGE behaves here, with two temporary directories.
 
-    Each of the two contains a directory with its own name. So a filesystem that ignores the flag can't replace one by
-    the other (ENOTEMPTY). One that does nothing, or something else, and returns 0 is found out by the position of the
-    inner directories. After a 0 the kernel has exchanged its own dentries, so that a lookup by name may show an
-    exchange that never happened: the listing, which comes from the filesystem, is checked, too.
-    Source  s3fs-fuse PR 2933 and cryfs PR 568: a plain rename, and 0; measured with a FUSE filesystem that returns 0
-            and does nothing
+    Each of the two contains a directory with its own name. So a filesystem that ignores the flag can't replace one with
+    the other (ENOTEMPTY). If a filesystem does nothing, or something else, and returns 0, the position of the inner
+    directories shows this. After a 0, the kernel exchanges its own dentries, so that a lookup by name may show an
+    exchange that never happened. Therefore the listing, which comes from the filesystem, is checked, too.
+    Source  s3fs-fuse PR 2933 and cryfs PR 568: both make a plain rename and return 0; measured with a FUSE filesystem
+            that returns 0 and does nothing
     """
     a, b = _PAIR
     for name in _PAIR:
@@ -436,7 +440,7 @@ def _list_marks(kernel: Kernel, dir_fd: Fd, name: Name) -> list[bytes]:
 
 
 def _probe_noreplace(kernel: Kernel, dir_fd: Fd) -> bool:
-    """Whether RENAME_NOREPLACE refuses and accepts correctly, with directories and files; the result is checked."""
+    """Whether RENAME_NOREPLACE works, with directories and files; the results are checked."""
     with probe_directory(kernel, dir_fd, _NOREPLACE) as fd:
         for name in (_FULL, _EMPTY):
             kernel.mkdir(fd, name)
@@ -490,14 +494,14 @@ def _read_file(kernel: Kernel, fd: Fd, name: Name) -> bytes | None:
 
 
 def discard_rename_probes(kernel: Kernel, dir_fd: Fd) -> None:
-    """Remove what a killed `probe_renames` left. Raises  OSError"""
+    """Remove the directories of a killed `probe_renames`. Raises  OSError"""
     for name in _PAIR:
         _discard_marked(kernel, dir_fd, name)
     discard_probe_directory(kernel, dir_fd, _NOREPLACE)
 
 
 def _discard_marked(kernel: Kernel, parent: Fd, name: Name) -> None:
-    """Remove a directory of ours that contains at most the probe's marks."""
+    """Remove one of the probe's directories, and the marks in it."""
     try:
         fd = kernel.open_dir(parent, name)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The caller of a FUSE request: the kernel's data about the process in the request, and in /proc at that moment."""
+"""The caller of a FUSE request: what the request and /proc show about the process at that moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALL = -1
 
 
 class Caller(Protocol):
-    """The process that makes a request. pid: of its thread; 0: in another pid namespace"""
+    """The process that makes a request. pid: that of its thread; 0: it is in another pid namespace"""
 
     @property
     def uid(self) -> int: ...
@@ -29,12 +29,12 @@ class Caller(Protocol):
 
 
 class Rights(NamedTuple):
-    """The rights of a process beside its ids.
+    """The rights of a process besides its IDs.
 
-    groups        supplementary
-    capabilities  effective, as bits, in its own user namespace
-    is_in_our_namespace  its user namespace is ours, too; otherwise a capability counts only for ids that its namespace
-                         maps
+    groups        supplementary groups
+    capabilities  effective capabilities, as bits, in the process's user namespace
+    is_in_our_namespace  the process is in our user namespace; otherwise its capabilities apply only to IDs that its
+                         namespace maps
     """
 
     groups: tuple[int, ...] = ()
@@ -43,10 +43,10 @@ class Rights(NamedTuple):
 
 
 def read_rights(caller: Caller) -> Rights:
-    """The present rights of a caller; none if it can't be seen.
+    """Return the present rights of a caller; none if the process is not visible.
 
-    A thread whose ids differ from those of the request acts for another process (overlayfs above, nfsd, io_uring), so
-    that its own rights don't count. But a request as root always has root's rights: only root can have allowed it.
+    A thread whose IDs differ from those of the request acts for another process (overlayfs above, nfsd, io_uring), so
+    its own rights don't count. But a request as root always has root's rights, since only root can have allowed it.
     """
     if caller.pid <= 0:
         return Rights()
@@ -71,7 +71,7 @@ def is_capable(caller: Caller, capability: Capability) -> bool:
 
 
 def may_keep_setgid(caller: Caller, uid: int, gid: int) -> bool:
-    """Whether a caller may set or keep the set-group-ID bit of an inode with that owner and group.
+    """Whether a caller may set or keep the set-group-ID bit of an inode with this owner and group.
 
     Source  in_group_or_capable in the kernel's fs/inode.c
     """
@@ -86,7 +86,7 @@ def may_keep_setgid(caller: Caller, uid: int, gid: int) -> bool:
 
 
 def maps_ids(caller: Caller, uid: int, gid: int | None) -> bool:
-    """Whether a caller's user namespace maps an owner and a group, so that the caller's capabilities count for them.
+    """Whether a caller's user namespace maps an owner and a group, so that the caller's capabilities apply to them.
 
     gid     None: any
     Source  capable_wrt_inode_uidgid in the kernel's kernel/capability.c, inode_owner_or_capable in its fs/inode.c
@@ -95,7 +95,7 @@ def maps_ids(caller: Caller, uid: int, gid: int | None) -> bool:
 
 
 def is_killed(pid: int) -> bool:
-    """Whether SIGKILL, or an equivalent, is pending for a thread, so that it ends as soon as the kernel lets it."""
+    """Whether SIGKILL or an equivalent is pending for a thread, so that it ends as soon as the kernel lets it."""
     try:
         status = _status(pid)
     except OSError:
@@ -120,7 +120,7 @@ def _is_mapped(caller: Caller, name: str, number: int) -> bool:
 
 
 def _status(pid: int) -> bytes:
-    """The content of a thread's status file."""
+    """Read a thread's status file."""
     fd = os.open(b"/proc/%d/status" % pid, os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = b""
@@ -141,6 +141,6 @@ def _status_words(status: bytes, name: bytes) -> list[bytes]:
 def unshare_umask() -> None:
     """Give this thread its own umask, root and working directory, independent of the process.
 
-    Source  unshare(2), CLONE_FS; the C library's function acts on a thread, and needs no privilege
+    Source  unshare(2), CLONE_FS; the C library's function acts on one thread and needs no privilege
     """
     syscalls.unshare(_CLONE_FS)

@@ -1,4 +1,4 @@
-"""The FUSE device beside requests: mounting as root or with fusermount3, notifications, and ending a connection."""
+"""The FUSE device, except requests: mounting with fusermount3, notifications, backing IDs, ending a connection."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MAP = struct.Struct("=iIQ")
 _ID = struct.Struct("=I")
 _NOTIFY_INVAL_INODE, _NOTIFY_INVAL_ENTRY, _NOTIFY_PRUNE = 2, 3, 9
 _INVAL_INODE = struct.Struct("=IiQQqq")
-"""fuse_out_header (length, code, 0: no answer to a request) and fuse_notify_inval_inode_out (nodeid, first byte, number
-of bytes; 0: all): a first byte below 0 means only the attributes."""
+"""fuse_out_header (length, code, 0: not a reply to a request) and fuse_notify_inval_inode_out (nodeid, first byte,
+number of bytes; 0: all). A first byte below 0 means only the attributes."""
 _INVAL_ENTRY, _EXPIRE_ONLY = struct.Struct("=IiQQII"), 1
 """fuse_out_header and fuse_notify_inval_entry_out (nodeid of the directory, length of the name that follows, flags)."""
 _PRUNE = struct.Struct("=IiQIIQ")
@@ -31,57 +31,57 @@ _PRUNE = struct.Struct("=IiQIIQ")
 
 
 def open_backing(device: int, fd: int) -> int:
-    """An id above 0 by which replies on /dev/fuse may refer to a file; the kernel keeps the file until it is closed.
+    """Register a file. Return its backing ID (above 0), to which replies on /dev/fuse may refer until it is released.
 
-    device  /dev/fuse, after the answer to INIT
-    fd      of a regular file; O_PATH is enough, as only its path counts. An open by the id uses the credentials that
-            this thread has now, and the client's own flags
-    Raises  OSError: EPERM without CAP_SYS_ADMIN, or if INIT has not enabled it; ELOOP: its filesystem is stacked on
+    device  /dev/fuse, after the reply to INIT
+    fd      the regular file; O_PATH is enough, since only its path matters. An open through the ID uses the
+            credentials that this thread has now, and the client's own flags
+    Raises  OSError: EPERM without CAP_SYS_ADMIN, or if INIT has not enabled this; ELOOP: its filesystem is stacked on
             more others than agreed; EINVAL, EISDIR: not a regular file; ENOTTY: the kernel is too old
-    Source  linux/fuse.h: FUSE_DEV_IOC_BACKING_OPEN; it does no I/O, and never waits for a slow filesystem
+    Source  linux/fuse.h: FUSE_DEV_IOC_BACKING_OPEN; it does no I/O and never waits for a slow filesystem
     """
     backing_id: int = fcntl.ioctl(device, _BACKING_OPEN, bytearray(_MAP.pack(fd, 0, 0)))
     return backing_id
 
 
 def close_backing(device: int, backing_id: int) -> None:
-    """Release an id; files that were opened by it stay open.
+    """Release a backing ID; files that were opened through it stay open.
 
-    Raises  OSError: ENOENT: there is no such id
-    Source  linux/fuse.h: FUSE_DEV_IOC_BACKING_CLOSE; it may close a file, which may write it back
+    Raises  OSError: ENOENT: there is no such ID
+    Source  linux/fuse.h: FUSE_DEV_IOC_BACKING_CLOSE; this may close a file, which may trigger writeback
     """
     fcntl.ioctl(device, _BACKING_CLOSE, _ID.pack(backing_id))
 
 
 def forget_attributes(device: int, nodeid: int) -> None:
-    """Make the kernel drop its cached attributes of an inode; it keeps the content.
+    """Make the kernel drop an inode's cached attributes; cached content stays.
 
-    It takes no lock that a process waiting for the daemon can hold, so a handler may call it before its reply.
+    This takes no lock that a process waiting for the daemon can hold, so a handler may call it before it replies.
 
     device  /dev/fuse
     Source  fs/fuse/inode.c: fuse_reverse_inval_inode, with a first byte below 0
     """
-    with suppress(FileNotFoundError):  # the kernel doesn't know it, or no longer
+    with suppress(FileNotFoundError):  # the kernel doesn't know the inode, or no longer
         os.write(device, _INVAL_INODE.pack(_INVAL_INODE.size, _NOTIFY_INVAL_INODE, 0, nodeid, -1, 0))
 
 
 def expire_name(device: int, directory: int, name: bytes) -> None:
     """Make the kernel look up a name again at its next use; processes that use its inode are not affected.
 
-    It waits for the directory's lock, which a process waiting for a reply may hold: never call it in a thread that
-    replies. Before Linux 6.2 the kernel forgets the name: a process whose working directory is below has no path then.
+    This waits for the directory's lock, which a process waiting for a reply may hold, so a thread that sends replies
+    must never call it. Before Linux 6.2, it is the same as `forget_name`.
 
     device     /dev/fuse
-    directory  its nodeid
+    directory  the directory's nodeid
     Source     fs/fuse/dir.c: fuse_reverse_inval_entry
     """
     _invalidate(device, directory, name, _EXPIRE_ONLY)
 
 
 def forget_name(device: int, directory: int, name: bytes) -> None:
-    """Make the kernel forget a name and everything below; a process whose working directory is below has no path then.
+    """Make the kernel forget a name and everything below. A process whose working directory is there loses its path.
 
-    device, directory, Source  as for `expire_name`, which waits for the same lock
+    device, directory, Source  as for `expire_name`; this waits for the same lock
     """
     _invalidate(device, directory, name, 0)
 
@@ -89,12 +89,12 @@ def forget_name(device: int, directory: int, name: bytes) -> None:
 def _invalidate(device: int, directory: int, name: bytes, flags: int) -> None:
     size = _INVAL_ENTRY.size + len(name) + 1
     head = _INVAL_ENTRY.pack(size, _NOTIFY_INVAL_ENTRY, 0, directory, len(name), flags)
-    with suppress(FileNotFoundError, NotADirectoryError):  # the kernel doesn't know it, or no longer
+    with suppress(FileNotFoundError, NotADirectoryError):  # the kernel doesn't know the name, or no longer
         os.write(device, head + name + b"\0")
 
 
 def forget_unused(device: int, nodeids: Collection[int]) -> None:
-    """Make the kernel forget inodes and all of their names, except those in use.
+    """Make the kernel forget inodes and all their names, except inodes that are in use.
 
     device  /dev/fuse
     Raises  OSError: EINVAL: the kernel is older than Linux 6.18
@@ -106,36 +106,36 @@ def forget_unused(device: int, nodeids: Collection[int]) -> None:
 
 
 def open_abort(connection: int) -> Fd:
-    """An fd for `abort`, which does nothing once the connection has been aborted or is gone.
+    """Open an fd for `abort`, which does nothing if the connection has been aborted or is gone by then.
 
-    connection  its number: the mount's minor device number
-    Raises      OSError: EPERM without CAP_SYS_ADMIN, ENOENT if there is none of that number
-    Source      Documentation/filesystems/fuse.rst; mounted privately, as /sys/fs/fuse/connections may be empty
+    connection  the connection's number: the mount's minor device number
+    Raises      OSError: EPERM without CAP_SYS_ADMIN, ENOENT if there is no such connection
+    Source      Documentation/filesystems/fuse.rst; fusectl is mounted here, as /sys/fs/fuse/connections may be empty
     """
     with new_mount(b"fusectl", b"fusectl", {}, 0) as mount:
         return Fd(os.open(b"%d/abort" % connection, os.O_WRONLY | os.O_CLOEXEC, dir_fd=mount))
 
 
 def abort(fd: int) -> None:
-    """Fail every request of a connection, pending or future, with an error."""
+    """Make every pending and future request of a connection fail. fd: from `open_abort`"""
     os.write(fd, b"1")
 
 
 @contextmanager
 def open_servers(connection: int, uid: int) -> Iterator[list[Fd]]:
-    """A pidfd of each process of a user that has a connection open, as far as we may see it; none before Linux 6.16.
+    """Return a pidfd of each process of a user that has a FUSE connection open; none before Linux 6.16.
 
-    connection  its number: the mount's minor device number. It may be reused soon after the mount's end: call this
-                before
-    uid         of the user who mounted it. Holding the fd doesn't prove that a process serves the mount: fds are passed
-                around (e.g. by D-Bus)
+    Only processes that we may inspect are included.
+    connection  the mount's minor device number. It may be reused soon after the unmount, so call this before
+    uid         the user who mounted it. An open fd alone doesn't prove that a process serves the mount, since fds may
+                be passed around (e.g. through D-Bus)
     Source      fs/fuse/dev.c: fuse_dev_show_fdinfo
     """
     pidfds: list[Fd] = []
     try:
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-            with suppress(OSError):  # it has ended, or we may not see it
-                pid_fd = Fd(os.pidfd_open(pid))  # first, so that it can't be of a later process than the one checked
+            with suppress(OSError):  # it has ended, or we may not inspect it
+                pid_fd = Fd(os.pidfd_open(pid))  # first, so that it can't belong to a later process with the same pid
                 if (
                     pid != os.getpid()
                     and os.stat(f"/proc/{pid}").st_uid == uid
@@ -153,7 +153,7 @@ def open_servers(connection: int, uid: int) -> Iterator[list[Fd]]:
 def _has_connection_open(pid: int, connection: int) -> bool:
     connection_line = b"fuse_connection:\t%d\n" % connection
     for number in os.listdir(f"/proc/{pid}/fd"):
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # closed in the meantime
             if os.readlink(f"/proc/{pid}/fd/{number}") == _DEVICE:
                 with open(f"/proc/{pid}/fdinfo/{number}", "rb") as info:
                     if connection_line in info.read():
@@ -162,7 +162,7 @@ def _has_connection_open(pid: int, connection: int) -> bool:
 
 
 def kill_late(pid_fds: Iterable[int], patience_s: float) -> bool:
-    """Wait for the end of processes, and kill those that have not ended in time. Returns  whether any were killed"""
+    """Wait for processes to end, and kill those that have not ended in time. Returns  whether any were killed"""
     deadline_s = time.monotonic() + patience_s
     late = [fd for fd in pid_fds if not _has_ended(fd, max(0.0, deadline_s - time.monotonic()))]
     for fd in late:
@@ -182,13 +182,13 @@ _CHANNEL = "_FUSE_COMMFD"
 
 
 class FusermountFailed(Exception):
-    """fusermount3 failed; the text is its own."""
+    """fusermount3 failed; the text is its message."""
 
 
 def mount(target: bytes, options: bytes) -> Fd:
     """Mount with fusermount3. Returns  the fd of /dev/fuse
 
-    options  as in `-o`; see `escaped` for a value with commas
+    options  the argument of `-o`; see `escape_option` for values with commas
     Raises   FusermountFailed, FileNotFoundError without the program
     Source   libfuse's lib/mount.c, fuse_mount_fusermount()
     """

@@ -1,9 +1,9 @@
 """Directory entries from getdents64(2), with fields that os.scandir omits: types, inode numbers, offsets.
 
-To read a whole directory at once use `Kernel.scan`: it is os.scandir, written in C. `read_on` is for code that passes
-the fd to another process, because scandir reads ahead and takes the fd to the end. `Dirents` is for code that needs
-the filesystem's own offsets, which stay valid whatever changes meanwhile. The two don't share a loop over the buffer,
-because that would cost a sixth more time for each entry (measured).
+To read a whole directory at once, use `Kernel.scan`, which is os.scandir and thus C. `read_more` is for code that
+passes the fd to another process: scandir would read ahead, to the end of the directory. `Dirents` is for code that
+needs the filesystem's own offsets, which stay valid when the directory changes. The two don't share a loop over the
+buffer, because that would take a sixth longer for each entry (measured).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:  # only a mount's daemon needs the cache
 
 _SIZE, _LEAST_SIZE = 32768, 512
 _HEAD = struct.Struct("=QqHB")
-"""struct linux_dirent64: inode number, offset of the next entry, length of this one, type; then the name."""
+"""struct linux_dirent64: inode number, offset of the next entry, length of this one, and type; the name follows."""
 _NAME_AT = 19
 
 _DOTS = (b".", b"..")
 _DOT_LENGTH = 24
-"""The length of an entry whose name has up to four bytes."""
+"""The length of an entry whose name has at most four bytes."""
 
 
 class DirentBlock(NamedTuple):
-    """Some entries of a directory, without `.` and `..`: names decoded as by os.fsdecode, inode numbers, types.
+    """Some entries of a directory, without `.` and `..`: names (decoded with os.fsdecode), inode numbers and types.
 
-    text    the names joined by slashes, which is quick to search
-    n_seen  number of entries, including those that were left out
+    text    the names joined with slashes, which can be searched quickly
+    n_seen  number of entries including those that were omitted
     """
 
     text: str
@@ -47,7 +47,7 @@ class DirentBlock(NamedTuple):
 
 
 def read_more(fd: int) -> DirentBlock | None:
-    """The entries of the next system call, from the fd's position on; None at the end.
+    """Read the next entries with one system call, starting at the fd's position; return None at the end.
 
     Nothing is read ahead: another process that gets the fd continues exactly there.
     """
@@ -79,7 +79,7 @@ def _call(function: Callable[[int, int], list[Dirent]], offset: int, size: int) 
 
 
 class Dirents:
-    """An open directory, read from any offset; continuing at the last offset uses entries that were read ahead."""
+    """An open directory that can be read from any offset; at the last offset, entries that were read ahead are used."""
 
     def __init__(self, fd: Fd) -> None:
         """fd: readable; still belongs to the caller"""
@@ -89,9 +89,9 @@ class Dirents:
         self._position = -1
 
     def read_from(self, offset: int, size: int = _SIZE, call: Call = _call) -> Iterator[Dirent]:
-        """The entries from an offset to the end. To continue later, pass the offset of the last one taken.
+        """Iterate over the entries from an offset to the end. To continue later, pass the offset of the last entry.
 
-        size  bytes of entries to read at a time; if that is too small for one entry, a little more
+        size  bytes of entries to read at a time; more if that is too few for one entry
         call  makes each system call
         """
         if offset == 0 or offset != self._offset:
@@ -109,7 +109,7 @@ class Dirents:
                 return
 
     def block(self, offset: int, size: int = _SIZE) -> list[Dirent]:
-        """The entries of one system call, from an offset on; empty at the end. size: as for `read_from`"""
+        """Read entries from an offset with one system call; empty at the end. size: as for `read_from`"""
         if offset == 0 or offset != self._position:
             self._seek(offset)
         entries = self._read(max(size, _LEAST_SIZE))
@@ -120,8 +120,8 @@ class Dirents:
         try:
             os.lseek(self.fd, offset, os.SEEK_SET)
         except OSError as error:
-            # If ext4 has removed the directory meanwhile, no offset is valid any more. Reading would then fail with
-            # ENOENT everywhere, which libc takes for the end.
+            # On ext4, no offset is valid once the directory has been removed. Elsewhere, reading would fail with
+            # ENOENT then, which libc treats as the end.
             if error.errno != errno.EINVAL or os.fstat(self.fd).st_nlink:
                 raise
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error

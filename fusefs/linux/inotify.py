@@ -1,4 +1,4 @@
-"""Changes of the names in a directory, from inotify(7)."""
+"""Changes of names in a directory, from inotify(7)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fusefs.linux.fd import Fd
 
 _KNOWN_BITS = 0xFFC4
 _EVENT = struct.Struct("=iIII")
-"""struct inotify_event: watch, mask, cookie, length of the name that follows (padded with NULs)."""
+"""struct inotify_event: watch, mask, cookie, and the length of the name that follows (padded with NULs)."""
 _BUFFER_SIZE = 1 << 16
 _ONLYDIR = 0x0100_0000
 
 
 class InotifyMask(IntFlag):
-    """Kinds of an event; one event may have several."""
+    """The kinds of an event, which may have several."""
 
     ATTRIB = 0x4
     MOVED_FROM = 0x40
@@ -36,8 +36,8 @@ class InotifyMask(IntFlag):
 class InotifyEvent(NamedTuple):
     """One event.
 
-    watch  -1 for OVERFLOW: some events of any watch are lost
-    name   in the watched directory; empty for events of the directory itself
+    watch  the watch's number; -1 for OVERFLOW: events of any watch may be lost
+    name   a name in the watched directory; empty for events that concern the directory itself
     """
 
     watch: int
@@ -46,15 +46,15 @@ class InotifyEvent(NamedTuple):
 
 
 def open_inotify() -> Fd:
-    """An inotify instance that never blocks."""
+    """Open an inotify instance that never blocks."""
     return Fd(syscalls.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def add_watch(inotify: Fd, dir_fd: int, kinds: InotifyMask) -> int:
-    """Watch a directory (O_PATH is enough). Returns  the watch's number, always the same for the same directory
+    """Watch a directory (O_PATH is enough). Returns  the watch's number, which is the same for the same directory
 
     A watch does not keep a filesystem busy: unmounting it ends the watch, with UNMOUNT and IGNORED.
-    Raises  OSError: ENOSPC when fs.inotify.max_user_watches are in use
+    Raises  OSError: ENOSPC: the limit fs.inotify.max_user_watches is reached
     """
     # The path through /proc leads to the directory that was opened, whatever its name leads to now.
     mask = int(kinds | InotifyMask.DELETE_SELF | InotifyMask.MOVE_SELF) | _ONLYDIR
@@ -67,7 +67,7 @@ def remove_watch(inotify: Fd, number: int) -> None:
 
 
 def read_events(inotify: Fd) -> list[InotifyEvent]:
-    """The pending events; empty if there are none."""
+    """Return the pending events; empty if there are none."""
     try:
         buffer = os.read(inotify, _BUFFER_SIZE)
     except BlockingIOError:

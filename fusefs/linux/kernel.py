@@ -1,7 +1,7 @@
-"""The system calls of the store, each made by one method and announced to a callback before.
+"""The store's system calls, each made by one method and announced to a callback first.
 
-That callback, `hook`, is why this is a class. A test counts the calls, makes the n-th fail with an errno, or dies at
-it, and so reaches every crash window of every verb (tests/crash). In production the hook does nothing.
+That callback, `hook`, is why this is a class. A test counts the calls, makes the n-th fail with an errno, or exits at
+it, and so reaches every crash window of every command (tests/crash). In production, the hook does nothing.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ RefusedNames = list[tuple[str, int]]
 EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, FUSE_MAGIC = 0xEF53, 0x58465342, 0x9123683E, syscalls.FUSE_MAGIC
 OVERLAY_MAGIC, TMPFS_MAGIC = 0x794C7630, 0x01021994
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-"""With an access ACL the group bits are its mask, so that they bound the rights of all users named in it."""
+"""If there is an access ACL, the group bits are its mask, which limits the rights of all users named in it."""
 _LOCAL = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC, 0xF2F52010, 0x2FC12FC1, OVERLAY_MAGIC})
 """ext4, xfs, btrfs, tmpfs, f2fs, ZFS, overlayfs."""
 NO_NOREPLACE = (errno.EINVAL, errno.ENOSYS)
-"""Errors of renameat2 if a filesystem, or a kernel, doesn't support the flag."""
+"""Errors from renameat2 if the filesystem or the kernel doesn't support the flag."""
 RESTORED_XATTRS = ("trusted.trashd.restored", "user.trashd.restored")
-"""The marks of restored files: see linux/xattrs.py."""
+"""The marks on restored files: see linux/xattrs.py."""
 IDENTITY_XATTR = "user.trashd.fresh"
-"""A mark on a directory, for filesystems where nothing else shows whether it is the same directory as before."""
+"""A mark on a directory, for filesystems where nothing else shows whether it still is the same directory."""
 _N_MARK_DIGITS = 32
 _NAMES_BYTES = 32768
 _FEW_BYTES = 4096
@@ -46,17 +46,17 @@ def _no_hook(_call: str) -> None:
 
 
 def is_local_kind(magic: int) -> bool:
-    """Whether filesystems with this magic number are mounted by one kernel at a time."""
+    """Whether a filesystem with this magic number is mounted by only one kernel at a time."""
     return magic in _LOCAL
 
 
 def needs_no_server(magic: int) -> bool:
-    """Whether such a filesystem can stat without a server; the layers of an overlayfs may need one."""
+    """Whether such a filesystem never needs a server for a stat; the layers of an overlayfs may need one."""
     return magic in _LOCAL - {OVERLAY_MAGIC}
 
 
 def _read_mark(fd: int) -> str:
-    """The mark on the directory behind an fd of any kind, as a handle; empty if there is none that could be ours."""
+    """Read a directory's mark, in the form of a handle; empty if there is none that could be ours."""
     try:
         digits = os.getxattr(b"/proc/self/fd/%d" % fd, IDENTITY_XATTR).decode("ascii", "replace")
     except OSError:
@@ -65,15 +65,15 @@ def _read_mark(fd: int) -> str:
 
 
 class Kernel:
-    """A process's access to the kernel. All methods raise OSError only."""
+    """A process's access to the kernel. All methods raise only OSError."""
 
     def __init__(self, hook: CallHook = _no_hook) -> None:
-        """hook: called with each call's name before it is made; it may raise OSError, or never return"""
+        """hook: called with the name of each call before it is made; it may raise OSError, or never return"""
         self._hook = hook
         self.silent_mounts: set[Hashable] = set()
-        """Ids of mounts that did not answer: they are not accessed again."""
+        """IDs of mounts that did not respond and are not accessed again."""
         self.cached_stores: object = None
-        """The last result of store.find_stores, which uses it again for a short time."""
+        """The last result of store.find_stores, which reuses it for a short time."""
 
     @property
     def is_watched(self) -> bool:
@@ -81,20 +81,20 @@ class Kernel:
         return self._hook is not _no_hook
 
     def announce(self, call: str) -> None:
-        """Announce a call that another module makes, to the hook."""
+        """Announce to the hook a call that another module makes."""
         self._hook(call)
 
-    # Opening: the volume's root by path, everything below it by fd.
+    # Opening: the volume's root by its path, everything below it through fds.
 
     def open_path(self, path: bytes, flags: int = os.O_PATH | os.O_DIRECTORY) -> Fd:
-        """An fd for a path given by a person; links are followed."""
+        """Open a path that a user gave; links are followed."""
         self._hook("open")
         return Fd(os.open(path, flags | os.O_CLOEXEC))
 
     def open_long(self, path: bytes) -> Fd:
-        """A directory (O_PATH) by a path of any length; links are followed if it fits into PATH_MAX.
+        """Open a directory (O_PATH) by a path of any length; links are followed if the path fits into PATH_MAX.
 
-        A longer path is opened name by name, across mounts but through no link.
+        A longer path is opened name by name, across mounts but not through links.
         """
         if len(path) <= syscalls.WALK_MAX_BYTES:
             return self.open_path(path)
@@ -105,14 +105,14 @@ class Kernel:
         return fd
 
     def open_plain(self, path: bytes) -> Fd:
-        """A directory (O_PATH) by a path given by a person that contains no link; ELOOP otherwise."""
+        """Open a directory (O_PATH) by a path that a user gave; ELOOP if the path contains a link."""
         self._hook("openat2")
         return Fd(syscalls.openat2(syscalls.AT_FDCWD, path, os.O_PATH | os.O_DIRECTORY, syscalls.RESOLVE_NO_SYMLINKS))
 
     def open_beneath(self, dir_fd: int, path: bytes, flags: int = os.O_PATH | os.O_NOFOLLOW) -> Fd:
-        """An fd for a relative path of any length, with no link, mount or `..` in it.
+        """Open a relative path of any length; fail if there is a link, a mount or `..` in it.
 
-        Source  openat2(2); paths longer than PATH_MAX are opened in parts
+        Source  openat2(2); paths that are longer than PATH_MAX are opened in parts
         """
         if len(path) > syscalls.WALK_MAX_BYTES:
             return self._open_far(dir_fd, path, flags)
@@ -131,22 +131,22 @@ class Kernel:
             return self.open_beneath(dir_fd, path, flags)
 
     def open_dir(self, dir_fd: int, path: bytes = b".") -> Fd:
-        """A directory beneath, opened for reading: to list it, fsync it or set its attributes."""
+        """Open a directory beneath for reading: to list it, fsync it or set its attributes."""
         return self.open_beneath(dir_fd, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def reopen(self, fd: int, flags: int) -> Fd:
-        """Another fd, with other flags, for exactly the file behind an fd of any kind (by its magic link)."""
+        """Open exactly the file behind an fd (O_PATH is enough) again, with other flags, through its magic link."""
         self._hook("open")
         return Fd(os.open(f"/proc/self/fd/{int(fd)}", flags | os.O_CLOEXEC))
 
     def create(self, dir_fd: int, name: bytes, flags: int = os.O_RDWR) -> Fd:
-        """A new file with mode 0600; EEXIST if the name is taken."""
+        """Create a file with mode 0600; EEXIST if the name is taken."""
         self._hook("create")
         flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return Fd(os.open(name, flags, 0o600, dir_fd=dir_fd))
 
     def create_unnamed(self, dir_fd: int) -> Fd:
-        """A new file without a name, mode 0600; one of syscalls.NO_TMPFILE if that is not possible or not safe."""
+        """Create a file without a name, mode 0600; one of syscalls.NO_TMPFILE if that is not possible or not safe."""
         self._hook("tmpfile")
         return Fd(syscalls.open_unnamed(dir_fd))
 
@@ -155,8 +155,8 @@ class Kernel:
     def stat(self, dir_fd: int, name: bytes) -> os.stat_result:
         """lstat of a name in a directory; EXDEV if something is mounted there.
 
-        Not by stat(2), which would access that mount: a user's FUSE filesystem that never answers blocks the caller,
-        beyond SIGKILL.
+        This does not use stat(2), which would access that mount: a user's FUSE filesystem that does not respond could
+        block us, immune to SIGKILL.
         """
         self._hook("stat")
         with Fd(syscalls.openat2(dir_fd, name, os.O_PATH | os.O_NOFOLLOW, syscalls.BENEATH)) as fd:
@@ -168,22 +168,22 @@ class Kernel:
         return os.fstat(fd)
 
     def statx(self, fd: int, *, asks_server: bool = False) -> syscalls.Statx:
-        """Birth time and mount id of an fd. asks_server: for the birth time, also ask a FUSE daemon or server"""
+        """Read the birth time and mount ID of an fd. asks_server: ask a FUSE daemon or server for the birth time"""
         self._hook("statx")
         return syscalls.statx(fd, asks_server=asks_server)
 
     def filesystem(self, fd: int) -> int:
-        """The filesystem's magic number."""
+        """Return the filesystem's magic number."""
         self._hook("statfs")
         return syscalls.statfs_type(fd)
 
     def free_bytes(self, fd: int) -> int:
-        """Free space on the filesystem, including the space reserved for root."""
+        """Return the free space on the filesystem, including the space reserved for root."""
         self._hook("statfs")
         return (volume := os.fstatvfs(fd)).f_bfree * volume.f_frsize
 
     def is_read_only(self, fd: int) -> bool:
-        """Whether nothing can be written there, because of the filesystem, the mount or the subvolume."""
+        """Whether the filesystem, the mount or the subvolume is read-only."""
         self._hook("statfs")
         return syscalls.is_read_only(fd)
 
@@ -192,13 +192,13 @@ class Kernel:
         return is_local_kind(self.filesystem(fd))
 
     def needs_no_server(self, fd: int) -> bool:
-        """See is_at_once."""
+        """Whether the filesystem never needs a server for a stat: see `needs_no_server` above."""
         return needs_no_server(self.filesystem(fd))
 
     def identify(self, fd: int) -> Identity:
-        """The identity of the file behind an fd.
+        """Return the identity of the file behind an fd.
 
-        Without a handle if handles don't last (FUSE) or don't exist, unless the directory was marked (`mark`).
+        It has no handle if handles are not persistent (FUSE) or don't exist, unless the directory was marked (`mark`).
         """
         self._hook("identify")
         x = syscalls.statx(fd)
@@ -206,13 +206,13 @@ class Kernel:
         handle = syscalls.format_handle(syscalls.name_to_handle_at(fd)) if lasts else ""
         if not handle and not x.btime_ns:
             handle = _read_mark(fd)
-        # libfuse assigns inode numbers on demand and forgets them: without a birth time such a number proves nothing.
+        # libfuse assigns inode numbers on demand and forgets them: without a birth time, such a number proves nothing.
         return Identity(handle, x.ino if lasts or x.btime_ns else 0, x.btime_ns)
 
     def mark(self, fd: int) -> None:
-        """Mark a directory of ours that is open for reading, if its filesystem has attributes for that.
+        """Mark one of our directories, open for reading, if its filesystem has extended attributes.
 
-        Then `identify` recognizes it where nothing else does.
+        With the mark, `identify` can recognize it even if nothing else identifies it.
         """
         self._hook("setxattr")
         with suppress(OSError):
@@ -224,7 +224,7 @@ class Kernel:
         os.removexattr(b"/proc/self/fd/%d" % fd, IDENTITY_XATTR)
 
     def is_named(self, fd: int, dir_fd: int, name: bytes) -> bool:
-        """Whether a name refers to the file behind an fd: certain, as its number isn't reused while the fd is open."""
+        """Whether a name refers to the file behind an fd. Its inode number can't be reused while the fd is open."""
         try:
             there = self.stat(dir_fd, name)
         except OSError as error:
@@ -234,36 +234,36 @@ class Kernel:
         return os.path.samestat(self.fstat(fd), there)
 
     def list_reopened(self, dir_fd: int) -> list[bytes]:
-        """As `list`, for a directory that this fd may have listed before: sshfs returns its names only once."""
+        """Like `list`, for a directory that this fd may have listed before: on sshfs, an fd lists names only once."""
         with self.open_dir(dir_fd) as fd:
             return self.list(fd)
 
     def list(self, dir_fd: int) -> list[bytes]:
-        """The names in a directory, sorted; the fd must be open for reading."""
+        """Return the names in a directory, sorted; the fd must be open for reading."""
         with self.scan(dir_fd) as entries:
             return sorted(os.fsencode(entry.name) for entry in entries)
 
     def list_inos(self, dir_fd: int) -> dict[bytes, int]:
-        """The inode numbers in a directory's listing (d_ino), by name."""
+        """Return the inode number (d_ino) of each name in a directory's listing."""
         with self.scan(dir_fd) as entries:
             return {os.fsencode(entry.name): entry.inode() for entry in entries}
 
     def first_names(self, dir_fd: int) -> bytes:
-        """The result of one getdents64(2) for a directory that was just opened: its names, each ended by a NUL."""
+        """Return the result of one getdents64(2) on a directory that was just opened; it contains the names."""
         self._hook("getdents")
         return syscalls.getdents64(dir_fd, _NAMES_BYTES)
 
     def scan(self, dir_fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
-        """A directory's entries one by one, for a directory that is too large for `list`.
+        """Iterate over the entries of a directory that may be too large for `list`.
 
-        Don't use methods of an entry that need a stat; if `tells_types` is false, that includes its type.
+        Don't use methods of an entry that need a stat. If `lists_types` is false, this includes its type.
         """
         self._hook("getdents")
-        os.lseek(dir_fd, 0, os.SEEK_SET)  # btrfs lists the state at the last rewind, and scandir rewinds at its end
+        os.lseek(dir_fd, 0, os.SEEK_SET)  # btrfs lists the state at the last rewind; scandir rewinds only at its end
         return os.scandir(dir_fd)
 
     def lists_types(self, dir_fd: int) -> bool:
-        """Whether a listing contains the type of each entry (d_type), judged by this directory's first entries."""
+        """Whether listings contain the type of each entry (d_type), judging by this directory's first entries."""
         from fusefs.linux.getdents import Dirents  # imported late: swap and rm list nothing, and it takes 0.5 ms
 
         self._hook("getdents")
@@ -271,12 +271,12 @@ class Kernel:
             return all(kind for *_, kind in Dirents(fd).block(0, _FEW_BYTES))
 
     def is_empty(self, dir_fd: int) -> bool:
-        """Whether a directory has no entries; reads no more than the first."""
+        """Whether a directory has no entries; reads only the first one."""
         with self.scan(dir_fd) as entries:
             return next(entries, None) is None
 
     def read(self, fd: int, size: int) -> bytes:
-        """The first `size` bytes of a file, or as many as there are."""
+        """Read the first `size` bytes of a file, or as many as there are."""
         self._hook("read")
         return os.pread(fd, size, 0)
 
@@ -285,7 +285,7 @@ class Kernel:
         return time.time_ns()
 
     def boot_ns(self) -> int:
-        """Time since the boot, including suspend; it can't be set."""
+        """The time since boot, including suspend; this clock can't be set."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     # Changing names.
@@ -296,7 +296,7 @@ class Kernel:
         os.mkdir(name, mode, dir_fd=dir_fd)
 
     def rmdir(self, dir_fd: int, name: bytes) -> None:
-        """Remove a directory; fails if it is not empty, contrary to our assumption."""
+        """Remove a directory; fails if it is not empty."""
         self._hook("rmdir")
         os.rmdir(name, dir_fd=dir_fd)
 
@@ -306,16 +306,16 @@ class Kernel:
         os.unlink(name, dir_fd=dir_fd)
 
     def lookup_names(self, dir_fd: int, names: Iterable[str]) -> None:
-        """Make the kernel look up names now, so that following calls need not."""
+        """Make the kernel look up names now, so that later calls need not."""
         for name in names:
             self._hook("openat2")
-            with suppress(OSError):  # the following call will report the error
+            with suppress(OSError):  # a later call will report the error
                 os.close(syscalls.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, syscalls.BENEATH))
 
     def rename(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
-        """rename(2): only if the new name is ours and free, or a file of ours that it may replace.
+        """rename(2), to be used only if the new name is ours and free, or is one of our files, to be replaced.
 
-        ESTALE and EIO are passed to the caller: no other node moves what is renamed this way.
+        ESTALE and EIO are passed to the caller, since other nodes never move what is renamed with this method.
         """
         self._hook("rename")
         os.rename(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir)
@@ -323,11 +323,11 @@ class Kernel:
     def rename_free(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         """Rename to a free name; EEXIST if it is taken.
 
-        If the filesystem has no RENAME_NOREPLACE (EINVAL), a stat precedes a plain rename. In the window between the
-        two a file could be replaced, but not a tree, because a plain rename replaces no directory that has content.
-        If another node has moved a directory, and this node knows it by its old place, it must be looked up first.
-        Linux then moves its dentry, which needs the lock that a rename already holds: a rename would fail with ESTALE
-        each time (d_splice_alias in fs/dcache.c).
+        If the filesystem has no RENAME_NOREPLACE (EINVAL), we use a stat and a plain rename. In between, another
+        process may take the name: then a file could be replaced, but not a tree, because a plain rename does not
+        replace a directory that has content. If another node has moved a directory that this node still knows in its
+        old place, the directory must be looked up first. For that, Linux moves its dentry, which needs a lock that a
+        rename already holds: without a lookup, each rename would fail with ESTALE (d_splice_alias in fs/dcache.c).
         """
         try:
             self._rename_free(old_dir, old, new_dir, new)
@@ -360,8 +360,8 @@ class Kernel:
     def exchange(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
         """renameat2(RENAME_EXCHANGE).
 
-        `old` should be the empty one of the two. If a filesystem ignores the flag, a plain rename then fails with
-        ENOTEMPTY instead of destroying data (s3fs-fuse, cryfs and old ceph-fuse ignore it and return 0).
+        `old` should be the empty directory of the two. If a filesystem ignores the flag (s3fs-fuse, cryfs and old
+        ceph-fuse do), its plain rename then fails with ENOTEMPTY instead of destroying data.
         The caller must handle ESTALE and EIO: the exchange may have happened, and a second one would undo it.
         """
         self._hook("exchange")
@@ -373,7 +373,7 @@ class Kernel:
         os.link(f"/proc/self/fd/{int(fd)}", name, dst_dir_fd=dir_fd, follow_symlinks=True)
 
     def link(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
-        """Add a name to anything but a directory; to a symbolic link itself, not to its target."""
+        """Add a hard link to anything but a directory; for a symbolic link, to the link itself."""
         self._hook("link")
         os.link(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir, follow_symlinks=False)
 
@@ -382,7 +382,7 @@ class Kernel:
     def lock(self, fd: int) -> bool:
         """Take an exclusive flock if it is free. Returns  whether we have it now
 
-        Raises  OSError ENOLCK if there are no locks, whatever errno the filesystem uses for that
+        Raises  OSError ENOLCK if the filesystem has no locks, whatever errno it returns
         """
         try:
             self._hook("flock")
@@ -404,7 +404,7 @@ class Kernel:
         os.ftruncate(fd, len(content))
 
     def reserve_blocks(self, fd: int, size: int) -> None:
-        """Allocate blocks for the first `size` bytes, whatever the file's length; EOPNOTSUPP if not supported."""
+        """Allocate blocks for the first `size` bytes without changing the file's length; EOPNOTSUPP if unsupported."""
         self._hook("fallocate")
         syscalls.fallocate(fd, syscalls.FALLOC_FL_KEEP_SIZE, 0, size)
 
@@ -414,20 +414,20 @@ class Kernel:
         os.fsync(fd)
 
     def syncfs(self, fd: int) -> None:
-        """Make everything on that filesystem durable: for a directory that may not be opened for reading."""
+        """Make everything on a filesystem durable, for a directory that may not be opened for reading."""
         self._hook("syncfs")
         syscalls.syncfs(fd)
 
     def chmod(self, fd: int, mode: int) -> None:
-        """Set the mode of the file behind an fd of any kind (by its magic link: O_PATH has no fchmod)."""
+        """Set the mode of a file through its magic link, since fchmod does not work with O_PATH fds."""
         self._hook("chmod")
         os.chmod(f"/proc/self/fd/{int(fd)}", stat.S_IMODE(mode))
 
     def invalidate_attributes(self, mounted_fd: int) -> None:
-        """Make the kernel ask a FUSE daemon for a directory's attributes, even if they are cached.
+        """Make the kernel request a directory's attributes from the FUSE daemon, even if they are cached.
 
-        A chown that changes nothing is a SETATTR without fields, which every user may do. A file would lose its
-        set-id bits by it.
+        A chown that changes nothing is a SETATTR without fields, which every user may send. On a file, it would clear
+        the set-id bits.
         Source  fs/open.c, chown_common; fs/fuse/dir.c, fuse_do_setattr
         """
         self._hook("refresh")
@@ -439,7 +439,7 @@ class Kernel:
         os.chown(fd, uid, gid)
 
     def xattr_names(self, of: int | bytes) -> Iterable[str]:
-        """The names of all extended attributes; empty if the filesystem has none. of: an fd, or a magic link"""
+        """Return the names of all extended attributes; empty if the filesystem has none. of: an fd or a magic link"""
         self._hook("listxattr")
         try:
             return os.listxattr(of)
@@ -449,12 +449,12 @@ class Kernel:
             raise
 
     def read_xattr(self, of: int | bytes, name: str) -> bytes:
-        """getxattr of an fd, or a magic link. Raises  OSError ENODATA if it does not exist"""
+        """getxattr of an fd or a magic link. Raises  OSError ENODATA if the attribute does not exist"""
         self._hook("getxattr")
         return os.getxattr(of, name)
 
     def get_xattr(self, fd: int, name: str) -> bytes | None:
-        """fgetxattr; None if it does not exist, can't be read, or the filesystem has none."""
+        """fgetxattr; None if the attribute does not exist or can't be read, or the filesystem has no attributes."""
         self._hook("getxattr")
         try:
             return os.getxattr(fd, name)
@@ -464,7 +464,7 @@ class Kernel:
             raise
 
     def set_xattr(self, fd: int | bytes, name: str, value: bytes) -> None:
-        """fsetxattr; setxattr for a path in /proc/self/fd."""
+        """fsetxattr, or setxattr for a path in /proc/self/fd."""
         self._hook("setxattr")
         os.setxattr(fd, name, value)
 
@@ -474,9 +474,9 @@ class Kernel:
         os.removexattr(fd, name)
 
     def lease(self, fd: int) -> None:
-        """Take a write lease: EAGAIN if the file is open elsewhere; it ends with the fd.
+        """Take a write lease, which ends with the fd; EAGAIN if the file is open elsewhere.
 
-        An open of the file then waits for us. The kernel notifies us by a signal that has no effect.
+        Processes that open the file then wait for us. The kernel notifies us with a signal that has no effect.
         Source  fcntl(2), F_SETLEASE, F_SETSIG
         """
         from signal import SIGURG  # imported late: a swap takes no lease, and it takes 0.5 ms
@@ -486,7 +486,7 @@ class Kernel:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
     def has_lease(self, fd: int) -> bool:
-        """Whether our write lease is intact: no open waits for its end."""
+        """Whether our write lease is intact, that is, no process waits to open the file."""
         self._hook("lease")
         return fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_WRLCK
 

@@ -1,4 +1,4 @@
-"""The identity of this machine, boot, command and terminal session, and the present time by each clock."""
+"""The identity of this machine, boot, command and terminal session, and the present time on each clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusefs.linux.kernel import Kernel
 
 
 def host_id() -> str:
-    """The machine id, or the host name if there is none (containers)."""
+    """Return the machine ID, or the host name if there is no ID (containers)."""
     try:
         with open("/etc/machine-id", "rb") as file:
             return file.read().decode("ascii").strip() or os.uname().nodename
@@ -22,21 +22,21 @@ def host_id() -> str:
 
 @cache
 def boot_id() -> str:
-    """The running kernel's boot id: the same in all its containers, where locks are shared, too."""
+    """Return the running kernel's boot ID. All containers on this kernel share the ID, and also the locks."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:  # text mode would load another ASCII codec
         return file.read().decode("ascii").strip()
 
 
 @cache
 def invocation() -> Invocation:
-    """This process as an Invocation for its records. The id is random; nothing is derived from the command line."""
+    """Return the Invocation for this process's records. Its ID is random and contains nothing of the command line."""
     return Invocation(os.urandom(8).hex(), session())
 
 
 def invocation_of(pid: int) -> Invocation | None:
-    """An Invocation for another process, in records written on its behalf; None if it is not visible.
+    """Return an Invocation for records written on behalf of another process; None if that is not visible.
 
-    pid  of the process or a thread of it; 0: in another pid namespace
+    pid  pid of the process or of one of its threads; 0: it is in another pid namespace
     """
     if pid <= 0:
         return None
@@ -48,10 +48,11 @@ def invocation_of(pid: int) -> Invocation | None:
 
 
 def session(pid: int = 0) -> str:
-    """The id of a process's terminal session, the same for all commands of one shell; "": not known.
+    """Return the ID of a process's terminal session, the same for all commands of one shell; "": not known.
 
-    It identifies the session leader, with its start time and boot in case the pid is reused. `sudo` and similar
-    programs may give their command a terminal and a session of its own: then the calling user's session counts.
+    `trashd undo` restores what the last command of the same session removed. The ID names the session leader, with its
+    start time and boot in case the pid is reused. If sudo or a similar program gives its command a separate terminal
+    and session, the calling user's session counts.
     """
     try:
         leader = _Process(os.getsid(pid))
@@ -62,14 +63,14 @@ def session(pid: int = 0) -> str:
             caller = _Process(parent.session)
             if caller.uid == leader.uid:
                 break
-            leader = caller  # its program made this session, for another user
+            leader = caller  # its program created this session, for another user
         return f"{boot_id()[:8]}.{leader.pid}.{leader.start}"
     except (OSError, ValueError):
         return ""
 
 
 class _Process:
-    """A process. Source  proc_pid_stat(5): the fields after its name, which may contain anything"""
+    """A process. Source  proc_pid_stat(5): the fields that follow its name, which may contain anything"""
 
     def __init__(self, pid: int) -> None:
         directory = f"/proc/{pid}"
@@ -86,12 +87,12 @@ _MOMENT_NS = 100_000_000
 
 
 def read_now(kernel: Kernel, clocks: tuple[Clock, ...] = ()) -> Now:
-    """The present moment. clocks: the saved histories of the wall clock"""
+    """Return the present moment. clocks: the saved histories of the wall clock"""
     return Now(kernel.now_ns(), kernel.boot_ns(), boot_id(), clocks)
 
 
 def clocks_ns() -> tuple[int, int]:
-    """CLOCK_REALTIME and CLOCK_BOOTTIME at one moment: a stall between the two reads would look like a clock change."""
+    """Read CLOCK_REALTIME and CLOCK_BOOTTIME at once: a stall in between would look like a change of the wall clock."""
     while True:
         began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         wall_ns, boot_ns = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)

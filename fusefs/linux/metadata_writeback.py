@@ -1,8 +1,8 @@
-"""Early writeback of a filesystem's metadata, a little at a time.
+"""Early writeback of a filesystem's metadata, in small parts.
 
-Unlinks on ext4 leave inode tables, bitmaps and directories to be written. The kernel writes everything that is older
-than half a minute at once: hundreds of requests, which delay other processes' reads and flushes. So the writeback is
-begun earlier, in small parts.
+After unlinks on ext4, inode tables, bitmaps and directories must be written. The kernel writes everything that is
+older than half a minute at once: hundreds of requests, which delay other processes' reads and flushes. So we begin the
+writeback earlier, in small parts.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class MetadataWriteback:
     def __init__(self, fd: Fd) -> None:
         self._fd = fd
         self._lock = Lock()
-        """Held while a thread uses the fd, and for good once the fd is closed."""
+        """Held while a thread uses the fd, and forever once the fd is closed."""
         self._is_over = False
 
     @classmethod
     def open_for(cls, volume_fd: int) -> Self | None:
-        """None if the filesystem does this by itself (xfs, btrfs), or if we may not open the device."""
+        """Open the device; None if the filesystem needs no help (xfs, btrfs), or if we may not open the device."""
         with suppress(OSError):
             dev = os.fstat(volume_fd).st_dev
             if syscalls.statfs_type(volume_fd) == EXT_MAGIC:
@@ -42,9 +42,9 @@ class MetadataWriteback:
         return None
 
     def begin(self) -> None:
-        """Start writing what need not wait for a commit of the journal. Waits only for room in the device's queue.
+        """Begin to write what need not wait for a journal commit. Waits only for room in the device's queue.
 
-        Runs in a thread, which may still be running when `close` is called.
+        This runs in a thread, which may still be running when `close` is called.
         """
         if self._lock.acquire(blocking=False):
             with suppress(OSError):  # unplugged
@@ -53,7 +53,7 @@ class MetadataWriteback:
             self._close_if_unused()
 
     def close(self) -> None:
-        """Close the device, at the latest when no thread uses it any more."""
+        """Close the device now, or as soon as no thread uses it any more."""
         self._is_over = True
         self._close_if_unused()
 
@@ -63,7 +63,7 @@ class MetadataWriteback:
 
 
 def _path_of(dev: int) -> bytes:
-    """The path of a block device in /dev, by the kernel's name for it. Raises  OSError; there may be none"""
+    """Return the path of a block device in /dev, from the kernel's name for it; it may not exist. Raises  OSError"""
     with open(f"{device_directory(dev)}/uevent", "rb") as uevent:
         names = [line.partition(b"=")[2] for line in uevent.read().splitlines() if line.startswith(b"DEVNAME=")]
     return os.path.join(b"/dev", *names)

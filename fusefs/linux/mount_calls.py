@@ -1,4 +1,4 @@
-"""Making and removing mounts: system calls, claims on mount points in /run/trashd, lines for fstab and units."""
+"""Makes and removes mounts: system calls, claims on mount points in /run/trashd, and mounts in fstab and units."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _OF_A_FILESYSTEM = {MS_RDONLY: b"ro", MS_SYNCHRONOUS: b"sync", MS_DIRSYNC: b"dir
 _OF_A_MOUNT = {
     MS_RDONLY: 1, MS_NOSUID: 2, MS_NODEV: 4, MS_NOEXEC: 8, MS_NOSYMFOLLOW: 0x200000,
 }  # fmt: skip
-"""The flags of mount(2): as options for fsconfig(2), and as attributes for fsmount(2)."""
+"""The flags of mount(2) as options for fsconfig(2) and as attributes for fsmount(2)."""
 _FUSE_DEVICE = b"/dev/fuse"
 
 
 def clone_tree(dir_fd: int) -> Fd:
-    """A new, detached mount of the directory behind an fd, without the mounts inside of it.
+    """Return a new, detached mount of the directory behind an fd, without the mounts inside it.
 
     Source  open_tree(2) with OPEN_TREE_CLONE; Linux 5.2
     """
@@ -52,15 +52,15 @@ def clone_tree(dir_fd: int) -> Fd:
 
 
 def make_private(mount_fd: int, flags: int = 0) -> None:
-    """Keep mounts and unmounts elsewhere from propagating to this mount. flags: see set_flags"""
+    """Prevent mounts and unmounts elsewhere from propagating to this mount. flags: as for `set_flags`"""
     _set_attributes(mount_fd, flags, 0, _MS_PRIVATE)
 
 
 def set_flags(mount_fd: int, flags: int, to_clear: int = 0) -> None:
-    """Set some mount flags of mount(2) and clear others; flags of a filesystem are ignored.
+    """Set some flags of mount(2) and clear others; flags that apply to the whole filesystem are ignored.
 
-    mount_fd  of the mount's root; O_PATH is enough
-    Raises    OSError EBUSY: it is to become read-only, but a file on it is open for writing
+    mount_fd  fd of the mount's root; O_PATH is enough
+    Raises    OSError EBUSY: the mount can't become read-only while a file on it is open for writing
     """
     _set_attributes(mount_fd, flags, to_clear, 0)
 
@@ -78,11 +78,11 @@ def _attributes(flags: int) -> int:
 
 
 def new_mount(kind: bytes, source: bytes, options: Mapping[bytes, bytes], flags: int) -> Fd:
-    """A new, detached filesystem: closing the fd destroys it, unless it was mounted before.
+    """Return a new, detached mount of a new filesystem: closing the fd destroys it, unless it is mounted by then.
 
     source   at most 255 bytes
-    options  of the filesystem; those without a value have an empty one
-    flags    of mount(2)
+    options  the filesystem's options; the value of an option without a value is empty
+    flags    flags of mount(2)
     Source   fsopen(2), fsconfig(2), fsmount(2); Linux 5.2
     """
     switches = {name: b"" for flag, name in _OF_A_FILESYSTEM.items() if flags & flag}
@@ -101,7 +101,7 @@ def move_mount(mount_fd: int, target_fd: int) -> None:
 
 
 def check_move_mount() -> None:
-    """Raises  OSError: this process may not move mounts, e.g. because a container's seccomp filter denies it"""
+    """Raise OSError if this process may not move mounts, for example because a container's seccomp filter denies it."""
     try:
         syscalls.move_mount(_NO_FD, b"x", _NO_FD, b"x", 0)
     except OSError as error:
@@ -110,45 +110,45 @@ def check_move_mount() -> None:
 
 
 def open_fuse() -> Fd:
-    """A connection to the kernel's FUSE that is not mounted yet."""
+    """Open a FUSE connection that is not mounted yet."""
     return Fd(os.open(_FUSE_DEVICE, os.O_RDWR | os.O_CLOEXEC))
 
 
 def mount(source: bytes, target_fd: int, kind: bytes, flags: int, data: bytes) -> None:
-    """mount(2) on the directory behind an fd, whatever its path leads to by now."""
+    """mount(2) on the directory behind an fd, whatever its path leads to now."""
     target = f"/proc/self/fd/{int(target_fd)}".encode()
     syscalls.mount(source, target, kind, flags, data)
 
 
 def remount(point_fd: int, flags: int) -> None:
-    """Set the flags of a mount and its filesystem, and clear all others. point_fd: the mount's root
+    """Set these flags of a mount and its filesystem, and clear all others. point_fd: the mount's root
 
-    Raises  OSError EBUSY: it is to become read-only, but a file on it is open for writing
+    Raises  OSError EBUSY: the mount can't become read-only while a file on it is open for writing
     """
     target = f"/proc/self/fd/{int(point_fd)}".encode()
     syscalls.mount(None, target, None, _MS_REMOUNT | _MS_RELATIME | flags, None)
 
 
 def unmount(point: bytes, flags: int = 0) -> None:
-    """umount2(2) of the topmost mount at that point, not following a symbolic link."""
+    """umount2(2) of the topmost mount at a mount point; does not follow a symbolic link."""
     syscalls.umount2(point, flags | UMOUNT_NOFOLLOW)
 
 
 _SLUG_MAX_BYTES = 60
 _NAMESPACES = ("/proc/self/ns/mnt", "/proc/1/ns/mnt")
-"""Our mount namespace, and the machine's: systemd gives a service its own, as a slave of that."""
+"""Our mount namespace and the machine's: systemd gives a service its own namespace, which is a slave of that one."""
 
 
 def claim_directory(target: bytes) -> bytes:
-    """The directory for a mount point of this mount namespace: always the same, and different for any other."""
+    """Return the directory in /run/trashd for a mount point of this mount namespace, unique and always the same."""
     return MOUNTS_RUNTIME + b"/" + claim_name(target)
 
 
 def claim_name(target: bytes, namespace: str = _NAMESPACES[0]) -> bytes:
-    """A name for a mount point.
+    """Return the name that belongs to a mount point in a mount namespace.
 
-    It depends on the mount namespace. /run may be shared with other namespaces, and removing a directory that is a
-    mount point in another namespace removes that mount.
+    The namespace matters because /run may be shared with other namespaces, and removing a directory that is a mount
+    point in another namespace removes that mount.
     """
     number = os.stat(namespace).st_ino
     digest = hashlib.sha256(b"%d:%s" % (number, target)).hexdigest()[:16]
@@ -157,7 +157,7 @@ def claim_name(target: bytes, namespace: str = _NAMESPACES[0]) -> bytes:
 
 
 def is_mount_point_claimed(target: bytes) -> bool:
-    """Whether a daemon of root has claimed a mount point, and serves it or is about to. Its lock is not touched."""
+    """Whether one of root's daemons has claimed a mount point and serves it, or is about to. Leaves its lock alone."""
     for namespace in _NAMESPACES:
         with suppress(OSError):  # there is no claim, or this process may not read it
             if flock_holders(os.stat(MOUNTS_RUNTIME + b"/" + claim_name(target, namespace))):
@@ -170,14 +170,14 @@ _OPTIONS = b"OPTIONS="
 
 
 class MountLine(NamedTuple):
-    """The options of one mount. place: file and line"""
+    """The options of a mount in a file. place: file and line number"""
 
     place: str
     options: frozenset[str]
 
 
 def read_mount_lines() -> Iterator[MountLine]:
-    """The mounts of trashd in fstab and in the units' files, as far as this process may read those.
+    """Find the trashd mounts in fstab and in the units' files, as far as this process may read them.
 
     Source  fstab(5), systemd.exec(5) for EnvironmentFile=
     """
@@ -200,7 +200,7 @@ def _line(path: bytes, number: int, options: bytes) -> MountLine:
 
 
 def _lines(path: bytes) -> list[tuple[int, bytes]]:
-    """The numbered lines of a file without comments; empty if it can't be read."""
+    """Return the lines of a file with their numbers, without comments; empty if it can't be read."""
     try:
         with open(path, "rb") as file:
             return [(number, line.strip()) for number, line in enumerate(file, 1) if not line.lstrip().startswith(b"#")]

@@ -1,4 +1,4 @@
-"""Mounts as listed in /proc/PID/mountinfo: the mount of a file, mounts inside a directory, and changes."""
+"""Mounts as listed in /proc/PID/mountinfo: the mount of a file, mounts inside a directory, changes of mounts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fusefs.linux.machine_identity import boot_id
 TRASHD_FSTYPE = b"fuse.trashd"
 """The type of trashd's own mounts; their source is the path of the backing tree."""
 TOP = b".trashd@"
-"""The name of that tree's top in such a filesystem, if not its own root is mounted (mount/life/root_inode.py)."""
+"""The top of that tree has this name in such a filesystem, unless its root is mounted (mount/life/root_inode.py)."""
 MERGERFS = b"fuse.mergerfs"
 DAEMON_GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
-"""Errors in a FUSE mount without a daemon; the last one if a process used io_uring while the daemon ended."""
+"""Errors in a FUSE mount whose daemon has ended; the last one occurs if io_uring was in use at that moment."""
 _USER_ID = b"user_id="
 _FUSE = (b"fuse", b"fuseblk")
 
@@ -31,10 +31,10 @@ class Mount(NamedTuple):
     """One line of mountinfo.
 
     device  `major:minor` of the superblock
-    root    the path in the filesystem that is mounted; for trashd's mounts, the path in the backing tree
-    point   where it is mounted, as the process with that mountinfo sees it
-    options, super_options  of this mount; of the filesystem, wherever it is mounted
-    owner   uid of the user who mounted it, if it is a FUSE mount
+    root    which path in the filesystem is mounted; for trashd mounts, the path in the backing tree
+    point   the mount point, as seen by the process whose mountinfo it is
+    options, super_options  the options of this mount, and those of the filesystem, wherever it is mounted
+    owner   UID of the user who mounted it, if it is a FUSE mount
     Source  proc_pid_mountinfo(5); mount.fuse(8) for `user_id`, which fusermount3 sets itself
     """
 
@@ -58,11 +58,11 @@ class Mount(NamedTuple):
         return self.fstype.partition(b".")[0] in _FUSE
 
     def flags(self) -> frozenset[str]:
-        """All options of this mount or its filesystem, by mount(8)'s names."""
+        """All options of this mount and its filesystem, with mount(8)'s names."""
         return frozenset(os.fsdecode(self.options + b"," + self.super_options).split(","))
 
     def connection(self) -> int:
-        """The number of a FUSE mount in /sys/fs/fuse/connections: its minor device number."""
+        """The number of a FUSE mount's connection in /sys/fs/fuse/connections, which is its minor device number."""
         return int(self.device.partition(b":")[2])
 
     def st_dev(self) -> int:
@@ -72,28 +72,28 @@ class Mount(NamedTuple):
 
 
 class FilesystemPath(NamedTuple):
-    """A directory as superblock and path in it: the same for all namespaces and bind mounts."""
+    """A directory, as a superblock and a path in it: the same in all namespaces and for all bind mounts."""
 
     device: bytes
     path: bytes
 
     def holds(self, other: FilesystemPath) -> bool:
-        """Whether the other directory is this one or inside of it."""
+        """Whether the other directory is this one or inside it."""
         return self.device == other.device and is_inside(other.path, self.path)
 
 
 def read_mounts(pid: str = "self") -> list[Mount]:
-    """The mounts in a process's namespace, in mount order."""
+    """Read the mounts in a process's namespace, in the order of mounting."""
     with open(f"/proc/{pid}/mountinfo", "rb") as table:
         return list(_parse_mounts(table.read()))
 
 
 @lru_cache(maxsize=2)
 def _parse_mounts(table: bytes) -> tuple[Mount, ...]:
-    """Parse a table; cached, because a command reads it several times, and it seldom changes meanwhile.
+    """Parse a table; cached, because a command reads it several times and it seldom changes in between.
 
-    The kernel escapes blanks, tabs and newlines in names, but no carriage returns or form feeds: a user must not be
-    able to add fields by mounting at a path with such a character.
+    The kernel escapes blanks, tabs and newlines in names, but not carriage returns or form feeds. So lines are split at
+    blanks only: a user must not be able to add fields by mounting at a path with such a character.
     """
     mounts = []
     for line in table.split(b"\n")[:-1]:
@@ -114,25 +114,25 @@ def _parse_mounts(table: bytes) -> tuple[Mount, ...]:
 
 
 def find_mount(kernel: Kernel, fd: int, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount of an fd; None if it is not visible here (a chroot). Raises  OSError"""
+    """Find the mount of an fd; None if it is not visible here (in a chroot). Raises  OSError"""
     mnt_id = kernel.statx(fd).mnt_id
     return next((mount for mount in mounts if mount.mnt_id == mnt_id), None)
 
 
 def is_inside(path: bytes, directory: bytes) -> bool:
-    """Whether an absolute path is the directory or below it; both normalized."""
+    """Whether an absolute path is the directory or below it; both must be normalized."""
     return directory == b"/" or path == directory or path.startswith(directory + b"/")
 
 
 def relative_to(path: bytes, directory: bytes) -> bytes:
-    """The path relative to a directory that contains it; empty for the directory itself."""
+    """Return the path relative to a directory that contains it; empty for the directory itself."""
     return path[len(directory) :].lstrip(b"/")
 
 
 def mount_of(path: bytes, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount that contains a path (absolute, without links); if several have the same mount point, the uppermost.
+    """Find the mount that contains a path (absolute, without links): the topmost one at the mount point.
 
-    To check whether it has been replaced, compare the whole value: the kernel soon reuses the id of a mount that ended.
+    To check whether it was replaced, compare the whole value: after an unmount, the kernel soon reuses the ID.
     """
     best: Mount | None = None
     for mount in mounts:
@@ -142,29 +142,29 @@ def mount_of(path: bytes, mounts: Iterable[Mount]) -> Mount | None:
 
 
 def covering_mount_id(path: bytes, mounts: Iterable[Mount]) -> int:
-    """The id of the mount that contains a path (absolute, without links); 0 if none does."""
+    """Return the ID of the mount that contains a path (absolute, without links); 0 if none does."""
     mount = mount_of(path, mounts)
     return 0 if mount is None else mount.mnt_id
 
 
 def place_of(path: bytes, mount: Mount) -> FilesystemPath:
-    """The place of a path on that mount."""
+    """Return the place of a path on this mount."""
     return place_below(FilesystemPath(mount.device, mount.root), relative_to(path, mount.point))
 
 
 def find_place(path: bytes, mounts: Iterable[Mount]) -> FilesystemPath | None:
-    """The place of a path (absolute, without links); None if no mount contains it."""
+    """Return the place of a path (absolute, without links); None if no mount contains it."""
     mount = mount_of(path, mounts)
     return None if mount is None else place_of(path, mount)
 
 
 def place_below(directory: FilesystemPath, path: bytes) -> FilesystemPath:
-    """The place of a path relative to a directory; an empty path means the directory itself."""
+    """Return the place of a path relative to a directory; an empty path is the directory itself."""
     return FilesystemPath(directory.device, directory.path.rstrip(b"/") + b"/" + path if path else directory.path)
 
 
 class MountView(NamedTuple):
-    """A trashd mount, the place of the backing directory that it shows, and the place of its root in the mount."""
+    """A trashd mount, the place of its backing directory, and the place of its root in the mounted filesystem."""
 
     mount: Mount
     backing: FilesystemPath
@@ -172,10 +172,10 @@ class MountView(NamedTuple):
 
 
 def trashd_views(mounts: Iterable[Mount], owners: Container[int]) -> list[MountView]:
-    """The trashd mounts, the latest first.
+    """Return the trashd mounts, the latest first.
 
-    From mountinfo only: if a source's path leads elsewhere from here, its backing place is wrong.
-    owners  whose mounts count: a user's daemon may claim any source
+    Only mountinfo is read: if a source's path leads elsewhere from here, the place of the backing directory is wrong.
+    owners  the users whose mounts count: a user's daemon may claim any source
     """
     table = list(mounts)
     result = []
@@ -188,7 +188,7 @@ def trashd_views(mounts: Iterable[Mount], owners: Container[int]) -> list[MountV
 
 
 def every_place(place: FilesystemPath, mount_views: Iterable[MountView]) -> list[FilesystemPath]:
-    """All places of one directory: on its backing filesystem, and in the trashd mounts that show it."""
+    """Return all places of a directory: on its backing filesystem, and in the trashd mounts that show it."""
     ours = list(mount_views)
     backing = next((_translate(place, view.shown, view.backing) for view in ours if view.shown.holds(place)), place)
     shown = (_translate(backing, view.backing, view.shown) for view in ours if view.backing.holds(backing))
@@ -200,14 +200,14 @@ def _translate(place: FilesystemPath, old: FilesystemPath, new: FilesystemPath) 
 
 
 class RulePath(NamedTuple):
-    """The path by which rules and pauses refer to a directory, and the mount point of its filesystem."""
+    """The path with which rules and pauses refer to a directory, and the mount point of its filesystem."""
 
     path: bytes
     point: bytes
 
 
 def find_rule_path(path: bytes, mounts: Iterable[Mount], mount_views: Iterable[MountView]) -> RulePath:
-    """The path for rules; a directory that is visible in a trashd mount is known by its path there."""
+    """Return the path for rules. If a directory is visible in a trashd mount, rules use its path there."""
     place = find_place(path, mounts)
     for view in mount_views:
         if place is not None and view.backing.holds(place):
@@ -218,7 +218,7 @@ def find_rule_path(path: bytes, mounts: Iterable[Mount], mount_views: Iterable[M
 
 
 def mounts_inside(directory: FilesystemPath, mounts: Iterable[Mount]) -> Iterator[Mount]:
-    """The mounts whose mount point is the directory or inside of it, by whatever path it is reached."""
+    """Find the mounts whose mount point is the directory or inside it, through any bind mount of it."""
     by_id = {mount.mnt_id: mount for mount in mounts}
     for mount in by_id.values():
         parent = by_id.get(mount.parent_id)
@@ -229,7 +229,7 @@ def mounts_inside(directory: FilesystemPath, mounts: Iterable[Mount]) -> Iterato
 
 
 def other_namespaces() -> Iterator[tuple[str, list[Mount]]]:
-    """A pid and the mounts of each mount namespace but ours, as far as we may inspect them (root: all)."""
+    """Iterate over the other mount namespaces that we may inspect (root: all); each with a pid and its mounts."""
     namespaces = {os.readlink("/proc/self/ns/mnt")}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -238,18 +238,18 @@ def other_namespaces() -> Iterator[tuple[str, list[Mount]]]:
                 namespaces.add(namespace)
                 yield pid, read_mounts(pid)
         except OSError:
-            continue  # it ended meanwhile, or we may not inspect it (see docs/security.md)
+            continue  # it has ended, or we may not inspect it (see docs/security.md)
 
 
 _MOUNTINFO = "/proc/self/mountinfo"
 
 
 class MountWatch:
-    """Readable when the mounts of our namespace have changed since the last call of `seen`.
+    """Becomes readable when mounts in our namespace have changed since the last call of `acknowledge`.
 
-    A thread waits for the kernel's notification, because the first poll consumes it. An event loop polls once when it
-    begins to wait and again when it wakes; an epoll in between does the same, so that changes would be lost.
-    Source  proc_pid_mounts(5): poll(2) reports a change by POLLPRI
+    A separate thread waits for the kernel's notification, because the first poll consumes it. An event loop would lose
+    changes, since it (or its epoll) polls when it begins to wait, and again when it wakes up.
+    Source  proc_pid_mounts(5): poll(2) reports a change with POLLPRI
     """
 
     def __init__(self) -> None:
@@ -259,18 +259,18 @@ class MountWatch:
         self._poll = select.poll()
         self._poll.register(self._file, select.POLLPRI)
         self._poll.register(self._end, select.POLLIN)
-        self._poll.poll(0)  # ignore changes until now
-        from threading import Thread  # imported late: a plain swap reads mounts without it
+        self._poll.poll(0)  # ignore earlier changes
+        from threading import Thread  # imported late: a plain swap does not need it
 
         self._thread = Thread(target=self._watch, name="mountwatch", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
-        """The fd to wait for."""
+        """The fd that becomes readable."""
         return int(self._changed)
 
     def acknowledge(self) -> None:
-        """Begin to wait for the next change."""
+        """Start waiting for the next change."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._changed)
 
@@ -292,11 +292,11 @@ _UTAB = "/run/mount/utab"
 
 
 class Disk(NamedTuple):
-    """The disk below a filesystem; valid as long as the machine is up and the medium is not exchanged.
+    """The disk of a filesystem; valid until the machine is rebooted or the medium is exchanged.
 
-    name      the boot, the device, and which of its media it is (`diskseq`; kernels before 5.15 have none)
-    is_block  whether it is a block device; FUSE mounts never count, as any user can make them
-    is_users  whether a user had it mounted, by udisks or a line of fstab with `user`
+    name      the boot, the device, and the number of its medium (`diskseq`; kernels before 5.15 have none)
+    is_block  whether it is a block device; never for FUSE mounts, since any user can make them
+    is_users  whether a user mounted it, through udisks or a line in fstab with `user`
     """
 
     name: str
@@ -305,12 +305,12 @@ class Disk(NamedTuple):
 
 
 def disk_of(mount: Mount | None) -> Disk:
-    """The disk of a mount; without a name, which never equals another, if the mount is not visible (a chroot)."""
+    """Return the disk of a mount; its name is empty, and not comparable, if the mount is not visible (in a chroot)."""
     if mount is None:
         return Disk("", is_block=False)
     device = mount.device.decode()
     if device.startswith("0:") and mount.source.startswith(b"/dev/"):
-        # btrfs has a device number of its own for a superblock, which changes with the next mount.
+        # btrfs has a separate device number for each superblock, which changes with each mount.
         with suppress(OSError):
             st = os.stat(mount.source)
             if stat.S_ISBLK(st.st_mode):
@@ -331,7 +331,7 @@ def _is_user_mount(point: bytes) -> bool:
 
 
 def _medium(device: str) -> str:
-    """The kernel's number for the present medium in a device; for a partition, that of its disk; empty if not known."""
+    """Read the kernel's number for the medium in a device (or in a partition's disk); empty if not known."""
     for place in (f"/sys/dev/block/{device}", f"/sys/dev/block/{device}/.."):
         with suppress(OSError), open(f"{place}/diskseq", encoding="ascii") as file:
             return file.read(32).strip()

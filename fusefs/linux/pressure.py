@@ -1,7 +1,7 @@
-"""Pressure stall information, block device counters, and the lowest priority.
+"""Pressure stall information, block device counters, and setting the lowest priority.
 
-The lowest priority makes no difference to other users of the disk (measured: they wait for the journal). It matters
-when processors are short, and for reads.
+The lowest priority does not help other users of the disk (measured: they wait for the journal). It helps when
+processors are busy, and for reads.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _N_READS, _READS_MS, _IN_FLIGHT, _N_FLUSHES, _FLUSHES_MS = 0, 3, 8, 15, 16
 
 
 def device_directory(dev: int) -> str:
-    """The directory in /sys of a block device; it may not exist."""
+    """Return a block device's directory in /sys, which may not exist."""
     return f"/sys/dev/block/{os.major(dev)}:{os.minor(dev)}"
 
 
 class StallTimes(NamedTuple):
-    """Seconds since boot in which some task stalled for the resource; None if this kernel doesn't count them."""
+    """Seconds since boot during which some task stalled for each resource; None if the kernel doesn't count them."""
 
     io_s: float | None
     memory_s: float | None
@@ -37,13 +37,13 @@ class StallTimes(NamedTuple):
 
 
 class Psi:
-    """/proc/pressure at the moment of each read: reading makes the kernel update its sums."""
+    """Reads /proc/pressure; each read makes the kernel update its sums."""
 
     def __init__(self, directory: str = PRESSURE) -> None:
         self._fds = [_open(f"{directory}/{what}") for what in _PSI]
 
     def read(self) -> StallTimes:
-        """The sums."""
+        """Read the present sums."""
         return StallTimes(*(None if fd is None else _some_s(fd) for fd in self._fds))
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class Psi:
 
 
 def _some_s(fd: Fd) -> float | None:
-    """The total of the first line: `some avg10=0.00 avg60=0.00 avg300=0.00 total=123` (microseconds)."""
+    """Read the total in the first line: `some avg10=0.00 avg60=0.00 avg300=0.00 total=123` (microseconds)."""
     try:
         text = os.pread(fd, _PAGE, 0)
     except OSError:
@@ -70,10 +70,10 @@ class DeviceCounters:
 
     @classmethod
     def open_for(cls, volume_fd: int) -> Self | None:
-        """The device below a directory; None if none is visible (network, btrfs, tmpfs)."""
+        """Open the counters for a directory's filesystem; None if no device is visible (network, btrfs, tmpfs)."""
         dev = os.fstat(volume_fd).st_dev
         own = device_directory(dev)
-        # Flushes are counted for the whole disk only, and users of its other partitions matter, too.
+        # Flushes are only counted for the whole disk, and users of its other partitions matter, too.
         is_partition = os.path.exists(f"{own}/partition")
         fd = _open(f"{own}/../stat" if is_partition else f"{own}/stat")
         return None if fd is None else cls(fd)
@@ -85,7 +85,7 @@ class DeviceCounters:
             return []  # ENODEV: unplugged
 
     def requests(self) -> Requests | None:
-        """The disk's requests since it appeared; None if it is gone."""
+        """Return the requests since the disk appeared; None if it is gone."""
         columns = [int(column) for column in self._columns()]
         if len(columns) <= _IN_FLIGHT:
             return None

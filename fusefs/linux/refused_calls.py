@@ -1,6 +1,6 @@
-"""System calls that this kernel lacks, or that a container's filter (seccomp) refuses whatever their arguments are.
+"""Finds system calls that this kernel lacks, or that a container's seccomp filter refuses for all arguments.
 
-Each is tried with arguments that no kernel accepts, so that it does nothing; if it exists, it fails with another errno.
+Each call is tried with invalid arguments, so that it does nothing; if it exists, it fails with a different errno.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fusefs.linux.credentials import Capability, may_use
 _NO_FD = -1
 _NO_FLAGS = 0xFFFFFFFF
 _RING_BYTES = 120
-"""Size of struct io_uring_params."""
+"""The size of struct io_uring_params."""
 _NO_SWAP = "swap, restore and reap do not work"
 _NO_SERVICE = "the service can't run"
 _NOT_OVER_ITSELF = "a directory can't be mounted over itself"
@@ -27,9 +27,9 @@ _NOT_OVER_ITSELF = "a directory can't be mounted over itself"
 class RefusedCall(NamedTuple):
     """A call that is not available.
 
-    errno      with which it is refused, such as ENOSYS
-    cost       what does not work without it, or is done instead
-    is_needed  nothing can be swapped without it
+    errno      the name of the errno with which it is refused, such as ENOSYS
+    cost       what does not work without it, or what is done instead
+    is_needed  no swap is possible without it
     """
 
     call: str
@@ -41,11 +41,11 @@ class RefusedCall(NamedTuple):
 class _CallProbe(NamedTuple):
     """A call, and how to try it.
 
-    probe     raises OSError
-    cost      what a kernel without it costs
-    denied    what a filter that forbids it costs, if that is more
-    needs_mount_right  it needs the right to mount, so that a refusal to other users proves nothing
-    is_emulated  the C library emulates it on kernels without it, and fails with EINVAL where it can't
+    probe     makes the call, which raises OSError
+    cost      what does not work, or is done instead, on a kernel without the call
+    denied    the same if a filter forbids the call, if that is worse
+    needs_mount_right  the call needs the right to mount, so its refusal to other users proves nothing
+    is_emulated  on kernels without the call, the C library emulates it, and fails with EINVAL if it can't
     """
 
     call: str
@@ -69,12 +69,12 @@ _CALL_PROBES = (
     _CallProbe(
         "pidfd_open",
         lambda: os.pidfd_open(0),
-        f"list, restore, undo and reap fail where they query mounts; {_NO_SERVICE}",
+        f"list, restore, undo and reap fail when they query mounts; {_NO_SERVICE}",
     ),
     _CallProbe(
         "name_to_handle_at",
         lambda: syscalls.check_result(syscalls.name_to_handle_at_with_gil(_NO_FD, b"x", None, None, 0)),
-        "files in a store are identified by their birth time only; a mount does not notice changes behind it",
+        "files in a store are identified by their birth time only; a mount does not notice other programs' changes",
     ),
     _CallProbe("inotify_init1", lambda: syscalls.inotify_init1(-1), _NO_SERVICE),
     _CallProbe(
@@ -84,11 +84,11 @@ _CALL_PROBES = (
     _CallProbe(
         "copy_file_range", lambda: os.copy_file_range(_NO_FD, _NO_FD, 1), "files are copied by reading and writing them"
     ),
-    _CallProbe("memfd_create", lambda: os.memfd_create("", _NO_FLAGS), "a mount does not work"),
+    _CallProbe("memfd_create", lambda: os.memfd_create("", _NO_FLAGS), "mounts do not work"),
     _CallProbe(
         "io_uring_setup",
         lambda: syscalls.io_uring_setup(0, ctypes.create_string_buffer(_RING_BYTES)),
-        "a mount uses /dev/fuse, which is slower",
+        "mounts use /dev/fuse, which is slower",
     ),
     _CallProbe(
         "move_mount",
@@ -110,7 +110,7 @@ _CALL_PROBES = (
 
 
 def find_refused_calls() -> tuple[RefusedCall, ...]:
-    """The calls used by trashd that this process does not have; those that every swap needs come first."""
+    """Return the calls that trashd uses but that this process lacks; those that every swap needs come first."""
     return tuple(_to_refused_call(trial, number) for trial in _CALL_PROBES if (number := _refusal(trial)))
 
 
@@ -120,7 +120,7 @@ def _to_refused_call(trial: _CallProbe, number: int) -> RefusedCall:
 
 
 def _refusal(trial: _CallProbe) -> int:
-    """The errno with which a call is refused; 0: it is not refused."""
+    """Return the errno with which a call is refused; 0: it is not refused."""
     try:
         trial.probe()
     except OSError as error:

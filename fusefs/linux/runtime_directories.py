@@ -1,4 +1,4 @@
-"""Runtime and state directories, files replaced as a whole, and directories that are private until complete."""
+"""Runtime and state directories, atomic replacement of files, and private directories for unfinished files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 
 NEW = b".new"
-"""Ending of an unfinished file's name."""
+"""The suffix of an unfinished file's name."""
 
 
 def read_file(path: bytes, most_bytes: int, *, dir_fd: int | None = None, owner: int | None = None) -> bytes:
     """Read a small file as a whole.
 
     dir_fd  the directory that the path is relative to
-    owner   uid of the only user who may have written it; None: any
-    Raises  FileNotFoundError; OSError EPERM: it is no regular file, or others may write it; EFBIG; ELOOP: a link
+    owner   UID of the only user who may have written the file; None: any user
+    Raises  FileNotFoundError; OSError EPERM: not a regular file, or others can write to it; EFBIG; ELOOP: a link
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # not to wait for a writer of a FIFO
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # so as not to wait for a FIFO's writer
     with Fd(os.open(path, flags, dir_fd=dir_fd)) as fd:
         st = os.fstat(fd)
         if owner is not None:
@@ -36,7 +36,7 @@ def read_file(path: bytes, most_bytes: int, *, dir_fd: int | None = None, owner:
 
 
 def require_owner(st: os.stat_result, owner: int) -> None:
-    """Raise OSError EPERM unless the file belongs to that user and no other user can write to it."""
+    """Raise OSError EPERM unless the file belongs to this user and no other user can write to it."""
     if st.st_uid != owner or st.st_mode & OTHERS_WRITE:
         raise OSError(errno.EPERM, f"it belongs to uid {st.st_uid}, or other users can write to it")
 
@@ -51,17 +51,17 @@ def replace_file(
     owner: int | None = None,
     dir_fd: int | None = None,
 ) -> None:
-    """Write a text to a file of that name, atomically.
+    """Create or replace a file atomically.
 
     ignores_umask   set `mode` exactly, even if our umask is stricter
-    is_durable      flush it before it gets its name, so that a power failure leaves no empty file
-    owner           uid of its new owner, set by root
+    is_durable      flush the file before it gets its name, so that a power failure leaves no empty file
+    owner           UID of the file's owner, which root can set
     dir_fd          the directory that the path is relative to
-    Raises          OSError; an unfinished file beside it is replaced by the next call
+    Raises          OSError; the next call replaces an unfinished file that remains
     """
     with suppress(FileNotFoundError):
         os.unlink(path + NEW, dir_fd=dir_fd)
-    # Only a new file: an existing one may be another user's pipe, which nobody ever opens for reading.
+    # The file must be new: an existing one may be another user's FIFO, which nobody ever opens for reading.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path + NEW, flags, mode, dir_fd=dir_fd)
     with open(fd, "wb") as file:
@@ -80,23 +80,23 @@ _ATTEMPTS = 8
 
 
 def temporary_name() -> bytes:
-    """A random name for a file or directory that gets its real name later."""
+    """Return a random name for a file or directory that gets its real name later."""
     return os.urandom(8).hex().encode()
 
 
 def is_temporary_name(name: bytes) -> bool:
-    """Whether `nameless` could have made this name."""
+    """Whether `temporary_name` could have returned this name."""
     return len(name) == 16 and not name.strip(b"0123456789abcdef")
 
 
 class PrivateDirectory:
-    """A directory that only we (and root) can enter; made when it is first needed, removed at the end.
+    """A directory that only we (and root) can enter; it is created when first needed and removed at the end.
 
-    If the process is killed, it remains empty or with incomplete content.
+    If the process is killed, the directory remains, empty or with incomplete content.
     """
 
     def __init__(self, kernel: Kernel, parent: Fd, prefix: bytes) -> None:
-        """parent: where it is made, and where its content is moved to. prefix: the beginning of its name"""
+        """parent: where it is created, and where its content is moved to. prefix: the beginning of its name"""
         self._kernel = kernel
         self._parent = parent
         self._prefix = prefix
@@ -107,14 +107,14 @@ class PrivateDirectory:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Remove it, if it is empty."""
+        """Remove the directory if it is empty."""
         if self._made is not None:
             name, fd = self._made
             fd.close()
             self._remove(name)
 
     def open(self) -> Fd:
-        """The directory. Raises  OSError: EPERM if another one has taken its place"""
+        """Return the directory. Raises  OSError: EPERM if it was replaced with another one"""
         for _attempt in range(_ATTEMPTS):
             if self._made is None:
                 self._made = self._make()
@@ -123,7 +123,7 @@ class PrivateDirectory:
         return self._made[1]
 
     def _make(self) -> tuple[Name, Fd] | None:
-        """Make and lock it; None if another process took it for abandoned and removed it before it was locked."""
+        """Create and lock it; None if another process assumed it was abandoned and removed it before it was locked."""
         name = Name(self._prefix + temporary_name())
         self._kernel.mkdir(self._parent, name)
         with ExitStack() as owned:
@@ -135,31 +135,31 @@ class PrivateDirectory:
             st = self._kernel.fstat(fd)
             if st.st_uid != os.geteuid() or stat.S_IMODE(st.st_mode) & 0o077:
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-            with suppress(OSError):  # a network filesystem may be able to lock files only
+            with suppress(OSError):  # a network filesystem may not support locks on directories
                 if not self._kernel.lock(fd) or not self._kernel.is_named(fd, self._parent, name):
                     return None
             owned.pop_all()
         return name, fd
 
     def _remove(self, name: Name) -> None:
-        with suppress(OSError):  # the owner of the parent directory has moved it
+        with suppress(OSError):  # e.g. the parent directory's owner has moved it
             self._kernel.rmdir(self._parent, name)
 
 
 MOUNTS_RUNTIME = b"/run/trashd"
-"""The directory with the directories of root's mounts and root's service."""
+"""The parent of the directories of root's mounts and root's service."""
 SYSTEM_RUNTIME = MOUNTS_RUNTIME + b"/reaper"
 _SYSTEM_STATE = b"/var/lib/trashd"
 _STATE_HOME, _NAME = b".local/state", b"trashd"
 STATE_BELOW_HOME = _STATE_HOME + b"/" + _NAME
-"""The place of a user's state without $XDG_STATE_HOME."""
+"""A user's state directory below the home directory if XDG_STATE_HOME is not set."""
 
 
 def runtime_dir() -> bytes:
-    """The directory of this user's running service (status, lock), from systemd if it gave one; removed by a reboot.
+    """Return the directory for this user's running service (status, lock), which does not survive a reboot.
 
-    For a user without $XDG_RUNTIME_DIR (cron, su) it is where a login would have made it, or else below the user's
-    state directory.
+    If systemd passed a directory, that is used. For a user without XDG_RUNTIME_DIR (cron, su), it is where a login
+    would have created it, or else below the user's state directory.
     """
     from_systemd = _systemd_directory(b"RUNTIME_DIRECTORY")
     if from_systemd is not None:
@@ -174,18 +174,18 @@ def runtime_dir() -> bytes:
 
 
 def state_dir() -> bytes:
-    """The directory of this user's service for data between runs; from systemd if it gave one.
+    """Return the directory for the persistent data of this user's service; if systemd passed one, that is used.
 
-    Raises  FileNotFoundError for a user without a home
+    Raises  FileNotFoundError for a user without a home directory
     """
     from_systemd = _systemd_directory(b"STATE_DIRECTORY")
     return persistent_dir() if from_systemd is None else from_systemd
 
 
 def persistent_dir() -> bytes:
-    """The directory for data that this user's commands and service share: the same whatever systemd gives.
+    """Return the directory for data that this user's commands and service share, whatever directory systemd passed.
 
-    Raises  FileNotFoundError for a user without a home
+    Raises  FileNotFoundError for a user without a home directory
     """
     if os.geteuid() == 0:
         return _SYSTEM_STATE
@@ -197,15 +197,15 @@ def persistent_dir() -> bytes:
 
 
 def _systemd_directory(variable: bytes) -> bytes | None:
-    """A directory from systemd. Source  systemd.exec(5): several are separated by colons"""
+    """Return the first directory that systemd passed. Source  systemd.exec(5): colons separate several"""
     first = os.environb.get(variable, b"").partition(b":")[0]
     return first if first.startswith(b"/") else None
 
 
 def make_dir(path: bytes) -> bytes:
-    """Make one of these directories and its missing parents, and return its path.
+    """Create one of these directories and its missing parents, and return its path.
 
-    Every user may read root's, because the status is public. /run/trashd itself also holds mounts, and can't be listed.
+    Every user may read root's directories, because the status is public; only /run/trashd itself can't be listed.
     """
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):

@@ -1,6 +1,6 @@
-"""All fields of statx(2) for an inode, including birth time, in one call; and the file handle, a lasting name for it.
+"""Reads all fields of statx(2) for an inode, including its birth time, and its file handle, a persistent name for it.
 
-A listing needs this for each of its entries, so that tens of nanoseconds matter.
+A listing needs this for each entry, so tens of nanoseconds matter.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ OPEN_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class StatxReader:
-    """Calls statx for one name after the other with the same buffers. For one thread only."""
+    """Calls statx for one name after another with the same buffers. For one thread only."""
 
     def __init__(self, *, asks_server: bool = True) -> None:
-        """asks_server: also ask another machine or daemon, if needed; otherwise what the kernel knows is returned"""
+        """asks_server: if necessary, ask another machine or daemon; otherwise return what the kernel knows"""
         sync = 0 if asks_server else syscalls.AT_STATX_DONT_SYNC
         self._by_name, self._by_fd = BY_NAME | sync, BY_FD | sync
         self._statx = ctypes.create_string_buffer(syscalls.STATX_SIZE)
@@ -46,28 +46,28 @@ class StatxReader:
         self._mount_id = ctypes.byref(ctypes.c_int())
 
     def stat(self, dir_fd: int, name: bytes = b"") -> Attributes:
-        """The attributes of a name in a directory, or of the fd itself; never through a link."""
+        """Return the attributes of a name in a directory, or of the fd itself; never follow a link."""
         if _statx(dir_fd, name, self._by_name if name else self._by_fd, STATX_MASK, self._statx) < 0:
             raise syscalls.last_error(name)
         return self.parse_buffer()
 
     def identify(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
-        """The attributes of a name in a directory, and its file handle; empty if there is none.
+        """Return the attributes of a name in a directory, and its file handle; empty if there is none.
 
-        After a rename in between the two belong to different inodes; `peek_name` has no such window.
+        After a rename in between, they belong to different inodes; `identify_opened` has no such window.
         """
         if _statx(dir_fd, name, self._by_name, STATX_MASK, self._statx) < 0:
             raise syscalls.last_error(name)
         return self.parse_buffer(), self.handle_of(dir_fd, name)
 
     def stat_from_server(self, fd: int) -> Attributes:
-        """The attributes of an fd, as the filesystem's server has them."""
+        """Return the attributes of an fd as the filesystem's server has them."""
         if _statx(fd, b"", BY_FD | syscalls.AT_STATX_FORCE_SYNC, STATX_MASK, self._statx) < 0:
             raise syscalls.last_error()
         return self.parse_buffer()
 
     def stat_or_none(self, dir_fd: int, name: bytes) -> Attributes | None:
-        """The attributes of a name; None if it does not exist, as an exception would cost as much as the call."""
+        """Return the attributes of a name; None if it does not exist, since an exception takes as long as the call."""
         if _statx(dir_fd, name, self._by_name, STATX_MASK, self._statx) < 0:
             if ctypes.get_errno() == errno.ENOENT:
                 return None
@@ -75,21 +75,21 @@ class StatxReader:
         return self.parse_buffer()
 
     def identify_fd(self, fd: int) -> tuple[Attributes, bytes]:
-        """Attributes and file handle of an fd."""
+        """Return the attributes and the file handle of an fd."""
         if _statx(fd, b"", self._by_fd, STATX_MASK, self._statx) < 0:
             raise syscalls.last_error()
         return self.parse_buffer(), self.handle_of(fd, b"", syscalls.AT_EMPTY_PATH)
 
     def identify_opened(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
-        """Attributes and file handle of a name in a directory, both of one inode, whatever is renamed meanwhile."""
+        """Return the attributes and the file handle of a name, always of the same inode, whatever is renamed."""
         fd = os.open(name, OPEN_FLAGS, dir_fd=dir_fd)
         try:
             return self.identify_fd(fd)
         finally:
-            _close(fd)  # opened by O_PATH: closing never waits
+            _close(fd)  # opened with O_PATH, so closing never waits
 
     def parse_buffer(self) -> Attributes:
-        """The attributes in the buffer."""
+        """Return the attributes in the buffer."""
         (
             mask, blksize, nlink, uid, gid, mode, ino, size, blocks, atime_s, atime_ns, btime_s, btime_ns,
             ctime_s, ctime_ns, mtime_s, mtime_ns, rdev, dev,
@@ -102,7 +102,7 @@ class StatxReader:
         ))  # fmt: skip
 
     def handle_of(self, dir_fd: int, name: bytes, flags: int = 0) -> bytes:
-        """The file handle of the inode of the last call, which the kernel has cached; empty if there is none."""
+        """Return the file handle of the inode of the last call, which is still cached; empty if there is none."""
         handle = self._handle
         _HANDLE_HEAD.pack_into(handle, 0, _MAX_HANDLE_SZ, 0)
         if _name_to_handle(dir_fd, name, handle, self._mount_id, flags) < 0:
@@ -111,7 +111,7 @@ class StatxReader:
 
 
 class StatxReaders(threading.local):
-    """One reader for each thread that uses it."""
+    """A reader for each thread that uses this."""
 
     def __init__(self, *, asks_server: bool = True) -> None:
         """asks_server: as for StatxReader"""
@@ -123,26 +123,26 @@ _readers = StatxReaders()
 
 
 def stat_at(dir_fd: int, name: bytes = b"") -> Attributes:
-    """The attributes of a name in a directory, or of the fd itself; never through a link."""
+    """Return the attributes of a name in a directory, or of the fd itself; never follow a link."""
     return _readers.reader.stat(dir_fd, name)
 
 
 def stat_from_server(fd: int) -> Attributes:
-    """The attributes of an fd as its server has them now, whatever is cached here."""
+    """Return the attributes of an fd as its server has them now, whatever is cached here."""
     return _readers.reader.stat_from_server(fd)
 
 
 def identify_fd(fd: int) -> tuple[Attributes, bytes]:
-    """Attributes and file handle of an fd."""
+    """Return the attributes and the file handle of an fd."""
     return _readers.reader.identify_fd(fd)
 
 
 def open_handle(mount_fd: int, handle: bytes, flags: int) -> Fd:
-    """An fd for the inode of a handle, wherever it is now.
+    """Open the inode of a file handle, wherever it is now.
 
-    mount_fd  any fd on that mount
-    Raises    OSError: ESTALE if it is gone, EPERM without CAP_DAC_READ_SEARCH
-    Source    fs/inode.c: while a new file is getting that inode number, iget_locked fails, which appears as ENOMEM
+    mount_fd  any fd on the same mount
+    Raises    OSError: ESTALE if the inode is gone, EPERM without CAP_DAC_READ_SEARCH
+    Source    fs/inode.c: while a new file is getting this inode number, iget_locked fails, which appears as ENOMEM
     """
     try:
         return Fd(syscalls.open_by_handle_at(mount_fd, handle, flags | os.O_CLOEXEC))

@@ -1,6 +1,6 @@
-"""System calls without a function in Python's os, through ctypes: thin, typed, OSError only.
+"""System calls that Python's os module lacks, through ctypes: thin, typed, raising only OSError.
 
-All of them are here, so that one place defines how each is called, and whether Python's lock is held meanwhile.
+All of them are here, so that one place defines how each is called, and whether Python's lock is held during the call.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ STATX_ATTR_ENCRYPTED, STATX_ATTR_MOUNT_ROOT = 0x800, 0x2000
 STATX_SIZE = 256
 MAX_HANDLE_SZ = 128
 HANDLE_HEAD = struct.Struct("=Ii")
-"""struct file_handle: size, type; then the handle itself."""
+"""struct file_handle: size and type; the handle itself follows."""
 FUSE_MAGIC = 0x65735546
 NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
-"""Errors of a filesystem that has no files without a name."""
+"""Errors from a filesystem that doesn't support files without a name."""
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTEMPTY, errno.EEXIST)
-"""Errors of a filesystem that can't exchange; the last two if it ignores the flag and tries a plain rename."""
+"""Errors from a filesystem that can't exchange; the last two if it ignores the flag and tries a plain rename."""
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 FALLOC_FL_KEEP_SIZE = 1
@@ -51,7 +51,7 @@ PR_SET_NO_NEW_PRIVS = 38
 
 _HOW = struct.Struct("=QQQ")
 _HOW_SIZE = c_size_t(_HOW.size)
-"""struct open_how: flags, mode, restrictions for the path."""
+"""struct open_how: flags, mode, and restrictions on the path."""
 _ATTEMPTS = 128
 _STATX = {
     "mask": "I", "blksize": "I", "attributes": "Q", "nlink": "I", "uid": "I", "gid": "I", "mode": "H", "_mode": "2s",
@@ -60,8 +60,8 @@ _STATX = {
     "ctime_s": "q", "ctime_ns": "I", "_ctime": "4s", "mtime_s": "q", "mtime_ns": "I", "_mtime": "4s",
     "rdev": "Q", "dev": "Q", "mnt_id": "Q",
 }  # fmt: skip
-"""struct statx, in its order; names with a leading `_` are padding. A device's two numbers are read as one: see
-`device_number`."""
+"""The fields of struct statx, in order; names with a leading `_` are padding. A device's two numbers are read as one
+number: see `device_number`."""
 _U64, _TWO_NUMBERS = struct.Struct("=Q"), struct.Struct("=II")
 _NANO = 1_000_000_000
 
@@ -69,12 +69,12 @@ _NUMBERS = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "close_range": 436, "openat2": 437, "mount_setattr": 442,
 }  # fmt: skip
-"""Calls for which the C library may have no function; their numbers are the same on all architectures (Linux 5.0)."""
+"""Calls for which the C library may lack a function; their numbers are the same on all architectures (Linux 5.0)."""
 _NUMBERS_BY_MACHINE = {
     "ioprio_set": {"x86_64": 251, "aarch64": 30, "riscv64": 30, "ppc64le": 273, "s390x": 282},
     "setgroups": {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206, "loongarch64": 159},
 }
-"""Older calls. The C library's setgroups would act on all threads."""
+"""Older calls, called by number. The C library's setgroups would act on all threads."""
 _PROTOTYPES: dict[str, tuple[type, ...]] = {
     "capget": (c_char_p, c_char_p),
     "close_range": (c_uint, c_uint, c_int),
@@ -109,19 +109,20 @@ _WITHOUT_PROTOTYPE = frozenset({
     "capset", "close", "fstatfs", "io_uring_enter", "name_to_handle_at", "openat2",
     "renameat2", "statx",
 })  # fmt: skip
-"""Calls for each entry of a tree have no prototype: with one a statx takes 2.7 µs instead of 1.3 (measured).
+"""Calls that are made for each entry of a tree have no prototype: with one, a statx takes 2.7 µs instead of 1.3
+(measured).
 
-Numbers that fit into C's int, bytes and buffers are passed correctly without one; a size must be a c_size_t.
+Without a prototype, numbers that fit into C's int, bytes and buffers are passed correctly; a size must be a c_size_t.
 """
 _RESULTS = {"setfsgid": c_uint, "setfsuid": c_uint}
-"""All other functions return C's int; calls by number return a long."""
+"""All other functions return C's int; calls by number return long."""
 
 
 class _Library(ctypes.CDLL):
     """The C library. A function is loaded, and gets its prototype, when it is first called."""
 
     def __getitem__(self, name_or_ordinal: Any) -> Any:
-        """A function by its name. Raises  KeyError: it has no prototype here; OSError ENOSYS: no number either"""
+        """Return a function by its name. Raises  KeyError: no prototype is known; OSError ENOSYS: no number is known"""
         name = name_or_ordinal
         number = _NUMBERS.get(name)
         if name in _NUMBERS_BY_MACHINE and (number := _NUMBERS_BY_MACHINE[name].get(os.uname().machine)) is None:
@@ -139,10 +140,10 @@ class _LibraryWithGil(_Library, ctypes.PyDLL):
 
 _libc = _Library(None, use_errno=True)
 _libc_with_gil = _LibraryWithGil(None, use_errno=True)
-"""For calls that never block: releasing Python's lock and taking it again takes as long as a tenth of a rename."""
+"""For calls that never block: releasing and retaking Python's lock takes a tenth of the time of a rename."""
 
 Function = Callable[..., int]
-"""A function for very many calls in a row: its result is negative after a failure, with the errno in ctypes."""
+"""A function to be called very often: its result is negative after a failure, and ctypes then has the errno."""
 statx_function: Function = _libc.statx
 statx_with_gil: Function = _libc_with_gil.statx
 name_to_handle_at_with_gil: Function = _libc_with_gil.name_to_handle_at
@@ -154,7 +155,7 @@ setfsgid: Function = _libc_without_errno.setfsgid
 
 
 def check_result(result: int, name: bytes | None = None) -> int:
-    """The result of a C library call. Raises  OSError with errno and the name that was passed"""
+    """Return the result of a C library call. Raises  OSError with errno and name if the call failed"""
     if result < 0:
         raise last_error(name)
     return result
@@ -167,9 +168,9 @@ def last_error(name: bytes | None = None) -> OSError:
 
 
 def openat2(dir_fd: int, path: bytes, flags: int, resolve: int, mode: int = 0) -> int:
-    """openat2(2); `resolve` restricts how the path is resolved.
+    """openat2(2). resolve: restrictions on the resolution of the path
 
-    EAGAIN (a rename elsewhere raced with it) is retried, as openat2(2) advises.
+    After EAGAIN (a race with a rename elsewhere) the call is retried, as openat2(2) advises.
     """
     how = _HOW.pack(flags | os.O_CLOEXEC, mode, resolve)
     for _ in range(_ATTEMPTS):
@@ -185,8 +186,8 @@ def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: i
 
 
 class Statx(NamedTuple):
-    """Fields of statx, including those that stat does not have: birth time (0: not known), mount id, and attributes,
-    whose bits are those of inode flags.
+    """Fields from statx, including those that stat lacks: birth time (0: not known), mount ID, and attributes, whose
+    bits are those of inode flags.
     """
 
     ino: int
@@ -197,14 +198,14 @@ class Statx(NamedTuple):
 
 
 def statx_fields(*names: str) -> struct.Struct:
-    """A parser for these fields of a struct statx, in the struct's order."""
+    """Return a parser for these fields of a struct statx, in the order of the struct."""
     return struct.Struct(
         "=" + "".join(code if name in names else f"{struct.calcsize(code)}x" for name, code in _STATX.items())
     )
 
 
 class _DeviceNumbers(dict[int, int]):
-    """Device numbers as in os.stat, by their form in struct statx; cached, as a machine has few."""
+    """Converts device numbers in struct statx to those of os.stat; all are cached, since a machine has few."""
 
     def __missing__(self, raw: int) -> int:
         number = self[raw] = os.makedev(*_TWO_NUMBERS.unpack(_U64.pack(raw)))
@@ -212,15 +213,15 @@ class _DeviceNumbers(dict[int, int]):
 
 
 device_number: Callable[[int], int] = _DeviceNumbers().__getitem__
-"""Convert a struct statx's device number to that of os.stat."""
+"""Converts a device number in struct statx to that of os.stat."""
 _STATX_FIELDS = statx_fields("mask", "attributes", "ino", "btime_s", "btime_ns", "dev", "mnt_id")
 
 
 def statx(fd: int, path: bytes = b"", *, asks_server: bool = False) -> Statx:
-    """statx(2) on an fd (of any kind), or on a name below it (never following a link).
+    """statx(2) of an fd (O_PATH is enough), or of a name in it (never following a link).
 
-    asks_server  also ask a daemon or server, which may hang; otherwise only birth times that the kernel knows are
-                 returned
+    asks_server  also ask a daemon or server, which may hang; otherwise birth times that the kernel doesn't know are
+                 missing
     """
     buffer = ctypes.create_string_buffer(STATX_SIZE)
     flags = AT_SYMLINK_NOFOLLOW | (0 if asks_server else AT_STATX_DONT_SYNC) | (0 if path else AT_EMPTY_PATH)
@@ -231,10 +232,10 @@ def statx(fd: int, path: bytes = b"", *, asks_server: bool = False) -> Statx:
 
 
 def name_to_handle_at(dir_fd: int, name: bytes = b"") -> bytes:
-    """The file handle (inode and generation) of a name or an fd: struct file_handle, for open_by_handle_at.
+    """Return the file handle (inode and generation) of a name or an fd: struct file_handle, for open_by_handle_at.
 
-    Returns  empty if there is none: EOPNOTSUPP on overlayfs and some network filesystems, EPERM and ENOSYS under a
-             container's seccomp filter
+    The handle is empty if there is none: after EOPNOTSUPP on overlayfs and some network filesystems, EPERM and ENOSYS
+    under a container's seccomp filter.
     """
     buffer = ctypes.create_string_buffer(HANDLE_HEAD.pack(MAX_HANDLE_SZ, 0), HANDLE_HEAD.size + MAX_HANDLE_SZ)
     mount_id = ctypes.c_int()
@@ -246,19 +247,19 @@ def name_to_handle_at(dir_fd: int, name: bytes = b"") -> bytes:
 
 
 def empty_handle_or_raise(name: bytes) -> bytes:
-    """An empty handle if the last call failed because there are none. Raises  OSError otherwise"""
+    """Return an empty handle if the last call failed because there are no handles. Raises  OSError otherwise"""
     if ctypes.get_errno() not in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EOVERFLOW):
         raise last_error(name)
     return b""
 
 
 def format_handle(handle: bytes) -> str:
-    """A file handle as `type:hex`; empty for none."""
+    """Format a file handle as `type:hex`; an empty handle as an empty text."""
     return f"{HANDLE_HEAD.unpack_from(handle)[1]}:{handle[HANDLE_HEAD.size :].hex()}" if handle else ""
 
 
 def statfs_type(fd: int) -> int:
-    """The magic number of an fd's filesystem."""
+    """Return the magic number of an fd's filesystem."""
     buffer = ctypes.create_string_buffer(256)
     check_result(_libc.fstatfs(fd, buffer))
     kind: int = struct.unpack_from("=l", buffer)[0]
@@ -266,18 +267,18 @@ def statfs_type(fd: int) -> int:
 
 
 def is_read_only(fd: int) -> bool:
-    """Whether a filesystem, its mount or a btrfs subvolume is read-only; statfs(2) doesn't show the last."""
+    """Whether a filesystem, its mount or a btrfs subvolume is read-only; statfs(2) doesn't report the latter."""
     if os.fstatvfs(fd).f_flag & os.ST_RDONLY:
         return True
     return _libc.faccessat(AT_FDCWD, b"/proc/self/fd/%d" % fd, os.W_OK, 0) < 0 and ctypes.get_errno() == errno.EROFS
 
 
 def open_unnamed(dir_fd: int) -> int:
-    """A new file without a name (O_TMPFILE), mode 0600, open for reading and writing.
+    """Open a new file without a name (O_TMPFILE) for reading and writing, with mode 0600.
 
-    Never on FUSE: after it is linked, it may be gone when it is closed (JuiceFS 1.4.2, measured).
-    Raises  OSError ENOENT: the directory was removed, for which ext4 returns EPERM (__ext4_new_inode) and others
-            succeed; one of NO_TMPFILE: the filesystem has no such files
+    This fails on FUSE: there, a file that is linked later may be lost when it is closed (JuiceFS 1.4.2, measured).
+    Raises  OSError ENOENT: the directory was removed (ext4 returns EPERM then, see __ext4_new_inode, and others
+            succeed); one of NO_TMPFILE: the filesystem doesn't support such files
     """
     if statfs_type(dir_fd) == FUSE_MAGIC:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -314,12 +315,12 @@ def sync_file_range(fd: int, flags: int) -> None:
 
 
 def syncfs(fd: int) -> None:
-    """syncfs(2): makes everything on that filesystem durable."""
+    """syncfs(2): make everything on a filesystem durable."""
     check_result(_libc.syncfs(fd))
 
 
 def getdents64(fd: int, size: int) -> bytes:
-    """getdents64(2) into a buffer of this size: struct linux_dirent64; empty at the end."""
+    """getdents64(2) with a buffer of this size. Returns structs linux_dirent64; empty at the end."""
     buffer = ctypes.create_string_buffer(size)
     return ctypes.string_at(buffer, check_result(_libc.getdents64(fd, buffer, size)))
 
@@ -413,7 +414,7 @@ def unshare(flags: int) -> None:
 
 
 def capget(header: bytes, size: int) -> bytes:
-    """capget(2), of the calling thread. size: of its sets in bytes"""
+    """capget(2), of the calling thread. size: that of the sets in bytes"""
     sets = ctypes.create_string_buffer(size)
     check_result(_libc_with_gil.capget(header, sets))
     return sets.raw

@@ -1,6 +1,6 @@
-"""systemd: notifications of a service (sd_notify(3), without its library), and unit properties from its tools.
+"""systemd: notifications from a service (sd_notify(3), without its library), and unit properties from its tools.
 
-Also log handlers: for journald, with fields; for any other standard error, lines with a time or priority.
+Also log handlers: for journald, messages with fields; for other kinds of standard error, lines with a time or priority.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from contextlib import suppress
 from fusefs.core.printable_names import printable, printable_text
 
 _SEND_LIMIT_S = 1.0
-"""A manager or journal that reads nothing for so long is given up: the service has other work."""
+"""We wait at most this long for the manager or journal to read, since the service has other work."""
 _BOOTED = "/run/systemd/system"
 _JOURNAL = "/run/systemd/journal/socket"
 _NO_WAIT_S = 10.0
-"""A journal that took no line for a second is not waited for during this time: the logging thread has other work."""
+"""After the journal did not read for a second, we don't wait for it for this long: the thread has other work."""
 _MOST_BYTES = 16 << 10
-"""Limit of one field, so that a whole message fits into a datagram (net.core.wmem_default)."""
+"""The limit of one field, so that a whole message fits into a datagram (net.core.wmem_default)."""
 _LENGTH = struct.Struct("<Q")
 _FORMATTER = logging.Formatter()
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
@@ -32,7 +32,7 @@ class SystemdNotifier:
     """Sends notifications to the manager that started us, if any."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        """environment: with the service manager's variables NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID"""
+        """environment: contains the service manager's variables NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID"""
         address = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._socket: socket.socket | None = None
@@ -43,7 +43,7 @@ class SystemdNotifier:
         self._watchdog_pid = environment.get("WATCHDOG_PID", "")
 
     def notify_ready(self, status: str = "") -> None:
-        """The service is ready; also after a reload."""
+        """Notify the manager that the service is ready, at the start or after a reload."""
         self._send("READY=1", status)
 
     def set_status(self, text: str) -> None:
@@ -51,25 +51,25 @@ class SystemdNotifier:
         self._send(status=text)
 
     def notify_reloading(self) -> None:
-        """The configuration is being read again, until `ready` is called."""
+        """Notify the manager that the configuration is being reloaded, until `notify_ready` is called."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def notify_stopping(self, status: str = "") -> None:
-        """The service is about to end."""
+        """Notify the manager that the service is about to end."""
         self._send("STOPPING=1", status)
 
     def reset_watchdog(self) -> None:
-        """Reset the watchdog: needed at least once in `watchdog_s`, better twice."""
+        """Reset the watchdog; this must be called at least once in `watchdog_s`, preferably twice."""
         self._send("WATCHDOG=1")
 
     def watchdog_s(self) -> float | None:
-        """Seconds without `alive` after which the manager kills us; None: there is no watchdog."""
+        """Seconds without `reset_watchdog` after which the manager kills us; None: there is no watchdog."""
         if not self._watchdog_us.isdecimal() or self._watchdog_pid not in ("", str(os.getpid())):
             return None
         return int(self._watchdog_us) / 1e6 or None
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Stop sending notifications."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -84,7 +84,7 @@ class SystemdNotifier:
 
 
 class SystemdFailed(Exception):
-    """A systemd tool failed; the text is its own."""
+    """A systemd tool failed; the text is the tool's message."""
 
 
 def is_manager_running(*, for_user: bool = False) -> bool:
@@ -95,7 +95,7 @@ def is_manager_running(*, for_user: bool = False) -> bool:
 
 
 def run_tool(program: str, *words: str, for_user: bool = False) -> str:
-    """The output of systemctl, systemd-sysusers or another systemd tool.
+    """Run systemctl, systemd-sysusers or another systemd tool, and return its output.
 
     Raises  SystemdFailed, FileNotFoundError if the program does not exist
     """
@@ -116,8 +116,9 @@ def run_tool(program: str, *words: str, for_user: bool = False) -> str:
 
 
 def unit_properties(names: tuple[str, ...], units: tuple[str, ...], *, for_user: bool = False) -> list[dict[str, str]]:
-    """These properties of each unit, empty if its type has none; a pattern stands for the loaded units.
+    """Return these properties of each unit; a property that its type lacks is empty.
 
+    units   names of units, or patterns that match loaded units
     Raises  SystemdFailed, FileNotFoundError if there is no systemctl
     """
     text = run_tool("systemctl", "show", f"--property={','.join(names)}", "--", *units, for_user=for_user)
@@ -127,9 +128,9 @@ def unit_properties(names: tuple[str, ...], units: tuple[str, ...], *, for_user:
 
 
 def make_handler(identifier: str, environment: Mapping[str, str] = os.environ) -> logging.Handler:
-    """A log handler for standard error: to the journal if it is the journal, otherwise lines with their time.
+    """Return a log handler: for the journal if standard error is the journal, otherwise for lines with their time.
 
-    Source  systemd.exec(5), $JOURNAL_STREAM: device and inode of the stream that standard error is if it is unchanged
+    Source  systemd.exec(5), $JOURNAL_STREAM: device and inode of standard error if it still is the journal's stream
     """
     try:
         st = os.fstat(2)
@@ -141,10 +142,10 @@ def make_handler(identifier: str, environment: Mapping[str, str] = os.environ) -
 
 
 class StderrHandler(logging.Handler):
-    """One line for each message; more for a traceback."""
+    """Writes one line for each message, and more for a traceback."""
 
     def __init__(self, *, has_priorities: bool) -> None:
-        """has_priorities: begin each line with its priority as in `<4>`, for journald (sd-daemon(3)); else its time"""
+        """has_priorities: lines begin with a priority as in `<4>`, for journald (sd-daemon(3)); else with the time"""
         super().__init__()
         self._has_priorities = has_priorities
 
@@ -160,9 +161,9 @@ class StderrHandler(logging.Handler):
 
 
 class JournalHandler(logging.Handler):
-    """Sends to journald's own socket, because only there a message has fields, from the record's attribute `fields`.
+    """Sends to journald's own socket, because only there a message can have fields (the record's attribute `fields`).
 
-    If journald is not available (being restarted), messages are written to standard error.
+    If journald is not available, for example during its restart, messages are written to standard error.
     Source  systemd.io/JOURNAL_NATIVE_PROTOCOL
     """
 
@@ -206,7 +207,7 @@ class JournalHandler(logging.Handler):
 
 
 def encode_field(name: str, value: str | bytes) -> bytes:
-    """A field in the format of the journal's socket; the bytes of a path are made printable."""
+    """Encode a field in the format of the journal's socket; a path (bytes) is made printable."""
     text = printable(value) if isinstance(value, bytes) else value
     content = text.encode("utf-8", "backslashreplace")[:_MOST_BYTES]
     if b"\n" in content:
@@ -215,12 +216,12 @@ def encode_field(name: str, value: str | bytes) -> bytes:
 
 
 def priority(level: int) -> int:
-    """The syslog priority of a logging level."""
+    """Return the syslog priority for a logging level."""
     return next((number for least, number in _PRIORITIES if level >= least), 7)
 
 
 def _lines(record: logging.LogRecord) -> list[str]:
-    """The message as one line, whatever names it contains, and the lines of a traceback; all safe for a terminal."""
+    """Return the message as one line, whatever names it contains, and a traceback's lines; all safe for a terminal."""
     lines = [record.getMessage()]
     if record.exc_info:
         lines += _FORMATTER.formatException(record.exc_info).split("\n")
@@ -228,7 +229,7 @@ def _lines(record: logging.LogRecord) -> list[str]:
 
 
 def set_log_handler(handler: logging.Handler) -> None:
-    """Make a handler the only one of this process."""
+    """Make this the only log handler of the process."""
     root = logging.getLogger()
     for other in root.handlers[:]:
         root.removeHandler(other)

@@ -1,4 +1,4 @@
-"""Whether a thread of ours is held up: it waits or works for long in the kernel. Another thread checks this."""
+"""Detects from another thread that one of our threads is held up, that is, waits or works for long in the kernel."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from contextlib import suppress
 
 _LONG_S = 0.003
-"""Of processor time. A virtual processor that its host has suspended counts as working."""
+"""Processor time that counts as long. A virtual processor that its host has suspended counts as working."""
 
 
 class ThreadProgress:
-    """What the thread that creates this does; another thread calls the methods."""
+    """Watches the thread that creates this object; another thread calls the methods."""
 
     def __init__(self) -> None:
         """Watch the calling thread."""
@@ -26,7 +26,7 @@ class ThreadProgress:
             self._worked_s = time.clock_gettime(self._clock)
 
     def is_held_up(self) -> bool:
-        """Whether it waits, or has worked for long, in the kernel; not: waits for Python's lock, or for a processor."""
+        """Whether the thread waits or works for long in the kernel, but not for Python's lock or for a processor."""
         try:
             with open(self._path + "/stat", "rb") as file:
                 state = file.read().rpartition(b") ")[2][:1]
@@ -34,11 +34,11 @@ class ThreadProgress:
                 return time.clock_gettime(self._clock) - self._worked_s > _LONG_S
             with open(self._path + "/wchan", "rb") as file:
                 where = file.read()
-            return where != b"0" and b"futex" not in where  # 0: it has continued meanwhile
+            return where != b"0" and b"futex" not in where  # 0: it has continued by now
         except OSError:
             return True
 
 
 def allow_all_cores() -> None:
-    """Let this thread run wherever the process may: a thread started by one with a single core inherits that limit."""
-    os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))  # the pid is the first thread's id
+    """Let this thread run on all cores of the process, even if it inherited the limit of the thread that started it."""
+    os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))  # the pid is the first thread's ID

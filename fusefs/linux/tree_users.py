@@ -1,9 +1,9 @@
-"""Files that other processes have open: users of a tree, and deleted files whose space is not free yet.
+"""Files that other processes have open: the users of a tree, and deleted files whose space is not free yet.
 
-Covers open fds, working and root directories, programs and mappings; and files that the kernel itself has open for
-loop devices and swap, which no process's fds show. A filesystem that never answers blocks the caller, beyond SIGKILL.
-So a link in /proc to a deleted file is checked in three steps: its text; then the mount, through an O_PATH fd of our
-own, which contacts no server; then the file, only if the mount is one of the volume.
+Covers open fds, working and root directories, programs and mappings, and files that the kernel itself has open for
+loop devices and swap, which no process's fds show. A filesystem that does not respond could block us, immune to
+SIGKILL. So a link in /proc to a deleted file is checked in three steps: first its text; then the mount, through our own
+O_PATH fd, without contacting a server; then the file, but only if the mount belongs to the volume.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class TreeHolder(NamedTuple):
     """One reference of a process, or of the kernel, to a tree.
 
     pid    0: the kernel
-    command  of the process, or the kernel's device: loop0; swap
-    kind   fd, cwd, root, exe or map; loop or swap
-    path   of the file, relative to the tree; empty for the tree itself
+    command  the process's command, or the kernel's device (such as loop0) or `swap`
+    kind   fd, cwd, root, exe or map; for the kernel, loop or swap
+    path   the file's path relative to the tree; empty for the tree itself
     """
 
     pid: int
@@ -53,7 +53,7 @@ class Process(NamedTuple):
 
 
 def processes() -> Iterator[Process]:
-    """All processes that we may inspect, except those that end meanwhile."""
+    """Iterate over all processes that we may inspect, except those that end in the meantime."""
     tables: dict[str, list[Mount]] = {}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -69,10 +69,10 @@ def processes() -> Iterator[Process]:
 
 
 def find_holders(trees: list[FilesystemPath]) -> Iterator[tuple[FilesystemPath, TreeHolder]]:
-    """Each reference to something in one of the trees.
+    """Find each reference to a file in one of the trees.
 
-    Links in /proc are read as text and resolved by the process's own mount table, so that bind mounts and containers
-    are handled. Processes that end meanwhile, that we may not inspect, or that are ourselves, are not reported.
+    Links in /proc are read as text and resolved with the process's own mount table, which handles bind mounts and
+    containers. Processes that end in the meantime, that we may not inspect, and this process are not reported.
     """
     for pid, uid, command, mounts in processes():
         if int(pid) == os.getpid():
@@ -93,9 +93,9 @@ def find_holders(trees: list[FilesystemPath]) -> Iterator[tuple[FilesystemPath, 
 class KernelHold(NamedTuple):
     """A file that the kernel has open.
 
-    device  loop0; swap
+    device  a loop device such as loop0, or `swap`
     kind    loop or swap
-    path    in this mount namespace; if it is deleted, where it was
+    path    its path in this mount namespace; if it is deleted, the former path
     n_bytes  its length
     """
 
@@ -107,7 +107,7 @@ class KernelHold(NamedTuple):
 
 
 def kernel_holds() -> Iterator[KernelHold]:
-    """The files behind loop devices, and active swap files. Source  loop(4); proc_swaps(5)"""
+    """Find the files behind loop devices, and active swap files. Source  loop(4); proc_swaps(5)"""
     for device in glob("loop*", root_dir="/sys/block"):
         with suppress(OSError):  # most loop devices have no file
             path = Path(f"/sys/block/{device}/loop/backing_file").read_bytes().rstrip(b"\n")
@@ -123,7 +123,7 @@ def kernel_holds() -> Iterator[KernelHold]:
 
 
 def serves_fuse(pid: int) -> bool:
-    """Whether a process serves a FUSE mount: its open files there belong to other processes, which are found, too."""
+    """Whether a process serves a FUSE mount: then its files are open on behalf of other processes, also reported."""
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
@@ -159,9 +159,9 @@ def _link(kind: str, link: str) -> Iterator[tuple[str, bytes]]:
 class DeletedFile(NamedTuple):
     """A deleted file or directory that a process, or the kernel (pid 0), keeps open.
 
-    inode    st_dev and st_ino; None if only its path is known; st_dev is 0 if only its mapping could be read
-    n_bytes  its blocks; or the length of its mapping, if only that could be read
-    path     where it was, from the kernel; empty if it is too long
+    inode    st_dev and st_ino; None if only the path is known; st_dev is 0 if only a mapping could be read
+    n_bytes  the size of its blocks, or the length of its mapping if only that could be read
+    path     its former path, from the kernel; empty if it is too long
     """
 
     pid: int
@@ -173,18 +173,19 @@ class DeletedFile(NamedTuple):
 
 
 def find_device(fd: int) -> bytes | None:
-    """`major:minor` of an fd's superblock, as in mountinfo; None if it is not mounted in this namespace."""
+    """Return `major:minor` of an fd's superblock, as in mountinfo; None if it is not mounted in this namespace."""
     return _device_of_fd(fd, read_mounts())
 
 
 def find_deleted(device: bytes, is_included: Callable[[bytes], bool]) -> Iterator[DeletedFile]:
-    """The deleted files of one filesystem that processes we may inspect keep open, once for each process.
+    """Find deleted files that processes keep open, as far as we may inspect these; each file once per process.
 
-    device     as from `device_of`; files that the kernel has open are not filtered by it, as only their path is known
+    device     the filesystem, from `find_device`; files that the kernel itself has open are not filtered by it, since
+               only their path is known
     is_included  called with each path; files without a path are always included
     """
     for pid, uid, command, mounts in processes():
-        with suppress(OSError):  # the process ended meanwhile
+        with suppress(OSError):  # the process has ended
             for inode, (n_bytes, path) in _deleted_files_of(pid, device, mounts, is_included).items():
                 yield DeletedFile(int(pid), uid, command, inode, n_bytes, path)
     for hold in kernel_holds():
@@ -221,7 +222,7 @@ def _kept_links(pid: str) -> Iterator[str]:
 
 
 def _deleted_path(link: str) -> bytes | None:
-    """The path of a deleted file in the text of a link, empty if too long; None if the file is not deleted."""
+    """Return the deleted file's path from a link's text, empty if it is too long; None if the file is not deleted."""
     try:
         text = os.readlink(os.fsencode(link))
     except OSError as error:
@@ -232,13 +233,13 @@ def _deleted_path(link: str) -> bytes | None:
 
 
 def _device_of_fd(fd: int, mounts: list[Mount]) -> bytes | None:
-    """The superblock of an fd by its mount id, without access to the filesystem."""
+    """Find the superblock of an fd through its mount ID, without access to the filesystem."""
     mnt_id = int(read_fdinfo(fd)["mnt_id"])
     return next((mount.device for mount in mounts if mount.mnt_id == mnt_id), None)
 
 
 def _deleted_mappings(pid: str, device: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Inode number, length and path of each mapping of a deleted file, if map_files can't be opened (not root)."""
+    """Return inode number, length and path of each mapping of a deleted file, for users who can't open map_files."""
     major, _, minor = device.partition(b":")
     with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as lines:
         for line in lines:

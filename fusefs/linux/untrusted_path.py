@@ -1,4 +1,4 @@
-"""Opens a directory by an untrusted absolute path, name by name, through no links or mounts of untrusted users."""
+"""Opens a directory by an untrusted absolute path, name by name, avoiding links and mounts of untrusted users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusefs.linux.mountinfo import Mount
 _AUTOFS = b"autofs"
 _LINKS_MAX = 40
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Without O_DIRECTORY, which would trigger an idle automount. Source  follow_automount in the kernel's fs/namei.c"""
+"""O_DIRECTORY is missing, because it would trigger an idle automount. Source  fs/namei.c, follow_automount"""
 
 
 def is_trusted_link(directory: os.stat_result, link: os.stat_result, trusted: Container[int]) -> bool:
@@ -24,9 +24,9 @@ def is_trusted_link(directory: os.stat_result, link: os.stat_result, trusted: Co
 
 
 def link_target(here: bytes, target: bytes) -> tuple[bytes, list[bytes]] | None:
-    """Resolve a link: an absolute path that was visited before or is the root, and the names below it.
+    """Resolve a link. Return an absolute path that was visited before, or the root, and the names to walk from there.
 
-    None for a link that contains `..` after a name: what that name leads to is not known
+    Returns None for a link that contains `..` after a name, since it is not known where that name leads.
     """
     names = [part for part in target.split(b"/") if part not in (b"", b".")]
     start = b"/" if target.startswith(b"/") else here
@@ -37,18 +37,18 @@ def link_target(here: bytes, target: bytes) -> tuple[bytes, list[bytes]] | None:
 
 
 def open_untrusted(kernel: Kernel, path: bytes, mounts: Sequence[Mount], trusted: Container[int]) -> Fd:
-    """The directory (O_PATH) at an absolute path, which may be a hostile user's.
+    """Open the directory (O_PATH) at an absolute path, which may be chosen by a hostile user.
 
-    A link is followed only if none but trusted users can have made it. A mount of another user is not accessed. An idle
-    automount is not triggered: a name in one is looked up only if something is mounted there.
-    mounts  read just before
-    Raises  OSError: ELOOP for an untrusted link, EXDEV for an untrusted mount, ENOENT, also for an idle automount
+    A link is followed only if only trusted users can have made it. Mounts of other users are not accessed. An idle
+    automount is not triggered: a name in an automount is looked up only if something is mounted there.
+    mounts  the mounts, read just before the call
+    Raises  OSError: ELOOP for an untrusted link, EXDEV for an untrusted mount, ENOENT for an idle automount, and others
     """
     return _PathWalk(kernel, mounts, trusted).open(path)
 
 
 class _PathWalk:
-    """One walk from the root."""
+    """A walk along one path, starting at the root."""
 
     def __init__(self, kernel: Kernel, mounts: Sequence[Mount], trusted: Container[int]) -> None:
         self._kernel = kernel
@@ -89,7 +89,7 @@ class _PathWalk:
         return fd
 
     def _mount_of(self, fd: Fd, path: bytes) -> Mount:
-        """The mount that a step led to; it is checked before any other access."""
+        """Return the mount that a step led to; this is checked before any other access."""
         mount = self._by_id.get(self._kernel.statx(fd).mnt_id)
         if mount is None or mount.owner not in self._trusted:
             raise _refusal(errno.EXDEV, path)
@@ -108,7 +108,7 @@ class _PathWalk:
 
 
 def _names(path: bytes) -> list[bytes]:
-    """The names of a path without `..`, last first."""
+    """Split a path, which has no `..`, into its names, the last one first."""
     return [name for name in path.split(b"/") if name][::-1]
 
 

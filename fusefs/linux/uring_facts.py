@@ -1,4 +1,4 @@
-"""FUSE over io_uring: what this machine allows, and the machine's switch for it.
+"""FUSE over io_uring: what the machine allows, and the machine's switch for it.
 
 Source  Documentation/filesystems/fuse/fuse-io-uring.rst; Documentation/admin-guide/sysctl/kernel.rst, io_uring_disabled
 """
@@ -16,13 +16,13 @@ from fusefs.linux import syscalls
 _DISABLED = "/proc/sys/kernel/io_uring_disabled"
 _ONLINE, _POSSIBLE = "/sys/devices/system/cpu/online", "/sys/devices/system/cpu/possible"
 _PARAMETERS_BYTES = 120
-"""Size of struct io_uring_params."""
+"""The size of struct io_uring_params."""
 
 _log = logging.getLogger(__name__)
 
 
 def read_facts() -> UringFacts:
-    """What the machine allows now, for this process and thread."""
+    """Find out what the machine allows this process and thread to do now."""
     return UringFacts(
         release=os.uname().release,
         is_enabled=_is_enabled(),
@@ -33,25 +33,25 @@ def read_facts() -> UringFacts:
 
 
 def split_cores() -> tuple[list[int], list[int]]:
-    """The online cores on which this thread may run; and all other cores that could ever exist."""
+    """Return the online cores on which this thread may run, and all other cores that could ever exist."""
     own = parse_cores(_read_text(_ONLINE)) & os.sched_getaffinity(0)
     return sorted(own), sorted(parse_cores(_read_text(_POSSIBLE)) - own)
 
 
 def enable_uring() -> None:
-    """Turn on the machine's switch, if it has one that is off, for mounts that begin from now on, and log that.
+    """Turn on the machine's switch for future mounts, and log that; do nothing if it is on or does not exist.
 
-    Raises  OSError: it needs root, and a writable /sys
+    Raises  OSError: this needs root and a writable /sys
     """
     if _is_enabled() is not False:
         return
     with open(SWITCH, "r+", encoding="ascii") as file:
         file.write("Y")
-    _log.warning("enabled FUSE over io_uring for every FUSE mount of this machine: %s is Y until the next boot", SWITCH)
+    _log.warning("enabled FUSE over io_uring for all FUSE mounts on this machine: %s is Y until the next boot", SWITCH)
 
 
 def parse_cores(text: str) -> set[int]:
-    """The numbers in a list of cores of /sys: `0-2,5`."""
+    """Parse a list of cores from /sys, such as `0-2,5`."""
     numbers: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -75,7 +75,7 @@ def _refusal() -> int:
 
 
 def _read_text(path: str) -> str:
-    """The content of a kernel file; empty if there is none."""
+    """Read a small kernel file; empty if it does not exist."""
     try:
         with open(path, encoding="ascii") as file:
             return file.read().strip()

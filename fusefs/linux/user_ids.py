@@ -1,4 +1,4 @@
-"""User and group names from users' input, and the ranges of subordinate ids of subuid(5)."""
+"""Converts user and group names to IDs, and reads the ranges of subordinate IDs in subuid(5)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_BYTES = 1 << 20
 
 
 class SubuidRange(NamedTuple):
-    """A range of uids, and the user who may use them."""
+    """A range of UIDs, and the user who may use them."""
 
     start: int
     n_uids: int
@@ -31,7 +31,7 @@ class Subordinates:
         self._starts = [one.start for one in self._ranges]
 
     def holder_of(self, uid: int) -> int:
-        """The user who may become that uid at any time; the uid itself, if it is not subordinate."""
+        """Return the user who may use a UID at any time; the UID itself if it is not subordinate."""
         index = bisect_right(self._starts, uid) - 1
         if index >= 0 and uid < self._ranges[index].start + self._ranges[index].n_uids:
             return self._ranges[index].holder
@@ -39,9 +39,9 @@ class Subordinates:
 
 
 def read_subordinates(path: bytes = _FILE) -> Subordinates:
-    """Read the system's file; without a file, or if it is not understood, no uid is subordinate.
+    """Read the system's file; if there is none, or it can't be understood, no UID is subordinate.
 
-    Source  subuid(5): login name or uid, first uid, how many
+    Source  subuid(5): login name or UID, first UID, number of UIDs
     """
     try:
         with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as fd:
@@ -65,15 +65,15 @@ def _uid_of_holder(name: str, start: int) -> int:
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
-        return -1 - start  # an unknown user still is one particular user
+        return -1 - start  # an unknown user, but always the same one for this range
 
 
 _ID_MAX = (1 << 32) - 2
-"""The largest id; the kernel uses the next number for "no id"."""
+"""The largest ID; the kernel uses the next number for "no ID"."""
 
 
 def uid_of(text: str) -> int:
-    """A uid from a user name or number; a name that looks like a number is a name, as for find and chown.
+    """Convert a user name or a number to a UID; names take precedence over numbers, as in find and chown.
 
     Raises  ValueError with a message if there is no such user
     """
@@ -81,7 +81,7 @@ def uid_of(text: str) -> int:
 
 
 def gid_of(text: str) -> int:
-    """A gid from a group name or number; a name that looks like a number is a name."""
+    """Convert a group name or a number to a GID; names take precedence over numbers."""
     import grp
 
     return _id_of(text, "group", lambda name: grp.getgrnam(name).gr_gid)

@@ -1,9 +1,9 @@
-"""Extended attributes: of one file, and the mark of restored files.
+"""Extended attributes of one file, and the mark on restored files.
 
-A restored tree has its old times, so that a rule would take it again. To prevent that, the mark holds the time of the
-restore. A user who may write to a file can set the mark; but they could as well set the file's times. A directory's
-mark spares everything in it, so a user's mark counts only if no other user may write in that directory. Root sets a
-mark of its own, which links, sockets, and files of any mode can have, too. A later mark replaces an earlier one.
+A restored tree has its old times, so a rule would take it again. To prevent this, the mark holds the time of the
+restore. Any user who may write to a file can set the mark, but such a user could also set the file's times. A mark on
+a directory spares everything in it, so a user's mark counts only if no other user may write in that directory. Root
+sets a different mark, which links, sockets, and files of any mode can have, too. A later mark replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILESYSTEMS = Path("/proc/filesystems")
 
 
 def read_xattr(fd: int, xattr: bytes) -> bytes | int:
-    """The value of an xattr of the file behind an fd of any kind, or an errno; NAMES: the list of all names."""
+    """Return the value of an xattr, or an errno. fd: O_PATH is enough. xattr: NAMES for the list of all names"""
     path = b"/proc/self/fd/%d" % fd
     try:
         if xattr == NAMES:
@@ -37,8 +37,8 @@ def read_xattr(fd: int, xattr: bytes) -> bytes | int:
 def are_same_for_all_users(root: Fd) -> bool:
     """Whether a filesystem returns the same extended attributes to every user who may read them.
 
-    A local one does, and a FUSE filesystem for which the kernel checks permissions. For any other it is not known: NFS
-    asks its server as each user, CIFS may have a login for each, and a FUSE daemon may check its caller.
+    Local filesystems do, and so do FUSE filesystems for which the kernel checks permissions. For others this is not
+    known: NFS asks its server as each user, CIFS may have a login for each, and a FUSE daemon may check its caller.
     """
     kernel = Kernel()
     if kernel.is_local(root):
@@ -50,10 +50,10 @@ def are_same_for_all_users(root: Fd) -> bool:
 
 
 def is_selinux_enabled() -> bool:
-    """Whether SELinux labels files, enforcing or not: if and only if it does, the kernel has its filesystem.
+    """Whether SELinux labels files, enforcing or not: the kernel knows selinuxfs if and only if it does.
 
-    Source  selinuxfs: registered at boot, unless SELinux is compiled out, off by the command line, or not among the
-            security modules in use; libselinux's is_selinux_enabled checks the same if selinuxfs isn't mounted
+    Source  the kernel registers selinuxfs at boot, unless SELinux is compiled out, disabled on the command line, or not
+            among the security modules in use; libselinux's is_selinux_enabled also checks this if it isn't mounted
     """
     try:
         return any(line.split()[-1:] == ["selinuxfs"] for line in _FILESYSTEMS.read_text().splitlines())
@@ -65,7 +65,7 @@ _DIGITS = 20
 
 
 def mark_restored(kernel: Kernel, fd: Fd) -> bool:
-    """Mark the file behind an fd of any kind. Returns  whether that succeeded"""
+    """Mark a file as restored now. fd: O_PATH is enough. Returns  whether that succeeded"""
     value = b"%d" % time.time_ns()
     with suppress(OSError):
         for name in _mark_names(fd):
@@ -76,7 +76,7 @@ def mark_restored(kernel: Kernel, fd: Fd) -> bool:
 
 
 def restored_ns(fd: Fd) -> int:
-    """When the file behind an fd of any kind was last restored, in nanoseconds since the epoch; 0 if not known."""
+    """Return when a file was last restored, in nanoseconds since the epoch; 0: not known. fd: O_PATH is enough"""
     times = [0]
     for name in _mark_names(fd):
         try:
@@ -89,7 +89,7 @@ def restored_ns(fd: Fd) -> int:
 
 
 def _mark_names(fd: Fd) -> tuple[str, ...]:
-    """The attributes that we can set and that count, the best first. Raises  OSError"""
+    """Return the names of the marks that we can set and that count, the best one first. Raises  OSError"""
     st, (roots, users) = os.fstat(fd), RESTORED_XATTRS
     is_shared = stat.S_ISDIR(st.st_mode) and st.st_mode & OTHERS_WRITE
     return (*((roots,) if os.geteuid() == 0 else ()), *(() if is_shared else (users,)))

@@ -1,7 +1,7 @@
-"""What rules never touch: directories with a `.trashd-keep`, files locked by flock(2), live sockets, devices.
+"""What rules never touch: directories with a `.trashd-keep`, files locked with flock(2), live sockets, and devices.
 
-In a shared directory any user can create that file, and any reader can lock the directory. So a mark on a directory
-counts only if its owner or root made it; marks of other users are reported.
+In a shared directory, any user can create that file, and any reader can lock the directory. Therefore a mark on a
+directory counts only if the directory's owner or root made it; other users' marks are reported.
 
 Source  systemd-tmpfiles(8) and tmpreaper(8); docs/plan.md compares their exemptions with ours
 """
@@ -27,7 +27,7 @@ from fusefs.sweep.request import Action, ActionPlace, ActionResult
 
 KEEP_FILE = Name(b".trashd-keep")
 LOCKED, KEPT = "locked", f"contains {KEEP_FILE.decode()}"
-RESTORED = "restored more recently than the age of the rule"
+RESTORED = "restored more recently than the rule's age"
 _LIVE, _DEVICE, _STICKY, _SYSTEMS = "a live socket", "a device", "its sticky bit is set", "belongs to the filesystem"
 _LOST_FOUND = b"lost+found"
 _OF_FILESYSTEM = frozenset({b".journal", b"aquota.user", b"aquota.group", b"quota.user", b"quota.group"})
@@ -43,8 +43,8 @@ def why_spared(
 ) -> str | ReportedMark | None:
     """Return why a rule must not touch a directory (sweep.request.SparesDirectory); None if it may.
 
-    holds     keep the directory locked while it is listed, so that a program that locks it first has all of it;
-              otherwise only check for a lock
+    holds     keep the directory locked while it is listed, so that a program that locks it first keeps all of it; if
+              not set, only check for a lock
     since_ns  directories that were restored then or later are spared
     """
     kept = why_kept(kernel, sides.fd)
@@ -55,7 +55,7 @@ def why_spared(
         return restored
     mark = find_lock(kernel, sides.fd, holds=holds)
     if mark is None and sides.mounted is not None:
-        try:  # a process may hold a lock through a mount of ours
+        try:  # a process may hold a lock through a trashd mount
             with kernel.reopen(sides.mounted, _READING) as fd:
                 mark = find_lock(kernel, fd, holds=False)
         except OSError as error:
@@ -64,7 +64,7 @@ def why_spared(
 
 
 def why_kept(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
-    """Return why a directory and everything in it is spared, by its name and by a `.trashd-keep`; None if it isn't."""
+    """Return why a directory, with its content, is spared for its name or a `.trashd-keep`; None if it isn't."""
     is_lost_found = os.path.basename(os.readlink(directory.path())) == _LOST_FOUND
     if is_lost_found and kernel.fstat(directory).st_uid == 0:
         return _SYSTEMS
@@ -80,7 +80,7 @@ def find_keep_file(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        return ReportedMark(KEPT_BY_OTHERS, is_spared=False)  # only users mount on their own files
+        return ReportedMark(KEPT_BY_OTHERS, is_spared=False)  # only a user mounts something on such a file
     above = kernel.fstat(directory)
     # Users who can write in the directory can create a hard link to a file of its owner there.
     is_link = st.st_nlink > 1 and not stat.S_ISDIR(st.st_mode) and bool(above.st_mode & OTHERS_WRITE)
@@ -89,9 +89,9 @@ def find_keep_file(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
 
 
 def find_lock(kernel: Kernel, directory: Fd, *, holds: bool) -> str | ReportedMark | None:
-    """Find a lock of another process on a directory, and whether that process's user may protect it; see `lock`.
+    """Find another process's lock on a directory, and whether that process's user may protect it; see `lock`.
 
-    /proc/locks names the process that took a lock. If it ended (flock(1) with a shell's fd), its user is unknown.
+    /proc/locks names the process that took a lock. If that has ended (flock(1) with a shell's fd), its user is unknown.
     """
     if lock(kernel, directory, holds=holds):
         return None
@@ -110,9 +110,9 @@ def _has_say(uid: int, directory: os.stat_result) -> bool:
 
 
 def why_exempt(found: Fd, st: os.stat_result, name: bytes) -> str | None:
-    """Return why a file is spared, by its type and name; None if it isn't, and for directories.
+    """Return why a file is spared because of its type or name; None if it isn't, or is a directory.
 
-    found  open, at least with O_PATH
+    found  the open file, at least with O_PATH
     """
     if stat.S_ISDIR(st.st_mode):
         return None
@@ -136,8 +136,8 @@ def is_live(found: Fd) -> bool:
     """Return whether a process has bound a unix socket; True if that is unknown.
 
     This connects a datagram socket to it, which the owner does not notice: the kernel refuses a socket of another type,
-    and else only records the peer. /proc/net/unix is no substitute: it lists names as they were bound, relative ones
-    included, of one network namespace only. A connect goes by the inode, in every namespace.
+    and otherwise only records the peer. /proc/net/unix is not a substitute: it lists names as they were bound, even
+    relative ones, and only those of one network namespace. A connect uses the inode, in every namespace.
     Source  unix_find_bsd() in net/unix/af_unix.c
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as asking:
@@ -149,7 +149,7 @@ def is_live(found: Fd) -> bool:
 
 
 def lock(kernel: Kernel, fd: Fd, *, holds: bool) -> bool:
-    """Return whether no other process has a flock, of either kind; True where the filesystem has no locks.
+    """Return whether no other process has a flock, of either kind; True if the filesystem has no locks.
 
     holds   keep an exclusive lock of our own as long as the fd is open
     Raises  OSError
@@ -207,12 +207,12 @@ class Locking(Action):
             return taken._replace(spared=(*taken.spared, *spared))
 
     def _find_reason(self, here: ActionPlace, name: str, locks: ExitStack) -> str | None:
-        """Return why a file is spared; None if it isn't: then it stays locked until `locks` closes."""
+        """Return why a file is spared; None if it isn't. It then stays locked until `locks` closes."""
         there = Name(os.fsencode(name))
         kept = locks if self._holds else None
         why = why_locked(here.kernel, here.sides.fd, there, kept, self._since_ns)
         if why is None and here.sides.mounted is not None:
-            # A lock through a mount of ours exists in the mount only: the kernel keeps such locks itself.
+            # A lock taken through a trashd mount exists only in that mount: the kernel keeps such locks itself.
             why = why_locked(here.kernel, here.sides.mounted, there, kept)
         return why
 
@@ -220,7 +220,7 @@ class Locking(Action):
 def why_locked(
     kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | None = None, since_ns: int | None = None
 ) -> str | None:
-    """Return why a file or directory is spared, locks included; None if it isn't, or is gone.
+    """Return why a file or directory is spared, for a lock or another reason; None if it isn't, or is gone.
 
     locks  receives our own lock on it; None: only check
     """
@@ -236,7 +236,7 @@ def why_locked(
 
 
 def why_held(kernel: Kernel, found: Fd, st: os.stat_result, locks: ExitStack | None = None) -> str | None:
-    """Return why a file or directory that is open, at least with O_PATH, is spared for its lock; see `why_locked`."""
+    """Return why an open file or directory (at least O_PATH) is spared because of its lock; see `why_locked`."""
     if not stat.S_ISREG(st.st_mode) and not stat.S_ISDIR(st.st_mode):
         return None  # opening a tape would rewind it; a symbolic link can't be locked
     # A file with several names is not locked: under its other name it would look locked by another process.

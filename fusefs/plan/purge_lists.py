@@ -1,7 +1,7 @@
-"""Purge lists: what a plan will take, one list for each user, written some time ahead.
+"""Purge lists contain what a plan will take, one list for each user, and are written some time ahead.
 
 `<user>.list` belongs to that user; no other user can read it. A line is a time, a tab and a path. Users may write
-anything into their own list: no decision depends on its content, and no error about it ends a plan.
+anything into their own lists, so no decision depends on the content, and no error in it ends a plan.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BUFFER_MAX_BYTES = 1 << 20
 _MOST_BYTES = 1 << 22
 """Limit for the lists of one user and of their subordinate UIDs together: they use space on root's disk."""
 _BYTES_OF_A_LIST = 1 << 12
-"""The least that a list takes on disk: one block."""
+"""The least space that a list takes on disk: one block."""
 _HEAD = (
     b"# trashd plan takes these files then, unless they are used before. In paths \\\\ is a backslash, \\xNN a byte.\n"
 )
@@ -60,7 +60,7 @@ class CountedPurges:
         self.n_entries += 1
 
     def lack(self) -> None:
-        """Note that something could not be read: each list then says that it is incomplete."""
+        """Note that something could not be read, so that each list is marked as incomplete."""
         self.is_whole = False
 
     def publish(self) -> int:
@@ -69,7 +69,7 @@ class CountedPurges:
 
 
 class PurgeLists(CountedPurges):
-    """The purge lists of one directory, which holds nothing else."""
+    """The purge lists in one directory, which contains nothing else."""
 
     def __init__(self, kernel: Kernel, directory: Fd, path: bytes, way: frozenset[Identified] = frozenset()) -> None:
         """directory: from `open_lists`; path: its path in messages"""
@@ -88,7 +88,7 @@ class PurgeLists(CountedPurges):
     def add(self, uid: int, path: bytes, goes_ns: int) -> None:
         """Note that a user's file or unit expires at a time, in nanoseconds since the epoch.
 
-        A write error is raised later, by `publish`: no sweep fails for it.
+        A write error is raised later, by `publish`, so that no sweep fails because of it.
         """
         if self._error is not None:
             return
@@ -110,13 +110,13 @@ class PurgeLists(CountedPurges):
                 self._error = error
 
     def publish(self) -> int:
-        """Put all lists in place and remove those of users who have none any more; return their number.
+        """Put all lists in place, and return their number; remove earlier lists of users who have no list now.
 
-        If some directory could not be read, lists of earlier runs stay: their users may still have files there.
+        If some directory could not be read, earlier lists remain, because their users may still have files there.
 
-        Raises  OSError: the old lists are in place, or a part of the new ones
-                Refused: a file of root's is in the way that would be lost
-                Incomplete: all lists are in place but those that it names
+        Raises  OSError: the old lists are in place, or some of the new ones
+                Refused: one of root's files is in the way, and would be lost
+                Incomplete: all lists are in place, except those that it names
         """
         if self._error is not None:
             raise self._error
@@ -144,8 +144,8 @@ class PurgeLists(CountedPurges):
         self._begun = {}
         if left:
             name, why = min(left.items())
-            more = f", and {len(left) - 1} more" if len(left) > 1 else ""
-            raise Incomplete(f"{printable(os.path.join(self._path, name))} was not changed{more}: {why}", _HINT)
+            more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+            raise Incomplete(f"{printable(os.path.join(self._path, name))}{more} was not replaced: {why}", _HINT)
         return len(published)
 
     def drop(self) -> None:
@@ -156,7 +156,7 @@ class PurgeLists(CountedPurges):
         self._begun = {}
 
     def _give(self, uid: int, new: Name) -> None:
-        """Complete a list and give it to its user. Raises  OSError; EDQUOT concerns that user only"""
+        """Complete a list, and give it to its user. Raises  OSError; EDQUOT affects only that user"""
         with self._open(new, os.O_WRONLY | os.O_APPEND) as fd:
             if self._more_of[uid]:
                 os.write(fd, _MORE % self._more_of[uid])
@@ -178,7 +178,7 @@ class PurgeLists(CountedPurges):
     def _begin(self, uid: int) -> Fd:
         """Open a user's new list to append to it.
 
-        Its name is unique to this run: if two run at once, one publishes its lists and the other fails.
+        Its name is unique to this run: if two runs overlap, one publishes its lists and the other fails.
         """
         new = self._begun.get(uid)
         if new is not None:
@@ -201,7 +201,7 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[Counted
 
     writes  create the directory if it is missing; otherwise nothing is changed
     Raises  Refused: other users could put links there, or a file there would be lost
-            NotFound: the parent directory is missing; or the kernel's error
+            NotFound: the parent directory is missing; or another kernel error
     """
     try:
         fd = _open(kernel, path, makes=writes)
@@ -228,7 +228,7 @@ def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[Counted
 
 
 def _open(kernel: Kernel, path: bytes, *, makes: bool) -> Fd:
-    """Open the directory, which no other user can write in or replace. Raises  Refused, OSError"""
+    """Open the lists' directory, which no other user must be able to write to or replace. Raises  Refused, OSError"""
     upper, name = os.path.split(path.rstrip(b"/"))
     with _found_above(kernel, upper) as above:
         st = kernel.fstat(above.fd)
@@ -267,7 +267,7 @@ def _way_to(kernel: Kernel, path: bytes) -> frozenset[Identified]:
 
 @contextmanager
 def _found_above(kernel: Kernel, path: bytes) -> Iterator[MatchedDirectory]:
-    """Open the parent of the lists' directory by a path that no other user can change. Raises  NotFound, Refused"""
+    """Open the lists' parent directory through a path that no other user can change. Raises  NotFound; Refused"""
     with ExitStack() as owned:
         try:
             above = owned.enter_context(open_directory(kernel, path))
@@ -276,16 +276,16 @@ def _found_above(kernel: Kernel, path: bytes) -> Iterator[MatchedDirectory]:
             if why == os.strerror(errno.ENOENT):  # a parent directory is missing
                 raise NotFound(
                     where,
-                    "create it with mkdir -p: only the last directory of the path to the purge lists is created",
+                    "create it with mkdir -p; trashd creates only the last directory of the path to the purge lists",
                 ) from error
             raise
         yield above
 
 
 def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]:
-    """Find other users' files that are named like lists but are none, each with the reason to keep it.
+    """Find other users' files that are named like lists but are not lists, each with the reason to keep it.
 
-    Raises  Refused: such a file is root's or ours, and would be replaced or removed; OSError
+    Raises  Refused: such a file belongs to root or to us, and would be replaced or removed; OSError
     """
     others: dict[bytes, str] = {}
     is_roots = kernel.fstat(directory).st_uid == 0
@@ -300,16 +300,16 @@ def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]
             if _is_list(kernel, found, st, name):
                 continue
             if _is_ours(st):
-                hint = "name another directory: files that end in .list there are replaced or removed"
-                raise Refused(f"{printable(os.path.join(path, name))}: not a purge list of trashd", hint)
-            others[name] = "not a purge list of trashd"
+                hint = "name another directory, since files that end in .list are replaced or removed there"
+                raise Refused(f"{printable(os.path.join(path, name))}: not a trashd purge list", hint)
+            others[name] = "not a trashd purge list"
     return others
 
 
 def _is_list(kernel: Kernel, found: Fd, st: os.stat_result, name: bytes) -> bool:
     """Return whether a file begins like a purge list; an unpublished one may be shorter. Raises  OSError"""
     if not stat.S_ISREG(st.st_mode):
-        return False  # opening a pipe could block for ever
+        return False  # opening a pipe could block forever
     try:
         with kernel.reopen(found, os.O_RDONLY | os.O_NONBLOCK) as fd:
             begins = kernel.read(fd, len(_HEAD))
@@ -324,7 +324,7 @@ def _is_ours(st: os.stat_result) -> bool:
 
 def _others_can_change(path: bytes) -> Refused:
     hint = f"chown root {shell_word(path)}; chmod go-w {shell_word(path)}"
-    return Refused(f"{printable(path)}: other users can change this directory of purge lists", hint)
+    return Refused(f"{printable(path)}: other users can change this directory for purge lists", hint)
 
 
 def line_path(path: bytes) -> bytes:

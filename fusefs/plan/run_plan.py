@@ -1,4 +1,4 @@
-"""Applies a plan's rules, or shows what they would do: one rule after the other, directory by directory."""
+"""Apply a plan's rules, or show what they would do: one rule after another, directory by directory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _ALL = Selection(types=frozenset(KINDS))
 
 _Ways = Mapping[bytes, frozenset[Identified]]
 
-"""The directories above the purge lists of all rules, by the lists' directory."""
+"""For each directory of purge lists, that directory and all directories above it."""
 
 
 class PlanOptions(NamedTuple):
@@ -86,8 +86,8 @@ class PlanOptions(NamedTuple):
 def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterator[RuleOutcome]:
     """Apply rules in order and yield the result for each directory of each rule.
 
-    If the run is stopped, the purge lists stay as they were. If a directory fails, the lists are still published, and
-    say that they are incomplete.
+    If the run is stopped, the purge lists remain as they were. If a directory fails, the lists are still published, but
+    marked as incomplete.
     Raises  TrashdError, before anything is changed: a directory for purge lists can't be used
     """
     with ExitStack() as owned:
@@ -122,10 +122,10 @@ def _publish(path: bytes, lists: CountedPurges) -> PurgeListsResult:
 
 
 class _Pacers:
-    """One pacer for each filesystem: load on one does not concern another."""
+    """One pacer for each filesystem, because the load on one does not affect the others."""
 
     def __init__(self, kernel: Kernel, how: PlanOptions, owned: ExitStack) -> None:
-        """owned: closes them at the end"""
+        """owned: closes the pacers at the end"""
         self._kernel = kernel
         self._how = how
         self._owned = owned
@@ -161,7 +161,7 @@ def _carry_out(
             yield SkippedRule(rule, found.path, found.why)
             continue
         if must_check_owners() and found.whose is None:
-            hint = "the next run takes files from it; if it does not belong there, move it back before that"
+            hint = "the next run takes files from it; if it does not belong there, move it back before then"
             error = AcrossUsers(found.path, hint)
             yield SkippedRule(rule, found.path, NOT_TAKEN, error)
             continue
@@ -192,12 +192,12 @@ def _check_holds_none(kernel: Kernel, scope: Scope, ways: _Ways) -> None:
         here = None if side is None else identify(kernel, side)
         for path, way in ways.items():
             if here in way:
-                hint = "put them into a directory that no rule sweeps, such as /var/spool/trashd"
-                raise Refused(f"{printable(scope.path())}: contains the purge lists {printable(path)}", hint)
+                hint = "put purge lists into a directory that no rule sweeps, such as /var/spool/trashd"
+                raise Refused(f"{printable(scope.path())}: contains the purge lists in {printable(path)}", hint)
 
 
 def _why_unlisted(kernel: Kernel, sides: BackingAndMount, since_ns: int | None) -> str | ReportedMark | None:
-    """Return why a directory is spared. A mark that doesn't count leaves the list complete: the run reports it."""
+    """Return why a directory is spared. A mark that doesn't count is ignored, since the run itself reports it."""
     why = why_spared(kernel, sides, holds=False, since_ns=since_ns)
     return why if not isinstance(why, ReportedMark) or why.is_spared else None
 
@@ -222,7 +222,7 @@ class _RuleRun:
         self._scope = scope
         self._since_ns = None if rule.age is None else rule.age.before_ns
         self._ahead_ns = 0 if rule.purge is None else rule.purge.ahead_s * SECOND_NS
-        # The engine opens the path once more, and by this checks that it is still the same directory.
+        # The engine opens the path again, and uses this to check that it is still the same directory.
         here = identify(kernel, scope.sides.names_fd())
         boundary = (
             None if found.whose is None else TakingBoundary(found.whose, seen_directories, is_judged=rule.is_unit)
@@ -284,7 +284,7 @@ class _RuleRun:
         return partial(Locking, holds=self._how.runs, is_guarded=is_guarded, since_ns=since_ns)
 
     def _list(self, here: ActionPlace, names: Sequence[str]) -> list[tuple[str, int]]:
-        """List entries that expire soon; in a dry run without those that the rule would take now."""
+        """List entries that expire soon; in a dry run, omit those that the rule would take now."""
         assert self._rule.age is not None
         fields, before_ns = self._rule.age
         refused: list[tuple[str, int]] = []
@@ -318,7 +318,7 @@ def _act(rule: Rule) -> ToTrash | ToDelete | ToMove:
 
 
 def _rsync_line(rule: Rule, directory: bytes) -> str:
-    """Return the rsync command for a move to another filesystem; an outline for units: rsync can't select their age."""
+    """Return the rsync command for a move to another filesystem; an outline for units, whose age rsync can't select."""
     assert isinstance(rule.action, MoveAction)
     if rule.is_unit:
         source, target = (shell_word(os.path.join(path, b"")) for path in (directory, rule.action.target))
@@ -331,9 +331,9 @@ class _UnitSorter:
     """Sorts the judged units of one directory: due, listed or spared."""
 
     def __init__(self, directory: bytes, before_ns: int, due_ns: Callable[[int], int], lists: CountedPurges) -> None:
-        """Take the limits and the lists.
+        """Start with no units.
 
-        before_ns  a unit whose newest file is older is due; other old units expire soon
+        before_ns  a unit is due if its newest file is older; other old units expire soon
         due_ns     returns when a file of a given time expires
         """
         self._directory = directory
@@ -361,7 +361,7 @@ class _UnitSorter:
                     self.tally.fail(name, number, call)
 
     def complete(self, swept: Swept) -> Swept:
-        """Return the result of a sweep of the due units, with the units that it did not get."""
+        """Complete the result of a sweep of the due units with the units that the sweep did not receive."""
         vanished = swept.sums.n_vanished + swept.sums.n_missing  # each existed when it was judged
         return swept._replace(
             sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0, n_unmatched=0).plus(self.tally.sums),
@@ -371,7 +371,7 @@ class _UnitSorter:
         )
 
     def would_take(self, judged: Iterator[Judged], most: int | None, stops: ShouldStop) -> Swept:
-        """Return what a sweep of the due units would do. most: of them"""
+        """Return what a sweep of the due units would do. most: maximum number of units"""
         largest, oldest = list[Match](), list[Match]()
         n_matched = n_bytes = 0
         is_stopped = is_limited = False

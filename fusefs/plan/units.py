@@ -1,7 +1,7 @@
 """Units: the entries of a directory, each judged as a whole by the newest file inside it.
 
-A directory's own time only shows that a name in it changed, so it counts for empty directories only. The walk ends at
-the first young file: in a tree that is in use this is often the first file.
+A directory's own time only shows that a name in it has changed, so it counts only for empty directories. The walk ends
+at the first young file; in a tree that is in use, this is often the very first file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from fusefs.sweep.request import TakingBoundary
 
 MOUNTED = "contains a mount point"
 _PATH_MAX_BYTES = 1 << 16
-"""Limit: each directory is opened by its path from the unit on, and a chain of a million would take hours."""
+"""Limit on paths: each directory is opened by its path from the unit on; a chain of a million would take hours."""
 _NEVER_NS = 1 << 63
-"""The birth time where the filesystem has none: such a file never counts as old."""
+"""The birth time of a file if the filesystem records none; such a file never counts as old."""
 
 
 class Unit(NamedTuple):
@@ -39,7 +39,7 @@ class Unit(NamedTuple):
 
     uid        its owner
     newest_ns  the time of its newest file
-    n_entries  entries in it, itself included
+    n_entries  number of entries in it, including itself
     """
 
     name: Name
@@ -79,7 +79,7 @@ def judge_units(
     """Judge each unit of a directory, lazily, in the order of the listing.
 
     top       the directory (O_PATH)
-    matcher   selects the entries that are units, and excludes files, inside units too
+    matcher   selects the entries that are units, and excludes files, even inside units
     stops     called before each directory; if true, the current unit and those after it are not yielded
     boundary  for root: a unit that contains directories which root must not enter is not taken
     Raises    OSError: the directory can't be listed
@@ -143,7 +143,7 @@ class _UnitWalk:
         """Directories to list, each with the owner of its parent."""
 
     def judge(self) -> Judged | None:
-        """Return the result; None if the entry is no unit, or gone."""
+        """Return the result; None if the entry is not a unit, or is gone."""
         try:
             with self._kernel.open_beneath(self._top.fd, self.name) as found:
                 st = self._kernel.fstat(found)
@@ -161,7 +161,7 @@ class _UnitWalk:
             return Spared(self.name, MOUNTED) if is_mounted else Failure(self.name, error.errno or errno.EIO, "open")
         if self._is_across:
             return Failure(self.name, errno.EPERM, NOT_TAKEN)
-        if self._newest_ns is None:  # everything in it was removed meanwhile
+        if self._newest_ns is None:  # everything in it was removed in the meantime
             return Young(self.name)
         return Unit(self.name, st.st_uid, self._newest_ns, self._n_entries, self._n_bytes)
 
@@ -223,18 +223,18 @@ class _UnitWalk:
         self._ask_mount(path)
 
     def _ask_mount(self, path: bytes) -> None:
-        """Check for a lock that a process holds through a mount of ours."""
+        """Check for a lock that a process holds through a trashd mount."""
         if self._top.mounted is not None and (why := why_locked(self._kernel, self._top.mounted, path)) is not None:
             raise self._spared(why)
 
     def _count(self, time_ns: int) -> None:
-        """Compare the time of a file inside."""
+        """Note the time of a file inside; if the file is young, the result is certain."""
         if time_ns >= self._age.before_ns:
             raise _Decided(Young(self.name))
         self._newest_ns = max(time_ns, self._newest_ns or time_ns)
 
     def _spared(self, why: str | ReportedMark) -> _Decided:
-        """A mark that does not count is reported, but like any user's new file it still spares the unit."""
+        """Spare the unit. A mark that does not count is reported, but spares the unit, as any user's new file does."""
         if isinstance(why, ReportedMark):
             return _Decided(Failure(self.name, errno.EPERM, why.why))
         return _Decided(Spared(self.name, why))

@@ -1,13 +1,13 @@
-"""Outlets of events and figures: log, audit log, hooks and metrics, as configured; the configuration may change.
+"""Outlets for events and figures: log, audit log, hooks and metrics, according to a configuration that may change.
 
-The audit log records for years which user swapped, restored and reaped what, and how much: one JSON object per line.
-The service's log has the same events as text, with fields for journald.
+The audit log records, for years, which user swapped, restored and reaped what, and how much: one JSON object per line.
+The service's log contains the same events as text, with fields for journald.
 
-Hooks run as an unprivileged user, in a session of their own, for a limited time, a few at once. Their output and
-failures are logged and change nothing in the service. Each user has an own queue of events, and the queues alternate: a
-user with thousands of events delays the next hook of another user by one hook only.
+Hooks run as an unprivileged user, in a session of their own, for a limited time, and a few at once. Their output and
+failures are logged, and do not affect the service. Each user has a separate queue of events, and the queues take turns:
+a user with thousands of events delays another user's next hook by a single hook.
 
-A rate limit applies to the events of each user; the number of dropped events is logged.
+A rate limit applies to each user's events; the number of dropped events is logged.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from fusefs.service.metrics import PrometheusMetrics, serve_metrics
 
 _HOOKS_AT_ONCE = 4
 _QUEUE_MAX = 1000
-"""Most queued events of one user, including the user's subordinate uids."""
+"""Maximum number of queued events for one user, including the user's subordinate uids."""
 _OUTPUT_MAX_BYTES = 2000
-"""Limit for the output of a hook in the log."""
+"""Limit on a hook's output in the log."""
 _CHUNK = 1 << 16
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class _HookAccount(NamedTuple):
-    """The account as which a hook runs; the ids are None if it is our own."""
+    """The account that a hook runs as; the ids are None if it is the service's own."""
 
     name: str
     home: str
@@ -64,13 +64,13 @@ class HookRunner:
         """hooks: the programs, their user and their time limit."""
         self.hooks = hooks
         self._holder_of = read_subordinates().holder_of
-        self._queues: dict[int | None, deque[Event]] = {}  # the next user first; None: events of no user
+        self._queues: dict[int | None, deque[Event]] = {}  # the next user first; None: events without a user
         self._n_waiting = trio.Semaphore(0)
         self.tally = HookCounts()
         self._n_dropped_unlogged: Counter[int | None] = Counter()
 
     def __call__(self, event: Event) -> None:
-        """Queue an event that has a hook. Dropped if its user's queue is full; that is logged and counted."""
+        """Queue an event if it has a hook. If its user's queue is full, the event is dropped, logged and counted."""
         if not _argv(self.hooks, event.kind):
             return
         user = None if event.uid is None else self._holder_of(event.uid)
@@ -100,14 +100,14 @@ class HookRunner:
                 self.tally = HookCounts(n_run + 1, n_failed + (not is_well), n_dropped)
 
     def _next(self) -> Event:
-        """The next event of the user at the head of the line."""
+        """Return the next event of the user whose turn it is."""
         user = next(iter(self._queues))
         queue = self._queues.pop(user)
         event = queue.popleft()
         if queue:
             self._queues[user] = queue
         elif n_dropped := self._n_dropped_unlogged.pop(user, 0):
-            _LOG.warning("hooks%s: no event is waiting any more; %d events were dropped", _for_user(user), n_dropped)
+            _LOG.warning("hooks%s: no more events are waiting; %d events were dropped", _for_user(user), n_dropped)
         return event
 
 
@@ -116,7 +116,7 @@ def _for_user(user: int | None) -> str:
 
 
 def _argv(hooks: HooksConfig, kind: EventKind) -> tuple[str, ...] | None:
-    """The hook for a kind of event; None if there is none."""
+    """Return the command line of the hook for a kind of event; None if there is none."""
     if kind in TAKEN:
         return hooks.on_swap
     others = {
@@ -129,7 +129,7 @@ def _argv(hooks: HooksConfig, kind: EventKind) -> tuple[str, ...] | None:
 
 
 async def _run_hook(argv: tuple[str, ...], event: Event, user: str, timeout_s: float) -> bool:
-    """Run a hook to its end or its time limit; returns whether it exited with 0. Logs any failure."""
+    """Run a hook to its end or its time limit, log any failure, and return whether its exit code was 0."""
     fields = {"fields": to_variables(event)}
     name = f"hook {argv[0]} for {event.kind.value}"
     try:
@@ -152,7 +152,7 @@ async def _run_hook(argv: tuple[str, ...], event: Event, user: str, timeout_s: f
 async def _finish(
     argv: tuple[str, ...], event: Event, account: _HookAccount, timeout_s: float
 ) -> tuple[int | None, str]:
-    """Run a hook: its exit code (None: killed at the time limit) and its output as text for the log."""
+    """Run a hook; return its exit code (None: killed at the time limit) and its output as text for the log."""
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
     output = _HookOutput(read_fd)
     try:
@@ -173,14 +173,14 @@ async def _finish(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(output.read)
             code = await _wait(process, timeout_s)
-            nursery.cancel_scope.cancel()  # a process that it left running may keep the pipe open for ever
+            nursery.cancel_scope.cancel()  # a process that the hook left running may keep the pipe open forever
         return code, output.format_output()
     finally:
         output.close()
 
 
 async def _wait(process: trio.Process, timeout_s: float) -> int | None:
-    """The exit code; None if the process and its group were killed at the time limit, as far as permitted."""
+    """Return the exit code; None if the process group was killed at the time limit, as far as permitted."""
     try:
         with trio.move_on_after(timeout_s):
             return await process.wait()
@@ -189,13 +189,13 @@ async def _wait(process: trio.Process, timeout_s: float) -> int | None:
         if process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            # A process that changed to another user, or hangs in a system call, delays neither the service nor its end.
+            # A process that changed its user, or hangs in a system call, must not delay the service or its shutdown.
             with trio.move_on_after(timers.current.hook_dying_limit_s, shield=True):
                 await process.wait()
 
 
 class _HookOutput:
-    """Keeps the beginning of a hook's output; reads the rest too, or the hook would block on the pipe."""
+    """Keeps the beginning of a hook's output, and reads the rest, because the hook would block on a full pipe."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -211,7 +211,7 @@ class _HookOutput:
                     return
 
     def format_output(self) -> str:
-        """The output as one line, after a colon; empty if there is none."""
+        """Return the output as one line that starts with a colon, or an empty string if there is none."""
         with suppress(BlockingIOError):
             while len(self._output) < _OUTPUT_MAX_BYTES and self._read_chunk():
                 pass
@@ -228,7 +228,7 @@ class _HookOutput:
 
 
 def _stdin(event: Event) -> Fd:
-    """The event's JSON as a file in memory: a hook that does not read it blocks nothing."""
+    """Return the event's JSON as a file in memory, so that a hook that does not read it blocks nothing."""
     fd = Fd(os.memfd_create("event", os.MFD_CLOEXEC))
     with open(fd, "wb", closefd=False) as file:
         file.write(encode_event(event) + b"\n")
@@ -237,7 +237,7 @@ def _stdin(event: Event) -> Fd:
 
 
 def _account(user: str) -> _HookAccount:
-    """The account for hooks: the configured one for root's service, else our own. Raises  KeyError"""
+    """Return the account for hooks: the configured one in root's service, else the service's own. Raises  KeyError"""
     if os.geteuid() != 0:
         own_entry = pwd.getpwuid(os.geteuid())
         return _HookAccount(own_entry.pw_name, own_entry.pw_dir)
@@ -254,14 +254,14 @@ def _environment(event: Event, account: _HookAccount) -> Mapping[str, str]:
 _LOG = logging.getLogger(__name__)
 _SPAN_S = 10.0
 _EVENTS_MAX = 1000
-"""Events of one user in that time: users and their scripts rarely cause a hundred per second."""
+"""Maximum number of one user's events in this time: users and their scripts rarely cause a hundred per second."""
 
 
 class EventLimit:
-    """A rate limit on events: a user could rename containers all day, and each rename would be reported.
+    """A rate limit on events: without it, a user could rename containers all day, and each rename would be reported.
 
-    Counts events by user, including those of the user's subordinate uids. Events above the limit are dropped; their
-    number is logged.
+    Events are counted by user, including those of the user's subordinate uids. Events above the limit are dropped, and
+    their number is logged.
     """
 
     def __init__(self) -> None:
@@ -274,7 +274,7 @@ class EventLimit:
         if now_s >= self._since_s + _SPAN_S:
             for one, count in self._counts.items():
                 if count > _EVENTS_MAX:
-                    _LOG.warning("%d more events and faults of uid %d were not logged", count - _EVENTS_MAX, one)
+                    _LOG.warning("%d more events and faults caused by uid %d were not logged", count - _EVENTS_MAX, one)
             self._since_s, self._counts = now_s, {}
         holder = self._holder_of(uid)
         self._counts[holder] = self._counts.get(holder, 0) + 1
@@ -282,7 +282,7 @@ class EventLimit:
 
 
 class EventOutlets:
-    """All outlets; they accept events before they run."""
+    """All outlets; they accept events even before `start`."""
 
     def __init__(self, config: Config) -> None:
         self._hooks = HookRunner(config.hooks)
@@ -312,7 +312,7 @@ class EventOutlets:
         self._serve_metrics(config.metrics, nursery)
 
     def configure(self, config: Config, nursery: trio.Nursery) -> None:
-        """Apply another configuration. Opens the audit log anew, as it may have been renamed."""
+        """Apply a changed configuration. Reopens the audit log, because the file may have been renamed."""
         self._hooks.hooks = config.hooks  # from the next event on
         self._serve_metrics(config.metrics, nursery)
         if config.audit == self._audit_path and self._audit is not None:
@@ -366,16 +366,16 @@ def log_event(event: Event) -> None:
 
 
 class Audit:
-    """An append-only file; a full disk costs lines, not the service."""
+    """An append-only file. If the disk is full, lines are lost, but the service continues."""
 
     def __init__(self, path: bytes) -> None:
-        """Open the file; creates it with mode 0640, and its directory, if missing. Raises  OSError"""
+        """Open the file; if missing, create it with mode 0640, and create its directory. Raises  OSError"""
         self._path = path
         self._fd, self._is_cut = _open(path)
         self._n_lost = 0
 
     def __call__(self, event: Event) -> None:
-        """Write one line. If it fits in part only, that part stays, and the next event begins a new line."""
+        """Write one line. If only a part of it fits, that part remains, and the next event starts a new line."""
         line = b"\n" * self._is_cut + encode_event(event) + b"\n"
         try:
             n_written = os.write(self._fd, line)
@@ -386,20 +386,20 @@ class Audit:
             self._is_cut = False
             if self._n_lost:
                 _LOG.warning(
-                    "audit log: writing works again; %d events are missing in it, and are only in this log",
+                    "the audit log can be written again; %d events are missing from it, and are only in this log",
                     self._n_lost,
                 )
                 self._n_lost = 0
         else:
             self._is_cut = n_written != self._is_cut
-            self._lose("a line was cut short, no space left on device")
+            self._lose("no space left on device, so a line was cut short")
 
     def reopen(self) -> None:
         """Open the file at the path again, after logrotate has renamed the old one."""
         try:
             fd, is_cut = _open(self._path)
         except OSError as error:
-            _LOG.error("audit log: can't be reopened, so the old file stays in use: %s", error.strerror)
+            _LOG.error("the audit log can't be reopened, so the old file remains in use: %s", error.strerror)
             return
         self._fd.close()
         self._fd, self._is_cut = fd, is_cut
@@ -410,11 +410,11 @@ class Audit:
     def _lose(self, why: str | None) -> None:
         self._n_lost += 1
         if self._n_lost == 1:
-            _LOG.error("audit log: can't be written; until it can, events are only in this log: %s", why)
+            _LOG.error("can't write to the audit log: %s; until this is fixed, events are recorded only here", why)
 
 
 def _open(path: bytes) -> tuple[Fd, bool]:
-    """Open the file; also returns whether its last line lacks a newline."""
+    """Open the file, and return whether its last line lacks a newline."""
     make_dir(os.path.dirname(os.path.abspath(path)))
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     fd = Fd(os.open(path, flags, 0o640))

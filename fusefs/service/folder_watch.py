@@ -1,4 +1,4 @@
-"""inotify watches on users' folders: reports orphans that arrived, were restored, or were dropped."""
+"""Watch users' folders with inotify, to report orphans that arrive, are restored, or are dropped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ORPHANS, _RESTORING, _REAPING = (
     Name(state.value.encode()) for state in (State.ORPHANS, State.RESTORING, State.REAPING)
 )
 _MOST_WATCHED = 1000
-"""Most folders that inotify watches for one user, including subordinate uids; the remaining ones are polled."""
+"""Maximum number of folders watched with inotify for one user, including subordinate uids; others are polled."""
 
 
 class FolderWatches:
@@ -49,7 +49,7 @@ class FolderWatches:
         self.next_at_s = math.inf  # next attempt to watch the remaining folders; the interval grows
 
     def watch_users(self, store: Store, users: Mapping[int, UserState]) -> None:
-        """Watch all users' folders that are not watched yet, up to a limit of stores for each user."""
+        """Watch all users' folders that are not watched yet, up to a maximum number of stores for each user."""
         for uid in [uid for uid, user in self._users.items() if users.get(uid) is not user]:
             self.unwatch_user(uid)
         self._users = dict(users)
@@ -64,7 +64,7 @@ class FolderWatches:
             for base in watches.keys() - user.parts.keys():
                 self._unwatch_store(uid, base)
             n_allowed[holder_of(uid)] -= len(watches)
-            # If some folders are not watched then, the user has too many stores.
+            # A user who reached the limit has too many stores: to try again would not help.
             is_full &= len(watches) >= min(most, len(user.parts))
         self._n_blind = 0 if is_full else self._n_blind + 1
         self.next_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
@@ -82,7 +82,7 @@ class FolderWatches:
         self._watches.pop(uid, None)
 
     def watch_areas(self, store: Store, notice: Callable[[InotifyEvent], None]) -> None:
-        """Watch the areas in which users' folders are created, as far as possible, if not watched yet."""
+        """Watch the areas where users' folders are created, as far as possible, unless they are already watched."""
         if self._areas:
             return
         mask = InotifyMask.CREATE | InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.DELETE
@@ -106,13 +106,13 @@ class FolderWatches:
             self._watch(store, user, user.parts[base])
         except OSError as error:
             if base not in self._blind[user.uid]:
-                _LOG.warning("the directory of uid %d can't be watched: %s", user.uid, error.strerror)
+                _LOG.warning("the trash directory of uid %d can't be watched: %s", user.uid, error.strerror)
             self._blind[user.uid].add(base)
             self._unwatch_store(user.uid, base)
         else:
             if base in self._blind[user.uid]:
                 self._blind[user.uid].remove(base)
-                user.rescan()  # changes during that time are unknown
+                user.rescan()  # changes in the unwatched time are unknown
 
     def _watch(self, store: Store, user: UserState, part: FolderPart) -> None:
         """Watch a user's folder in one store."""
@@ -181,14 +181,14 @@ class FolderWatches:
         now_s = boot_s()
         if event.kinds & InotifyMask.MOVED_TO:
             user.tend_at_s = now_s
-        elif user.tend_at_s > now_s:  # a directory moved into drop/ need not wait, a copy must be complete first
+        elif user.tend_at_s > now_s:  # a directory moved into drop/ need not wait, but a copy must be completed first
             user.tend_at_s = now_s + timers.current.copy_pause_s
 
 
 def open_part(store: Store, path: bytes, uid: int) -> Fd:
-    """Open a user's folder in the store with that path: the given store, or one below it.
+    """Open a user's folder in the store with the given path, which is `store` or a store below it.
 
-    The user's own pointer names that path, so no link on it is followed.
+    The path comes from the user's own pointer, so no link in it is followed.
 
     Raises  OSError
     """
@@ -199,7 +199,7 @@ def open_part(store: Store, path: bytes, uid: int) -> Fd:
     with areas:
         folder = open_user_folder(store._replace(areas=areas), uid)
     if folder is None:
-        raise FileNotFoundError(errno.ENOENT, "the user has no directory there")
+        raise FileNotFoundError(errno.ENOENT, "the user has no directory in this trash store")
     return folder.fd
 
 

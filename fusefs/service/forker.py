@@ -1,11 +1,11 @@
-"""The forker: forks the service's children. It has no threads and no trio, so a fork never copies a half-done state.
+"""The forker forks the service's children. It uses no threads and no trio, so a fork never copies an unfinished state.
 
-The service forks it before it starts its event loop. The forker dies with the service, and its children die with the
-forker. It trusts requests from the service and never reads user-written data. A child acts for one user, or reads
-users' registries for root's service. A child may wait for a disk or a user; the service never does.
+The service forks the forker before it starts its event loop. The forker dies with the service, and the children die
+with the forker. The forker trusts requests from the service, and never reads data written by users. A child acts for
+one user, or reads users' registries for root's service. A child may wait for a disk or a user; the service never does.
 
-A child carries out one order at a time. During its work it reads messages: a new speed, or the order to park. Only a
-child reads its user's files, and it deletes as that user.
+A child carries out one order at a time. While it works, it reads messages: a new speed, or the order to park. Only a
+child reads its user's files, and it deletes them as that user.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ from fusefs.store.tidy_folder import tidy_folder
 
 _PAGE_BYTES = MESSAGE_MAX // 4
 _MOST_QUARANTINED, _LONG = 50, 1500
-"""Limits for quarantined orphans reported at start-up, for root to take over; an administrator handles more."""
+"""Limits for quarantined orphans reported at start-up for root to take over; an administrator handles the others."""
 _TOLD_PROBLEMS, _TOLD_CHARS = 20, 300
 _AHEAD_S = 1.0
-"""How long a page that was read ahead counts as fresh."""
+"""How long a page that was read ahead may be used."""
 
 
 class ServiceGone(Exception):
@@ -98,7 +98,7 @@ class ServiceGone(Exception):
 
 
 class Child:
-    """The main loop of a child."""
+    """A child's main loop."""
 
     def __init__(self, channel: socket.socket, folder: UserFolder) -> None:
         self._channel = channel
@@ -161,18 +161,18 @@ class Child:
         for folder in self._served():
             bases.append(folder.store.path())
             for part in FOLDERS:
-                folder.open(part).close()  # makes the missing ones, which could not be watched
+                folder.open(part).close()  # creates missing ones, which could not be watched
             store = folder.store._replace(takeover_s=takeover_s)
             problems += [*tidy_folder(folder._replace(store=store)), *_complete_handovers(folder)]
         return Tended(bases, [problem[:_TOLD_CHARS] for problem in problems[:_TOLD_PROBLEMS]])
 
     def _served(self) -> Iterator[UserFolder]:
-        """This user's folders in all stores, if trusted; a user's own service includes untrusted ones."""
+        """Return this user's trusted folders in all stores; in a user's own service, also the untrusted ones."""
         return (one for one in with_lower_folders(self._folder) if one.is_proven or not self._folder.is_proven)
 
     @contextmanager
     def _open_in(self, base: bytes) -> Iterator[UserFolder]:
-        """Open this user's folder in a store, after a check that it is the same volume."""
+        """Open this user's folder in a store, and check that the volume is still the same."""
         for folder in self._served():
             if folder.store.path() == base:
                 yield _as_it_is(folder)
@@ -194,7 +194,7 @@ class Child:
         after = self._listing.last
         if order.ids is None and after and not self._orders:
             following = msgspec.structs.replace(order, after=after, and_quarantined=False)
-            with suppress(OSError, TrashdError):  # the order for that page will meet the same error
+            with suppress(OSError, TrashdError):  # the order for that page will run into the same error
                 self._ahead = (following, time.monotonic(), self._read_records(following))
 
     def _take_read_ahead(self, order: ReadRecords) -> Page | None:
@@ -239,9 +239,9 @@ class Child:
         return Page(order.base, entries, "" if is_last else last, n_orphans, len(in_quarantine), quarantined)
 
     def _read_texts(self, folder: UserFolder, ids: list[str]) -> dict[str, bytes | None]:
-        """Read the record texts of many orphans, by id; None for a record that must be read individually.
+        """Return the record texts of many orphans by id; None stands for a record that must be read individually.
 
-        Returns nothing on a filesystem with a server: many requests could take longer than a heartbeat may be late.
+        Returns no texts on a network filesystem, where many requests could delay a heartbeat for too long.
         """
         kernel = folder.store.kernel
         with folder.open(State.ORPHANS) as orphans_fd:
@@ -251,7 +251,7 @@ class Child:
         return dict(zip(ids, texts, strict=True))
 
     def _read(self, folder: UserFolder, name: str, state: State, text: bytes | None = None) -> ContainerEntry | None:
-        """Read a record; None if the container is gone. text: of the record, if already read"""
+        """Read a record; None if the container is gone. text: the record's text, if already read"""
         is_claimed, container = state is State.REAPING, ContainerId(name)
         try:
             if text is None:
@@ -303,7 +303,7 @@ class Child:
         return msgspec.structs.replace(ended, origin=origin, seconds=time.monotonic() - began)
 
     def _outage(self) -> OutageOptions:
-        """The wait for a server; turns of other users do not extend it."""
+        """Return the options for waiting for a server; other users' turns do not extend the wait."""
         since_s, limit_s = self._away_since_s, timers.current.outage_limit_s
         remaining_s = limit_s if since_s is None else max(since_s + limit_s - time.monotonic(), 0.0)
         return OutageOptions(remaining_s, self._is_away, self.wait, timers.current.doubt_pauses_s)
@@ -334,7 +334,7 @@ class Child:
         return Measured(container, 0, 0)
 
     def _measure_when_idle(self, base: bytes, container: ContainerId) -> Measured | None:
-        """Store an orphan's size in its record; None if stopped. Slow: no order waits for it."""
+        """Store an orphan's size in its record; None if stopped. May be slow, since any other order stops it."""
         with self._open_in(base) as folder:
             kernel = folder.store.kernel
             try:
@@ -364,7 +364,7 @@ class Child:
     # Called by the engine (engine.pace.Pacer)
 
     def tempo(self) -> Speed:
-        """The speed that the service set last."""
+        """Return the speed that the service has set most recently."""
         self._listen()
         return self._tempo
 
@@ -379,7 +379,7 @@ class Child:
         )
 
     def wait(self, seconds: float) -> None:
-        """Wait for this time, or until the service sends a message."""
+        """Wait for the given time, or until the service sends a message."""
         self._wait_message(seconds)
         self._send_heartbeat()
 
@@ -396,7 +396,7 @@ class Child:
         self._send_heartbeat()
 
     def _wait_message(self, seconds: float | None) -> None:
-        """Wait for one message, at most that long."""
+        """Wait for one message, at most for the given time."""
         if self._poll.poll(None if seconds is None else seconds * 1e3):
             self._receive()
 
@@ -443,7 +443,7 @@ class _WhenIdle:
         if tempo.is_alone:
             self._beside_others_since_s = None
             return tempo
-        if self._beside_others_since_s is None and tempo != HOLD:  # HOLD from the service means another user's turn
+        if self._beside_others_since_s is None and tempo != HOLD:  # HOLD from the service: another user's turn
             self._beside_others_since_s = time.monotonic()
         return HOLD
 
@@ -451,18 +451,18 @@ class _WhenIdle:
         """Nothing was removed, so there is nothing to add."""
 
     def wait(self, seconds: float) -> None:
-        """Wait for this time, or until the service sends a message."""
+        """Wait for the given time, or until the service sends a message."""
         self._child.wait(seconds)
 
     def stops(self) -> bool:
-        """Whether to give up: parked, or others have used the disk for too long."""
+        """Whether to give up, because the work was parked or others have used the disk for too long."""
         since_s = self._beside_others_since_s
         is_late = since_s is not None and time.monotonic() - since_s >= timers.current.beside_others_limit_s
         return is_late or self._child.should_stop()
 
 
 def _complete_handovers(folder: UserFolder) -> list[str]:
-    """Hand over the trees that a killed `swap --for-owner` left in root's folder; returns the failures."""
+    """Hand over the trees that a killed `swap --for-owner` left in root's folder, and return the failures."""
     if folder.uid or not folder.is_proven or not folder.list(State.STAGE):
         return []
     with open_areas(folder.store.kernel, folder.store.fd, folder.store.name) as areas:
@@ -470,29 +470,28 @@ def _complete_handovers(folder: UserFolder) -> list[str]:
 
 
 def _as_it_is(folder: UserFolder) -> UserFolder:
-    """The folder with the current volume.json of its store: root's process has not read that of a user's own store.
+    """Return the folder with its store's current volume.json, which root does not read in a user's own store.
 
     Raises  OSError: ESTALE if it belongs to another volume; Untrusted
     """
     store = folder.store
     volume = read_volume(store.kernel, store.fd, store.base_path, name=store.name)
     if volume.id != store.volume.id:
-        raise OSError(errno.ESTALE, "volume.json is of another volume")
+        raise OSError(errno.ESTALE, "volume.json belongs to another volume")
     return folder._replace(store=store._replace(volume=volume))
 
 
 def _size(entry: ContainerEntry) -> int:
-    """Approximate size in a message."""
+    """Return the approximate size of an entry in a message."""
     return 200 + len(entry.id) + 2 * len(entry.origin or b"") + 6 * len(entry.problem)
 
 
 class _ContainerListing(NamedTuple):
-    """The containers of a store, oldest first, each id followed by a newline; as a list, a million ids would take 100
-    MiB.
+    """The containers of a store, oldest first. A list of strings would take 100 MiB for a million ids.
 
-    names     the ids after the first one of the listing
-    n_listed  the number of all ids, including those before it
-    at        where the next page begins, after the id `last`
+    names     the listed ids, each followed by a newline; without those that earlier pages contained
+    n_listed  the number of all ids, including those on earlier pages
+    at        where in `names` the next page starts, after the id `last`
     """
 
     base: bytes
@@ -503,7 +502,7 @@ class _ContainerListing(NamedTuple):
     last: str = ""
 
     def next_ids(self, most: int) -> list[str]:
-        """Up to that many ids from `at` on; fewer at the end."""
+        """Return up to `most` ids, starting at `at`."""
         ids: list[str] = []
         at = self.at
         while at < len(self.names) and len(ids) < most:
@@ -524,7 +523,7 @@ def _list(folder: UserFolder, order: ReadRecords) -> _ContainerListing:
 
 
 def _count(folder: UserFolder) -> int:
-    """Number of containers that can be reaped, now or later."""
+    """Return the number of containers that can be reaped, now or later."""
     return len(_ids(folder, State.ORPHANS)) + len(_ids(folder, State.REAPING))
 
 
@@ -551,20 +550,20 @@ def _to_orphan_ended(reaped: Reaped) -> OrphanEnded:
 _PACKET_MAX = 1 << 16
 _MAX_FDS = 8
 _GO = b"go"
-"""Sent to a child that could have ended, and have been reaped, before the service has its pidfd."""
+"""A child waits for this message: otherwise it could end, and be reaped, before the service has its pidfd."""
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 """The service decides when its processes end."""
 _ANSWERS = 64
 _MOST_STORES = 100
-"""Most own stores of one user that are served."""
+"""Maximum number of a user's own stores that are served."""
 TakesRegistry = Callable[[UserRegistry, Fd | None], None]
-"""Called with the stores in a user's registry and its directory (O_PATH), which stays open during the call."""
+"""Called with the stores in a user's registry, and the registry's directory (O_PATH), open for the call only."""
 _MOST_BYTES, _LINE_BYTES = MESSAGE_MAX * 3 // 4, 700
-"""Limit of a message, and the size of a line without its path: with very long paths fewer stores are served."""
+"""Size limit for a message, and size of a line without its path. If paths are very long, fewer stores are served."""
 
 
 class ForkerLost(Exception):
-    """The forker ended; the service can't continue without it."""
+    """The forker has ended, and the service can't continue without it."""
 
 
 class ChildGone(Exception):
@@ -602,7 +601,7 @@ class ChildHandle:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def ended(self) -> None:
-        """Wait for the end of the process, which then no longer uses the volume. Checkpoint"""
+        """Wait until the process has ended, and so no longer uses the volume. Checkpoint"""
         await trio.lowlevel.wait_readable(self._pidfd)
 
     async def listen(self) -> None:
@@ -616,25 +615,25 @@ class ChildHandle:
                 else:
                     await self._inbox_end.send(message)
         except msgspec.MsgspecError:
-            self.kill("it sent an invalid message")
+            self.kill("the process sent an invalid message")
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # it has ended; or we closed the channel (EBADF, if a message had just arrived)
+            pass  # the child has ended, or we closed the channel (EBADF, if a message had just arrived)
         finally:
             self._inbox_end.close()
 
     def set_speed(self, tempo: Speed) -> None:
-        """Set the speed. During a long system call of the child the socket buffer limits how many messages are sent."""
+        """Set the child's speed. If the child is in a long system call, the socket buffer limits how often."""
         if tempo != self._tempo and self._send(SetTempo(tempo)):
             self._tempo = tempo
 
     def park(self, *, now: bool = False) -> None:
-        """Have the child leave its work unfinished; it answers soon. now: even while a large file is being cut"""
+        """Have the child leave its work unfinished; it answers soon. now: even while it truncates a large file"""
         self._send_or_kill(Park(now))
 
     async def answers(self, order: Order) -> AsyncGenerator[Answer]:
-        """The answers to an order, without the final OrderDone.
+        """Yield the answers to an order, without the final OrderDone.
 
-        Raises  ChildGone; OSError with the errno of an error of the folder or the volume
+        Raises  ChildGone; OSError: the folder or the volume failed
         Checkpoint  yes
         """
         self.is_busy = True
@@ -647,12 +646,12 @@ class ChildHandle:
                         raise OSError(answer.errno, answer.error)
                     return
                 if not fits(answer, order):
-                    self.kill("it sent an unexpected answer")
+                    self.kill("the process sent an unexpected answer")
                     continue
                 yield answer
                 if isinstance(answer, Tended | Page):
                     return
-            raise ChildGone(self._why_lost or "its process ended")
+            raise ChildGone(self._why_lost or "the process ended unexpectedly")
         finally:
             self.is_busy = False
 
@@ -662,13 +661,13 @@ class ChildHandle:
         if not self.is_busy or silent_s < timers.current.silent_limit_s:
             return
         if is_stopped(self.pid):
-            self.kill("it was stopped")
+            self.kill("the process was stopped")
         elif silent_s > timers.current.lost_limit_s:
-            self.kill(f"it was silent for {silent_s:.0f} s")
+            self.kill(f"the process was silent for {silent_s:.0f} s")
 
     def _send_or_kill(self, message: ToChild) -> None:
         if not self._send(message):
-            self.kill("it does not read its messages")
+            self.kill("the process does not read its messages")
 
     def _send(self, message: ToChild) -> bool:
         """Send a message; False if the socket buffer is full."""
@@ -677,7 +676,7 @@ class ChildHandle:
         except BlockingIOError:
             return False
         except OSError:
-            self.kill("its process ended")
+            self.kill("the process ended unexpectedly")
         return True
 
 
@@ -697,21 +696,21 @@ class Forker:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Kill the forker, and so all its children."""
+        """Kill the forker, and with it all children."""
         self._ours.close()
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         self._pidfd.close()
 
     async def until_lost(self) -> None:
-        """Wait for the end of the forker. Checkpoint"""
+        """Wait until the forker has ended. Checkpoint"""
         await trio.lowlevel.wait_readable(self._pidfd)
 
     async def fork(self, folder: UserFolder, person: UserCredentials) -> ChildHandle:
         """Fork a child that acts for the owner of a folder.
 
-        person  the user to fork as; the service's own user for its own folder
-        Raises  ForkerLost; OSError if the fork failed: no memory, too many processes, killed at once
+        person  the user that the child runs as; for the service's own folder, the service's own user
+        Raises  ForkerLost; OSError: the fork failed, for example for lack of memory, or the child was killed at once
         Checkpoint  yes
         """
         store = folder.store
@@ -729,10 +728,10 @@ class Forker:
         return ChildHandle(folder.uid, born.pid, pidfd, ours)
 
     async def read_registries(self, uids: list[int], on_registry: TakesRegistry, seconds: float) -> bool:
-        """Have a child read all users' registries; returns whether it finished within that time.
+        """Have a child read all users' registries, and return whether it finished within the given time.
 
-        on_registry  called for each user with a registry
-        Raises  ForkerLost; OSError if the fork failed
+        on_registry  called for each user who has a registry
+        Raises  ForkerLost; OSError: the fork failed
         Checkpoint  yes
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -758,7 +757,7 @@ class Forker:
             try:
                 await trio.lowlevel.wait_writable(self._ours)
                 socket.send_fds(self._ours, [msgspec.json.encode(spawn)], fds)
-                with trio.CancelScope(shield=True):  # or the next request would get this answer
+                with trio.CancelScope(shield=True):  # otherwise the next request would get this answer
                     await trio.lowlevel.wait_readable(self._ours)
                 packet, received, _flags, _address = socket.recv_fds(self._ours, _PACKET_MAX, _MAX_FDS)
             except (BrokenPipeError, ConnectionResetError) as error:
@@ -769,7 +768,7 @@ class Forker:
         if forked.errno:
             raise OSError(forked.errno, os.strerror(forked.errno))
         if not received:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # no free fd number here; the child ends
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # this process has no free fd number; the child ends
         return forked, Fd(received[0])
 
 
@@ -800,7 +799,7 @@ def _run_forker(service: socket.socket, channel: socket.socket) -> None:
 
 
 def _fork(channel: socket.socket, spawn: Spawn | ReadRegistries, fds: list[int], *, is_whole: bool) -> None:
-    """Fork one child and report it to the service. is_whole: every fd was received"""
+    """Fork one child, and report it to the service. is_whole: whether all fds were received"""
     life = partial(_read, spawn, fds) if isinstance(spawn, ReadRegistries) else partial(_serve, spawn, fds)
     with ExitStack() as owned:
         for fd in fds:
@@ -811,20 +810,20 @@ def _fork(channel: socket.socket, spawn: Spawn | ReadRegistries, fds: list[int],
             pid = fork(partial(_live, channel, life))
             pidfd = owned.enter_context(Fd(os.pidfd_open(pid)))
         except OSError as error:
-            # No memory, too many processes; or its user killed it at once.
+            # There is no memory, there are too many processes, or the user killed the child at once.
             socket.send_fds(channel, [msgspec.json.encode(Forked(errno=error.errno or errno.EAGAIN))], [])
         else:
             socket.send_fds(channel, [msgspec.json.encode(Forked(pid))], [pidfd])
 
 
 def _live(channel: socket.socket, main: Callable[[], None]) -> None:
-    """Run a child. channel: the forker's"""
+    """Run a child. channel: the forker's, which the child closes"""
     channel.close()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it has children of its own, and waits for them
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it waits for children of its own
     try:
         main()
     except BaseException:
-        traceback.print_exc()  # a bug in trashd: goes to the service's log
+        traceback.print_exc()  # a bug in trashd: the traceback goes to the service's log
         sys.stderr.flush()
         raise
 
@@ -859,8 +858,8 @@ def send_registries(channel: socket.socket, uids: Iterable[int]) -> None:
         homes.setdefault(line_of.uid, []).append(line_of)
     for line_of in stores_at_roots(kernel, mount_points(mounts), mounts):
         user_lines = homes.setdefault(line_of.uid, [])
-        # If the user has registered the same volume elsewhere, one of the two is a copy: the user's registration
-        # decides.
+        # If the user has registered the same volume elsewhere, one of the two is a copy, and the registered one is
+        # served.
         if all(line_of.line.volume != one.line.volume for one in user_lines):
             user_lines.append(line_of)
     for uid, lines in homes.items():
@@ -878,7 +877,7 @@ def send_registries(channel: socket.socket, uids: Iterable[int]) -> None:
 
 
 def _to_user_registry(uid: int, lines: Sequence[UserLine]) -> UserRegistry:
-    """The newest of a user's stores, up to the limits."""
+    """Return the newest of a user's stores, up to the limits."""
     served: list[UserLine] = []
     n_bytes = 0
     for line_of in reversed(lines[-_MOST_STORES:]):

@@ -1,4 +1,4 @@
-"""inotify for the service: one instance, with a callback for each watched directory."""
+"""A single inotify instance for the service, with a callback for each watched directory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyEvent, InotifyMask, add_watch, open_inotify, read_events, remove_watch
 
 _BREATH_S, _LONGEST_BREATH_S = 0.02, 0.5
-"""Pause between two reads: a user who creates and removes files all day must not keep the service busy."""
+"""Pause between two reads, so that a user who creates and removes files all day does not keep the service busy."""
 _N_RESTS = 4
-"""The pause is that many times the CPU time of this thread since the last pause. However fast a user is, and however
-slow the machine, this load stays below a fifth of a core.
+"""The pause is this many times the CPU time that the thread has used since the last pause. However fast the user and
+however slow the machine, the load stays below a fifth of a core.
 """
 
 Notice = Callable[[InotifyEvent], None]
@@ -36,9 +36,9 @@ class InotifyWatches:
         self._inotify.close()
 
     def add(self, dir_fd: int, mask: InotifyMask, notice: Notice) -> int:
-        """Watch a directory; returns the watch's number.
+        """Watch a directory, and return the number of the watch.
 
-        notice  called for each event in it, with OVERFLOW when events were lost, with IGNORED when the watch is gone
+        notice  called for each event in it; with OVERFLOW if events were lost, with IGNORED if the watch is gone
         Raises  OSError: ENOSPC when the kernel's limit is reached
         """
         number = add_watch(self._inotify, dir_fd, mask)
@@ -46,13 +46,13 @@ class InotifyWatches:
         return number
 
     def remove(self, number: int) -> None:
-        """End a watch."""
+        """Remove a watch."""
         if self._notices.pop(number, None) is not None:
             with suppress(OSError):
                 remove_watch(self._inotify, number)
 
     async def dispatch_events(self) -> None:
-        """Read events and call back until cancelled. Checkpoint"""
+        """Read events, and call the callbacks, until cancelled. Checkpoint"""
         before_s = time.thread_time()
         while True:
             await trio.lowlevel.wait_readable(self._inotify)

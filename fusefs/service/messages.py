@@ -1,4 +1,4 @@
-"""Messages between the service, the forker and the children, one per packet."""
+"""Messages between the service, the forker and the children, each sent as one packet."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from fusefs.store.layout import Volume
 from fusefs.store.store_registry import UserLine
 
 MESSAGE_MAX = 128 * 1024
-"""Largest packet: a page of records, the largest message, is cut to fit."""
+"""Size limit for a packet. The largest message, a page of records, is cut to fit."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 PAGE = 250
-"""Most records in a page."""
+"""Maximum number of records in a page."""
 
 
 class Tend(msgspec.Struct, tag=True):
-    """Recover, adopt dropped directories, refill the reserve; answered by Tended.
+    """Order to recover the store, adopt dropped directories and refill the reserve; answered with Tended.
 
-    takeover_s  as in Store
+    takeover_s  see Store
     """
 
     takeover_s: int = 0
 
 
 class ReadRecords(msgspec.Struct, tag=True):
-    """Read records; answered by a Page.
+    """Order to read records; answered with a Page.
 
-    base   of the store to read, as reported by Tended
+    base   path of the store to read, as reported by Tended
     after  the last id of the previous page; empty for the first page
-    ids    read only these
+    ids    read only the records of these orphans
     and_quarantined  include some orphans in quarantine in the first page
     """
 
@@ -44,14 +44,14 @@ class ReadRecords(msgspec.Struct, tag=True):
 
 
 class DueContainer(NamedTuple):
-    """A container that may be reaped, and the retention in its record on which that is based."""
+    """A container that may be reaped, and the retention in its record, on which this decision is based."""
 
     id: str
     retention_s: int | None
 
 
 class Reap(msgspec.Struct, tag=True):
-    """Reap containers one after the other; answered by an OrphanEnded for each, then an OrderDone."""
+    """Order to reap containers one after another; answered with an OrphanEnded for each, then with OrderDone."""
 
     base: bytes
     chosen: list[DueContainer]
@@ -62,10 +62,10 @@ class Reap(msgspec.Struct, tag=True):
 
 
 class Measure(msgspec.Struct, tag=True):
-    """Count the content of orphans, with a stat per file; answered by a Measured for each, then an OrderDone.
+    """Order to measure orphans, with a stat per file; answered with a Measured for each, then with OrderDone.
 
-    when_idle  only while no one else uses the disk: no answer for an orphan whose count was stopped, or delayed for
-               long
+    when_idle  measure only while no one else uses the disk; there is no answer for an orphan whose measurement was
+               stopped, or delayed for too long
     """
 
     base: bytes
@@ -74,25 +74,25 @@ class Measure(msgspec.Struct, tag=True):
 
 
 class Park(msgspec.Struct, tag=True):
-    """Leave the current work unfinished; the answer arrives soon and contains the progress.
+    """Order to leave the current work unfinished; the answer to that work arrives soon, and contains the progress.
 
-    now  even while a large file is being cut: the rest of it is then freed at once, with its last fd
+    now  even while a large file is being truncated step by step; closing its last fd then frees the rest at once
     """
 
     now: bool = False
 
 
 class SetTempo(msgspec.Struct, tag=True):
-    """Set the speed from now on."""
+    """Order to use this speed from now on."""
 
     tempo: Speed
 
 
 class Heartbeat(msgspec.Struct, tag=True):
-    """A sign of life: work since the child began.
+    """A sign of life, with the work done since the child started.
 
-    busy_s  the sum of the workers' times
-    away    why the filesystem's server does not answer at the moment, as an errno; the child waits for it
+    busy_s  total time that the workers were busy
+    away    errno of the current failure of the filesystem's server, for which the child waits; 0: none
     """
 
     n_entries: Count
@@ -102,7 +102,7 @@ class Heartbeat(msgspec.Struct, tag=True):
 
 
 class Tended(msgspec.Struct, tag=True):
-    """The stores in which this user has a folder, the first one being that of the child; and unsolved problems."""
+    """The stores in which this user has a folder, starting with the child's own store, and the unsolved problems."""
 
     bases: list[bytes]
     problems: list[str]
@@ -111,11 +111,11 @@ class Tended(msgspec.Struct, tag=True):
 class ContainerEntry(NamedTuple):
     """A container as described by its record.
 
-    is_claimed  in reaping/: a reap has begun
+    is_claimed  it is in reaping/, because a reap has begun
     problem     why the record can't be read; the other fields are then empty
-    is_kept     in quarantine for a reason of ours: its owner decides, not root
+    is_kept     it is in quarantine because trashd kept entries in it; its owner decides what to do, not root
     boot_ns     CLOCK_BOOTTIME of its creation during this boot; None if not recorded
-    n_bytes     its size; None if not known or known in part only
+    n_bytes     its size; None if unknown, or only partly known
     """
 
     id: str
@@ -131,12 +131,12 @@ class ContainerEntry(NamedTuple):
 
 
 class Page(msgspec.Struct, tag=True):
-    """Some containers of one store, ordered by id.
+    """A page with some of a store's containers, ordered by id.
 
-    last           the last id that was read, for the next order; empty on the last page
-    n_orphans      all that there are now, in orphans/ and reaping/
-    n_quarantined  in quarantine/
-    quarantined    some of these, if requested
+    last           the last id that was read, for use in the next order; empty on the last page
+    n_orphans      current number of containers in orphans/ and reaping/
+    n_quarantined  current number of containers in quarantine/
+    quarantined    some of the containers in quarantine/, if requested
     """
 
     base: bytes
@@ -150,14 +150,14 @@ class Page(msgspec.Struct, tag=True):
 class OrphanEnded(msgspec.Struct, tag=True):
     """The outcome for one orphan.
 
-    origin   its original path, by its record
-    seconds  from the claim to the end, or until it was parked
-    lost     why it could not be claimed; empty if it was
-    n_bytes  freed; None if unknown
-    stopped  parked: it stays in reaping/, and the next reap continues
-    failure  the first of `n_failed` failures: it is in quarantine
-    is_kept  some entries were kept for a reason of ours: its owner decides, not root
-    error    the container itself is unusable
+    origin   its original path, according to its record
+    seconds  time from the claim to the end of the reap, or until the reap was parked
+    lost     why it could not be claimed; empty if it was claimed
+    n_bytes  bytes freed; None if unknown
+    stopped  the reap was parked: the orphan stays in reaping/, and the next reap continues
+    failure  the first of `n_failed` failures, because of which it is in quarantine
+    is_kept  trashd kept some entries; the orphan's owner decides what to do, not root
+    error    why the container itself is unusable
     """
 
     id: str
@@ -175,7 +175,7 @@ class OrphanEnded(msgspec.Struct, tag=True):
 
 
 class Measured(msgspec.Struct, tag=True):
-    """What the removal of one orphan frees."""
+    """What the removal of one orphan would free."""
 
     id: str
     n_inodes: Count
@@ -183,7 +183,7 @@ class Measured(msgspec.Struct, tag=True):
 
 
 class OrderDone(msgspec.Struct, tag=True):
-    """The order is carried out; or `errno` reports an error of the folder or the volume."""
+    """The order was carried out, unless `errno` reports an error of the folder or the volume."""
 
     error: str = ""
     errno: Count = 0
@@ -196,7 +196,7 @@ FromChild = Answer | Heartbeat
 
 TO_CHILD: msgspec.json.Decoder[ToChild] = msgspec.json.Decoder(ToChild)
 FROM_CHILD: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
-"""The user of a child may have tampered with its messages: an invalid one raises MsgspecError."""
+"""A child's user may have tampered with its messages; an invalid one raises MsgspecError."""
 
 
 def fits(answer: Answer, order: Order) -> bool:
@@ -215,19 +215,19 @@ def fits(answer: Answer, order: Order) -> bool:
 
 
 class ReadRegistries(msgspec.Struct, tag=True):
-    """Requests a child from the forker that reads all users' registries, including root's, and sends each UserRegistry.
+    """Asks the forker for a child that reads all registries, including root's, and sends a UserRegistry for each user.
 
-    uids  of further users, whom the account database need not list
+    uids  further users, who need not be in the account database
     """
 
     uids: list[int]
 
 
 class UserRegistry(msgspec.Struct):
-    """The stores in one user's registry; an O_PATH fd of its directory is sent along, if it can be opened.
+    """The stores in one user's registry; an O_PATH fd of the registry's directory is sent along, if possible.
 
-    words   the user's own stores that exist, the newest last, up to the number that is served
-    n_more  how many others there are
+    words   the user's own existing stores, newest last, up to the number that is served
+    n_more  how many more there are
     """
 
     uid: int
@@ -236,7 +236,7 @@ class UserRegistry(msgspec.Struct):
 
 
 class Spawn(msgspec.Struct, tag=True):
-    """Requests a child from the forker; describes the fds of the folder and its store, which are sent along."""
+    """Asks the forker for a child, and describes the fds of the folder and its store, which are sent along."""
 
     person: UserCredentials
     area: bytes
@@ -249,7 +249,7 @@ class Spawn(msgspec.Struct, tag=True):
 
 
 class Forked(msgspec.Struct):
-    """The forker's answer, with the child's pidfd; or the errno of the failed fork."""
+    """The forker's answer: a child's pid, sent with its pidfd, or the errno of the failed fork."""
 
     pid: int = 0
     errno: int = 0

@@ -1,8 +1,8 @@
-"""The service's figures for Prometheus: a file for node_exporter's textfile collector, or an HTTP server.
+"""Provide the service's figures to Prometheus, in a file for node_exporter's textfile collector or through HTTP.
 
-Metrics are amounts and sums, not rates: Prometheus computes rates itself, over any range. HTTP serves a Prometheus on
-this host. It needs no thread, and does not wake up without a request; the server in prometheus_client wakes twice a
-second.
+Metrics are amounts and sums, not rates: Prometheus computes rates itself, over any range. The HTTP server is intended
+for a Prometheus on this host. It needs no thread, and wakes up only for requests; the server in prometheus_client wakes
+up twice a second.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from fusefs.linux.kernel import OTHERS_WRITE
 from fusefs.linux.runtime_directories import replace_file
 from fusefs.service import timers
 
-if TYPE_CHECKING:  # prometheus_client takes 2 MiB per process, and few services have metrics
+if TYPE_CHECKING:  # prometheus_client takes 2 MiB per process, and few services export metrics
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 _LOG = logging.getLogger(__name__)
 _REQUEST_MAX = 8192
 _SCRAPES_AT_ONCE = 64
-"""Most connections; beyond that the oldest is closed. A scrape takes milliseconds, so the oldest one is silent."""
+"""Maximum number of connections; beyond it, the oldest is closed. A scrape takes milliseconds, so that one is idle."""
 _PATHS = (b"/", b"/metrics")
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""prometheus_client has a name for it since 0.22 (Debian 13 has 0.21)."""
+"""Since version 0.22, prometheus_client has a constant for this (Debian 13 has 0.21)."""
 
 
 class _Row(NamedTuple):
-    """A metric of each volume; absent where its value is not known.
+    """A metric that each volume has; absent if its value is not known.
 
-    adds  report the sum over a user's own stores under the user: which and how many they are stays private
+    adds  report one sum for all of a user's own stores, so that their names and number stay private
     """
 
     name: str
@@ -52,7 +52,7 @@ class _Row(NamedTuple):
 
 
 _GAUGES = (
-    _Row("trashd_users", "Users with a directory in the trash store of the volume.", lambda v: v.n_users),
+    _Row("trashd_users", "Users with a directory in the volume's trash store.", lambda v: v.n_users),
     _Row("trashd_orphans", "Orphans in the store, including those being reaped.", lambda v: v.n_orphans, adds=True),
     _Row("trashd_due_orphans", "Orphans that may be deleted now.", lambda v: v.n_due, adds=True),
     _Row(
@@ -69,7 +69,7 @@ _GAUGES = (
     ),
     _Row(
         "trashd_tempo_entries_per_second",
-        "Entries per second to which the reaper limits itself; +Inf: no limit.",
+        "The limit that the reaper sets for itself, in entries per second; +Inf: no limit.",
         lambda v: math.inf if v.tempo_entries_per_s is None else v.tempo_entries_per_s,
     ),
     _Row("trashd_probe_seconds", "Recent duration of a small synchronous write.", lambda v: _divided(v.probe_ms, 1e3)),
@@ -79,7 +79,7 @@ _GAUGES = (
     ),
     _Row(
         "trashd_overdue_seconds",
-        "Time for which the oldest orphan could have been deleted.",
+        "Time for which the oldest due orphan has been overdue.",
         lambda v: v.oldest_overdue_s,
     ),
     _Row("trashd_free_bytes", "Free space of the volume.", lambda v: v.free_bytes),
@@ -88,7 +88,7 @@ _GAUGES = (
     _Row("trashd_inodes", "Total inodes of the volume.", lambda v: v.total_inodes),
     _Row(
         "trashd_nodes",
-        "Nodes that serve the volume, as seen by this node; absent where only one node is possible.",
+        "Nodes that serve the volume, as seen by this node; absent if there can be only one.",
         lambda v: sum(bool(one.is_alive) for one in v.nodes) or None,
     ),
 )
@@ -96,7 +96,7 @@ _COUNTERS = (
     _Row("trashd_removed_entries_total", "Entries deleted.", lambda v: v.removed_entries, adds=True),
     _Row(
         "trashd_freed_bytes_total",
-        "Bytes that deleted entries took, as far as they were measured.",
+        "Bytes freed by the deletion of entries, as far as they were measured.",
         lambda v: v.freed_bytes,
         adds=True,
     ),
@@ -104,7 +104,7 @@ _COUNTERS = (
 )
 _HOOKS: tuple[tuple[str, str, Callable[[HookCounts], int]], ...] = (
     ("trashd_hooks_total", "Hooks that ran.", lambda t: t.n_run),
-    ("trashd_failed_hooks_total", "Hooks that failed, or were killed at their time limit.", lambda t: t.n_failed),
+    ("trashd_failed_hooks_total", "Hooks that failed, or exceeded the time limit.", lambda t: t.n_failed),
     ("trashd_dropped_hooks_total", "Hooks that did not run because too many were waiting.", lambda t: t.n_dropped),
 )
 
@@ -121,7 +121,7 @@ class PrometheusMetrics:
         self._is_broken = False
 
     def __call__(self, event: Event, *, is_own: bool = False) -> None:
-        """Count an event. is_own: in a user's own store"""
+        """Count an event. is_own: it happened in a user's own store"""
         name = _own_label(event.uid) if is_own else printable(event.volume or b"")
         self._events[name, event.kind.value] += 1
 
@@ -141,20 +141,20 @@ class PrometheusMetrics:
             self._is_broken = True
 
     def close(self) -> None:
-        """Remove the text file: otherwise the last values of an ended service would look current."""
+        """Remove the text file: otherwise, the last values of a service that has ended would look current."""
         if self._textfile is not None:
             directory, name = os.path.split(self._textfile)
             with suppress(OSError), _open_unshared(directory) as fd:
                 os.unlink(name, dir_fd=fd)
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus's text format."""
         from prometheus_client import generate_latest
 
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics with their current values."""
+        """Yield all metrics with their current values."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         if self._status is not None:
@@ -180,7 +180,7 @@ class PrometheusMetrics:
 
 
 def _open_unshared(path: bytes) -> Fd:
-    """A directory in which only root and we can create, replace or remove a file. Raises  OSError"""
+    """Open a directory in which only root and our user can create, replace or remove files. Raises  OSError"""
     with close_on_error(Fd(os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))) as fd:
         st = os.fstat(fd)
         if st.st_uid not in (0, os.geteuid()) or st.st_mode & OTHERS_WRITE:
@@ -189,20 +189,20 @@ def _open_unshared(path: bytes) -> Fd:
 
 
 def _shares(status: Status) -> Iterator[Metric]:
-    """The metrics with a second label."""
+    """Yield the metrics that have a second label."""
     from prometheus_client.core import GaugeMetricFamily
 
     stalls = GaugeMetricFamily(
-        "trashd_stall_ratio", "Share of the time in which processes waited (PSI).", labels=["volume", "resource"]
+        "trashd_stall_ratio", "Share of the time that processes spent waiting (PSI).", labels=["volume", "resource"]
     )
     phases = GaugeMetricFamily(
         "trashd_phase",
-        "What the reaper of the volume does: 1 for the current phase, 0 for others.",
+        "What the volume's reaper is doing: 1 for the current phase, 0 for others.",
         labels=["volume", "phase"],
     )
     silence = GaugeMetricFamily(
         "trashd_node_silent_seconds",
-        "Time for which the heartbeat of another node has not changed, by the clock of this node.",
+        "Time since the heartbeat of another node last changed, according to this node's clock.",
         labels=["volume", "host"],
     )
     for volume in status.volumes:
@@ -214,7 +214,7 @@ def _shares(status: Status) -> Iterator[Metric]:
                 stalls.add_metric([name, resource], share)
         for phase in VolumePhase:
             phases.add_metric([name, phase.value], float(volume.phase is phase))
-        by_host: dict[str, float] = {}  # of several boots of one host the latest heartbeat counts
+        by_host: dict[str, float] = {}  # if a host has several boots, the latest heartbeat counts
         for one in volume.nodes:
             if not one.is_here:
                 by_host[one.host] = min(one.unchanged_s, by_host.get(one.host, math.inf))
@@ -239,7 +239,7 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, row: _Row, status: 
 
 
 def _own_label(uid: int | None) -> str:
-    """The label for all own stores of a user."""
+    """Return the label for all of a user's own stores."""
     return f"uid {uid}"
 
 
@@ -268,7 +268,7 @@ async def serve_metrics(
 async def _answer_scrape(
     text: Callable[[], bytes], open_ones: dict[trio.CancelScope, None], stream: trio.SocketStream
 ) -> None:
-    """Answer one request; a slow client is disconnected, and so is the oldest one if there are too many."""
+    """Answer one request; slow clients are disconnected, and so is the oldest one if there are too many."""
     with trio.move_on_after(timers.current.metrics_limit_s) as scope:
         open_ones[scope] = None
         if len(open_ones) > _SCRAPES_AT_ONCE:
@@ -283,7 +283,7 @@ async def _answer_scrape(
 
 
 async def _read(stream: trio.SocketStream) -> bytes:
-    """The head of a request; an incomplete one if the connection ends early."""
+    """Read the head of a request, which is incomplete if the connection ends early."""
     head = b""
     while b"\r\n\r\n" not in head and len(head) < _REQUEST_MAX:
         part = await stream.receive_some(_REQUEST_MAX)
@@ -306,6 +306,6 @@ def _respond(text: Callable[[], bytes], head: bytes) -> bytes:
 
 
 def _response(status: str, body: bytes = b"", *, has_body: bool = True) -> bytes:
-    """A response. Always in the oldest text format, which every Prometheus accepts, so the Accept header is ignored."""
+    """Return a response in the oldest text format: every Prometheus accepts it, so the Accept header is ignored."""
     head = f"HTTP/1.1 {status}\r\nContent-Type: {_CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close"
     return head.encode("ascii") + b"\r\n\r\n" + (body if has_body else b"")

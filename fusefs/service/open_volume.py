@@ -1,13 +1,13 @@
-"""One volume as the service opens it: the checks before anything is claimed there. Blocking: call it in threads.
+"""Open a volume for the service, with the checks that precede any claim. These functions block: call them in threads.
 
-A user's own store is listed in that user's registry. Root neither reads nor writes files in it: its owner can put
-anything into it at any moment. Root's service only holds its directories open and watches them. A process of the owner
-reads every file and makes every change, as everywhere below a user's folder (I13).
+A user's own store is listed in that user's registry. Root neither reads nor writes files in it, because its owner can
+put anything into it at any time. Root's service only keeps the store's directories open, and watches them. A process
+that runs as the owner reads every file and makes every change, as everywhere below a user's folder (I13).
 
-On a local filesystem, `reaper.lock` keeps two services apart. Elsewhere each node that serves the volume has a
-heartbeat file, which is its lock too: `nodes/<host>.<boot id>` in a directory that only this service writes to: the
-store for root's service, the user's own folder for a user's service. Heartbeats written by another user are not
-trusted: they could only cause more frequent checks, but they have no place here.
+On a local filesystem, `reaper.lock` keeps two services apart. On others, each node that serves the volume has a
+heartbeat file, which is also its lock: `nodes/<host>.<boot id>`. It is in a directory that only this service writes to:
+the store for root's service, the user's own folder for a user's service. Heartbeats written by other users are not
+trusted, although they could only cause more frequent checks.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ _TRIES = 3
 
 
 class HeldBeat:
-    """Our heartbeat file on an opened volume, locked: no other service of this machine works on the volume.
+    """Our heartbeat file on an opened volume; its lock keeps other services of this machine away from the volume.
 
-    A thread that writes it may hang and be abandoned, so the fds stay open for it. A closed fd number could be reused
-    for another file, and a late write of the heartbeat would overwrite that file.
+    A thread that writes the file may hang and be abandoned, so its fds stay open. If they were closed, their numbers
+    could be reused for another file, and a late heartbeat would overwrite that file.
     """
 
     def __init__(self, kernel: Kernel, nodes: Fd, fd: Fd, name: bytes) -> None:
@@ -99,7 +99,7 @@ class HeldBeat:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the file, at the latest when the last thread that uses it returns."""
+        """Close the file, as soon as no thread uses it any longer."""
         with self._mutex:
             self._is_closed = True
         self._close_unused()
@@ -130,13 +130,13 @@ class HeldBeat:
         self.write_again()
 
     def write_again(self) -> None:
-        """Write the last heartbeat once more, as a small durable write for a probe. Raises  OSError"""
+        """Write the last heartbeat again: a small durable write that serves as a probe. Raises  OSError"""
         with self._using():
             self._kernel.write(self._fd, self._text)
             self._kernel.fsync(self._fd)
 
     def read_all(self) -> dict[bytes, Heartbeat | None]:
-        """All heartbeats by name, including ours, each read through a new open; None for an invalid one."""
+        """Return all heartbeats by name, including ours, each from a newly opened file; None for an invalid one."""
         kernel = self._kernel
         beats: dict[bytes, Heartbeat | None] = {}
         with self._using():
@@ -152,15 +152,15 @@ class HeldBeat:
 
 
 def own_beat_name() -> bytes:
-    """The name of our own heartbeat file."""
+    """Return the name of our own heartbeat file."""
     return heartbeat_name(os.uname().nodename, boot_id())
 
 
 def hold_beat(kernel: Kernel, hold: Fd) -> HeldBeat | None:
-    """Lock our heartbeat file in a directory of ours, creating it if missing; None if another service of this machine
-    has it.
+    """Lock our heartbeat file in the directory `hold`; create it if missing.
 
-    Raises  OSError; Untrusted if others can write there
+    Returns None if another service of this machine has the lock.
+    Raises  OSError; Untrusted: other users can write there
     """
     name = own_beat_name()
     with ExitStack() as owned:
@@ -175,7 +175,7 @@ def hold_beat(kernel: Kernel, hold: Fd) -> HeldBeat | None:
                 return None
             if is_new:
                 kernel.fsync(nodes)
-            if kernel.is_named(fd, nodes, name):  # else a node that took us for dead has just removed it
+            if kernel.is_named(fd, nodes, name):  # else a node that considered us dead has just removed it
                 owned.pop_all()
                 return HeldBeat(kernel, nodes, fd, name)
     return None
@@ -193,13 +193,13 @@ def _open_nodes(kernel: Kernel, hold: Fd) -> Fd:
 
 
 def _read(kernel: Kernel, nodes: Fd, name: bytes) -> Heartbeat | None:
-    """Raises  FileNotFoundError"""
+    """Read a heartbeat; None if it is invalid. Raises  FileNotFoundError"""
     try:
         text = read_small(kernel, nodes, name, 2 * HEARTBEAT_BYTES, trusted_owners(os.geteuid()))
     except FileNotFoundError:
         raise
     except OSError:
-        return None  # a link; or its server is just replacing it
+        return None  # a link, or a file that the server is just replacing
     return None if text is None else decode_heartbeat(text)
 
 
@@ -225,7 +225,7 @@ class Unproven(NotPermitted):
 
 
 class VolumeSpace(NamedTuple):
-    """Space of a volume, free space for ordinary users; inodes are None if the filesystem does not count them."""
+    """The space of a volume: free for ordinary users, and in total. Inodes are None if they are not counted."""
 
     free_bytes: int
     total_bytes: int
@@ -244,13 +244,13 @@ class VolumeSpace(NamedTuple):
 
 
 class OpenVolume(NamedTuple):
-    """A volume that is ours to work on while this is open.
+    """A volume that the service may work on while this object is open.
 
     filesystem  its type
-    hold        a directory of ours on it, which the probe writes to: the store, or the user's own folder
-    beat        our heartbeat file, which is this machine's lock, if several machines may have the filesystem mounted
-    own         the registry line of a user's own store that root's service works on: root writes nothing there, neither
-                a lock nor a probe, and takes nothing over
+    hold        our directory on it, which the probe writes to: the store, or the user's own folder
+    beat        our heartbeat file, which is also this machine's lock, if other machines may have the filesystem mounted
+    own         the registry line, if root's service works on a user's own store: root writes nothing there, neither a
+                lock nor a probe, and takes nothing over
     public_path  the part of such a store's path that every user may see
     disk        the disk of the filesystem
     """
@@ -265,7 +265,7 @@ class OpenVolume(NamedTuple):
     disk: Disk = Disk("", is_block=False)
 
     def is_shared(self) -> bool:
-        """Whether other machines may have it mounted: inotify does not report their changes."""
+        """Whether other machines may have the filesystem mounted, whose changes inotify does not report."""
         return not self.store.kernel.is_local(self.store.fd)
 
     def __enter__(self) -> Self:
@@ -276,10 +276,10 @@ class OpenVolume(NamedTuple):
         self.owned.close()
 
     def users(self, resting: Collection[int] = ()) -> FolderCensus:
-        """The users who have a folder there that is ours to serve, and their folders that are refused.
+        """Return the users whose folders the service must serve, and the folders that it refuses.
 
         resting  users whose new folders are not checked now
-        Raises   OSError of objects that no other user can write to
+        Raises   OSError: an object that no other user can write to can't be read
         """
         if self.own is not None:
             return inspect_folders(self.store, self.own.uid, plain_only=True)
@@ -290,41 +290,42 @@ class OpenVolume(NamedTuple):
     def check(self) -> None:
         """Check the parts of the store that only its owner can write to.
 
-        Raises  TrashdError; OSError: ESTALE if it belongs to another volume now
+        Raises  TrashdError; OSError: ESTALE if the store now belongs to another volume
         """
         store, kernel = self.store, self.store.kernel
         if read_volume(kernel, store.fd, store.base_path, (store.owner,)).id != store.volume.id:
-            raise OSError(errno.ESTALE, "volume.json is of another volume")
+            raise OSError(errno.ESTALE, "volume.json belongs to another volume")
         kernel.is_empty(store.areas.u_fd)
         if kernel.is_read_only(store.fd):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     def folder(self, uid: int) -> UserFolder | None:
-        """A user's folder; None if it is gone."""
+        """Open a user's folder; None if it is gone."""
         return open_user_folder(self.store, uid, plain_only=self.own is not None)
 
     def space(self) -> VolumeSpace:
-        """The current space of the volume. Raises  OSError"""
+        """Return the current space of the volume. Raises  OSError"""
         return space_at(self.store.base.fd)
 
 
 def space_at(where: int | bytes) -> VolumeSpace:
-    """The current space of the filesystem of an fd or path. Raises  OSError"""
+    """Return the current space of the filesystem of an fd or path. Raises  OSError"""
     st = os.statvfs(where)
     inodes = (st.f_favail, st.f_files) if st.f_files else (None, None)
     return VolumeSpace(st.f_bavail * st.f_frsize, st.f_blocks * st.f_frsize, *inodes)
 
 
 def split_place(path: bytes) -> tuple[bytes, Name]:
-    """Split the path of a volume loop into the directory and the name of its store. A directory's path stands for the
-    first store in it that is ours to serve; a user's own store has its own path.
+    """Split a volume loop's path into the directory and the name of its store.
+
+    The path of a directory stands for the first store in it that is ours to serve; a user's own store has its own path.
     """
     base, name = os.path.split(path)
     return (path, STORE) if parse_user_store_name(name) is None else (base, Name(name))
 
 
 def _open_place(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | None:
-    """Open the store at the path of a loop. Raises  Untrusted; NoBacking; BrokenStore; OSError"""
+    """Open the store at a loop's path. Raises  Untrusted; NoBacking; BrokenStore; OSError"""
     base, name = split_place(path)
     try:
         store = open_store(kernel, open_both_sides(kernel, base, mounts), base, name)
@@ -338,9 +339,9 @@ def _open_place(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Store | Non
 
 
 def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
-    """Open and lock the volume whose store is in a directory or has that path itself.
+    """Open and lock a volume, given the path of its store, or of the directory that holds the store.
 
-    Raises  NoStore; Untrusted; NoBacking if only a mount of ours is reachable there; Elsewhere; RootSquashed; OSError
+    Raises  NoStore; Untrusted; NoBacking: only a trashd mount is reachable there; Elsewhere; RootSquashed; OSError
     """
     mounts = read_mounts()
     with ExitStack() as owned:
@@ -378,7 +379,7 @@ def open_own(kernel: Kernel, line_of: UserLine) -> OpenVolume:
 
 
 def own_space(kernel: Kernel, line_of: UserLine) -> VolumeSpace:
-    """The current space of the filesystem of a user's own store. Raises  NoStore; OSError"""
+    """Return the current space of the filesystem that holds a user's own store. Raises  NoStore; OSError"""
     with open_base(kernel, line_of, read_mounts()) as base:
         return space_at(base)
 
@@ -388,29 +389,34 @@ def _type_of(mount: Mount | None) -> str:
 
 
 def _refuse_resting_automount(path: bytes, mounts: list[Mount]) -> None:
-    """Refuse an automount that is not mounted, so as not to trigger it. Raises  NoStore"""
+    """Refuse an automount point that is not mounted, so as not to trigger the mount. Raises  NoStore"""
     top = next((mount for mount in reversed(mounts) if mount.point == path), None)
     if top is not None and top.fstype == b"autofs":
-        raise NoStore(path, "its automount is not mounted; name the directory behind it in the configuration")
+        raise NoStore(
+            path, "the automount point is not mounted; in the configuration, name the directory that it would mount"
+        )
 
 
 def _refuse_served_by_root(store: Store) -> None:
-    """Refuse a store that root's service serves, as a second service would report twice. Raises  Elsewhere"""
+    """Refuse a store that root's service serves, since a second service would report everything twice.
+
+    Raises  Elsewhere
+    """
     if os.geteuid() == 0:
         return
     served: tuple[VolumeStatus, ...] = ()
-    with suppress(TrashdError, OSError):  # another version's status: then claims keep the two apart
+    with suppress(TrashdError, OSError):  # another version's status: then claims keep the two services apart
         served = served_volumes(SYSTEM_RUNTIME)
-    # Ids are no secret: another user's own store may have the same one.
+    # Ids are not secret: another user's own store may have the same one.
     same_store = (one for one in served if one.id == store.volume.id and (one.owner or 0) == store.owner)
     if any(one.phase not in _LET_GO for one in same_store):
         raise Elsewhere(store.base_path)
 
 
 def _refuse_unproven(store: Store) -> None:
-    """Refuse a user's own store that is not in that user's registry, as it may be a copy or a backup; and a store for
-    root that another user may have made.
+    """Refuse a user's own store that is not in that user's registry, because it may be a copy or a backup.
 
+    Also refuse a store for root that another user may have created.
     Raises  Unproven
     """
     if store.is_ours_as_root() and store.has_unknown_maker():
@@ -425,12 +431,12 @@ def _refuse_unproven(store: Store) -> None:
 def _open_hold(kernel: Kernel, store: Store) -> Fd:
     if os.geteuid() == 0:
         return kernel.open_dir(store.fd)
-    with open_own_folder(store) as folder:  # made if missing, so that arrivals in it are noticed
+    with open_own_folder(store) as folder:  # created if missing, so that arrivals in it are noticed
         return kernel.open_dir(folder.fd)
 
 
 def _lock(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> None:
-    """Lock a volume. No other user may open the lock file: anyone who can open it can lock it and keep the reaper out.
+    """Lock a volume. No other user must be able to open the lock file, and so to lock it and keep the reaper out.
 
     If there is no space for the file, only claims keep two reapers apart (I5). Raises  Elsewhere; OSError
     """
@@ -447,7 +453,10 @@ def _lock(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> None:
 
 
 def _beat(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> HeldBeat | None:
-    """Lock our heartbeat file, beside those of other machines. None if there is no space. Raises  Elsewhere; OSError"""
+    """Lock our heartbeat file, which is next to those of other machines; None if there is no space for it.
+
+    Raises  Elsewhere; OSError
+    """
     try:
         beat = hold_beat(kernel, hold)
     except OSError as error:
@@ -460,10 +469,10 @@ def _beat(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> HeldBeat |
 
 
 def all_views(mounts: list[Mount], earlier: Iterable[MountView]) -> list[MountView]:
-    """The views of trashd mounts, the latest first, including an earlier one that is about to be mounted again.
+    """Return the views of trashd mounts, latest first, including earlier ones that are about to be mounted again.
 
-    `trashd mount --replace` detaches the dead mount before it mounts the new one. Meanwhile the directory below is no
-    other volume and has no other rules: the mount point belongs to its daemon all the time.
+    `trashd mount --replace` detaches the dead mount before it mounts the new one. In between, the directory below must
+    not become a different volume with different rules, since the mount point still belongs to the daemon.
     earlier  the result of the previous call
     """
     now = trashd_views(mounts, trusted_owners(os.geteuid()))
@@ -474,26 +483,27 @@ def all_views(mounts: list[Mount], earlier: Iterable[MountView]) -> list[MountVi
 
 
 def volume_paths(mounts: list[Mount], our_views: Iterable[MountView]) -> list[bytes]:
-    """The mount points that may have a store to serve, each by the path for which rules apply.
+    """Return the mount points that may have a store to serve, each as the path to which rules apply.
 
     A directory shown by a trashd mount is known by the path of that mount, even if its daemon is dead or hangs. Under
-    its backing path it would be another volume, to which neither its rules nor its pauses apply. To serve that path,
-    name it in the configuration.
+    its backing path it would be a different volume, without its rules and pauses. To serve the backing path, name it in
+    the configuration.
     """
     shown = {view.backing for view in our_views}
     return [path for path in mount_points(mounts) if find_place(path, mounts) not in shown]
 
 
 def registered_paths(lines: Iterable[RegistryLine], mounts: list[Mount], our_views: Iterable[MountView]) -> list[bytes]:
-    """The paths of stores in our own registry, without those within the view of a trashd mount."""
+    """Return the paths of the stores in our own registry, except those that lie in the view of a trashd mount."""
     shown = [view.backing for view in our_views]
     places = ((line.path, find_place(line.path, mounts)) for line in lines)
     return [path for path, place in places if place is not None and not any(one.holds(place) for one in shown)]
 
 
 def find_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[bytes, tuple[int, int]]:
-    """The stores in a directory that are ours to serve, each with its device and inode: the first one by the
-    directory's path, our own store beside root's by its own path.
+    """Return the device and inode of each store in a directory that is ours to serve, by path.
+
+    The first store has the directory's path; our own store next to root's has its own path.
     """
     stores: dict[bytes, tuple[int, int]] = {}
     for opener in (open_store, open_own_store):
@@ -508,7 +518,7 @@ def find_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[bytes,
 
 
 def find_id(kernel: Kernel, path: bytes, mounts: list[Mount]) -> str:
-    """The id of the volume whose store is in a directory; empty if there is none for us."""
+    """Return the id of the volume whose store is in a directory; empty if there is no store that we can use."""
     with suppress(OSError, TrashdError):
         _refuse_resting_automount(path, mounts)
         store = open_store(kernel, open_both_sides(kernel, path, mounts), path)
@@ -519,14 +529,14 @@ def find_id(kernel: Kernel, path: bytes, mounts: list[Mount]) -> str:
 
 
 def open_base(kernel: Kernel, line_of: UserLine, mounts: Sequence[Mount]) -> Fd:
-    """Open the directory of a registry line, without following links or mounts of users. Raises  OSError"""
+    """Open the directory of a registry line, without following users' links or mounts. Raises  OSError"""
     return open_untrusted(kernel, line_of.line.path, mounts, ROOTS)
 
 
 def is_own(kernel: Kernel, line_of: UserLine, mounts: Sequence[Mount]) -> bool:
-    """Whether a store belongs to the user: a registry contains stores of root's too, which are served anyway.
+    """Whether a store belongs to the user. Registries also contain root's stores, which are served anyway.
 
-    May block for ever.
+    May block forever.
     """
     try:
         with open_base(kernel, line_of, mounts) as base:
@@ -538,7 +548,7 @@ def is_own(kernel: Kernel, line_of: UserLine, mounts: Sequence[Mount]) -> bool:
 def _open_vouched(kernel: Kernel, line_of: UserLine, mounts: Sequence[Mount], owned: ExitStack) -> Store:
     """Open the store of a registry line if it is the one that its owner registered.
 
-    Raises  NoStore if it is gone or replaced; Untrusted if others may write in it; OSError
+    Raises  NoStore: it is gone or was replaced; Untrusted: other users may write to it; OSError
     """
     base, where = owned.enter_context(open_base(kernel, line_of, mounts)), printable(line_of.line.path)
     try:
@@ -567,15 +577,15 @@ def _open_vouched(kernel: Kernel, line_of: UserLine, mounts: Sequence[Mount], ow
 
 
 def placeholder_path(line_of: UserLine) -> bytes:
-    """A placeholder for the path of a store that may be private: the beginning of the store's id."""
+    """Return a placeholder for the path of a store that may be private: the beginning of the store's id."""
     return b"/" + HIDDEN + line_of.line.volume[:_OF_ID].encode()
 
 
 def find_public_path(base: Fd, line_of: UserLine) -> bytes:
-    """The part of an opened directory's path that every user may see, for a status that every user may read.
+    """Return the part of an opened directory's path that every user may see, for the status that every user may read.
 
-    A name in a directory that others may not list is replaced by the beginning of the store's id, which distinguishes
-    it from others. Raises  OSError
+    The rest of the path, from the first name in a directory that others may not list, is replaced with the beginning of
+    the store's id, which distinguishes the store from others. Raises  OSError
     """
     real = os.readlink(b"/proc/self/fd/%d" % base)
     shown = b""

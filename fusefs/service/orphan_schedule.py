@@ -1,5 +1,6 @@
-"""Decides when orphans of a volume are reaped, measured, or warned about, and handles the answers of children. Selects
-orphans that expire early, where space is low or a quota is exceeded.
+"""Decide when a volume's orphans are reaped, measured or warned about, and handle the children's answers.
+
+If space is low or a quota is exceeded, select orphans to expire early.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ _LOG = logging.getLogger(__name__)
 
 _GONE = (errno.ESHUTDOWN, *DAEMON_GONE)
 TROUBLE = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.ESTALE, *_GONE})
-"""Errors that may mean a broken volume. Data written by a user can cause them too: see `OrphanSchedule.failed`."""
+"""Errors that may mean a broken volume. Users' data can cause them, too: see `OrphanSchedule.note_user_failure`."""
 _MOST_IO_ERRORS = 3
-"""Consecutive orphans of a user with such an error inside, after which a dying disk is left alone."""
+"""Number of a user's consecutive orphans with such an error inside, after which a failing disk is left alone."""
 _MOST_TRIES = 3
 _ORPHANS_MAX = 100_000
-"""Most orphans of one user that count for a quota, or where space is low: some tens of megabytes."""
+"""Maximum number of one user's orphans that count for a quota or for low space; they take some tens of megabytes."""
 _KINDS = {
     Method.EXCHANGE: EventKind.SWAPPED,
     Method.TWO_RENAME: EventKind.SWAPPED,
@@ -82,9 +83,9 @@ class Trouble(Exception):
 
 
 class RootTakeover(NamedTuple):
-    """An orphan that its owner could not delete and root will: root takes it over first (store.as_owner).
+    """An orphan that its owner could not delete, and that root takes over (store.as_owner) and deletes.
 
-    by_force  clear flags
+    by_force  whether root clears file flags
     """
 
     uid: int
@@ -94,7 +95,7 @@ class RootTakeover(NamedTuple):
 
 
 class OrphanSchedule:
-    """Handles the answers of children."""
+    """Handles the children's answers, and schedules orphans accordingly."""
 
     def __init__(
         self,
@@ -110,10 +111,10 @@ class OrphanSchedule:
     ) -> None:
         """Start empty.
 
-        new_parts  called when a user has folders in stores that were not known
-        holder_of  returns the user who has a subordinate uid
+        new_parts  called when a user has folders in further stores
+        holder_of  returns the user to whom a subordinate uid belongs
         grace      keeps orphans that expired while the volume was not served
-        is_local   no other machine can have the filesystem mounted
+        is_local   whether no other machine can have the filesystem mounted
         """
         self._grace = grace
         self._context = context
@@ -139,7 +140,7 @@ class OrphanSchedule:
                     self._new_parts()
                 user.note_problems(now_s, is_so=bool(answer.problems))
                 for problem in answer.problems:
-                    self._fault(user, "something in the user's directory was kept unchanged", problem)
+                    self._fault(user, "something in the user's trash directory was left unchanged", problem)
             case Page():
                 part = user.parts[answer.base]
                 part.n_orphans, part.n_quarantined = answer.n_orphans, answer.n_quarantined
@@ -147,7 +148,7 @@ class OrphanSchedule:
                 for entry in answer.entries:
                     self._note(user, part, entry, clock)
                 for entry in answer.quarantined:
-                    if not entry.is_kept:  # the last service was killed before it could do this
+                    if not entry.is_kept:  # the previous service was killed before it could do this
                         self._hand_over(user, part, entry.id, entry.origin)
                 if not (isinstance(order, ReadRecords) and order.ids is not None):
                     part.note_page(answer.last, now_s, self._context.clock().wall_ns)
@@ -165,7 +166,7 @@ class OrphanSchedule:
                 pass
 
     def _note(self, user: UserState, part: FolderPart, entry: ContainerEntry, clock: Clock) -> None:
-        """Note a container from a page: its due time, size, warning and measurement; reports a new one."""
+        """Note a container from a page: its size, and when to reap it, warn about it or measure it. Report new ones."""
         if entry.problem:
             self._fault(user, f"a record (…{entry.id[-12:]}) can't be read", entry.problem)
             return
@@ -184,7 +185,7 @@ class OrphanSchedule:
         self._measure_when_idle(part, entry, clock)
         before = part.orphans.get(entry.id)
         if self.must_measure() and (before is not None or len(part.orphans) * len(user.parts) < _ORPHANS_MAX):
-            # Measured sizes only: with a false size in a record, a user could have orphans of others expire.
+            # Only measured sizes count: with a false size in a record, a user could make others' orphans expire.
             part.orphans[entry.id] = orphan if before is None else orphan._replace(size=before.size)
             if before is None:
                 part.to_measure.append(entry.id)
@@ -196,10 +197,10 @@ class OrphanSchedule:
             self._context.report(kind, volume=self._volume, uid=user.uid, identifier=entry.id, origin=entry.origin)
 
     def _measure_when_idle(self, part: FolderPart, entry: ContainerEntry, clock: Clock) -> None:
-        """Schedule the measurement of an orphan without a size. Not at once: many orphans are restored or deleted soon.
+        """Schedule the measurement of an orphan of unknown size, not at once: many are restored or deleted soon.
 
-        Unnecessary where space may have to be freed: then all orphans are measured. Impossible on a filesystem that
-        other machines have mounted: this node can't see whether it is idle.
+        If space may have to be freed, this is unnecessary, because all orphans are measured. On a filesystem that other
+        machines have mounted, it is impossible, because this node can't see whether the filesystem is idle.
         """
         needs_measurement = self._is_local and not (self.must_measure() or entry.is_claimed) and entry.n_bytes is None
         age_s, pause_s = (clock.wall_ns - entry.created_ns) / 1e9, timers.current.unmeasured_pause_s
@@ -209,12 +210,12 @@ class OrphanSchedule:
     def _at_s(
         self, user: UserState, orphan: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: bool = False
     ) -> float | None:
-        """When an orphan may be reaped, by the service's clock; None: not without a request."""
+        """Return when an orphan may be reaped, by the service's clock; None: only on request."""
         now_s = boot_s()
         wait_s = due_in_s(orphan, rules, clock, early=early)
         if wait_s is None:
             return None
-        # A reap that has begun is due in any case; such an orphan expired after its creation.
+        # A reap that has begun is always due. Its orphan may have expired at any time since its creation.
         expired_s = now_s - age_s(orphan, clock) if orphan.is_claimed else now_s + wait_s
         return max(self._grace.at_s(now_s + wait_s, expired_s), user.tries(orphan.id).at_s)
 
@@ -227,7 +228,7 @@ class OrphanSchedule:
         origin: bytes | None,
         clock: Clock,
     ) -> None:
-        """Report once that an orphan expires soon, or schedule that; only if a hook is configured."""
+        """Report once that an orphan expires soon, or schedule this report; only if a hook is configured."""
         hooks = self._context.config.hooks
         if hooks.on_expires_soon is None:
             return
@@ -237,7 +238,7 @@ class OrphanSchedule:
             part.warnings.add(chosen, None if wait_s is None else boot_s() + wait_s)
             return
         part.warnings.add(chosen, None)
-        # The last service has reported what it could; earlier reports need not be remembered.
+        # The previous service made the reports that were due then, so these need not be remembered.
         if clock.wall_ns + wait_s * 1e9 > part.reported_until_ns and note_once(part.warned, chosen, part.most):
             remaining_s = wait_s + hooks.warn_before_s
             self._context.report(
@@ -302,24 +303,24 @@ class OrphanSchedule:
             self._hand_over(user, part, ended.id, ended.origin)
 
     def must_measure(self) -> bool:
-        """Whether orphans may have to expire early: then the service counts what each user holds."""
+        """Whether orphans may have to expire early, so that the service must measure what each user holds."""
         return self._figures.hurries or self._policy.quota != Quota()
 
     def _hand_over(self, user: UserState, part: FolderPart, identifier: str, origin: bytes | None) -> None:
-        """Have root take over a quarantined orphan into a store of root's own, if the configuration allows that."""
+        """Have root take over a quarantined orphan, if the configuration allows this."""
         if self._is_own:
             return
         rules = self._policy.rules_for(self._policy.usual_origin(origin))
-        # Ask for the user's name last: on some machines that is a request to a remote server.
+        # Get the user's name last: on some machines, this takes a request to a remote server.
         if user.uid and rules.delete_as is DeleteAs.ROOT and rules.deletes_as_root(user.uid, user_name(user.uid)):
             self.for_root.append(RootTakeover(user.uid, part.base, ContainerId(identifier), rules.clears_flags))
 
     async def make_room(self, space: VolumeSpace, users: Iterable[UserState], limiter: trio.CapacityLimiter) -> None:
-        """Make orphans expire early where space is low, or the trash exceeds its quota. Checkpoint
+        """Make orphans expire early if space is low, or the trash exceeds its quota. Checkpoint
 
-        `go_early` selects them. If space is low and the measurements take too long, unmeasured orphans count as large
-        enough.
-        limiter  of the threads of this volume: sorting a hundred thousand orphans here would delay all other volumes
+        `_select_early` selects them in a thread, because sorting a hundred thousand orphans here would delay all other
+        volumes. If space is low and the measurements take too long, unmeasured orphans count as large enough.
+        limiter  limits the threads of this volume
         """
         if not self.must_measure():
             return
@@ -342,10 +343,10 @@ class OrphanSchedule:
                 part.upcoming.add(DueContainer(identifier, orphan.retention_s), max(at_s or now_s, now_s))
 
     def note_user_failure(self, user: UserState, number: int, what: str, detail: str) -> None:
-        """Handle an error of one user's data: only that user waits.
+        """Handle an error in one user's data: only that user has to wait.
 
-        The volume pauses only for errors of objects that only the store's owner can write to. An error in another
-        user's files that looks like a broken volume sets `is_in_doubt`; the caller then checks the owner's directories.
+        The volume pauses only after errors in objects that only the store's owner can write to. An error in another
+        user's files that may mean a broken volume sets `is_in_doubt`; the caller then checks the owner's directories.
         """
         self._fault(user, what, detail)
         if number in TROUBLE and user.uid == self._owner:
@@ -359,7 +360,7 @@ class OrphanSchedule:
         self.trouble = f"{what}: {os.strerror(number)}"
 
     def _fault(self, user: UserState, what: str, detail: str = "") -> None:
-        """Log an error. Every user may read the status, so names appear in the log only."""
+        """Log an error, and add it to the status without `detail`, because every user may read the status."""
         if not self._context.allows_report(user.uid):
             return
         _LOG.warning("%s: uid %d: %s%s", printable(self._volume), user.uid, what, f": {detail}" if detail else "")
@@ -373,7 +374,10 @@ def _select_early(
     clock: Clock,
     space: VolumeSpace,
 ) -> set[ContainerId]:
-    """The orphans that expire early. needed: None unless space is low and enough is measured"""
+    """Return the orphans that must expire early.
+
+    needed  the space to be freed; None if space is not low, or not all orphans are measured yet
+    """
     excess = beyond_quota(trash, policy, space.total_bytes)
     early_ids = set() if excess.is_met() else set(choose_early_deletions(trash, excess, policy, clock))
     if needed is not None and not needed.is_met():

@@ -1,8 +1,8 @@
-"""Changes on one volume by other machines: their heartbeats, and changes in users' folders.
+"""Detect what other machines do on a volume, from their heartbeats and from changes in users' folders.
 
-A volume of this machine only needs no such checks: inotify reports every change. In users' folders the times are
-checked first, and names only after a change of the times. No data written by users is read, only names of orphans and
-change times of directories.
+A volume that only this machine uses needs no such checks, because inotify reports every change. In users' folders, the
+times are checked first, and the names only if the times have changed. No data written by users is read, only the names
+of orphans and the change times of directories.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fusefs.store.backing_and_mount import DIRECTORY, READABLE
 from fusefs.store.layout import DROP, Store
 
 _AGAIN_S = 0.05
-"""Pause while the end of the service waits to remove its heartbeats; a volume that was open may be closing just now."""
+"""Pause between attempts to remove our heartbeat when the service ends, since the volume may just be closing."""
 _Key = tuple[int, bytes]
 Stamp = tuple[int, ...]
 _ORPHANS, _REAPING = (Name(state.value.encode()) for state in (State.ORPHANS, State.REAPING))
@@ -41,9 +41,9 @@ _ORPHANS, _REAPING = (Name(state.value.encode()) for state in (State.ORPHANS, St
 class _CheckResult(NamedTuple):
     """The result of a check.
 
-    beats    None if ours could not be written
-    wrote_s  how long writing it took
-    areas    times at which users' folders were created or removed
+    beats    all heartbeats by name; None if ours could not be written
+    wrote_s  how long it took to write ours
+    areas    times that change when users' folders are created or removed
     """
 
     beats: dict[bytes, Heartbeat | None] | None
@@ -58,9 +58,9 @@ class OtherNodes:
     def __init__(
         self, context: ServiceContext, limiter: trio.CapacityLimiter, on_new_users: Callable[[], None]
     ) -> None:
-        """Start with no checks.
+        """Start without checks.
 
-        limiter      of the threads that touch this volume
+        limiter      limits the threads that use this volume
         on_new_users  called when there may be new users
         """
         self._context = context
@@ -77,13 +77,13 @@ class OtherNodes:
         self._folder_states: dict[_Key, FolderState] = {}
 
     def begin(self, opened: OpenVolume) -> None:
-        """After the volume was opened: have changes by others checked at once."""
+        """Have changes by other nodes checked at once; called after the volume was opened."""
         if opened.is_shared() and not self._is_shared:
             self._is_shared = True
             self._beat_at_s = self._poll_at_s = 0.0
 
     def at_s(self) -> float:
-        """When the next check is due; infinity for never."""
+        """Return when the next check is due; infinity for never."""
         return min(self._beat_at_s, self._poll_at_s)
 
     def is_due(self) -> bool:
@@ -91,11 +91,11 @@ class OtherNodes:
         return boot_s() >= self.at_s()
 
     def list_nodes(self) -> tuple[SeenNode, ...]:
-        """The nodes that were seen to serve the volume."""
+        """Return the nodes that have been seen to serve the volume."""
         return self._watch.list_nodes(self._own_beat)
 
     def forget(self) -> None:
-        """Forget everything: the volume is gone or another one. The count of our heartbeats goes on."""
+        """Forget everything except the count of our heartbeats, because the volume is gone or a different one."""
         self._is_shared = False
         self._own_beat = None
         self._beat_at_s = self._poll_at_s = math.inf
@@ -109,7 +109,7 @@ class OtherNodes:
     ) -> None:
         """Write our heartbeat, read those of others, and check users' folders, each if it is due. Checkpoint
 
-        phase, probe_ms  for our heartbeat; without a probe it has the duration of the last heartbeat's write
+        phase, probe_ms  written to our heartbeat; without a probe, it contains how long the last heartbeat's write took
         """
         now_s, most_s = boot_s(), float(self._context.config.poll_s)
         beats, polls = now_s >= self._beat_at_s, now_s >= self._poll_at_s
@@ -146,7 +146,7 @@ class OtherNodes:
             self._poll_at_s = now_s + self._interval.next_wait_s(took_s, most_s, is_lively=changed or bool(others))
 
     def _update_folders(self, result: _CheckResult, users: Mapping[int, UserState]) -> bool:
-        """Handle the changes by others in users' folders; returns whether there were any."""
+        """Handle changes by other nodes in users' folders, and return whether there were any."""
         has_changed = self._areas is not None and result.areas is not None and result.areas != self._areas
         if has_changed:
             self._on_new_users()
@@ -157,7 +157,7 @@ class OtherNodes:
                 continue
             before, part = self._folder_states.get((uid, base)), user.parts[base]
             if before is None and not part.is_unread:
-                part.rescan()  # arrivals since it was read are unknown
+                part.rescan()  # arrivals since the folder was read are unknown
             elif before is not None and folder_state is not before:
                 has_changed |= _apply_changes(user, part, before, folder_state)
         # A folder that could not be checked now keeps its last state.
@@ -168,7 +168,7 @@ class OtherNodes:
         return has_changed
 
     async def remove_own_beat(self, opening: Callable[[], Awaitable[OpenVolume]]) -> None:
-        """Remove our heartbeat file, if that is quick, so that the others do not wait for this node. Checkpoint"""
+        """Remove our heartbeat file, if that is quick, so that other nodes do not wait for this one. Checkpoint"""
         if self._own_beat is None:
             return
         with trio.move_on_after(timers.current.farewell_limit_s, shield=True), suppress(TrashdError, OSError):
@@ -190,15 +190,15 @@ def _check(
     folders: list[tuple[int, bytes, int]] | None,
     before: Mapping[_Key, FolderState],
 ) -> _CheckResult:
-    """Do a check, in a thread. Errors are ignored: the next poll, or the work itself, will report them.
+    """Run a check; called in a thread. Errors are ignored: the next poll, or the work itself, will report them.
 
-    beat       to be written
-    forgotten  heartbeats to be removed
-    folders    the users and stores to check, and how many names of each may be remembered; None: none
+    beat       our heartbeat, to be written; None: not now
+    forgotten  names of heartbeat files to be removed
+    folders    the users and stores to check, and how many names may be remembered for each; None: no check now
     """
     beats, wrote_s = None, 0.0
     if beat is not None and opened.beat is not None:
-        with suppress(OSError):  # on a full volume, too
+        with suppress(OSError):  # possible even on a full volume
             for name in forgotten:
                 opened.beat.remove(name)
         with suppress(OSError):
@@ -218,7 +218,7 @@ def _check(
 
 
 def _apply_changes(user: UserState, part: FolderPart, before: FolderState, now: FolderState) -> bool:
-    """Handle the changes between two states of a folder; returns whether there were any."""
+    """Handle the changes between two states of a folder, and return whether there were any."""
     if now.drop != before.drop:
         user.tend_at_s = 0.0
     if now.names is None or before.names is None:
@@ -229,7 +229,7 @@ def _apply_changes(user: UserState, part: FolderPart, before: FolderState, now: 
         for identifier in before.names - now.names:
             part.note_departed(identifier)
         for identifier in now.names - before.names:
-            if identifier not in user.arrived_ids:  # inotify has reported it already
+            if identifier not in user.arrived_ids:  # else inotify has already reported it
                 part.mark_unread(identifier)
     return (now.orphans, now.drop, now.names) != (before.orphans, before.drop, before.names)
 
@@ -237,10 +237,10 @@ def _apply_changes(user: UserState, part: FolderPart, before: FolderState, now: 
 class FolderState(NamedTuple):
     """The state of a folder at a check.
 
-    orphans, drop  change times of these directories, as far as their filesystem keeps them
+    orphans, drop  change times of these directories, as far as the filesystem records them
     names      the ids of the orphans; None: too many to remember
     n_orphans  their number, including those in reaping/
-    is_settled whether the times were the same at the previous check: two changes may have one time
+    is_settled whether the times were the same at the previous check; if not, a second change may have the same time
     """
 
     orphans: Stamp
@@ -251,9 +251,9 @@ class FolderState(NamedTuple):
 
 
 def read_folder_state(store: Store, uid: int, base: bytes, most: int, before: FolderState | None) -> FolderState:
-    """The current state of a user's folder in one store; the same object if nothing changed. Raises  OSError
+    """Read the current state of a user's folder in one store; return `before` if nothing changed. Raises  OSError
 
-    most  names that may be remembered
+    most  how many names may be remembered
     """
     kernel = store.kernel
     with open_part(store, base, uid) as folder:

@@ -1,8 +1,8 @@
-"""Volumes known to a service by their ids: the disk on which each was served last, and its rules.
+"""Remember volumes by their ids: the disk on which each was last served, and its rules.
 
-A volume keeps its id wherever it is mounted. A block copy of it has the same id: an LVM snapshot, a dd, a disk of a
-cloned machine. Nothing on a copy shows that it is one. So a disk that is newly served gets a grace period, two disks
-with one id are left untouched, and a volume that had rules is not served without them.
+A volume keeps its id wherever it is mounted. A block copy has the same id: an LVM snapshot, a copy made with dd, the
+disk of a cloned machine. Nothing on a copy shows that it is a copy. Therefore a newly served disk gets a grace period,
+two disks with the same id are left untouched, and a volume that had rules is not served without them.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _OF_USER = " "
 """Separates the id and the owner in the key of a user's own store."""
 _MOST_WINDOWS = 4
 _BEFORE_BOOT_S = -1e18
-"""Before the earliest possible expiry."""
+"""Earlier than any possible expiry."""
 
 
 class CopyMounted(Unproven):
-    """Two mounted disks have the ID of one volume, so the service reaps neither"""
+    """Two mounted disks have the same volume ID, so the service reaps neither"""
 
     problem = "two mounted disks have the same volume ID, so nothing on this one is reaped"
 
 
 class RulesMissing(Unproven):
-    """The configuration has rules for the volume at another path only, so the service reaps nothing on it"""
+    """The configuration has rules for the volume only at another path, so the service reaps nothing on it"""
 
     problem = "this volume had its own rules at another path and has none here, so nothing on it is reaped"
 
 
 class GraceWindow(NamedTuple):
-    """A time in which a volume was not served, and the end of the grace after it; by CLOCK_BOOTTIME."""
+    """A time in which a volume was not served, and the end of the following grace period, in CLOCK_BOOTTIME seconds."""
 
     after_s: float
     until_s: float
@@ -54,16 +54,16 @@ class GraceWindow(NamedTuple):
 
 
 class Grace:
-    """A grace period for orphans that expired while a volume was not served; in seconds of the service's clock."""
+    """The grace period for orphans that expired while a volume was not served, in seconds of the service's clock."""
 
     def __init__(self, where: bytes = b"", windows: Sequence[GraceWindow] = ()) -> None:
-        """where: the volume, for the log; empty: log nothing, as a user could cause that at will."""
+        """where: the volume, for the log; empty: log nothing, because a user could cause such messages at will"""
         self._where = where
         self._windows = windows
         self._ends_s = 0.0
 
     def at_s(self, due_s: float, expired_s: float) -> float:
-        """When an orphan may be deleted that is due at `due_s` and expired at `expired_s`."""
+        """Return when an orphan may be deleted, given when it is due and when it expired."""
         ends_s = max((one.ends_s for one in self._windows if one.after_s < expired_s <= one.until_s), default=due_s)
         if ends_s <= due_s:
             return due_s
@@ -75,7 +75,7 @@ class Grace:
         return ends_s
 
     def why(self, now_s: float) -> str:
-        """A sentence for the status; empty if no orphan is kept by the grace period, or no longer."""
+        """Return a sentence for the status; empty if the grace period keeps no orphans, or is over."""
         if now_s >= self._ends_s:
             return ""
         ends = time.strftime("%H:%M", time.localtime(time.time() + self._ends_s - _boot_s()))
@@ -86,12 +86,12 @@ NO_GRACE = Grace()
 
 
 class _Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the service remembers of one volume.
+    """What the service remembers about one volume.
 
-    disk     the disk on which it was served last, as Disk.name has it
-    until_s  until when, by CLOCK_BOOTTIME of the boot in that name
-    windows  its grace windows, of that boot too
-    rules    the path of the [[volume]] that it had, quoted; empty if it had none
+    disk     Disk.name of the disk on which it was last served
+    until_s  until when it was served, in CLOCK_BOOTTIME of the boot that is part of this name
+    windows  its grace windows during the same boot
+    rules    the quoted path of the [[volume]] that applied to it; empty if there was none
     """
 
     disk: str = ""
@@ -101,14 +101,14 @@ class _Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _MountedVolume(NamedTuple):
-    """on_change: has its loop check it again; True: a copy was mounted, False: one is gone"""
+    """on_change: makes its loop check the volume again; called with True if a copy was mounted, False if one is gone"""
 
     disk: Disk
     on_change: Callable[[bool], None]
 
 
 class RememberedVolumes:
-    """The service's memory of volumes, in a file for its successor, and the list of mounted ones."""
+    """What the service remembers about volumes, saved in a file for the next service, and the mounted volumes."""
 
     def __init__(self, state: bytes) -> None:
         """state: the service's state directory."""
@@ -131,7 +131,7 @@ class RememberedVolumes:
             return
         self._volumes[volume] = entry
         while len(self._volumes) > _MOST:
-            # Users can make any number of stores: theirs are forgotten before any of root's volumes.
+            # Users can create any number of stores, so theirs are forgotten before any of root's volumes.
             del self._volumes[next((one for one in self._volumes if _OF_USER in one), next(iter(self._volumes)))]
         try:
             make_dir(os.path.dirname(self._path))
@@ -143,7 +143,7 @@ class RememberedVolumes:
         return self._volumes.get(volume, _Remembered())
 
     def appear(self, volume: str, where: bytes, disk: Disk, now_s: float, grace_s: float) -> Grace:
-        """The grace for a volume whose disk is newly served."""
+        """Note that a volume's disk is newly served, and return the grace period."""
         entry = self._of(volume)
         is_same = bool(disk.name) and entry.disk == disk.name
         last = GraceWindow(entry.until_s if is_same else _BEFORE_BOOT_S, now_s, now_s + grace_s)
@@ -155,13 +155,13 @@ class RememberedVolumes:
         return Grace(where, windows)
 
     def disappear(self, volume: str, disk: Disk, served_until_s: float) -> None:
-        """Note that the disk of a volume is no longer served, for now or for good."""
+        """Note that a volume's disk is no longer served, for now or for good."""
         entry = self._of(volume)
         if entry.disk == disk.name:
             self._note(volume, msgspec.structs.replace(entry, until_s=served_until_s))
 
     def refuse_copy(self, volume: str, path: bytes, disk: Disk, on_change: Callable[[bool], None]) -> None:
-        """Refuse both of two disks with one volume's id, unless `trashd init` chose one of them. Raises  CopyMounted"""
+        """Refuse two disks with the same volume id, unless `trashd init` selected this one. Raises  CopyMounted"""
         if not disk.is_block:
             return
         mounted = self._mounted.setdefault(volume, {})
@@ -176,16 +176,16 @@ class RememberedVolumes:
             raise CopyMounted(where, f"unmount the copy, or select the volume: trashd init {shell_word(path)}")
 
     def forget_mounted(self, volume: str, path: bytes) -> None:
-        """Forget a mounted volume: its copies may be served now."""
+        """Forget a mounted volume; its copies may be served from now on."""
         mounted = self._mounted.get(volume, {})
         if mounted.pop(path, None) is not None:
             for one in list(mounted.values()):
                 one.on_change(False)
 
     def refuse_without_rules(self, volume: str, path: bytes, config: Config) -> None:
-        """Refuse to serve a volume by the defaults that had rules at another path. Raises  RulesMissing
+        """Refuse to apply the defaults to a volume that had its own rules at another path. Raises  RulesMissing
 
-        If the configuration no longer has these rules at the same path, its administrator removed them on purpose.
+        If the volume is at the same path, and has no rules there any longer, an administrator removed them on purpose.
         """
         entry, rules = self._of(volume), config.rules_path(path, volume)
         had = unquote_path(entry.rules) if entry.rules else b""
@@ -196,10 +196,10 @@ class RememberedVolumes:
 
 
 class ServedVolume:
-    """What one volume's loop knows of its volume's past: the disk that it serves, and the grace period."""
+    """What a volume's loop knows about its volume: the disk that it serves, and the grace period."""
 
     def __init__(self, memory: RememberedVolumes, path: bytes, owner: int | None) -> None:
-        """owner: of a user's own store that root's service serves; None for any other store."""
+        """owner: the owner of a user's own store, if root's service serves it; None for any other store"""
         self._memory = memory
         self._path = path
         self._owner = owner
@@ -209,7 +209,7 @@ class ServedVolume:
         self.grace = NO_GRACE
 
     def recognise(self, volume: str, disk: Disk, config: Config, on_change: Callable[[bool], None]) -> None:
-        """Check that an opened volume is the known one and has its rules. Raises  Unproven
+        """Check that an opened volume is the one remembered, and has its rules. Raises  Unproven
 
         on_change   see `refuse_copy`
         """
@@ -227,21 +227,21 @@ class ServedVolume:
         self.note_served()
 
     def _key(self) -> str:
-        """The key under which the volume is remembered: a user can give an own store any id."""
+        """Return the key under which the volume is remembered. Users can give their own stores any id."""
         return self._volume if self._owner is None else f"{self._volume}{_OF_USER}{self._owner}"
 
     def note_served(self) -> None:
-        """Note that it is still served."""
+        """Note that the volume is still served."""
         self._until_s = _boot_s()
 
     def note_unserved(self) -> None:
-        """Note that it is no longer served, since the last `goes_on`."""
+        """Note that the volume has not been served since the last `note_served`."""
         if self._disk is not None:
             self._memory.disappear(self._key(), self._disk, self._until_s)
         self._disk = None
 
     def note_unmounted(self) -> None:
-        """Note that it is no longer mounted."""
+        """Note that the volume is no longer mounted."""
         self.note_unserved()
         self._memory.forget_mounted(self._volume, self._path)
 

@@ -1,7 +1,7 @@
-"""The stores that a service serves: those found at mount points, and those in users' registries.
+"""Find the stores that a service serves: those at mount points, and those in users' registries.
 
-Also limits how many stores of each user are open at a time, and how many of their orphans are remembered: a user with a
-thousand stores, or with a disk that hangs, delays no other user.
+The module also limits how many stores of each user are open at a time, and how many of their orphans are remembered. A
+user with a thousand stores, or with a disk that hangs, delays no other user.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from fusefs.store.store_registry import UserLine
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 16
 _MOST_NAMED = 5_000
-"""Most users outside the account database whose registries are read."""
+"""Maximum number of users outside the account database whose registries are read."""
 
 Key = tuple[int, bytes]
-"""A user, and the path of a store in that user's registry; others may register the same path."""
+"""A user, and the path of a store in that user's registry; other users may register the same path."""
 _Which = tuple[int, int]
 _OF_USER, _OF_MOUNT = 2, 16
-"""Stores that are open at a time, for one user and on one mount."""
+"""Maximum number of stores that are open at a time, for one user and on one mount."""
 _THREADS = 3
-"""Threads that may wait for the disks of one user."""
+"""Maximum number of threads that wait for one user's disks."""
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
-"""Orphans whose due time is remembered: limit for all these stores together, and the least for each store."""
+"""Number of orphans whose due time is remembered: the limit for all these stores, and the minimum for each store."""
 
 
 class MountPointStores:
-    """Finds stores at mount points; some of these may be on disks that do not answer."""
+    """Finds stores at mount points, some of which may be on disks that do not respond."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._busy_paths: set[bytes] = set()  # by threads that have not returned
+        self._busy_paths: set[bytes] = set()  # in use by threads that have not returned
 
     async def find(self, paths: Sequence[bytes], mounts: list[Mount]) -> list[bytes]:
-        """The stores in directories, each store once, by the first path that leads to it.
+        """Return the stores in the given directories, each store once, with the first path that leads to it.
 
-        A directory that does not answer is skipped; it occupies one thread, not one for each search.
+        A directory that does not respond is skipped; it occupies only one thread, not one per search.
         Checkpoint  yes
         """
         stores_at: dict[bytes, dict[bytes, _Which]] = {}
@@ -96,20 +96,20 @@ class RegisteredStores:
         self._began_s = 0.0
 
     def request_read(self) -> None:
-        """Request a new read soon: something was mounted, or a user may have registered a store."""
+        """Request a read soon, because something was mounted or a user may have registered a store."""
         self._has_changed.set()
 
     async def wait_for_changes(self) -> None:
-        """Wait until the registries are to be read again, after the last result was applied. Checkpoint"""
+        """Wait until the registries should be read again; called when the last result was applied. Checkpoint"""
         took_s = boot_s() - self._began_s
         await trio.sleep(max(timers.current.registries_pause_s, timers.current.registries_pauses * took_s))
         with trio.move_on_after(self._context.config.poll_s):
             await self._has_changed.wait()
 
     async def read(self, users: Iterable[int]) -> None:
-        """Bring `words` up to date. Raises  ForkerLost. Checkpoint
+        """Bring `lines` up to date. Raises  ForkerLost. Checkpoint
 
-        users  with a folder in a served store, whom the account database need not list
+        users  those with a folder in a served store, who need not be in the account database
         """
         self._has_changed = trio.Event()
         self._began_s = boot_s()
@@ -128,9 +128,9 @@ class RegisteredStores:
         try:
             is_whole = await self._context.forker.read_registries(uids, on_registry, timers.current.registries_limit_s)
         except OSError as error:
-            _LOG.warning("the registries of users can't be read: %s", error.strerror)
+            _LOG.warning("users' registries can't be read: %s", error.strerror)
             is_whole = False
-        if is_whole:  # a user who was not reported has no store any more
+        if is_whole:  # a user who was not reported no longer has a store
             for uid in self._n_more.keys() - read_uids:
                 self._forget(uid)
 
@@ -157,7 +157,7 @@ class RegisteredStores:
                 _LOG.warning("the registry of uid %d can't be watched: %s", uid, error.strerror)
 
     def passed_over(self) -> tuple[PassedOver, ...]:
-        """The users who have more stores than are served."""
+        """Return the users who have more stores than are served."""
         return tuple(
             PassedOver(f"uid {uid}", f"{n:,} of the stores in the user's registry", "trashd reap deletes their orphans")
             for uid, n in sorted(self._n_more.items())
@@ -166,12 +166,12 @@ class RegisteredStores:
 
 
 class OwnStoreLimit:
-    """The limits for one store, shared with other stores of its user and of its mount."""
+    """The limits for one store, shared with other stores of the same user and on the same mount."""
 
     def __init__(
         self, limits: OwnStoreLimits, threads: trio.CapacityLimiter, turns: tuple[trio.Semaphore, ...]
     ) -> None:
-        """threads: limits those that touch the disks of its user; one that hangs counts until it returns."""
+        """threads: limits the threads that use the user's disks; a hanging thread counts until it returns"""
         self.threads = threads
         self._limits = limits
         self._turns = turns
@@ -188,7 +188,7 @@ class OwnStoreLimit:
         return any(turn.statistics().tasks_waiting for turn in self._turns)
 
     def most_remembered(self) -> int:
-        """How many orphans of the store may be remembered."""
+        """Return how many orphans of the store may be remembered."""
         return max(_MOST_REMEMBERED // max(self._limits.n_stores, 1), _LEAST_REMEMBERED)
 
 
@@ -196,13 +196,13 @@ class OwnStoreLimits:
     """The limits for all users' own stores."""
 
     def __init__(self) -> None:
-        self.n_stores = 0  # number of served ones, as counted by the service
+        self.n_stores = 0  # number of served stores, as counted by the service
         self._threads: dict[int, trio.CapacityLimiter] = {}
         self._users: dict[int, trio.Semaphore] = {}
         self._mounts: dict[int, trio.Semaphore] = {}
 
     def of(self, uid: int, mnt_id: int) -> OwnStoreLimit:
-        """The limit for one more store of a user on a mount."""
+        """Return the limit for one more store of a user on a mount."""
         threads = self._threads.setdefault(uid, trio.CapacityLimiter(_THREADS))
         user = self._users.setdefault(uid, trio.Semaphore(_OF_USER))
         return OwnStoreLimit(self, threads, (user, self._mounts.setdefault(mnt_id, trio.Semaphore(_OF_MOUNT))))

@@ -1,4 +1,4 @@
-"""The service: serves all volumes, and holds what they share. It ends within a second and needs no repair."""
+"""The service serves all volumes, and holds what they share. It ends within a second, without need for repairs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _IMPORTED_LATE = (
     "fusefs.linux.filesystem_probes", "fusefs.linux.getdents", "fusefs.linux.refused_calls",
     "fusefs.linux.tree_users", "fusefs.linux.xattrs", "fusefs.store.make_store", "hashlib", "statistics",
 )  # fmt: skip
-"""Modules imported late in functions that commands share. Loaded after an upgrade, they would be of the new version."""
+"""Modules that shared functions import late. If they were loaded after an upgrade, they would be of the new version."""
 _WITHOUT_STORE = (VolumePhase.UNPROVEN, VolumePhase.GONE, VolumePhase.BROKEN)
 
 
@@ -69,14 +69,14 @@ def serve(load: Callable[[], LoadedConfig], volumes: tuple[bytes, ...]) -> None:
     """Run the service until SIGTERM or SIGINT.
 
     load     reads the configuration. Raises  BadConfig
-    volumes  serve only these; empty: all that have a store
+    volumes  the only volumes to serve; empty: all that have a store
     Raises  AlreadyRunning; BadConfig; ForkerLost; OSError
     """
     for name in _IMPORTED_LATE:
         import_module(name)
     loaded = load()
     with ExitStack() as owned:
-        # Forked first: it and its children would keep open everything that is opened earlier.
+        # Fork it first: it and its children would keep open everything that was opened earlier.
         forker = owned.enter_context(Forker())
         set_idle_priority()
         runtime = make_dir(runtime_dir())
@@ -174,7 +174,7 @@ class _Service:
         self._fail(ForkerLost())
 
     def _fail(self, error: ForkerLost) -> None:
-        """End the service, with that error."""
+        """End the service with an error."""
         self.failed = error
         self._nursery.cancel_scope.cancel()
 
@@ -189,7 +189,7 @@ class _Service:
                     self._nursery.cancel_scope.cancel()
 
     async def _reload(self) -> None:
-        """Reload the configuration; log the errors of an invalid one and keep the old one."""
+        """Reload the configuration; if it is invalid, log its errors and keep the old one."""
         async with self._reloads:
             self._notifier.notify_reloading()
             try:
@@ -214,12 +214,12 @@ class _Service:
     # Volumes
 
     async def _find(self) -> None:
-        """Find volumes, and start loops for new ones. A mount point that does not answer is skipped."""
+        """Find volumes, and start loops for new ones. A mount point that does not respond is skipped."""
         mounts = await trio.to_thread.run_sync(read_mounts)
         named = self._volumes or tuple(volume.path for volume in self.context.config.volumes if volume.is_served)
         paths = named
         if not self._volumes:
-            # Our own registry, of root's stores or of the user's own: these paths are checked like all others.
+            # Our own registry lists root's stores, or the user's own; its paths are checked like all others.
             own_lines = await trio.to_thread.run_sync(read_own_lines)
             our_views = self._update_views(mounts)
             paths = (*named, *volume_paths(mounts, our_views), *registered_paths(own_lines, mounts, our_views))
@@ -242,13 +242,13 @@ class _Service:
             self._own_stores.request_read()
 
     async def _remember_rules(self, path: bytes, mounts: list[Mount]) -> None:
-        """Note a volume's rules even if it is not served: mounted elsewhere, it must not get the defaults."""
+        """Note a volume's rules even if it is not served: if it is mounted elsewhere, the defaults must not apply."""
         volume = await in_thread(self._limiter, partial(find_id, self.context.kernel, path, mounts))
         if volume and self.context.config.find_section(path, volume) is not None:
             self.context.volumes.refuse_without_rules(volume, path, self.context.config)
 
     def _update_views(self, mounts: list[Mount]) -> list[MountView]:
-        """The views of trashd mounts that exist, or are about to be mounted again."""
+        """Update and return the views of trashd mounts that exist, or are about to be mounted again."""
         self._views = all_views(mounts, self._views)
         return self._views
 
@@ -296,7 +296,7 @@ class _Service:
         return [*self._loops.values(), *self._own_loops.values()]
 
     async def _run_loop(self, loop: VolumeLoop) -> None:
-        """Run the loop of a volume. A bug met in one loop must not end the others."""
+        """Run a volume's loop. A bug in one loop must not end the others."""
         while True:
             try:
                 await loop.serve()
@@ -320,7 +320,7 @@ class _Service:
         """Find volumes when something is mounted, and check the known ones when something is unmounted."""
         while True:
             standing = read_mounts()
-            # A trashd mount may be about to be mounted again, or its daemon to end.
+            # A trashd mount may be about to be mounted again, or its daemon may be about to end.
             is_awaited = any(view.mount not in standing for view in self._views)
             with trio.move_on_after(timers.current.find_pause_s if is_awaited else self.context.config.poll_s):
                 await trio.lowlevel.wait_readable(mounts)
@@ -329,7 +329,7 @@ class _Service:
             await trio.sleep(timers.current.find_pause_s)
 
     async def _handle_nudges(self) -> None:
-        """Find volumes when a store was made, repaired, or registered (`trashd init`)."""
+        """Find volumes when a store was created, repaired or registered (`trashd init`)."""
         while True:
             await self._nudged.wait()
             self._nudged = trio.Event()
@@ -346,7 +346,7 @@ class _Service:
             self.context.watcher.add(fd, mask, self._set_pauses)
 
     def _watch_registry(self) -> None:
-        """Find stores when a command of our own user registers one."""
+        """Find stores when one of our own user's commands registers one."""
 
         def on_event(event: Noticed) -> None:
             if event.name == STORES:
@@ -366,7 +366,7 @@ class _Service:
             loop.set_pause(self._pause_of(loop, pauses))
 
     def _pause_of(self, loop: VolumeLoop, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
-        """The pause for a volume. Users' own stores are paused with the volume that they are in, for an unmount."""
+        """Return the pause for a volume; it also pauses users' own stores there, so that an unmount is possible."""
         if loop.owner is not None:
             by_path = {path: pause for path, pause in pauses.items() if path is not None}
             above = (pause for path, pause in by_path.items() if any(is_inside(one, path) for one in loop.paths()))
@@ -408,10 +408,10 @@ class _Service:
         self.outlets.publish(status)
 
     def _summary(self) -> str:
-        """One line for `systemctl status`."""
+        """Return one line for `systemctl status`."""
         n_due = sum(user.n_due(boot_s()) for loop in self._all_loops() for user in loop.users.values())
-        stores = "1 store" if len(self._own_loops) == 1 else f"{len(self._own_loops)} stores"
-        own = f" and {stores} of users' own" if self._own_loops else ""
+        stores = "1 user-owned store" if len(self._own_loops) == 1 else f"{len(self._own_loops)} user-owned stores"
+        own = f" and {stores}" if self._own_loops else ""
         return f"{_volumes(len(self._loops))}{own}, {n_due:,} orphans due"
 
     async def _stay_alive(self) -> None:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class ServiceContext:
-    """Objects that all volumes of the service share."""
+    """The objects that all volumes of the service share."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class ServiceContext:
         report: Callable[[Event], None],
         changed: Callable[[], None],
     ) -> None:
-        """Put the objects together.
+        """Create the objects that are not given.
 
-        state    the directory with the state of the last service
+        state    the directory with the state of the previous service
         report   called for each event
         changed  called when a status has changed
         """
-        self.version = version("trashd")  # of the running code: the installed package may change
+        self.version = version("trashd")  # of the running code, since the installed package may change
         self.volumes = RememberedVolumes(state)  # by their ids
         self.started_ns = time.time_ns()
         self.kernel = Kernel()
@@ -60,7 +60,7 @@ class ServiceContext:
         self._event_limit = EventLimit()
 
     def clock(self) -> Clock:
-        """Read both clocks; notices a jump of the wall clock since the last call and remembers it."""
+        """Read both clocks; if the wall clock has jumped since the last call, save this."""
         before = self._clock
         self._clock = advance_clock(before, *clocks_ns())
         if self._clock.eras != before.eras:
@@ -68,7 +68,7 @@ class ServiceContext:
         return self._clock
 
     def save_clock_after_report(self) -> None:
-        """Save the clock if an event was reported since the last call, so that a crash does not repeat it."""
+        """Save the clock if an event was reported since the last call, so that it is not repeated after a crash."""
         clock = self.clock()  # so that an idle service notices a jump of the wall clock, too
         if self._has_reported:
             save_clock(self._state, clock, is_durable=False)
@@ -79,7 +79,7 @@ class ServiceContext:
         save_clock(self._state, self.clock())
 
     def allows_report(self, uid: int) -> bool:
-        """Whether to report one more action of a user, which is counted."""
+        """Count one more action of a user, and return whether to report it."""
         return self._event_limit.lets_pass(uid, boot_s())
 
     def report(
@@ -95,7 +95,7 @@ class ServiceContext:
         seconds: float | None = None,
         detail: str = "",
     ) -> None:
-        """Report an event of now. Events without counts, which a user can cause at will, are rate-limited."""
+        """Report an event that happens now. Events without counts, which users can cause at will, are rate-limited."""
         if uid is not None and n_entries is None and not self.allows_report(uid):
             return
         self._has_reported = True
@@ -104,12 +104,12 @@ class ServiceContext:
 
 
 def boot_s() -> float:
-    """The service's clock: seconds since boot, including suspended time; it can't be set."""
+    """Return the time of the service's clock, which can't be set: seconds since boot, including suspended time."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 async def in_thread(limiter: trio.CapacityLimiter, body: Callable[[], T]) -> T:
-    """Run a function that may block for as long as a disk hangs; if cancelled, its thread is abandoned.
+    """Run a function that may block as long as a disk hangs; if cancelled, abandon its thread.
 
     Checkpoint  yes
     """
@@ -119,10 +119,9 @@ async def in_thread(limiter: trio.CapacityLimiter, body: Callable[[], T]) -> T:
 async def in_time(
     limiter: trio.CapacityLimiter, seconds: float, body: Callable[[], T], undo: Callable[[T], object]
 ) -> T | None:
-    """Run a function that may block, within a time limit. If it is late, or the task is cancelled, return None and undo
-    its result.
+    """Run a function that may block, within a time limit. If it is late, return None and undo its late result.
 
-    undo  called with a late result, in the thread that produced it or in this one
+    undo  called with a result that is late, or whose task was cancelled, in the thread that produced it or in this one
     Checkpoint  yes
     """
     handed = _ThreadResult(undo)
@@ -148,7 +147,7 @@ class _ThreadResult(Generic[T]):
         self._is_late = False
 
     def compute(self, body: Callable[[], T]) -> T:
-        """Run the function, in the thread."""
+        """Run the function; called in the thread."""
         result = body()
         with self._lock:
             self._results.append(result)

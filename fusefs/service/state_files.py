@@ -1,6 +1,6 @@
-"""The service's small files: its status, pauses that only its own user writes, and the clock for its successor.
+"""The service's small files: its status, pauses that only its own user writes, and the clock for the next service.
 
-The sizes of each user's orphans are in files that only that user may read, and in one that only root may read.
+The sizes of each user's orphans are in a file that only that user may read, and in one that only root may read.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Held = dict[str, tuple[HeldByUser, ...]]
 
 
 def write_status(directory: bytes, status: Status) -> None:
-    """Write the status, stamped with the clock that can't be set; atomically.
+    """Write the status atomically, with a time stamp of the clock that can't be set.
 
-    Not durable: after a power failure there is no service to report about.
+    The write is not durable: after a power failure, there is no service to report about.
     Raises  OSError
     """
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -50,7 +50,7 @@ def write_status(directory: bytes, status: Status) -> None:
 
 
 def read_status(directory: bytes) -> ObservedStatus | None:
-    """The last status of the service in a directory; None if there never was one. Raises  TrashdError, OSError"""
+    """Return the last status of the service in a directory; None if there is none. Raises  TrashdError, OSError"""
     try:
         status = decode_status(read_file(directory + b"/" + FILE, _STATUS_MOST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
@@ -60,16 +60,16 @@ def read_status(directory: bytes) -> ObservedStatus | None:
 
 
 def served_volumes(directory: bytes) -> tuple[VolumeStatus, ...]:
-    """The volumes of the service in a directory, if it runs. Raises  TrashdError, OSError"""
+    """Return the volumes of the service in a directory, if it is running. Raises  TrashdError, OSError"""
     snapshot = read_status(directory)
     return snapshot.status.volumes if snapshot is not None and snapshot.is_running else ()
 
 
 class HeldFiles:
-    """Writes the files with the sizes of users' orphans, after changes only."""
+    """Writes the files with the sizes of users' orphans, but only after changes."""
 
     def __init__(self, runtime: bytes) -> None:
-        """runtime: the service's directory. Deletes the files of an earlier service, which may be outdated."""
+        """Delete the files of an earlier service, which may be outdated. runtime: the service's directory"""
         self._directory = os.path.join(runtime, _SIZES_DIRECTORY)
         self._written: dict[bytes, bytes] = {}
         with suppress(OSError):
@@ -93,7 +93,7 @@ class HeldFiles:
 
 
 def _by_reader(status: Status) -> dict[bytes, Held]:
-    """The content of each file: root's has all users, and each user without an own service has a file."""
+    """Return the content of each file: one with all users and, in root's service, one for each user."""
     readers: dict[bytes, Held] = {_ALL_SIZES: {volume.path: volume.held for volume in status.volumes}}
     if os.geteuid():
         return readers
@@ -105,7 +105,7 @@ def _by_reader(status: Status) -> dict[bytes, Held]:
 
 
 def read_held(runtime: bytes) -> Held:
-    """The sizes of orphans by the service in that directory: root reads all, others their own."""
+    """Return the sizes of orphans, as known to the service in a directory: root's user reads all, others their own."""
     for name in (_ALL_SIZES, b"%d" % os.geteuid()):
         try:
             text = read_file(os.path.join(runtime, _SIZES_DIRECTORY, name), _STATUS_MOST_BYTES)
@@ -122,13 +122,13 @@ _FOREVER_S = 10 * 365 * 86_400.0
 
 
 class Pause(NamedTuple):
-    """The reason, and the end (wall time in seconds; None: until it is resumed)."""
+    """The reason for a pause, and its end (wall time in seconds; None: until it is resumed)."""
 
     why: str
     until_s: float | None
 
     def remaining_s(self, now_s: float) -> float:
-        """Seconds until it ends by itself."""
+        """Return the seconds until the pause ends by itself."""
         return _FOREVER_S if self.until_s is None else max(0.0, self.until_s - now_s)
 
 
@@ -139,7 +139,7 @@ class _PauseFile(msgspec.Struct):
 
 
 def pause_dir(runtime: bytes) -> bytes:
-    """The directory of the pauses of a service, created if missing. Raises  OSError"""
+    """Return the directory of a service's pauses, and create it if missing. Raises  OSError"""
     return make_dir(os.path.join(runtime, _PAUSE_DIRECTORY))
 
 
@@ -150,7 +150,7 @@ def write_pause(runtime: bytes, volume: bytes | None, pause: Pause) -> None:
 
 
 def remove_pause(runtime: bytes, volume: bytes | None) -> bool:
-    """End a pause; returns whether there was one. Raises  OSError"""
+    """End a pause, and return whether there was one. Raises  OSError"""
     try:
         os.unlink(os.path.join(runtime, _PAUSE_DIRECTORY, _name(volume)))
     except FileNotFoundError:
@@ -159,7 +159,7 @@ def remove_pause(runtime: bytes, volume: bytes | None) -> bool:
 
 
 def nudge(runtime: bytes) -> None:
-    """Have a running service read its pauses and search for new volumes; does nothing without a service."""
+    """Have a running service read its pauses and search for new volumes; do nothing if there is no service."""
     path = os.path.join(runtime, _PAUSE_DIRECTORY, b"nudge" + NEW)
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
@@ -167,7 +167,7 @@ def nudge(runtime: bytes) -> None:
 
 
 def read_pauses(runtime: bytes, now_s: float) -> dict[bytes | None, Pause]:
-    """The pauses in force by volume, None for all volumes; an unreadable file pauses all."""
+    """Return the pauses in force by volume; the key None stands for all volumes. An unreadable file pauses all."""
     pauses: dict[bytes | None, Pause] = {}
     directory = os.path.join(runtime, _PAUSE_DIRECTORY)
     with suppress(FileNotFoundError):
@@ -199,20 +199,21 @@ _CLOCK_MOST_BYTES = 4096
 
 
 def load_clock(state: bytes) -> tuple[int, Clock]:
-    """Load the clock of the last service, brought up to now; also returns the wall time of its last save (now if there
-    was none). Without a saved clock the wall clock is trusted.
+    """Load the previous service's clock, and advance it to now; without a saved clock, the wall clock is trusted.
+
+    Also return the wall time at which the clock was last saved; without a saved clock, the current time.
     """
     try:
         saved = _read_clock(state, _FILE)
     except OSError as error:
-        _warn("the saved clock of the last service can't be read: %s", error.strerror)
+        _warn("the previous service's saved clock can't be read: %s", error.strerror)
         saved = None
     now = _up_to_now(saved)
     return now.wall_ns if saved is None else saved.wall_ns, now
 
 
 def _read_clock(state: bytes, name: bytes) -> Clock | None:
-    """The saved clock; None for none, or an unreadable one. Raises  OSError"""
+    """Read a saved clock; None if there is none, or its text is invalid. Raises  OSError"""
     try:
         return orphan_age.decode_clock(read_file(os.path.join(state, name), _CLOCK_MOST_BYTES))
     except FileNotFoundError:
@@ -225,10 +226,10 @@ def _up_to_now(saved: Clock | None) -> Clock:
 
 
 def watched_clocks(state: bytes, *, notes: bool) -> tuple[Clock, ...]:
-    """The clocks saved by the service and by the commands in a state directory, each brought up to now.
+    """Return the clocks that the service and the commands have saved in a state directory, each advanced to now.
 
-    notes  save the current clock for the next command, which can then notice if the wall clock is set in between; False
-           where the directory is not writable
+    notes  save the current clock, so that the next command can notice if the wall clock is set in between; False if the
+           directory is not writable
     """
     clocks = []
     for name in (_FILE, _COMMANDS_FILE):
@@ -246,7 +247,7 @@ def watched_clocks(state: bytes, *, notes: bool) -> tuple[Clock, ...]:
 
 
 def save_clock(state: bytes, now: Clock, *, is_durable: bool = True) -> None:
-    """Save the clock for the next service. On a full disk only that memory is lost."""
+    """Save the clock for the next service. If the disk is full, only this information is lost."""
     path = os.path.join(state, _FILE)
     try:
         make_dir(state)
@@ -256,6 +257,6 @@ def save_clock(state: bytes, now: Clock, *, is_durable: bool = True) -> None:
 
 
 def _warn(text: str, *values: str | None) -> None:
-    import logging  # imported late: commands read clocks too, and log nothing
+    import logging  # imported late: commands also read clocks, but log nothing
 
     logging.getLogger(__name__).warning(text, *values)

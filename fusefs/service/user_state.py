@@ -1,4 +1,4 @@
-"""The service's state of one user of a volume: folders to scan, orphans that are due, the next order; pure."""
+"""The service's state of one user of a volume: folders to scan, orphans that are due, and the next order; no I/O."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from fusefs.store.user_folders import FolderVerdict
 BATCH = 20
 """Orphans in one order: most are small, and each order costs a round trip."""
 _ENOUGH_DUE = 500
-"""With so many due orphans, reap first and continue the scan later."""
+"""With this many due orphans, reap first and continue the scan later."""
 _MOST_REMEMBERED = 1000
 _LEAST_OF_PART = 20
-"""Orphans that are remembered of each store for a user with folders in many stores."""
+"""Minimum number of orphans remembered per store, for a user with folders in many stores."""
 _MOST_MEASURED = 5
-"""Attempts to measure an orphan while the disk is idle."""
+"""Maximum number of attempts to measure an orphan while the disk is idle."""
 _SLACK_NS = 5_000_000_000
-"""An orphan created while a page was read may be missing on it."""
+"""An orphan created while a page was read may be missing from it."""
 T = TypeVar("T", bound=Hashable)
 
 
 class _DueEntry(NamedTuple):
-    """Sorts by due time; at most one entry per id."""
+    """An entry, sorted by its due time; there is at most one per id."""
 
     at_s: float
     id: str
@@ -37,14 +37,14 @@ class _DueEntry(NamedTuple):
 
 
 class DueQueue:
-    """Containers and the times at which they may be reaped, soonest first; pure.
+    """Containers and the times at which they may be reaped, soonest first.
 
-    Times are by the service's clock, in seconds. If there are too many, the latest are dropped; `must_look` reports
-    when a new scan must find them again.
+    Times are in seconds of the service's clock. If there are too many entries, the latest are dropped; `must_rescan`
+    reports when a new scan must find them again.
     """
 
     def __init__(self, most: int) -> None:
-        """most: limit for the entries."""
+        """most: maximum number of entries"""
         self._most = most
         self._times: dict[str, float] = {}
         self._queue: list[_DueEntry] = []
@@ -79,7 +79,7 @@ class DueQueue:
             self._queue.pop(bisect_left(self._queue, (at_s, identifier)))
 
     def n_due(self, now_s: float) -> int:
-        """How many may be reaped now; there may be more if `is_cut`."""
+        """Return how many containers may be reaped now; there may be more if `is_cut`."""
         return bisect_left(self._queue, (now_s, "\U0010ffff"))
 
     def take(self, now_s: float, most: int) -> list[DueContainer]:
@@ -99,32 +99,32 @@ class DueQueue:
         return self.is_cut() and (not self._queue or self._queue[0].at_s > self._soonest_dropped_s)
 
     def next_at_s(self) -> float:
-        """When the next entry is due; infinity if there is none."""
+        """Return when the next entry is due; infinity if there is none."""
         return self._queue[0].at_s if self._queue else math.inf
 
 
 class ReapProgress(NamedTuple):
-    """Work done on an orphan: entries, bytes (None: unknown in part), time."""
+    """Work done on an orphan: entries, bytes (None: not completely known), time."""
 
     n_removed: int = 0
     n_bytes: int | None = 0
     seconds: float = 0.0
 
     def plus(self, more: ReapProgress) -> ReapProgress:
-        """The sum of both."""
+        """Return the sum of both."""
         has_sizes = self.n_bytes is not None and more.n_bytes is not None
         n_bytes = (self.n_bytes or 0) + (more.n_bytes or 0) if has_sizes else None
         return ReapProgress(self.n_removed + more.n_removed, n_bytes, self.seconds + more.seconds)
 
 
 class SizeSums:
-    """Sizes of a folder's orphans by id, as far as recorded and as memory allows.
+    """The sizes of a folder's orphans by id, as far as they are recorded and memory allows.
 
-    Unknown sizes, and those beyond the limit, are missing; the caller counts these.
+    Unknown sizes, and sizes beyond the limit, are missing; the caller counts these.
     """
 
     def __init__(self, most: int) -> None:
-        """most: limit for the number of sizes."""
+        """most: maximum number of sizes"""
         self._most = most
         self._sizes: dict[str, int] = {}
         self._scanned_ids: set[str] | None = None
@@ -147,11 +147,11 @@ class SizeSums:
         self.n_bytes -= self._sizes.pop(identifier, 0)
 
     def begin_scan(self) -> None:
-        """Begin a scan in which every orphan is noted; `looked` then removes the others."""
+        """Begin a scan in which every existing orphan is noted; `end_scan` then removes the others."""
         self._scanned_ids = set()
 
     def end_scan(self) -> None:
-        """End a scan."""
+        """End a scan, and remove the orphans that it did not note."""
         if self._scanned_ids is not None:
             for identifier in self._sizes.keys() - self._scanned_ids:
                 self.forget(identifier)
@@ -159,25 +159,25 @@ class SizeSums:
 
 
 class FolderPart:
-    """A user's folder in one store: most users have one, users of lower stores several."""
+    """A user's folder in one store. Most users have one folder; users of lower stores have several."""
 
     def __init__(self, base: bytes, most: int, reported_until_ns: int) -> None:
         """Start with a scan.
 
         base  the directory that holds the store
-        most  limit for remembered orphans
+        most  maximum number of remembered orphans
         reported_until_ns  wall time: orphans created later are not reported yet
         """
         self.base = base
         self.most = most
         self.upcoming = DueQueue(most)  # orphans that may be reaped, and when
         self.sizes = SizeSums(most)
-        self.warnings = DueQueue(most)  # orphans to read, to warn that they expire soon
+        self.warnings = DueQueue(most)  # orphans to read, in order to warn that they expire soon
         self.warned: dict[DueContainer, None] = {}
         self.unread_ids: set[str] = set()
         self.pending: dict[str, DueContainer] = {}
         self._pending_since_s = math.inf
-        self.orphans: dict[str, KnownOrphan] = {}  # all, if a quota needs their sizes
+        self.orphans: dict[str, KnownOrphan] = {}  # all orphans, if a quota needs their sizes
         self.to_measure: list[str] = []
         self.unmeasured = DueQueue(most)  # orphans to measure once the disk is idle, and the earliest time
         self.measuring: str | None = None
@@ -189,12 +189,12 @@ class FolderPart:
         self.n_quarantined = 0
         self.departed_ids: dict[
             str, None
-        ] = {}  # orphans that left since the last read began, which may still contain them
+        ] = {}  # orphans that have left since the last read began; its page may still contain them
         self._after: str | None = ""  # last id of the scan; "": start; None: no scan in progress
         self.is_unread = True
 
     def mark_unread(self, identifier: str) -> None:
-        """Have a new or changed orphan read; have the whole folder scanned if there are too many."""
+        """Have a new or changed orphan read; if there are too many, have the whole folder scanned."""
         self.departed_ids.pop(identifier, None)
         if len(self.unread_ids) < _MOST_REMEMBERED:
             self.unread_ids.add(identifier)
@@ -214,23 +214,23 @@ class FolderPart:
         self._sights.forget(identifier)
 
     def sight(self, entry: ContainerEntry, clock: Clock) -> FirstSight:
-        """Since when a container has existed, and its age then, by the clock that is never set.
+        """Return when the service first saw a container, and the container's age then, by the clock that is never set.
 
-        If its record has a boot time of this boot, the age does not depend on the wall clock. Otherwise it counts from
-        the first sight.
+        If the record has a time of the current boot, the age does not depend on the wall clock. Otherwise, it depends
+        on the wall clock only until this first sight.
         """
         if entry.boot_ns is not None:
             return FirstSight(entry.boot_ns, 0)
         return self._sights.get(clock, entry.id, entry.created_ns)
 
     def rescan(self) -> None:
-        """Start the scan again: the known state may be outdated."""
+        """Start the scan again, because the known state may be outdated."""
         self._after = ""
         self.upcoming.clear()
         self.warnings.clear()
 
     def measure_at(self, identifier: str, at_s: float | None) -> None:
-        """Schedule the measurement of an orphan for an idle disk after a time; None: known or unnecessary."""
+        """Schedule an orphan's measurement for when the disk is idle, after this time; None: no measurement."""
         if self._n_measured.get(identifier, 0) >= _MOST_MEASURED:
             at_s = None
         self.unmeasured.add(DueContainer(identifier, None), at_s)
@@ -244,21 +244,21 @@ class FolderPart:
         self.orphans.pop(identifier, None)
 
     def is_scanned(self) -> bool:
-        """Whether every orphan is read, and measured if requested."""
+        """Whether every orphan has been read, and measured if requested."""
         return self._after is None and not (self.unread_ids or self.to_measure)
 
     def note_page(self, last: str, now_s: float, wall_ns: int) -> None:
-        """Note that a page was read, up to that id; empty: the last page."""
+        """Note that a page was read up to the id `last`, which is empty for the last page."""
         if not self._after:
             self._scan_began_ns = wall_ns - _SLACK_NS
         if not last:
             self.sizes.end_scan()
             self.reported_until_ns = max(self.reported_until_ns, self._scan_began_ns)
         is_full_of_due = self.upcoming.is_cut() and self.upcoming.n_due(now_s) == len(self.upcoming)
-        self._after = None if is_full_of_due else last or None  # no space for later entries
+        self._after = None if is_full_of_due else last or None  # there is no space for later entries
 
     def next_order(self, now_s: float) -> Order | None:
-        """The next order for a child; None if there is none now."""
+        """Return the next order for a child; None if there is none now."""
         if self.unread_ids:
             ids = sorted(self.unread_ids)[:BATCH]
             self.unread_ids.difference_update(ids)
@@ -291,25 +291,25 @@ class FolderPart:
         return None
 
     def next_at_s(self) -> float:
-        """When `next_order` has an order, by what is known: 0 for now, infinity for never."""
+        """Return when `next_order` will have an order, as far as is known: 0 for now, infinity for never."""
         return min(self.urgent_at_s(), self.unmeasured.next_at_s())
 
     def urgent_at_s(self) -> float:
-        """When `next_order` has an order other than a measurement on an idle disk."""
+        """Return when `next_order` will have an order other than a measurement on an idle disk."""
         queues = (self.upcoming, self.warnings)
         must_rescan = any(queue.must_rescan() for queue in queues)
         return 0.0 if must_rescan or not self.is_scanned() else min(queue.next_at_s() for queue in queues)
 
     def n_due(self, now_s: float) -> int:
-        """How many known orphans may be reaped now, including those being reaped."""
+        """Return how many known orphans may be reaped now, including those being reaped."""
         return self.upcoming.n_due(now_s) + len(self.pending)
 
     def due_at_s(self) -> float:
-        """When the next orphan is due, or was, including those being reaped; infinity for never."""
+        """Return when the next orphan is or was due, including those being reaped; infinity for never."""
         return min(self._pending_since_s if self.pending else math.inf, self.upcoming.next_at_s())
 
     def put_back(self, at_s: float) -> None:
-        """Schedule unfinished reaps again for that time."""
+        """Schedule unfinished reaps again, for the given time."""
         for chosen in self.pending.values():
             self.upcoming.add(chosen, at_s)
         self.pending = {}
@@ -322,14 +322,14 @@ class RetryClock:
     """The time of the next attempt after failures, with growing intervals."""
 
     def __init__(self, first_s: float, last_s: float) -> None:
-        """first_s: the first interval; last_s: the longest."""
+        """first_s: the first interval; last_s: the longest interval"""
         self._first_s = first_s
         self._last_s = last_s
         self.n_failed = 0
         self.at_s = 0.0
 
     def note_failure(self, now_s: float) -> float:
-        """Note a failure; returns the interval until the next attempt."""
+        """Note a failure, and return the interval until the next attempt."""
         wait_s = min(self._first_s * 2.0**self.n_failed, self._last_s)
         self.n_failed = min(self.n_failed + 1, 20)
         self.at_s = now_s + wait_s
@@ -347,7 +347,7 @@ class UserState:
         """Start with a scan of everything.
 
         base  the directory of the store in which the user was found
-        most  returns the limit for remembered orphans of a part
+        most  returns the maximum number of remembered orphans for a part
         reported_until_ns  wall time: orphans created later are not reported yet
         """
         self.uid = uid
@@ -369,7 +369,7 @@ class UserState:
         self._sofar: dict[str, ReapProgress] = {}
 
     def set_stores(self, bases: Iterable[bytes]) -> bool:
-        """Note the stores in which the user has folders, after a Tend; returns whether some are new."""
+        """Note the stores in which the user has folders, after a Tend; return whether some are new."""
         all_bases = set(bases) | {self._base}
         new = all_bases - self.parts.keys()
         most = max(self.most_remembered() // len(all_bases), _LEAST_OF_PART)
@@ -380,7 +380,7 @@ class UserState:
         return bool(new)
 
     def note_problems(self, now_s: float, *, is_so: bool) -> None:
-        """Note whether a Tend left problems: then it is repeated with growing intervals."""
+        """Note whether a Tend left problems; if so, repeat it after growing intervals."""
         if is_so:
             self.tend_at_s = min(self.tend_at_s, now_s + self._tending.note_failure(now_s))
         else:
@@ -393,7 +393,7 @@ class UserState:
             part.rescan()
 
     def next_order(self, now_s: float) -> Order | None:
-        """The next order for the user's child; None if there is none now."""
+        """Return the next order for the user's child; None if there is none now."""
         if now_s < self.retry.at_s:
             return None
         if now_s >= self.tend_at_s:
@@ -420,7 +420,7 @@ class UserState:
         return self.next_at_s() <= now_s
 
     def next_at_s(self) -> float:
-        """When the user has work next, by what is known; infinity for never."""
+        """Return when the user will next have work, as far as is known; infinity for never."""
         return max(min([self.tend_at_s, *(part.next_at_s() for part in self.parts.values())]), self.retry.at_s)
 
     def is_urgent(self, now_s: float) -> bool:
@@ -429,17 +429,17 @@ class UserState:
         return max(urgent_at_s, self.retry.at_s) <= now_s
 
     def due_at_s(self) -> float:
-        """When the user's next orphan is due, or was; infinity for never."""
+        """Return when the user's next orphan is or was due; infinity for never."""
         return min(part.due_at_s() for part in self.parts.values())
 
     def held(self) -> HeldBytes:
-        """The known sizes of the user's orphans, and the number of unknown ones."""
+        """Return the sum of the known sizes of the user's orphans, and the number of unknown sizes."""
         parts = self.parts.values()
         n_unknown = sum(max(part.n_orphans - len(part.sizes), 0) for part in parts)
         return HeldBytes(sum(part.sizes.n_bytes for part in parts), n_unknown)
 
     def n_due(self, now_s: float) -> int:
-        """The user's known orphans that may be reaped now."""
+        """Return how many of the user's known orphans may be reaped now."""
         return sum(part.n_due(now_s) for part in self.parts.values())
 
     def note_ordered(self, identifiers: Iterable[str]) -> None:
@@ -448,10 +448,10 @@ class UserState:
             note_once(self.reaping_ids, identifier)
 
     def put_back(self, at_s: float) -> None:
-        """Schedule unfinished reaps again for that time.
+        """Schedule unfinished reaps again, for the given time.
 
-        The watches may report only now that the child had claimed some of them. Each of these is read again then, as
-        the report of its departure from `orphans` removes it from the schedule.
+        The watches may report only now that the child had claimed some of the orphans. Such a report, of a departure
+        from `orphans`, removes the orphan from the schedule; therefore it is then read again.
         """
         for part in self.parts.values():
             for identifier in part.pending:
@@ -465,7 +465,7 @@ class UserState:
         self.n_removed = 0
 
     def should_park(self, now_s: float) -> bool:
-        """Whether the current orphan should be parked for another one of the user."""
+        """Whether the current orphan should be parked in favour of other work for the user."""
         # New arrivals must be read first.
         others = (part.next_at_s() <= now_s or len(part.pending) > 1 for part in self.parts.values())
         if self.current is None or not (now_s >= self.tend_at_s or any(others)):
@@ -474,29 +474,29 @@ class UserState:
         return self.had_s >= min(patience_s, timers.current.last_patience_s)
 
     def note_parked(self, identifier: str, sofar: ReapProgress) -> None:
-        """Note that an orphan was parked; next time it gets longer."""
+        """Note that an orphan was parked; its next turn is longer."""
         _count(self._n_parked, identifier)
         self._sofar[identifier] = self.sofar(identifier).plus(sofar)
         _bound(self._sofar)
 
     def sofar(self, identifier: str) -> ReapProgress:
-        """The work done on an orphan before it was parked."""
+        """Return the work done on an orphan before it was parked."""
         return self._sofar.get(identifier, ReapProgress())
 
     def note_success(self, now_s: float) -> None:
-        """Note a success; long after the last failure it resets the intervals."""
+        """Note a success; if the last failure was long ago, start with the first interval again."""
         if now_s > self.retry.at_s + timers.current.grudge_s:
             self.retry.note_success()
 
     def retry_at_s(self, identifier: str, now_s: float) -> float:
-        """When to retry an orphan that a process holds, or that failed; the intervals grow."""
+        """Return when to retry an orphan that failed, or that another process holds; the intervals grow."""
         first_s, last_s = timers.current.retry_pause_s, timers.current.last_pause_s
         retry = self._retries[identifier] = self._retries.pop(identifier, RetryClock(first_s, last_s))
         _bound(self._retries)
         return now_s + retry.note_failure(now_s)
 
     def tries(self, identifier: str) -> RetryClock:
-        """The failures of an orphan, and the earliest time of its next attempt, whatever its record says."""
+        """Return an orphan's failures, and the earliest time of the next attempt, whatever its record contains."""
         return self._retries.get(identifier) or RetryClock(0.0, 0.0)
 
     def forget(self, identifier: str) -> None:
@@ -510,14 +510,14 @@ class UserState:
 
 
 def _count(counts: dict[str, int], identifier: str) -> int:
-    """Increment a count; the oldest counts are dropped if there are too many."""
+    """Increment a count, and return it; if there are too many counts, drop the oldest."""
     counts[identifier] = counts.pop(identifier, 0) + 1
     _bound(counts)
     return counts[identifier]
 
 
 def note_once(remembered: dict[T, None], one: T, most: int = _MOST_REMEMBERED) -> bool:
-    """Remember a value; returns whether it is new. The oldest are dropped if there are too many."""
+    """Remember a value, and return whether it is new. If there are too many values, drop the oldest."""
     is_new = one not in remembered
     remembered[one] = None
     _bound(remembered, most)
@@ -540,11 +540,11 @@ class UnreadUsers:
         return uid in self._refused
 
     def resting(self, now_s: float) -> set[int]:
-        """The users who are not checked now."""
+        """Return the users who are not checked now."""
         return {uid for uid, clock in self._clocks.items() if clock.at_s > now_s}
 
     def note(self, unread: Iterable[FolderVerdict], resting: set[int], now_s: float) -> None:
-        """Note the unreadable folders of a check, which did not include resting users."""
+        """Note the unreadable folders that a check found; the check did not include resting users."""
         failed: dict[int, list[FolderVerdict]] = {}
         for refusal in unread:
             failed.setdefault(refusal.uid, []).append(refusal)
@@ -559,9 +559,9 @@ class UnreadUsers:
             self._refused[uid] = refused
 
     def refused(self) -> list[FolderVerdict]:
-        """The unreadable folders."""
+        """Return the unreadable folders."""
         return [refusal for refused in self._refused.values() for refusal in refused]
 
     def next_at_s(self) -> float:
-        """When one of the users is checked again; infinity if there are none."""
+        """Return when one of the users is checked again; infinity if there are none."""
         return min((clock.at_s for clock in self._clocks.values()), default=math.inf)

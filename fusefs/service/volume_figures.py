@@ -1,4 +1,4 @@
-"""Figures of a volume while the service runs: free space and its trend, work done, recent rates; pure."""
+"""A volume's figures while the service runs: free space and its trend, work done, and recent rates; no I/O."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from fusefs.core.service_status import MOST_FAULTS, StatusFault
 from fusefs.service.open_volume import VolumeSpace
 
 _TREND_S = 30.0
-"""The period of a trend: long enough to smooth out a single file."""
+"""The period of a trend, long enough to smooth out the effect of a single file."""
 _LATELY_S = 5.0
 _USUAL_ENTRIES = 1000.0
-"""Entries in an orphan, before any was reaped."""
+"""The assumed number of entries in an orphan, until the first one is reaped."""
 _WEIGHT = 0.1
 
 
 class VolumeFigures:
-    """Free space of a volume and its trend, whether the reaper hurries, work done, and recent rates."""
+    """A volume's free space and its trend, whether the reaper hurries, work done, and recent rates."""
 
     def __init__(self) -> None:
         self.space: VolumeSpace | None = None
@@ -35,7 +35,7 @@ class VolumeFigures:
         self._lately: deque[tuple[float, int, int]] = deque()
 
     def note_space(self, space: VolumeSpace, policy: VolumePolicy, now_s: float) -> bool:
-        """Note the current space; returns whether hurrying began or ended."""
+        """Note the current space, and return whether the reaper started or stopped hurrying."""
         self.space = space
         elapsed_s = now_s - self._since_s
         if elapsed_s > 2 * _TREND_S:
@@ -53,7 +53,7 @@ class VolumeFigures:
         return self.hurries != before
 
     def needed_space(self, policy: VolumePolicy) -> SpaceNeeded:
-        """How much must be freed until a volume that hurries need not hurry."""
+        """Return how much must be freed until the reaper need no longer hurry."""
         space = self.space
         if space is None:
             return SpaceNeeded()
@@ -76,13 +76,13 @@ class VolumeFigures:
         self.usual_entries += _WEIGHT * (n_entries - self.usual_entries)
 
     def note_rates(self, now_s: float) -> None:
-        """Note the current sums, for the rates."""
+        """Note the current totals, from which rates are computed."""
         self._lately.append((now_s, self.n_entries, self.n_bytes))
         while now_s - self._lately[0][0] > _LATELY_S:
             self._lately.popleft()
 
     def rates(self) -> tuple[float, float]:
-        """Recent entries and bytes per second."""
+        """Return the recent rates, in entries and bytes per second."""
         if len(self._lately) < 2:
             return 0.0, 0.0
         (began_s, *first), (ended_s, *last) = self._lately[0], self._lately[-1]
@@ -90,9 +90,9 @@ class VolumeFigures:
         return (last[0] - first[0]) / seconds, (last[1] - first[1]) / seconds
 
     def eta_s(self, n_due: int, n_removed: int) -> float | None:
-        """Seconds until all due orphans are deleted, if they are as large as earlier ones; they are not counted.
+        """Estimate the seconds until all due orphans are deleted, assuming that they are as large as earlier ones.
 
-        n_removed  entries of the one that is being reaped
+        n_removed  entries already removed from the orphan that is being reaped
         """
         entries_per_s, _ = self.rates()
         if not n_due or entries_per_s <= 0 or n_removed > 2 * self.usual_entries or not self.n_reaped:
@@ -104,5 +104,5 @@ class VolumeFigures:
         self._lately.clear()
 
     def fault(self, at_ns: int, text: str) -> None:
-        """Note an error, whose text must contain no file name."""
+        """Note an error, whose text must not contain file names."""
         self.faults.append(StatusFault(at_ns, text))

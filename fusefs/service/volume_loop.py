@@ -1,4 +1,4 @@
-"""One volume in the service: opened when there is work, closed when there is none."""
+"""Serve one volume: open it when there is work, and close it when there is none."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ from fusefs.store.user_folders import FolderCensus
 
 _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
-"""Orphans of a volume whose due time is remembered, some megabytes; the least for one user."""
+"""Maximum number of a volume's orphans whose due time is remembered (some megabytes); and the minimum for one user."""
 _UNSERVED = (VolumePhase.GONE, VolumePhase.BROKEN, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
 _GONE_FOR_GOOD = 3
-"""Failed checks, at least ten minutes apart, after which a volume that the configuration does not name is forgotten."""
+"""Number of failed checks after which a volume that the configuration does not name is forgotten."""
 _NEVER_S = 10 * 365 * 86_400.0
 _MOST_CURRENT = 5
-"""Orphans being reaped that a status lists, each with so many last characters of its id:"""
+"""Maximum number of orphans being reaped that a status lists, each with the last _ID_END characters of its id."""
 _ID_END = 12
 
 
@@ -81,10 +81,10 @@ class VolumeLoop:
         own: OwnStore | None = None,
         limit: OwnStoreLimit | None = None,
     ) -> None:
-        """Start closed.
+        """Start with the volume closed.
 
-        stays  wait for the volume where it is not mounted
-        own    root's service: a user's own store
+        stays  whether to wait for the volume while it is not mounted
+        own    the user's own store, if root's service serves one
         limit  the limit for such a store; None for any other store
         """
         self.path = path
@@ -124,13 +124,13 @@ class VolumeLoop:
     # Called from outside
 
     def wake(self) -> None:
-        """Something may have changed: check for work."""
+        """Check for work, because something may have changed."""
         self._woken.set()
         if self.session is not None:
             self.session.wake()
 
     def reconfigure(self) -> None:
-        """Apply a new policy, or find a volume that may be back: stop, scan everything again, continue."""
+        """Stop, scan everything again, and continue, because of a new policy or because the volume may be back."""
         self._must_find = True
         self._rests_until_s = self._checked_space_at_s = 0.0
         for user in self.users.values():
@@ -140,34 +140,34 @@ class VolumeLoop:
         self.wake()
 
     def check_mount(self) -> None:
-        """Check whether a mount or unmount affects this volume; a session is finished first."""
+        """Check whether a mount or unmount affects this volume; a running session is finished first."""
         self._must_open = True
         if self.session is None:
             self.wake()
 
     def copy_changed(self, is_mounted: bool) -> None:
-        """A disk with the same volume id was mounted, or one is gone: check which one to serve."""
+        """Check which disk to serve, because a disk with the same volume id was mounted, or one is gone."""
         if not is_mounted or self.phase is not VolumePhase.UNPROVEN:
             if self.session is not None:
                 self.session.stop()
             self.check_mount()
 
     def retry(self) -> None:
-        """Check now: the store may have been repaired or created again."""
+        """Check now, because the store may have been repaired or created again."""
         self._rests_until_s = 0.0
         self.check_mount()
 
     def key(self) -> Key:
-        """The key of a user's own store."""
+        """Return the key of a user's own store."""
         assert self._own is not None
         return self._own.line_of.uid, self._own.line_of.line.store()
 
     def paths(self) -> tuple[bytes, ...]:
-        """The paths by which users may refer to the volume."""
+        """Return the paths by which users may refer to the volume."""
         return (self._base_path,) if self._own is None else (self.path, self._own.by_rules.path)
 
     def status(self) -> VolumeStatus:
-        """The current status; makes no system call on the volume."""
+        """Return the current status; this makes no system call on the volume."""
         now_s, now_ns = boot_s(), time.time_ns()
         session, figures, space = self.session, self._figures, self._figures.space
         users = list(self.users.values())
@@ -219,7 +219,7 @@ class VolumeLoop:
         )
 
     def _session_phase(self, session: WorkSession) -> tuple[VolumePhase, str]:
-        """The phase of a session, and a sentence about it."""
+        """Return the phase of a session, and a sentence about it."""
         if not session.current():
             now_s = boot_s()
             is_looking = any(user.is_urgent(now_s) for user in self.users.values()) or not self.users
@@ -231,14 +231,14 @@ class VolumeLoop:
         return (VolumePhase.REAPING if session.tempo.is_alone else VolumePhase.YIELDING), session.why()
 
     def renew(self, own: OwnStore) -> None:
-        """Apply a changed registry line of its owner, or a changed mount."""
+        """Apply a registry line that the owner has changed, or a changed mount."""
         assert self._own is not None
         if own != self._own:
             self._own = own
             self.reconfigure()
 
     def leave(self) -> None:
-        """End the loop for good: its owner no longer registers the store."""
+        """End the loop for good, because the store is no longer in its owner's registry."""
         self._is_ended = True
         if self.session is not None:
             self.session.stop()
@@ -258,9 +258,9 @@ class VolumeLoop:
     # Main loop
 
     async def serve(self) -> None:
-        """Serve the volume until cancelled, left, or gone for good. Raises  ForkerLost. Checkpoint
+        """Serve the volume until cancelled, until `leave`, or until it is gone for good. Raises  ForkerLost. Checkpoint
 
-        A volume in the configuration is waited for; others are found again when they are mounted.
+        The loop waits for a volume that the configuration names; others are found again when they are mounted.
         """
         try:
             await self._run_loop()
@@ -280,7 +280,7 @@ class VolumeLoop:
             if held_s > 0:
                 wait_s = min(wait_s, held_s)
                 n_fresh = sum(len(part.unread_ids) for user in self.users.values() for part in user.parts.values())
-                if n_fresh != self._n_fresh:  # for the number of arrivals in the status
+                if n_fresh != self._n_fresh:  # the status contains the number of arrivals
                     self._n_fresh = n_fresh
                     self._context.changed()
             else:
@@ -300,16 +300,16 @@ class VolumeLoop:
         return config.policy_of(self._base_path, self._volume_id)
 
     async def _check_space(self, policy: VolumePolicy) -> float:
-        """Check free space while the volume is closed. Returns the seconds until the next check."""
+        """Check free space while the volume is closed, and return the seconds until the next check."""
         parts = [part for user in self.users.values() for part in user.parts.values()]
-        # Outside its window a volume has not been scanned yet.
+        # A volume outside its window may not have been scanned yet.
         is_unknown = not self._volume_id and policy.windows
         is_empty = not is_unknown and not any(part.n_orphans or part.unread_ids for part in parts)
         if is_empty or (policy.blocks is None and policy.inodes is None):
             return _NEVER_S
         now_s = boot_s()
         if now_s >= self._checked_space_at_s + timers.current.space_pause_s:
-            self._checked_space_at_s = now_s  # even if it fails: not again at once
+            self._checked_space_at_s = now_s  # even if the check fails, so that it is not repeated at once
             with suppress(OSError, TrashdError):
                 looking, limit_s = partial(space_at, self.path), math.inf
                 if self._own is not None:
@@ -328,14 +328,14 @@ class VolumeLoop:
             return
         if self._figures.hurries:
             share = space.free_share() or 0.0
-            detail = f"only {share:.1%} is free, so the oldest orphans of the users with most data are reaped early"
+            detail = f"only {share:.1%} is free, so the oldest orphans of the users with the most data are reaped early"
             self._context.report(EventKind.LOW_SPACE, volume=self.path, uid=self.owner, detail=detail)
         for user in self.users.values():
             for part in user.parts.values():
                 part.rescan()
 
     def _held_back_s(self, policy: VolumePolicy) -> float:
-        """The seconds for which no work is allowed here; 0 if it is. Sets the phase with the reason."""
+        """Return for how many seconds no work is allowed; 0 if work is allowed. Sets the phase, with the reason."""
         now_s = boot_s()
         if self._pause is not None and self._pause.remaining_s(time.time()) <= 0.0:
             self.set_pause(None)
@@ -353,7 +353,7 @@ class VolumeLoop:
         second = local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec
         closed_s = policy.closed_s(second, hurries=self._figures.hurries)
         if closed_s:
-            self._set_phase(VolumePhase.WINDOW, "reaping is allowed only at " + ", ".join(map(str, policy.windows)))
+            self._set_phase(VolumePhase.WINDOW, "reaping is allowed only during " + ", ".join(map(str, policy.windows)))
             return min(float(closed_s), timers.current.window_pause_s)
         return 0.0
 
@@ -376,11 +376,11 @@ class VolumeLoop:
             await self._work_opened(policy, is_poll=is_poll)
             return
         async with self._limit.hold():
-            if self._held_back_s(policy) <= 0 and not self._is_ended:  # it may have waited for long
+            if self._held_back_s(policy) <= 0 and not self._is_ended:  # the wait may have been long
                 await self._work_opened(policy, is_poll=is_poll)
 
     async def _check_other_nodes(self) -> bool:
-        """Check the changes by other nodes without a session; returns whether it still is the known volume."""
+        """Without a session, check for changes by other nodes; return whether this is still the known volume."""
         async with nullcontext() if self._limit is None else self._limit.hold():
             with await self._open() as opened:
                 if opened.store.volume.id != self._volume_id:
@@ -389,14 +389,14 @@ class VolumeLoop:
         return True
 
     async def _check_around(self, opened: OpenVolume) -> None:
-        """During a session: find new users and changes by other nodes."""
+        """During a session, find new users and changes by other nodes."""
         await self._find_users(opened)
         if self._nodes.is_due():
             status = self.status()
             await self._nodes.check(opened, self.users, status.phase.value, status.probe_ms)
 
     async def _open(self) -> OpenVolume:
-        """Open the volume; a user's own store within a time limit. Raises  TrashdError; OSError"""
+        """Open the volume; for a user's own store, there is a time limit. Raises  TrashdError; OSError"""
         kernel = self._context.kernel
         opening, limit_s = partial(open_volume, kernel, self.path), math.inf
         if self._own is not None:
@@ -410,7 +410,7 @@ class VolumeLoop:
         with await self._open() as opened:
             self._public_path = opened.public_path or self.path
             await self._begin(opened, is_poll=is_poll)
-            policy = self._policy()  # by the id of the opened volume
+            policy = self._policy()  # now according to the id of the opened volume
             if self._held_back_s(policy) > 0:
                 return
             self.session = WorkSession(
@@ -449,7 +449,7 @@ class VolumeLoop:
             raise failed
 
     async def _close_in_time(self, session: WorkSession, policy: VolumePolicy) -> None:
-        """Stop the session when its window ends; or when other stores wait and it has had its turn or has no work."""
+        """Stop the session when its window ends, or when other stores wait and it has had its turn or has no work."""
         began_s = boot_s()
         while self._held_back_s(policy) <= 0:
             await trio.sleep(timers.current.session_pause_s)
@@ -466,9 +466,9 @@ class VolumeLoop:
         self._must_open = False
         self._n_gone = 0
         if store.volume.id != self._volume_id:
-            # The owner could cause this log line at will.
+            # The owner could cause this log message at will.
             if self._volume_id and (self.owner is None or self._context.allows_report(self.owner)):
-                _LOG.warning("%s is another volume now, and is scanned again", printable(self.path))
+                _LOG.warning("%s is a different volume now, and is scanned again", printable(self.path))
             self._forget()
             self._volume_id = store.volume.id
             self._filesystem = opened.filesystem
@@ -488,7 +488,7 @@ class VolumeLoop:
         await self._nodes.check(opened, self.users, VolumePhase.LOOKING.value)
 
     def _may_find(self) -> bool:
-        """Whether there may be new users, or an unreadable one is to be checked again."""
+        """Whether there may be new users, or an unreadable folder must be checked again."""
         return self._must_find or boot_s() >= self._unread.next_at_s()
 
     async def _find_users(self, opened: OpenVolume) -> None:
@@ -501,7 +501,7 @@ class VolumeLoop:
             resting = self._unread.resting(boot_s())
             census = await in_thread(self._limiter, partial(opened.users, resting))
         except BaseException:
-            self._must_find = True  # the session ended meanwhile: the next one finds them
+            self._must_find = True  # the session has ended, so the next one must find them
             raise
         self._unread.note(census.unread, resting, boot_s())
         self._report_refused(census, opened.store)
@@ -513,13 +513,13 @@ class VolumeLoop:
             if uid not in self.users:
                 self.users[uid] = UserState(uid, opened.store.path(), self._most_remembered, self._context.since_ns)
             elif self._folders.get(uid, ino) != ino:
-                self.users[uid].rescan()  # another folder: the known state is void
+                self.users[uid].rescan()  # it is another folder, so the known state is invalid
                 self._leave(uid)
         self._folders = census.inos
         self._watches.watch_users(opened.store, self.users)
 
     def _report_refused(self, census: FolderCensus, store: Store) -> None:
-        """Note objects with the name of a user's folder that are refused or unreadable; they are not served."""
+        """Note objects that have the name of a user's folder, but are refused or unreadable, and so not served."""
         where = os.path.join(split_place(self._public_path)[0], store.name)
         every = census.refused + self._unread.refused()
         refused = tuple(PassedOver(*problem) for problem in to_findings(where, every))
@@ -532,7 +532,7 @@ class VolumeLoop:
             _LOG.warning("%s", text)
 
     def _on_users(self, event: InotifyEvent) -> None:
-        """Handle an event where folders are created: perhaps a new user. Anyone can create names there."""
+        """Handle an event in a directory for users' folders, where anyone can create names: there may be a new user."""
         if event.kinds & (InotifyMask.IGNORED | InotifyMask.UNMOUNT):
             self._watches.unwatch_areas()
         elif not event.kinds & InotifyMask.OVERFLOW and parse_uid_name(event.name) is None:
@@ -552,7 +552,7 @@ class VolumeLoop:
         return max(_MOST_REMEMBERED // max(len(self.users), 1), _LEAST_REMEMBERED)
 
     def _idle_s(self) -> float:
-        """All work is done: seconds until more is due."""
+        """Note that all work is done, and return the seconds until more is due."""
         self._served.note_served()
         if self._held_back_s(self._policy()) > 0:
             return 0.0
@@ -565,17 +565,17 @@ class VolumeLoop:
         return max(min([*own_times, *(user.next_at_s() for user in self.users.values())]) - now_s, 0.0)
 
     def _handle_error(self, error: Exception) -> float:
-        """Handle an error; returns the seconds to wait."""
+        """Handle an error, and return the seconds to wait."""
         problem = from_os(error, self.path) if isinstance(error, OSError) else error
         why = problem.message() if isinstance(problem, TrashdError) else str(problem)
-        why = why.replace(printable(self.path), printable(self._public_path))  # every user may read it
+        why = why.replace(printable(self.path), printable(self._public_path))  # every user may read this
         self._must_find = True
         if isinstance(problem, Elsewhere):
-            self._set_phase(VolumePhase.ELSEWHERE, "another reaper serves it")
+            self._set_phase(VolumePhase.ELSEWHERE, "another reaper serves this volume")
             return timers.current.elsewhere_pause_s
         if isinstance(problem, Unproven | RootSquashed):
             self._forget()
-            # With root squash users run their own services, which do not serve what root's service serves.
+            # With root squash, users run their own services, which do not serve what root's service serves.
             phase = VolumePhase.UNPROVEN if isinstance(problem, Unproven) else VolumePhase.GONE
             self._set_phase(phase, f"{why} ({problem.hint})")
             if self._why != self._warned and self.owner is None:
@@ -593,16 +593,16 @@ class VolumeLoop:
         return self.note_broken(why)
 
     def _is_gone(self, error: Exception) -> bool:
-        """Whether an error means that there is no store; a store that exists and is unusable needs a repair.
+        """Whether an error means that there is no store, rather than a store that needs a repair.
 
-        For a user's own store every error except a broken disk means that, as its owner can cause errors at will.
+        For a user's own store, every error except a broken disk means that, because its owner can cause errors at will.
         """
         if self._own is not None:
             return isinstance(error, TrashdError) and (isinstance(error, NoStore) or error.errno not in TROUBLE)
         return type(error) in (NoStore, NoBacking, NotFound, NotADirectory)
 
     def note_broken(self, why: str) -> float:
-        """Leave the volume alone for a growing interval; returns it."""
+        """Leave the volume alone for a growing interval, and return the interval."""
         rest_s = min(timers.current.rest_pause_s * 2.0**self._n_breaks, timers.current.last_rest_pause_s)
         self._n_breaks += 1
         self._rests_until_s = boot_s() + rest_s

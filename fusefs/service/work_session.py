@@ -1,8 +1,8 @@
-"""Work on an opened volume: chooses the next user, gives orders to children, sets the speed, until no work is due.
+"""Work on an opened volume until no work is due: choose the next user, give orders to children, and set the speed.
 
-Users alternate by start-time fair queueing: the user who has had the least time is next. A new user starts with the
-time of the others, so is next soon, and an absent user saves up no time. A user and the user's subordinate uids share
-one part.
+Users take turns by start-time fair queueing: the user who has had the least time is next. A new user starts with the
+same time as the others, and therefore is next soon; an absent user saves up no time. A user and the user's subordinate
+uids count as one user.
 
 Source  Goyal, Vin, Chen: Start-time fair queueing (1996)
 """
@@ -47,7 +47,7 @@ from fusefs.store.swap import open_own_folder
 from fusefs.store.user_folders import open_user_folder
 
 UserOrder = Callable[[int], int]
-"""Sort key for users who have had the same time: the lowest number is first."""
+"""Sort key for users who have had the same time: the user with the lowest number is first."""
 
 
 def by_number(uid: int) -> int:
@@ -56,7 +56,7 @@ def by_number(uid: int) -> int:
 
 
 def order_of_node(node: bytes) -> UserOrder:
-    """A different order on each node, so that nodes start with different users."""
+    """Return an order that is different on each node, so that nodes start with different users."""
 
     def order(uid: int) -> int:
         return int.from_bytes(blake2b(b"%d" % uid, key=node[:64], digest_size=8).digest())
@@ -65,17 +65,17 @@ def order_of_node(node: bytes) -> UserOrder:
 
 
 class FairTurns:
-    """The time that each user has had; pure."""
+    """Chooses the next user, based on the time that each user has had; no I/O."""
 
     def __init__(self, holder_of: Callable[[int], int] = lambda uid: uid, order: UserOrder = by_number) -> None:
-        """holder_of: the user who has a subordinate uid; most uids belong to no other user."""
+        """holder_of: returns the user to whom a subordinate uid belongs, and any other uid unchanged"""
         self._holder_of = holder_of
         self._order = order
         self._holders = _TimeShares(order)
         self._users: dict[int, _TimeShares] = {}
 
     def next(self, uids: Collection[int]) -> int:
-        """The next user among those with work (at least one)."""
+        """Return the next user among those with work (at least one)."""
         by_holder: dict[int, list[int]] = {}
         for uid in uids:
             by_holder.setdefault(self._holder_of(uid), []).append(uid)
@@ -93,7 +93,7 @@ class FairTurns:
 
 
 class _TimeShares:
-    """The time that each of some uids has had."""
+    """Chooses the next of several uids, based on the time that each has had."""
 
     def __init__(self, order: UserOrder) -> None:
         self._order = order
@@ -101,10 +101,10 @@ class _TimeShares:
         self._now_s = 0.0
 
     def next(self, uids: Collection[int]) -> int:
-        """The one with the least time among those with work."""
+        """Return the uid with the least time among those with work."""
         uid_set = set(uids)
         for one in [one for one, had_s in self._had_s.items() if one not in uid_set and had_s <= self._now_s]:
-            del self._had_s[one]  # a new start would give it the same time or more
+            del self._had_s[one]  # if it returns, it starts with the same time or more
         for one in uids:
             self._had_s[one] = max(self._had_s.get(one, self._now_s), self._now_s)
         chosen = min(uids, key=lambda one: (self._had_s[one], self._order(one), one))
@@ -118,15 +118,15 @@ class _TimeShares:
 
 _LOG = logging.getLogger(__name__)
 _MOST_HELD = 16
-"""Reaps that are on hold at a time: beyond that they are parked."""
+"""Maximum number of reaps on hold; beyond it, reaps are parked."""
 _MOST_IDLE = 4
-"""Idle children at a time."""
+"""Maximum number of idle children."""
 _ROOTS_MOST = 1000
-"""Orphans of root that are remembered of a store in which root had none before."""
+"""Maximum number of root's orphans that are remembered in a store where root had none before."""
 
 
 class WorkSession:
-    """One volume while it is open. The volume loop keeps all lasting state."""
+    """The work on a volume while it is open. The volume loop keeps all lasting state."""
 
     def __init__(
         self,
@@ -143,11 +143,11 @@ class WorkSession:
     ) -> None:
         """Start idle.
 
-        users        those to serve; new ones may be added during the session
-        limiter      of the threads that touch this volume
+        users        the users to serve; new ones may be added during the session
+        limiter      limits the threads that use this volume
         note_space   called with the free space every few seconds
-        new_parts    called when a user has folders in stores that were not known
-        check_around  called every few seconds: there may be unknown users
+        new_parts    called when a user has folders in further stores
+        check_around  called every few seconds, to find new users and changes by other nodes
         grace        keeps orphans that expired while the volume was not served
         """
         self._context = context
@@ -184,7 +184,7 @@ class WorkSession:
     # Called from outside
 
     def wake(self) -> None:
-        """Something changed: choose the next user again."""
+        """Choose the next user again, because something has changed."""
         self._woken.set()
 
     def stop(self) -> None:
@@ -193,7 +193,7 @@ class WorkSession:
         self.wake()
 
     def renew(self, uid: int) -> None:
-        """A user's folder is not the one that its child has: the next order needs a new child."""
+        """Use a new child for the user's next order, because the old child has a folder that was replaced."""
         self._stale.add(uid)
 
     def request_check(self) -> None:
@@ -201,20 +201,20 @@ class WorkSession:
         self._check_requested.set()
 
     def current(self) -> list[UserState]:
-        """The users of whom an orphan is being reaped, including those on hold."""
+        """Return the users who have an orphan that is being reaped, including users on hold."""
         return [user for user in self._users.values() if user.current is not None]
 
     def why(self) -> str:
-        """The reason for the current speed: a short sentence for users."""
+        """Return the reason for the current speed, as a short sentence for users."""
         away = self._away()
         return f"waiting for the server: {os.strerror(away)}" if away else self._pacer.why()
 
     def _away(self) -> int:
-        """The errno for which a child waits for the filesystem's server; 0: no child waits."""
+        """Return the errno because of which a child waits for the filesystem's server; 0: no child waits."""
         return next((child.sums.away for child in self._children.values() if child.sums.away), 0)
 
     def pressure(self) -> Pressure:
-        """The load of the disk and the machine, as measured last."""
+        """Return the load of the disk and the machine, as measured most recently."""
         return self._pacer.pressure()
 
     # Work
@@ -273,7 +273,7 @@ class WorkSession:
                 return
 
     async def _take_over_next(self) -> None:
-        """Take over one orphan that its user could not delete: from now on it belongs to root."""
+        """Take over one orphan that its user could not delete, so that it belongs to root."""
         if self._schedule.for_root:
             takeover = self._schedule.for_root.pop()
             try:
@@ -288,7 +288,7 @@ class WorkSession:
             self._users[0].rescan()
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for a change, at most that long."""
+        """Wait for a change, at most for the given time."""
         with trio.move_on_after(seconds):
             await self._woken.wait()
         self._woken = trio.Event()
@@ -330,10 +330,9 @@ class WorkSession:
             self._dismiss(child)
 
     def _complete_order(self, order: Order) -> Order:
-        """Add the policy's settings to an order. Orphans whose flags root may clear are reaped in orders of their own,
-        first.
+        """Add the policy's settings to an order. Orphans whose flags root may clear are reaped first, in extra orders.
 
-        Where space is low, one orphan at a time: no more of them expire early than necessary.
+        If space is low, orphans are reaped one at a time, so that no more of them expire early than necessary.
         """
         if isinstance(order, Tend):
             return Tend(self._policy.takeover_s or 0)
@@ -344,7 +343,7 @@ class WorkSession:
         return Reap(order.base, chosen[:1] if self._figures.hurries else chosen, by_force=bool(forced))
 
     async def _child(self, nursery: trio.Nursery, user: UserState) -> ChildHandle | None:
-        """The child of a user; None if the user's folder is gone."""
+        """Return a user's child; None if the user's folder is gone, or no child can be started."""
         child = self._children.get(user.uid)
         if child is not None and user.uid in self._stale - self._busy:
             self._dismiss(child)
@@ -368,7 +367,7 @@ class WorkSession:
         """Fork a child for a user; if the user's folder is gone, forget the user and return None."""
         folder = await in_thread(self._limiter, partial(self._opened.folder, user.uid))
         if folder is None:
-            if self._users.get(user.uid) is user:  # no other task has done that meanwhile
+            if self._users.get(user.uid) is user:  # no other task has done this in the meantime
                 del self._users[user.uid]
             return None
         with folder:
@@ -390,7 +389,7 @@ class WorkSession:
             await self._wait(timers.current.tick_s)
 
     async def _end_children(self) -> None:
-        """End all children; until then the volume is busy."""
+        """End all children; the volume is busy until they have ended."""
         children = list(self._children.values())
         for child in children:
             child.kill("no longer needed")
@@ -406,12 +405,12 @@ class WorkSession:
             if isinstance(order, Reap):
                 user.note_ordered(order.ids())
                 user.set_current(order.chosen[0].id)
-            # Report work done even if the service ends: then the session parks its children and closes their handles.
+            # Report work done even if the service ends; the session then parks its children and closes their handles.
             with trio.CancelScope(shield=True):
                 async with aclosing(child.answers(order)) as answers:
                     async for answer in answers:
                         self._schedule.handle_answer(user, order, answer)
-            # Orphans that were read again are due at their expiry only, even if a quota had made them expire early.
+            # Orphans that were read again are due when they expire, even if a quota had made them expire early.
             has_read = isinstance(order, Measure | ReadRecords) and user.parts[order.base].is_scanned()
             if has_read and self._schedule.must_measure():
                 await self._check_space()
@@ -423,7 +422,7 @@ class WorkSession:
             if not self._is_stopping:
                 self._dismiss(child)
                 pause_s = user.retry.note_failure(boot_s())
-                detail = f"{lost}; the next one starts in {format_duration(round(pause_s))}"
+                detail = f"{lost}; a new one starts in {format_duration(round(pause_s))}"
                 self._context.report(
                     EventKind.CHILD_LOST, volume=self._opened.store.base_path, uid=user.uid, detail=detail
                 )
@@ -440,7 +439,7 @@ class WorkSession:
             self.wake()
 
     def _tick(self, nursery: trio.Nursery) -> Speed:
-        """The speed for the child that works now."""
+        """Return the speed for the child that is working now."""
         self._count()
         now_s = boot_s()
         self._figures.note_rates(now_s)
@@ -462,7 +461,7 @@ class WorkSession:
         return self.tempo
 
     def _count(self) -> None:
-        """Add up the children's heartbeats since the last call."""
+        """Add the work that the children's heartbeats have reported since the last call."""
         for uid, child in self._children.items():
             last, sums = self._counted.get(uid, Heartbeat(0, 0, 0.0)), child.sums
             self._counted[uid] = sums
@@ -491,7 +490,7 @@ class WorkSession:
                 await self._check_around()
                 has_failed = False
             except OSError as error:
-                # A child that reaps meets the same outage, at its next access at the latest, and waits for the server.
+                # A child that reaps runs into the same outage at its next access, and waits for the server.
                 is_waited_for = error.errno in CUT_OFF and (self._away() or (self._busy and not has_failed))
                 has_failed = True
                 if not is_waited_for:
@@ -516,10 +515,10 @@ async def _listen(child: ChildHandle) -> None:
 
 
 def take_over(opened: OpenVolume, takeover: RootTakeover) -> ContainerId | None:
-    """Move an orphan from a user's quarantine to root, due at once; returns its new id, or None if another process has
-    it.
+    """Move an orphan from a user's quarantine to root's folder, due at once; return its new id.
 
-    Done for orphans that their owner could not delete, where an administrator configured `delete_as = "root"`.
+    This is done for orphans that their owner could not delete, if an administrator configured `delete_as = "root"`.
+    Returns None if another process holds the orphan.
     Raises  TrashdError; OSError
     """
     with ExitStack() as owned:
@@ -535,7 +534,7 @@ def take_over(opened: OpenVolume, takeover: RootTakeover) -> ContainerId | None:
 
 
 def _store_of(upper: Store, path: bytes, owned: ExitStack) -> Store:
-    """The store with that path: the open one, or one below it."""
+    """Return the store with the given path: the open one, or one below it."""
     if path == upper.path():
         return upper
     base, name = os.path.split(path)

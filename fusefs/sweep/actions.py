@@ -1,9 +1,9 @@
 """The actions of a sweep on its matches: delete, print, count, trash into one orphan, or move to another directory.
 
-A directory that holds a trash store is never taken whole: trashd commands would lose access to the orphans in it.
+A directory that holds a trash store is never taken whole, because trashd commands would lose access to its orphans.
 
-No action changes a name that the owner of a destination could have put there: a new directory gets its owner and mode
-where no other user can enter, and only then its name.
+No action changes a name that the owner of a destination could have put there. A new directory gets its owner and mode
+in a place that no other user can enter, and only then its name.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _CLOSE = "name a directory that only root can write to, or one with the sticky b
 
 
 class MoveDestination:
-    """A directory to move to, open.
+    """An open directory to which matches are moved.
 
-    path        its path, links resolved
+    path        its path, with links resolved
     identified  its identity on the backing filesystem
     """
 
@@ -73,10 +73,10 @@ class MoveDestination:
         self._inner_path = relative_to(top.path, self.path) if is_inside(top.path, self.path) else b""
 
     def open(self, upper: bytes, ways: DeepOpeners, source: Fd) -> Fd:
-        """Open the directory for names of a swept directory; creates it with the same attributes if it is missing.
+        """Open the directory that corresponds to one in the swept tree; if missing, create it with the same attributes.
 
-        upper   its path from the swept directory
-        source  the one of the swept tree
+        upper   its path relative to the destination
+        source  the corresponding directory in the swept tree
         Raises  OSError: ENOTDIR or ELOOP if the path has a link, EINVAL if it is in the swept directory itself;
                 AcrossUsers
         """
@@ -103,7 +103,7 @@ class MoveDestination:
                 with targets.beneath(path) as target, models.beneath(path) as source:
                     self._check(path, source.fd, target.fd)
             except FileNotFoundError:
-                return  # from here on they are created, or the source was moved
+                return  # the remaining directories are created, or the source was moved
             self._checked = path
 
     def _check(self, path: bytes, source: Fd, target: Fd) -> None:
@@ -125,12 +125,12 @@ def _make_like(kernel: Kernel, above: Fd, name: Name, model: Fd) -> None:
 def format_rsync_command(
     directory: bytes, selection: Selection, target: bytes, if_exists: IfExists, more: Sequence[bytes] = ()
 ) -> str:
-    """Format the command that moves the same matches to another filesystem, which renames can't reach.
+    """Return the command that moves the same matches to another filesystem, which renames can't reach.
 
-    rsync uses the part after `/./` of each path as the path below its destination.
+    rsync uses the part of each path after `/./` as the path below its destination.
 
     directory  absolute
-    more       further words for `trashd sweep`: a list of names, a limit
+    more       further words for `trashd sweep`, such as a list of names or a limit
     """
     options = format_options(selection)
     if options is None:
@@ -145,10 +145,10 @@ def format_rsync_command(
 
 @contextmanager
 def open_destination(kernel: Kernel, top: SweepRoot, path: bytes) -> Iterator[MoveDestination]:
-    """Open the destination that the user named; changes nothing.
+    """Open the destination that the user named; change nothing.
 
-    Raises  UsageError if it is the swept directory; OtherFilesystem if no rename reaches it; Refused if the path has a
-            link of another user; AcrossUsers; NotFound, and as `find_scope`
+    Raises  UsageError: it is the swept directory; OtherFilesystem: no rename reaches it; Refused: the path has a link
+            that another user can change; AcrossUsers; NotFound; the errors of `find_scope`
     """
     try:
         scope = find_scope(kernel, path)
@@ -168,13 +168,13 @@ def open_destination(kernel: Kernel, top: SweepRoot, path: bytes) -> Iterator[Mo
 
 
 def _refuse_others_links(kernel: Kernel, scope: Scope, path: bytes) -> None:
-    """Refuse a path on which another user can place a link and so choose the destination. Raises  Refused, NotFound"""
+    """Refuse a path in which another user can put a link, and so choose the destination. Raises  Refused, NotFound"""
     with open_directory(kernel, path, scope.mounts) as opened:
         st = kernel.fstat(opened.fd)
         if must_check_owners() and opened.whose is None:
             raise AcrossUsers(f"{printable(path)} (the path leads from one user's directory into another's)", _CLOSE)
         if not any(one is not None and os.path.samestat(st, kernel.fstat(one)) for one in scope.sides):
-            raise NotFound(path, "its directory was moved meanwhile")
+            raise NotFound(path, "its directory was moved in the meantime")
 
 
 def _is_distant(kernel: Kernel, here: BackingAndMount, there: BackingAndMount) -> bool:
@@ -200,7 +200,7 @@ def _is_distant(kernel: Kernel, here: BackingAndMount, there: BackingAndMount) -
             project = inherited_project(kernel, target)
             return project is not None and project != project_of(kernel, source)
     except PermissionError:
-        return False  # each rename will report it
+        return False  # each rename will report this
 
 
 class DeleteMatches(Action):
@@ -216,13 +216,13 @@ class OutputError(Exception):
     """Output could not be written."""
 
     def __init__(self, error: OSError) -> None:
-        """error: of the write."""
+        """error: the error of the write"""
         super().__init__(error)
         self.error = error
 
 
 class PrintMatches(Action):
-    """Prints the matches, in this process only."""
+    """Prints the matches; runs only in this process."""
 
     is_single = True
 
@@ -230,7 +230,7 @@ class PrintMatches(Action):
         self._to = to
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        """See Action. Raises  Untellable"""
+        """See Action. Raises  OutputError"""
         try:
             return ActionResult(self._to.print_names(here, names), "stat")
         except OSError as error:
@@ -238,7 +238,7 @@ class PrintMatches(Action):
 
 
 class CountMatches(Action):
-    """Counts the matches in this process only, and remembers the largest and the oldest ones (sweep.request.Action)."""
+    """Counts the matches, and remembers the largest and the oldest ones; runs only in this process."""
 
     is_single = True
 
@@ -287,9 +287,9 @@ _CLOCK_REALTIME_COARSE = 5  # missing in Python's time module
 
 
 def noted_stores(kernel: Kernel, directory: bytes) -> frozenset[RelPath]:
-    """Paths of known stores with content below a sweep's directory, relative to it.
+    """Return the relative paths of known stores with content below a sweep's directory.
 
-    Raises  as `find_scope`
+    Raises  the errors of `find_scope`
     """
     with find_scope(kernel, directory) as scope:
         return frozenset(stores_below(kernel, scope.root.fd, scope.root_path, scope.relative))
@@ -298,9 +298,9 @@ def noted_stores(kernel: Kernel, directory: bytes) -> frozenset[RelPath]:
 def without_stores(
     here: ActionPlace, names: Sequence[str], noted: Collection[RelPath]
 ) -> tuple[Sequence[str], list[tuple[str, str]]]:
-    """Divide names into those that may be taken, and those that are spared, with the reason.
+    """Divide names into those that may be taken, and those that are spared, each with the reason.
 
-    noted  stores that may be deeper inside one of the names, from `noted_stores`
+    noted  stores, from `noted_stores`, that may be deep inside one of the named directories
     """
     if not here.are_dirs:
         return names, []
@@ -318,20 +318,20 @@ def without_stores(
 
 @contextmanager
 def open_trash(kernel: Kernel, top: SweepRoot, to: ToTrash) -> Iterator[Action]:
-    """The action, with a container for the matches. Matches that were moved into it become an orphan in the end, even
-    after a kill.
+    """Open the action that trashes, with a container for the matches.
 
+    In the end, the matches in the container become an orphan, even after a kill.
     Raises  TrashdError; then nothing is left behind
     """
     with find_scope(kernel, top.path) as scope:
         if not os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
-            raise NotFound(top.path, "it was moved meanwhile")
+            raise NotFound(top.path, "it was moved in the meantime")
         with open_sweep_container(kernel, scope, to.options or SwapOptions()) as basket:
             yield _TrashAction(basket, noted_stores(kernel, top.path), to.on_end)
 
 
 class _TrashAction(Action):
-    """Its state is created before any worker starts, and shared by them."""
+    """Moves the matches into a container. Its state is created before the workers start, and they share it."""
 
     takes_dirs = True
 
@@ -342,19 +342,19 @@ class _TrashAction(Action):
         self._noted = noted
         self._on_end = on_end
         self._has_joined = mmap.mmap(-1, 1)
-        """Whether a directory may have been merged in part, which counts as not done unless it is complete."""
+        """Whether a directory may have been partly merged; such a directory is not counted as done."""
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        """See Action. One rename for each name."""
+        """See Action. Uses one rename for each name."""
         names, spared = without_stores(here, names, self._noted)
         try:
             into = self._basket.open_target(here.upper, here.ways)
         except FileNotFoundError:
-            # The directory has another path by now: its entries are no longer where the sweep was to look.
+            # The directory has another path now, so its entries are no longer in the place that the sweep covers.
             return ActionResult([(name, errno.ENOENT) for name in names], "openat2", spared)
         with into:
             owner = here.kernel.fstat(here.sides.fd).st_uid
-            check_giving(here.kernel, into.fd, here.upper, owner, here.sides.fd)  # it may exist already
+            check_giving(here.kernel, into.fd, here.upper, owner, here.sides.fd)  # the target may already have existed
             if is_same_directory(here.kernel, here.sides.fd, into.fd):
                 return ActionResult([(name, errno.ENOENT) for name in names], "openat2", spared)
             source, target = choose_rename_fds(here.sides, into)
@@ -366,10 +366,10 @@ class _TrashAction(Action):
             return ActionResult(refused, "renameat2", spared)
 
     def _retry(self, here: ActionPlace, into: BackingAndMount, name: Name, number: int) -> int:
-        """Retry a name after an error; returns 0, or the remaining error."""
+        """Retry a name after an error; return 0, or the remaining error."""
         if number == errno.EEXIST and here.are_dirs:
-            # Parts of the directory were moved earlier, so that its name exists: merge the rest.
-            from fusefs.store.restore import merge_entry  # imported late: it loads the whole code of restore
+            # The name exists because parts of the directory were moved earlier: merge the rest.
+            from fusefs.store.restore import merge_entry  # imported late, because it loads all code of restore
 
             self._has_joined[0] = 1
             leftovers = merge_entry(here.kernel, here.sides, into, name, RelPath(b""))
@@ -386,7 +386,7 @@ class _TrashAction(Action):
         return 0
 
     def _size(self, sums: SweepSums) -> TreeSize | None:
-        """The size of the orphan if the sweep did stat files; excludes directories, their content, and links."""
+        """Return the orphan's size without directories, their content, and links; None if no files were stat'ed."""
         if not sums.taken_bytes:
             return None
         held = self._basket.held
@@ -408,7 +408,7 @@ class _TrashAction(Action):
 
 @contextmanager
 def open_move(kernel: Kernel, top: SweepRoot, to: ToMove) -> Iterator[Action]:
-    """The action that moves; created in the first process, before the workers.
+    """Open the action that moves; called in the first process, before the workers start.
 
     Raises  UsageError, OtherFilesystem, Refused, NotFound
     """
@@ -417,7 +417,7 @@ def open_move(kernel: Kernel, top: SweepRoot, to: ToMove) -> Iterator[Action]:
 
 
 class _MoveAction(Action):
-    """Moves names of a directory to the corresponding destination directory."""
+    """Moves names in a directory to the corresponding destination directory."""
 
     takes_dirs = True
 
@@ -425,14 +425,14 @@ class _MoveAction(Action):
         self._destination = destination
         self._noted = noted
         self._to = to
-        # The clock for ctimes of files, slightly behind the fine one.
+        # The clock of files' ctimes, which is slightly behind the fine one.
         self._began_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
         self.avoided = frozenset({destination.identified})
         # A worker would not know which names another worker has just created.
         self.is_single = to.if_exists is IfExists.REPLACE
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        """Move some names. Raises  OSError if their destination directory is unavailable"""
+        """Move some names. Raises  OSError: their destination directory is not available"""
         names, spared = without_stores(here, names, self._noted)
         with self._destination.open(here.upper, here.ways, here.sides.fd) as target:
             if is_same_directory(here.kernel, here.sides.names_fd(), target):
@@ -445,7 +445,7 @@ class _MoveAction(Action):
         return swept._replace(where=self._destination.path) if swept.sums.n_done else swept
 
     def _settle_existing(self, here: ActionPlace, target: Fd, refused: RefusedNames) -> RefusedNames:
-        """Number or replace names that exist at the destination; returns the remaining errors."""
+        """Number or replace names that exist at the destination, and return the remaining errors."""
         final = []
         for name, number in refused:
             try:

@@ -1,4 +1,4 @@
-"""The remaining work of a sweep: jobs, the choice of those that may run, and the results of slices."""
+"""The remaining work of a sweep: its jobs, the choice of the jobs that may run, and the results of slices."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fusefs.sweep.request import ActionResult, Identified
 
 _MOST_DIRS = 1024
 _MOST_LISTED = 1024
-"""Most names of a list in a slice."""
+"""Maximum number of a list's names in a slice."""
 _MOST_PLACES = 256
-"""Most directories of such a slice: names that it does not reach are sent to another worker, at the same cost."""
+"""Maximum number of directories in such a slice; names that it does not reach cost as much to send again."""
 _MOST_LISTINGS = 64
-"""Most directories whose listing is open and incomplete; beyond that, directories are listed completely."""
+"""Maximum number of open, incomplete listings; beyond it, directories are listed completely."""
 _MOST_PASSED = 64
-"""Jobs that are checked for one that may run; if none may, a running one will end."""
+"""Maximum number of jobs that are checked for one that may run; if there is none, wait until a running job ends."""
 _OTHER_KIND = {"unlink": errno.EISDIR, "rmdir": errno.ENOTDIR}
-"""Errors for a name that has another type now: the entry that was chosen is gone."""
+"""Errors for a name that has a different type now: the chosen entry is gone."""
 _USELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _MOST_USELESS = 3
 _NO_INOS: Mapping[str, int] = {}
@@ -32,27 +32,27 @@ _NO_INOS: Mapping[str, int] = {}
 class JobKind(Enum):
     """The kind of a job."""
 
-    ENTER = "open directories, and begin to list them"
-    LIST = "go on with a listing"
+    ENTER = "open directories, and start listing them"
+    LIST = "continue a listing"
     TAKE = "act on names that were chosen by their names only"
-    AFTER = "act on directories when all that was found in them is done"
+    AFTER = "act on directories when the work on everything found in them is done"
     CHECK = "choose among listed names, and act on them"
 
 
 class Job(NamedTuple):
     """A piece of work in one directory.
 
-    upper   its path relative to the sweep's directory
-    names   of entries; the first ones are at the end
-    packed  more names until they are needed: as a list they take ten times the memory
+    upper   the directory's path relative to the sweep's directory
+    names   of entries, in reverse order
+    packed  the names, until they are needed; as a list, they take ten times as much memory
     fd      the open listing to be continued
-    inode   the directory in which the names were found
-    whose   the owner of its content as root sees it (store.walk)
-    strips  delete all content, as part of a directory that was chosen
-    is_chosen  the names are such directories themselves
-    again   a worker was lost with it: part of it may be done
-    inos    by name: the inode number that each must have, if the list has it
-    directories  the names that were listed with a slash at their end
+    inode   identity of the directory in which the names were found
+    whose   the owner of the directory's content as root sees it (store.walk)
+    strips  delete everything in the directory, which is or is inside a chosen directory
+    is_chosen  the names are those of chosen directories themselves
+    again   a worker was lost with this job, so part of it may be done
+    inos    the inode number that each name must have, if the list contains it
+    directories  the names that were listed with a trailing slash
     """
 
     kind: JobKind
@@ -80,9 +80,9 @@ class Job(NamedTuple):
 class SweepSlice(NamedTuple):
     """The work of one slice.
 
-    jobs         the next one at the end
-    lists_whole  complete a listing before any work on its entries begins
-    most         matches on which it may act
+    jobs         the next one is at the end
+    lists_whole  whether to complete a listing before any work on its entries starts
+    most         maximum number of matches to act on; None: no limit
     """
 
     jobs: tuple[Job, ...]
@@ -94,18 +94,18 @@ class SweepSlice(NamedTuple):
         return [job.fd for job in self.jobs if job.fd >= 0]
 
     def with_fds(self, fds: Sequence[int]) -> SweepSlice:
-        """The value as used by the receiving process, in which the fds have these numbers."""
+        """Return the value for the receiving process, in which the fds have these numbers."""
         return self._replace(jobs=_with_fds(self.jobs, fds))
 
 
 class SweepSliceResult(NamedTuple):
     """The result of a slice.
 
-    rest        unfinished jobs, the next one at the end
-    why         why it is useless to continue
-    remaining   matches on which the sweep may still act
-    is_limited  there are more matches than that
-    busy_s      its duration
+    rest        unfinished jobs; the next one is at the end
+    why         why it is useless to continue; empty if it is not
+    remaining   number of matches on which the sweep may still act
+    is_limited  whether there are more matches than that
+    busy_s      the duration of the slice
     """
 
     sums: SweepSums
@@ -132,7 +132,7 @@ class SweepSliceResult(NamedTuple):
         return [job.fd for job in self.rest if job.fd >= 0]
 
     def with_fds(self, fds: Sequence[int]) -> SweepSliceResult:
-        """The value as used by the receiving process, in which the fds have these numbers."""
+        """Return the value for the receiving process, in which the fds have these numbers."""
         return self._replace(rest=_with_fds(self.rest, fds))
 
 
@@ -142,7 +142,7 @@ def _with_fds(jobs: Sequence[Job], fds: Sequence[int]) -> tuple[Job, ...]:
 
 
 class Agenda:
-    """The jobs, last in, first out: so few directories are open at a time, whatever the tree's shape."""
+    """The jobs, last in, first out, so that few directories are open at a time, whatever the tree's shape."""
 
     def __init__(
         self,
@@ -156,11 +156,11 @@ class Agenda:
     ) -> None:
         """Start with no jobs.
 
-        first   supplies a job whenever there is none that may run
-        most    matches on which the sweep may act; then there is one worker
-        splits  two workers may work on one directory's names
+        first   supplies a job whenever there is no job that may run
+        most    maximum number of matches on which the sweep may act; if set, there is one worker
+        splits  two workers may work on names of the same directory
         lists_whole  see SweepSlice
-        reads_late  read `first` only when its next job can run, not to check whether there is one
+        reads_late  read `first` only when its next job can run, and not to check whether there is one
         """
         self._first = first
         self._n_workers = n_workers
@@ -176,14 +176,14 @@ class Agenda:
         return not self._may_be_more and self._find() is None
 
     def next(self) -> SweepSlice | None:
-        """A slice that may run beside the running ones; None if there is none at the moment."""
+        """Return a slice that may run in parallel with the running ones; None if there is none at the moment."""
         at = self._find()
         if at is None:
             return None
         jobs = [] if self._jobs[at].kind is JobKind.ENTER else [self._jobs.pop(at)]
         if not jobs or jobs[0].kind is JobKind.TAKE:
             jobs = [*self._directories(at - len(jobs))][::-1] + jobs
-        # Take the jobs further up the same path together; individually, each would be opened from the top again.
+        # Take the jobs higher up on the same path together: individually, each would be opened from the top again.
         while jobs[0].kind is JobKind.AFTER and len(jobs) < _MOST_DIRS and self._may_follow(at - 1):
             at -= 1
             jobs.insert(0, self._jobs.pop(at))
@@ -194,7 +194,7 @@ class Agenda:
         return SweepSlice(tuple(jobs), self._lists_whole or is_crowded, self._remaining)
 
     def _directories(self, at: int) -> Iterator[Job]:
-        """A worker's share of the directories to enter: consecutive jobs downwards from an index."""
+        """Take a worker's share of the directories to enter: consecutive jobs from an index downwards."""
         n_dirs = sum(len(job.names) for job in self._jobs if job.kind is JobKind.ENTER)
         n_remaining = min(-(-n_dirs // self._n_workers), _MOST_DIRS)
         while n_remaining and at >= 0 and self._jobs[at].kind is JobKind.ENTER:
@@ -206,7 +206,7 @@ class Agenda:
             yield job
 
     def _listed_too(self, first: Job) -> Iterator[Job]:
-        """More listed names for a slice: unsorted lists may have just one name of a directory at a time."""
+        """Take more listed names for a slice, since in an unsorted list successive names may be in many directories."""
         busy = {one.upper for one in (first, *self._running.values()) if one.kind is not JobKind.ENTER}
         n_jobs, n_names = 1, len(first.names)
         while n_jobs < _MOST_PLACES and n_names < _MOST_LISTED:
@@ -220,7 +220,7 @@ class Agenda:
             yield self._jobs.pop()
 
     def _may_follow(self, at: int) -> bool:
-        """Whether a job waits only for jobs above it, all of which are taken."""
+        """Whether a job of the kind AFTER waits only for jobs that the next slice already contains."""
         above = [*self._running.values(), *self._jobs[at + 1 :]]
         return at >= 0 and self._jobs[at].kind is JobKind.AFTER and self._may_run(self._jobs[at], above)
 
@@ -243,7 +243,7 @@ class Agenda:
         return True
 
     def _may_run(self, job: Job, passed: Sequence[Job]) -> bool:
-        """Whether a job may begin before these have ended."""
+        """Whether a job may start before the passed ones have ended."""
         if job.kind is JobKind.AFTER:
             return not any(_is_inside(one.upper, job.upper) for one in passed)
         if self._splits or job.kind is JobKind.ENTER:
@@ -251,7 +251,7 @@ class Agenda:
         return not any(one.upper == job.upper and one.kind is not JobKind.ENTER for one in passed)
 
     def finish_slice(self, share: SweepSlice, outcome: SweepSliceResult) -> list[int]:
-        """Account for the result of a slice; returns the fds that may be closed now."""
+        """Account for the result of a slice, and return the fds that may be closed now."""
         self._ended(share)
         self._jobs += outcome.rest
         self._remaining = outcome.remaining
@@ -269,7 +269,7 @@ class Agenda:
             del self._running[id(job)]
 
     def fds(self) -> list[int]:
-        """The fds of unfinished jobs, to be closed if the sweep ends."""
+        """Return the fds of unfinished jobs, which must be closed if the sweep ends."""
         return [job.fd for job in self._jobs if job.fd >= 0]
 
 
@@ -278,10 +278,10 @@ def _is_inside(upper: bytes, directory: bytes) -> bool:
 
 
 class SliceCounts:
-    """Counts of a slice or sweep, and the first failures and spared entries by name."""
+    """The counts of a slice or sweep, and the first failures and spared entries by name."""
 
     def __init__(self, remaining: int | None) -> None:
-        """remaining: matches on which the sweep may still act; None: no limit."""
+        """remaining: number of matches on which the sweep may still act; None: no limit"""
         self.remaining = remaining
         self.is_limited = False
         self.sums = SweepSums()
@@ -313,9 +313,9 @@ class SliceCounts:
     def count_result(
         self, upper: bytes, n_names: int, taken: ActionResult, *, are_matches: bool, counts_to_limit: bool
     ) -> None:
-        """Account for the result of an action on names of a directory.
+        """Account for the result of an action on names in a directory.
 
-        counts_to_limit  subtract them from the remaining number
+        counts_to_limit  subtract the entries done from the number of remaining matches
         """
         vanished, failed = _split(taken)
         n_done = n_names - len(taken.refused) - len(taken.spared)
@@ -334,12 +334,12 @@ class SliceCounts:
         self._useless += [number for _name, number in failed if number in _USELESS]
 
     def why(self) -> str:
-        """Why it is useless to continue; empty if it is not."""
+        """Return why it is useless to continue; empty if it is not."""
         return os.strerror(self._useless[-1]) if len(self._useless) >= _MOST_USELESS else ""
 
 
 def _split(taken: ActionResult) -> tuple[int, list[tuple[str, int]]]:
-    """The number of names that vanished, and the failures."""
+    """Return the number of names that vanished, and the failures."""
     no_match = (errno.ENOENT, _OTHER_KIND.get(taken.call, errno.ENOENT))
     failed = [one for one in taken.refused if one[1] not in no_match]
     return len(taken.refused) - len(failed), failed

@@ -1,4 +1,4 @@
-"""Match entries: read directories in windows, and match by name, then by stat, emptiness and place."""
+"""Match entries: read directories in windows, and match entries by name, then by stat, emptiness and place."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from fusefs.sweep.request import Action, Identified, identify
 
 _OWN = STORE.decode()
 _LEAST = 8192
-"""Entries that are listed whatever the time: on ext4 a small window can't be sorted usefully by inode."""
+"""Number of entries that are listed regardless of time: on ext4, it is useless to sort a small window by inode."""
 
 
 def kind_of(mode: int) -> int:
-    """The type of a mode, as in listings (d_type)."""
+    """Return the file type of a mode as listings contain it (d_type)."""
     return stat.S_IFMT(mode) >> 12
 
 
 def kinds_of(matcher: Matcher) -> frozenset[int]:
-    """The types of a selection, as in listings (d_type)."""
+    """Return the file types of a selection as listings contain them (d_type)."""
     return frozenset(kind_of(FORMATS[kind]) for kind in matcher.types)
 
 
@@ -54,18 +54,18 @@ ALL_KINDS = frozenset(map(kind_of, FORMATS.values()))
 
 
 def is_own(name: str) -> bool:
-    """Whether a name belongs to a store; fast for other names."""
+    """Whether a name belongs to a trash store; fast for other names."""
     return _OWN in name and is_store_name(os.fsencode(name))
 
 
 class EntryFilter(NamedTuple):
     """The entries to find in a directory.
 
-    is_chosen  by name; None: all are
-    is_pruned  by name: neither chosen nor entered; None: none is
+    is_chosen  whether a name is chosen; None: all are
+    is_pruned  whether a name is neither chosen nor entered; None: none is
     kinds      types of chosen entries
-    enters     find directories to enter, too
-    ends       possible ends of the names that is_chosen accepts
+    enters     whether to find directories to enter, too
+    ends       possible endings of the names that is_chosen accepts
     """
 
     is_chosen: NameTest | None
@@ -78,11 +78,11 @@ class EntryFilter(NamedTuple):
 class MatchedEntries(NamedTuple):
     """Entries found in a directory.
 
-    names   chosen, without directories; in the order of the work, the first one at the end
+    names   chosen entries without directories, in the order of the work; the first one is at the end
     dirs    directories that may be entered
     chosen  directories that are chosen
-    is_all  the listing has ended
-    untyped  candidates whose type is in neither the listing nor a stat, and the errors
+    is_all  whether the listing has ended
+    untyped  candidates whose type neither the listing nor a stat provides, and the errors
     """
 
     names: list[str]
@@ -94,12 +94,12 @@ class MatchedEntries(NamedTuple):
 
 
 def depth_in(upper: bytes) -> int:
-    """The depth of the entries of a directory."""
+    """Return the depth of a directory's entries."""
     return upper.count(b"/") + 2 if upper else 1
 
 
 def filter_in(matcher: Matcher, upper: bytes) -> EntryFilter:
-    """The entries that a selection finds in a directory."""
+    """Return the filter for the entries that a selection finds in a directory."""
     depth = depth_in(upper)
     path = os.fsdecode(upper)
     kinds = kinds_of(matcher) if matcher.selects_depth(depth) else frozenset()
@@ -109,7 +109,7 @@ def filter_in(matcher: Matcher, upper: bytes) -> EntryFilter:
 
 
 def strip_filter_in(matcher: Matcher, upper: bytes) -> EntryFilter:
-    """The entries to delete in a directory that was chosen: all that are not excluded."""
+    """Return the filter for the entries to delete in a chosen directory: all that are not excluded."""
     return EntryFilter(None, matcher.pruned_in(os.fsdecode(upper)), ALL_KINDS, enters=True)
 
 
@@ -118,8 +118,8 @@ def read_window(
 ) -> MatchedEntries:
     """Read the next entries of a directory.
 
-    window   the most entries to return; None: all, whatever the time
-    ends_at  by the monotonic clock
+    window   number of entries after which to stop; None: read all, whatever the time
+    ends_at  when to stop, by the monotonic clock
     Raises   OSError
     """
     names: list[str] = []
@@ -156,7 +156,7 @@ def read_window(
 
 
 def _add_types(kernel: Kernel, fd: Fd, block: DirentBlock) -> tuple[DirentBlock, RefusedNames]:
-    """Add missing types to a block by stat; also returns the entries with errors other than ENOENT."""
+    """Add missing types to a block by stat; also return the entries with errors other than ENOENT."""
     unknown = [name for name, kind in zip(block.names, block.kinds, strict=True) if not kind]
     stats, refused = lstat_all(kernel, fd, unknown)
     kinds = {one.name: kind_of(one.st_mode) for one in stats}
@@ -173,14 +173,14 @@ def _without(block: DirentBlock, entry_filter: EntryFilter) -> DirentBlock:
 
 
 def _of_kinds(block: DirentBlock, kinds: frozenset[int]) -> DirentBlock:
-    """The entries of a block with chosen types, without directories."""
+    """Return the entries of a block that have chosen types, without directories."""
     if block.kinds.count(stat.S_IFREG >> 12) == len(block.kinds) and stat.S_IFREG >> 12 in kinds:
         return block
     return _filtered(block, [kind in kinds and kind != DIRECTORY_KIND for kind in block.kinds])
 
 
 def _filtered(block: DirentBlock, keeps: list[bool]) -> DirentBlock:
-    """The selected entries of a block; its text stays."""
+    """Return a block with only the selected entries; its text is unchanged."""
     names, inos, kinds = compress(block.names, keeps), compress(block.inos, keeps), compress(block.kinds, keeps)
     return block._replace(names=list(names), inos=list(inos), kinds=list(kinds))
 
@@ -189,30 +189,30 @@ _FILES = ALL_KINDS - {DIRECTORY_KIND}
 _NONE = SweepSums()
 _ANY_INO: Mapping[str, int] = {}
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""The listed object is no directory any more; links are not followed."""
+"""The listed object is no longer a directory; links are not followed."""
 
 
 def missing_counts(n: int, are_again: bool) -> SweepSums:
-    """The counts for listed names that are missing. are_again: a worker had begun with them, and was lost"""
+    """Return the counts for listed names that are missing. are_again: a worker had started on them, and was lost"""
     return SweepSums(n_vanished=n) if are_again else SweepSums(n_missing=n)
 
 
 class Dirs(Enum):
     """The treatment of directories that are chosen themselves."""
 
-    WHOLE = "taken with all that they hold, and not entered"
+    WHOLE = "taken with everything in them, and not entered"
     FIRST = "reported, then entered"
     LAST = "entered, then taken"
-    STRIPPED = "all that they hold is taken, then they are"
+    STRIPPED = "everything in them is taken, and then they are taken"
 
 
 class SweepStrategy(NamedTuple):
     """How a sweep works.
 
-    window      entries of a directory that are read together: memory is bounded by it
+    window      number of directory entries that are read together; this limits the use of memory
     by_inode    act in the order of inode numbers
     is_at_once  a stat needs no request to a server
-    mounts      paths relative to the sweep's directory on which something is mounted
+    mounts      mount points, as paths relative to the sweep's directory
     """
 
     dirs: Dirs
@@ -222,16 +222,16 @@ class SweepStrategy(NamedTuple):
     mounts: tuple[bytes, ...]
 
     def is_hidden(self, upper: bytes) -> bool:
-        """Whether a directory is a mount point, on either side, or below one."""
+        """Whether a directory is a mount point, on the backing or the mounted side, or lies below one."""
         return any(upper == mount or upper.startswith(mount + b"/") for mount in self.mounts)
 
     def ends_at_limit(self) -> bool:
-        """Whether the sweep can end at the limit of matches: not if chosen directories must still be emptied."""
+        """Whether the sweep may end at the limit of matches; if not, chosen directories must still be emptied."""
         return self.dirs is not Dirs.STRIPPED
 
 
 class ChosenFiles(NamedTuple):
-    """The chosen names, their sizes if they were read, and chosen names for later."""
+    """The names chosen now, their sizes if these were read, and chosen names that are left for later."""
 
     names: list[str]
     sizes: FileSizes
@@ -263,10 +263,10 @@ class Chooser:
     def choose_files(
         self, upper: bytes, sides: BackingAndMount, names: list[str], n_bytes: int | None, *, strips: bool
     ) -> ChosenFiles:
-        """Select from names of a directory.
+        """Select files from names in a directory.
 
-        n_bytes  limit for the total size of the names chosen now, if more than one; None: no limit
-        strips   choose all of them
+        n_bytes  limit on the total size of the files chosen now, but at least one is chosen; None: no limit
+        strips   choose all files
         """
         names = self._without_mounts(upper, names)
         if n_bytes is None and (strips or not self._matcher.needs_stat):
@@ -287,7 +287,7 @@ class Chooser:
         return self._bounds is not None and self._matcher.needs_stat and self._strategy.is_at_once
 
     def unlink_files(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> UnlinkedMatches:
-        """Unlink the chosen ones of some names (chooses_at_once), if their stat decides it."""
+        """Stat names and unlink those that the stat chooses (only if chooses_at_once)."""
         assert self._bounds is not None
         names = self._without_mounts(upper, names)
         return unlink_matching(self._kernel, sides.fd, sides.names_fd(), names, self._bounds)
@@ -295,7 +295,7 @@ class Chooser:
     def choose_dirs(
         self, upper: bytes, sides: BackingAndMount, names: list[str], *, are_listed: bool = False
     ) -> list[str]:
-        """Select from directories in a directory."""
+        """Select from the names of subdirectories."""
         is_last = are_listed or not self._matcher.selects_below(depth_in(upper))
         if self._matcher.needs_stat or self._avoided:
             stats = self._stat_names(upper, sides, names, counts_mounts=is_last)
@@ -308,12 +308,12 @@ class Chooser:
         return names
 
     def is_chosen_still(self, fd: Fd) -> bool:
-        """Whether an open directory would still be chosen, by its stat."""
+        """Whether an open directory would still be chosen, according to its stat."""
         born_ns = self._kernel.statx(fd, asks_server=self._matcher.needs_birth).btime_ns
         return self._matcher.matches_stat(self._kernel.fstat(fd), born_ns)
 
     def chosen_still(self, sides: BackingAndMount, names: list[str]) -> list[str]:
-        """Select again from directories that were chosen earlier; keeps those that can't be read."""
+        """Select again from directories that were chosen earlier, and keep those that can't be read."""
         if not self._matcher.needs_stat:
             return names
         stats, _refused = self._stat_all(sides, names)
@@ -334,11 +334,11 @@ class Chooser:
         *,
         are_again: bool,
     ) -> tuple[list[str], list[str]]:
-        """Select files and directories from listed names; counts the others.
+        """Select files and directories from listed names, and count the others.
 
-        inos         the inode number that each must have; any, if it is missing here
-        directories  the names that were listed with a slash at their end
-        are_again    see `missing`
+        inos         the inode numbers that names must have; a name that is not in it may have any
+        directories  the names that were listed with a trailing slash
+        are_again    see `missing_counts`
         """
         before, n_listed = self._tally.sums.n_not_chosen(), len(names)
         entry_filter = filter_in(self._matcher, upper)
@@ -378,7 +378,7 @@ class Chooser:
         return chosen, dirs
 
     def _as_listed(self, upper: bytes, stats: Iterable[StatxResult], inos: Mapping[str, int]) -> Iterator[StatxResult]:
-        """Keep entries with the listed inode number; report the others."""
+        """Yield entries that have the listed inode number; report the others."""
         for one in stats:
             if inos.get(one.name, one.st_ino) == one.st_ino:
                 yield one
@@ -386,7 +386,7 @@ class Chooser:
                 self._tally.spare(join_path(upper, os.fsencode(one.name)), OTHER_INODE)
 
     def may_enter_path(self, upper: bytes) -> bool:
-        """Whether the selection allows a directory that was not reached by a walk. Raises  OSError"""
+        """Whether the selection permits a directory that no walk has reached. Raises  OSError"""
         parts = upper.split(b"/") if upper else []
         for at, part in enumerate(parts):
             above, path = b"/".join(parts[:at]), b"/".join(parts[: at + 1])
@@ -401,7 +401,7 @@ class Chooser:
         return True
 
     def refuse(self, upper: bytes, refused: RefusedNames, *, counts_mounts: bool = True) -> None:
-        """Count and report names that can't be read. counts_mounts: count mounts here, not when the entry is entered"""
+        """Count and report names that can't be read. counts_mounts: count mounts now, and not when they are entered"""
         for name, number in refused:
             if number == errno.EXDEV:
                 self._tally.count(SweepSums(n_mounts=int(counts_mounts)))
@@ -421,7 +421,11 @@ class Chooser:
         absent: SweepSums = _NONE,
         counts_mounts: bool = True,
     ) -> list[StatxResult]:
-        """Stat names; returns the existing ones. absent: counts for each missing one; tells_mounts: see `refuse`"""
+        """Stat names, and return the existing ones.
+
+        absent         the counts for each missing one
+        counts_mounts  see `refuse`
+        """
         if not names:
             return []
         stats, refused = self._stat_all(sides, names)
@@ -440,7 +444,7 @@ class Chooser:
         return free
 
     def _is_mounted(self, path: bytes, is_last: bool) -> bool:
-        """Whether a directory is a mount point, or would carry one away. is_last: it is not entered, so counted here"""
+        """Whether a directory is a mount point, or would carry one away. is_last: it is not entered, so count it now"""
         if path in self._strategy.mounts:
             self._tally.count(SweepSums(n_mounts=int(is_last)))
             return True
@@ -452,7 +456,7 @@ class Chooser:
         return holds
 
     def _is_empty(self, upper: bytes, sides: BackingAndMount, name: str, is_last: bool) -> bool:
-        """Whether a directory is empty. is_last: it is not entered, which would report an error"""
+        """Whether a directory is empty. is_last: it is not entered, so report errors now"""
         try:
             with self._kernel.open_dir(sides.fd, os.fsencode(name)) as fd:
                 return self._kernel.is_empty(fd)
@@ -473,7 +477,7 @@ def _freed_bytes(one: StatxResult) -> int:
 
 
 def _fitting(lengths: Sequence[int], n_bytes: int) -> int:
-    """How many lengths fit, at least one."""
+    """Return how many of the first lengths fit into n_bytes; at least one."""
     for at, length in enumerate(lengths):
         n_bytes -= length
         if n_bytes <= 0:

@@ -1,6 +1,6 @@
-"""Read names from a list, as they arrive and in bounded memory, and group names of one directory into jobs.
+"""Read names from a list as they arrive, in bounded memory, and group the names in one directory into jobs.
 
-A newline in a name ends a line too, unless the list escapes it or ends names with NUL.
+A newline in a name also ends a line, unless the list escapes it or terminates names with NUL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fusefs.sweep.agenda import Job, JobKind
 _TOGETHER = 1024
 _MOST_KNOWN = 1024
 _LONGEST = 1 << 20
-"""Limit for the bytes of a path, far above any real one: input without line ends must not fill the memory."""
+"""Limit on the bytes of a path, far above any real path: input without line ends must not fill the memory."""
 _POLICY = re.compile(rb" *([0-9]+) +[0-9]+ +[0-9]+(?: .*)?", re.DOTALL)
 _DELIMITER = b" -- "
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
@@ -36,18 +36,18 @@ def jobs_of(
     refuse: Callable[[bytes, str], None],
     most: int | None = None,
 ) -> Iterator[Job]:
-    """Jobs for names relative to the sweep's directory, or absolute and inside it; mostly in the order of the list.
+    """Yield jobs for names relative to the sweep's directory, or absolute and inside it; mostly in the list's order.
 
     tops    the absolute paths of the directory
-    refuse  called with a name and a reason: outside of the directory, no plain path, ends in dots, or invalid
-    most    names per job; with 1 no name is read before the action on the previous one has begun
+    refuse  called with a name and the reason: outside of the directory, not a plain path, ends in dots, or invalid
+    most    names per job; with 1, no name is read before the action on the previous one has started
     """
     most = most or _TOGETHER
     places = _ListedPlaces(tops)
     upper, together, inos, directories = b"", list[str](), dict[str, int](), set[str]()
 
     def gathered() -> Iterator[Job]:
-        """A job for the names read since the last one, if there are any."""
+        """Yield a job for the names read since the last job, if there are any."""
         nonlocal together, inos, directories
         if together:
             yield Job(JobKind.CHECK, upper, together, inos=inos, directories=frozenset(directories))
@@ -87,14 +87,14 @@ def jobs_of(
 
 
 class _ListedPlaces:
-    """Resolves listed paths to directories below the sweep's; caches the directories."""
+    """Resolves listed paths to directories below the sweep's directory, and caches these."""
 
     def __init__(self, tops: Iterable[bytes]) -> None:
         self._prefixes = [top.rstrip(b"/") + b"/" for top in tops]
         self._directories: dict[bytes, bytes | None] = {}
 
     def of(self, path: bytes) -> tuple[bytes, bytes] | None:
-        """The directory, relative to the sweep's, and the name (empty for itself); None: outside, or invalid"""
+        """Return the relative directory and the name, empty for the sweep's directory; None: outside, or invalid."""
         at = path.rfind(b"/") + 1
         above, last = path[:at], path[at:]
         if above not in self._directories:
@@ -112,15 +112,15 @@ class _ListedPlaces:
 
 
 def read_list(fd: int, how: ListFormat) -> Iterator[ListedPath]:
-    """Read a list lazily. Raises  as `read_names`"""
+    """Read a list lazily. Raises  the errors of `read_names`"""
     names = read_names(fd, b"\0" if how is ListFormat.NUL else b"\n")
     return map(_read_policy_line, names) if how is ListFormat.MMAPPLYPOLICY else names
 
 
 def _read_policy_line(line: bytes) -> ListedName:
-    """Read a line of mmapplypolicy: inode, generation and snapshot, the output of SHOW, ` -- `, the path.
+    """Read a line from mmapplypolicy: inode, generation and snapshot, the output of SHOW, ` -- `, and the path.
 
-    Users control the output of SHOW and the path: a line with two delimiters is invalid.
+    Users control the output of SHOW and the path, so a line with two delimiters is invalid.
     Source  Storage Scale's "File list format", and "Policy rules: Terms" on ESCAPE
     """
     head, _delimiter, path = line.partition(_DELIMITER)
@@ -132,19 +132,19 @@ def _read_policy_line(line: bytes) -> ListedName:
 
 
 def read_names(fd: int, end: bytes) -> Iterator[bytes]:
-    """The names in a file, as soon as they can be read.
+    """Yield the names in a file as soon as they can be read.
 
     end     the delimiter; empty names are skipped
-    Raises  BrokenList if the file is no list of names, or after an error of read(2), which is the cause
+    Raises  BrokenList: the file is not a list of names, or read(2) failed, whose error is the cause
     """
     rest = b""
     while chunk := _read(fd):
         if end != b"\0" and b"\0" in chunk:
-            raise BrokenList("the list contains NUL characters", "-0 reads names that end with NUL (find -print0)")
+            raise BrokenList("the list contains NUL characters", "use -0 for names terminated by NUL (find -print0)")
         *whole, rest = (rest + chunk).split(end)
         if len(rest) > _LONGEST:
             raise BrokenList(
-                "the list contains a name without an end", "end each name with a newline, or with NUL for -0"
+                "the list contains a name that does not end", "end each name with a newline, or with NUL for -0"
             )
         yield from filter(None, whole)
     if rest:
@@ -159,7 +159,7 @@ def _read(fd: int) -> bytes:
 
 
 def _relative(name: bytes, prefixes: Iterable[bytes]) -> bytes | None:
-    """The path below the sweep's directory, empty for itself; None for a path outside or an invalid one."""
+    """Return the path below the sweep's directory, empty for the directory itself; None if outside, or invalid."""
     plain = b"/".join(part for part in name.split(b"/") if part not in (b"", b"."))
     if name.startswith(b"/"):
         whole = b"/" + plain + b"/"

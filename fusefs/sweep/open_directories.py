@@ -1,7 +1,7 @@
 """Open the directories that match a rule's pattern, without following anything that other users can change.
 
-Root may run a rule in trees of other users. So the search opens each component by fd: it follows a link only where only
-root and ourselves can have created it, and it does not enter mounts of users.
+Root may run a rule in other users' trees. Therefore the search opens each component by fd. It follows a link only if
+nobody except root and our own user can have created it, and does not enter users' mounts.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _WILD = frozenset(b"*?[\\")
 class MatchedDirectory(NamedTuple):
     """A directory that matches a pattern.
 
-    path   absolute, links resolved
-    fd     the directory (O_PATH): while it is open, no other file has its inode number
+    path   absolute, with links resolved
+    fd     the directory (O_PATH); while it is open, no other file has its inode number
     whose  the owner of its content as root sees it (store.walk); None: the path leads from one user's directory into
            another's
     """
@@ -41,7 +41,7 @@ class MatchedDirectory(NamedTuple):
 
 
 class SkippedDirectory(NamedTuple):
-    """A path that matches a pattern and is not entered, and the reason."""
+    """A path that matches a pattern but is not entered, and the reason."""
 
     path: bytes
     why: str
@@ -52,7 +52,7 @@ SearchResult = MatchedDirectory | SkippedDirectory
 
 
 class _WildComponent(NamedTuple):
-    """A component with wildcards."""
+    """A path component with wildcards."""
 
     text: str
     matches: Callable[[str], bool]
@@ -72,12 +72,12 @@ def find_directories(
     mounts: Sequence[Mount] | None = None,
     seen_directories: SeenDirectories | None = None,
 ) -> Generator[SearchResult, None, None]:
-    """The directories that match an absolute pattern, sorted; each is open until the next one is requested.
+    """Yield the directories that match an absolute pattern, sorted; each is open until the next one is requested.
 
-    mounts            if they were read just now
-    seen_directories  directories of one user in another's that an earlier run has seen
-    As in a shell, a wildcard matches no slash, nor a dot at the beginning of a name. Matches of a wildcard that are no
-    directories (links are none) are silently skipped, and so are stores.
+    mounts            the mounts, if they have just been read
+    seen_directories  directories of one user inside another's that an earlier run has seen
+    As in a shell, a wildcard matches neither a slash nor a dot at the beginning of a name. If a wildcard matches stores
+    or entries that are not directories (such as links), they are silently skipped.
     """
     parts: list[_Part] = [_part(name) for name in pattern.split(b"/") if name]
     with kernel.open_path(b"/") as root:
@@ -87,9 +87,9 @@ def find_directories(
 
 @contextmanager
 def open_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None = None) -> Iterator[MatchedDirectory]:
-    """Open the directory at a path from the command line, with the same checks. mounts: as for `find_directories`
+    """Open the directory at a path from the command line, with the same checks as `find_directories`.
 
-    Raises  Refused: the path has a link of another user or a user's mount, or leads to no directory; NotFound
+    Raises  Refused: the path has another user's link or mount, or does not lead to a directory; NotFound
     """
     absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
     search = find_directories(kernel, _escape_pattern(absolute), mounts)
@@ -105,7 +105,7 @@ def open_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None =
 
 
 def _escape_pattern(path: bytes) -> bytes:
-    """A pattern that matches exactly one path."""
+    """Return a pattern that matches exactly one path."""
     return b"".join(b"\\" + bytes((byte,)) if byte in _WILD else bytes((byte,)) for byte in path)
 
 
@@ -115,9 +115,9 @@ def _part(name: bytes) -> _Part:
 
 
 def _open(directory: Fd, name: bytes) -> Fd:
-    """Open a name; triggers an automount (autofs).
+    """Open a name; this triggers an automount (autofs).
 
-    Not beneath: each directory of a pattern may be a mount of its own.
+    Mount points are crossed, because each directory of a pattern may be a separate mount.
     """
     way = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -141,7 +141,7 @@ class _PatternSearch:
     def below(
         self, fd: Fd, path: bytes, parts: Sequence[_Part], n_links: int, whose: int | None
     ) -> Iterator[SearchResult]:
-        """The matches of the remaining pattern below a directory. n_links: how many links may still be followed"""
+        """Yield the matches of the remaining pattern below a directory. n_links: how many more links may be followed"""
         match parts:
             case []:
                 yield MatchedDirectory(path, fd, whose)
@@ -157,7 +157,7 @@ class _PatternSearch:
                 yield from self._enter(fd, path, name, rest, n_links, whose, is_named=True)
 
     def _matches(self, fd: Fd, wild: _WildComponent) -> list[bytes]:
-        """The names in a directory that match a wildcard."""
+        """Return the names in a directory that match a wildcard."""
         with self._kernel.reopen(fd, os.O_RDONLY | os.O_DIRECTORY) as listed:
             names = self._kernel.list(listed)
         hidden = not wild.text.startswith(".")
@@ -175,7 +175,7 @@ class _PatternSearch:
         *,
         is_named: bool,
     ) -> Iterator[SearchResult]:
-        """Continue the search in an entry. is_named: named in the pattern, so that a failure is reported"""
+        """Continue the search in an entry. is_named: the pattern contains its name, so failures are reported"""
         inner_path = os.path.join(path, name)
         if is_store_name(name):
             yield SkippedDirectory(inner_path, "it is a trash store")
@@ -187,7 +187,7 @@ class _PatternSearch:
                 yield SkippedDirectory(inner_path, error.strerror or "it can't be opened")
             return
         with inner:
-            # Before any other call on it: a user's filesystem may never answer.
+            # Check this before any other call: a user's filesystem may never respond.
             mounter = self._foreign.get(self._kernel.statx(inner).mnt_id)
             if mounter is not None:
                 yield SkippedDirectory(inner_path, f"uid {mounter} mounted it")

@@ -1,7 +1,7 @@
-"""Removal of many paths by one command: one orphan for all paths on one mount, in the form of a sweep's orphan.
+"""Remove many paths with one command: all paths on one mount go into one orphan, like that of a sweep.
 
-So they share one record and few flushes, and one restore brings all of them back. Paths that a sweep would skip or
-treat differently are removed individually: links' targets, mount points and directories above them, and inaccessible
+The paths share one record and few flushes, and one restore brings all of them back. Paths that a sweep would skip or
+treat differently are removed individually: targets of links, mount points and directories above them, and inaccessible
 paths.
 """
 
@@ -28,10 +28,10 @@ _AT_ONCE = 1024
 
 
 def group_paths(kernel: Kernel, paths: Iterable[bytes]) -> tuple[list[RemovalGroup], list[bytes]]:
-    """Divide paths into groups that can be removed together, and the others.
+    """Divide paths into groups that can be removed together, and paths that can't.
 
-    For each directory this only checks whether one or two of its names exist. Missing names are detected during the
-    removal.
+    For each directory, this only checks whether one or two of its names exist. Missing names are detected when the
+    group is removed.
     """
     cache, individual = _DirectoryCache(kernel), list[bytes]()
     for path in paths:
@@ -61,7 +61,7 @@ def remove_group(
 ) -> tuple[Swept, list[bytes]]:
     """Remove a group.
 
-    Returns  the result; the paths, as given, of entries that were not removed
+    Returns  the result, and the paths, as given, of the entries that were not removed
     Raises   TrashdError; then nothing was changed
     """
     remaining: list[bytes] = []
@@ -87,7 +87,7 @@ def _together(group: RemovalGroup) -> Iterator[ListedNames]:
 def _find_remaining(
     kernel: Kernel, tree: Fd, upper: bytes, listed: ListedDirectory, sums: SweepSums
 ) -> Iterator[bytes]:
-    """The names of a directory that are not in the orphan's tree: they, or a directory above them, were not moved.
+    """Yield the paths in a directory that are not in the orphan's tree, because they, or a parent, were not moved.
 
     upper  the directory's path in the tree
     """
@@ -102,7 +102,7 @@ def _find_remaining(
             stats, _refused = lstat_all(kernel, tree_dir, map(os.fsdecode, some))
             moved = {os.fsencode(one.name): one.st_mode for one in stats}
             for name in some:
-                # A directory that was merged with parts moved earlier may remain in part.
+                # A directory that was merged with parts moved earlier may partly remain.
                 is_part = sums.n_failed > 0 and stat.S_ISDIR(moved.get(name, 0)) and _is_there(listed, name)
                 if name not in moved or is_part:
                     yield listed.given + name
@@ -113,7 +113,7 @@ def _is_there(directory: ListedDirectory, name: bytes) -> bool:
 
 
 class _Directory(NamedTuple):
-    """A directory of names. others: names in it to be removed individually"""
+    """A directory that contains given names. others: names in it that must be removed individually"""
 
     listed: ListedDirectory
     others: frozenset[bytes]
@@ -136,21 +136,21 @@ class _DirectoryCache:
                 at = above
 
     def at(self, given: bytes) -> _Directory | None:
-        """The directory for the part of a path before its name; None: remove its names individually."""
+        """Return the directory for the part of a path before the name; None: remove names in it individually."""
         try:
             return self._directories[given]
         except KeyError:
             return self._directories.setdefault(given, self._open(given))
 
     def by_mount(self) -> Iterator[list[ListedDirectory]]:
-        """The directories that have names to remove, grouped by mount."""
+        """Yield the directories with names to remove, grouped by mount."""
         for directories in self._by_mount.values():
             named = [directory for directory in directories if directory.packed]
             if named:
                 yield named
 
     def _open(self, given: bytes) -> _Directory | None:
-        """None if the path has a link, or is no directory."""
+        """Return None if the path has a link, or is not a directory."""
         try:
             with self._kernel.open_plain(given or b".") as fd:
                 mnt_id = self._kernel.statx(fd).mnt_id

@@ -1,4 +1,4 @@
-"""The request and the result of a sweep, the interface of its actions, and the check that access times are kept."""
+"""The request and result of a sweep, the interface of its actions, and the check that access times are recorded."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Identified = tuple[int, int]
 
 
 def identify(kernel: Kernel, fd: int) -> Identified:
-    """The identity of an open file. Raises  OSError"""
+    """Return the identity of an open file. Raises  OSError"""
     st = kernel.fstat(fd)
     return st.st_dev, st.st_ino
 
 
 class IfExists(Enum):
-    """The reaction of a move to an existing name."""
+    """What a move does if the name exists at the destination."""
 
     SKIP = "skip"
     NUMBER = "number"
@@ -40,10 +40,10 @@ class IfExists(Enum):
 
 
 class ToTrash(NamedTuple):
-    """Turn the matches into one orphan that keeps their tree.
+    """Turn the matches into one orphan that preserves their directory structure.
 
-    options  None for the default ones
-    on_end   called in the end with that tree, open, and the sums
+    options  None for the default options
+    on_end   called at the end with the orphan's open tree and the sums
     """
 
     options: SwapOptions | None = None
@@ -53,33 +53,33 @@ class ToTrash(NamedTuple):
 class ToDelete(NamedTuple):
     """Delete the matches at once.
 
-    recursive  delete a matched directory with its content; otherwise only if it is empty
+    recursive  delete matched directories with their content; otherwise, only empty ones are deleted
     """
 
     recursive: bool = False
 
 
 class ToMove(NamedTuple):
-    """Move the matches, keeping their tree. target: the directory to move to, as the user named it"""
+    """Move the matches, and preserve their directory structure. target: the destination, as the user named it"""
 
     target: bytes
     if_exists: IfExists = IfExists.SKIP
 
 
 class ToPrint(NamedTuple):
-    """Print the matches only.
+    """Only print the matches.
 
-    print_names  called in this process with the open directory and names in it; returns names that could not be
-          printed, with errnos as in `ActionResult.refused`; may raise, which ends the sweep
+    print_names  called in this process with an open directory and names in it. It returns the names that could not be
+          printed, with errnos as in `ActionResult.refused`. It may raise, which ends the sweep
     """
 
     print_names: Callable[[ActionPlace, Sequence[str]], RefusedNames]
 
 
 class ToCount(NamedTuple):
-    """Count the matches with their sizes, and find the largest and the oldest ones: a dry run of another action.
+    """Count the matches with their sizes, and find the largest and oldest ones, as a dry run of another action.
 
-    instead  that action, which decides which directories are entered and which entries are skipped
+    instead  the other action, which determines which directories are entered and which entries are skipped
     """
 
     instead: ToTrash | ToDelete | ToMove | None = None
@@ -88,8 +88,8 @@ class ToCount(NamedTuple):
 class TakingBoundary(NamedTuple):
     """The limits for root in users' trees (store.walk).
 
-    whose      the owner of what is in the sweep's directory
-    seen_directories  directories of one user in another's that an earlier run has seen; None: no such
+    whose      the owner of the content of the sweep's directory
+    seen_directories  directories of one user inside another's that an earlier run has seen; None: none
     is_judged  the content of directories that are taken whole has just been checked
     """
 
@@ -104,15 +104,15 @@ ActionRequest = ToTrash | ToDelete | ToMove | ToPrint | ToCount
 class Request(NamedTuple):
     """A sweep as requested.
 
-    directory  where, as given by the user
-    most       limit for matches to act on; the sweep ends exactly there
-    names      only these, each relative to the directory (or absolute and inside it), instead of a walk
+    directory  the directory to sweep, as given by the user
+    most       maximum number of matches to act on; the sweep ends exactly there
+    names      the only names to consider, relative to the directory (or absolute and inside it), instead of a walk
     n_workers  None: the best number for the filesystem
     inode      st_dev and st_ino that the directory must have; None: any
-    spares     decides which directories are not even listed
-    wraps      wraps the action in a caller's own
-    late       read a name only when it can be acted on at once: the reason for its choice may soon be outdated
-    boundary   limits for root; None: the default ones, except for printing
+    spares     determines which directories are not even listed
+    wraps      wraps the action in one of the caller's
+    late       read a name only when it can be acted on at once, because the reason for its choice may soon be outdated
+    boundary   limits for root; None: the default limits, or none for printing
     """
 
     directory: bytes
@@ -131,10 +131,10 @@ class Request(NamedTuple):
 class SweepOptions(NamedTuple):
     """Options of a sweep.
 
-    pacer     the speed, read before each slice; by default at full speed
+    pacer     the speed, which is read before each slice; by default, full speed
     progress  called with the sums after each slice
     stops     checked between slices
-    job       the MPI job that shares it, as used by its first rank (SweepByRanks); only for ToDelete
+    job       the MPI job that shares the sweep, as its first rank uses it (SweepByRanks); only for ToDelete
     """
 
     pacer: Pacer = FULL_SPEED
@@ -144,11 +144,11 @@ class SweepOptions(NamedTuple):
 
 
 class SweepRoot(NamedTuple):
-    """The directory of a sweep, open.
+    """The open directory of a sweep.
 
-    path    absolute, links resolved
+    path    absolute, with links resolved
     sides   the directory (O_PATH) on the backing filesystem, and as a trashd mount shows it
-    mounts  paths relative to it on which something is mounted
+    mounts  mount points in it, as relative paths
     whose   the owner of its content as root sees it (store.walk); None: the path leads from one user's directory into
             another's
     """
@@ -162,9 +162,9 @@ class SweepRoot(NamedTuple):
 class ActionPlace(NamedTuple):
     """A directory in which an action acts on names.
 
-    sides     the open directory: read through `sides.fd`, change names through `sides.names()`
-    upper     its path relative to the sweep's directory; empty for that itself
-    are_dirs  the names are directories, each to be taken whole; otherwise none was a directory when it was listed
+    sides     the open directory: read through `sides.fd`, change names through `sides.names_fd()`
+    upper     its path relative to the sweep's directory; empty for the sweep's directory itself
+    are_dirs  the names are directories, which are taken whole; if not set, none was a directory when it was listed
     ways      opens the corresponding directories in other trees
     """
 
@@ -176,9 +176,9 @@ class ActionPlace(NamedTuple):
 
 
 class ActionResult(NamedTuple):
-    """The result of an action on names: names neither refused nor spared are done.
+    """The result of an action on names; names that are neither refused nor spared are done.
 
-    refused  names and errnos; ENOENT means vanished, which is no failure
+    refused  names and errnos; ENOENT means that the name vanished, which is not a failure
     call     the system call that failed, for the report
     spared   names that the action skipped on purpose, and the reasons
     """
@@ -189,11 +189,11 @@ class ActionResult(NamedTuple):
 
 
 class Action:
-    """An action on matches. Created before there are workers; each of them has a copy by fork, or shares it.
+    """An action on matches. It is created before the workers, which share it, or have a copy after a fork.
 
-    is_single   only one worker runs it, as it keeps state that workers do not share
-    takes_dirs  it takes a directory whole by one call, and does not list the content
-    avoided     directories that are never listed, entered or taken: the destination of a move
+    is_single   only one worker may run it, because it keeps state that workers do not share
+    takes_dirs  it takes a whole directory with one call, and does not list the content
+    avoided     directories that are never listed, entered or taken, such as the destination of a move
     """
 
     is_single = False
@@ -201,34 +201,34 @@ class Action:
     avoided: frozenset[Identified] = frozenset()
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        """Act on some names of a directory (a hundred or so at a time), as os.scandir returns them.
+        """Act on some names in a directory (about a hundred at a time), as os.scandir returns them.
 
-        Runs in any worker, beside others: threads on network filesystems, otherwise processes. The first worker that
-        needs a destination directory creates it; it is no failure if another worker was faster.
-        Raises  nothing for a name: that is in `refused`. An OSError is a failure of all the names
+        Runs in parallel in several workers, which are threads on network filesystems and processes on others. The first
+        worker that needs a destination directory creates it; it is not a failure if another worker was faster.
+        Errors of single names are returned in `refused`. An OSError means that all of the names failed.
         """
         raise NotImplementedError
 
     def end(self, swept: Swept) -> Swept:
-        """Finish, in the first process, after all workers have ended; also after a stop, or without matches."""
+        """Finish the action in the first process when all workers have ended, even after a stop or without matches."""
         return swept
 
 
 SparesDirectory = Callable[[Kernel, BackingAndMount], str | ReportedMark | None]
-"""Why to skip a directory, with its content and its own name; None to include it.
+"""Returns why to skip a directory, with its content and its own name, or None to include it.
 
-Called before a directory is listed; the directory is open for reading while the caller works in it. Each worker has a
-copy by fork, or shares it.
+Called before a directory is listed; the directory is open for reading while the caller works in it. Workers share this
+object, or have a copy after a fork.
 """
 _RELATIME_NS = 86_400 * SECOND_NS
-"""Under `relatime` a read is recorded if the last recorded one is older than a day. Source  mount(8)"""
+"""With `relatime`, a read is recorded if the last recorded one is older than a day. Source  mount(8)"""
 
 
 def refuse_stale(scope: Scope, times: Iterable[TimeBound], now_ns: int, *, takes_dirs: bool, key: str) -> None:
-    """Refuse to choose by access times that the mounts of a directory do not keep.
+    """Refuse to choose by access times that a directory's mounts do not record.
 
-    takes_dirs  directories are chosen too
-    key         the option by which the user accepts these times all the same
+    takes_dirs  directories are chosen, too
+    key         the option with which the user accepts these times nevertheless
     Raises      Refused
     """
     bounds = [bound for bound in times if bound.field == "atime"]
@@ -237,7 +237,7 @@ def refuse_stale(scope: Scope, times: Iterable[TimeBound], now_ns: int, *, takes
     is_short = any(bound.before_ns is not None and now_ns - bound.before_ns < _RELATIME_NS for bound in bounds)
     why = next(_reasons(scope, takes_dirs=takes_dirs, is_short=is_short), "")
     if why:
-        hint = f"select by another time (mtime), or mount it with relatime; {key} uses these access times anyway"
+        hint = f"select by another time (mtime), or mount it with relatime; {key} accepts these access times anyway"
         raise Refused(f"{printable(scope.path())}: access times are not reliable: {why}", hint)
 
 
@@ -253,11 +253,11 @@ def _reasons(scope: Scope, *, takes_dirs: bool, is_short: bool) -> Iterator[str]
     place = scope.place()
     for view in trashd_views(scope.mounts, trusted_owners(os.geteuid())):
         if view.backing.holds(place) or place.holds(view.backing) or view.shown.holds(place):
-            yield f"files are read through {printable(view.mount.point)}, a mount of trashd that caches their pages"
+            yield f"files are read through {printable(view.mount.point)}, a trashd mount that caches their pages"
 
 
 def _mounts_of(scope: Scope) -> Iterator[Mount]:
-    """All mounts through which entries of a directory are read; their options may differ."""
+    """Yield all mounts through which a directory's entries are read; their options may differ."""
     place = scope.place()
     for mount in scope.mounts:
         if mount.device == place.device and (is_inside(mount.root, place.path) or is_inside(place.path, mount.root)):

@@ -1,4 +1,4 @@
-"""Run a sweep: open the directory and the action, run slices of work, finish the action."""
+"""Run a sweep: open the directory and the action, run slices of work, and finish the action."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ _WINDOW = 65_536
 def run_request(kernel: Kernel, request: Request, options: SweepOptions = DEFAULT_SWEEP) -> Swept:
     """Run a sweep.
 
-    Raises  TrashdError, before any change; whatever `act.print_names` raises. Failures of entries are in the result
+    Raises  TrashdError, before any change; whatever `ToPrint.print_names` raises
+    Failures of single entries are not raised, but returned in the result.
     """
     with ExitStack() as owned:
         top = owned.enter_context(open_top(kernel, request.directory, request.inode))
@@ -80,12 +81,12 @@ def run_request(kernel: Kernel, request: Request, options: SweepOptions = DEFAUL
 
 
 def usual_boundary(top: SweepRoot) -> TakingBoundary | None:
-    """The default limits of a sweep; None for users other than root. Raises  AcrossUsers"""
+    """Return the default limits of a sweep; None for users other than root. Raises  AcrossUsers"""
     if not must_check_owners():
         return None
     if top.whose is None:
         why = f"{printable(top.path)} (the path leads from one user's directory into another's)"
-        raise AcrossUsers(why, "sweep it as its owner, or with a rule of a plan, whose second run includes it")
+        raise AcrossUsers(why, "sweep it as its owner, or with a plan's rule, which includes it from the second run on")
     return TakingBoundary(top.whose)
 
 
@@ -105,13 +106,13 @@ def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
                 instead = request.action.instead
                 avoided: frozenset[Identified] = frozenset()
                 if isinstance(instead, ToMove):
-                    # Refuses what a move would refuse, and changes nothing.
+                    # This refuses what a move would refuse, and changes nothing.
                     avoided = frozenset({owned.enter_context(open_destination(kernel, top, instead.target)).identified})
                 yield CountMatches(request.selection, avoided, takes_dirs=_dirs(instead) is Dirs.WHOLE)
 
 
 def _dirs(action: ActionRequest | None) -> Dirs:
-    """The treatment of directories that are chosen."""
+    """Return the treatment of directories that are chosen."""
     match action:
         case ToTrash() | ToMove():
             return Dirs.WHOLE
@@ -119,7 +120,7 @@ def _dirs(action: ActionRequest | None) -> Dirs:
             return Dirs.STRIPPED if recursive else Dirs.LAST
         case ToPrint() | None:
             return Dirs.FIRST
-    # ToCount: the content of a chosen directory does not match by itself.
+    # ToCount: if a directory is taken whole, its content does not count as separate matches.
     return Dirs.FIRST if _dirs(action.instead) in (Dirs.FIRST, Dirs.LAST) else Dirs.WHOLE
 
 
@@ -132,16 +133,16 @@ def _walk(
     options: SweepOptions,
     boundary: TakingBoundary | None,
 ) -> Swept:
-    """Act on all matches below a directory, without finishing the action.
+    """Act on all matches below a directory, but do not finish the action.
 
-    Raises  OSError if the directory itself can't be read; nothing for its entries
+    Raises  OSError: the directory itself can't be read
     """
     with ExitStack() as owned:
         root = owned.enter_context(kernel.open_dir(top.sides.fd))
         n_workers = 1 if action.is_single or request.most is not None else request.n_workers
         strategy = choose_strategy(kernel, root, n_workers)
         if dirs is Dirs.WHOLE and n_workers is None and strategy.workers is Workers.PROCESSES:
-            # The kernel has one lock per filesystem for renames into other directories: two workers are slower.
+            # The kernel has one lock per filesystem for renames between directories, so two workers are slower.
             strategy = strategy._replace(n_workers=1, group_shift=None)
         sweep_strategy = SweepStrategy(
             dirs, min(_WINDOW, strategy.window), strategy.by_inode, strategy.is_at_once, top.mounts
@@ -177,7 +178,7 @@ def _walk(
 
 
 class _StopFlag:
-    """The request to stop, shared by this process and its forks."""
+    """The request to stop, which this process shares with its forks."""
 
     def __init__(self, options: SweepOptions) -> None:
         self._options = options
@@ -191,7 +192,7 @@ class _StopFlag:
 
 
 class _SweepInProgress:
-    """One walk in progress: the remaining work, and the results so far."""
+    """A sweep in progress: the remaining work, and the results so far."""
 
     def __init__(
         self, top: SweepRoot, request: Request, options: SweepOptions, worker: SweepWorker, strategy: Strategy
@@ -204,8 +205,8 @@ class _SweepInProgress:
         self._why = ""
         self._why_list = ""
         self._is_limited = False
-        # Some servers use an entry's position as its offset, and skip entries when others are deleted meanwhile.
-        # A listing that was begun on one machine can't be continued on another.
+        # Some servers use an entry's position as its offset, and skip entries if others are deleted during a listing.
+        # A listing that was started on one machine can't be continued on another.
         lists_whole = strategy.workers is Workers.THREADS or options.job is not None
         first = self._first(top, request)
         self.agenda = Agenda(
@@ -227,7 +228,7 @@ class _SweepInProgress:
         return jobs_of(self._read(request.names), tops, self._refuse, 1 if request.late else None)
 
     def _read(self, names: Iterable[ListedPath | ListedNames]) -> Iterator[ListedPath | ListedNames]:
-        """The listed names; an unreadable list ends early, and the names before that are processed all the same."""
+        """Yield the listed names. If the rest of the list can't be read, the names before it are still processed."""
         try:
             yield from names
         except BrokenList as error:
@@ -237,7 +238,7 @@ class _SweepInProgress:
         self._tally.fail(name, errno.EXDEV if why == OUTSIDE else errno.EINVAL, why)
 
     def is_over(self) -> bool:
-        """Whether the sweep ends here."""
+        """Whether the sweep is over, even if jobs remain."""
         return (self._is_limited and self._strategy.ends_at_limit()) or bool(self._why) or self._is_stopped()
 
     def finish_slice(self, share: SweepSlice, outcome: SweepSliceResult) -> None:
@@ -260,9 +261,9 @@ class _SweepInProgress:
 def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iterator[SweepRoot]:
     """Open the directory of a sweep.
 
-    inode   that it must have, on the side that the path leads to; None: any
-    Raises  as `find_scope`; NotFound if it is another directory; for root as `found_directory`: a link that another
-            user can change could lead root anywhere
+    inode   identity that it must have, on the side that the path leads to; None: any
+    Raises  the errors of `find_scope`; NotFound: it is another directory; for root, also those of `open_directory`,
+            since a link that another user can change could lead root anywhere
     """
     whose: int | None = 0
     with find_scope(kernel, directory) as scope:
@@ -277,7 +278,7 @@ def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iter
         else:
             is_it = True
         if not is_it:
-            raise NotFound(directory, "it was moved meanwhile")
+            raise NotFound(directory, "it was moved in the meantime")
         yield SweepRoot(scope.path(), sides, tuple(_mounts(scope)), whose)
 
 

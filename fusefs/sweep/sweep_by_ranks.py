@@ -1,6 +1,6 @@
-"""A sweep that deletes, shared by the ranks of an MPI job: each has the directory on its own mount.
+"""Share a sweep that deletes among the ranks of an MPI job, each of which has the directory on its own mount.
 
-Only deleting is shared: trashing and moving are renames, for which a filesystem has one lock.
+Only deletions are shared. Trashing and moving use renames, and a filesystem has only one lock for these.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _NO_DEVICE = -1
 
 
 DirectoryIdentity = tuple[int, int, int]
-"""Identity of a directory on any machine: its filesystem's magic, inode number, and birth time (0: not known)."""
+"""A directory's identity on all machines: its filesystem's magic, inode number, and birth time (0: not known)."""
 
 
 def identify_anywhere(kernel: Kernel, fd: Fd) -> DirectoryIdentity:
-    """The identity of a directory. Raises  OSError"""
+    """Return the identity of a directory. Raises  OSError"""
     return kernel.filesystem(fd), kernel.fstat(fd).st_ino, kernel.statx(fd, asks_server=True).btime_ns
 
 
 class SweepByRanks(NamedTuple):
-    """The ranks of a job, as a sweep uses them (SweepWishes)."""
+    """The ranks of a job, as a sweep uses them (SweepOptions)."""
 
     job: MpiJob
 
     def crew(
         self, worker: SweepWorker, directory: bytes, selection: Selection, n_workers: int | None
     ) -> AbstractContextManager[RankCrew[SweepSlice, SweepSliceResult]]:
-        """All ranks, for a sweep. Raises  Refused: a rank has another directory at that path; TrashdError, OSError"""
+        """Prepare all ranks for a sweep. Raises  Refused: a rank has another directory there; TrashdError, OSError"""
         kernel, root = worker.kernel, worker.root.fd
         shared = SharedSweep(
             directory, identify_anywhere(kernel, root), boot_id(), selection, worker.strategy.dirs, n_workers
@@ -57,9 +57,9 @@ class SweepByRanks(NamedTuple):
 
 
 class SharedSweep(NamedTuple):
-    """The directory, as every rank finds it, and the selection to delete there.
+    """The directory, as every rank must find it, and the selection to delete there.
 
-    boot  of the first rank's machine: a local filesystem is a different one on another machine
+    boot  boot ID of the first rank's machine; on another machine, a local filesystem is a different one
     """
 
     directory: bytes
@@ -74,9 +74,7 @@ class SharedSweep(NamedTuple):
         """See OpensRunner."""
         with open_top(kernel, self.directory, None) as top, kernel.open_dir(top.sides.fd) as root:
             if kernel.is_local(root) and self.boot != boot_id():
-                raise Refused(
-                    f"{printable(self.directory)}: a local filesystem", "a sweep by ranks needs a shared filesystem"
-                )
+                raise Refused(f"{printable(self.directory)}: on a local filesystem", "--mpi needs a shared filesystem")
             if identify_anywhere(kernel, root) != self.identity:
                 raise Refused(f"{printable(self.directory)}: not the same directory as on the first rank")
             strategy = choose_for_rank(kernel, root, self.n_workers, n_ranks)
@@ -92,11 +90,11 @@ class SharedSweep(NamedTuple):
 
 
 def _run_slice(worker: SweepWorker, work: SweepSlice, budget: SliceBudget) -> SweepSliceResult:
-    """Run a slice, with directories identified as on this machine."""
+    """Run a slice, using this machine's identities of directories."""
     kernel, root = worker.kernel, worker.root.fd
     outcome = worker.run_slice(work._replace(jobs=_on_device(work.jobs, kernel.fstat(root).st_dev)), budget)
     if kernel.filesystem(root) == FUSE_MAGIC:
-        # libfuse may assign inode numbers dynamically: such a number is meaningless on another machine.
+        # libfuse may assign inode numbers dynamically, so these are meaningless on another machine.
         return outcome._replace(rest=tuple(job._replace(inode=None) for job in outcome.rest))
     return outcome._replace(rest=_on_device(outcome.rest, _NO_DEVICE))
 

@@ -1,7 +1,7 @@
-"""One slice of a sweep: open directories by path below the sweep's own, list them, select entries and act on them.
+"""One slice of a sweep: open directories below the sweep's directory, list them, select entries and act on them.
 
 No component of a path may be a link, a mount or `..` (openat2), so a slice never enters anything that another process
-puts in place of a listed directory. A name costs a stat only if the selection needs more than names and types.
+puts in the place of a listed directory. A name costs a stat only if the selection needs more than names and types.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ _BUNDLE = 2048
 
 
 class SweepWorker(NamedTuple):
-    """Runs slices of one sweep, in any process or thread: it keeps only the number of names per look between them.
+    """Runs slices of one sweep, in any process or thread; between slices, it keeps only `per_look`.
 
     root    the sweep's directory
-    groups  the filesystem's allocation groups, in which workers should not meet
+    groups  the filesystem's allocation groups; each worker should work in a group of its own
+    per_look  number of names between two checks of the clock
     """
 
     kernel: Kernel
@@ -70,13 +71,13 @@ class SweepWorker(NamedTuple):
     boundary: TakingBoundary | None = None
 
     def run_slice(self, work: SweepSlice, budget: SliceBudget) -> SweepSliceResult:
-        """Run a slice. Raises nothing for an entry: errors of the kernel are in the result."""
+        """Run a slice. Errors of single entries are not raised, but returned in the result."""
         with ExitStack() as owned:
             return _SweepRun(self, work, budget, owned).run_slice()
 
 
 class _SweepRun:
-    """One run of one slice."""
+    """A single run of a slice."""
 
     def __init__(self, worker: SweepWorker, work: SweepSlice, budget: SliceBudget, owned: ExitStack) -> None:
         self._kernel = worker.kernel
@@ -100,7 +101,7 @@ class _SweepRun:
         self._per_look.begin(budget.seconds)
         self._tally = SliceCounts(work.most)
         self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.strategy, self._tally)
-        # Only where no limit has to be met exactly, and no caller has wrapped the action.
+        # Only if no limit must be met exactly, and no caller has wrapped the action.
         deletes = isinstance(worker.action, DeleteMatches) and not budget.is_paced() and work.most is None
         self._unlinks_at_once = deletes and self._chooser.chooses_at_once()
         self._ways = owned.enter_context(DeepOpeners(worker.kernel))
@@ -128,7 +129,7 @@ class _SweepRun:
         )
 
     def _is_over(self) -> bool:
-        """Whether the budget of the slice is spent."""
+        """Whether the slice is over, because its budget is spent or there is a reason to stop."""
         sums, budget = self._tally.sums, self._budget
         return (
             time.monotonic() >= self._ends_at
@@ -166,7 +167,7 @@ class _SweepRun:
         return self._ways.opener_of(self._root).beneath(upper, flags=READABLE)
 
     def _open_or_report(self, upper: bytes, inode: Identified | None = None) -> BackingAndMount | None:
-        """Open a directory for reading; None if it is inaccessible (reported), was replaced, or must be avoided."""
+        """Open a directory for reading; None if it was replaced, must be avoided, or can't be opened (reported)."""
         try:
             sides = self._open(upper)
         except OSError as error:
@@ -194,7 +195,7 @@ class _SweepRun:
             Fd(fd).close()
 
     def _enter(self, job: Job, upper: bytes) -> bool:
-        """Begin with a directory; False if another one of the job should be begun first."""
+        """Start with a directory; False if another directory of the job should be started first."""
         sides = self._open_or_report(upper)
         if sides is None:
             return True
@@ -202,7 +203,7 @@ class _SweepRun:
             sides.__exit__()
             return False
         if job.is_chosen and not job.again:
-            # Its parent's listing decided that it is chosen. A worker that was lost may have changed it since.
+            # It was chosen when its parent was listed. Since then, a lost worker may have changed it.
             may_enter = self._chooser.is_chosen_still(sides.fd)
         else:
             may_enter = job.strips or not self._is_spared(upper, sides)
@@ -214,7 +215,7 @@ class _SweepRun:
         return True
 
     def _whose_is(self, job: Job, upper: bytes, fd: Fd) -> int | None:
-        """The owner of what is in a directory to enter; None if root must not take it, which is reported."""
+        """Return the owner of the content of a directory to enter; None (reported) if root must not take it."""
         if self._boundary is None:
             return 0
         if not upper:
@@ -222,7 +223,7 @@ class _SweepRun:
         try:
             whose = attribute_directory(self._kernel, fd, job.whose, self._boundary.seen_directories)
             if whose and job.inode is not None and not is_parent(self._kernel, job.inode, fd):
-                return None  # its parent was replaced since it was listed
+                return None  # its parent was replaced after it was listed
             if whose is None and not self._kernel.is_empty(fd):
                 self._tally.fail(upper, errno.EPERM, NOT_TAKEN)
         except OSError as error:
@@ -231,7 +232,7 @@ class _SweepRun:
         return whose
 
     def _whose_is_at(self, upper: bytes) -> int | None:
-        """The owner of the content of a directory not reached by a walk; None as for `_whose_is`. Raises  OSError"""
+        """Return the same as `_whose_is` for a directory that no walk has reached. Raises  OSError"""
         if self._boundary is None:
             return 0
         whose: int | None = self._boundary.whose
@@ -245,7 +246,7 @@ class _SweepRun:
     def _is_spared(
         self, upper: bytes, sides: BackingAndMount, *, is_reported: bool = True, is_match: bool = False
     ) -> bool:
-        """Whether the caller of the sweep spares a directory; an error of that check counts as a failure.
+        """Whether the caller of the sweep spares a directory; an error of this check is counted as a failure.
 
         is_match  the directory itself would be taken, with its content
         """
@@ -267,7 +268,7 @@ class _SweepRun:
         return True
 
     def _list_on(self, job: Job, fd: Fd) -> None:
-        """Continue a listing, unless the directory was moved: the sweep does not cover its new place."""
+        """Continue a listing, unless the directory was moved, since the sweep does not cover its new place."""
         sides = self._open_or_report(job.upper, identify(self._kernel, fd))
         if sides is None:
             self._close(fd)
@@ -276,7 +277,7 @@ class _SweepRun:
             self._list(job, BackingAndMount(fd, sides.mounted))
 
     def _list(self, job: Job, sides: BackingAndMount) -> None:
-        """List a directory and sort its entries into jobs; of a large one only as many as memory and time allow."""
+        """List a directory, as far as memory and time allow, and sort its entries into jobs."""
         strategy = self._strategy
         entry_filter = strip_filter_in(self._matcher, job.upper) if job.strips else filter_in(self._matcher, job.upper)
         window = None if self._lists_whole else strategy.window
@@ -328,7 +329,7 @@ class _SweepRun:
                 self._push_enter(enter_job._replace(strips=True, is_chosen=True), chosen)
 
     def _reserve(self, chosen: list[str]) -> list[str]:
-        """Reduce directories to the number that may still be taken: their content is deleted before them."""
+        """Reduce chosen directories to the number that may still be taken, before their content is deleted."""
         tally = self._tally
         if tally.remaining is None:
             return chosen
@@ -337,7 +338,7 @@ class _SweepRun:
         tally.remaining -= len(chosen)
         return chosen
 
-    # A job consumes its list of names, so each has its own.
+    # A job consumes its list of names, so each job has its own list.
 
     def _push_enter(self, here: Job, dirs: list[str]) -> None:
         if dirs:
@@ -350,7 +351,7 @@ class _SweepRun:
     # Actions
 
     def _sort_files(self, job: Job, names: list[str], sides: BackingAndMount) -> None:
-        """Act on the first bundle of names; the others become jobs for free workers."""
+        """Act on the first bundle of names; the other bundles become jobs for free workers."""
         take_job = Job(JobKind.TAKE, job.upper, names, strips=job.strips)
         if len(names) > _BUNDLE:
             take_job = take_job._replace(inode=identify(self._kernel, sides.fd))
@@ -360,7 +361,7 @@ class _SweepRun:
         self._take(take_job, sides)
 
     def _take(self, job: Job, sides: BackingAndMount) -> None:
-        """Act on names until the slice is over; the rest becomes a job."""
+        """Act on names until the slice is over; the remaining names become a job."""
         names = job.names
         while names:
             if self._is_over():
@@ -377,7 +378,7 @@ class _SweepRun:
             self._per_look.record(len(some), time.monotonic() - began_at)
 
     def _apply_action(self, job: Job, names: list[str], sides: BackingAndMount) -> list[str]:
-        """Act on some names; returns those to be tried again."""
+        """Act on some names, and return those that must be tried again."""
         tally, are_dirs = self._tally, job.kind is JobKind.AFTER
         again: list[str] = []
         sizes = FileSizes([], [])
@@ -413,7 +414,7 @@ class _SweepRun:
         return again
 
     def _drop_forbidden(self, job: Job, names: list[str], sides: BackingAndMount) -> list[str]:
-        """The directories that root may take with all their content; the others are reported."""
+        """Return the directories that root may take with all their content; report the others."""
         boundary = self._boundary
         if boundary is None or boundary.is_judged:
             return names
@@ -427,7 +428,7 @@ class _SweepRun:
                 if error.errno not in GONE:
                     self._tally.fail(join_path(job.upper, raw), error.errno, "look")
                     continue
-                is_taken = True  # taking it meets the same error
+                is_taken = True  # taking it runs into the same error
             if is_taken:
                 allowed.append(name)
             else:
@@ -435,7 +436,7 @@ class _SweepRun:
         return allowed
 
     def _unlink(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> list[str]:
-        """Delete the chosen names; returns those that need a closer check."""
+        """Delete the names that are clearly chosen, and return those that need a closer check."""
         with self._groups.lock_group(sides.fd):
             result = self._chooser.unlink_files(upper, sides, names)
         n_chosen = result.n_removed + len(result.refused)
@@ -450,7 +451,7 @@ class _SweepRun:
             with self._groups.lock_group(here.sides.fd):
                 return self._action.take(here, names)
         except (OSError, AcrossUsers) as error:
-            # The destination is unavailable; only names that are missing in the source have vanished.
+            # The destination is not available; only names that are missing in the source have vanished.
             number = errno.ESTALE if error.errno == errno.ENOENT else error.errno or errno.EIO
             stats, _refused = lstat_all(self._kernel, here.sides.fd, names)
             present = {one.name for one in stats}
@@ -458,10 +459,10 @@ class _SweepRun:
             return ActionResult([(name, number if name in present else errno.ENOENT) for name in names], call)
 
     def _drop_spared(self, upper: bytes, names: list[str], held: ExitStack) -> list[str]:
-        """The directories that are not spared; they stay open, as `spares` may lock them."""
+        """Return the directories that are not spared; they stay open, because `spares` may lock them."""
         if self._spares is None:
             return names
-        # Otherwise this was reported when they were entered; empty ones are not entered.
+        # Entered directories were reported when they were entered; empty ones are not entered.
         is_reported = self._strategy.dirs is Dirs.WHOLE or self._matcher.needs_emptiness
         remaining = []
         for name in names:
@@ -476,7 +477,7 @@ class _SweepRun:
     # Listed names
 
     def _process_listed(self, job: Job) -> None:
-        """Select from listed names and act on them; directories are taken, but not searched for other matches."""
+        """Select from listed names, and act on them; directories are taken, but not searched for further matches."""
         upper = job.upper
         try:
             if not self._chooser.may_enter_path(upper):
@@ -503,7 +504,7 @@ class _SweepRun:
                 self._push_enter(Job(JobKind.ENTER, upper, [], strips=True, is_chosen=True, whose=whose), dirs)
             else:
                 self._take(Job(JobKind.AFTER, upper, dirs[::-1], whose=whose), sides)
-            # In the list's order, which is mostly that of a listing: in reverse order ext4 searches more of each block.
+            # Use the list's order, mostly that of a listing: in reverse order, ext4 searches more of each block.
             self._take(Job(JobKind.TAKE, upper, files[::-1]), sides)
         self._leave(sides)
 

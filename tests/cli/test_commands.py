@@ -117,7 +117,7 @@ def test_restore_of_a_sweep_says_what_has_its_name_taken_and_brings_it_later(vol
     assert done.out.splitlines() == [
         f"{victim}: restored, except 1 entry",
         "  file: File exists",
-        f"  the rest is still in the orphan {orphan}: restore it again, or elsewhere with --to",
+        f"  the rest is still in the orphan {orphan}; restore it again, or to another path with --to",
     ]
     assert (victim / "below/deep").read_text() == "more"
     done = trashd("restore", "--json", "--volume", volume, orphan)
@@ -404,7 +404,7 @@ def test_no_command_changes_a_store_of_an_unknown_format(volume: Path, unknown: 
         done = trashd(*line.replace("ID", "20261121").split(), cwd=volume)
         assert done.code == (INCOMPLETE if line == "du" else NO_STORE), (line, done)
         output = done.out + done.err
-        assert f"{volume}/.trashd/volume.json (format {unknown}): trash store of an unknown" in output, (line, done)
+        assert f"{volume}/.trashd/volume.json (format {unknown}): unknown trash store format" in output, (line, done)
         assert f"mv {volume}/.trashd {volume}/.trashd-old" in output, (line, done)
         assert snapshot(volume, with_times=True) == before, line
 

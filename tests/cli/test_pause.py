@@ -100,7 +100,7 @@ def test_where_roots_reaper_serves_nobody_else_pauses(
         named = {"its path": [volume], "another mount of it": [there], "all": []}[way]
         done = by_alice(tmp_path, "pause", *words, *named)
     assert (done.returncode, done.stdout) == (4, b"")
-    assert "root's reaper serves it" in done.stderr.decode()
+    assert "root's reaper serves this volume" in done.stderr.decode()
     assert str(volume) in done.stderr.decode()
     assert "trashd keep ID" in done.stderr.decode()
     assert not list((tmp_path / "home").rglob("pause/*"))

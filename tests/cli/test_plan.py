@@ -52,7 +52,7 @@ def test_it_says_what_it_would_do_and_touches_nothing(volume: Path) -> None:
         "                 7 B  2001-09-09  old-1\n"
         "  oldest         7 B  2001-09-09  old-1\n"
         "                 7 B  2001-09-10  old-2\n"
-        "2 matches (14 B) in 1 directory would be taken; to carry this out: trashd plan apply\n",
+        "2 matches (14 B) in 1 directory would be processed; to carry this out, run: trashd plan apply\n",
         "",
     )
     assert left(volume) == {"old-1", "old-2", "new"}
@@ -120,7 +120,7 @@ def test_a_list_that_stays_is_told_by_the_exit_code_when_all_is_done(volume: Pat
     lists = f'purgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     done = plan(volume, rule(volume, 'action = "delete"', lists), "apply")
     assert (done.code, left(volume)) == (13, {"new"})
-    assert f"{volume}/lists/gone.list was not changed: not a purge list of trashd" in done.err
+    assert f"{volume}/lists/gone.list was not replaced: not a trashd purge list" in done.err
     assert "remove it, or name another directory" in done.err
 
 

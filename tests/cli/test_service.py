@@ -340,7 +340,7 @@ def stand_in(tmp_path: Path) -> Path:
 def test_the_switch_is_set_and_what_outlives_an_uninstall_is_printed(stand_in: Path) -> None:
     stderr = stderr_of(stand_in)
     assert stand_in.read_text().startswith("Y")
-    assert "enabled FUSE over io_uring for every FUSE mount of this machine" in stderr
+    assert "enabled FUSE over io_uring for all FUSE mounts on this machine" in stderr
     assert f"echo N >{SWITCH}" in stderr
 
 
@@ -358,4 +358,4 @@ def test_a_kernel_with_known_faults_is_a_warning(stand_in: Path) -> None:
 @pytest.mark.skipif(not Path(SWITCH).exists(), reason="this kernel has no FUSE over io_uring")
 def test_a_machine_that_denies_io_uring_is_a_warning(stand_in: Path) -> None:
     stderr = stderr_of(stand_in, how=tuple(without(IO_URING_SETUP)))
-    assert "mounts of this machine can't use io_uring" in stderr
+    assert "mounts on this machine can't use io_uring" in stderr

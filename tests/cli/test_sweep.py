@@ -154,7 +154,7 @@ def test_a_closed_standard_input_is_nobody_to_read_from_or_to_ask(top: Path, wor
     ("words", "stdin", "why"),
     [
         (("--from", "-"), b"a.log\0b.txt\0", "contains NUL characters"),
-        (("-0",), b"a" * 2_000_000, "a name without an end"),
+        (("-0",), b"a" * 2_000_000, "a name that does not end"),
     ],
 )
 @pytest.mark.parametrize("action", [(), ("--delete",)])
@@ -168,7 +168,7 @@ def test_what_is_no_list_of_names_is_refused(
 
 def test_a_file_without_a_birth_time_is_no_moment(top: Path) -> None:
     done = trashd("sweep", top, "--by", "btime", "--newer", "/proc/self/stat", "--print")
-    assert (done.code, "no birth time" in done.err, done.out) == (2, True, "")
+    assert (done.code, "does not record birth times" in done.err, done.out) == (2, True, "")
 
 
 def test_nothing_is_printed_where_standard_output_is_closed(top: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_format_without_a_list_or_another_one_is_refused(top: Path) -> None:
 
 def test_a_line_that_is_not_understood_is_told(top: Path) -> None:
     done = trashd("sweep", top, "--delete", "--from", "-", "--from-format", "mmapplypolicy", stdin=bytes(top / "a.log"))
-    assert (done.code, f"{top}/a.log: not in the format of the list" in done.out, len(names(top))) == (13, True, 4)
+    assert (done.code, f"{top}/a.log: not in the list's format" in done.out, len(names(top))) == (13, True, 4)
 
 
 # To another filesystem

@@ -137,7 +137,7 @@ def test_a_second_mount_at_the_same_point_is_refused(bench: Path) -> None:
     for words in ((bench / "source", bench / "target"), (bench / "target",), (bench / "target", bench / "source")):
         done = trashd("mount", *words)
         assert done.code == 3
-        assert "mount of trashd at" in done.err or "already mounted by trashd" in done.err
+        assert "trashd mount at" in done.err or "already mounted by trashd" in done.err
 
 
 def test_a_bind_mount_of_the_same_directory_is_refused(bench: Path) -> None:
@@ -186,7 +186,7 @@ def test_where_the_c_part_was_not_built_nothing_is_mounted(bench: Path, engine: 
     command: list[str | Path] = [sys.executable, "-c", NOT_BUILT, "mount", bench / "source", bench / "target"]
     done = subprocess.run([*command, "-o", engine], capture_output=True, text=True, check=False)
     assert (done.returncode, os.path.ismount(bench / "target")) == (3, False)
-    assert "the C module of the mount was not built" in done.stderr
+    assert "the C module for mounts was not built" in done.stderr
 
 
 def test_a_daemon_that_is_killed_before_it_is_ready_is_told(bench: Path) -> None:

@@ -334,5 +334,5 @@ def test_on_fails_with_the_reason_where_a_core_is_out_of_reach(bench: Path) -> N
     words = [TRASHD, "mount", "--uring", "on", str(bench / "source"), str(bench / "target")]
     done = subprocess.run(["taskset", "-c", "0", *words], capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "bars the daemon from" in done.stderr
+    assert "keeps the daemon off" in done.stderr
     assert not list((bench / "target").iterdir())

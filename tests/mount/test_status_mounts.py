@@ -197,7 +197,7 @@ def test_missing_numbers_are_told(target: Path) -> None:
     os.unlink(claim_directory(os.fsencode(target)) + b"/stats")
     done = trashd("status")
     assert (done.code, done.out) == (5, "")
-    assert "the numbers of" in done.err
+    assert "the counters of" in done.err
 
 
 def test_a_new_mount_takes_away_what_an_earlier_one_with_its_device_number_left(target: Path) -> None:
@@ -397,8 +397,7 @@ def test_nothing_mounted_is_told_with_what_to_do(bench: Path) -> None:
     done = trashd("mount", "--explain", bench / "source")
     assert (done.code, done.out) == (5, "")
     assert done.err == (
-        f"trashd: a mount of trashd at {bench}/source: not found\n"
-        "  hint: findmnt -t fuse.trashd lists the mounts of trashd\n"
+        f"trashd: a trashd mount at {bench}/source: not found\n  hint: findmnt -t fuse.trashd lists all trashd mounts\n"
     )
     assert not list((bench / "target").iterdir())
 
@@ -591,7 +590,7 @@ def test_who_has_a_file_open_for_writing_keeps_a_mount_from_being_read_only(benc
 def test_what_is_no_mount_of_ours_is_not_remounted(bench: Path) -> None:
     done = helper(bench / "source", bench / "target", "-o", "remount,ro")
     assert done.returncode == 32
-    assert "not a mount of trashd" in done.stderr
+    assert "not a trashd mount" in done.stderr
 
 
 def test_a_remount_with_a_word_that_nobody_knows_is_1(bench: Path) -> None:

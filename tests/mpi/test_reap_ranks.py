@@ -199,7 +199,7 @@ def test_ranks_that_know_of_no_other_are_told_apart_from_a_job_of_one(volume: Pa
         variables = environment({"OMPI_COMM_WORLD_SIZE": size})
         done = subprocess.run([PYTHON, *words], env=variables, user=USER, group=USER, capture_output=True, check=False)
         assert done.returncode == code, done
-    assert b"trashd: 4 ranks were started, but the MPI of mpi4py sees only one\n" in done.stderr
+    assert b"trashd: 4 ranks were started, but mpi4py's MPI sees only one\n" in done.stderr
 
 
 @pytest.mark.parametrize("mpi", [MPICH])
@@ -418,5 +418,5 @@ def test_a_machine_that_has_not_the_volume_ends_the_job_before_anything_is_gone(
     done = run_ranks("mpich", 2, *words, nodes=mounts, at=nodes.path)
     assert done.code == 3
     assert "trashd: rank 1: " in done.err
-    assert "  hint: on the machine of each rank, the volume must be mounted at the same path" in done.err
+    assert "  hint: on all machines that run a rank, the volume must be mounted at the same path" in done.err
     assert len(os.listdir(folder_of_user(nodes.path) / f"orphans/{identifier}/tree")) == 10

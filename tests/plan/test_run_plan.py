@@ -306,7 +306,7 @@ def test_lists_that_lie_in_what_a_rule_sweeps_by_whatever_path_are_refused(
     told, listed = carried(volume / "scratch", text, runs=runs)
     assert isinstance(told, SkippedRule)
     assert isinstance(told.error, Refused)
-    assert f"contains the purge lists {volume}/by/lists" in told.why
+    assert f"contains the purge lists in {volume}/by/lists" in told.why
     assert isinstance(listed, PurgeListsResult)
     assert (listed.is_whole, files(volume / "scratch")) == (False, {"spool/old"})
 
@@ -589,7 +589,7 @@ def after_a_month(directory: Path, text: str = OLD) -> RuleOutcome:
     return told
 
 
-RESTORED = "restored more recently than the age of the rule"
+RESTORED = "restored more recently than the rule's age"
 
 
 def test_what_was_restored_is_left_alone_for_the_rules_age(volume: Path) -> None:
@@ -655,8 +655,8 @@ def test_restore_says_whether_rules_leave_it_alone(volume: Path) -> None:
     for name in ("writable", "fixed"):
         alice("rm", f"{home}/data/{name}")
         said[name] = alice("restore", f"{home}/data/{name}")
-    assert "rules (trashd plan) count its age from now on" in said["writable"]
-    assert "rules (trashd plan) may remove it again" in said["fixed"]
+    assert "rules (trashd plan) count the age of these files from now on" in said["writable"]
+    assert "rules (trashd plan) may remove these files again" in said["fixed"]
 
 
 def test_doctor_tells_of_a_rule_that_is_refused() -> None:

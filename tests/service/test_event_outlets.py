@@ -113,7 +113,7 @@ def test_a_full_disk_costs_lines_and_is_told_once(volume: Path, caplog: pytest.L
     assert len(cut) <= 1
     told = [(record.levelno, record.getMessage()) for record in caplog.records]
     assert [level for level, _text in told] == [logging.ERROR, logging.WARNING]
-    assert f"{100 - len(whole) + 1} events are missing in it" in told[1][1]
+    assert f"{100 - len(whole) + 1} events are missing from it" in told[1][1]
 
 
 @pytest.mark.allows_warnings

@@ -227,12 +227,12 @@ LESS_THAN_NOTHING = b'{"type":"Beat","n_entries":-1,"n_bytes":0,"busy_s":0}'
 
 @pytest.mark.parametrize("packet", [b"nonsense", b"{}", b'{"type":"Park"}', LESS_THAN_NOTHING, b"\xff"])
 def test_child_that_says_nonsense_is_killed(packet: bytes) -> None:
-    assert lost_with(Tend(), says=packet) == "it sent an invalid message"
+    assert lost_with(Tend(), says=packet) == "the process sent an invalid message"
 
 
 def test_child_that_answers_what_nobody_asked_is_killed() -> None:
     other = msgspec.json.encode(OrphanEnded("20260101T000000.000Z-other-0123456789ab"))
-    assert lost_with(Tend(), says=other) == "it sent an unexpected answer"
+    assert lost_with(Tend(), says=other) == "the process sent an unexpected answer"
 
 
 def test_error_number_that_there_is_not_is_no_fault_of_ours() -> None:
@@ -256,7 +256,7 @@ def test_error_number_that_there_is_not_is_no_fault_of_ours() -> None:
 
 def test_child_that_says_nothing_for_very_long_is_killed() -> None:
     why = lost_with(Tend(), looks_after=True)
-    assert why.startswith("it was silent for")
+    assert why.startswith("the process was silent for")
     assert int(why.split()[-2]) >= timers.current.lost_limit_s
 
 

@@ -313,7 +313,7 @@ def test_rules_of_a_path_hold_for_what_came_from_there(base: Path, volume: Path)
 def test_outside_its_window_it_waits_until_a_reload_opens_one(base: Path, volume: Path) -> None:
     identifier = orphan_in(volume, options=EXPIRED).id
     with service(base, volume, config="[defaults]\n" + window_in(3)) as running:
-        assert running.until_phase(volume, VolumePhase.WINDOW).why.startswith("reaping is allowed only at")
+        assert running.until_phase(volume, VolumePhase.WINDOW).why.startswith("reaping is allowed only during")
         assert ids(volume) == {identifier}
         assert not running.volume(volume).is_known
         assert "backlog   unknown" in done_well("status").out

@@ -200,7 +200,7 @@ def test_service_goes_on_where_nothing_of_its_own_can_be_written() -> None:
             running.until(lambda: running.volume(volume).n_reaped > 30)
             running.stop()
             assert running.process.returncode == 0
-        assert "events are missing in it" in running.log.read_text()
+        assert "events are missing from it" in running.log.read_text()
 
 
 def test_service_starts_where_it_can_remember_nothing() -> None:

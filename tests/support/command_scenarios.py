@@ -290,7 +290,9 @@ _IN_A_VOLUME = (
     Scenario("rm --now none other --json", 13),
     Scenario("restore --volume {volume} {id}", 9, "Occupied", prepare=take_name, prints=("--to",)),
     Scenario("restore --volume {volume} {id} --to elsewhere", prepare=take_name),
-    Scenario("service install --prefix /usr --dry-run", 3, "Refused", prints=("--prefix /usr: only for packages",)),
+    Scenario(
+        "service install --prefix /usr --dry-run", 3, "Refused", prints=("--prefix /usr is only for building packages",)
+    ),
     Scenario("sweep / --name '*'", 3, "Refused"),
     Scenario("sweep victim --from victim", 11, "KernelRefused", prints=("victim: Is a directory",)),
     *(

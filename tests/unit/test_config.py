@@ -177,7 +177,7 @@ def test_the_new_name_wins_over_the_old_one() -> None:
     text = '[defaults]\nusers = ["ci"]\ndelete_as = "root"\nauthority = "asker"\n'
     config, _settings, (warning,) = read_config_with_places([Source("f", text)], Config())
     assert config.defaults.rules.delete_as is DeleteAs.ROOT
-    assert "no effect beside delete_as" in warning.what
+    assert "no effect, because delete_as" in warning.what
 
 
 def test_the_later_file_wins_whichever_name_it_uses() -> None:

@@ -144,10 +144,10 @@ def test_rules_come_in_the_order_of_the_files() -> None:
     ("text", "key", "what"),
     [
         ('older = "30x"', "older", ".*unknown unit 'x'"),
-        ("older = 30", "older", "expected a text, got 30"),
+        ("older = 30", "older", "expected a string, got 30"),
         ('older = "/etc/passwd"', "older", "not the time of a file"),
-        ('name = ""', "name", "expected a text"),
-        ('name = ["a", "b"]', "name", r'expected a text, got \["a", "b"\]'),
+        ('name = ""', "name", "expected a string"),
+        ('name = ["a", "b"]', "name", r'expected a string, got \["a", "b"\]'),
         ('name = "a/b"', "name", ".*contains a slash"),
         ('name = "*"\nexclude = ["/scratch/a"]', "exclude", ".*relative"),
         ('size = "-0"', "size", ".*nothing is smaller"),

@@ -260,7 +260,7 @@ def test_size_is_larger_smaller_or_exactly_to_the_byte(text: str, bound: SizeBou
         ("100c", "not a size limit"),
         ("1e3", "not a size limit"),
         ("-0", "nothing is smaller than 0 bytes"),
-        ("+100b", r"for find, b means blocks of 512 bytes: write \+100 for bytes"),
+        ("+100b", r"in find, b means blocks of 512 bytes: write \+100 for bytes"),
         ("+9999999T", "not a size limit"),
     ],
 )
@@ -326,7 +326,7 @@ def test_depth_that_is_none_is_named(text: str, told: str) -> None:
 
 
 def test_name_with_a_slash_is_refused_because_it_would_match_nothing() -> None:
-    with pytest.raises(ValueError, match=r"'a/\*' contains a slash, which no name contains"):
+    with pytest.raises(ValueError, match=r"'a/\*' contains a slash, which a name can't contain"):
         check_name("a/*")
 
 

@@ -57,7 +57,7 @@ def test_a_limit_that_this_process_passes_is_none(disabled: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("barred", "told"), [({1}, "from core 1,"), ({2, 1}, "from cores 1, 2,"), (set(range(9)), "from cores 0, 1, 2, …,")]
+    ("barred", "told"), [({1}, "off core 1,"), ({2, 1}, "off cores 1, 2,"), (set(range(9)), "off cores 0, 1, 2, …,")]
 )
 def test_cores_that_the_daemon_may_not_run_on_are_told(barred: set[int], told: str) -> None:
     assert told in why(ALL_IS_WELL._replace(barred=frozenset(barred)))

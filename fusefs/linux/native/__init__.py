@@ -1,1 +1,1 @@
-"""Operations on hundreds of names of one directory by one call, in C; without it batched_calls.py does the same."""
+"""Operations on hundreds of names in one directory with a single call, in C; batched_calls.py does without it."""

@@ -1,4 +1,4 @@
-/* Files of the same name in many directories of one parent: read each, or check whether it exists. */
+/* Files with the same name in many directories of one parent: read each, or check whether it exists. */
 #include "bulk.h"
 
 #include <limits.h>
@@ -7,7 +7,7 @@
 
 enum { WRITABLE_BY_OTHERS = S_IWGRP | S_IWOTH };
 
-/* Open NAME/TAIL, through no link and no mount, as Kernel.open_beneath does. */
+/* Open NAME/TAIL without crossing a link or a mount, like Kernel.open_beneath. */
 static int open_beneath(int dir_fd, const char *name, const char *tail, uint64_t flags) {
     char path[2 * NAME_MAX + 2];
     struct open_how how = {
@@ -21,7 +21,7 @@ static int open_beneath(int dir_fd, const char *name, const char *tail, uint64_t
     return (int)syscall(SYS_openat2, dir_fd, path, &how, sizeof how);
 }
 
-/* A file's content; NULL unless the file is as store.container.open_record requires. */
+/* Return a file's content; NULL unless the file is as store.container.open_record requires. */
 static char *read_file(int dir_fd, const char *name, const char *tail, uid_t uid, off_t most, size_t *n_read) {
     struct stat st;
     char *text = NULL;
@@ -32,7 +32,7 @@ static char *read_file(int dir_fd, const char *name, const char *tail, uid_t uid
                     !(st.st_nlink > 1 && st.st_mode & WRITABLE_BY_OTHERS);
     if (is_plain && (text = malloc((size_t)st.st_size + 1)) != NULL) {
         ssize_t n = pread(fd, text, (size_t)st.st_size + 1, 0);
-        /* If it has grown or shrunk meanwhile, Python reads it again. */
+        /* If its size has changed in the meantime, Python reads it again. */
         if (n == st.st_size) {
             *n_read = (size_t)n;
         } else {

@@ -1,7 +1,7 @@
-/* Calls for many names of one directory, made without Python's lock.
+/* Calls for many names in one directory, made without Python's lock.
  *
- * Python is the reference: linux/batched_calls.py and linux/kernel.py do the same with one call at a time, if this is
- * not built, or if a hook must see each call. Python handles difficult cases: `match_name` returns UNSURE for those.
+ * Python is the reference: linux/batched_calls.py and linux/kernel.py do the same, name by name, if this is not built
+ * or if a hook must see each call. They also handle the difficult cases, for which `match_name` returns UNSURE.
  */
 #ifndef TRASHD_BULK_H
 #define TRASHD_BULK_H
@@ -23,21 +23,21 @@
 
 #include "dirent.h"
 
-/* The names of one call as C strings; they belong to a list of str, which must not change meanwhile. */
+/* The names for one call as C strings, which belong to a list of str that must not change during the call. */
 struct names {
     Py_ssize_t n;
     const char **texts;
-    PyObject **owned; /* bytes of names that are not UTF-8 */
-    int *errnos;      /* the result for each; initially 0 */
+    PyObject **owned; /* bytes objects for names that are not UTF-8 */
+    int *errnos;      /* the result for each name; initially 0 */
 };
 
-/* Raises TypeError, ValueError or MemoryError; call free_names even then. */
+/* Returns -1 after an exception: TypeError, ValueError or MemoryError. Call free_names even then. */
 int take_names(struct names *names, PyObject *list);
 void free_names(struct names *names);
-/* (name, errno) for each name whose errno is not 0. */
+/* Return a list of (name, errno) for each name whose errno is not 0. */
 PyObject *refused(const struct names *names, PyObject *list);
 
-/* Append an object to a list and drop its reference. NULL raises, too. */
+/* Append an object to a list and drop the reference to it. Returns -1 on failure, also if the object is NULL. */
 int append(PyObject *list, PyObject *one);
 
 PyObject *bulk_read(PyObject *module, PyObject *args);

@@ -1,4 +1,4 @@
-/* statx of many names, and which of them match the bounds. */
+/* Calls statx for many names, and returns those that match the bounds. */
 #include "look.h"
 
 enum { SYNC = AT_STATX_DONT_SYNC, FLAGS = AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | SYNC };

@@ -4,14 +4,14 @@
 
 #include "bulk.h"
 
-/* As core/selection.py packs them; all bounds are inclusive, and INT64_MAX is unlimited. */
+/* The bounds as core/selection.py packs them: all are inclusive, and INT64_MAX means unlimited. */
 struct bounds {
     int64_t least_size, most_size;
     struct {
         int64_t from_ns, to_ns;
     } times[4]; /* modified, accessed, changed, born */
     int64_t uid, gid; /* -1: any */
-    uint32_t kinds;   /* a bit for each file type of a mode */
+    uint32_t kinds;   /* one bit for each file type, as in a mode */
     uint8_t asks_birth, must_be_empty;
 } __attribute__((packed));
 
@@ -21,9 +21,10 @@ struct size {
 
 enum { UNSURE = 1, CHOSEN = 2 };
 
-/* CHOSEN, UNSURE or 0. UNSURE for a mount point, which is not accessed, or if the kernel reports no mount points. */
+/* Check one name. Returns CHOSEN or 0, or UNSURE for a mount point (which is not accessed), after an error, or if the
+ * kernel does not report mount points. */
 int match_name(int fd, const char *name, const struct bounds *bounds, struct size *size);
-/* Raises ValueError and returns -1. */
+/* Returns -1 after a ValueError. */
 int take_bounds(struct bounds *bounds, const char *packed, Py_ssize_t size);
 
 #endif

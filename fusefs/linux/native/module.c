@@ -3,15 +3,15 @@
 
 static PyMethodDef methods[] = {
     {"read", bulk_read, METH_VARARGS,
-     "Some entries of a directory: names with these ends joined by slashes, inode numbers, types, number of entries."},
+     "Some entries of a directory: names with these ends, joined with slashes; inode numbers; types; total number."},
     {"look", bulk_look, METH_VARARGS, "Names that match bounds, their sizes, their disk space, and unsure names."},
-    {"unlink", bulk_unlink, METH_VARARGS, "unlinkat of each name. Returns those that were refused, with the errno."},
+    {"unlink", bulk_unlink, METH_VARARGS, "unlinkat of each name. Returns the refused names with their errnos."},
     {"unlink_chosen", bulk_unlink_chosen, METH_VARARGS,
-     "unlinkat of each name that matches bounds: number, size, disk space of those removed; those refused; unsure."},
-    {"rename", bulk_rename, METH_VARARGS, "renameat2 of each name to the same name elsewhere. Returns those refused."},
-    {"window", bulk_window, METH_VARARGS, "First entries of a directory: names in bundles, subdirectories, if all."},
-    {"read_files", bulk_read_files, METH_VARARGS, "Bytes of NAME/TAIL of each directory; None if not small and plain."},
-    {"lacking", bulk_lacking, METH_VARARGS, "The directories in which TAIL can't be opened, with the errno."},
+     "unlinkat of each match. Returns number, size and disk space of removed files; refused names; unsure names."},
+    {"rename", bulk_rename, METH_VARARGS, "renameat2 of each name to another directory. Returns the refused names."},
+    {"window", bulk_window, METH_VARARGS, "First entries of a directory: bundled names; subdirectories; whether all."},
+    {"read_files", bulk_read_files, METH_VARARGS, "Contents of NAME/TAIL for each NAME; None if not small and plain."},
+    {"lacking", bulk_lacking, METH_VARARGS, "Directories in which TAIL can't be opened, with the errno."},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef module = {

@@ -1,4 +1,4 @@
-/* Converts a list of names to C, and results to Python. */
+/* Converts a list of names for C, and results for Python. */
 #include "bulk.h"
 
 int take_names(struct names *names, PyObject *list) {
@@ -30,7 +30,7 @@ int take_names(struct names *names, PyObject *list) {
                 return -1;
             text = encoded;
         }
-        /* Refuse a path, which would lead elsewhere. */
+        /* Refuse a path, since it would lead to another directory. */
         if (memchr(text, 0, size) != NULL || memchr(text, '/', size) != NULL) {
             PyErr_SetString(PyExc_ValueError, "not a name");
             return -1;

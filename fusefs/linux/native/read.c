@@ -1,15 +1,15 @@
-/* getdents64: some entries of a directory. */
+/* Reads some entries of a directory with getdents64. */
 #include "bulk.h"
 
 #include <dirent.h>
 
-/* Beginning and end of the names that are selected. */
+/* The beginning and end of the selected names. */
 struct ends {
     const char *first, *last;
     Py_ssize_t n_first, n_last;
 };
 
-/* Directories, and entries of unknown type, are always selected: Python decides, since they may be entered. */
+/* Directories and entries of unknown type are always selected: Python decides, since they may have to be entered. */
 static bool is_selected(const struct entry *entry, size_t length, const struct ends *ends) {
     size_t n_first = (size_t)ends->n_first, n_last = (size_t)ends->n_last;
     if (entry->kind == DT_DIR || entry->kind == DT_UNKNOWN)
@@ -18,7 +18,7 @@ static bool is_selected(const struct entry *entry, size_t length, const struct e
            !memcmp(entry->name + length - n_last, ends->last, n_last);
 }
 
-/* The selected names joined by slashes, their inode numbers, their types; and the number of all entries. */
+/* Return the selected names joined with slashes, their inode numbers, their types, and the number of all entries. */
 static PyObject *selected_entries(const char *entries, long size, const struct ends *ends) {
     static _Thread_local char text[ROOM], kinds[ROOM / sizeof(struct entry)];
     size_t n_text = 0, n = 0;

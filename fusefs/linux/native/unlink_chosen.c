@@ -1,7 +1,7 @@
-/* statx of many names, and unlink of each that matches: at once, while the inode is in the processor's cache. */
+/* Calls statx for many names, and unlinks each match at once, while the inode is in the processor's cache. */
 #include "look.h"
 
-/* 0, UNSURE, or the negated errno of unlinkat; sizes of removed files are added to the sum. */
+/* Returns 0, UNSURE, or the negated errno of unlinkat. A removed file's sizes are added to the sum. */
 static int unlink_if_chosen(int look_fd, int unlink_fd, const char *name, const struct bounds *bounds, struct size *sum,
                             uint64_t *n_removed) {
     struct size size;
@@ -16,7 +16,7 @@ static int unlink_if_chosen(int look_fd, int unlink_fd, const char *name, const 
     return 0;
 }
 
-/* The totals, the names that were refused with their errnos, and those that are UNSURE. */
+/* Return the totals, the refused names with their errnos, and the names that are UNSURE. */
 static PyObject *unlink_results(struct names *names, PyObject *list, const struct size *sum, uint64_t n_removed) {
     PyObject *unsure = PyList_New(0), *refusals = NULL, *result = NULL;
     if (unsure == NULL)

@@ -1,4 +1,4 @@
-/* getdents64: the first entries of a directory, in the order in which they are to be removed. */
+/* Lists the first entries of a directory with getdents64, in the reverse order of their removal. */
 #include "bulk.h"
 
 enum { BUNDLE = 4096 };
@@ -13,7 +13,7 @@ struct found {
 struct window {
     struct found *found;
     size_t n, n_room;
-    char *text; /* all names, one after the other */
+    char *text; /* all names, one after another */
     size_t n_text, n_text_room;
     size_t most, most_text;
     bool is_all;
@@ -42,7 +42,7 @@ static bool has_room(struct window *window) {
     return true;
 }
 
-/* Add entries. Returns whether to read on. */
+/* Add entries. Returns whether to continue reading. */
 static bool take(struct window *window, const char *entries, long size) {
     for (long at = 0; at < size;) {
         const struct entry *entry = (const struct entry *)(entries + at);
@@ -95,7 +95,8 @@ static void in_order(struct window *window, bool by_inode) {
     }
 }
 
-/* Collect directories one by one, and other names in bundles, each assembled in `text`. 0, or -1 with an exception */
+/* Put directories into one list and bundles of other names, assembled in `text`, into the other. Returns 0, or -1 after
+ * an exception. */
 static int divide(const struct window *window, char *text, PyObject *bundles, PyObject *subdirs) {
     size_t n_text = 0, n = 0;
     for (size_t at = 0; at < window->n; at++) {

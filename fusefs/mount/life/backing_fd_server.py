@@ -1,14 +1,14 @@
-"""A process that opens the tree below a mount over itself for users' commands, which can't reach it by path.
+"""A process that opens the backing tree of a mount over itself for users' commands, which can't reach it by path.
 
-A client sends an fd of a directory of the mount, to which it thus has access. It gets the same directory of the backing
-tree, with the restrictions of its mount, and no access to the directory above. For the root of the whole mount, in our
-own mount namespace, it gets the root of the tree, whose parent it can't enter. Everything else is opened in a clone of
-the mount, which is closed before the fd is sent: otherwise a user could change the flags of an unattached mount in a
-user namespace of their own (Linux 6.18).
+A client sends an fd of a directory in the mount, which proves that it has access. It gets an fd of the same directory
+in the backing tree, with the restrictions of its mount, and without access to the parent directory. For the root of the
+mount, in our own mount namespace, it gets the root of the tree, whose parent it can't enter. Any other directory is
+opened in a clone of the mount, which is closed before the fd is sent. Otherwise a user could change the flags of an
+unattached mount in a user namespace of their own (Linux 6.18).
 
-The client's fd may be of any kind; receiving or closing it may block on its filesystem. So each client is served by a
-child process with a time limit. The child looks up the fd in /proc only: the directory's own filesystem is the daemon,
-which knows the directory by its inode number as long as the client's fd is open.
+The client's fd may be of any kind, and receiving or closing it may block on its filesystem. So a child process with a
+time limit serves each client. The child gets data about the fd only from /proc, because the daemon itself is the
+directory's filesystem. The daemon knows the directory by its inode number as long as the client's fd is open.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fusefs.mount.tree.vfs import Vfs
 
 _QUERY = struct.Struct("=Q")
 _N_PER_USER, _N, _N_WAITING = 16, 256, 1024
-"""Clients served at a time: of one user, of all users; and clients that wait."""
+"""How many clients are served at a time, of one user and of all users; and how many may wait."""
 _CLIENT_TIMEOUT_S, _PAUSE_S = 8, 0.02
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -48,13 +48,13 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def run_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]:
-    """Run the process for the block; yields the socket by which `serve` receives its questions.
+    """Run the process during the block; yield the socket through which `answer_queries` receives its queries.
 
-    To be entered on the main thread: the kernel treats the end of that thread as the daemon's.
+    Must be entered on the main thread, because the kernel kills the process when the thread that forked it ends.
 
     path    of the socket, which is not removed
     tree    root of the backing tree (O_PATH)
-    device  of the mount above it, as in mountinfo
+    device  of the mount that covers the tree, as in mountinfo
     Raises  OSError
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -71,7 +71,7 @@ def run_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]
 
 
 def _serve_clients(listener_fd: int, daemon_fd: int, tree: int, device: bytes) -> None:
-    """Serve clients, first those of the user with the fewest being served. No user's queue delays another's."""
+    """Serve clients, first those of the user with the fewest in service. No user's queue delays another's."""
     uid_of_child: dict[int, int] = {}
     waiting: dict[int, list[socket.socket]] = {}
     n_max = min(_N_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
@@ -94,16 +94,16 @@ def _serve_clients(listener_fd: int, daemon_fd: int, tree: int, device: bytes) -
             for _ in range(n_max - sum(map(len, waiting.values()))):
                 if not select.select([listener], [], [], patience_s)[0]:
                     break
-                patience_s = 0  # clients that have connected are served before the next one is waited for
+                patience_s = 0  # serve the clients that have connected before waiting for the next one
                 client, _address = listener.accept()
                 waiting.setdefault(peer_uid(client), []).append(client)
 
 
 def _fork_child(clients: list[socket.socket], daemon: socket.socket | None, tree: int, device: bytes) -> int:
-    """Fork a child that serves a client, or turns clients away if there is no daemon; return its pid.
+    """Fork a child that serves a client, or turns clients away if `daemon` is None; return its pid.
 
-    This process closes its sockets of the clients while the child has them open: the fds queued in them are the child's
-    to wait for.
+    This process closes its sockets of the clients while the child has them open, so that the child waits if closing the
+    fds queued in them blocks.
     """
     start_fd, started_fd = os.pipe()
 
@@ -111,9 +111,9 @@ def _fork_child(clients: list[socket.socket], daemon: socket.socket | None, tree
         os.close(started_fd)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
         signal.alarm(_CLIENT_TIMEOUT_S)
-        os.read(start_fd, 1)  # until no other process has the sockets open
+        os.read(start_fd, 1)  # wait until no other process has the sockets open
         for client in clients:
-            with client, suppress(OSError):  # closed while the alarm can still interrupt it: at exit it could not
+            with client, suppress(OSError):  # close it while the alarm can interrupt that; at exit, it could not
                 if daemon is not None:
                     send_answer(client, _fd_for(client, daemon, tree, device))
 
@@ -146,7 +146,7 @@ def _fd_for(client: socket.socket, daemon: socket.socket, tree: int, device: byt
 
 
 def _open_backing(request: FdRequest, daemon: socket.socket, tree: int, device: bytes) -> Fd:
-    """Return the backing directory for the directory that a client sent, while that is open. Raises  OSError"""
+    """Return the backing directory of the directory that a client sent and still has open. Raises  OSError"""
     is_here = _has_mount("self", request.mnt_id, device)
     if not is_here and not _has_mount(str(request.pid), request.mnt_id, device):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -158,8 +158,8 @@ def _open_backing(request: FdRequest, daemon: socket.socket, tree: int, device: 
 
 
 def _has_mount(pid: str, mnt_id: int, device: bytes) -> bool:
-    """Return whether a process sees a mount of this id and device. No other mount gets the id while an fd of this one
-    is open."""
+    """Return whether a process sees a mount with this id and device. While an fd of the mount is open, no other mount
+    gets the id."""
     return any(mount.mnt_id == mnt_id and mount.device == device for mount in read_mounts(pid))
 
 
@@ -172,7 +172,7 @@ def _fetch_fd(daemon: socket.socket, request: FdRequest) -> Fd:
 
 
 async def answer_queries(channel: socket.socket, vfs: Vfs) -> None:
-    """Answer the process's questions about directories, until cancelled. Checkpoint  everywhere"""
+    """Answer the process's queries about directories, until cancelled. Checkpoint  everywhere"""
     limiter = trio.CapacityLimiter(_N)
     async with trio.open_nursery() as nursery:
         while True:
@@ -182,11 +182,11 @@ async def answer_queries(channel: socket.socket, vfs: Vfs) -> None:
                 break
             find = partial(vfs.lock.run_operation, _open_directory, vfs, *_QUERY.unpack(query))
             nursery.start_soon(_reply, socket.socket(fileno=fds[0]), find, limiter)
-    _log.error("commands of users can no longer reach the backing tree: the process that provides it has ended")
+    _log.error("users' commands can no longer reach the backing tree: the process that opens it for them has ended")
 
 
 def _open_directory(vfs: Vfs, number: int) -> Fd:
-    """Return an fd of the directory with this inode number in the mount; a client has it open, too.
+    """Return an fd of the directory with this inode number in the mount, which a client has open.
 
     Raises  OSError ENOTDIR
     """
@@ -198,8 +198,8 @@ def _open_directory(vfs: Vfs, number: int) -> Fd:
 
 
 async def _reply(reply_socket: socket.socket, find: Callable[[], Fd], limiter: trio.CapacityLimiter) -> None:
-    """Answer one question. Checkpoint  while a thread calls the backing filesystem"""
-    with reply_socket, suppress(BrokenPipeError):  # the client was gone already
+    """Answer one query. Checkpoint  while a thread calls the backing filesystem"""
+    with reply_socket, suppress(BrokenPipeError):  # the client is already gone
         try:
             fd = await trio.to_thread.run_sync(find, abandon_on_cancel=True, limiter=limiter)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The daemon: from a backing directory to a mount that answers, and to its clean end."""
+"""The daemon: mounts a backing directory, serves the mount, and ends it cleanly."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ _IMPORTED_LATE = (
     "fusefs.core.glob", "fusefs.core.node_heartbeats", "fusefs.core.record_decoding", "fusefs.linux.config_files",
     "fusefs.linux.refused_calls", "fusefs.store.store_registry",
 )  # fmt: skip
-"""Modules that functions import when they are called. After an upgrade, that would load the new version's."""
+"""Modules that functions import when called. They are loaded at the start, since an upgrade may replace them later."""
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S, _POLL_S = 2.0, 0.02
 _REST_MS = 20
-"""How long requests from /dev/fuse wait beside a ring: each wake-up of a reader takes time from the clients."""
+"""With io_uring, how long requests in /dev/fuse may wait, since each wake-up of a reader takes time from clients."""
 _GC_THRESHOLDS = (2000, 5, 20_000)
 _SHORT_TIMEOUT_S = 1.0
-_SHORT_CACHE_NOTE = "and may write to files behind this one, so names and attributes are cached for one second only"
+_SHORT_CACHE_NOTE = "and may write to files behind the new one, so names and attributes are cached for only one second"
 
 _FLAGS = {FastPath.URING: InitFlag.OVER_IO_URING, FastPath.PASSTHROUGH: InitFlag.PASSTHROUGH}
 
@@ -95,10 +95,10 @@ class _MountDaemon:
         """Set when the mount is unmounted, or has to be."""
         self._attach_lock = trio.Lock()
         self._refusal: TrashdError | None = None
-        """The reason if the mount is unmounted before it is ready."""
+        """Why the mount was unmounted before it was ready."""
 
     def serve_until_unmounted(self) -> int:
-        """Serve until the mount is unmounted; return the exit code. Raises  TrashdError: it was never ready"""
+        """Serve until the mount is unmounted; return the exit code. Raises  TrashdError: the mount was never ready"""
         path = printable(self._mount.point)
         _collect_garbage_seldom()
         with self._stack:
@@ -107,7 +107,7 @@ class _MountDaemon:
                     trio.run(self._loop, queries)
             except BaseException:
                 _log.exception(
-                    "%s: the daemon failed; the mount stays in place, dead, until trashd mount --replace", path
+                    "%s: the daemon failed; the dead mount stays in place until trashd mount --replace", path
                 )
                 raise
             finally:
@@ -118,7 +118,7 @@ class _MountDaemon:
             raise self._refusal
         if mount_of_device(self._mount.device):
             _log.error(
-                "%s: the connection was aborted; the mount stays in place, dead, until trashd mount --replace", path
+                "%s: the connection was aborted; the dead mount stays in place until trashd mount --replace", path
             )
             return Exit.FAILED
         return 0
@@ -181,12 +181,12 @@ class _MountDaemon:
         self._readers.begin(rest_ms)
 
     def _flags(self, init: InitRequest) -> InitFlag:
-        """Return the INIT flags for this mount, of those that the kernel offers."""
+        """Return the INIT flags for this mount."""
         flags = InitFlag(0)
         for path, flag in _FLAGS.items():
             if self._states.is_on(path):
                 flags |= flag
-        if self._vfs.stable_handle(name_to_handle_at(self._vfs.root)):  # else a link could change unnoticed
+        if self._vfs.stable_handle(name_to_handle_at(self._vfs.root)):  # otherwise a link could change unnoticed
             flags |= InitFlag.CACHE_SYMLINKS
         why = why_opendir_is_needed(self._vfs.root, checks_permissions=self._options.default_permissions)
         if why is None and not init.offers(InitFlag.NO_OPENDIR_SUPPORT):
@@ -197,7 +197,7 @@ class _MountDaemon:
         return flags
 
     def _make_rings(self) -> RingThreads | None:
-        """Make rings, before the reply to INIT makes the kernel use them only; return None if they can't be had."""
+        """Create the rings; return None if that fails. After the reply to INIT, the kernel would use only rings."""
         rings = self._stack.enter_context(_open_rings(self._attached, self._device, self._states))
         if rings is not None:
             try:
@@ -224,10 +224,10 @@ class _MountDaemon:
         self._vfs.nodes.device = self._device
 
     async def _report_ready(self) -> None:
-        """Decide which fast paths are on, and report that the mount answers.
+        """Attach the mount, decide which fast paths are on, and report that the mount is ready.
 
-        Raises      Refused: it can't be attached, or lacks a required fast path
-        Checkpoint  while it is attached
+        Raises      Refused: the mount can't be attached, or lacks a required fast path
+        Checkpoint  while the mount is being attached
         """
         states, options = self._states, self._options
         if not await self._attach():
@@ -239,19 +239,19 @@ class _MountDaemon:
             self._vfs.passthrough.start(lambda why: run_soon(states.turn_off, FastPath.PASSTHROUGH, why))
         elif options.passthrough is PassthroughMode.ON:
             raise Refused(
-                f"passthrough=on: {states.why(FastPath.PASSTHROUGH)}", "passthrough=auto mounts without passthrough"
+                f"passthrough=on: {states.why(FastPath.PASSTHROUGH)}", "use passthrough=auto to mount without it"
             )
         if options.uring is UringMode.ON and not states.is_on(FastPath.URING):
-            raise Refused(f"uring=on: {states.why(FastPath.URING)}", "uring=auto mounts without io_uring")
+            raise Refused(f"uring=on: {states.why(FastPath.URING)}", "use uring=auto to mount without io_uring")
         states.begin()
         self._ready()
 
     async def _attach(self) -> bool:
         """Attach the mount, if it is unattached.
 
-        Returns     whether users see it
+        Returns     whether users can see it
         Raises      Refused
-        Checkpoint  while it is attached
+        Checkpoint  while it is being attached
         """
         mount, mount_fd, vfs = self._mount, self._attached.unattached_fd, self._vfs
         async with self._attach_lock:
@@ -264,7 +264,7 @@ class _MountDaemon:
         return not self._ended.is_set()
 
     async def _unmount(self) -> None:
-        """Unmount, in a thread: the kernel may send requests meanwhile. Checkpoint  until that is done"""
+        """Unmount in a thread, since the kernel may send requests during that. Checkpoint  until it is unmounted"""
         await trio.to_thread.run_sync(_unmount_device, self._mount.device)
         self._ended.set()
 
@@ -274,11 +274,11 @@ def serve(
 ) -> int:
     """Mount, and serve until the mount is unmounted or a signal stops the daemon; return the exit code.
 
-    source, target  from mount_points.real_path; the same directory: it is mounted over itself
+    source, target  from mount_points.real_path; if they are the same, the directory is mounted over itself
     ready           called once, when the mount answers
-    replaces        a dead mount of trashd at the mount point is replaced
-    Raises          the reason why it can't be mounted. After that, an exception leaves the mount in place, dead: users
-                    would take an empty directory in its place for the real one
+    replaces        whether to replace a dead trashd mount at the mount point
+    Raises          the reason why it can't be mounted. After that, an exception leaves the dead mount in place, because
+                    users would mistake an empty directory in its place for the real one
     """
     for name in _IMPORTED_LATE:
         import_module(name)
@@ -287,7 +287,7 @@ def serve(
     has_replaced = dead is not None
     is_over_itself = source == target
     if is_over_itself and os.geteuid():
-        raise NotPermitted(target, "only root can mount a directory over itself; give another directory as mount point")
+        raise NotPermitted(target, "only root can mount a directory over itself; name another directory to mount it on")
     if dead is not None and is_over_itself:
         options = _detach_dead(dead, options)
         dead = None
@@ -312,10 +312,11 @@ def serve(
         stack.callback(vfs.close)
         flags = options.flags | inherited_flags(root)
         if options.uring is UringMode.ON:
-            with suppress(OSError):  # then the switch is reported as off
-                enable_uring()  # before the mount: INIT is its first request, and offers it
+            with suppress(OSError):  # in that case, the switch is reported as off
+                enable_uring()  # before mounting: INIT, the mount's first request, offers io_uring only if it is on
         starts_unattached = os.geteuid() == 0 and options.default_permissions and why_plain is None
-        # Until the daemon answers, users would see an empty directory there, and take it for the real one.
+        # After a dead mount was detached, users would see an empty directory until the daemon answers, and mistake it
+        # for the real one.
         starts_unattached &= not has_replaced
         attached = _attach_mount(backing, target, options, flags, starts_unattached=starts_unattached)
         stack.callback(attached.fd.close)
@@ -335,14 +336,14 @@ def serve(
 def _why_plain(options: MountOptions) -> str | None:
     """Return why pyfuse3 serves the mount; None if the engine does.
 
-    Raises  Refused: pyfuse3 is needed, and not installed
+    Raises  Refused: pyfuse3 is needed, but can't be loaded
     """
     why = "engine=plain" if options.engine is EngineMode.PLAIN else why_too_old(os.uname().release)
     if why is not None:
         try:
             import_module("fusefs.mount.plain.handlers")
         except ImportError as error:
-            hint = "apt install trashd-mount; or pipx inject trashd pyfuse3 (Debian: apt install libfuse3-dev first)"
+            hint = "apt install trashd-mount, or pipx inject trashd pyfuse3 (on Debian: apt install libfuse3-dev first)"
             raise Refused(f"{why}: this needs pyfuse3, which can't be loaded ({error})", hint) from error
     return why
 
@@ -350,32 +351,32 @@ def _why_plain(options: MountOptions) -> str | None:
 def _attach_mount(
     source: bytes, target: bytes, options: MountOptions, flags: frozenset[str], *, starts_unattached: bool
 ) -> Attached:
-    """Mount; begins_apart: unattached if possible, until the daemon answers (root_inode.py)."""
+    """Mount. starts_unattached: if possible, leave the mount unattached until the daemon answers (root_inode.py)"""
     if starts_unattached:
         try:
             return attach_later(source, target, options, flags)
         except OSError as error:
-            _log.info("the mount can't be prepared detached from its mount point: %s", error.strerror)
+            _log.info("the mount can't be created unattached, so it is attached at once: %s", error.strerror)
     return attach(source, target, options, flags)
 
 
 def _detach_dead(dead: Mount, options: MountOptions) -> MountOptions:
-    """Detach a dead mount; return the options for the one that replaces it.
+    """Detach a dead mount; return the options for the mount that replaces it.
 
-    Clients that have passed-through files of it open go on writing these behind the new mount. As long as one might do
-    so, attributes of files can't be cached for an hour.
+    Clients that have files of the dead mount open in passthrough continue to write to them behind the new mount. As
+    long as any might do so, names and attributes must not be cached for long.
     """
     try:
         detach(dead)
     except Busy:
         detach(dead, UnmountMode.LAZY)
-        _log.warning("%s: programs still use the mount that is replaced, %s", printable(dead.point), _SHORT_CACHE_NOTE)
+        _log.warning("%s: programs still use the replaced mount, %s", printable(dead.point), _SHORT_CACHE_NOTE)
         return replace(options, timeout_s=min(options.timeout_s, _SHORT_TIMEOUT_S))
     return options
 
 
 def _make_vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int, *, is_plain: bool) -> Vfs:
-    """Make the tables and operations of a mount. In plain mode each operation may wait in a thread, and nothing is
+    """Create the tables and operations of a mount. In plain mode, each operation may wait in a thread, and nothing is
     cached."""
     kernel = Kernel()
     is_local, is_fuse = kernel.is_local(root), kernel.filesystem(root) == FUSE_MAGIC
@@ -386,14 +387,14 @@ def _make_vfs(root: Fd, options: MountOptions, stats: Counters, n_fds_max: int, 
 
 
 def _raise_fd_limit() -> int:
-    """Raise the limit of open fds as far as allowed; return it."""
+    """Raise the limit on open fds as far as allowed; return the new limit."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
 def _make_store(root: Fd, source: bytes, options: MountOptions) -> None:
-    """Make a trash store if there is none: `.trashd/drop` needs it, and clients that see only the mount can't make
+    """Create a trash store if there is none: `.trashd/drop` needs it, and clients that see only the mount can't create
     one."""
     if "ro" not in options.flags | inherited_flags(root):
         problem = prepare_store(Kernel(), root, source)
@@ -407,7 +408,7 @@ def _drop_root_rights() -> None:
         drop_capabilities(Capability.SYS_RESOURCE, Capability.FSETID)
         prepare_to_act_as_others()
     except PermissionError as error:
-        raise NotPermitted("changing the capabilities of root", "the container must grant CAP_SETPCAP") from error
+        raise NotPermitted("changing root's capabilities", "the container must grant CAP_SETPCAP") from error
 
 
 def _n_threads() -> int:
@@ -417,11 +418,11 @@ def _n_threads() -> int:
 
 
 def _collect_garbage_seldom() -> None:
-    """Collect garbage as seldom as before, but in smaller pieces, since each collection stops all threads.
+    """Collect garbage seldom and in small steps, since each collection stops all threads.
 
-    A full collection takes 0.2 s with 300,000 nodes, and objects in cycles (errors) are young here. A collection of the
-    middle generation takes 19 ms if that may hold 200,000 objects, and less than 1 ms if it may hold 10,000; the total
-    is the same.
+    A full collection takes 0.2 s with 300,000 nodes, and finds little, since objects in cycles (errors) are young here.
+    A collection of the middle generation takes 19 ms if it may hold 200,000 objects, and less than 1 ms if it may hold
+    10,000; the total time is the same.
     """
     gc.collect()
     gc.freeze()
@@ -430,11 +431,11 @@ def _collect_garbage_seldom() -> None:
 
 @contextmanager
 def _open_rings(attached: Attached, device: int, states: FastPathStates) -> Iterator[RingThreads | None]:
-    """Yield the ring threads; None if the connection can't be aborted, which has to happen when one of them fails."""
+    """Yield the ring threads; None if the connection can't be aborted, which is necessary if one of them fails."""
     try:
         abort_fd = open_abort(attached.mount.connection())
     except OSError as error:
-        states.turn_off(FastPath.URING, f"the daemon can't end its connection: {error.strerror}")
+        states.turn_off(FastPath.URING, f"the daemon can't open the file that aborts its connection: {error.strerror}")
         yield None
         return
     n_fds = n_spare_fds(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) * 3 // 4
@@ -443,19 +444,19 @@ def _open_rings(attached: Attached, device: int, states: FastPathStates) -> Iter
         yield rings
     finally:
         rings.give_up()
-        abort(abort_fd)  # in a call that hangs, the rings would keep /dev/fuse open, and its clients waiting
-        rings.wait_for_end(_GRACE_S)  # the tables that they use are closed next
+        abort(abort_fd)  # otherwise a thread in a call that hangs would keep /dev/fuse open, and clients waiting
+        rings.wait_for_end(_GRACE_S)  # the tables that the threads use are closed next
         abort_fd.close()
 
 
 def _backing_server(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
-    """Serve users' commands the backing tree of a mount over itself. For other mounts they open SRC itself."""
+    """Open the backing tree of a mount over itself for users' commands. For other mounts, they open SRC themselves."""
     mount, path = attached.mount, socket_path(attached.mount.source)
     return nullcontext() if path is None else backing_fd_server.run_server(path, vfs.root, mount.device)
 
 
 async def _notify_watchdog() -> None:
-    """Report to systemd's watchdog, if enabled, that this loop runs: only the end of a hung daemon frees its clients.
+    """Report to systemd's watchdog, if enabled, that this loop runs. Only the end of a hung daemon frees its clients.
 
     Checkpoint  between two reports
     """
@@ -470,9 +471,9 @@ async def _notify_watchdog() -> None:
 
 
 async def _cancel_hung_operations(lock: TablesLock, ended: trio.Event, scope: trio.CancelScope) -> None:
-    """When the mount has ended, give up operations that wait for a filesystem which hangs; their clients get an error.
+    """When the mount has ended, give up operations that wait for a hung filesystem; their clients get an error.
 
-    Checkpoint  until the end, and for a while
+    Checkpoint  until the end of the mount, and then for a short time
     """
     await ended.wait()
     with trio.move_on_after(_GRACE_S):
@@ -484,9 +485,9 @@ async def _cancel_hung_operations(lock: TablesLock, ended: trio.Event, scope: tr
 async def _stop_on_signal(
     mount: Mount, attach_lock: trio.Lock, unmount: Callable[[], Awaitable[None]], task_status: trio.TaskStatus[None]
 ) -> None:
-    """End the service cleanly at the first signal; the second one terminates the process.
+    """End the service cleanly at the first signal. A second signal terminates the process.
 
-    attach_lock  while it is held, nothing is unmounted
+    attach_lock  while another task holds it, nothing is unmounted
     Checkpoint  while waiting for the signal, and during `unmount`
     """
     with trio.open_signal_receiver(*_STOPS) as signals:
@@ -504,10 +505,10 @@ def _unmount_device(device: bytes) -> None:
     if mount is None:
         return
     if top_mount(mount.point, read_mounts()) != mount:
-        _log.error("%s: another mount covers it, so the mount stays in place, dead", printable(mount.point))
+        _log.error("%s: another mount covers this one, so the dead mount stays in place", printable(mount.point))
         return
     try:
         detach(mount)
     except Busy:
-        _log.info("%s: in use; programs with open files there get errors from now on", printable(mount.point))
+        _log.info("%s: still in use; programs with open files there get errors from now on", printable(mount.point))
         detach(mount, UnmountMode.LAZY)

@@ -1,4 +1,4 @@
-"""INIT, the kernel's first request on a connection: the kernel offers features, and the daemon selects some.
+"""INIT, the kernel's first request on a connection: the kernel offers features, and the daemon selects some of them.
 
 The request waits in /dev/fuse from the moment of mounting. All other requests wait for the reply.
 
@@ -17,7 +17,7 @@ from fusefs.core.errors import KernelRefused
 from fusefs.core.fuse_protocol import REQUEST_BYTES_MAX, REQUEST_HEAD_SIZE, Opcode, encode_head, read_head
 
 _MAJOR, _MINOR = 7, 33
-"""Protocol version of the reply, and the oldest that the daemon supports. Newer features have flags."""
+"""The protocol version in the reply, which is the oldest that the daemon supports. Newer features have flags."""
 _SINCE = (5, 11)
 """The Linux release with that protocol version."""
 _REQUEST = struct.Struct("=IIIII")
@@ -43,12 +43,12 @@ _ALWAYS: Final = (
     | _MAX_PAGES  # a write of up to 1 MiB is one request
     | _DONT_MASK  # modes arrive as the caller passed them: in a directory with a default ACL no umask applies
     | _AUTO_INVAL_DATA  # the kernel drops its cached pages of a file whose mtime has changed
-    | _DO_READDIRPLUS  # names are sent with attributes; without _READDIRPLUS_AUTO always
+    | _DO_READDIRPLUS  # names are sent with attributes; always, since READDIRPLUS_AUTO is not set
     | _ASYNC_DIO
     | _PARALLEL_DIROPS  # lookups in one directory do not wait for each other
     | _HANDLE_KILLPRIV_V2  # a write removes set-user-ID bits and file capabilities without a further request
     | _INIT_EXT  # the kernel reads flags2
-    | _NO_EXPORT_SUPPORT  # no file handles: the kernel makes them of a nodeid, which may belong to another file later
+    | _NO_EXPORT_SUPPORT  # no file handles: the kernel makes them from a nodeid, which may later belong to another file
 )
 
 
@@ -62,19 +62,19 @@ class InitFlag(IntFlag):
 
 
 class InitRequest(NamedTuple):
-    """The INIT request: what the kernel offers."""
+    """The INIT request, with the features that the kernel offers."""
 
     unique: int
     max_readahead: int
     flags: int
 
     def offers(self, flag: InitFlag) -> bool:
-        """Return whether the kernel knows a flag, and allows it."""
+        """Return whether the kernel supports and allows a feature."""
         return bool(self.flags & flag)
 
 
 def why_too_old(release: str) -> str | None:
-    """Return why a kernel release is too old for the engine; None if it is not. To be called before mounting."""
+    """Return why a kernel release is too old for the engine; None if it is not. Call this before mounting."""
     if tuple(map(int, re.findall(r"\d+", release)[:2])) < _SINCE:
         return f"it needs Linux 5.11 or later, and this is {release}"
     return None
@@ -89,7 +89,7 @@ def read_init(device: int) -> InitRequest:
     _size, opcode, unique, *_ = read_head(request)
     major, minor, max_readahead, flags, more = _REQUEST.unpack_from(request.ljust(64, b"\0"), REQUEST_HEAD_SIZE)
     if opcode != Opcode.INIT or (major, minor) < (_MAJOR, _MINOR):
-        detail = f"FUSE {_MAJOR}.{_MINOR} is needed (Linux 5.11), and this kernel has {major}.{minor}"
+        detail = f"FUSE {_MAJOR}.{_MINOR} is needed (Linux 5.11), but this kernel has {major}.{minor}"
         raise KernelRefused(detail, "-o engine=plain works with older kernels")
     return InitRequest(unique, max_readahead, flags | more << 32 if flags & _INIT_EXT else flags)
 
@@ -97,9 +97,9 @@ def read_init(device: int) -> InitRequest:
 def reply_to_init(
     device: int, request: InitRequest, extra_flags: InitFlag, *, has_acls: bool, stack_depth: int
 ) -> None:
-    """Reply to INIT; the kernel sends other requests from now on. It ignores flags that it has not offered.
+    """Reply to INIT. From then on, the kernel sends other requests. It ignores flags that it has not offered.
 
-    has_acls     the kernel checks permissions, by ACLs, too
+    has_acls     the kernel checks permissions, including ACLs
     stack_depth  how many filesystems are stacked, including this one, if files are passed through
     Raises       OSError: the connection is gone
     """

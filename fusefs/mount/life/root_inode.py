@@ -1,12 +1,12 @@
-"""The visible top of root's mounts: another inode than the filesystem's own root, so that the kernel caches its ACL.
+"""The visible top directory of root's mounts. It is not the filesystem's root inode, so the kernel can cache its ACL.
 
 The root inode is created with the mount, before the reply to INIT enables ACLs. The kernel marks it as an inode whose
-ACL must not be cached, and since 2026 it never changes that. So every user but the root's owner would wait for a
-GETXATTR each time that a path lookup passes it.
+ACL must not be cached, and since 2026 it never changes that. So for every user except the directory's owner, each path
+lookup through this inode would wait for a GETXATTR.
 
-For that reason root's mounts begin unattached: the mount exists only in an fd. When the daemon answers, it has the top
-looked up once more, by a name that only that root has, which creates an ordinary inode. A bind mount of that inode is
-what users see, and the first mount is dropped. No process ever sees two inodes of one directory.
+For that reason, root's mounts begin unattached: the mount exists only as an fd. When the daemon answers, the top
+directory is looked up once more, by a name that only the root inode has, which creates an ordinary inode. Users see a
+bind mount of that inode, and the first mount is dropped. No process ever sees two inodes of one directory.
 
 Source  fuse_init_inode (fs/fuse/inode.c), __forget_cached_acl (fs/posix_acl.c), fsmount(2), open_tree(2)
 """
@@ -35,13 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 async def attach_with_new_root(vfs: Vfs, mount: Mount, mount_fd: Fd) -> None:
-    """Attach a mount that answers to its mount point; if another inode of its root can't be mounted, with its own root.
+    """Attach a served mount to its mount point, with a second inode as its top, or if that fails, its root inode.
 
     mount_fd    the mount, which is closed afterwards
-    Raises      OSError: it can't be moved to the mount point
-    Checkpoint  while a child process does that, to which the daemon has to reply
+    Raises      OSError: the mount can't be moved to the mount point
+    Checkpoint  while a child process does this and the daemon replies to its requests
     """
-    # here in the daemon: automount lets only the daemon of its mount pass
+    # The daemon itself must open it: an automount point lets only the daemon of its own mount pass.
     with mount_fd, Fd(os.open(mount.point, _DIRECTORY)) as target:
         with vfs.lock:
             vfs.nodes.show_top(True)
@@ -52,13 +52,13 @@ async def attach_with_new_root(vfs: Vfs, mount: Mount, mount_fd: Fd) -> None:
                 vfs.nodes.invalidate_all()
                 return
             vfs.nodes.show_top(False)
-            vfs.timeouts.invalidate(vfs.nodes.root)  # attributes that the kernel was sent meanwhile were the top's
-        _log.info("the second inode of %s can't be mounted: %s", printable(mount.point), os.strerror(number))
+            vfs.timeouts.invalidate(vfs.nodes.root)  # the kernel may have been sent the second inode's attributes
+        _log.info("%s: the kernel can't cache the root's ACL: %s", printable(mount.point), os.strerror(number))
         mount_calls.move_mount(mount_fd, target)
 
 
 async def _move_in_child(mount: Mount, mount_fd: Fd, target: Fd) -> int:
-    """Return 0 or the errno of `move`, done by a child: a daemon that waits for its own replies could not be killed.
+    """Run `attach_top` in a child; return 0 or its errno. A daemon that waits for its own replies could not be killed.
 
     Checkpoint  until the child has ended, or was killed because it took too long
     """
@@ -79,10 +79,10 @@ async def _move_in_child(mount: Mount, mount_fd: Fd, target: Fd) -> int:
 
 
 async def _end_child(pid: int, pid_fd: int) -> int:
-    """Kill a child if it has not ended; return its exit code. Checkpoint  until then, but not for ever"""
+    """Kill a child if it has not ended; return its exit code. Checkpoint  until it has ended, for a limited time"""
     os.kill(pid, signal.SIGKILL)
     if pid_fd >= 0:
-        with trio.move_on_after(_GRACE_S, shield=True):  # it may be waiting for a reply of ours
+        with trio.move_on_after(_GRACE_S, shield=True):  # it may be waiting for one of our replies
             await trio.lowlevel.wait_readable(pid_fd)
         os.close(pid_fd)
     waited, status = os.waitpid(pid, os.WNOHANG)
@@ -90,6 +90,6 @@ async def _end_child(pid: int, pid_fd: int) -> int:
 
 
 def attach_top(mount_fd: int, target: int) -> None:
-    """Mount the top of an unattached mount on a directory. Raises  OSError: nothing is changed"""
+    """Mount the second top inode of an unattached mount on a directory. Raises  OSError: nothing was changed"""
     with Fd(os.open(TOP, _DIRECTORY, dir_fd=mount_fd)) as top, mount_calls.clone_tree(top) as clone:
         mount_calls.move_mount(clone, target)

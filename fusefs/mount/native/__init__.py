@@ -1,1 +1,1 @@
-"""Layer 1 of the mount: the native core, in C. It does all FUSE requests on tables that Python code uses, too."""
+"""Layer 1 of the mount: the native core, in C. It carries out FUSE requests on tables that it shares with Python."""

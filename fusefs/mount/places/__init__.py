@@ -1,1 +1,1 @@
-"""Layer 0 of the mount: mount points, and the files that a mount leaves in its runtime directory for other commands."""
+"""Layer 0 of the mount: mount points, and the files that a mount keeps in its runtime directory for other commands."""

@@ -1,10 +1,10 @@
 """Mounts, remounts and unmounts trashd's FUSE mounts: as root with mount(2), as a user through fusermount3.
 
-libfuse gets the fd as its mount point (`/dev/fd/N`), since its own mount function supports ASCII paths only.
+libfuse gets the fd as its mount point (`/dev/fd/N`), since its own mount function supports only ASCII paths.
 
-`mount -o remount,…` changes only the kernel's flags, which the daemon need not know. The backing tree of a mount over
-itself, below /run/trashd, gets the same restrictions as the mount: otherwise actions that the mount refuses would be
-possible there. The mount is restricted before the tree.
+`mount -o remount,…` changes only kernel flags, which the daemon need not know. If a directory is mounted over itself,
+its backing tree below /run/trashd gets the same restrictions as the mount. Otherwise actions that the mount refuses
+would be possible there. The mount is restricted first, then the tree.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _FLAGS = {
 INHERITED = {
     "ro": os.ST_RDONLY, "nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV, "noexec": os.ST_NOEXEC, "nosymfollow": 0x2000,
 }  # fmt: skip
-"""Flags that a mount inherits from SRC's mount, as bits of statvfs."""
+"""Flags that a mount inherits from the mount of SRC, as statvfs bits."""
 _SUBTYPE = TRASHD_FSTYPE.partition(b".")[2]
-_NO_FUSE = "load the kernel module with modprobe fuse; a container needs --device /dev/fuse"
-_NO_FUSERMOUNT = "install it (Debian: fuse3), or mount as root"
+_NO_FUSE = "load the kernel module with modprobe fuse, or start the container with --device /dev/fuse"
+_NO_FUSERMOUNT = "install it (Debian package: fuse3), or mount as root"
 _DAEMON_TIMEOUT_S, _POLL_S = 5.0, 0.02
-"""How long an unmounted mount's daemon may take to reply to earlier requests and to end; and how long a daemon may take
-to close a file after its last writer has closed it."""
+"""How long a daemon may take to reply to earlier requests and exit after its mount is unmounted, and to close a file
+after the last writer has closed it."""
 _RESTRICTIONS = (
     mount_calls.MS_RDONLY | mount_calls.MS_NOSUID | mount_calls.MS_NODEV | mount_calls.MS_NOEXEC
     | mount_calls.MS_NOSYMFOLLOW
@@ -56,9 +56,9 @@ _FUSECTL = Path("/sys/fs/fuse/connections")
 class UnmountMode(Enum):
     """How to unmount.
 
-    PLAIN  fails if the mount is in use
-    LAZY   no new users; files that are open stay so until they are closed
-    FORCE  current users get errors from now on; a daemon that hangs is killed
+    PLAIN  fail if the mount is in use
+    LAZY   detach the mount; programs that use it can continue
+    FORCE  make all calls of programs that use the mount fail, and kill the daemon if it hangs
     """
 
     PLAIN = "plain"
@@ -69,8 +69,8 @@ class UnmountMode(Enum):
 class Attached(NamedTuple):
     """A mount, and the fd of /dev/fuse that serves it.
 
-    mount  the mount, with the mount point that it is for
-    unattached_fd  an fd that holds the mount unattached; None: it is at its mount point
+    mount          the mount, with the mount point at which it is or will be attached
+    unattached_fd  keeps the mount alive until it is attached; None: it is attached
     """
 
     fd: Fd
@@ -79,10 +79,10 @@ class Attached(NamedTuple):
 
 
 class Unmounted(NamedTuple):
-    """The state of the daemon after its mount was unmounted.
+    """What happened to the daemon when its mount was unmounted.
 
-    is_ended   it has ended for certain, so that the filesystem below can be unmounted, too
-    is_killed  it hung, and was killed
+    is_ended   it has certainly ended, so the underlying filesystem can be unmounted, too
+    is_killed  it hung and was killed
     """
 
     is_ended: bool
@@ -90,15 +90,15 @@ class Unmounted(NamedTuple):
 
 
 def inherited_flags(dir_fd: int) -> frozenset[str]:
-    """Return the flags that a mount of this tree must inherit: nosuid, nodev and others also restrict the mount."""
+    """Return the flags that a mount of this tree must inherit from the tree's own mount, such as nosuid and nodev."""
     on = os.fstatvfs(dir_fd).f_flag
     return frozenset(name for name, flag in INHERITED.items() if on & flag)
 
 
 def attach_later(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
-    """Mount as root, unattached until the mount is moved to its mount point: see mount/life/root_inode.py
+    """Mount as root, but leave the mount unattached until it is moved to its mount point (mount/life/root_inode.py).
 
-    Raises  OSError also if the kernel can't do it, or not with this source, whose path may be too long
+    Raises  OSError, also if the kernel does not support this, or rejects `source` because the path is too long
     """
     mount_calls.check_move_mount()
     with close_on_error(_open_fuse()) as fd:
@@ -111,11 +111,11 @@ def attach_later(source: bytes, target: bytes, options: MountOptions, flags: Ite
 
 
 def attach(source: bytes, target: bytes, options: MountOptions, flags: Iterable[str]) -> Attached:
-    """Mount; requests wait from now on until a daemon serves them.
+    """Mount. From then on, requests wait until a daemon serves them.
 
-    source  the backing path that mountinfo is to show
-    flags   flags that are on, by mount(8)'s names
-    Raises  Refused and its subclasses, with the missing requirement
+    source  the backing path, as mountinfo will show it
+    flags   the flags to set, by the names that mount(8) uses
+    Raises  Refused, NotPermitted: a requirement is missing
     """
     fd = (
         _mount_as_root(source, target, options, flags)
@@ -125,7 +125,7 @@ def attach(source: bytes, target: bytes, options: MountOptions, flags: Iterable[
     mount = top_mount(target, read_mounts())
     if mount is None or not mount.is_trashd():
         fd.close()
-        raise Refused(f"{printable(target)}: it was moved meanwhile")
+        raise Refused(f"{printable(target)}: the mount point was moved in the meantime")
     return Attached(fd, mount, None)
 
 
@@ -139,12 +139,12 @@ def _open_fuse() -> Fd:
 
 
 def flag_bits(flags: Iterable[str]) -> int:
-    """Return the flags as bits for mount(2). flags: mount(8)'s names"""
+    """Return flags as bits for mount(2). flags: the names that mount(8) uses"""
     return sum({_FLAGS[name] for name in flags})
 
 
 def _fuse_options(fd: Fd, options: MountOptions) -> dict[str, str]:
-    """Return the mount options for the kernel's FUSE; options without a value have an empty one."""
+    """Return the mount options for the kernel's FUSE driver. An option without a value has an empty one."""
     values = {"fd": f"{int(fd)}", "user_id": f"{os.geteuid()}", "group_id": f"{os.getegid()}"}
     return {**values, "rootmode": f"{stat.S_IFDIR:o}", **dict.fromkeys(_boolean_options(options), "")}
 
@@ -156,7 +156,7 @@ def _mount_as_root(source: bytes, target: bytes, options: MountOptions, flags: I
                 data = ",".join(
                     f"{name}={value}" if value else name for name, value in _fuse_options(fd, options).items()
                 )
-                # The flag makes the kernel leave the umask to the daemon, although libfuse does not request that.
+                # MS_POSIXACL makes the kernel leave the umask to the daemon, which libfuse does not request by itself.
                 bits = flag_bits(flags) | mount_calls.MS_POSIXACL
                 mount_calls.mount(source, target_fd, TRASHD_FSTYPE, bits, data.encode())
         except PermissionError as error:
@@ -178,11 +178,11 @@ def _mount_as_user(source: bytes, target: bytes, options: MountOptions, flags: I
 
 
 def _hint(message: str) -> str:
-    """Return a hint for an error message of fusermount3. Source  the messages of fusermount3, libfuse 3"""
+    """Return a hint for a fusermount3 error message. Source  the fusermount3 of libfuse 3"""
     if "user_allow_other" in message:
         return "omit -o allow_other, or have root add the line user_allow_other to /etc/fuse.conf"
     if "/dev/fuse" in message:
-        return "root can allow it, as udev does: chmod 666 /dev/fuse; a container needs --device /dev/fuse"
+        return "as root, run chmod 666 /dev/fuse (udev's default), or start the container with --device /dev/fuse"
     return "the mount point must be a directory that you own"
 
 
@@ -191,19 +191,19 @@ def _boolean_options(options: MountOptions) -> list[str]:
 
 
 def unmount(path: bytes, mode: UnmountMode) -> Unmounted:
-    """Unmount a mount of trashd.
+    """Unmount a trashd mount.
 
-    Raises  NotFound: no mount of trashd is there; Busy; NotPermitted
+    Raises  NotFound: there is no trashd mount; Busy; NotPermitted
     """
     target = real_path(path)
     mount = top_mount(target, read_mounts())
     if mount is None or not mount.is_trashd():
-        raise NotFound(f"a mount of trashd at {printable(target)}", "findmnt -t fuse.trashd lists the mounts of trashd")
+        raise NotFound(f"a trashd mount at {printable(target)}", "findmnt -t fuse.trashd lists all trashd mounts")
     is_killed = False
     if mode is UnmountMode.FORCE:
-        # Over io_uring, requests belong to the daemon before it has read them: if it is stopped, only its death
-        # releases them. The kernel makes the process that leaves the mount last wait for them; that must not be this
-        # process before it has killed the daemon.
+        # Over io_uring, requests belong to the daemon even before it reads them. If the daemon is stopped, only its
+        # death releases them, and the kernel makes the last process that leaves the mount wait for that. By keeping
+        # the mount point open, this process avoids being the last one before it has killed the daemon.
         with open_servers(mount.connection(), mount.owner) as daemon, _open(mount.point):
             detach(mount, mode)
             is_killed = kill_late(daemon, _DAEMON_TIMEOUT_S)
@@ -220,7 +220,7 @@ def unmount(path: bytes, mode: UnmountMode) -> Unmounted:
 def detach(mount: Mount, mode: UnmountMode = UnmountMode.PLAIN) -> None:
     """Unmount.
 
-    Raises  Busy: it is in use (PLAIN only); NotPermitted: it belongs to another user
+    Raises  Busy: the mount is in use (PLAIN only); NotPermitted: the mount belongs to another user
     """
     path = printable(mount.point)
     busy = Busy(
@@ -237,7 +237,7 @@ def detach(mount: Mount, mode: UnmountMode = UnmountMode.PLAIN) -> None:
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise busy from error
-        if error.errno != errno.EINVAL:  # EINVAL: another process has unmounted it meanwhile
+        if error.errno != errno.EINVAL:  # EINVAL: another process has unmounted it in the meantime
             raise
 
 
@@ -259,23 +259,24 @@ def _abort(mount: Mount) -> None:
         (_FUSECTL / str(mount.connection()) / "abort").write_text("1")
     except FileNotFoundError as error:
         hint = f"as root, run: mount -t fusectl none {_FUSECTL}"
-        raise Refused(f"{printable(mount.point)}: the connection can't be aborted", hint) from error
+        raise Refused(f"{printable(mount.point)}: its FUSE connection can't be aborted", hint) from error
 
 
 def remount(target: bytes, texts: Sequence[str], *, is_sloppy: bool = False) -> bool:
-    """Change the flags of the mount at a mount point by the texts of `-o`. Returns  whether these contain `remount`
+    """Change a mount's flags according to the values of `-o`, if these contain `remount`. Returns  whether they do
 
-    Restrictions of SRC's own mount stay, and those of a user's mount, since its daemon may claim that files are root's.
-    Raises  UsageError; Refused: not a mount of trashd; NotPermitted; Busy: a file is open for writing
+    Restrictions from the mount of SRC stay in force. So do those of a user's mount, because its daemon could claim that
+    files belong to root.
+    Raises  UsageError; Refused: not a trashd mount; NotPermitted; Busy: a file is open for writing
     """
     if flags_after(texts, frozenset(), is_sloppy=is_sloppy) is None:
         return False
     path, mounts = printable(target), read_mounts()
     mount = top_mount(target, mounts)
     if mount is None or not mount.is_trashd():
-        raise Refused(f"{path}: not a mount of trashd", "findmnt -t fuse.trashd lists the mounts of trashd")
+        raise Refused(f"{path}: not a trashd mount", "findmnt -t fuse.trashd lists all trashd mounts")
     if os.geteuid():
-        raise NotPermitted(target, "only root can change a mount; unmount it and mount it again")
+        raise NotPermitted(target, "only root can change the flags of a mount; unmount it and mount it again")
     old_flags = mount.flags()
     new_bits = flag_bits(
         (flags_after(texts, old_flags, is_sloppy=is_sloppy) or frozenset()) | _fixed_flags(mount, mounts)
@@ -322,8 +323,8 @@ def _restrict_tree(tree: Fd, bits: int) -> None:
 
 
 def _fixed_flags(mount: Mount, mounts: Sequence[Mount]) -> frozenset[str]:
-    """Return the restrictions that must stay: those of SRC's mount (for a mount over itself the one below it), and of a
-    user's mount its own."""
+    """Return the restrictions that must stay: those of the mount of SRC (if mounted over itself, the mount underneath),
+    and for a user's mount also its own."""
     holder = mount.parent_id if _is_over_itself(mount) else covering_mount_id(mount.source, mounts)
     flags = frozenset(flag for one in mounts if one.mnt_id == holder for flag in one.flags())
     return flags & INHERITED.keys() | (mount.flags() & INHERITED.keys() if mount.owner else frozenset())

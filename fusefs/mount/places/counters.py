@@ -1,6 +1,6 @@
-"""The daemon's counters, in a file that it has mapped: always up to date, and read by others without asking the daemon.
+"""The daemon's counters, in a file that the daemon has mapped. Other processes read it without asking the daemon.
 
-Nothing wakes up to write them, and if the daemon is killed, its last numbers stay.
+The file is always up to date without periodic writes, and the last counts survive if the daemon is killed.
 """
 
 from __future__ import annotations
@@ -33,58 +33,56 @@ from fusefs.mount.places import runtime_dir
 
 _LAYOUT: Final = CounterLayout(CounterTable(version="", pid=0, started_ns=0))
 CELL_OF: Final = _LAYOUT.operations
-"""By operation: the cell where its counters begin."""
+"""Maps an operation to the cell where its counters begin."""
 LAYOUT: Final = (
     N_BUCKETS, BOUNDS_NS[0].bit_length() - 1, _LAYOUT.failed, _LAYOUT.total_ns, _LAYOUT.max_ns, _LAYOUT.buckets
 )  # fmt: skip
-"""For the native core, which counts all requests, in many threads at once."""
+"""Where the counters are, for the native core, which counts all requests in many threads at once."""
 _LAG_S = 0.1
-"""From a change to the update of the gauges: counting everything for each operation would cost more than most
+"""Delay between a change and the update of the gauges: an update after each operation would cost more than most
 operations."""
 
 _log = logging.getLogger(__name__)
 
 
 class Counters:
-    """The counters of one mount. Operations do not wait for them: each count takes a fraction of a microsecond.
+    """The counters of one mount. Counting takes a fraction of a microsecond, and no operation waits for it.
 
-    The native core counts requests; everything else is counted with the tables lock.
+    The native core counts requests. Everything else is counted by threads that hold the tables lock.
     """
 
     def __init__(self, cells: memoryview) -> None:
-        """cells: from `core.mount_counters.encode`, as numbers that can be changed; in_memory() makes its own."""
+        """cells: the counters in the output of `encode_counters`, as writable numbers"""
         self.cells = cells
         self._has_changed = trio.Event()
         self.needs_wake = bytearray(1)
-        """Not 0 if `changed` is to be called after a change. The native core reads it, too."""
+        """Not 0 if `note_change` must be called after a change. The native core reads this, too."""
         self._token: trio.lowlevel.TrioToken | None = None
 
     @classmethod
     def in_memory(cls) -> Counters:
-        """Make counters that no other process can read."""
+        """Create counters that no other process can read."""
         return cls(memoryview(bytearray(8 * _LAYOUT.n_cells)).cast("Q"))
 
     def count_hit(self, kind: CachedKind) -> None:
-        """Count a cache hit."""
         self.cells[_LAYOUT.sorts + 2 * kind] += 1
 
     def count_miss(self, kind: CachedKind) -> None:
-        """Count a cache miss."""
         self.cells[_LAYOUT.sorts + 2 * kind + 1] += 1
 
     def note_change(self) -> None:
-        """Note that a gauge may have changed; by any thread."""
+        """Note that a gauge may have changed. Any thread may call this."""
         if self.needs_wake[0] and self._token is not None:
             self.needs_wake[0] = 0
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._has_changed.set)
 
     def set_device(self, device: int) -> None:
-        """Set the st_dev of the mount that is counted."""
+        """Record the st_dev of the mount."""
         self.cells[_LAYOUT.device] = device
 
     async def update_gauges(self, read_gauges: Callable[[], Gauges]) -> None:
-        """Update the gauges a moment after each change, and while threads work; never wake up while nothing happens.
+        """Update the gauges shortly after each change, and regularly while threads work. Sleep while nothing happens.
 
         Checkpoint  between two updates
         """
@@ -92,12 +90,12 @@ class Counters:
         self._token = trio.lowlevel.current_trio_token()
         while True:
             self._has_changed = trio.Event()
-            self.needs_wake[0] = 1  # before reading the gauges, or changes during that would go unnoticed
+            self.needs_wake[0] = 1  # before the gauges are read, so that a change during the read is noticed
             gauges = read_gauges()
             for cell, value in enumerate(gauges, _LAYOUT.gauges):
                 self.cells[cell] = value
-            self.cells[_LAYOUT.updated_ns] = updated_ns  # a reader that sees this sees the gauges, too
-            if not gauges.n_threads and not gauges.n_prefetches:  # no request reports that these have ended
+            self.cells[_LAYOUT.updated_ns] = updated_ns  # a reader that sees this value sees the new gauges, too
+            if not gauges.n_threads and not gauges.n_prefetches:  # otherwise poll, since nothing reports their end
                 await self._has_changed.wait()
             await trio.sleep(_LAG_S)
             updated_ns = time.time_ns()
@@ -105,19 +103,19 @@ class Counters:
 
 @contextmanager
 def open_counters(target: bytes) -> Iterator[Counters]:
-    """Make the counters of a mount to be, all 0, in a file that other commands find; it is removed with the mount.
+    """Create the counters of a new mount, all 0, in a file that other commands find. It is removed with the mount.
 
-    Without a place or space for the file the mount works as well, and a message is logged.
+    If the file can't be created, a message is logged, and the mount works without it.
     """
     path = runtime_dir.path_of(target, runtime_dir.STATS)
     if path is None:
-        _log.info("%s: `trashd status` shows no numbers, since there is no runtime directory", printable(target))
+        _log.info("%s: no counters for `trashd status`, because there is no runtime directory", printable(target))
         yield Counters.in_memory()
         return
     try:
         fd = _make_file(path)
     except OSError as error:
-        _log.warning("%s: `trashd status` shows no numbers: %s: %s", printable(target), printable(path), error.strerror)
+        _log.warning("%s: no counters for `trashd status`: %s: %s", printable(target), printable(path), error.strerror)
         yield Counters.in_memory()
         return
     with fd:
@@ -129,7 +127,7 @@ def open_counters(target: bytes) -> Iterator[Counters]:
 
 
 def _make_file(path: bytes) -> Fd:
-    """Make a new file of zeros, fully allocated, and locked, so that readers can check that this process runs."""
+    """Create the file: all zeros, fully allocated, and locked, so that readers can check that this process runs."""
     make_dir(os.path.dirname(path))
     with suppress(FileNotFoundError):
         os.unlink(path + NEW)
@@ -145,15 +143,15 @@ def _make_file(path: bytes) -> Fd:
 
 
 def _map_cells(fd: Fd) -> memoryview:
-    """Map the counters in the file."""
+    """Map the file; return its counters."""
     mapped = mmap.mmap(fd, 0)
     return memoryview(mapped)[mapped.size() - 8 * _LAYOUT.n_cells :].cast("Q")
 
 
 def _remove_file(path: bytes, fd: Fd) -> None:
-    """Remove our file, and a user's directory for it; not the file of another daemon of the same mount point."""
+    """Remove our file, and for a user also its directory, unless another daemon has replaced the file."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(fd), os.stat(path)):
             os.unlink(path)
-            if os.geteuid():  # root's directory stays locked, also for other uses
+            if os.geteuid():  # root's directory is still locked, and has other uses
                 os.rmdir(os.path.dirname(path))

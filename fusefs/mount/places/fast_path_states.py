@@ -1,4 +1,4 @@
-"""Which fast paths a mount has: decided while it starts, shown by `trashd mount --explain` and `trashd status`."""
+"""The fast paths of a mount, decided while it starts, and shown by `trashd mount --explain` and `trashd status`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class FastPathStates:
     """The fast paths of one mount; each is on until it is turned off for good."""
 
     def __init__(self, target: bytes, device: int, off: Mapping[FastPath, str]) -> None:
-        """Turn all fast paths on, except some.
+        """Turn on all fast paths except those in `off`.
 
-        target  the mount point; `counters.open_counters` makes its runtime directory, and must outlive this object
+        target  the mount point; `counters.open_counters` creates its runtime directory, and must outlast this object
         device  st_dev of the mount
-        off     fast paths that the options turn off, and the reasons
+        off     each fast path that the options turn off, with the reason
         """
         self._target, self._device = target, device
         self._path = runtime_dir.path_of(target, runtime_dir.FAST_PATHS)
@@ -33,14 +33,13 @@ class FastPathStates:
             self.turn_off(path, why)
 
     def close(self) -> None:
-        """Remove the file, unless the mount still exists."""
+        """Remove the published file, unless the mount still exists."""
         if self._path is not None and not runtime_dir.is_mounted(self._target):
             for name in (self._path, self._path + NEW):
                 with suppress(OSError):
                     os.unlink(name)
 
     def is_on(self, path: FastPath) -> bool:
-        """Return whether the mount has a fast path."""
         return self._states[path].is_on
 
     def why(self, path: FastPath) -> str:
@@ -48,26 +47,26 @@ class FastPathStates:
         return self._states[path].why
 
     def turn_off(self, path: FastPath, why: str | None) -> None:
-        """Turn a fast path off if there is a reason; the first reason counts. Without the engine, all of them are
-        off."""
+        """Turn a fast path off, unless `why` is None; the first reason is kept. If the engine is turned off, so are all
+        others."""
         if why is None or not self.is_on(path):
             return
         for one in FastPath if path is FastPath.ENGINE else (path,):
             self._states[one] = FastPathState(one.value, is_on=False, why=why)
         if self._has_begun:
-            _log.warning("without %s from now on: %s", path.value, why)
+            _log.warning("fast path %s is disabled from now on: %s", path.value, why)
             self._publish()
 
     def limit(self, path: FastPath, how: str) -> None:
-        """Set the reason why a fast path that is on is limited."""
+        """Record what limits a fast path that stays on."""
         self._states[path] = FastPathState(path.value, is_on=True, why=how)
 
     def begin(self) -> None:
-        """Log and publish the states; called when the mount is about to answer."""
+        """Log and publish the states. Called just before the mount is ready."""
         self._has_begun = True
         off = [f"{one.name} ({one.why})" for one in self._states.values() if not one.is_on]
         if off:
-            _log.info("without %s", ", ".join(off))
+            _log.info("fast paths that are off: %s", ", ".join(off))
         self._publish()
 
     def _publish(self) -> None:
@@ -76,4 +75,4 @@ class FastPathStates:
             try:
                 replace_file(self._path, encode_report(report), 0o644, ignores_umask=True)
             except OSError as error:
-                _log.warning("`trashd mount --explain` does not work: %s: %s", printable(self._path), error.strerror)
+                _log.warning("no data for `trashd mount --explain`: %s: %s", printable(self._path), error.strerror)

@@ -1,4 +1,4 @@
-"""Finds trashd's mounts that this process sees, and their counters, without accessing a mount, since that may hang."""
+"""Finds the trashd mounts that this process sees, and their counters. Never accesses a mount, since that may hang."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_LINKS = 40
 
 
 def all_mounts() -> list[Mount]:
-    """Return the mounts of trashd whose counters this user may read, each once."""
+    """Return the trashd mounts whose counters this user may read, without duplicates."""
     mounts = read_mounts()
     visible = [mount for mount in mounts if mount.is_trashd() and top_mount(mount.point, mounts) is mount]
     readable = [mount for mount in visible if mount.owner in (0, os.geteuid())]
@@ -32,7 +32,7 @@ def all_mounts() -> list[Mount]:
 
 
 def mounts_of(path: bytes) -> list[Mount]:
-    """Return the mounts that a path belongs to: the one that it lies in, or those that serve it. Raises  NotFound"""
+    """Return the mount that contains a path, or otherwise the mounts whose source it is. Raises  NotFound"""
     mounts = read_mounts()
     at = _follow(os.path.abspath(path), mounts)
     mount = top_mount(at, mounts)
@@ -40,18 +40,18 @@ def mounts_of(path: bytes) -> list[Mount]:
         return [mount]
     serving = [one for one in mounts if one.is_trashd() and one.source == at and top_mount(one.point, mounts) is one]
     if not serving:
-        raise NotFound(f"a mount of trashd at {printable(path)}", "findmnt -t fuse.trashd lists the mounts of trashd")
+        raise NotFound(f"a trashd mount at {printable(path)}", "findmnt -t fuse.trashd lists all trashd mounts")
     return serving
 
 
 def read_counters(mount: Mount) -> ObservedMount:
     """Return the counters of a mount, and its fast paths.
 
-    Raises  NotFound: it has no counters; NotPermitted: a user's mount; TrashdError: they can't be decoded
+    Raises  NotFound: the mount has no counters; NotPermitted: another user's mount; TrashdError: they can't be decoded
     """
     point = printable(mount.point)
     if mount.owner not in (0, os.geteuid()):
-        raise NotPermitted(f"the numbers of {point}", "only root and the user who mounted it can read them")
+        raise NotPermitted(f"the counters of {point}", "only the user who mounted it can read them")
     device = mount.st_dev()
     for path in _counter_files(mount):
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -59,16 +59,16 @@ def read_counters(mount: Mount) -> ObservedMount:
             if stats.device == device:
                 states = _fast_paths(os.path.join(os.path.dirname(path), runtime_dir.FAST_PATHS), stats)
                 return ObservedMount(mount.point, mount.source, stats, is_running, states)
-    hint = "its daemon has no runtime directory, or is of an older version"
+    hint = "its daemon has no runtime directory, or runs an older version of trashd"
     if mount.owner == 0 and os.geteuid():
-        hint = "its daemon is of an older version, or in another mount namespace, where root may find them"
-    raise NotFound(f"the numbers of {point}", hint)
+        hint = "its daemon runs an older version of trashd, or in another mount namespace; root may find the counters"
+    raise NotFound(f"the counters of {point}", hint)
 
 
 def remove_stale_counters(mount: Mount) -> None:
-    """Remove counters that killed daemons left of mounts with this new one's device number, which the kernel reuses.
+    """Remove the counters that killed daemons left behind, if they have the device number of this new mount.
 
-    A process that sees a mount from another namespace finds its counters by that number only.
+    The kernel reuses these numbers, and processes in other mount namespaces find a mount's counters only by its number.
     """
     above, own, device = (
         runtime_dir.base_directory(),
@@ -76,14 +76,14 @@ def remove_stale_counters(mount: Mount) -> None:
         mount.st_dev(),
     )
     for path in _all_counter_files(above) if above is not None else ():
-        with suppress(OSError, TrashdError):  # removed meanwhile, or of another version
+        with suppress(OSError, TrashdError):  # removed in the meantime, or written by another version
             if path != own and _read(path)[0].device == device:
                 os.unlink(path)
 
 
 def _counter_files(mount: Mount) -> Iterator[bytes]:
-    """Yield where a mount's file may be: by its mount point, or, if it was mounted elsewhere, in any mount's
-    directory."""
+    """Yield the paths where a mount's counters may be: first those for its present mount points, then all others, since
+    it may have been mounted elsewhere."""
     above = MOUNTS_RUNTIME if mount.owner == 0 else runtime_dir.base_directory()
     if above is None:
         return
@@ -100,12 +100,12 @@ def _all_counter_files(above: bytes) -> Iterator[bytes]:
 
 def _read(path: bytes) -> tuple[MountStats, bool]:
     with _open(path) as fd:
-        is_running = is_locked(fd)  # before its counters are read, so that the last ones are complete
+        is_running = is_locked(fd)  # before the counters are read: if the daemon has ended, these are its last ones
         return decode_counters(os.read(fd, _MAX_BYTES)), is_running
 
 
 def _fast_paths(path: bytes, stats: MountStats) -> tuple[uring_choice.FastPathState, ...]:
-    """Return the states in a file if the same daemon wrote it. Raises  TrashdError: it can't be decoded"""
+    """Return the fast paths in a file, if the daemon of `stats` wrote it. Raises  TrashdError: it can't be decoded"""
     with suppress(FileNotFoundError), _open(path) as fd:
         report = uring_choice.decode_report(os.read(fd, _MAX_BYTES))
         if (report.device, report.pid) == (stats.device, stats.table.pid):
@@ -114,7 +114,7 @@ def _fast_paths(path: bytes, stats: MountStats) -> tuple[uring_choice.FastPathSt
 
 
 def _limited_for_now(state: uring_choice.FastPathState, stats: MountStats) -> uring_choice.FastPathState:
-    """Return the state of a fast path, as limited for now."""
+    """Return the state of a fast path, including a limit that applies only at present."""
     if state.name == uring_choice.FastPath.ENGINE.value and state.is_on and stats.gauges.get("is_slow"):
         return uring_choice.FastPathState(state.name, is_on=True, why=uring_choice.SLOW_BACKING)
     return state
@@ -129,7 +129,7 @@ def _open(path: bytes) -> Fd:
 
 
 def _follow(path: bytes, mounts: Sequence[Mount]) -> bytes:
-    """Resolve a path, up to the first mount of trashd."""
+    """Resolve the symbolic links in a path, up to the first trashd mount on it."""
     remaining_names = path.split(b"/")[:0:-1]
     at, n_links = b"/", 0
     while remaining_names:

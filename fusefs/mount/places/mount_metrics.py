@@ -1,4 +1,4 @@
-"""Metrics of mounts for Prometheus: totals only, as Prometheus computes rates over any period itself."""
+"""Prometheus metrics of mounts. They are totals, since Prometheus itself computes rates over any period."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _GAUGES = {
     "n_nodes": ("trashd_mount_nodes", "Inodes that the kernel knows, or that are open."),
     "n_handles": ("trashd_mount_handles", "Open files and directory listings."),
     "n_directory_fds": ("trashd_mount_directory_fds", "Directories that the daemon holds open."),
-    "n_cached": ("trashd_mount_cached_items", "Entries in the cache of the daemon."),
-    "cache_bytes": ("trashd_mount_cache_bytes", "Memory in use by the cache."),
-    "cache_size_bytes": ("trashd_mount_cache_size_bytes", "Maximum memory of the cache."),
-    "n_threads": ("trashd_mount_threads", "Threads that are working."),
-    "n_prefetches": ("trashd_mount_prefetches", "Attributes that are being prefetched."),
+    "n_cached": ("trashd_mount_cached_items", "Inodes in the daemon's cache."),
+    "cache_bytes": ("trashd_mount_cache_bytes", "Memory that the cache uses."),
+    "cache_size_bytes": ("trashd_mount_cache_size_bytes", "Memory that the cache may use."),
+    "n_threads": ("trashd_mount_threads", "Threads that are working on requests."),
+    "n_prefetches": ("trashd_mount_prefetches", "Names whose attributes are being prefetched."),
     "is_slow": ("trashd_mount_slow", "Whether the backing filesystem is treated as slow."),
 }
 
 
 def prometheus_text(mounts: Sequence[ObservedMount]) -> str:
-    """Return the metrics of several mounts in the text format, distinguished by the label `mount`."""
+    """Return the metrics of several mounts in Prometheus's text format. The label `mount` distinguishes them."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_MountCollector(mounts))
     return generate_latest(registry).decode()
@@ -37,10 +37,10 @@ class _MountCollector(Collector):
         self._mounts = {printable(mount.point): mount for mount in mounts}
 
     def collect(self) -> Iterator[Metric]:
-        info = GaugeMetricFamily("trashd_mount_info", "The mount.", labels=["mount", "source", "version"])
-        up = GaugeMetricFamily("trashd_mount_up", "Whether the daemon of the mount is running.", labels=["mount"])
+        info = GaugeMetricFamily("trashd_mount_info", "The mount's labels.", labels=["mount", "source", "version"])
+        up = GaugeMetricFamily("trashd_mount_up", "Whether the mount's daemon is running.", labels=["mount"])
         started = GaugeMetricFamily(
-            "trashd_mount_start_time_seconds", "When the daemon of the mount started.", labels=["mount"]
+            "trashd_mount_start_time_seconds", "When the mount's daemon started (Unix time).", labels=["mount"]
         )
         for name, (_point, source, stats, is_running, _) in self._mounts.items():
             info.add_metric([name, printable(source), stats.table.version], 1)
@@ -68,8 +68,8 @@ class _MountCollector(Collector):
 
     def _operation_metrics(self) -> Iterator[Metric]:
         labels = ["mount", "operation"]
-        failed = CounterMetricFamily("trashd_mount_errors_total", "Replies with an error.", labels=labels)
-        durations = HistogramMetricFamily("trashd_mount_operation_seconds", "Duration of operations.", labels=labels)
+        failed = CounterMetricFamily("trashd_mount_errors_total", "Requests that failed.", labels=labels)
+        durations = HistogramMetricFamily("trashd_mount_operation_seconds", "Duration of requests.", labels=labels)
         for name, mount in self._mounts.items():
             for operation_name, operation in mount.stats.operations.items():
                 if operation.n():

@@ -1,4 +1,4 @@
-"""Mount points: what is mounted there, whether its daemon answers, and whether a mount is possible there."""
+"""Checks of mount points: what is mounted there, whether its daemon answers, and whether a new mount is possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEAD = b"dead"
 
 
 class Health(Enum):
-    """Whether a daemon serves a mount; SILENT: it runs, but does not answer."""
+    """Whether a daemon serves a mount. SILENT: the daemon runs, but does not answer."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -33,7 +33,7 @@ class Health(Enum):
 
 
 def real_path(path: bytes) -> bytes:
-    """Return the path without links, as in mountinfo. Does not access what is mounted at the path itself."""
+    """Return the path without symbolic links, as in mountinfo. Does not access a mount at the path itself."""
     parent, name = os.path.split(os.path.abspath(path))
     path = os.path.join(os.path.realpath(parent), name)
     return path if top_mount(path, read_mounts()) else os.path.realpath(path)
@@ -45,9 +45,9 @@ def top_mount(point: bytes, mounts: Sequence[Mount]) -> Mount | None:
 
 
 def other_paths(path: bytes, mounts: Sequence[Mount]) -> list[bytes]:
-    """Return other paths to a directory, or to something in it: through other mounts of its filesystem.
+    """Return the paths at which other mounts of the same filesystem show a directory, or something in it.
 
-    path  without links
+    path  without symbolic links
     """
     place = find_place(path, [mount for mount in mounts if not mount.is_trashd()])
     paths = []
@@ -67,12 +67,12 @@ def other_paths(path: bytes, mounts: Sequence[Mount]) -> list[bytes]:
 
 
 def mount_of_device(device: bytes) -> Mount | None:
-    """Return the mount of a FUSE connection, wherever it was moved; None if it does not exist (any more)."""
+    """Return the mount of a FUSE connection, even if it was moved; None if it does not exist (any more)."""
     return next((mount for mount in reversed(read_mounts()) if mount.device == device and mount.is_trashd()), None)
 
 
 def health(point: bytes) -> Health:
-    """Check a mount of trashd by statfs: the kernel might return attributes without asking the daemon."""
+    """Check a trashd mount with statfs, since the kernel might answer a stat without asking the daemon."""
     (_point, reply), *_ = ask_each([point], _probe, set(), lambda point: point)
     return Health.SILENT if reply is None else Health.DEAD if reply == _DEAD else Health.ALIVE
 
@@ -86,15 +86,15 @@ def _probe(point: bytes) -> bytes:
 
 
 def check_mount(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
-    """Raise an error if the mount is not possible; return the dead mount of trashd to be replaced, if there is one.
+    """Check that a mount is possible. Returns  the dead trashd mount that it replaces, if there is one
 
-    source, target  from real_path
-    Raises          Refused and its subclasses, NotFound, NotPermitted
+    source, target  as returned by `real_path`
+    Raises          Refused and its subclasses, NotFound, NotPermitted: the mount is not possible
     """
     mounts = read_mounts()
     dead = _find_dead_mount(target, top_mount(target, mounts), replaces=replaces)
     if target == b"/":
-        raise IsMountPoint(target, "choose another mount point: a mount over the root directory is not visible")
+        raise IsMountPoint(target, "choose another mount point: a mount over the root directory would not be visible")
     for path, hint in (
         (source, "name an existing directory to mount"),
         (target, f"create it first: mkdir {shell_word(target)}"),
@@ -107,16 +107,16 @@ def check_mount(source: bytes, target: bytes, *, replaces: bool) -> Mount | None
     if dead is None and (inside := [m for m in mounts if m.point != target and is_inside(m.point, target)]):
         raise MountInside(
             target,
-            f"the new mount would hide {printable(inside[0].point)}: unmount that first, and mount it again later",
+            f"the new mount would hide {printable(inside[0].point)}: unmount that first, and mount it again afterwards",
         )
     return dead
 
 
 def silent_daemon_error(target: bytes) -> Refused:
-    """Return the error for a mount of trashd whose daemon runs and does not answer."""
+    """Return the error for a trashd mount whose daemon runs, but does not answer."""
     path = printable(target)
-    hint = f"if it stays so, remove the mount: trashd umount --force {shell_word(target)}"
-    return Refused(f"{path}: already mounted by trashd, but it does not respond", hint)
+    hint = f"if this persists, remove the mount: trashd umount --force {shell_word(target)}"
+    return Refused(f"{path}: already mounted by trashd, but the daemon does not respond", hint)
 
 
 def _find_dead_mount(target: bytes, mount: Mount | None, *, replaces: bool) -> Mount | None:
@@ -131,7 +131,8 @@ def _find_dead_mount(target: bytes, mount: Mount | None, *, replaces: bool) -> M
             raise silent_daemon_error(target)
         case Health.DEAD if not replaces:
             raise Refused(
-                f"{path}: a mount of trashd whose daemon has died", "restart it: the same command with --replace"
+                f"{path}: this is a trashd mount whose daemon has died",
+                "to restart it, run the same command with --replace",
             )
     return mount
 
@@ -144,37 +145,37 @@ def _require_directory(path: bytes, hint: str) -> None:
     except NotADirectoryError as error:
         raise Refused(f"{printable(path)}: not a directory", hint) from error
     except PermissionError as error:
-        raise NotPermitted(path, "a directory of another user is on the path") from error
+        raise NotPermitted(path, "a directory on the path belongs to another user") from error
     except OSError as error:
         if error.errno not in DAEMON_GONE:
             raise
         raise Refused(
-            f"{printable(path)}: in a FUSE mount whose daemon has died", "unmount that mount first"
+            f"{printable(path)}: inside a FUSE mount whose daemon has died", "unmount that mount first"
         ) from error
 
 
 def _refuse_ours_below(source: bytes, mounts: Sequence[Mount]) -> None:
-    """Refuse a tree that lies in a mount of trashd: it would be served twice, and its trash would not be found."""
+    """Refuse a tree inside a trashd mount: two daemons would serve it, and its trash would not be found."""
     held_by = max((m for m in mounts if is_inside(source, m.point)), key=lambda m: len(m.point), default=None)
     if held_by is not None and held_by.is_trashd():
         raise Refused(
-            f"{printable(source)}: in a mount of trashd at {printable(held_by.point)}",
+            f"{printable(source)}: inside the trashd mount at {printable(held_by.point)}",
             f"mount its source directory instead: {printable(held_by.source)}",
         )
 
 
 def _refuse_overlap(source: bytes, target: bytes, mounts: Sequence[Mount]) -> None:
-    """Refuse if one contains the other, by path or through bind mounts."""
+    """Refuse if one directory contains the other, by path or through bind mounts."""
     below_source, below_target = find_place(source, mounts), find_place(target, mounts)
     if below_source is not None and below_source == below_target:
         raise Refused(
             f"{printable(source)}: the same directory as {printable(target)}",
-            f"to mount it over itself, name it once: trashd mount {shell_word(target)}",
+            f"to mount it over itself, name it only once: trashd mount {shell_word(target)}",
         )
     sides = ((source, below_source), (target, below_target))
     for (outer, outer_place), (inner, inner_place) in (sides, sides[::-1]):
         if is_inside(inner, outer) or (outer_place and inner_place and outer_place.holds(inner_place)):
             raise Refused(
                 f"{printable(inner)}: inside {printable(outer)}",
-                "choose a mount point outside, or mount it over itself: trashd mount SRC",
+                "choose a mount point that does not overlap SRC, or mount SRC over itself: trashd mount SRC",
             )

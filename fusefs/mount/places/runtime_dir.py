@@ -1,11 +1,11 @@
 """/run/trashd/<mount>/: the lock of root's daemon, its counters, and the backing tree of a mount over itself.
 
-Such a mount hides its backing tree from all processes, trashd's commands included. A private clone of the tree, mounted
-in here, is the path by which root's commands reach it. Others can't; users' commands get an fd by a socket
-(mount/life/backing_fd_server.py). The clone is private because in namespaces made earlier the FUSE mount would
-otherwise appear in it, too.
+A directory mounted over itself hides its backing tree from all processes, including trashd's commands. So a clone of
+the tree is mounted in here, and root's commands reach it by path. Other users can't; their commands get an fd through a
+socket (mount/life/backing_fd_server.py). The clone is private because the FUSE mount would otherwise appear in it, too,
+in mount namespaces that were created earlier.
 
-A user's daemon keeps only its counters, below $XDG_RUNTIME_DIR.
+A user's daemon keeps only its counters and fast paths, below $XDG_RUNTIME_DIR.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from fusefs.linux.runtime_directories import MOUNTS_RUNTIME, NEW
 STATS, FAST_PATHS = b"stats", b"fast-paths"
 """Files with the daemon's counters (counters.py), and its fast paths (fast_path_states.py)."""
 _LOCK_TIMEOUT_S = 5.0
-"""How long to wait for an earlier daemon at the same mount point, whose mount is gone, to end."""
+"""How long to wait until an earlier daemon of the same mount point, whose mount is gone, has ended."""
 _POLL_S = 0.02
 
 
 def base_directory() -> bytes | None:
-    """Return the directory with the directories of this user's mounts; None if there is none, as without a login."""
+    """Return the directory that holds the runtime directories of this user's mounts; None without a login session."""
     if os.geteuid() == 0:
         return MOUNTS_RUNTIME
     for path in (os.environb.get(b"XDG_RUNTIME_DIR", b""), b"/run/user/%d" % os.geteuid()):
         with suppress(OSError):
-            if path.startswith(b"/") and os.stat(path).st_uid == os.geteuid():  # not another user's, after su
+            if path.startswith(b"/") and os.stat(path).st_uid == os.geteuid():  # after su it may be another user's
                 return path + b"/trashd"
     return None
 
 
 def path_of(target: bytes, name: bytes) -> bytes | None:
-    """Return the path of a file in the directory of this user's mount at a mount point; None without a place for it."""
+    """Return the path of a file in the runtime directory of a mount point; None if this user can't have one."""
     base = base_directory()
     return None if base is None else b"/".join([base, claim_name(target), name])
 
 
 @contextmanager
 def lock_directory(target: bytes) -> Iterator[bytes]:
-    """Lock a mount point's directory for the block; remove obsolete files before and after it.
+    """Lock the runtime directory of a mount point during the block; remove obsolete files before and after it.
 
     Raises  Busy: an earlier daemon still serves files that were open when its mount was unmounted
     """
@@ -60,8 +60,8 @@ def lock_directory(target: bytes) -> Iterator[bytes]:
     if fd is None:
         raise Busy(
             target,
-            "an earlier daemon still serves programs that have files open there; end those programs, or the daemon: "
-            f"fuser -v {os.fsdecode(path)}",
+            "an earlier daemon still serves programs that have files open there; end those programs, or the daemon "
+            f"listed by fuser -v {os.fsdecode(path)}",
         )
     with fd:
         try:
@@ -73,13 +73,12 @@ def lock_directory(target: bytes) -> Iterator[bytes]:
 
 
 def is_mounted(target: bytes) -> bool:
-    """Return whether this user's mount exists. Its daemon may have ended; its last counters are still available
-    then."""
+    """Return whether this user's mount exists. If its daemon has ended, its last counters are still available."""
     return any(mount.point == target and mount.is_trashd() and mount.owner == os.geteuid() for mount in read_mounts())
 
 
 def remove_unless_served(target: bytes, patience_s: float) -> bool:
-    """Return whether no daemon serves a mount point of root's any more; if so, remove its files."""
+    """Remove the files of one of root's mount points, unless a daemon still serves it. Returns  whether none does"""
     path = claim_directory(target)
     try:
         fd = _lock(path, patience_s, makes=False)
@@ -93,10 +92,10 @@ def remove_unless_served(target: bytes, patience_s: float) -> bool:
 
 
 def clone_backing_tree(path: bytes, dir_fd: int, flags: int) -> tuple[Fd, bytes]:
-    """Make a private clone of a directory's mount; return an O_PATH fd of its root, and where it is mounted in here.
+    """Mount a private clone of a directory tree in the runtime directory `path`. Only root can reach the clone by path.
 
-    Only root can reach it by path.
-    flags  of the FUSE mount, as bits for mount(2): they restrict the clone, too
+    flags    of the FUSE mount, as bits for mount(2); they restrict the clone, too
+    Returns  an O_PATH fd of the clone's root, and its path
     """
     tree = path + b"/" + TREE
     for directory in (os.path.dirname(tree), tree):
@@ -126,7 +125,7 @@ def _lock(path: bytes, patience_s: float, *, makes: bool) -> Fd | None:
             if os.path.samestat(os.fstat(fd), os.stat(path)):
                 return fd
         except FileNotFoundError:
-            pass  # its daemon removed it at its end
+            pass  # an earlier daemon removed it when it ended
         except BlockingIOError:
             if time.monotonic() > deadline_s:
                 fd.close()
@@ -136,8 +135,7 @@ def _lock(path: bytes, patience_s: float, *, makes: bool) -> Fd | None:
 
 
 def _remove(path: bytes, *, keeps_itself: bool = False) -> None:
-    """Remove the clone, the counters and the directories, unless a mount, even a dead one, has the clone as its
-    source."""
+    """Remove the clone, the files and the directories, unless the clone is the source of a mount, even a dead one."""
     mounts = read_mounts()
     if any(mount.is_trashd() and mount.owner == 0 and is_inside(mount.source, path) for mount in mounts):
         return

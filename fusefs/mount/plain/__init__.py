@@ -1,1 +1,1 @@
-"""Layer 5 of the mount: plain mode, pyfuse3's handlers on trio. No other package imports pyfuse3."""
+"""Layer 5 of the mount: plain mode, with pyfuse3 handlers that run on trio. No other package imports pyfuse3."""

@@ -1,11 +1,11 @@
-"""pyfuse3's handlers: each request is one call of the tree's operations, made by a worker thread.
+"""Handlers for pyfuse3. Each request becomes one call to an operation of the tree, made by a worker thread.
 
-They are slow, and complete except for requests that pyfuse3 has no handler for (docs/mount.md). Nothing is passed
-through, and the kernel caches no listing.
+They are slow, but complete, except for requests for which pyfuse3 has no handler (docs/mount.md). Nothing is passed
+through, and the kernel caches no listings.
 
-A reply is made with the tables lock, and sent later by trio's thread. Attributes that change in between are safe: the
-kernel discards attributes from a request that is older than its last notice or change of that inode (fs/fuse/inode.c,
-fuse_change_attributes). Names are safe, too, since the kernel locks the directory.
+A worker makes the reply while it holds the tables lock, and the trio thread sends it later. If attributes change in
+between, this is safe: the kernel discards attributes from a request that is older than its last invalidation or change
+of that inode (fs/fuse/inode.c, fuse_change_attributes). Names are safe, too, since the kernel locks the directory.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _N_TASKS = 4096
-"""Requests under way at a time: those that wait must leave threads for the others."""
+"""How many requests may be in progress at a time. The limit is high, so that those that wait do not block others."""
 _N_OF_USER = 120
-"""Requests of a user that workers serve at a time; further ones are queued."""
+"""How many requests of one user the workers serve at a time; further ones are queued."""
 _XATTR_ROOM = 1 << 16
 _LISTED_BYTES = 4096
-"""Size of the entries that are looked up at a time: the size of the kernel's buffer is not known here."""
+"""Size of the entries that are looked up at a time, since the size of the kernel's buffer is not known here."""
 _STATVFS = ("f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_bsize", "f_namemax", "f_frsize")
 _NOW_NS = 60 * 10**9
 _GENERATIONS = 0x7FFFFFFF
@@ -65,7 +65,7 @@ Listed = tuple[bytes, EntryAttributes, int, int]
 def _handler(
     function: Callable[Concatenate[PlainHandlers, P], R],
 ) -> Callable[Concatenate[PlainHandlers, P], Coroutine[Any, Any, R]]:
-    """Make a handler of a function that a worker is to call with the tables lock."""
+    """Turn a function into a handler, which makes a worker call the function with the tables lock held."""
     name = function.__name__
 
     @functools.wraps(function)
@@ -113,7 +113,10 @@ class PlainHandlers(pyfuse3.Operations):
         workers: trio.CapacityLimiter,
         before: Callable[[], object] | None = None,
     ) -> R:
-        """before: called at once, in this thread. Raises  FUSEError only: any other exception would end the mount"""
+        """Have a worker call `function`. before: called first, in this thread
+
+        Raises  only FUSEError: any other exception would end the mount
+        """
         operation = partial(self._lock.run_patient_operation, self._run_counted, name, caller, function)
         try:
             if before is not None:
@@ -130,7 +133,7 @@ class PlainHandlers(pyfuse3.Operations):
         await self._run_in_worker(name, None, function, self.release_limiter, before)
 
     def _run_counted(self, name: str, caller: RequestContext | None, function: Callable[[], R]) -> R:
-        """Serve a request, and count it. Called with the tables lock."""
+        """Serve a request, and count it. Callers must hold the tables lock."""
         has_failed, begun_ns = True, perf_counter_ns()
         try:
             result = function()
@@ -144,13 +147,12 @@ class PlainHandlers(pyfuse3.Operations):
             self._vfs.count(CELL_OF[name], begun_ns, has_failed=has_failed)
 
     def call_vfs(self, opcode: Opcode, nodeid: int, caller: RequestContext | None, body: bytes = b"") -> bytes:
-        """Do a request; return the body of its reply. caller: None: unknown; body: everything after the request's
-        head"""
+        """Handle a request; return the reply's body. caller: None if unknown; body: the request without its head"""
         ids = (0, 0, 0) if caller is None else (caller.uid, caller.gid, caller.pid)
         return self._vfs.answer(wire.encode_request(opcode, nodeid, ids, body))
 
     def call_for_entry(self, opcode: Opcode, nodeid: int, caller: RequestContext, body: bytes) -> EntryAttributes:
-        """Do a request whose reply is an entry."""
+        """Handle a request whose reply is an entry."""
         return _entry_in(self.call_vfs(opcode, nodeid, caller, body), self._vfs.nodes)
 
     # Names.
@@ -219,8 +221,8 @@ class PlainHandlers(pyfuse3.Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        """Try again with the present time: pyfuse3 does not pass on that a time is to be now, which any writer may
-        set."""
+        """If setting times is refused, but both are close to now, retry with "now", which any writer may set. pyfuse3
+        does not report whether the client requested "now"."""
         try:
             reply = self.call_vfs(Opcode.SETATTR, inode, ctx, _changes_of(attr, fields, fh))
         except PermissionError:
@@ -280,8 +282,8 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_handler
     def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        """Append if other machines may write: then the offset is outdated. Else the kernel knows the end of the
-        file."""
+        """If other machines may write, append to a file opened with O_APPEND, since the kernel's offset may be
+        outdated. Otherwise, the kernel knows the end of the file."""
         flags = os.O_APPEND if self._vfs.is_shared and self._vfs.nodes.appends(fh) else 0
         reply = self.call_vfs(Opcode.WRITE, ROOT, None, wire.WRITE_IN.pack(fh, off, len(buf), flags) + buf)
         return wire.read_written(reply)
@@ -295,7 +297,7 @@ class PlainHandlers(pyfuse3.Operations):
         self.call_vfs(Opcode.FSYNC, ROOT, None, wire.FSYNC_IN.pack(fh, wire.FSYNC_DATA_ONLY if datasync else 0))
 
     async def release(self, fh: FileHandleT) -> None:
-        """Mark the program as ended at once: the next writer of its file may be quicker than the worker."""
+        """Note at once that a program has ended, since the next writer of its file may be quicker than the worker."""
         mark_not_executed = partial(self._vfs.nodes.mark_not_executed, fh)
         release = partial(self.call_vfs, Opcode.RELEASE, ROOT, None, wire.HANDLE_IN.pack(fh))
         await self._serve_release("release", release, before=mark_not_executed)
@@ -307,7 +309,7 @@ class PlainHandlers(pyfuse3.Operations):
         return FileHandleT(wire.read_handle(self.call_vfs(Opcode.OPENDIR, inode, ctx, bytes(wire.OPEN_IN.size))))
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        """Use the token on trio's thread only: pyfuse3 frees its memory when the request is cancelled."""
+        """Use the token only on the trio thread, because pyfuse3 frees its memory when the request is cancelled."""
         while True:
             listed = await self.serve("readdir", None, partial(self._list, fh, start_id))
             for n_taken, (name, entry, following, _nodeid) in enumerate(listed):
@@ -320,7 +322,7 @@ class PlainHandlers(pyfuse3.Operations):
                 return
 
     def _list(self, fh: int, offset: int) -> list[Listed]:
-        """Return some entries from an offset on. The kernel is to get one more reference to each entry's node."""
+        """Return some entries from an offset on. The kernel's reference to each entry's node is counted."""
         vfs, listed = self._vfs, []
         reply = self.call_vfs(Opcode.READDIRPLUS, ROOT, None, wire.READ_IN.pack(fh, offset, _LISTED_BYTES))
         directory, _fd = vfs.nodes.handle(fh)
@@ -355,7 +357,7 @@ def _entry_in(reply: bytes, nodes: Tables) -> EntryAttributes:
 
 
 def _entry_listed(listed: wire.ListedDirent, nodes: Tables) -> EntryAttributes:
-    """Return the entry of a listed name; for `.` and `..` the kernel uses the inode number and the type only."""
+    """Return the entry of a listed name. For `.` and `..`, the kernel uses only the inode number and the type."""
     if listed.entry.nodeid:
         return _entry(listed.entry, nodes)
     entry = EntryAttributes()
@@ -365,8 +367,8 @@ def _entry_listed(listed: wire.ListedDirent, nodes: Tables) -> EntryAttributes:
 
 
 def _entry(reply: wire.Entry, nodes: Tables) -> EntryAttributes:
-    """Make an entry. The generation differs for each incarnation: the kernel makes file handles of nodeid and
-    generation."""
+    """Make an entry. Each incarnation of an inode has a different generation, because the kernel makes file handles
+    from nodeid and generation."""
     node = nodes.get(reply.nodeid) if reply.nodeid else None
     entry = EntryAttributes()
     field: Any = entry
@@ -376,7 +378,7 @@ def _entry(reply: wire.Entry, nodes: Tables) -> EntryAttributes:
 
 
 def _with_numbers(entry: EntryAttributes, numbers: tuple[int, ...]) -> EntryAttributes:
-    """Set the fields of struct fuse_attr in an entry."""
+    """Copy the fields of struct fuse_attr into an entry; return the entry."""
     field: Any = entry
     (
         field.st_ino, field.st_size, field.st_blocks, atime_s, mtime_s, ctime_s, atime_ns, mtime_ns, ctime_ns,
@@ -397,7 +399,7 @@ def _attributes_in(reply: bytes) -> EntryAttributes:
 
 
 def _file_info(reply: bytes) -> FileInfo:
-    """Return the handle in a reply to OPEN. The daemon serves reads and writes of the file."""
+    """Return the handle in a reply to OPEN. The file is not passed through; the daemon serves reads and writes."""
     fh, flags, _backing_id = wire.read_opened(reply)
     return FileInfo(fh=FileHandleT(fh), keep_cache=bool(flags & wire.FOPEN_KEEP_CACHE))
 
@@ -412,7 +414,7 @@ def _statvfs(reply: bytes) -> StatvfsData:
 
 
 def _changes_of(attr: EntryAttributes, fields: SetattrFields, fh: int | None, more: int = 0) -> bytes:
-    """Return the body of a SETATTR request. more: further FATTR_* flags"""
+    """Return the body of a SETATTR request. more: additional FATTR_* flags"""
     valid = {
         wire.FATTR_MODE: fields.update_mode, wire.FATTR_UID: fields.update_uid, wire.FATTR_GID: fields.update_gid,
         wire.FATTR_SIZE: fields.update_size, wire.FATTR_ATIME: fields.update_atime,
@@ -427,18 +429,18 @@ def _changes_of(attr: EntryAttributes, fields: SetattrFields, fh: int | None, mo
 
 
 def _are_now(attr: EntryAttributes, fields: SetattrFields) -> bool:
-    """Return whether both times are set to the same time, within a minute of now: the caller may have asked for
+    """Return whether both times are set to the same value, within a minute of now: the client may have requested
     "now"."""
     is_one = fields.update_atime and fields.update_mtime and attr.st_atime_ns == attr.st_mtime_ns
     return is_one and abs(time.time_ns() - attr.st_mtime_ns) <= _NOW_NS
 
 
-# The loop: libfuse reads each request, the first of them INIT, and a trio task serves it.
+# The loop: libfuse reads each request, beginning with INIT, and a trio task serves it.
 
 
 @contextmanager
 def session(handlers: PlainHandlers, device: int) -> Iterator[None]:
-    """Run a libfuse session on /dev/fuse, which stays the caller's."""
+    """Run a libfuse session on /dev/fuse, whose fd the caller still owns."""
     pyfuse3.init(handlers, f"/dev/fd/{os.dup(device)}", set())  # libfuse closes the copy
     try:
         yield
@@ -447,5 +449,5 @@ def session(handlers: PlainHandlers, device: int) -> Iterator[None]:
 
 
 async def answer_requests() -> None:
-    """Serve requests until the connection is gone, or cancelled. Checkpoint  everywhere"""
+    """Serve requests until the connection is gone or the task is cancelled. Checkpoint  everywhere"""
     await pyfuse3.main(min_tasks=1, max_tasks=_N_TASKS)

@@ -1,9 +1,9 @@
-"""Threads that read requests from /dev/fuse: one at a time, and another as soon as that one is held up in a request.
+"""Threads that read requests from /dev/fuse. One thread reads at a time; if a request holds it up, another takes over.
 
-Which call to the backing filesystem will block can't be known in advance. So a watch thread checks every two
+It can't be known in advance which call to the backing filesystem will block. So a watch thread checks every two
 milliseconds whether the reader is still in the same request, and blocked there. If so, another thread becomes the
-reader. The request goes on: its thread replies, and then ends, as it is not the reader any more. While no request
-arrives, the watch sleeps. If requests arrive over io_uring, only FORGET and INTERRUPT are read here.
+reader. The blocked thread completes its request, replies and ends, since it is no longer the reader. While no requests
+arrive, the watch thread sleeps. If requests arrive over io_uring, only FORGET and INTERRUPT are read here.
 
 Source  docs/decisions/0060-how-requests-travel.md
 """
@@ -28,15 +28,15 @@ from fusefs.mount.requests.fuse_requests import FuseRequests
 
 _CHECK_INTERVAL_S, _IDLE_CHECK_INTERVAL_S = 0.002, 0.02
 _N_IDLE_CHECKS = 3
-"""After so many checks without a request the watch sleeps."""
+"""After this many checks without a request, the watch thread sleeps."""
 _N_HELD_UP_MAX = 4
-"""With more readers held up, the reader passes all requests to workers."""
+"""If more readers than this are held up, the next one passes all requests to workers."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Reader:
-    """State of a reader thread; made by that thread."""
+    """The state of a reader thread, created by that thread."""
 
     def __init__(self, device: CoreDevice) -> None:
         self.device = device
@@ -49,13 +49,13 @@ class DeviceReaders:
     """The readers of one mount."""
 
     def __init__(self, requests: FuseRequests, core: Core, on_gone: Callable[[], object]) -> None:
-        """Start no thread yet. on_gone: called by a thread that finds the connection closed"""
+        """Set up, without starting a thread. on_gone: called by a thread that finds the connection closed"""
         self._requests = requests
         self._core = core
         self._on_gone = on_gone
         self._rest_ms = 0
         self._watch_wake = Fd(os.eventfd(0, os.EFD_CLOEXEC))
-        """The core writes to it when a request begins while the watch sleeps."""
+        """The core writes to it when a request begins while the watch thread sleeps."""
         core.connect(requests.device, self._watch_wake, requests)
         self._threads: list[threading.Thread] = []
         self._reading: _Reader | None = None
@@ -64,17 +64,17 @@ class DeviceReaders:
         self._has_ended = False
 
     def begin(self, rest_ms: int = 0) -> None:
-        """Start to read requests.
+        """Start reading requests.
 
-        rest_ms  how long requests may wait: beside a ring no client waits for them
-        Raises   RuntimeError: no more threads allowed
+        rest_ms  how long requests may wait; with io_uring, no client waits for those in /dev/fuse
+        Raises   RuntimeError: no more threads are allowed
         """
         self._rest_ms = rest_ms
         self._start(self._read)
         self._start(self._watch)
 
     def end(self, limit_s: float) -> None:
-        """End the threads. A thread in a call that hangs stays after limit_s."""
+        """End the threads. Wait for them no longer than limit_s, since one may be in a call that hangs."""
         self._has_ended = True
         os.eventfd_write(self._requests.wake, 1)
         os.eventfd_write(self._watch_wake, 1)
@@ -94,12 +94,12 @@ class DeviceReaders:
             unshare_umask()
             reader = _Reader(CoreDevice(self._core, self._requests.wake, self._rest_ms))
         except (OSError, MemoryError) as error:
-            _log.warning("a thread can't start to read /dev/fuse: %s", error)
-            if self._reading is None:  # else that one goes on when its call returns
+            _log.warning("a thread can't start reading /dev/fuse: %s", error)
+            if self._reading is None:  # otherwise that reader continues when its call returns
                 self._end_mount()
             return
         if self._reading is not None and not self._reading.device.is_held_up:
-            return  # the reader has returned from its call meanwhile
+            return  # the reader has returned from its call in the meantime
         if len(self._held_up) > _N_HELD_UP_MAX:
             reader.device.pass_to_workers()
         self._reading = reader
@@ -160,6 +160,6 @@ class DeviceReaders:
         elif began_ns and reader.progress.is_held_up():
             reader.device.is_held_up = True
             self._held_up.add(reader)
-            with suppress(RuntimeError):  # no more threads allowed: the reader goes on when its call returns
+            with suppress(RuntimeError):  # no more threads are allowed: the reader continues when its call returns
                 self._start(self._read)
         return bool(began_ns)

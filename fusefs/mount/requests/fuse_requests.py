@@ -1,8 +1,8 @@
 """Requests that the C core does not answer.
 
 The thread that received such a request either replies itself or passes it to a worker of the pool, depending on how
-long it may block. For a slow backing filesystem, cached entries are replied at once. Requests are served with the
-tables lock, which is released for each call to the backing filesystem.
+long the request may block. If the backing filesystem is slow, the thread first tries to reply from the cache. Threads
+hold the tables lock while they serve requests, but release it during each call to the backing filesystem.
 
 Source  docs/decisions/0060-how-requests-travel.md
 """
@@ -31,7 +31,7 @@ from fusefs.mount.tree.mount_state import CELL_OF_OPCODE, errno_of
 from fusefs.mount.tree.vfs import Vfs
 
 GONE_ERRNOS: Final = (errno.ENOENT, errno.ENODEV)
-"""Errors of a reply: the process that waited for it is gone, or the connection is."""
+"""Errors when a reply is sent: the process that waited for it is gone, or the connection is."""
 _FORGETS = (Opcode.FORGET, Opcode.BATCH_FORGET)
 _WITHOUT_REPLY = (*_FORGETS, Opcode.INTERRUPT)
 _RELEASES = (Opcode.RELEASE, Opcode.RELEASEDIR)
@@ -39,24 +39,24 @@ _RELEASES = (Opcode.RELEASE, Opcode.RELEASEDIR)
 _OPENING = (Opcode.OPEN, Opcode.OPENDIR, Opcode.CREATE, Opcode.TMPFILE)
 """Requests whose replies end with a handle."""
 _N_NUMBER_TRIES = 50
-"""So many requests are read before a new inode is known by another number. Its own number may stay in use for longer
-than clients want to wait: if it belongs to a deleted file that is open, or its FORGET is behind a hundred thousand
-others."""
+"""After this many further requests, a new inode is known by another number. Its own number may stay in use for longer
+than clients want to wait. It may belong to a deleted file that is open, or to one whose FORGET is queued behind a
+hundred thousand others."""
 
 _log = logging.getLogger(__name__)
 
 SendReply = Callable[[wire.Answer, int], None]
-"""Sends a reply to the kernel: takes the reply and the request's number. Called with the tables lock. Raises
+"""Sends a reply to the kernel, given the reply and the request's number. Callers must hold the tables lock. Raises
 OSError"""
 
 
 class Patience(IntEnum):
-    """How long a thread may block for a request; the values of native/core.h."""
+    """How long a thread may block for a request; the values are those in native/core.h."""
 
     NO_CALLS = 0
-    """It must not call the backing filesystem, as other requests wait for this thread."""
+    """The thread must not call the backing filesystem, because other requests wait for the thread."""
     NO_WAITING = 1
-    """It leaves long requests to a worker, as it reads the next request, too."""
+    """The thread leaves long requests to a worker, because it also reads the next request."""
     ANY_TIME = 2
 
 
@@ -66,11 +66,11 @@ class WaitClass(IntEnum):
     SHORT = 0
     READ = 1
     CHANGE = 2
-    """Blocks if the backing filesystem is frozen, or its journal busy."""
+    """Blocks if the backing filesystem is frozen, or its journal is busy."""
     LONG = 3
     """Takes long on any filesystem."""
     OTHER_PROCESS = 4
-    """Waits for another process or another machine, perhaps for ever."""
+    """Waits for another process or another machine, perhaps forever."""
 
 
 _WAIT_CLASSES: Final[dict[int, WaitClass]] = {
@@ -90,11 +90,11 @@ _WAIT_CLASSES: Final[dict[int, WaitClass]] = {
         WaitClass.LONG,
     ),
 }  # fmt: skip
-"""By opcode; all others are LOOK."""
+"""The wait classes of opcodes; all others are READ."""
 
 
 class _ReplyTo(NamedTuple):
-    """The part of a request that its reply needs."""
+    """The data from a request that the reply needs."""
 
     opcode: int
     unique: int
@@ -104,7 +104,7 @@ class _ReplyTo(NamedTuple):
 
 
 class _NewNodeReply(NamedTuple):
-    """A node that a request has made, the body of its reply, and how often its own number was in use."""
+    """A node that a request has created, the reply's body, and how often the node's own number was still in use."""
 
     to: _ReplyTo
     node: Node
@@ -116,7 +116,7 @@ class FuseRequests:
     """The requests of one mount."""
 
     def __init__(self, vfs: Vfs, device: int, pool: ThreadPool) -> None:
-        """Serve requests of a device.
+        """Set up to serve the requests of a device.
 
         device  /dev/fuse
         pool    workers for requests that may block
@@ -130,7 +130,7 @@ class FuseRequests:
         os.set_blocking(self.device, False)  # a request that poll reports may be gone when it is read
         self._unnumbered: deque[_NewNodeReply] = deque()
         self.wake = Fd(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        """Wakes the thread that reads /dev/fuse, to call `go_on`."""
+        """Wakes the thread that reads /dev/fuse, so that it calls `retry_numbers`."""
 
     def answer(self, request: bytes, send: SendReply, patience: int) -> None:
         """Reply to a request, or have a worker reply. patience: how long this thread may block"""
@@ -164,13 +164,13 @@ class FuseRequests:
         except WouldWait:
             self._submit(request, WaitClass.OTHER_PROCESS, send)
 
-    # Replies that wait until the new node has its own inode number as nodeid, or until it won't get it. The number may
+    # Replies that wait until the new node has its inode number as its nodeid, or can't get it soon. The number may
     # belong to a file just deleted: the kernel forgets that file at once, but sends other requests first.
 
     def answer_later(
         self, node: Node, body: bytes, unique: int, pid: int, opcode: int, begun_ns: int, send: SendReply
     ) -> None:
-        """Reply to a request that has made a node, when that has its own number; by any thread."""
+        """Reply to a request that has created a node, once the node has its own number. Any thread may call this."""
         if not self._try_number(
             _NewNodeReply(_ReplyTo(opcode, unique, pid, begun_ns, send), node, body), is_last=False
         ):
@@ -178,11 +178,11 @@ class FuseRequests:
 
     @property
     def n_unnumbered(self) -> int:
-        """How many replies wait for a number."""
+        """The number of replies that wait for a node to get its number."""
         return len(self._unnumbered)
 
     def retry_numbers(self, *, is_idle: bool) -> None:
-        """Retry the waiting replies. is_idle: no request waits in /dev/fuse"""
+        """Retry the replies that wait for a number. is_idle: no request is waiting in /dev/fuse"""
         for _ in range(len(self._unnumbered)):
             with suppress(IndexError):  # another thread is the reader now, and retries them
                 made = self._unnumbered.popleft()
@@ -203,13 +203,13 @@ class FuseRequests:
             self._send(error, wire.read_head(request)[2], send)
 
     def _refuse_cut_off(self, request: bytes, send: SendReply) -> None:
-        """Refuse a request that lacks a part, if its head can be read and a client waits for the reply."""
+        """Refuse a truncated request, if its head can be read and a client waits for the reply."""
         _log.error("the kernel sent a truncated request of %d bytes", len(request))
         if len(request) >= REQUEST_HEAD_SIZE and wire.read_head(request)[1] not in _WITHOUT_REPLY:
             self._refuse(errno.EINVAL, request, send)
 
     def _interrupt(self, request: bytes) -> None:
-        """Drop a killed client's request if it is still queued. All other requests go on, as on any filesystem."""
+        """Drop a killed client's request if it is still queued. All other requests continue, as on any filesystem."""
         (unique,) = wire.INTERRUPT_IN.unpack_from(request, REQUEST_HEAD_SIZE)
         task = self._pool.queued_task(unique)
         if task is not None and is_killed(task.pid) and self._pool.remove(unique):
@@ -219,7 +219,7 @@ class FuseRequests:
     # Requests for workers.
 
     def _submit(self, request: bytes, wait_class: WaitClass, send: SendReply) -> None:
-        """Have a worker do a request."""
+        """Have a worker serve a request."""
         _size, opcode, unique, _nodeid, uid, _gid, pid = wire.read_head(request)
         if opcode == Opcode.RELEASE:  # the file's next writer may be quicker than the worker that releases it
             with self._lock:
@@ -243,7 +243,7 @@ class FuseRequests:
             self._submit(request, WaitClass.OTHER_PROCESS, send)
 
     def _class_of(self, request: bytes, wait_class: WaitClass) -> WaitClass:
-        """Return the class by which a user's request is queued. wait_class: of its opcode"""
+        """Return the wait class with which a request is queued. wait_class: that of its opcode"""
         _size, opcode, _unique, nodeid, *_caller = wire.read_head(request)
         submounts = self._lock.submounts
         with self._lock:
@@ -256,12 +256,12 @@ class FuseRequests:
             return WaitClass.CHANGE
         return wait_class
 
-    # Callers hold the tables lock.
+    # Callers must hold the tables lock.
 
     def _serve(self, request: bytes, send: SendReply, compute: Callable[[bytes], bytes | None] | None = None) -> bool:
-        """Reply to a request with the result of `find`, or by doing it.
+        """Reply to a request with the result of `compute`, which by default carries out the request.
 
-        Returns  False: `find` had no result, and nothing was replied
+        Returns  False: the result was None, and no reply was sent
         Raises   WouldWait
         """
         begun_ns = perf_counter_ns()
@@ -296,15 +296,15 @@ class FuseRequests:
             )
 
     def write(self, answer: wire.Answer, unique: int) -> None:
-        """Write a reply to /dev/fuse; a SendReply."""
+        """Write a reply to /dev/fuse. This method is a SendReply."""
         if isinstance(answer, int):
             os.write(self.device, wire.encode_error(unique, answer))
         else:
             os.writev(self.device, (wire.encode_head(unique, len(answer)), answer))
 
     def lose_answer(self, error: int | None, fh: int | None) -> None:
-        """Handle a reply that the kernel has refused. error: an errno; fh: the handle in the reply"""
-        if error not in GONE_ERRNOS:  # the client has got an error, too
+        """Handle a reply that the kernel has rejected. error: the errno; fh: the handle in the reply"""
+        if error not in GONE_ERRNOS:  # then the client got an error, too
             _log.error("the kernel rejected a reply: %s", os.strerror(error or 0))
         if fh:  # no client knows this handle, so none releases it
             self._pool.submit(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))

@@ -1,8 +1,8 @@
-"""The threads that serve requests over io_uring; native/ring_threads.c has their loops.
+"""The threads that serve requests over io_uring; native/ring_threads.c contains their loops.
 
-Each online core has its own set of threads; all cores that may come online later share one set.
+Each online core has its own set of threads. All cores that may come online later share one set.
 
-If a core's threads ended, its clients would wait for ever. So when a thread ends for any reason, the connection is
+If a core's threads ended, its clients would wait forever. So if a thread fails for any reason, the connection is
 aborted.
 """
 
@@ -20,7 +20,7 @@ from fusefs.linux.uring_facts import split_cores
 from fusefs.mount.native._core import N_RING_THREADS, Core, CoreRings
 
 _N_FDS = 5
-"""Fds that the rings of a core take."""
+"""Fds that the rings of a core need."""
 _START_TIMEOUT_S = 10.0
 
 _log = logging.getLogger(__name__)
@@ -30,11 +30,11 @@ class RingThreads:
     """The ring threads of one mount."""
 
     def __init__(self, device: int, abort: Callable[[], None], n_fds: int) -> None:
-        """Start no thread yet.
+        """Set up, without starting a thread.
 
         device  /dev/fuse
-        abort   ends the connection in any case
-        n_fds   fds that the rings of all threads may take
+        abort   ends the connection, whatever its state
+        n_fds   how many fds the rings of all threads may need
         """
         self._device = device
         self._abort = abort
@@ -46,9 +46,9 @@ class RingThreads:
         self._reports: SimpleQueue[Exception | None] = SimpleQueue()
 
     def prepare(self) -> None:
-        """Make rings and threads for all possible cores, before the reply to INIT.
+        """Create rings and threads for all possible cores. To be called before the reply to INIT.
 
-        Raises  OSError, RuntimeError: they can't be had
+        Raises  OSError, RuntimeError: they can't be created
         """
         own, others = split_cores()
         try:
@@ -66,9 +66,9 @@ class RingThreads:
             raise
 
     def serve(self, core: Core) -> None:
-        """Serve, after the reply to INIT.
+        """Start serving requests. To be called after the reply to INIT.
 
-        Raises  OSError: the kernel refuses io_uring, and goes on with /dev/fuse
+        Raises  OSError: the kernel refuses io_uring, and continues with /dev/fuse
         """
         self._core = core
         for number, may_register in enumerate(self._may_register):  # the dispatchers first: see native/ring_threads.c
@@ -80,16 +80,16 @@ class RingThreads:
                     self._core = None
                     self.give_up()
                     raise
-                _log.warning("a thread has no io_uring entry for requests: %s", error.strerror)
+                _log.warning("a thread can't register its io_uring entry for requests: %s", error.strerror)
 
     def give_up(self) -> None:
-        """Let the threads end, as there is nothing to serve."""
+        """Let the waiting threads end, since there is nothing to serve."""
         for may_register in self._may_register:
             may_register.set()
 
     def wait_for_end(self, limit_s: float) -> None:
-        """Wait until the threads have ended, as they do with the connection. A thread in a call that hangs stays after
-        limit_s."""
+        """Wait until the threads have ended, as they do when the connection ends, but no longer than limit_s: a thread
+        may be in a call that hangs."""
         end_s = time.monotonic() + limit_s
         for thread in self._threads:
             thread.join(max(0.0, end_s - time.monotonic()))

@@ -1,6 +1,6 @@
-"""Worker threads for requests that may wait, one request each; a user with too many requests waits for their own.
+"""Worker threads for requests that may wait, one request each. A user with too many requests does not delay others.
 
-The process ends without waiting for them.
+The process ends without waiting for the threads.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from fusefs.core.fuse_protocol import Answer
 from fusefs.linux.thread_progress import allow_all_cores
 
 _N_TASKS_PER_CLASS = 120
-"""Requests of one wait class that a user may have under way; at most half of the free threads."""
+"""How many requests of one wait class a user may have in progress, but never more than half of the free threads."""
 _IDLE_S = 10.0
 """How long an idle thread waits for another task."""
 _QUEUED_BYTES_MAX = 64 << 20
-"""Of one user's queued requests: a queued write takes its megabyte."""
+"""Limit for the queued requests of one user and wait class. A queued write may take a megabyte."""
 
 Key = tuple[int | None, int]
-"""The user's uid, if known, and the wait class of the request."""
+"""The user's uid (None for a release), and the wait class of the request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolTask:
     """A task for a worker.
 
-    function  does it; its argument: whether the task had to queue
-    unique   the request's number; 0: none
-    pid      of the thread that sent the request
-    n_bytes  memory that it takes while it is queued
-    send     sends the reply
+    function  does the task; its argument is whether the task had to queue
+    unique    the request's number; 0: none
+    pid       of the thread that sent the request
+    n_bytes   memory that the task takes while it is queued
+    send      sends the reply
     """
 
     key: Key
@@ -49,7 +49,7 @@ class ThreadPool:
     """The workers of one mount. Any thread may call the methods."""
 
     def __init__(self, n_threads: int) -> None:
-        """Start no thread yet. n_threads: how many may be busy at a time"""
+        """Set up, without starting a thread. n_threads: how many may be busy at a time"""
         self._n_max = n_threads
         self._mutex = threading.Lock()
         self._n_under_way: Counter[Key] = Counter()
@@ -59,7 +59,8 @@ class ThreadPool:
         self._idle: list[SimpleQueue[PoolTask]] = []
 
     def submit(self, task: PoolTask) -> bool:
-        """Do a task now, or queue it behind its user's others; False: too much of that user's is queued already."""
+        """Start a task, or queue it behind the user's others. Returns  False: neither is possible, for lack of threads
+        or because the user has too much queued"""
         with self._mutex:
             if self._has_room(task.key) and self._start(task):
                 return True
@@ -77,7 +78,7 @@ class ThreadPool:
             return None if key is None else self._queued[key][unique]
 
     def remove(self, unique: int) -> bool:
-        """Remove the queued task of a request; False if it has begun."""
+        """Remove the queued task of a request; return False if it has begun."""
         with self._mutex:
             key = self._key_of.get(unique)
             if key is None:
@@ -86,7 +87,7 @@ class ThreadPool:
             return True
 
     def n_under_way(self) -> int:
-        """Return how many tasks workers are doing."""
+        """Return how many tasks are in progress."""
         with self._mutex:
             return self._n_under_way.total()
 
@@ -101,7 +102,7 @@ class ThreadPool:
         else:
             try:
                 threading.Thread(target=self._run_worker, args=(task,), daemon=True, name="helper").start()
-            except RuntimeError:  # no more threads allowed; a worker that exists will do it
+            except RuntimeError:  # no more threads are allowed; an existing worker will do the task
                 return False
         self._count(task.key, 1)
         return True
@@ -124,7 +125,7 @@ class ThreadPool:
             del self._n_queued_bytes[key]
 
     def _next(self) -> PoolTask | None:
-        """Return the next task whose user may have one more under way."""
+        """Return the next task whose user may have one more in progress."""
         for key, queued in self._queued.items():
             if self._has_room(key):
                 return next(iter(queued.values()))

@@ -1,1 +1,1 @@
-"""Layer 2 of the mount: the lock around the tables, the cache of a slow filesystem, and prefetching."""
+"""Layer 2 of the mount: the lock around the tables, the cache for a slow filesystem, and prefetching."""

@@ -1,6 +1,6 @@
-"""A cache of a slow backing filesystem, for what the kernel has forgotten or not requested yet.
+"""The daemon's cache for a slow backing filesystem, for data that the kernel has dropped or not requested yet.
 
-It learns nothing of a local filesystem, which answers as quickly itself (docs/decisions/0065).
+A local filesystem is not cached, since it answers just as quickly itself (docs/decisions/0065).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NameIn = tuple[Node, bytes]
 
 
 class CacheFill:
-    """Collects results from the backing filesystem until `end`. Their age counts from its beginning."""
+    """Puts results from the backing filesystem into the cache until `end`. Their age counts from the fill's start."""
 
     def __init__(self, metadata: MetadataCache, lifetime_s: float, nodes: Tables) -> None:
         self._metadata = metadata
@@ -44,12 +44,12 @@ class CacheFill:
         self._nodes.is_caching = not self._metadata.is_idle
 
     def cache_entry(self, directory: Node, name: bytes, source: SourceKey, attributes: Attributes) -> None:
-        """Cache which inode a name has, and its attributes."""
+        """Cache which inode a name refers to, and the inode's attributes."""
         self._metadata.learn_name(directory.source, name, source, self._epoch, self._began_s)
         self.learn_attributes(source, attributes)
 
     def cache_results(self, directory: Node, results: Mapping[bytes, LookupResult | None]) -> None:
-        """Cache the entries of many names in a directory; None: the lookup failed."""
+        """Cache the lookup results of many names in a directory. None: the lookup failed"""
         for name, result in results.items():
             if result is None:
                 continue
@@ -64,9 +64,11 @@ class CacheFill:
         self._metadata.learn_name(directory.source, name, None, self._epoch, self._began_s)
 
     def learn_attributes(self, source: SourceKey, attributes: Attributes) -> None:
-        """Cache attributes, but not of a file with several names, one of which the reaper may delete behind the mount.
+        """Cache attributes, unless one of these is true:
 
-        Nor of a set-user-ID program: its owner is read each time that it is executed.
+        - The file has several names. The reaper may delete one of them behind the mount.
+        - It is a set-user-ID program, whose owner must be read each time that it is executed.
+        - It is passed through.
         """
         if (
             (attributes.nlink > 1 and not attributes.is_directory())
@@ -77,8 +79,8 @@ class CacheFill:
         self._metadata.learn_attributes(source, attributes, self._epoch, self._began_s)
 
     def learn_xattrs(self, source: SourceKey, answers: Answers, uid: int = 0) -> None:
-        """Cache extended attributes, as this user sees them. A write in passthrough removes capabilities, so not of
-        such files."""
+        """Cache extended attributes as this user sees them, unless the file is passed through: a write then removes
+        capabilities unnoticed."""
         if not self._is_passed(source):
             self._metadata.learn_xattrs(source, answers, self._epoch, self._began_s, uid)
 
@@ -95,7 +97,7 @@ class CacheFill:
         self._metadata.learn_listing(directory.source, entries, self._epoch, self._began_s)
 
     def valid_s(self, source: SourceKey | None, *, named: NameIn | None) -> float:
-        """Return for how many seconds from now a result may be cached; 0 if it has changed meanwhile.
+        """Return for how many more seconds a result may be cached; 0 if it has changed since the fill began.
 
         source  the inode whose attributes were read
         named   the name that was looked up
@@ -108,10 +110,10 @@ class CacheFill:
 
 
 class DaemonCache:
-    """The cache of one mount, as its operations use it."""
+    """The cache of one mount. Callers must hold the tables lock."""
 
     def __init__(self, lock: TablesLock, nodes: Tables, stats: Counters, size_bytes: int, lifetime_s: float) -> None:
-        """lifetime_s: how long anything may be cached by the kernel and the daemon together."""
+        """lifetime_s: how long the kernel and the daemon together may cache a result"""
         self.size_bytes = size_bytes
         self.is_enabled = size_bytes > 0 and lifetime_s > 0
         self.lifetime_s = lifetime_s
@@ -121,20 +123,22 @@ class DaemonCache:
         self._stats = stats
 
     def fill_if_slow(self) -> AbstractContextManager[CacheFill | None]:
-        """Begin a fill for one operation; None: the filesystem is not slow, and nothing of it is cached."""
+        """Begin a fill for one operation. It is None if the filesystem is not slow, and thus not cached."""
         return self.begin_fill() if self._lock.is_slow else nullcontext()
 
     def begin_fill(self) -> CacheFill:
-        """Begin a fill by other threads, which has to be ended."""
+        """Begin a fill, which the caller must end."""
         return CacheFill(self.metadata, self.lifetime_s, self._nodes)
 
     def update_is_caching(self) -> None:
-        """Update whether anything is cached or being fetched; if not, the native core makes changes itself."""
+        """Update whether anything is cached or being fetched. If not, the native core makes changes without Python."""
         self._nodes.is_caching = not self.metadata.is_idle
 
     def is_cached(self, directory: Node, name: bytes, xattrs_of: Callable[[Attributes], Collection[bytes]]) -> bool:
-        """Return whether the entry of a name is cached, with the attributes and these extended attributes of its
-        inode."""
+        """Return whether a name's entry is cached, with the inode's attributes and requested extended attributes.
+
+        xattrs_of  returns the names of these for an inode's attributes
+        """
         now_s = time.monotonic()
         cached_name = self.metadata.name(directory.source, name, now_s)
         if cached_name is None or cached_name[0] is None:
@@ -145,14 +149,14 @@ class DaemonCache:
         return self.metadata.has_xattrs(cached_name[0], xattrs_of(cached_attributes[0]), now_s)
 
     def find_name(self, directory: Node, name: bytes) -> tuple[SourceKey | None, float] | None:
-        """Return the source of a name (None: no such name), and for how many seconds it is valid; None if not
+        """Return the cached source of a name (None: no such name), and for how many seconds it stays valid; None if not
         cached."""
         cached = self.metadata.name(directory.source, name, time.monotonic())
         kind = CachedKind.MISSING_NAME if cached is not None and cached[0] is None else CachedKind.NAME
         return cached if self._count_hit(kind, cached) else None
 
     def find_attributes(self, source: SourceKey) -> tuple[Attributes, float] | None:
-        """Return the attributes of an inode, and for how many seconds they are valid; None if not cached."""
+        """Return the attributes of an inode, and for how many seconds they stay valid; None if not cached."""
         cached = self.metadata.attributes(source, time.monotonic())
         return cached if self._count_hit(CachedKind.ATTRIBUTES, cached) else None
 
@@ -162,7 +166,7 @@ class DaemonCache:
         return cached if self._count_hit(CachedKind.LINK_TARGET, cached) else None
 
     def find_xattr(self, node: Node, name: bytes, uid: int) -> bytes | int | None:
-        """Return an extended attribute as a user sees it, or the errno of reading it; None if not cached."""
+        """Return an extended attribute as a user sees it, or the errno that reading it returns; None if not cached."""
         cached = self.metadata.xattr(node.source, name, time.monotonic(), uid)
         kind = CachedKind.MISSING_XATTR if isinstance(cached, int) else CachedKind.XATTR
         return cached if self._count_hit(kind, cached) else None
@@ -184,9 +188,10 @@ class DaemonCache:
 
     @contextmanager
     def changing(self, *sources: SourceKey, names: Sequence[NameIn] = ()) -> Iterator[None]:
-        """Forget inodes, names and the names' directories before and after the block, which changes them.
+        """Drop inodes, names and the names' directories from the cache before and after the block, which changes them.
 
-        Before it, so that no client is sent outdated entries; after it, because of results collected meanwhile.
+        They are dropped before it so that no client gets outdated entries, and after it because other threads may have
+        cached results in the meantime.
         """
         nodes = {node for source in sources if (node := self._nodes.find(source)) is not None}
         nodes |= {directory for directory, _name in names}
@@ -202,8 +207,7 @@ class DaemonCache:
 
     @contextmanager
     def reading(self, source: SourceKey) -> Iterator[None]:
-        """Forget the attributes of an inode whose atime the block changes by reading; its extended attributes stay
-        cached."""
+        """Drop the attributes of an inode whose atime the block changes by reading. Its extended attributes stay."""
         if not self.metadata.is_idle:
             self.metadata.note_access(source)
         try:
@@ -213,7 +217,7 @@ class DaemonCache:
                 self.metadata.note_access(source)
 
     def forget(self, sources: Iterable[SourceKey], names: Iterable[NameIn]) -> None:
-        """Forget inodes and names that have changed, or may change now."""
+        """Drop inodes and names that have changed or are about to change."""
         if self.metadata.is_idle:
             return
         for source in sources:

@@ -1,12 +1,12 @@
-"""Processes that got ESTALE for a name: the inode that their retry finds is held open until they are done with it.
+"""Retries after ESTALE: the inode that a process finds in its second lookup is held open until the process is done.
 
 Between the lookup of a name and the open, the inode may be unlinked. Other filesystems open it all the same, since a
-looked-up inode is held. The daemon holds no file that is not open, as its space would not become free, and replies
-ESTALE. The kernel then looks up and opens once more; if it gets ESTALE again, it returns that, which no program
-expects. The same applies to chmod, readlink and all other calls.
+lookup holds the inode. The daemon holds only files that are open, since the space of others could not be freed, and
+replies ESTALE. The kernel then repeats the lookup and the open once. If it gets ESTALE again, it returns ESTALE to the
+program, which does not expect it. The same applies to chmod, readlink and all other calls.
 
-Also processes that have moved an entry into a drop folder, where it has no name any more: mv(1) of several entries
-stats each after it has moved it. So that one lookup still finds it there.
+Inodes are also held for processes that have moved an entry into a drop directory, where it does not keep its name. If
+mv(1) moves several entries, it stats each one after the move. So one lookup by that process still finds it there.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from fusefs.mount.tables.tables_lock import TablesLock
 
 _N_MAX = 64
 _RETRY_S = 1.0
-"""The kernel retries at once. If it takes longer, the daemon is so slow that this is the lesser problem."""
+"""How long an inode is held. The kernel retries at once; if a retry takes longer, slowness is the bigger problem."""
 
 _MOVED_S = 2.0
-"""mv stats at once, but the machine may be busy."""
+"""How long a moved inode is held. mv(1) stats it at once, but the machine may be busy."""
 
 
 class _Held(NamedTuple):
-    """What is held for a process, and since when.
+    """The inode that is held for a process, and since when.
 
-    node, fd  the inode that it has found, and an O_PATH fd of it; None: nothing yet. A moved inode may have no node
-    place     where a moved inode is found once more; None: it was found
+    node, fd  the inode, and an O_PATH fd of it; None: the process has found none yet. A moved inode may have no node
+    place     the directory and name where a moved inode can still be found once; None: it was found
     """
 
     since_s: float
@@ -46,7 +46,7 @@ class _Held(NamedTuple):
 
 
 class EstaleRetries:
-    """Clients' threads, by number, and what is held for each. Callers hold the tables lock."""
+    """The threads of clients, by id, and the inode held for each. Callers must hold the tables lock."""
 
     def __init__(self, lock: TablesLock, nodes: Tables) -> None:
         self._lock = lock
@@ -65,8 +65,8 @@ class EstaleRetries:
         return pid in self._retries
 
     def add_process(self, pid: int) -> None:
-        """Note that a process got ESTALE, by any thread. With too many, the oldest is dropped: it has retried long
-        ago."""
+        """Note that a process got ESTALE. Any thread may call this. If there are too many processes, drop the oldest,
+        which has retried long ago."""
         self._set_held(pid)
         self._notify()
         while len(self._retries) > _N_MAX:
@@ -78,7 +78,7 @@ class EstaleRetries:
                 self._token.run_sync_soon(self._set_has_any)
 
     def note_moved(self, pid: int, place: tuple[Node, bytes], source: SourceKey, fd: Fd) -> None:
-        """Note that a process moved an inode to where it has no name. fd: of it, O_PATH, which is ours from now on"""
+        """Note that a process moved an inode to a place where it keeps no name. fd: its O_PATH fd, now owned by us"""
         self._drop_moved(pid)
         node = self._nodes.find(source)
         self._moved[pid] = _Held(time.monotonic(), node, fd, place)
@@ -88,7 +88,7 @@ class EstaleRetries:
             self._drop_moved(next(iter(self._moved)))
 
     def take_moved_fd(self, pid: int, place: tuple[Node, bytes]) -> Fd | None:
-        """Return an O_PATH fd of what a process has moved to a place, which is the caller's, at the first call only."""
+        """Return a new O_PATH fd of the inode that a process moved to a place, at the first call; None otherwise."""
         moved = self._moved.get(pid)
         if moved is None or moved.fd is None or moved.place != place:
             return None
@@ -106,13 +106,13 @@ class EstaleRetries:
         self._close(before)
 
     def _update_kept_fd(self, node: Node | None) -> None:
-        """Have a node reached by an fd that is held for a process, if there is one."""
+        """Make the tables reach a node through an fd that is held for a process, if there is one."""
         if node is not None:
             held = (one.fd for one in (*self._retries.values(), *self._moved.values()) if one.node is node)
             self._nodes.set_kept_fd(node, next((fd for fd in held if fd is not None), -1))
 
     def remove_process(self, pid: int) -> None:
-        """Drop a process that has what it wanted to open."""
+        """Drop a process, and close the fd that is held for it."""
         self._nodes.set_retrying(pid, False)
         self._close(self._retries.pop(pid, None))
 
@@ -122,9 +122,9 @@ class EstaleRetries:
             self._lock.call(held.fd.close)
 
     async def expire_until_cancelled(self) -> None:
-        """Drop processes that have retried long ago, until cancelled: nothing reports when they are done.
+        """Drop processes that have retried long ago, until cancelled, because nothing reports when they are done.
 
-        This must not wait for a request: an open fd keeps a filesystem that is mounted inside from being unmounted.
+        This must not wait for a request: an open fd prevents a filesystem mounted inside SRC from being unmounted.
 
         Checkpoint  while there is no process, and while one is held
         """
@@ -146,29 +146,29 @@ class EstaleRetries:
         self._has_any.set()
 
     def release_node(self, node: Node) -> None:
-        """Release a node that has ended. Its client has not found another inode yet: before the kernel opens anything
-        it looks up twice, and forgets the first result."""
+        """Release a node that has ended, but keep its process, which has not found its inode yet: the kernel looks up
+        twice before it opens anything, and forgets the first result."""
         for pid, held in list(self._retries.items()):
             if held.node is node:
                 self._retries[pid] = _Held(held.since_s)
                 self._close(held)
 
     def close(self) -> None:
-        """Release everything."""
+        """Drop all processes."""
         for pid in list(self._retries):
             self.remove_process(pid)
         for pid in list(self._moved):
             self._drop_moved(pid)
 
     def open_name(self, pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
-        """Return an O_PATH fd, the caller's, of the inode that has a name now; None if the process got no ESTALE.
+        """Return a new O_PATH fd of the inode that a name refers to now; None if the process got no ESTALE.
 
-        Raises  OSError ENOENT: no such name. This is final: an inode that another lookup finds would not be held
+        Raises  OSError ENOENT: no such name. Do not look it up again: the inode then found would not be held
         """
         if pid not in self._retries:
             return None
         return Fd(self._lock.call(os.open, name, OPEN_FLAGS, dir_fd=dir_fd))
 
     def hold(self, pid: int, node: Node, fd: Fd) -> None:
-        """Hold a node that a process has found, by an O_PATH fd of it, which is ours from now on."""
+        """Hold a node that a process has found. fd: an O_PATH fd of it, now owned by us"""
         self._set_held(pid, node, fd)

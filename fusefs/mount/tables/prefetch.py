@@ -1,7 +1,7 @@
-"""Prefetching: many lookups on a slow filesystem at a time, before a process requests the attributes.
+"""Prefetching: looks up many names of a slow filesystem at a time, before a process requests their attributes.
 
-READDIRPLUS returns names only, at once. When a process then stats one of them, the attributes of the next names are
-fetched, more and more at a time. So a plain `ls` costs none, and `ls -l` waits for a few round trips.
+READDIRPLUS first returns only names, without delay. When a process then stats one of them, the attributes of the next
+names are fetched, more and more at a time. So a plain `ls` causes no lookups, and `ls -l` waits for a few round trips.
 
 C threads do the lookups (native/prefetch.c), and one Python thread caches the results.
 """
@@ -28,29 +28,29 @@ from fusefs.store.layout import is_store_name
 _BATCH = 256
 _N_QUEUES = 16
 _N_THREADS_MAX = 256
-"""Of all directories together. Other requests do not depend on these threads."""
+"""For all directories together. Other requests do not depend on these threads."""
 _N_KEPT = 2
-"""Batches whose results are kept for the next reply, even if the cache does not keep them."""
+"""How many batches keep their results for the next reply, even if the cache does not."""
 _NAMES_MAX, _N_TAKEN_MAX = 1 << 17, 1 << 12
 _N_SKIPPED_MAX = 1 << 10
-"""Cached names that one request skips at most: other requests wait meanwhile."""
+"""How many cached names one request may skip; other requests wait during that time."""
 _POLL_S = 0.001
 _LOOKUP_TIMEOUT_S = 2.0
-"""For a name whose lookup hangs. It is then returned without attributes, and a request for these waits."""
+"""How long a reply waits for a lookup that hangs. The name is then sent without attributes; requests for them wait."""
 _N_REFUSED_MAX = 64
 _Kind = tuple[bytes, bool]
-"""An extended attribute, and whether of directories or else of files: a filesystem may support it for one of them
-only."""
+"""The name of an extended attribute, and whether it is read from directories (otherwise, from files). A filesystem may
+support it only for one of the two."""
 
 
 class PrefetchXattrs:
-    """Which extended attributes are prefetched: a client will read of the next file what it has read of this one.
+    """The extended attributes to prefetch. A client that reads one of a file will read it of the next files, too.
 
-    Changed with the tables lock; read by any thread.
+    Any thread may read this. Callers that change it must hold the tables lock.
     """
 
     def __init__(self, device: int) -> None:
-        """device: of the backing filesystem. A filesystem mounted inside it may support other attributes"""
+        """device: of the backing filesystem. A filesystem mounted inside it may support different attributes"""
         self._device = device
         self._kinds: frozenset[_Kind] = frozenset()
         self._read_in_listing: frozenset[_Kind] = frozenset()
@@ -58,15 +58,16 @@ class PrefetchXattrs:
         self._unsupported: frozenset[_Kind] = frozenset()
 
     def begin(self) -> None:
-        """Note that a listing begins: attributes that no client has read since the previous one are not fetched any
-        more."""
+        """Note that a listing begins. Attributes that no client has read since the previous listing began are no longer
+        fetched."""
         self._kinds, self._read_in_listing = self._kinds & self._read_in_listing, frozenset()
 
     def has(self, name: bytes, *, is_directory: bool) -> bool:
         return (name, is_directory) in self._kinds
 
     def add(self, name: bytes, *, is_directory: bool) -> bool:
-        """Fetch an attribute that a client has read, for this listing and the next. Returns  whether it is new"""
+        """Add an attribute that a client has read, to fetch it during this listing and the next. Returns  whether it is
+        new"""
         if not is_cached_xattr(name):
             return False
         kind = (name, is_directory)
@@ -77,14 +78,15 @@ class PrefetchXattrs:
         return is_new
 
     def names_for(self, attributes: Attributes) -> tuple[bytes, ...]:
-        """Return the attributes to fetch of one inode."""
+        """Return the names of the attributes to fetch for one inode."""
         if not self._kinds or not _is_file_or_directory(attributes):
             return ()
         is_directory = attributes.is_directory()
         return tuple(name for name, of_directories in self._kinds if of_directories is is_directory)
 
     def bits(self) -> tuple[int, int]:
-        """Return the attributes to fetch of files, and of directories: a bit for each, as numbered in ASKED_OF_ALL."""
+        """Return the attributes to fetch for files, and for directories, as bit masks over the indexes of
+        CACHED_XATTRS."""
         files, directories = (
             sum(1 << CACHED_XATTRS.index(name) for name, is_directory in self._kinds if is_directory is of_directories)
             for of_directories in (False, True)
@@ -92,11 +94,12 @@ class PrefetchXattrs:
         return files, directories
 
     def is_unsupported(self, device: int, name: bytes, *, is_directory: bool) -> bool:
-        """Return whether this filesystem does not support an attribute."""
+        """Return whether the filesystem is known not to support an attribute."""
         return device == self._device and (name, is_directory) in self._unsupported
 
     def note_answers(self, attributes: Attributes, answers: Iterable[tuple[bytes, bytes | int]]) -> None:
-        """Note which attributes of an inode are unsupported, and never were seen, so that they are not read again."""
+        """Note which attributes are unsupported, so that they are not read again. An attribute that was ever seen is
+        supported."""
         if attributes.dev != self._device or not _is_file_or_directory(attributes):
             return
         for name, answer in answers:
@@ -120,17 +123,17 @@ def _is_file_or_directory(attributes: Attributes) -> bool:
 
 
 class Prefetch:
-    """The prefetch queues of a mount. Callers hold the tables lock."""
+    """The prefetch queues of a mount. Callers must hold the tables lock."""
 
     def __init__(
         self, lock: TablesLock, cache: DaemonCache, device: int, *, has_handles: bool, n_in_flight: int, n_fds: int
     ) -> None:
-        """Start no thread yet.
+        """Set up, without starting a thread.
 
         device       of the backing filesystem
-        has_handles  its file handles are reliable, and are fetched, too
-        n_in_flight  lookups under way at a time, per queue
-        n_fds        fds that lookups may hold for a moment
+        has_handles  whether its file handles are reliable, and thus fetched, too
+        n_in_flight  how many lookups of a queue may be in progress at a time
+        n_fds        how many fds lookups may briefly hold
         """
         self._lock = lock
         self._cache = cache
@@ -144,11 +147,11 @@ class Prefetch:
 
     @property
     def n_under_way(self) -> int:
-        """Names whose attributes are being fetched, or queued for it."""
+        """The number of names whose attributes are being fetched, or queued to be."""
         return sum(queue.n_pending() for queue in self._queues.values())
 
     def close(self) -> None:
-        """Begin no more lookups."""
+        """Begin no further lookups."""
         self._prefetcher.end()
 
     def begin(self, directory: Node) -> PrefetchQueue:
@@ -165,9 +168,9 @@ class Prefetch:
         self._queues.pop(directory, None)
 
     def note_lookup(self, directory: Node, fd: Fd | None) -> None:
-        """Note that a process stats a name in this directory, and prefetch the next ones.
+        """Note that a process stats a name in this directory, and prefetch the next names.
 
-        fd  of the directory; stays the caller's. None: the directory is not open, and nothing is fetched now
+        fd  of the directory, owned by the caller; None: the directory is not open, and nothing is fetched now
         """
         queue = self._queues.get(directory) or self._queue_of_cached_listing(directory)
         if queue is None:
@@ -180,7 +183,7 @@ class Prefetch:
             self.fetch(queue, directory, fd, names)
 
     def note_getxattr(self, name: bytes, node: Node, fd: Fd | None) -> None:
-        """Note that an extended attribute of a node was returned. fd: of the node's directory, as in `asked`"""
+        """Note that an extended attribute of a node was read. fd: of the node's directory, as for `note_lookup`"""
         if self.xattrs.add(name, is_directory=node.is_directory):
             for queue in self._queues.values():
                 queue.requeue_taken()
@@ -188,7 +191,8 @@ class Prefetch:
             self.note_lookup(node.parent, fd)
 
     def _queue_of_cached_listing(self, directory: Node) -> PrefetchQueue | None:
-        """Return a queue for a directory whose listing was cached, by the kernel and by the daemon, before."""
+        """Return a queue for a directory whose listing both the kernel and the daemon have cached; None if the daemon
+        has not."""
         entries = self._cache.metadata.listing(directory.source, time.monotonic())
         if entries is None:
             return None
@@ -197,7 +201,7 @@ class Prefetch:
         return queue
 
     def uncached_names(self, queue: PrefetchQueue, directory: Node, names: Sequence[bytes]) -> Sequence[bytes]:
-        """Return the names whose entries are not cached completely, of those that are returned next."""
+        """Return which names in the next reply are not completely cached."""
         queue.note_taken(names)
         return [name for name in names if not self._is_cached(directory, name)]
 
@@ -205,7 +209,7 @@ class Prefetch:
         return is_store_name(name) or self._cache.is_cached(directory, name, self.xattrs.names_for)
 
     def fetch(self, queue: PrefetchQueue, directory: Node, fd: Fd, names: Sequence[bytes]) -> None:
-        """Begin to look up some names. fd: of the directory; stays the caller's"""
+        """Begin to look up names. fd: of the directory, owned by the caller"""
         names = list(dict.fromkeys(names))
         if not names or not self._has_thread():
             return
@@ -232,7 +236,7 @@ class Prefetch:
         return self._thread is not None
 
     def _cache_results(self) -> None:
-        """Cache results, until the prefetcher ends."""
+        """Cache results until the prefetcher ends."""
         allow_all_cores()
         while results := self._prefetcher.results():
             results_by_batch: dict[PrefetchBatch, dict[bytes, LookupResult | None]] = {}
@@ -246,10 +250,10 @@ class Prefetch:
 
 
 class PrefetchBatch:
-    """Names of a directory that are looked up together. Callers hold the tables lock."""
+    """Names of a directory that are looked up together. Callers must hold the tables lock."""
 
     def __init__(self, fill: CacheFill, directory: Node, names: frozenset[bytes]) -> None:
-        """fill: belongs to the batch from now on"""
+        """fill: now owned by the batch, which ends it"""
         self.results: dict[bytes, LookupResult | None] = {}
         """None: the lookup failed; a request for the name finds out why."""
         self.fill = fill
@@ -258,7 +262,7 @@ class PrefetchBatch:
         self._has_all = threading.Event()
 
     def add_results(self, results: Mapping[bytes, LookupResult | None]) -> None:
-        """Note results of some of the names."""
+        """Add and cache the results of some of the names."""
         self.results.update(results)
         self.fill.cache_results(self._directory, results)
         if len(self.results) == len(self._names):
@@ -267,11 +271,11 @@ class PrefetchBatch:
 
     @property
     def n_pending(self) -> int:
-        """How many names have not been looked up yet."""
+        """The number of names that have not been looked up yet."""
         return len(self._names) - len(self.results)
 
     def wait_for(self, names: Iterable[bytes]) -> None:
-        """Wait until these names have been looked up, or one of them takes too long. Called without the tables lock."""
+        """Wait until these names have been looked up, or one takes too long. Callers must release the tables lock."""
         deadline_s = time.monotonic() + _LOOKUP_TIMEOUT_S
         pending = self._names.intersection(names)
         while not pending <= self.results.keys() and time.monotonic() < deadline_s:
@@ -279,15 +283,15 @@ class PrefetchBatch:
 
 
 class PrefetchQueue:
-    """Prefetching for one listing. Callers hold the tables lock.
+    """The prefetch queue of one listing. Callers must hold the tables lock.
 
-    names      names that were returned, and are not fetched yet
-    n_allowed  how many of them may be fetched, by the number of requests so far
-    is_active  a process stats names: from now on attributes are sent with them
+    names      names that were returned, but whose attributes are not fetched yet
+    n_allowed  how many of them may be fetched; grows with each request
+    is_active  whether a process has begun to stat names, so that attributes are sent with further names
     """
 
     def __init__(self, number: int) -> None:
-        """number: identifies the queue for the C threads"""
+        """number: identifies the queue to the C threads"""
         self.number = number
         self.names: deque[bytes] = deque(maxlen=_NAMES_MAX)
         self.n_allowed = 0
@@ -296,7 +300,7 @@ class PrefetchQueue:
         self._batches: list[PrefetchBatch] = []
 
     def take(self, n: int, is_cached: Callable[[bytes], bool]) -> Sequence[bytes]:
-        """Take at most n names whose entries are not cached completely; skip the others."""
+        """Remove and return at most n names whose entries are not completely cached; skip the others."""
         uncached: list[bytes] = []
         for _ in range(min(len(self.names), _N_SKIPPED_MAX)):
             if len(uncached) == n:
@@ -312,7 +316,7 @@ class PrefetchQueue:
         self._taken.extend(names)
 
     def requeue_taken(self) -> None:
-        """Fetch the last names again: another attribute is requested."""
+        """Queue the last names again, because a client requests another attribute."""
         self.names.extendleft(reversed(self._taken))
         self._taken.clear()
 
@@ -321,10 +325,10 @@ class PrefetchQueue:
         self._batches = [*self.batches(), batch]
 
     def batches(self) -> Sequence[PrefetchBatch]:
-        """Return the batches that are being fetched, and the last ones that were."""
+        """Return the batches that are being fetched, and the last ones that were fetched."""
         self._batches = [one for one in self._batches[:-_N_KEPT] if one.n_pending] + self._batches[-_N_KEPT:]
         return self._batches
 
     def n_pending(self) -> int:
-        """Return how many names are being fetched, or queued for it."""
+        """Return how many names are being fetched, or queued to be."""
         return sum(batch.n_pending for batch in self._batches)

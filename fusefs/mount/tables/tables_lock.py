@@ -1,8 +1,8 @@
-"""The lock around the tables: held by one thread at a time, and by none during a call to the backing filesystem.
+"""The lock around the tables. One thread holds it at a time, and never during a call to the backing filesystem.
 
-An operation holds the lock between its calls: it calls the backing filesystem through `call` only, and values read from
-the tables before a call may be outdated after it. Requests in the native core take the same lock (see
-native/tables_lock.c).
+An operation calls the backing filesystem only through `call`, and holds the lock between these calls. Values that it
+has read from the tables may be outdated after a call. Requests in the native core take the same lock
+(mount/native/tables_lock.c).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
-"""Between two tries while another process holds a lease: most leases are released at once, some after 45 seconds."""
+"""Pauses between retries while another process holds a lease. Most are released at once, some after 45 seconds."""
 
 _SERVERLESS_TYPES = frozenset({
     b"bcachefs", b"btrfs", b"cgroup2", b"devpts", b"devtmpfs", b"erofs", b"exfat", b"ext2", b"ext3", b"ext4", b"f2fs",
@@ -38,47 +38,47 @@ _SERVERLESS_TYPES = frozenset({
 
 
 class WouldWait(Exception):
-    """The request would wait for another process. It has changed nothing yet, and is to be queued with others that
-    wait."""
+    """The request would have to wait for another process. It has changed nothing yet, and is to be queued with others
+    that wait."""
 
 
 class Submounts:
-    """Mounts inside SRC that may never answer: another machine's filesystem, or a program's (FUSE).
+    """Mounts inside SRC that may never answer, because another machine or a FUSE daemon serves them.
 
-    Requests that reach them go to a worker, even if SRC itself is local. Where their server is not asked, statx with
-    AT_STATX_DONT_SYNC returns what the kernel knows. For a FUSE mount it does so without the mount's daemon, so a
-    directory with such a mount point is listed at once. For others (NFS, autofs) even a lookup of the name may block.
-    All of them are known while `keep` runs; before that, none are.
+    Requests that reach them go to a worker, even if SRC itself is local. Unless `asks_server` is true, statx with
+    AT_STATX_DONT_SYNC returns the attributes that the kernel has cached. For a FUSE mount, this does not involve the
+    mount's daemon, so a directory with such a mount point is listed at once. For other types (NFS, autofs), even a
+    lookup of the name may block. The mounts are known only while `watch_mounts` runs.
     """
 
     def __init__(self) -> None:
         self.asks_server = True
-        """Whether a statx asks a mount's server or daemon, if it has one; else the kernel's cached attributes are
-        returned."""
+        """Whether statx asks a mount's server or daemon, if there is one; otherwise, it returns what the kernel has
+        cached."""
         self.names: frozenset[bytes] = frozenset()
         """Base names of the mount points where even a lookup may block."""
         self.devices: frozenset[int] = frozenset()
         self.folding: dict[int, bool] = {}
-        """By device: whether a name may have other spellings there, as detected by MountState."""
+        """Maps a device to whether a name may have other spellings there, as detected by MountState."""
         self._top: bytes | None = None
         self._own_device = -1
         self._known_devices: set[int] = set()
         self.on_change: Callable[[], object] = lambda: None
-        """Called by any thread when `names` may have changed."""
+        """Called, in any thread, when `names` may have changed."""
 
     def start(self, top: bytes, device: int) -> None:
-        """Watch the mounts below a path, as our mount namespace has it. device: of the directory at that path"""
+        """Set the path, in our mount namespace, below which mounts are watched. device: st_dev of that directory"""
         self._top, self._own_device = top, device
         self._known_devices = {device}
 
     def note_device(self, device: int) -> None:
-        """Note an inode on that device: the filesystem may have been mounted just now."""
+        """Note that an inode is on this device. If the device is new, its filesystem may have been mounted just now."""
         if device not in self._known_devices and self._top is not None:
             self._known_devices.add(device)
             self._read()
 
     def are_up_to_date(self, device: int) -> bool:
-        """Return whether attributes on a device are up to date with its server, if it has one."""
+        """Return whether attributes from this device are current: statx asks its server, or there is none."""
         self.note_device(device)
         return self.asks_server or device not in self.devices
 
@@ -106,7 +106,7 @@ class Submounts:
 
 
 class TablesLock:
-    """As a context manager: the calling thread holds the tables, except during its calls."""
+    """A context manager: during the block, the calling thread holds the lock, except while it is in `call`."""
 
     def __init__(self, *, is_slow: bool = False, is_measured: bool = False) -> None:
         """Set up the lock.
@@ -124,7 +124,7 @@ class TablesLock:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the backing filesystem is slow: operations go to workers."""
+        """Whether the backing filesystem is slow, so that operations go to workers."""
         return self.mutex.is_slow
 
     @is_slow.setter
@@ -140,11 +140,11 @@ class TablesLock:
         close_unused_fds()
 
     def ensure_held(self) -> AbstractContextManager[object]:
-        """Hold the tables, unless the calling thread holds them already."""
+        """Hold the lock, unless the calling thread holds it already."""
         return nullcontext() if self.mutex.is_held else self
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the backing filesystem with the tables released; return the result."""
+        """Call the backing filesystem with the lock released; return the result."""
         if not self.mutex.is_held:
             return function(*args, **kwargs)
         self.mutex.release()
@@ -154,11 +154,11 @@ class TablesLock:
             self.mutex.acquire()
 
     def retry_patiently(self, pid: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Retry a function that fails with EAGAIN instead of waiting, as an open with O_NONBLOCK does for a lease.
+        """Call a function, and retry while it fails with EAGAIN, as an open with O_NONBLOCK does during a lease.
 
-        function  calls the backing filesystem by `call`
-        pid     of the client's thread: once it is killed, the request need not wait any more
-        Raises  WouldWait: this thread must not wait; OSError EINTR: the client was killed
+        function  calls the backing filesystem only through `call`
+        pid       of the client's thread; if that is killed, the request stops waiting
+        Raises    WouldWait: this thread must not wait; OSError EINTR: the client was killed
         """
         pause_s = _SHORTEST_PAUSE_S
         while True:
@@ -173,9 +173,9 @@ class TablesLock:
                 raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
 
     def note_latency(self, took_ns: int, n: int) -> bool:
-        """Note how long the native core has waited for n statx together; by any thread.
+        """Note how long the native core waited for n statx calls in total. Any thread may call this.
 
-        Returns  whether fast ones are to be reported, too
+        Returns  whether fast calls are to be reported, too
         """
         if self.latency is None:
             return False
@@ -184,7 +184,7 @@ class TablesLock:
         return self.latency.is_in_doubt
 
     def run_patient_operation(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run an operation that may wait for another process, as `run` does."""
+        """Run an operation as `run_operation` does, but let it wait for another process."""
         self._thread.is_patient = True
         try:
             return self.run_operation(function, *args, **kwargs)
@@ -192,7 +192,7 @@ class TablesLock:
             self._thread.is_patient = False
 
     def run_operation(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run an operation from beginning to end in the calling thread, which is used for operations only."""
+        """Run a whole operation in the calling thread, which must be used only for operations."""
         if not hasattr(self._thread, "has_umask"):
             unshare_umask()
             self._thread.has_umask = True

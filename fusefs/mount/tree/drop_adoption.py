@@ -1,7 +1,7 @@
-"""Makes an orphan at once of an entry that is moved into a drop folder through the mount (store/tidy_folder.py).
+"""Immediately makes orphans of entries that are moved into a drop directory through the mount (store/tidy_folder.py).
 
-The container is made as the user who owns the drop folder; the rename is made as the caller, like any rename. If an
-orphan can't be made here, the entry is renamed into the folder, and the reaper makes the orphan.
+The container is created as the user who owns the drop directory. The rename is done as the caller, like any other
+rename. If no orphan can be made, the entry is renamed into the drop directory, and the reaper makes it an orphan.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BY_MODE = 1 << Capability.DAC_OVERRIDE | 1 << Capability.DAC_READ_SEARCH
 
 
 class _NeededCapability(NamedTuple):
-    """A capability that lets a process act on an inode of another owner, and that inode's owner."""
+    """A capability that is needed to act on another user's inode, and that inode's owner and group."""
 
     capability: Capability
     uid: int
@@ -43,9 +43,9 @@ class _NeededCapability(NamedTuple):
 class _PreparedMove(NamedTuple):
     """A container that is ready for the rename.
 
-    item   the entry to be moved
-    owner  the user who owns the container
-    owned  closes everything else
+    item   an fd of the entry to be moved
+    owner  credentials of the user who owns the container
+    owned  closes all other fds
     """
 
     ready: ReadyContainer
@@ -55,7 +55,7 @@ class _PreparedMove(NamedTuple):
 
 
 class DropAdoption:
-    """Adoption for one mount. Callers hold the tables lock."""
+    """Adopts entries that are moved into drop directories of one mount. Callers must hold the tables lock."""
 
     def __init__(self, mount: MountState) -> None:
         self._mount, self._lock, self._nodes = mount, mount.lock, mount.nodes
@@ -64,17 +64,17 @@ class DropAdoption:
     def adopt(
         self, old_fd: Fd, old: NameIn, attributes: Attributes, new_fd: Fd, new_directory: Node, caller: Caller
     ) -> Fd | None:
-        """Make an orphan of an entry that is to be moved into a directory, if that is a drop folder.
+        """Make an orphan of an entry that is to be moved into a directory, if that is a drop directory.
 
-        old      the entry's directory and name
-        attributes  its attributes
-        Returns  an O_PATH fd of the entry, which is the caller's. None: not a drop folder, or no orphan can be made;
-                 the entry is where it was, and a plain rename works, or reports why it does not
-        Raises   OSError: nothing was changed
+        old         the entry's directory and name
+        attributes  of the entry
+        Returns     an O_PATH fd of the entry, owned by the caller; None: not a drop directory, or no orphan can be
+                    made. Then the entry has not moved, and a plain rename works, or reports why it does not
+        Raises      OSError: nothing was changed
         """
         store = _store_above(self._nodes, new_directory)
-        # An entry that already lies in a store, even in a drop folder, has no origin, and another process may be
-        # working on it.
+        # An entry that is already in a store, even in a drop directory, has no original path, and another process may
+        # be working on it.
         if store is None or store.parent is None or is_in_store(self._nodes, old[0]):
             return None
         origin = _path_below(store.parent, *old)
@@ -87,7 +87,7 @@ class DropAdoption:
                 return None
         is_moved = False
         try:
-            with suppress(OSError):  # `finish` checks: a restarted server may report ENOENT for a rename it made
+            with suppress(OSError):  # finish_move checks: a restarted server may report ENOENT for a rename it made
                 self._move(old_fd, old, attributes, prepared.ready, new_directory, caller)
                 is_moved = True
             with suppress(OSError):  # the outcome is unknown: the next recovery completes or undoes it
@@ -101,7 +101,7 @@ class DropAdoption:
     def _prepare(
         self, base_fd: Fd, store: Name, drop: Fd, dir_fd: Fd, name: Name, origin: RelPath | None, caller: Caller
     ) -> _PreparedMove:
-        """Make a container for the entry. Raises  OSError, TrashdError: nothing remains of it"""
+        """Create a container for the entry. Raises  OSError, TrashdError: nothing of the container remains"""
         kernel = self.kernel
         with ExitStack() as owned, close_on_error(kernel.open_beneath(dir_fd, name)) as item:
             folder = open_folder_of(kernel, base_fd, store, drop, owned)
@@ -116,12 +116,12 @@ class DropAdoption:
     def _move(
         self, old_fd: Fd, old: NameIn, attributes: Attributes, ready: ReadyContainer, drop: Node, caller: Caller
     ) -> None:
-        """Rename as the caller, so that the backing filesystem checks permissions. A user's own mount acts as the user.
+        """Rename as the caller, so that the backing filesystem checks permissions. A user's daemon renames as the user.
 
-        The kernel has checked the owners and modes that it was sent last. If they were changed behind the mount, a
-        rename as root would still let a former owner do it. If all inodes involved are the caller's, the first try uses
-        the caller's ids only, since groups can't matter then. If that is refused, or other owners are involved, the
-        groups and capabilities in /proc are used, too; nothing of them is kept for later requests.
+        The kernel has only checked the owners and modes that it was last sent. If they were changed behind the mount, a
+        rename as root would still let a former owner do it. If the caller owns all inodes involved, the first try uses
+        only the caller's ids, since groups can't matter then. If that is refused, or other owners are involved, the
+        caller's groups and capabilities in /proc are used, too. They are not kept for later requests.
         """
         rename = partial(self.kernel.rename, old_fd, old[1], ready.target_fd, TREE)
         if os.geteuid():
@@ -151,20 +151,20 @@ class DropAdoption:
         try:
             self._lock.call(call_as, whole, rename)
         except PermissionError:
-            for node in (old[0], drop):  # the kernel had outdated attributes of them
+            for node in (old[0], drop):  # the kernel's attributes of these were outdated
                 self._mount.cache.metadata.note_attributes_change(node.source)
                 self._mount.timeouts.invalidate(node)
             raise
 
     def _mode_override_of(self, fd: Fd) -> _NeededCapability:
-        """Return the capability for whatever the mode and ACL of an open inode would otherwise allow."""
+        """Return the capability that overrides the mode and ACL of an open inode, with the inode's owner."""
         st = self._lock.call(os.stat, fd)
         return _NeededCapability(Capability.DAC_OVERRIDE, st.st_uid, st.st_gid)
 
     def _capabilities(self, caller: Caller, rights: Rights, needs: Sequence[_NeededCapability]) -> int:
-        """Return the capabilities that the caller acts with, as bits. If the caller is in our user namespace, these are
-        all of its capabilities; otherwise those that the rename needs, on inodes whose ids are mapped in that
-        namespace."""
+        """Return the capabilities with which the rename is made, as bits. For a caller in our user namespace, these are
+        all of its capabilities. Otherwise, they are those that the rename needs on inodes whose ids are mapped in the
+        caller's namespace."""
         if rights.is_in_our_namespace or not rights.capabilities:
             return rights.capabilities
         needed = unknown = 0
@@ -177,12 +177,12 @@ class DropAdoption:
 
 
 def _mapped_id(number: int) -> int:
-    """Return an id to act with: nobody's for an id that is not mapped here, or absent (the kernel's own write-back)."""
+    """Return the id to act with: nobody's, if the id is not mapped here or absent (the kernel's own writeback)."""
     return _NOBODY if number == NO_ID else number
 
 
 def _store_above(nodes: Tables, directory: Node) -> Node | None:
-    """Return the store in which a directory is a user's drop folder, STORE/AREA/FOLDER/drop; None if it is not one."""
+    """Return the store of a user's drop directory, which is STORE/AREA/FOLDER/drop; None for any other directory."""
     if not is_drop_folder(nodes, directory):
         return None
     at: Node | None = directory

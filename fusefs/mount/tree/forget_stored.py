@@ -1,20 +1,20 @@
-"""Has the kernel forget nodes in trash stores bit by bit, before renames have to wait or space stays occupied.
+"""Makes the kernel forget nodes in trash stores step by step, before renames have to wait or space stays occupied.
 
-The reaper deletes them behind the mount. As long as the kernel knows a directory, the daemon holds it open, so neither
-its blocks nor its inode become free. When the next entry of the same name is to be moved into a drop folder, that name
-is looked up again. The kernel then drops everything that it has cached below the first entry. That takes 5 µs per
+The reaper deletes these nodes behind the mount. As long as the kernel knows a directory, the daemon holds it open, so
+neither its blocks nor its inode are freed. When the next entry of the same name is moved into a drop directory, the
+kernel looks up that name again, and drops everything that it has cached below the first entry. That takes 5 µs per
 inode, and the caller and all renames wait for it.
 
-The notice waits for no lock that a client holds, and skips what is in use. So the daemon itself can send the notice,
-without a helper process, and clients can stay in there; once they leave, their nodes are forgotten, too. The kernel
-also skips a directory in which it has cached a missing name. If such a directory was removed meanwhile, the daemon
-closes it and has the kernel forget its name with all below it. A kernel that does not know the first notice skips
-everything.
+The prune notification waits for no lock that a client holds, and skips nodes in use. So the daemon can send it without
+a helper process, and clients can stay in a deleted tree; once they leave, their nodes are forgotten, too. The kernel
+also skips a directory in which it has cached a negative entry. If such a directory has been removed, the daemon closes
+it and makes the kernel forget its name with everything below it. A kernel without prune notifications skips all nodes.
 
-Names in drop folders are expired, too. An entry that was moved there has no name any more, but the kernel assigns the
-requested one. If the moved inode is in use, and so not forgotten, that name is expired instead. A thread that answers
-no requests sends that notice, since it waits for the folder's lock (I10). It does so when no more entries are being
-moved there: if the daemon is killed while it waits, it does not end, and its clients stay blocked.
+Names in drop directories are expired, too. An entry that was moved there does not keep its name, but the kernel assigns
+the requested one to it. If the moved inode is in use and thus not forgotten, that name is expired instead. This
+notification waits for the directory's lock, so a thread that answers no requests sends it (I10). It does so when no
+more entries are being moved there. If the daemon were killed during that wait, it would not end, and its clients would
+stay blocked.
 """
 
 from __future__ import annotations
@@ -39,59 +39,59 @@ from fusefs.mount.tree.trashd_dir import holds_trash
 _log = logging.getLogger(__name__)
 
 _MOVES_DELAY_S = 0.2
-"""Delay from a move to the check of all nodes: more entries may be moved."""
+"""Delay between a move and the check of all nodes, since more entries may be moved."""
 _RECHECK_MAX_S = 10.0
 """Longest time between two checks of nodes that are in use."""
 _REST_PER_WORK = 4
 _N_PER_NOTICE = 128
-"""About half a millisecond of work, for the kernel and for the daemon, which receives a FORGET for each node."""
+"""Each notification is half a millisecond of work for the kernel, and for the daemon, which gets a FORGET per node."""
 
 
 class StoredNotices:
-    """Nodes of one mount that lie in stores, were sent to the kernel since the last check, and are to be forgotten."""
+    """Collects the nodes in a mount's stores that the kernel was sent, and makes the kernel forget them."""
 
     def __init__(self, lock: TablesLock, nodes: Tables, timeouts: AttrTimeouts) -> None:
         self._lock, self._nodes, self._timeouts = lock, nodes, timeouts
         self._wake: Callable[[], object] = lambda: None
-        """Wakes `run`; may be called by any thread."""
+        """Wakes `forget_until_cancelled`. Any thread may call it."""
         self._has_moved = False
         self._stored_nodes: dict[Node, None] = {}
         self._expiring_names: dict[tuple[NodeId, bytes], Node] = {}
         self._last_named_s = 0.0
 
-    # Callers hold the tables lock.
+    # Callers must hold the tables lock.
 
     def note_stored(self, node: Node, is_moved: bool) -> None:
-        """Note that a client was sent a node in a directory that holds trash, or moved it there with all below it."""
+        """Note that a client was sent a node in a directory that holds trash, or moved the node and its tree there."""
         if is_moved and node.is_directory:
             self._has_moved, self._nodes.is_trash_renewed = True, False
         self._stored_nodes[node] = None
         self._wake()
 
     def expire(self, directory: Node, name: bytes, node: Node) -> None:
-        """Note that the kernel is about to assign this name to a node that has been moved to another place."""
+        """Note that the kernel is about to assign this name to a node that was moved to another place."""
         self._expiring_names[directory.nodeid, name] = node
         self._last_named_s = time.monotonic()
         self._wake()
 
     def _take_names(self) -> list[tuple[NodeId, bytes]]:
-        """Take the noted names, with their directories, that the kernel may still have cached; none while more are
-        added."""
+        """Remove and return the noted names, with their directories, that the kernel may still have cached; none while
+        more are added."""
         if time.monotonic() - self._last_named_s < _MOVES_DELAY_S:
             return []
         expiring_names, self._expiring_names = self._expiring_names, {}
         return [place for place, node in expiring_names.items() if self._nodes.get(node.nodeid) is node]
 
     def _take_nodes(self, remaining: Sequence[Node]) -> list[Node]:
-        """Take the nodes that may lie in a store, the oldest first. remaining: remaining from the last time"""
+        """Remove and return the nodes that may be in a store, the oldest first. remaining: from the last check"""
         stored_nodes, self._stored_nodes = self._stored_nodes, {}
         has_moved, self._has_moved = self._has_moved, False
         return list(self._nodes) if has_moved else [*dict.fromkeys([*remaining, *stored_nodes])]
 
-    # Callers do not hold it.
+    # Callers must not hold the tables lock.
 
     async def forget_until_cancelled(self, device: int) -> None:
-        """Have the kernel forget nodes that lie in stores, until cancelled.
+        """Make the kernel forget nodes in stores, until cancelled.
 
         device      the connection's fd
         Checkpoint  between parts of the table, and until something is moved into a store or seen there
@@ -118,7 +118,7 @@ class StoredNotices:
                 remaining = await self._forget_all(notify_device, nodes, frozenset(remaining))
             except OSError as error:
                 _log.info(
-                    "entries of stores stay cached until memory is short, or until their names are used again: %s",
+                    "entries of trash stores stay cached until memory is low, or until their names are used again: %s",
                     error.strerror,
                 )
                 notify_device, remaining = None, nodes
@@ -129,7 +129,7 @@ class StoredNotices:
             pause_s = _MOVES_DELAY_S if is_progressing else min(2 * pause_s, _RECHECK_MAX_S)
 
     async def _expire_names(self, device: int) -> None:
-        """Have the kernel look up names in drop folders again, once no more are added. Checkpoint  for each name"""
+        """Make the kernel look up names in drop directories again, once no more are added. Checkpoint  for each name"""
         with self._lock:
             names = self._take_names()
         for directory, name in names:
@@ -139,15 +139,15 @@ class StoredNotices:
                 _log.info("a name in a drop directory stays cached until its timeout: %s", error.strerror)
 
     async def _forget_all(self, device: int | None, nodes: list[Node], skipped_before: Container[Node]) -> list[Node]:
-        """Have the kernel forget some nodes. Returns the nodes to be checked again.
+        """Make the kernel forget nodes. Returns  the nodes to be checked again
 
-        device       None: the kernel does not know the notice
-        skipped_before  nodes that it was asked to forget before
-        Raises       OSError: the kernel does not know the notice
-        Checkpoint   between parts
+        device          None: the kernel does not know prune notifications
+        skipped_before  nodes that the kernel was asked to forget before
+        Raises          OSError: the kernel does not know prune notifications
+        Checkpoint      between parts
         """
         remaining: list[Node] = []
-        # The newest first: a directory is in use as long as anything in it is known.
+        # The newest first: a directory is in use as long as the kernel knows anything in it.
         for end in range(len(nodes), 0, -_N_PER_NOTICE):
             start_s = time.monotonic()
             part = nodes[max(0, end - _N_PER_NOTICE) : end]
@@ -164,13 +164,13 @@ class StoredNotices:
         return remaining[::-1]
 
     def _is_stored(self, node: Node) -> bool:
-        """Return whether the kernel knows a node that lies in a store, or that a reaper has been seen to delete."""
+        """Return whether the kernel knows this node, and the node is in a store or was found deleted."""
         if self._nodes.get(node.nodeid) is not node:
             return False
         return node.final_stat is not None or holds_trash(self._nodes, node.parent or node)
 
     async def _close_removed(self, directories: list[Node]) -> list[Node]:
-        """Close directories that were removed behind the mount, and have the kernel forget their names.
+        """Close directories that were removed behind the mount, and make the kernel forget their names.
 
         Returns     the directories that still exist
         Checkpoint  for each name
@@ -182,11 +182,11 @@ class StoredNotices:
             try:
                 await trio.to_thread.run_sync(forget_name, self._nodes.device, directory, name, abandon_on_cancel=True)
             except OSError as error:
-                _log.info("a removed directory stays cached until memory is short: %s", error.strerror)
+                _log.info("a removed directory stays cached until memory is low: %s", error.strerror)
         return still_there
 
     def _detach_removed(self, directories: list[Node]) -> tuple[list[Node], list[tuple[NodeId, bytes]]]:
-        """Return the directories that still exist; and the names of the others, with their parent directories."""
+        """Detach removed directories. Returns  the directories that still exist; the names and parents of the others"""
         still_there, names = [], []
         for node in directories:
             fd = self._nodes.directory_fd(node)

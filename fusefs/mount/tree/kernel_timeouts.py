@@ -1,19 +1,19 @@
-"""Entry and attr timeouts: how long the kernel may cache names and attributes, and which notices invalidate them early.
+"""Entry and attribute timeouts: how long the kernel may cache names and attributes, and what invalidates them early.
 
-A reply may reach the kernel, or be processed by it, after the reply to a later change. For attributes of files the
-kernel detects this itself: replies to changes bring new attributes, or the kernel counts them. It does not detect it
-for a change in a directory, or for the ctime of an inode that gets another name: an older reply that arrives late would
-be cached until its timeout. But a notice that invalidates attributes also voids every reply to a request that was sent
-before the notice.
+The kernel may process a reply after the reply to a later change. For the attributes of files, it detects this itself:
+replies to changes bring new attributes, or the kernel counts them. It does not detect this for a change in a directory,
+or for the ctime of an inode that gets another name. There, an older reply that arrives late would be cached until its
+timeout. But a notification that invalidates attributes also voids every reply to a request sent before it.
 
-So before the reply to the first change in a directory whose attributes have a long timeout, the daemon sends a notice.
-In the second after a change it sends attributes with a short timeout, so that many changes in a row cost one notice. A
-directory that was looked up since its last notice gets one, too: in a mount of root's the kernel sends GETATTR for a
-directory before it changes something there, and discards older replies to GETATTR, but not to LOOKUP. After a rename, a
-directory always gets a notice; a file does if its attributes were sent since its last one.
+So the daemon sends a notification before it replies to the first change in a directory whose attributes have a long
+timeout. In the second after a change, it sends attributes with a short timeout, so that many changes in a row cost one
+notification. A directory that was looked up since its last notification gets one, too. In root's mounts, the kernel
+sends GETATTR for a directory before it changes something there; it discards older replies to GETATTR, but not to
+LOOKUP. After a rename, a directory always gets a notification, and a file does if its attributes were sent since its
+last one.
 
-Attributes of a set-user-ID program have no timeout at all. The kernel runs the program as the owner that it was sent
-last. Behind the mount the file may have got another owner and other content, which would then run as the former owner.
+The attributes of a set-user-ID program are never cached. The kernel runs the program as the owner that it was last
+sent. If the file got a new owner and new content behind the mount, that content would run as the former owner.
 
 Source  fs/fuse/inode.c: fuse_change_attributes and fuse_reverse_inval_inode, by attr_version
 """
@@ -29,18 +29,18 @@ from fusefs.linux.fuse_device import forget_attributes
 from fusefs.mount.native._core import Node, Tables
 
 NO_ATTRIBUTES = Attributes(*[0] * len(Attributes._fields))
-"""Attributes of a name that does not exist."""
+"""The attributes in a negative entry."""
 _SHORT_S = 1.0
-"""Attr timeout of a directory in which something has just changed. Also of a file with several names: one of them may
-be in an orphan, and the reaper may delete it behind the mount."""
+"""Attribute timeout of a directory in which something has just changed. Also of a file with several names, one of which
+may be in an orphan, where the reaper may delete it behind the mount."""
 
 
 class EntryParam(NamedTuple):
-    """A name or nodeid as it is now, like libfuse's fuse_entry_param.
+    """The present state of a name or nodeid, like libfuse's fuse_entry_param.
 
     nodeid     0: no such name
     timeout_s  how long the kernel may cache it; 0: not at all
-    is_steady  False: the attributes change without a request, and may not be cached; the name may be
+    is_steady  False: the attributes may change without a request, so that only the name may be cached
     """
 
     nodeid: NodeId
@@ -55,16 +55,16 @@ def shown_number(entry: EntryParam) -> int:
 
 
 class AttrTimeouts:
-    """Attr timeouts of one mount. Callers hold the tables lock.
+    """The attribute timeouts of one mount. Callers must hold the tables lock.
 
-    Nothing gets a long timeout before the tables have the device, /dev/fuse.
+    Directories get no long timeout until the tables have been given the device, /dev/fuse.
     """
 
     def __init__(self, nodes: Tables) -> None:
         self._nodes = nodes
 
     def timeouts_of(self, entry: EntryParam) -> tuple[float, float]:
-        """Return the entry timeout and the attr timeout for a reply that is sent now, in seconds."""
+        """Return the entry timeout and the attribute timeout for a reply that is sent now, in seconds."""
         _nodeid, attributes, timeout_s, is_steady = entry
         if not is_steady or attributes.gives_rights():
             return timeout_s, 0
@@ -84,7 +84,7 @@ class AttrTimeouts:
         return node.has_long_timeout
 
     def note_change(self, directory: Node) -> None:
-        """Note a change in a directory, or of its attributes, before the reply to that change is sent."""
+        """Note a change in a directory, or of its attributes. To be called before the reply to that change is sent."""
         directory.changed_s = time.monotonic()
         self.invalidate_sent((directory,))
 
@@ -96,13 +96,13 @@ class AttrTimeouts:
             self.invalidate(node)
 
     def invalidate(self, node: Node) -> None:
-        """Invalidate what the kernel was sent about a node, including replies that have not reached it yet."""
+        """Invalidate a node's attributes that the kernel was sent, even in replies that have not reached it yet."""
         node.was_sent, node.has_long_timeout, node.cached_until_s = False, False, 0.0
         if self._nodes.device >= 0:
             forget_attributes(self._nodes.device, node.nodeid)
 
     def invalidate_sent(self, nodes: Iterable[Node]) -> None:
-        """Invalidate those of the nodes that were sent to the kernel since their last notice."""
+        """Invalidate those of the nodes whose attributes the kernel was sent since their last invalidation."""
         for node in nodes:
             if node.has_long_timeout or node.was_sent:
                 self.invalidate(node)

@@ -1,12 +1,12 @@
-"""Directory listings. C lists a local directory (native/listings.c); this module lists a slow one, and caches it.
+"""Directory listings. C code lists local directories (native/listings.c); this module lists and caches slow ones.
 
 READDIRPLUS of a slow directory returns names at once. Attributes are added for names that are cached, and for all names
 once a process has begun to stat them (prefetch.py).
 
-Offsets are the backing filesystem's own: an entry that exists during the whole listing is returned exactly once.
+Offsets are those of the backing filesystem, so an entry that exists during the whole listing is returned exactly once.
 
 If the kernel opens directories without OPENDIR, it sends READDIRPLUS with a nodeid instead of a handle, and only for
-entries that it has not cached. It validates its cached listing by the directory's mtime, as all its caches.
+entries that it has not cached. It checks its cached listing against the directory's mtime, as it does for all caches.
 
 Source  docs/decisions/0063-what-the-kernel-caches.md, 0065-slow-filesystems.md
 """
@@ -38,46 +38,46 @@ from fusefs.store.layout import is_store_name
 
 _WITH_LASTING_OFFSETS = frozenset({EXT_MAGIC, XFS_MAGIC, BTRFS_MAGIC, TMPFS_MAGIC})
 _DISTINCT_TIMES_SINCE = (6, 13)
-"""Since Linux 6.13 two changes never leave a directory with the same time if the directory was stat'ed in between."""
+"""Since Linux 6.13, two changes never leave a directory with the same time if there was a stat in between."""
 
 DIRECTORIES = frozenset({Opcode.OPENDIR, Opcode.READDIRPLUS, Opcode.FSYNCDIR, Opcode.RELEASEDIR})
 _TO_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DOTS = (b".", b"..")
 _N_REPLY = 256
-"""Entries per reply: a few more than fit."""
+"""Entries that are read for a reply: a few more than fit."""
 _N_PREFETCHED = 2048
 """Entries whose attributes are fetched while earlier ones are returned."""
 _SOON_S = 1.0
-"""Within this time, a process that lists a directory has requested the remaining entries."""
+"""Within this time, a process that lists a directory will have requested the remaining entries."""
 _FIRST_UNOPENED_HANDLE = 1 << 32
-"""Above any fd: handles of directories that are not open are numbered from here."""
+"""Slow listings get handles from this number on, which is above all handles in the tables."""
 
 
 def why_opendir_is_needed(root: Fd, *, checks_permissions: bool) -> str | None:
     """Return why the kernel must send OPENDIR; None if it need not.
 
-    checks_permissions  the kernel checks permissions; else the backing filesystem must, when a directory is opened
+    checks_permissions  the kernel checks permissions; otherwise the backing filesystem must, when a directory is opened
     """
     if not checks_permissions:
-        return "the backing filesystem must check which user opens a directory"
+        return "the backing filesystem must check whether the user may open a directory"
     if Kernel().filesystem(root) not in _WITH_LASTING_OFFSETS:
-        return "in this filesystem, positions in a listing may be valid only while the directory is open"
+        return "on this filesystem, positions in a listing may be valid only while the directory is open"
     if tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < _DISTINCT_TIMES_SINCE:
-        return "before Linux 6.13, the time of a directory may miss a change"
+        return "before Linux 6.13, a directory may change without a new mtime"
     return None
 
 
 class SlowListing:
-    """Progress of listing a slow directory by one handle.
+    """The progress of listing a slow directory through one handle.
 
-    entries      from the offset `start` on, as far as they were read; or all entries, from the cache
+    entries      those that were read, from the offset `start` on; or all entries, from the cache
     is_complete  no more entries follow
     position     how many of the entries were returned
     n_requested  for how many of the entries attributes were requested
     queue        prefetches for this listing; None: nothing in this directory may be cached
     fill         caches all entries at the end; None: they are not read from beginning to end
-    handle       number in the tables; 0: the directory was not opened, as all its entries were cached
-    fd           of a listing without a handle: opened once something has to be read
+    handle       its number in the tables; 0: the directory was not opened, because all its entries were cached
+    fd           of a listing without a handle; opened when something has to be read
     """
 
     def __init__(self, node: Node, uid: int, handle: int = 0) -> None:
@@ -99,7 +99,7 @@ class SlowListing:
         self.end_fill()
 
     def keep_fd(self, fd: Fd) -> Fd:
-        """Read from this fd from now on, unless another thread has opened one meanwhile."""
+        """Read from this fd from now on, unless another thread has opened one in the meantime; return the fd in use."""
         if self.fd is None:
             self.fd = fd
         else:
@@ -116,8 +116,8 @@ class SlowListing:
         return self.entries[position - 1][2] if position else self.start
 
     def seek(self, offset: int) -> bool:
-        """Set the position to an offset; False if no entry has it. The kernel may have dropped part of the last
-        reply."""
+        """Set the position to an offset, since the kernel may have dropped part of the last reply; return False if no
+        entry has that offset."""
         if offset != self.offset_at(self.position):
             position = 0 if offset == self.start else self.entries.after(offset)
             if position is None:
@@ -126,7 +126,7 @@ class SlowListing:
         return True
 
     def drop_returned(self) -> None:
-        """Drop the entries that were returned: this directory is too large for the cache."""
+        """Drop the entries that were returned, because this directory is too large for the cache."""
         start, entries, n = self.offset_at(self.position), self.entries, self.position
         n_requested = max(0, self.n_requested - n)
         self.restart(start)
@@ -135,7 +135,7 @@ class SlowListing:
 
 
 class Listings:
-    """Listings of one mount. Callers hold the tables lock; all methods raise OSError only."""
+    """The listings of one mount. Callers must hold the tables lock. Methods raise nothing but OSError."""
 
     def __init__(self, mount: MountState) -> None:
         self._mount, self._lock, self._nodes, self._cache = mount, mount.lock, mount.nodes, mount.cache
@@ -144,11 +144,11 @@ class Listings:
 
     @property
     def n_unopened(self) -> int:
-        """How many handles belong to directories that were not opened."""
+        """The number of handles whose directories were not opened."""
         return sum(not listing.handle for listing in self._slow.values())
 
     def answer(self, request: wire.Request) -> bytes:
-        """Do a request about a directory handle; return the body of its reply."""
+        """Handle a request about a directory handle; return the reply's body."""
         _size, opcode, _unique, nodeid, uid, _gid, _pid = wire.read_head(request)
         if opcode == Opcode.OPENDIR:
             return self._opendir(request, nodeid, uid)
@@ -195,7 +195,7 @@ class Listings:
         return self._opened(SlowListing(node, uid), wire.encode_open(0, flags))
 
     def release(self, fh: int) -> None:
-        """Release a handle of a directory or file that no client will release."""
+        """Release a handle of a directory or file, if no client will release it."""
         self.answer(wire.encode_request(Opcode.RELEASEDIR, ROOT, (0, 0, 0), wire.HANDLE_IN.pack(fh)))
 
     def _opened(self, listing: SlowListing, reply: bytes) -> bytes:
@@ -219,10 +219,9 @@ class Listings:
         return listing.fd or listing.keep_fd(self._open_to_read(listing.node))
 
     def _open_to_read(self, directory: Node) -> Fd:
-        """Open a directory for reading, although the kernel has already opened it.
+        """Open a directory for reading; for the kernel, it is already open.
 
-        Raises  OSError ENOENT: it was removed behind the mount; other filesystems report that for an open directory,
-                too
+        Raises  OSError ENOENT: it was removed behind the mount; other filesystems also report that if it is open
         """
         try:
             return Fd(self._lock.call(os.open, self._mount.directory_fd(directory).path(), _TO_READ))
@@ -266,7 +265,7 @@ class Listings:
         with self._cache.reading(node.source):
             block = self._lock.call(Dirents(self._fd(listing)).block, offset)
         if listing.entries is not entries or listing.offset_at(len(entries)) != offset:
-            return  # another request, whose process was killed, was still reading
+            return  # another request, whose process was killed, was still reading here
         entries.extend(block)
         listing.is_complete = not block
         if block and entries.n_bytes > self._cache.metadata.largest_bytes:
@@ -277,7 +276,7 @@ class Listings:
                 with (
                     suppress(OSError),
                     self._cache.begin_fill() as fill,
-                ):  # the directory itself, too, with its new atime
+                ):  # cache the directory's own attributes, too, with the new atime
                     fill.learn_attributes(node.source, self._lock.call(stat_at, self._fd(listing)))
             listing.end_fill()
 
@@ -297,7 +296,7 @@ class Listings:
         return batches
 
     def _reply(self, listing: SlowListing, batches: Sequence[PrefetchBatch], room: int) -> bytes:
-        """Return as many entries as fit; the kernel gets one more reference to each that has attributes."""
+        """Return as many entries as fit. The kernel gets one more reference to each node whose attributes are sent."""
         node, queue, reply = listing.node, listing.queue, []
         hides = hides_stores(node, shows_trash=self._mount.options.show_trash)
         is_cached = bool(batches) or self._cache.metadata.has_names(node.source)
@@ -343,7 +342,7 @@ class Listings:
 
 
 def _is_cached_by_kernel(node: Node, entry: EntryParam, directory: Node, name: bytes, now_s: float) -> bool:
-    """Return whether the kernel will still have this entry cached for more than a moment: see native/listings.c."""
+    """Return whether the kernel has this entry cached, and for more than a moment; see native/listings.c."""
     is_single_name = entry.is_steady and entry.attributes.nlink == 1 and not node.is_directory
     is_cached = is_single_name and node.cached_until_s > now_s + _SOON_S and node.nlookup
     return bool(is_cached) and node.parent is directory and node.name == name

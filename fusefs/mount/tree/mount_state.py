@@ -1,7 +1,7 @@
-"""State that all operations of a mount share: tables, caches, their lock, the native core, and what the core calls.
+"""The state that all operations of a mount share: tables, caches, their lock, the native core, and its callbacks.
 
-Everything is synchronous, so that nothing happens between finding a node and counting its reference (I8). Callers hold
-the tables lock, which is released for each call to the backing filesystem.
+Everything is synchronous, so that nothing happens between finding a node and counting its reference (I8). Callers must
+hold the tables lock, which is released during each call to the backing filesystem.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from fusefs.store.layout import is_store_name
 R = TypeVar("R")
 
 _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
-"""For the daemon itself, and for operations that hold an fd for a moment: with many threads waiting, that adds up."""
+"""Fds for the daemon itself, and for operations that hold one briefly; with many waiting threads, these add up."""
 _N_DIRECTORIES_MIN = 16
 _RACY_NS = 2_000_000_000
-"""As coarse as the slowest clock of a filesystem. The clock of another machine may be off by more, and is then not
+"""The coarsest timestamps of any filesystem. The clock of another machine may be off by more, and is then not
 trusted."""
 _WITHOUT_HANDLES = 1 << 30
 """Value of WITHOUT_HANDLES in native/core.h."""
@@ -59,7 +59,7 @@ _COUNTER_NAMES = {
 CELL_OF_OPCODE: Final[dict[int, int]] = {
     opcode: CELL_OF[name] for opcode in Opcode if (name := _COUNTER_NAMES.get(opcode, opcode.name.lower())) in CELL_OF
 }
-"""By opcode: the cell where the counters begin, for requests that get a reply."""
+"""Maps an opcode to the cell where its counters begin, for requests that are counted."""
 _N_OPCODES = 64
 """Size of `cell_of` in native/core.h."""
 
@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 def n_spare_fds(max_fds: int) -> int:
-    """Return how many fds of a process are for the daemon itself. max_fds: the process's limit"""
+    """Return how many fds are reserved for the daemon itself. max_fds: the process's limit"""
     return max(_SPARE_FDS, min(max_fds // 4, _SPARE_FDS_MAX))
 
 
@@ -77,19 +77,19 @@ def n_client_handles(max_fds: int) -> int:
 
 
 class MountState:
-    """State of one mount. Callers hold the tables lock; all methods raise OSError only."""
+    """The state of one mount. Callers must hold the tables lock. Methods raise nothing but OSError."""
 
     def __init__(self, root: Fd, lock: TablesLock, stats: Counters, options: MountOptions, max_fds: int) -> None:
         """Set up the state for a backing tree.
 
-        root     its directory (O_PATH is enough); stays the caller's
-        max_fds  fds that this process may have
+        root     the tree's directory (O_PATH is enough), owned by the caller
+        max_fds  how many fds this process may have
         """
         kernel, root_stat, n_open = Kernel(), stat_at(root), n_client_handles(max_fds)
         self.root, self.lock, self.stats, self.options = root, lock, stats, options
         self.is_shared = options.coherence is Coherence.SHARED
         self.has_handles = kernel.filesystem(root) != FUSE_MAGIC
-        """File handles identify an inode for good. A FUSE filesystem may forget an inode and number it anew."""
+        """Whether a file handle identifies an inode for good. A FUSE filesystem may forget and renumber an inode."""
         handle = self.stable_handle(name_to_handle_at(root))
         self._mount_fd = _open_mount(root, handle)
         self.nodes = Tables(
@@ -108,7 +108,7 @@ class MountState:
         lock.submounts.on_change = self._set_blocking_names
         lock.submounts.asks_server = not kernel.needs_no_server(root)
         self.has_common_xattrs = are_same_for_all_users(root)
-        """Every user sees the same extended attributes on the backing filesystem."""
+        """Whether all users see the same extended attributes on the backing filesystem."""
         self.core = self._make_core()
 
     def _make_core(self) -> Core:
@@ -147,7 +147,7 @@ class MountState:
         )
 
     def close(self) -> None:
-        """Close all fds, and with them the files that clients have open."""
+        """Close all fds, including those of files that clients have open."""
         with self.lock:
             self.prefetch.close()
             self.nodes.close()
@@ -156,26 +156,26 @@ class MountState:
                 self._mount_fd.close()
 
     def stable_handle(self, handle: bytes) -> bytes:
-        """Return the file handle if it identifies an inode for good, else no bytes."""
+        """Return the file handle if it identifies an inode for good, otherwise an empty one."""
         return handle if self.has_handles else b""
 
     def do(self, request: Request, held: int = -1) -> bytes:
-        """Have the core do a request; return the body of its reply. held: an fd of the inode that it is about, or -1"""
+        """Have the core handle a request; return the reply's body. held: an fd of the inode in question, or -1"""
         return self.lock.call(self.core.do, request, held)
 
     def count(self, cell: int, begun_ns: int, *, has_failed: bool) -> None:
-        """Count a request that Python has replied to. cell: from CELL_OF; begun_ns: by perf_counter_ns"""
+        """Count a request that Python has replied to. cell: from CELL_OF; begun_ns: from perf_counter_ns"""
         self.core.count(cell, perf_counter_ns() - begun_ns, has_failed)
         self.stats.note_change()
 
     def directory_fd(self, directory: Node) -> Fd:
-        """Return the fd of a directory, open as long as the caller keeps it. Raises  OSError ESTALE: the directory is
-        gone"""
+        """Return an fd of a directory, which stays open as long as the caller keeps it. Raises  OSError ESTALE: the
+        directory is gone"""
         fd = self.nodes.directory_fd(directory)
         return self.core.open_node(directory) if fd is None else fd
 
-    # Which names may be cached. Names in a store change behind the mount; in a directory that ignores letter case, one
-    # file has many names.
+    # Which names may be cached. Names in a store change behind the mount. In a case-insensitive directory, one file has
+    # many names.
 
     def is_uncacheable(self, directory: Node, fd: Fd, name: bytes) -> bool:
         """Return whether a name must not be cached. fd: of the directory"""
@@ -202,8 +202,7 @@ class MountState:
         return folds is not False
 
     def cached_entry(self, directory: Node, name: bytes) -> EntryParam | None:
-        """Return the cached entry of a name; None if there is none. The caller has to count the reference to its
-        node."""
+        """Return the cached entry of a name; None if there is none. The caller must count the reference to its node."""
         if is_store_name(name) or is_in_store(self.nodes, directory):
             return None
         cached = self.cache.find_name(directory, name)
@@ -232,11 +231,11 @@ class MountState:
                 self.cache.metadata.note_directory_change(source)
 
     def _end_unused(self, node: Node) -> None:
-        """End a node that the kernel has forgotten, or that it was not sent after all."""
+        """End a node that the kernel has forgotten, or that it was never sent."""
         with self.lock.ensure_held():
             if self.nodes.drop_unused(node):
                 if node.is_passed:
-                    self.cache.metadata.note_attributes_change(node.source)  # attributes read meanwhile may be outdated
+                    self.cache.metadata.note_attributes_change(node.source)  # clients may have changed them unnoticed
                 self.prefetch.drop(node)
                 self.retries.release_node(node)
 
@@ -251,7 +250,7 @@ def _with_tables(lock: TablesLock, function: Callable[..., R], *args: object) ->
 
 
 def _open_mount(root: Fd, handle: bytes) -> Fd | None:
-    """Return an fd of the mount, to open file handles with; None where they can't be opened. handle: the root's"""
+    """Return an fd of the mount for opening file handles; None if they can't be opened. handle: the root's"""
     if not handle:
         return None
     fd = Fd(os.open(root.path(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -264,7 +263,7 @@ def _open_mount(root: Fd, handle: bytes) -> Fd | None:
 
 
 def errno_of(error: Exception, operation: object) -> int:
-    """Return the errno for the client. An exception that is no OSError is a bug, and is logged."""
+    """Return the errno for the client. An unexpected exception is a bug, and is logged."""
     if isinstance(error, OSError):
         return error.errno or errno.EIO
     if isinstance(error, (OverflowError, struct.error)):  # a number from the client that no system call accepts

@@ -1,8 +1,8 @@
-"""Requests about names, nodes and files. The native core does them; this is what Python adds before or after.
+"""Requests about names, nodes and files. The native core handles them; this module adds Python's part before or after.
 
-Python maintains the cache of a slow filesystem, and answers for the link to the caller's drop folder. It makes orphans
-of entries that are moved into a drop folder, serves retries of processes that got ESTALE, and waits for other
-processes.
+Python code maintains the cache for a slow filesystem, and serves the link to the caller's drop directory. It makes
+orphans of entries that are moved into a drop directory, serves retries of processes that got ESTALE, and waits for
+other processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fusefs.mount.tree.trashd_dir import DropLinks, drop_link_user, is_drop_fold
 
 
 class NodeOperations:
-    """Node operations of one mount. Callers hold the tables lock; all methods raise OSError only."""
+    """The node operations of one mount. Callers must hold the tables lock."""
 
     def __init__(self, mount: MountState) -> None:
         self._mount = mount
@@ -38,7 +38,7 @@ class NodeOperations:
         self.adoption = DropAdoption(mount)
 
     def answer(self, request: Request) -> bytes:
-        """Do a request; return the body of its reply. Raises  OSError EINTR, WouldWait: see TablesLock.patiently"""
+        """Handle a request; return the reply's body. Raises  OSError, WouldWait: see TablesLock.retry_patiently"""
         _size, opcode, _unique, nodeid, *ids = wire.read_head(request)
         caller = CallerIds(*ids)
         match opcode:
@@ -67,7 +67,7 @@ class NodeOperations:
         return self._lock.retry_patiently(caller.pid, self._mount.do, request)
 
     def _do_and_cache(self, request: Request, parent: int, held: int = -1) -> bytes:
-        """Do a request whose reply begins with an entry, and cache that entry if the filesystem is slow."""
+        """Handle a request whose reply begins with an entry, and cache that entry if the filesystem is slow."""
         with self._cache.fill_if_slow() as fill:
             reply = self._mount.do(request, held)
             directory = self._nodes.get(parent)
@@ -78,7 +78,7 @@ class NodeOperations:
     def _cache_entry(self, request: Request, directory: Node, reply: bytes, fill: CacheFill) -> None:
         entry = wire.read_entry(reply)
         if not entry.name_s:
-            return  # it may not be cached
+            return  # the entry must not be cached
         name = wire.read_entry_name(request)
         node = self._nodes.get(entry.nodeid) if entry.nodeid else None
         if node is not None:
@@ -87,8 +87,8 @@ class NodeOperations:
             fill.learn_missing(directory, name)
 
     def _directory(self, nodeid: int) -> tuple[Node, Fd]:
-        """Return a directory and its fd, to be used at once. Raises  OSError ENOENT: it was removed; ESTALE: no such
-        node"""
+        """Return a directory and its fd, which must be used at once. Raises  OSError ENOENT: the directory was removed;
+        ESTALE: no such node"""
         node = self._nodes.get(nodeid)
         if node is None:
             _raise_os_error(errno.ESTALE)
@@ -187,8 +187,8 @@ class NodeOperations:
         return reply
 
     def _lookup_moved(self, request: Request, directory: Node, name: bytes, caller: CallerIds) -> bytes | None:
-        """Look up what this client has just moved to a name in a drop folder, once; None if it moved nothing to that
-        name."""
+        """Look up, once, the entry that this client has just moved to a name in a drop directory; None if it moved none
+        there."""
         fd = self._retries.take_moved_fd(caller.pid, (directory, name))
         if fd is None:
             return None
@@ -231,10 +231,10 @@ class NodeOperations:
     # Renames.
 
     def _rename(self, request: Request, opcode: int, old_parent: int, caller: CallerIds) -> bytes:
-        """Rename. An entry that is moved into a drop folder becomes an orphan at once.
+        """Rename an entry. If it is moved into a drop directory, make it an orphan at once.
 
-        If it can't, the rename is made, but replaces nothing there (EEXIST): the reaper has to make an orphan of each
-        entry.
+        If that is impossible, rename it, but without replacing anything (EEXIST), because the reaper must make an
+        orphan of each entry.
         """
         numbers = wire.RENAME_IN if opcode == Opcode.RENAME else wire.RENAME2_IN
         new_parent, *flags = numbers.unpack_from(request, REQUEST_HEAD_SIZE)
@@ -261,8 +261,8 @@ class NodeOperations:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), names[1])
 
     def _try_adopt(self, old: tuple[int, bytes], new: tuple[int, bytes], caller: CallerIds) -> bool:
-        """Make an orphan of an entry that is moved into a drop folder. Returns  False: it could not, and nothing was
-        moved
+        """Try to make an orphan of an entry that is moved into a drop directory. Returns  False: this is impossible,
+        and nothing was moved
 
         Raises  OSError EPERM: one of the names is `.trashd/drop`
         """
@@ -274,7 +274,7 @@ class NodeOperations:
             return self._adopt_and_record(old_fd, (old_directory, old[1]), new_fd, (new_directory, new[1]), caller)
 
     def _adopt_and_record(self, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, caller: CallerIds) -> bool:
-        """Adopt the entry and record its new name. The kernel assigns that name, too, and it expires soon
+        """Adopt the entry, and record its new name. The kernel assigns the same name, which soon expires
         (forget_stored.py)."""
         attributes, handle = self._lock.call(_stat_with_handle, old_fd, old[1])
         source = source_key(attributes, self._mount.stable_handle(handle))

@@ -1,8 +1,7 @@
 """FUSE passthrough: the kernel reads and writes files on the backing filesystem without sending requests.
 
-An open inode uses either passthrough or the kernel's page cache: the kernel refuses an open in the other mode with EIO.
-So the first open of a node decides for all opens until the last handle is released. The kernel has left the mode by
-then.
+An open inode uses either passthrough or the page cache: the kernel fails an open in the other mode with EIO. So the
+first open of a node decides the mode of all opens until the last handle is released, when the kernel leaves the mode.
 
 Source  docs/decisions/0064-passthrough.md
 """
@@ -22,15 +21,15 @@ from fusefs.linux.syscalls import statfs_type, statx
 from fusefs.mount.native._core import Node, Tables
 from fusefs.mount.tables.tables_lock import TablesLock
 
-_REPORTS_LATE = "the backing filesystem is FUSE, and may report a failed write only when its own handle is closed"
+_REPORTS_LATE = "the backing filesystem is FUSE, which may report a failed write only when the writing handle is closed"
 _TOO_OLD = "it needs Linux 6.9 or later with CONFIG_FUSE_PASSTHROUGH"
 _REASONS = {
     errno.EPERM: "it needs root (CAP_SYS_ADMIN outside user namespaces)",
-    errno.ELOOP: "too many stacked filesystems below (overlayfs)",
+    errno.ELOOP: "too many stacked filesystems below this mount (overlayfs)",
     errno.ENOTTY: _TOO_OLD,
     errno.EOPNOTSUPP: _TOO_OLD,
 }
-"""Refusals that hold for all files of a filesystem."""
+"""Reasons, by errno, that apply to all files of a filesystem."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,24 +37,24 @@ _log = logging.getLogger(__name__)
 def why_unsupported_on(fd: int) -> str | None:
     """Return why no file of this filesystem may be passed through; None if files may be.
 
-    A FUSE filesystem can report a failed write when the handle that wrote is closed, and at no other close. In
-    passthrough the kernel closes its own handle and discards that error.
+    A FUSE filesystem may report a failed write only when the handle that wrote is closed. In passthrough this handle
+    is the kernel's own, and the kernel discards the error.
     """
     return _REPORTS_LATE if statfs_type(fd) == FUSE_MAGIC else None
 
 
 def stack_depth(root: int) -> int:
-    """Return max_stack_depth for INIT, by the backing tree: the kernel allows at most 2 stacked filesystems.
+    """Return max_stack_depth for INIT, given the backing tree. The kernel allows at most 2 stacked filesystems.
 
-    An overlayfs may be mounted on a FUSE mount with depth 1, and nothing on one with depth 2. So the depth is 2 only
-    where passthrough needs it.
+    An overlayfs can be stacked on a FUSE mount of depth 1, but nothing on one of depth 2. So the depth is 2 only if
+    passthrough needs it.
     """
     return 2 if statfs_type(root) == OVERLAY_MAGIC else 1
 
 
 def why_refused(device: int) -> str | None:
-    """Return why the kernel refuses a backing file for this mount, tried with a file in memory; None if it accepts
-    it."""
+    """Return why the kernel refuses backing files for this mount, as tried with a file in memory; None if it accepts
+    them."""
     with Fd(os.memfd_create("trashd")) as fd:
         try:
             close_backing(device, open_backing(device, fd))
@@ -65,23 +64,22 @@ def why_refused(device: int) -> str | None:
 
 
 def _reason_of(number: int) -> str:
-    """Return the reason for an errno, for users."""
+    """Return the text for users that explains an errno."""
     return _REASONS.get(number) or os.strerror(number)
 
 
 class Passthrough:
-    """Which files of one mount are passed through. Callers hold the tables lock, or run on the trio thread.
+    """Decides which files of one mount are passed through. Callers must hold the tables lock, or be the trio thread.
 
-    The attributes of a file that clients write without the daemon are unknown. They are not steady: neither the kernel
-    nor the daemon may cache them. They are steady again when no handle can write any more. If one was opened for
-    reading and writing, the file may be mapped, and a mapping outlives its handle: then they are steady only when the
-    node ends.
+    While clients write to a file without the daemon, its attributes are unsteady: neither the kernel nor the daemon may
+    cache them. They are steady again once no handle can write any more. But a file that was opened for reading and
+    writing may be mapped, and a mapping outlives its handle. Its attributes stay unsteady until the node ends.
     """
 
     def __init__(self, lock: TablesLock, nodes: Tables, root: Fd) -> None:
-        """Set up without passthrough; `start` is called when the kernel has agreed to it.
+        """Set up with passthrough off. Call `start` when the kernel has agreed to passthrough.
 
-        root  the backing tree's directory; stays the caller's
+        root  the backing tree's directory, owned by the caller
         """
         self._lock = lock
         self._nodes = nodes
@@ -90,27 +88,26 @@ class Passthrough:
         self._logged_errnos: set[int] = set()
 
     def start(self, on_give_up: Callable[[str], None]) -> None:
-        """Pass files through that are opened from now on, unless they are open already.
+        """Pass through the files that are opened from now on, unless they are open already.
 
-        on_give_up  called with the reason, by any thread, if it turns out that the kernel passes nothing through on
-                 this mount
+        on_give_up  called with the reason, in any thread, if the kernel turns out to refuse passthrough on this mount
         """
         self._on_give_up = on_give_up
         self._nodes.passes_through = True
 
     def stop(self) -> None:
-        """Pass no more files through; files that are open stay as they are."""
+        """Stop passing further files through. Files that are open stay as they are."""
         self._on_give_up = None
         self._nodes.passes_through = False
 
     def close(self) -> None:
-        """Release all backing ids: the kernel would keep them, and the files open, as long as a dead mount exists."""
+        """Release all backing ids. Otherwise the kernel would keep the files open as long as a dead mount exists."""
         self.stop()
         with self._lock:
             self._nodes.drop_backing()
 
     def note_refusal(self, node: Node, number: int, fd: int) -> None:
-        """Log that the kernel has refused a backing file: once per errno, or that passthrough ends for the mount."""
+        """Log that the kernel has refused a backing file, once per errno, or give up passthrough on the mount."""
         if number in _REASONS and statx(fd).mnt_id == statx(self._root).mnt_id:
             on_give_up = self._on_give_up
             self.stop()

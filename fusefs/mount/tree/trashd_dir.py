@@ -1,9 +1,9 @@
-"""The directory `.trashd` in the mount, found by name only, hidden from listings, never cached; and `.trashd/drop`.
+"""The directory `.trashd` in the mount, which is hidden from listings and never cached; and the link `.trashd/drop`.
 
-`.trashd/drop` is a symbolic link that exists in the mount only: it leads each user to their own drop folder. So `mv DIR
-.trashd/drop/` is all that a container needs that sees nothing but the mount. The nodeid of the link depends on the user
-and on the target. The kernel keeps an inode with the target for each, and looks the link up at each use, since no name
-in here is cached.
+`.trashd/drop` is a symbolic link that exists only in the mount, and leads each user to their own drop directory. So in
+a container that sees nothing but the mount, `mv DIR .trashd/drop/` is enough. The nodeid of the link depends on the
+user and on the target, so the kernel keeps one inode, with the target, for each pair. It looks up the link at each use,
+since no name in here is cached.
 """
 
 from __future__ import annotations
@@ -41,67 +41,66 @@ _LINK = stat.S_IFLNK | 0o777
 
 
 def is_in_store(nodes: Tables, node: Node) -> bool:
-    """Return whether a node is a store or lies in one: commands change stores behind the mount."""
+    """Return whether a node is a store, or is in one, where commands change entries behind the mount."""
     return nodes.zone_of(node) != NodeZone.OUTSIDE
 
 
 def holds_trash(nodes: Tables, directory: Node) -> bool:
-    """Return whether entries of this directory lie in a container or a drop folder: the reaper deletes there behind the
-    mount."""
+    """Return whether the entries of this directory are in a container or a drop directory, where the reaper deletes
+    behind the mount."""
     return nodes.zone_of(directory) == NodeZone.TRASH
 
 
 def is_drop_folder(nodes: Tables, directory: Node) -> bool:
-    """Return whether a directory is a user's drop folder, in any store."""
+    """Return whether a directory is a user's drop directory, in any store."""
     above = directory.parent
     return directory.name == DROP and above is not None and nodes.zone_of(above) == NodeZone.STORE
 
 
 def hides_stores(directory: Node, *, shows_trash: bool) -> bool:
-    """Return whether a listing omits stores: in the root, where backups, searches and `rm -rf *` would find them."""
+    """Return whether a listing omits stores, as in the root, where backups, searches and `rm -rf *` would find them."""
     return directory.nodeid in ROOTS and not shows_trash
 
 
 def is_drop_link(directory: Node, name: bytes) -> bool:
-    """Return whether a name is the link; creating, renaming or removing such a name fails with EPERM."""
+    """Return whether a name is the drop link. Creating, renaming or removing such a name fails with EPERM."""
     above = directory.parent
     return name == DROP and directory.name in (STORE, _own_store_name()) and above is not None and above.nodeid in ROOTS
 
 
 @cache
 def _own_store_name() -> Name:
-    """Return the name of the daemon's own store. It has drop folders only if root has no store."""
+    """Return the name of the daemon's own store. It has drop directories only if root has no store."""
     return user_store_name(os.geteuid())
 
 
 def drop_link_nodeid(uid: int, target: bytes) -> NodeId:
-    """Return the nodeid of a user's link to this target. There is no node for it, and its references are not
-    counted."""
+    """Return the nodeid of a user's drop link to this target. The tables have no node for it, and its references are
+    not counted."""
     digest = crc32(target) >> 32 - _DIGEST_BITS
     return NodeId(_LINK_NODEIDS | digest << _UID_BITS | uid)
 
 
 def drop_link_user(nodeid: int) -> int | None:
-    """Return the user whose link has this nodeid; None if it is not a link."""
+    """Return the user whose drop link has this nodeid; None if no link has it."""
     return nodeid & (1 << _UID_BITS) - 1 if _LINK_NODEIDS <= nodeid < _LINK_NODEIDS_END else None
 
 
 class DropLinks:
-    """The links of all users. All methods raise OSError only."""
+    """The drop links of all users. Methods raise nothing but OSError."""
 
     def __init__(self, kernel: Kernel, root: Fd) -> None:
-        """root: the backing tree's directory; stays the caller's."""
+        """root: the backing tree's directory, owned by the caller"""
         self._kernel = kernel
         self._root = root
         self._make_lock = threading.Lock()
-        """Held while a drop folder is made: if two threads made one at the same time, neither folder would be
+        """Held while a drop directory is created: if two threads created one at the same time, neither would be
         trusted."""
 
     def stat_link(self, uid: int, caller: Caller) -> Attributes:
-        """Return the attributes of a user's link. If its target is missing and that user asks, the target is made.
+        """Return the attributes of a user's link. If its target is missing and that user asks, create the target.
 
-        Raises  ENOENT: no store, or another user asks for a drop folder that was never made; or the error from making
-                it
+        Raises  OSError ENOENT: no store, or another user asks for a missing target; or the error from creating it
         """
         with self._open(uid, caller) as folder:
             folder_stat, target = stat_at(folder.fd), _target(folder)
@@ -110,7 +109,7 @@ class DropLinks:
         )
 
     def readlink(self, uid: int, caller: Caller) -> bytes:
-        """Return the link's target, relative to `.trashd`. Raises as `look`."""
+        """Return the link's target, relative to `.trashd`. Raises  OSError as `stat_link` does"""
         with self._open(uid, caller) as folder:
             return _target(folder)
 
@@ -120,7 +119,7 @@ class DropLinks:
             if folder is None:
                 if caller.uid != uid:
                     raise _no_entry()
-                # The umask does not count: the folder is private to the user, who must be able to enter it.
+                # The caller's umask is ignored: the folder is private to the user, who must be able to enter it.
                 uid_gid = (0, 0) if os.geteuid() else (caller.uid, caller.gid)
                 credentials = ThreadCredentials(*uid_gid, umask=_PRIVATE)
                 try:
@@ -133,7 +132,7 @@ class DropLinks:
         return folder
 
     def _open_store(self) -> Store:
-        """Raises  ENOENT: there is no store that we trust"""
+        """Raises  OSError ENOENT: there is no store that we trust"""
         try:
             store = _open_drop_store(self._kernel, self._root, b"")
         except TrashdError as error:
@@ -144,7 +143,7 @@ class DropLinks:
 
 
 def _make_by_root(store: Store, uid: int) -> UserFolder | None:
-    """Make a user's folder as root, which is trusted at once; None if the user has to make it."""
+    """Create a user's folder as root, so that it is trusted at once; return None if the user has to create it."""
     if not store.is_ours_as_root():
         return None
     with suppress(OSError, NoStore):
@@ -161,9 +160,9 @@ def _no_entry() -> OSError:
 
 
 def _open_drop_store(kernel: Kernel, root: Fd, path: bytes) -> Store | None:
-    """Open the store that has a mount's drop folders: root's, or else the daemon's own; None if there is neither.
+    """Open the store with a mount's drop directories: root's, or else the daemon's own; None if there is neither.
 
-    Raises  OSError; Untrusted: root's name belongs to another user, and the daemon has no store of its own; BrokenStore
+    Raises  OSError; Untrusted: another user owns the name of root's store, and the daemon has none; BrokenStore
     """
     untrusted: Untrusted | None = None
     for opener in (open_store, open_own_store):
@@ -181,11 +180,11 @@ def _open_drop_store(kernel: Kernel, root: Fd, path: bytes) -> Store | None:
 
 
 def prepare_store(kernel: Kernel, root: Fd, path: bytes) -> TrashdError | OSError | None:
-    """Make a store before mounting if there is none: clients that see only the mount can't make one.
+    """Create a store before mounting if there is none, because clients that see only the mount can't create one.
 
-    root     the backing tree's directory; stays the caller's
+    root     the backing tree's directory, owned by the caller
     path     for messages
-    Returns  an error to be logged; it does not keep the mount from working
+    Returns  an error to be logged; the mount works nevertheless
     """
     flags = os.O_PATH | os.O_DIRECTORY
     try:

@@ -1,4 +1,4 @@
-"""The operations of a mount and the state that they share, independent of what transports the requests."""
+"""The operations of a mount and the state that they share, independent of the transport of requests."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Vfs(MountState):
         self.listings = Listings(self)
 
     def answer(self, request: Request) -> bytes:
-        """Do a request about a name, a node or a file; return the body of its reply. Raises  OSError: with the reply's
-        errno"""
+        """Handle a request about a name, a node or a file; return the reply's body. Raises  OSError with the errno for
+        the reply; WouldWait"""
         return self._operations_for(request).answer(request)
 
     def answer_from_cache(self, request: Request) -> bytes | None:

@@ -1,7 +1,7 @@
-"""Extended attributes and ACLs, which are extended attributes. native/xattr_operations.c does the requests.
+"""Extended attributes, including ACLs. The native core handles the requests (native/xattr_operations.c).
 
-This module caches the values of a slow filesystem. When a client reads an attribute of one file, it prefetches that
-attribute of all files listed beside it.
+This module caches the values of a slow filesystem. When a client reads an attribute of one file, the module prefetches
+that attribute for all files in the same listing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _ROOM = 1 << 16
 
 
 class XattrOperations:
-    """The extended attributes of a mount. All methods raise OSError only.
+    """The extended attributes of a mount. Methods raise nothing but OSError.
 
-    If they are not shown, the kernel's first request is refused with ENOSYS, and the kernel sends no more. If the
-    backing filesystem does not show the same attributes to every user, each is read as the caller, and cached for that
-    user only.
+    If the mount does not show them, the kernel's first request fails with ENOSYS, and the kernel sends no more. If the
+    backing filesystem does not show the same attributes to all users, each one is read as the caller, and cached only
+    for that user.
     """
 
     def __init__(self, mount: MountState) -> None:
@@ -39,12 +39,12 @@ class XattrOperations:
         self._prefetched = mount.prefetch.xattrs
         self._are_shown = mount.options.has_xattrs
         self._are_same_for_daemon = mount.has_common_xattrs or os.geteuid() != 0
-        """The daemon reads the same values as any caller. A user's own daemon does everything as that user, this
-        too."""
+        """Whether the daemon reads the same values as any caller. A user's own daemon does, since it always acts as
+        that user."""
         self._hides_labels = not is_selinux_enabled()
 
     def answer(self, request: Request) -> bytes:
-        """Do a request; return the body of its reply."""
+        """Handle a request; return the reply's body."""
         _size, opcode, _unique, nodeid, *_caller = wire.read_head(request)
         node = self._nodes.get(nodeid)
         if node is None or not self._lock.is_slow or not self._are_shown:
@@ -66,7 +66,7 @@ class XattrOperations:
         return name != LABEL or not self._hides_labels
 
     def _read_value(self, request: Request, node: Node, name: bytes) -> bytes | int:
-        """Return the value of an attribute, or an errno, and cache it."""
+        """Read and cache the value of an attribute. Returns  the value, or an errno"""
         caller = wire.read_caller(request)
         uid = self._cache_uid(caller)
         with self._cache.fill_if_slow() as fill:
@@ -77,7 +77,8 @@ class XattrOperations:
         return self._visible_names(answer, name, caller)
 
     def _cache_uid(self, caller: Caller) -> int:
-        """Return the uid that a value is read and cached as: 0, the daemon's, for all users; or the caller's own."""
+        """Return the uid for which a value is read and cached: 0, if the daemon reads it for all users; or the
+        caller's."""
         return 0 if self._are_same_for_daemon else caller.uid
 
     def _read_from_core(self, node: Node, name: bytes, caller: Caller) -> bytes | int:
@@ -120,18 +121,18 @@ class XattrOperations:
         if answer is None:
             return None
         if not self._mount.has_common_xattrs and name in ACLS:
-            self._mount.timeouts.invalidate(node)  # else the kernel would cache it for the next user, too
+            self._mount.timeouts.invalidate(node)  # otherwise the kernel would cache it for the next user, too
         return _reply_body(self._visible_names(answer, name, caller), request)
 
     def _prefetch_beside(self, node: Node, name: bytes, uid: int) -> None:
-        """Prefetch the attribute for what was listed beside this node, as it is probably read next. Only if read as the
-        daemon."""
+        """Prefetch the attribute for the entries listed with this node, which a client will probably read next. Do this
+        only for values that the daemon reads for all users."""
         if self._lock.is_slow and self._cache.is_enabled and not uid:
             fd = None if node.parent is None else self._nodes.directory_fd(node.parent)
             self._mount.prefetch.note_getxattr(name, node, fd)
 
     def _visible_names(self, answer: bytes | int, name: bytes, caller: Caller) -> bytes | int:
-        """Leave out of a list of names those that the caller may not see."""
+        """Remove from a list of names those that the caller may not see."""
         if name != NAMES or isinstance(answer, int):
             return answer
         names = [one for one in answer.split(b"\0")[:-1] if self._shows(one)]
@@ -146,7 +147,7 @@ def _name_in(request: Request) -> bytes:
 
 
 def _reply_body(answer: bytes | int, request: Request) -> bytes:
-    """Return the reply: the value, or its size if the client asks for that. Raises  OSError: there is no value;
+    """Return the reply's body: the value, or its size if the client asks for that. Raises  OSError: there is no value;
     ERANGE"""
     (room,) = wire.GETXATTR_IN.unpack_from(request, wire.REQUEST_HEAD_SIZE)
     if isinstance(answer, int) or (room and len(answer) > room):
