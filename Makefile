@@ -46,7 +46,7 @@ mpi-packages: setup; @.ci/mpi-packages
 # By each MPI: what can't be started fails.
 mpi: mpi-packages; @TRASHD_TEST_DEMANDED=mpi .ci/pytest tests/mpi $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 recipes-packages: setup; @.ci/recipes-packages
-# Each recipe of docs/recipes as its page has it: what can't be run here fails.
+# Each recipe of docs/howto/recipes as its page has it: what can't be run here fails.
 recipes: recipes-packages; @TRASHD_TEST_DEMANDED=recipes .ci/pytest -o faulthandler_timeout=0 tests/recipes $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 dist: setup; $(PYTHON) -m build
 release: setup; @.ci/release

@@ -1,4 +1,4 @@
-"""pjdfstest on `trashd mount`, on the filesystem below it, and on other FUSE daemons: the table of docs/mount.md.
+"""pjdfstest on `trashd mount`, the filesystem below it and other FUSE daemons, for docs/explain/mount-semantics.md.
 
     python -m bench.posix
 

@@ -1,4 +1,4 @@
-"""How Sphinx makes the site of the documents as they are: `make site`, docs/decisions/0053-manual-and-site.md."""
+"""Builds the site from the documents as they are: `make site`, docs/internals/decisions/0053-releases-and-manual.md."""
 
 from __future__ import annotations
 

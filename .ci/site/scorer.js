@@ -1,6 +1,6 @@
-// What search puts first: pages for users before what tells how it came about. searchtools.js wants `var`.
-var AHEAD = /^docs\/(man\/|faq|troubleshooting)|^README/;
-var BEHIND = /^docs\/(decisions\/|performance|renames|questions)|^CHANGELOG|^CONTRIBUTING/;
+// The search lists pages for users before pages for developers. searchtools.js wants `var`.
+var AHEAD = /^docs\/(man|start|howto)\/|^README/;
+var BEHIND = /^docs\/internals\/|^CHANGELOG|^CONTRIBUTING/;
 
 var Scorer = {
     score: ([docname, , , , score]) => score * (AHEAD.test(docname) ? 3 : BEHIND.test(docname) ? 0.3 : 1),

@@ -34,7 +34,7 @@ def command(volumes: tuple[bytes, ...]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "fusefs").partition(".")[0] == "fusefs":
             raise
-        hint = "if you use pipx, run: pipx inject trashd textual; otherwise see docs/install.md"
+        hint = "if you use pipx, run: pipx inject trashd textual; otherwise see docs/howto/install.md"
         raise Refused(f"trashd browse needs Textual, which can't be imported ({error})", hint) from error
     # Textual writes to sys.__stderr__, whose buffer fusefs.cli.main has detached.
     terminal = open(os.dup(1), "w", encoding=locale.getpreferredencoding(), errors="replace")  # noqa: SIM115

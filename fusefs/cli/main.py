@@ -21,7 +21,7 @@ def main() -> None:
     """Run the command line of this process and exit with its code.
 
     It skips the interpreter's cleanup, and garbage collection while modules load: a swap creates no garbage, and each
-    of these two costs more time than the swap itself (docs/decisions/0045).
+    of these two costs more time than the swap itself (docs/internals/decisions/0045).
     """
     gc.disable()
     if sys.flags.no_site:

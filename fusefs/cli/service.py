@@ -257,7 +257,7 @@ def find_command(name: str = "trashd") -> str:
     beside = (str(place / name) for place in places if os.access(place / name, os.X_OK))
     found = next(beside, None) or shutil.which(name)
     if found is None:
-        raise NotFound(name, "install trashd as a command first, as docs/install.md describes")
+        raise NotFound(name, "install trashd as a command first, as docs/howto/install.md describes")
     return os.path.abspath(found)
 
 

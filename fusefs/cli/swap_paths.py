@@ -1,7 +1,7 @@
 """Swaps paths from the command line or standard input, and parses plain command lines without click and msgspec.
 
 A table lists the most common options. Click parses all other command lines, and reports all errors
-(docs/decisions/0045).
+(docs/internals/decisions/0045).
 """
 
 from __future__ import annotations

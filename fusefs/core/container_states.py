@@ -1,6 +1,6 @@
 """The states of a container, the moves between them, and how recovery completes or undoes unfinished moves.
 
-Every crash window in docs/crash.md is covered by a value of StageAction or RestoringAction. Also the default retention.
+Every window in docs/internals/crash-windows.md has a StageAction or RestoringAction. Also the default retention.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def decide_stage(
     tree    the identity of `tree` in the container; None if there is none
     fresh   the identity of `fresh` in the container (two renames only); None if there is none
     name    the identity of the object at the victim's path; None if there is none
-    Source  docs/crash.md
+    Source  docs/internals/crash-windows.md
     """
     if record is None:
         return StageAction.UNMADE

@@ -220,7 +220,7 @@ class RootSquashed(NotPermitted):
     problem = "the server maps root to nobody (root squash), or a security module restricts root"
     hint = (
         "run init, the service and reap as root on a node that the server trusts (no_root_squash; nodemap admin=1); "
-        "on this node each user runs their own: trashd service install --user, or trashd reap (docs/hpc.md)"
+        "on this node each user runs their own: trashd service install --user, or trashd reap (docs/howto/clusters.md)"
     )
 
 

@@ -35,7 +35,7 @@ class Identity(NamedTuple):
     btime_ns  birth time in nanoseconds; 0 if the filesystem records none
 
     The st_dev is not part of it, since it changes with loop and device numbers, and on btrfs with each mount.
-    Source    name_to_handle_at(2), statx(2), docs/store-format.md
+    Source    name_to_handle_at(2), statx(2), docs/internals/store-format.md
     """
 
     handle: str

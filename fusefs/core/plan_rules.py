@@ -213,7 +213,7 @@ def read_plan(sources: Sequence[Source], context: PlanContext) -> tuple[Rule, ..
     problems: list[ConfigProblem] = []
     rules: list[Rule] = []
     for source in sources:
-        document = read_document(source, problems, "docs/plan.md")
+        document = read_document(source, problems, "trashd-plan(5)")
         problems += _unknown_keys(document)
         for table in read_tables(document, "rule", RULE, problems):
             rule = _RuleBuilder(table, context, problems).build()
@@ -222,7 +222,7 @@ def read_plan(sources: Sequence[Source], context: PlanContext) -> tuple[Rule, ..
     problems += _check_purge_lists(rules)
     if not all(problem.is_warning for problem in problems):
         raise BadConfig(
-            hint="trashd plan check PLAN lists all errors; docs/plan.md describes the keys", problems=tuple(problems)
+            hint="trashd plan check PLAN lists all errors; trashd-plan(5) describes the keys", problems=tuple(problems)
         )
     for warning in problems:
         context.warn(warning)

@@ -511,7 +511,7 @@ ListedPath = bytes | ListedName
 
 
 class ListFormat(Enum):
-    """The format of a list; docs/hpc.md names the programs that write each format."""
+    """The format of a list; docs/howto/clusters.md names the programs that write each format."""
 
     LINES = "lines"
     NUL = "nul"

@@ -312,7 +312,7 @@ def decode_source(name: str, raw: bytes) -> Source:
         raise _file_problem(name, f"line {line} is not UTF-8", "save it as UTF-8") from error
 
 
-def read_document(source: Source, problems: list[ConfigProblem], manual: str = "docs/config.md") -> Document:
+def read_document(source: Source, problems: list[ConfigProblem], manual: str = "trashd.conf(5)") -> Document:
     """Parse a file. If it is too large or not TOML, add a problem and return an empty document.
 
     manual  the documentation of the format

@@ -67,7 +67,7 @@ def known_faults(release: str) -> str | None:
     """Describe the bugs that a kernel may have, judging by its release; None: it is known to have none of them.
 
     A distribution may have fixed an older kernel; the release doesn't show that.
-    Source  docs/decisions/0060
+    Source  docs/internals/decisions/0060
     """
     major_minor, patch = _version(release)
     if major_minor >= _TRUSTED_SINCE or patch >= _TRUSTED_PATCHES.get(major_minor, patch + 1):

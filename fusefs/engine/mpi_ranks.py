@@ -2,7 +2,9 @@
 
 The first rank has the plan, and also runs slices. The other ranks run the slices that they receive, each rank on its
 own mount. A slice is sent with its path, without fds. Only one thread of a rank calls MPI, and never blocks in MPI;
-therefore any MPI library works, and a waiting rank uses no CPU. A lost rank ends the job (docs/decisions/0051-mpi.md).
+therefore any MPI library works, and a waiting rank uses no CPU. A lost rank ends the job.
+
+Source  docs/internals/decisions/0051-mpi.md
 """
 
 from __future__ import annotations

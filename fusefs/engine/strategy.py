@@ -1,4 +1,4 @@
-"""Choose the number and kind of workers that delete fastest on a filesystem, as measured in docs/performance.md.
+"""Choose how many workers, and which kind, delete fastest here; measured in docs/internals/benchmarks/2026-11.md.
 
 On xfs, each worker has an allocation group to itself while it unlinks there. Each unlink, and each release of an inode,
 briefly takes the group's lock, and sleeps if another worker holds it. Two workers in one group take more than twice as

@@ -1,6 +1,6 @@
 """A directory's metadata that a swap copies: owner, mode, ACLs, xattrs, inode flags, project ID, encryption policy.
 
-docs/likeness.md lists the metadata of a directory on each filesystem, and which parts can be neither read nor set.
+docs/reference/filesystems.md lists the metadata of a directory by filesystem, and what can be neither read nor set.
 """
 
 from __future__ import annotations

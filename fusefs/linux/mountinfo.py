@@ -238,7 +238,7 @@ def other_namespaces() -> Iterator[tuple[str, list[Mount]]]:
                 namespaces.add(namespace)
                 yield pid, read_mounts(pid)
         except OSError:
-            continue  # it has ended, or we may not inspect it (see docs/security.md)
+            continue  # it has ended, or we may not inspect it (see docs/explain/security.md)
 
 
 _MOUNTINFO = "/proc/self/mountinfo"

@@ -1,1 +1,1 @@
-"""Layer 4: the FUSE mount. docs/architecture.md lists its packages."""
+"""Layer 4: the FUSE mount. docs/internals/architecture.md lists its packages."""

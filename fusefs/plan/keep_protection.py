@@ -1,9 +1,9 @@
-"""What rules never touch: directories with a `.trashd-keep`, files locked with flock(2), live sockets, and devices.
+"""The protection of what rules never touch: directories with a `.trashd-keep`, files locked with flock(2), live sockets, and devices.
 
 In a shared directory, any user can create that file, and any reader can lock the directory. Therefore a mark on a
 directory counts only if the directory's owner or root made it; other users' marks are reported.
 
-Source  systemd-tmpfiles(8) and tmpreaper(8); docs/plan.md compares their exemptions with ours
+Source  systemd-tmpfiles(8) and tmpreaper(8)
 """
 
 from __future__ import annotations

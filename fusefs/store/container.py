@@ -195,7 +195,7 @@ def rewrite_record(held: HeldContainer, record: Record) -> HeldContainer:
     """Replace the container's record. The new one is durable and locked before the old one's lock is released.
 
     The container's last move is flushed first. Otherwise btrfs could write the new record with its name into the
-    container at its old place, where recovery never searches for the remains of a killed command (docs/crash.md).
+    container at its old place, where recovery never searches for the remains of a killed command (docs/internals/crash-windows.md).
     """
     kernel = held.folder.store.kernel
     kernel.fsync(held.fd)
@@ -316,7 +316,7 @@ def flush(held: HeldContainer) -> None:
 
     That later change is the last one in the journals of ext4 and xfs, so flushing the container flushes the earlier
     renames, too. btrfs writes everything when it flushes a directory that was itself moved or lost an entry
-    (docs/crash.md).
+    (docs/internals/crash-windows.md).
     """
     held.folder.store.kernel.fsync(held.fd)
 

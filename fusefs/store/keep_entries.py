@@ -209,7 +209,7 @@ class KeptLinks(NamedTuple):
 
 
 def link_kept_entries(staged: Staged, victim: Victim) -> KeptLinks:
-    """Link the entries to keep into the staged replacement; no flush is needed for that (docs/crash.md).
+    """Link the entries to keep into the staged replacement; no flush is needed for that (docs/internals/crash-windows.md).
 
     Raises  NotKept; OSError with EXDEV if this store can't take the victim; other OSError
     """

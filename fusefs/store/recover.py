@@ -98,7 +98,7 @@ def recover(folder: UserFolder, ended_boots: Collection[str] = (), waits: Wait |
 
     In reaping/ only containers without a record are removed: the end of a killed reap. In orphans/ only those without a
     tree are checked: on btrfs another process's flush may write an adoption, but not the plain rename that moved the
-    tree there (docs/crash.md).
+    tree there (docs/internals/crash-windows.md).
     """
     while True:
         watched: list[float] = []

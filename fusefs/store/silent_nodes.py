@@ -38,7 +38,7 @@ _TAKEOVER_S_BY_FSTYPE = {
     b"fuse.mfs": 90,
     b"fuse.sshfs": 90,
 }
-"""By the type of the filesystem: nodes of these saw each other's changes within seconds (docs/performance.md)."""
+"""By the type of the filesystem: nodes of these saw each other's changes within seconds (docs/internals/benchmarks/2026-11.md)."""
 _CACHE_TIMES = 3
 _ANNOUNCED_PART = 1 / 3
 """The share of that time without an announcement, as every check would stop every swap, and of the time with one."""

@@ -1,7 +1,7 @@
 """Takeover on shared filesystems: move the contents of another process's container into a new one, and remove the old.
 
 The other process may be frozen or disconnected. Later it may continue with its open fds, or the server may execute a
-call that it had sent: both find nothing (docs/decisions/0042-shared-filesystems.md). A restore, and a change of
+call that it had sent: both find nothing (docs/internals/decisions/0042-shared-filesystems.md). A restore, and a change of
 retention, take over the orphan as well, since a late call may be on its way to it.
 """
 

@@ -2,7 +2,7 @@
 
 The server may execute a call of a disconnected client late, when the caller is long gone, or twice. Once the transfer
 directory is removed, such a call fails for good. So decisions are based only on what is found after its removal
-(docs/decisions/0042-shared-filesystems.md).
+(docs/internals/decisions/0042-shared-filesystems.md).
 """
 
 from __future__ import annotations

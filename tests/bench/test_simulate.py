@@ -90,7 +90,7 @@ def test_more_nodes_are_faster_up_to_what_the_server_can_do() -> None:
 
 
 def test_a_neighbour_who_is_felt_waits_less_beside_a_reap_that_is_paced() -> None:
-    """Whether he is felt is chance on a slow server: docs/pacing.md."""
+    """Whether he is felt is chance on a slow server: docs/explain/pacing.md."""
     few = MODEL._replace(n_slots=2, look_s=0.001, change_s=0.001)
     alone, beside = (neighbour(few, n, 16, is_paced=False, begins_s=20.0) for n in (0, 1))
     paced = [neighbour(few, 1, 16, is_paced=True, seed=seed, begins_s=20.0) for seed in range(3)]

@@ -213,7 +213,7 @@ def test_programs_are_told_what_all_left(volume: Path) -> None:
 
 def test_nothing_that_we_say_proposes_to_reap_all_before_its_time() -> None:
     root = Path(__file__).parents[2]
-    pages = [root / "README.md", *root.glob("docs/*.md"), *root.glob("docs/man/*"), *root.glob("tests/cli/golden/*")]
+    pages = [root / "README.md", *root.glob("docs/**/*.md"), *root.glob("tests/cli/golden/*")]
     pages += root.glob("fusefs/**/*.py")
     assert [path for path in pages if "--all --now" in path.read_text().replace("\\", "")] == []
 

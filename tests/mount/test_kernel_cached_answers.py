@@ -1,4 +1,4 @@
-"""What the kernel answers without us is as old as docs/mount.md says, row by row of its table, and never gets older."""
+"""What the kernel answers without us is as old as the table in docs/explain/mount-semantics.md says, never older."""
 
 import os
 import re
@@ -99,6 +99,6 @@ def test_what_the_kernel_answers_alone_is_no_older_than_it_may_be(mounted: Mount
 
 
 def test_the_table_has_these_rows() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "mount.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/explain/mount-semantics.md").read_text()
     _head, _rule, *lines = text[text.index(_TABLE) :].partition("\n\n")[0].splitlines()
     assert {re.split(r" *\| *", line)[1] for line in lines} == set(ROWS)

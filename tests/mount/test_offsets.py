@@ -62,7 +62,7 @@ ACTS: dict[str, Callable[[int, int], object]] = {
 
 
 UNLIMITED = ("go", "send")
-"""To go there is no error in a mount, where below it is one beyond the largest file (docs/mount.md)."""
+"""A seek beyond the largest file is no error in a mount; below it, it is (docs/explain/mount-semantics.md)."""
 
 
 class Told(NamedTuple):

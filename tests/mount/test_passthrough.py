@@ -1,4 +1,4 @@
-"""Reads and writes go past the daemon, and all that is told of a file stays true (docs/decisions/0064)."""
+"""Reads and writes go past the daemon, and all that is told of a file stays true (docs/internals/decisions/0064)."""
 
 import ctypes
 import mmap

@@ -1,6 +1,6 @@
 """Set-user-ID and set-group-ID bits and file capabilities go as on the filesystem below; a plain directory tells how.
 
-The writer may be any user; where we differ, more is taken away, never less (docs/mount.md).
+The writer may be any user; where we differ, more is taken away, never less (docs/explain/mount-semantics.md).
 """
 
 import errno
@@ -189,7 +189,7 @@ MANDATORY_LOCKING = "set-group-ID, not the group's program"
 
 
 def may_be_stricter(name: str, act: str, kind: str) -> bool:
-    """Whether more may go than below (docs/mount.md)."""
+    """Whether more may go than below (docs/explain/mount-semantics.md)."""
     is_written = act in STRICTER_FOR_ROOT or (is_plain() and act == "copy_range")  # by the kernel: it reads and writes
     return (name == "root" and is_written) or act == "write_by_mmap" or kind == MANDATORY_LOCKING
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.needs("root", "fuse")
 
 
 USER, OTHER = 1000, 1001
-DOCUMENT = Path(__file__).parents[2] / "docs/monitoring.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/reference/metrics-and-events.md"
 
 
 @pytest.fixture

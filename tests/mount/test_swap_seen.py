@@ -80,7 +80,7 @@ class Client:
     def report(self, *, stands: bool) -> list[object]:
         """All that it sees, and can do; nothing changes meanwhile.
 
-        stands  else where it was is told on by a mount (docs/mount.md)
+        stands  else where it was is told on by a mount (docs/explain/mount-semantics.md)
         """
         st = os.fstat(self._fd)
         own = f"home{self._number}"
@@ -183,7 +183,7 @@ def played(
     reap_: Callable[[str], object],
     reaped: list[object] | None = None,
 ) -> dict[str, list[object]]:
-    """What all see after each step. reaped: what they are to see in the end, sooner or later (docs/mount.md)"""
+    """What all clients see after each step. reaped: what they see in the end (docs/explain/mount-semantics.md)"""
     victim.mkdir()
     (victim / "number").write_bytes(b"tree")
     for number in range(N_CLIENTS):
@@ -620,7 +620,8 @@ def test_what_is_left_of_a_half_reaped_tree_is_as_it_was(place: Place, n: int) -
     but |= {path: ("nlink", *MOVED) for path in seen if before[path][:2] in linked}
     but["tree"] = (*EMPTIED, *MARKED)
     # Killed in a directory of another, or one that others write in, the reaper leaves it root's and closed: else what
-    # came in meanwhile could not be told from what the reaper had begun (docs/decisions/0025-what-came-in.md).
+    # came in meanwhile could not be told from what the reaper had begun
+    # (docs/internals/decisions/0025-late-arrivals.md).
     mode, uid = FIELDS.index("mode"), FIELDS.index("uid")
     taken = {path for path in seen if seen[path][uid] == 0 != before[path][uid] and path != "tree"}
     assert {seen[path][mode] for path in taken} <= {stat.S_IFDIR | 0o700}

@@ -1,1 +1,1 @@
-"""docs/recipes, each page followed on machines of the test's own."""
+"""docs/howto/recipes, each page followed on machines of the test's own."""

@@ -1,4 +1,4 @@
-"""docs/recipes/ansible.md against the machine itself."""
+"""docs/howto/recipes/ansible.md against the machine itself."""
 
 import json
 import os

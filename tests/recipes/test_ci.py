@@ -1,4 +1,4 @@
-"""docs/recipes/ci.md with the real npm, which needs no network for a package in a file."""
+"""docs/howto/recipes/ci.md with the real npm, which needs no network for a package in a file."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""docs/recipes/kubernetes.md: the schemas, and what the manifests' users may, in namespaces without Kubernetes."""
+"""docs/howto/recipes/kubernetes.md: the schemas, and the rights of the manifests' users."""
 
 import contextlib
 import json

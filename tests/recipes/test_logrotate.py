@@ -1,4 +1,4 @@
-"""docs/recipes/logrotate.md by the distribution's own unit."""
+"""docs/howto/recipes/logrotate.md by the distribution's own unit."""
 
 from pathlib import Path
 

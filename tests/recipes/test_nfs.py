@@ -1,4 +1,4 @@
-"""docs/recipes/nfs.md: a server and a client, each a kernel of its own."""
+"""docs/howto/recipes/nfs.md: a server and a client, each a kernel of its own."""
 
 import json
 import shlex

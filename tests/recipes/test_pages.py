@@ -21,14 +21,14 @@ def test_a_page_says_what_fails_what_was_run_and_by_which_test_and_what_was_not(
     assert headings[-2:] == ["When something fails", "What was run"]
     run = text.rpartition("## What was run")[2]
     assert f"tests/recipes/test_{name.replace('-', '_')}.py" in run
-    assert (RECIPES.parents[1] / f"tests/recipes/test_{name.replace('-', '_')}.py").exists()
+    assert (RECIPES.parents[2] / f"tests/recipes/test_{name.replace('-', '_')}.py").exists()
     assert "**Not run**" in run
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_command_of_a_page_is_typed_by_its_test(name: str) -> None:
     text = RecipePage(name).text
-    test = (RECIPES.parents[1] / f"tests/recipes/test_{name.replace('-', '_')}.py").read_text(encoding="utf-8")
+    test = (RECIPES.parents[2] / f"tests/recipes/test_{name.replace('-', '_')}.py").read_text(encoding="utf-8")
     sections = re.findall(r"^## (.+?)$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     typed = [heading for heading, section in sections if "```console" in section]
     assert [heading for heading in typed if f'.follow("{heading}"' not in test] == []

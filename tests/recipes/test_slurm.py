@@ -1,4 +1,4 @@
-"""docs/recipes/slurm.md under Debian's slurmctld, slurmd and munge."""
+"""docs/howto/recipes/slurm.md under Debian's slurmctld, slurmd and munge."""
 
 from collections.abc import Iterator
 

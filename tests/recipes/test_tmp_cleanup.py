@@ -1,4 +1,4 @@
-"""docs/recipes/tmp-cleanup.md: each old line leaves what its new one leaves."""
+"""docs/howto/recipes/tmp-cleanup.md: each old line leaves what its new one leaves."""
 
 import os
 import re

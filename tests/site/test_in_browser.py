@@ -17,11 +17,11 @@ WIDE, NARROW = (1280, 900), (360, 740)
 PICTURED = (
     "docs/index",
     "README",
-    "docs/faq",
-    "docs/troubleshooting",
+    "docs/howto/faq",
+    "docs/howto/troubleshooting",
     "docs/man/swap",
-    "docs/performance",
-    "docs/config",
+    "docs/explain/performance",
+    "docs/howto/run-the-reaper",
 )
 
 
@@ -42,9 +42,9 @@ def picture(tab: Tab, name: str) -> None:
     ("words", "page"),
     [
         ("restore", "docs/man/restore.html"),
-        ("root squash", "docs/troubleshooting.html"),
+        ("root squash", "docs/howto/troubleshooting.html"),
         ("--keep-for", "docs/man/swap.html"),
-        ("seccomp", "docs/troubleshooting.html"),
+        ("seccomp", "docs/howto/troubleshooting.html"),
     ],
 )
 def test_search_has_among_the_first(site: Path, tab: Tab, words: str, page: str) -> None:

@@ -239,7 +239,7 @@ def test_ten_thousand_planted_names_cost_no_process_and_a_few_calls_each(
 
 
 N_FSYNCS = 2
-"""Of the record before the exchange, of the container after the adoption (docs/crash.md)."""
+"""Of the record before the exchange, of the container after the adoption (docs/internals/crash-windows.md)."""
 MEMORY = frozenset({"brk", "mmap", "munmap", "mremap", "mprotect", "madvise"})
 VERBS: dict[str, Callable[[Path, Kernel], object]] = {"swap": swap, "rm": remove}
 PRIVATE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")

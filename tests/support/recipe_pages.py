@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes as tests follow them: the files that a page shows, and the commands with what they say.
+"""The recipes of docs/howto/recipes as tests follow them: the files that a page shows, the commands, their output.
 
 A block below a line that names its file is that file: "`/etc/x`, mode 0755:" (0644 if none is told), or "Added to
 `/etc/x`:" for lines of a file that is there. In a block of `console` a line that begins with `# ` is typed by root,
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tests.support.trashd_command import CommandResult
 
-RECIPES = Path(__file__).parents[2] / "docs/recipes"
+RECIPES = Path(__file__).parents[2] / "docs/howto/recipes"
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _BLOCK = re.compile(
     r"(?:^(?P<named>[^\n]*`[^\n]*:)\n\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL

@@ -84,7 +84,7 @@ class Shell:
         become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
         self._bash = subprocess.Popen(
             [*become, "bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            cwd=volume, env=env, text=True,
+            cwd=volume, env=env, text=True, start_new_session=True,
         )  # fmt: skip
 
     def __enter__(self) -> Self:

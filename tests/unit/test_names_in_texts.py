@@ -190,7 +190,7 @@ def is_below(path: Path, word: str) -> bool:
 
 
 def is_decision(number: str) -> bool:
-    return any((ROOT / "docs" / "decisions").glob(f"{int(number):04}-*.md"))
+    return any((ROOT / "docs" / "internals" / "decisions").glob(f"{int(number):04}-*.md"))
 
 
 FINDERS: dict[str, Callable[[str], bool]] = {
@@ -214,7 +214,8 @@ def test_every_document_names_what_exists() -> None:
         for path in ROOT.glob(pattern)
         if path.is_file() and not str(path.relative_to(ROOT)).startswith(HISTORY)
     }
-    assert {ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "docs/crash.md")} <= paths
+    names = ("README.md", "CONTRIBUTING.md", "Makefile", "docs/internals/crash-windows.md")
+    assert {ROOT / name for name in names} <= paths
     found = {path.name: list(find_gone(path.read_text(encoding="utf-8"), path)) for path in sorted(paths)}
     assert {name: gone for name, gone in found.items() if gone} == {}
 
@@ -253,7 +254,7 @@ def test_a_document_that_names_what_is_gone_is_found(text: str) -> None:
         "store.swap, `core.names.STORE`, `names.STORE`, tree.vfs.Vfs, `store.path`, `volume.path`, `reaper.lock`",
         "mount.fuse.trashd, core.h, record.json, systemd.unit(5), os.pidfd_open, systemd.io/boot",
         "the sysctl kernel.io_uring_disabled, user.trashd.identity, old.log",
-        "[plans](docs/plan.md#rules), [below](#how), [far](https://a.org/attic.md), [decision 1](docs/decisions)",
+        "[plans](docs/man/mount.md#rules), [below](#how), [far](https://a.org/attic.md), [decision 1](docs/internals/decisions)",
     ],
 )
 def test_a_document_may_name_what_exists_and_what_is_not_ours(text: str) -> None:
@@ -271,7 +272,7 @@ def gone_in(source: str) -> list[str]:
         '"""As in store/attic.py."""',
         "def f():\n    a = 1  # fusefs.store.attic.Box",
         "# Source  docs/attic.md",
-        "# docs/decisions/9999, as decision 9999 has it",
+        "# docs/internals/decisions/9999, as decision 9999 has it",
         'class A:\n    b: int\n    """See Attic."""',
         "# as attic_of does it: see attic_of",
     ],

@@ -271,7 +271,7 @@ def test_purge_lists_lie_anywhere_else(lists: str) -> None:
 
 def test_what_is_no_toml_is_told_with_the_page_of_plans() -> None:
     (found,) = problems("[[rule]\n")
-    assert found.fix == "see docs/plan.md"
+    assert found.fix == "see trashd-plan(5)"
 
 
 @pytest.mark.parametrize("key", ["copy", "flat"])

@@ -64,13 +64,13 @@ def test_a_release_is_whole_and_says_what_is_left_to_do(clone: Path) -> None:
         "man/man1/trashd-swap.1",
         "man/man5/trashd.conf.5",
         "docs/config.example.toml",
-        "docs/json.md",
+        "docs/reference/json.md",
     ):
         assert f"fusefs/share/{name}" in inside
     (metadata,) = (name for name in inside if name.endswith(".dist-info/METADATA"))
     page = zipfile.ZipFile(wheel).read(metadata).decode()
     assert re.findall(r"\]\((?!https?://)[^)]*\)", page) == []
-    assert "promises (docs/promises.md)" in page
+    assert "may still change (docs/reference/compatibility.md)" in page
     with tarfile.open(clone / f"dist/trashd-{VERSION}.tar.gz") as sdist:
         assert {f"trashd-{VERSION}/{name}" for name in ("README.md", "SECURITY.md", ".ci/release")} <= {
             *sdist.getnames()

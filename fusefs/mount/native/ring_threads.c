@@ -16,7 +16,7 @@
  * entries of its queue are in use, a request waits in the kernel until one is committed: a new entry does not help it.
  * So the dispatcher registers more entries before they are used up, and gets the CPU before the clients that wake it.
  *
- * Source  linux/fuse.h: fuse_uring_req_header, fuse_uring_cmd_req; fs/fuse/dev_uring.c; docs/decisions/0060 */
+ * Source  linux/fuse.h: fuse_uring_req_header, fuse_uring_cmd_req; fs/fuse/dev_uring.c; docs/internals/decisions/0060 */
 #include "core.h"
 
 #include <linux/io_uring.h>

@@ -1,6 +1,6 @@
 """Handlers for pyfuse3. Each request becomes one call to an operation of the tree, made by a worker thread.
 
-They are slow, but complete, except for requests for which pyfuse3 has no handler (docs/mount.md). Nothing is passed
+They are slow, but complete, except for requests without a pyfuse3 handler (docs/explain/mount-semantics.md). Nothing is passed
 through, and the kernel caches no listings.
 
 A worker makes the reply while it holds the tables lock, and the trio thread sends it later. If attributes change in

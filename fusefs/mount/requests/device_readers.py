@@ -5,7 +5,7 @@ milliseconds whether the reader is still in the same request, and blocked there.
 reader. The blocked thread completes its request, replies and ends, since it is no longer the reader. While no requests
 arrive, the watch thread sleeps. If requests arrive over io_uring, only FORGET and INTERRUPT are read here.
 
-Source  docs/decisions/0060-how-requests-travel.md
+Source  docs/internals/decisions/0060-how-requests-travel.md
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The thread that received such a request either replies itself or passes it to a 
 long the request may block. If the backing filesystem is slow, the thread first tries to reply from the cache. Threads
 hold the tables lock while they serve requests, but release it during each call to the backing filesystem.
 
-Source  docs/decisions/0060-how-requests-travel.md
+Source  docs/internals/decisions/0060-how-requests-travel.md
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The daemon's cache for a slow backing filesystem, for data that the kernel has dropped or not requested yet.
 
-A local filesystem is not cached, since it answers just as quickly itself (docs/decisions/0065).
+A local filesystem is not cached, since it answers just as quickly itself (docs/internals/decisions/0065).
 """
 
 from __future__ import annotations

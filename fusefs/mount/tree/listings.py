@@ -8,7 +8,7 @@ Offsets are those of the backing filesystem, so an entry that exists during the 
 If the kernel opens directories without OPENDIR, it sends READDIRPLUS with a nodeid instead of a handle, and only for
 entries that it has not cached. It checks its cached listing against the directory's mtime, as it does for all caches.
 
-Source  docs/decisions/0063-what-the-kernel-caches.md, 0065-slow-filesystems.md
+Source  docs/internals/decisions/0063-what-the-kernel-caches.md, 0065-slow-filesystems.md
 """
 
 from __future__ import annotations

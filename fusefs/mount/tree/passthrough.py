@@ -3,7 +3,7 @@
 An open inode uses either passthrough or the page cache: the kernel fails an open in the other mode with EIO. So the
 first open of a node decides the mode of all opens until the last handle is released, when the kernel leaves the mode.
 
-Source  docs/decisions/0064-passthrough.md
+Source  docs/internals/decisions/0064-passthrough.md
 """
 
 from __future__ import annotations
