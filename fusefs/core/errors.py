@@ -287,7 +287,7 @@ class UnknownFormat(BrokenStore):
     """The trash store was made by another version of trashd"""
 
     problem = "unknown trash store format"
-    hint = "use the trashd version that made the store, or move the store aside: mv .trashd .trashd-old"
+    hint = "use the version of trashd that made the store, or move the store aside: mv .trashd .trashd-old"
 
 
 class NoBacking(NoStore):

@@ -1,4 +1,4 @@
-"""The protection of what rules never touch: directories with a `.trashd-keep`, files locked with flock(2), live sockets, and devices.
+"""Protection from rules: of directories with a `.trashd-keep`, files locked with flock(2), live sockets, and devices.
 
 In a shared directory, any user can create that file, and any reader can lock the directory. Therefore a mark on a
 directory counts only if the directory's owner or root made it; other users' marks are reported.

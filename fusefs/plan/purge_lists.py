@@ -276,7 +276,7 @@ def _found_above(kernel: Kernel, path: bytes) -> Iterator[MatchedDirectory]:
             if why == os.strerror(errno.ENOENT):  # a parent directory is missing
                 raise NotFound(
                     where,
-                    "create it with mkdir -p; trashd creates only the last directory of the path to the purge lists",
+                    "create it with mkdir -p; only the last directory of the path to the purge lists is created for you",
                 ) from error
             raise
         yield above
@@ -301,8 +301,8 @@ def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]
                 continue
             if _is_ours(st):
                 hint = "name another directory, since files that end in .list are replaced or removed there"
-                raise Refused(f"{printable(os.path.join(path, name))}: not a trashd purge list", hint)
-            others[name] = "not a trashd purge list"
+                raise Refused(f"{printable(os.path.join(path, name))}: not a purge list made by trashd", hint)
+            others[name] = "not a purge list made by trashd"
     return others
 
 

@@ -254,7 +254,7 @@ def test_a_document_that_names_what_is_gone_is_found(text: str) -> None:
         "store.swap, `core.names.STORE`, `names.STORE`, tree.vfs.Vfs, `store.path`, `volume.path`, `reaper.lock`",
         "mount.fuse.trashd, core.h, record.json, systemd.unit(5), os.pidfd_open, systemd.io/boot",
         "the sysctl kernel.io_uring_disabled, user.trashd.identity, old.log",
-        "[plans](docs/man/mount.md#rules), [below](#how), [far](https://a.org/attic.md), [decision 1](docs/internals/decisions)",
+        "[plans](docs/man/mount.md#rules), [below](#how), [far](https://a.org/attic.md), [decision 1](docs/internals)",
     ],
 )
 def test_a_document_may_name_what_exists_and_what_is_not_ours(text: str) -> None:

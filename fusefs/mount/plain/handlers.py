@@ -1,7 +1,7 @@
 """Handlers for pyfuse3. Each request becomes one call to an operation of the tree, made by a worker thread.
 
-They are slow, but complete, except for requests without a pyfuse3 handler (docs/explain/mount-semantics.md). Nothing is passed
-through, and the kernel caches no listings.
+They are slow, but complete, except for requests without a pyfuse3 handler (docs/explain/mount-semantics.md).
+Nothing is passed through, and the kernel caches no listings.
 
 A worker makes the reply while it holds the tables lock, and the trio thread sends it later. If attributes change in
 between, this is safe: the kernel discards attributes from a request that is older than its last invalidation or change
