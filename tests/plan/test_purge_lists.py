@@ -216,7 +216,7 @@ def test_list_that_is_no_users_any_more_stays_and_is_told_after_all_others_are_w
     """As of an account that was removed, or has another name."""
     make(there / "gone.list")
     os.chown(there / "gone.list", MALLORY, MALLORY)
-    with pytest.raises(Incomplete, match=r"gone\.list was not replaced: not a trashd purge list") as error:
+    with pytest.raises(Incomplete, match=r"gone\.list was not replaced: not a purge list made by trashd") as error:
         write_lists(there, ALICE)
     assert error.value.exit_code == 13
     assert sorted(os.listdir(there)) == [f"{ALICE}.list", "gone.list"]
