@@ -9,7 +9,7 @@ from bench.simulate.clock import SimulatedClock
 from bench.simulate.ranks import Crew, SimulatedReap
 from bench.simulate.server import MetadataServer, Model
 from bench.simulate.tree import Tree, project_tree
-from fusefs.service.work_session import FairTurns, order_of_node
+from fusefs.service.fair_turns import FairTurns, order_of_node
 
 SMALL = 300
 """Entries of a small tree."""

@@ -276,7 +276,7 @@ def _found_above(kernel: Kernel, path: bytes) -> Iterator[MatchedDirectory]:
             if why == os.strerror(errno.ENOENT):  # a parent directory is missing
                 raise NotFound(
                     where,
-                    "create it with mkdir -p; only the last directory of the path to the purge lists is created for you",
+                    "create it with mkdir -p; only the last directory of the path is created automatically",
                 ) from error
             raise
         yield above

@@ -1,11 +1,4 @@
-"""Work on an opened volume until no work is due: choose the next user, give orders to children, and set the speed.
-
-Users take turns by start-time fair queueing: the user who has had the least time is next. A new user starts with the
-same time as the others, and therefore is next soon; an absent user saves up no time. A user and the user's subordinate
-uids count as one user.
-
-Source  Goyal, Vin, Chen: Start-time fair queueing (1996)
-"""
+"""Work on an opened volume until no work is due: choose the next user, give orders to children, and set the speed."""
 
 from __future__ import annotations
 
@@ -13,10 +6,9 @@ import errno
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, aclosing
 from functools import partial
-from hashlib import blake2b
 
 import trio
 
@@ -32,6 +24,7 @@ from fusefs.linux.mountinfo import relative_to
 from fusefs.linux.user_ids import read_subordinates
 from fusefs.reaper.not_removed import CUT_OFF
 from fusefs.service import timers
+from fusefs.service.fair_turns import FairTurns, by_number, order_of_node
 from fusefs.service.forker import ChildGone, ChildHandle, ForkerLost
 from fusefs.service.messages import Heartbeat, Measure, Order, ReadRecords, Reap, Tend
 from fusefs.service.open_volume import OpenVolume, VolumeSpace, own_beat_name
@@ -45,76 +38,6 @@ from fusefs.store.container import ClaimLost
 from fusefs.store.layout import Store, open_store
 from fusefs.store.swap import open_own_folder
 from fusefs.store.user_folders import open_user_folder
-
-UserOrder = Callable[[int], int]
-"""Sort key for users who have had the same time: the user with the lowest number is first."""
-
-
-def by_number(uid: int) -> int:
-    """Order users by uid."""
-    return uid
-
-
-def order_of_node(node: bytes) -> UserOrder:
-    """Return an order that is different on each node, so that nodes start with different users."""
-
-    def order(uid: int) -> int:
-        return int.from_bytes(blake2b(b"%d" % uid, key=node[:64], digest_size=8).digest())
-
-    return order
-
-
-class FairTurns:
-    """Chooses the next user, based on the time that each user has had; no I/O."""
-
-    def __init__(self, holder_of: Callable[[int], int] = lambda uid: uid, order: UserOrder = by_number) -> None:
-        """holder_of: returns the user to whom a subordinate uid belongs, and any other uid unchanged"""
-        self._holder_of = holder_of
-        self._order = order
-        self._holders = _TimeShares(order)
-        self._users: dict[int, _TimeShares] = {}
-
-    def next(self, uids: Collection[int]) -> int:
-        """Return the next user among those with work (at least one)."""
-        by_holder: dict[int, list[int]] = {}
-        for uid in uids:
-            by_holder.setdefault(self._holder_of(uid), []).append(uid)
-        for holder in self._users.keys() - by_holder.keys():
-            del self._users[holder]
-        holder = self._holders.next(by_holder)
-        return self._users.setdefault(holder, _TimeShares(self._order)).next(by_holder[holder])
-
-    def charge(self, uid: int, seconds: float) -> None:
-        """Add the time of a turn."""
-        holder = self._holder_of(uid)
-        self._holders.charge(holder, seconds)
-        if holder in self._users:
-            self._users[holder].charge(uid, seconds)
-
-
-class _TimeShares:
-    """Chooses the next of several uids, based on the time that each has had."""
-
-    def __init__(self, order: UserOrder) -> None:
-        self._order = order
-        self._had_s: dict[int, float] = {}
-        self._now_s = 0.0
-
-    def next(self, uids: Collection[int]) -> int:
-        """Return the uid with the least time among those with work."""
-        uid_set = set(uids)
-        for one in [one for one, had_s in self._had_s.items() if one not in uid_set and had_s <= self._now_s]:
-            del self._had_s[one]  # if it returns, it starts with the same time or more
-        for one in uids:
-            self._had_s[one] = max(self._had_s.get(one, self._now_s), self._now_s)
-        chosen = min(uids, key=lambda one: (self._had_s[one], self._order(one), one))
-        self._now_s = self._had_s[chosen]
-        return chosen
-
-    def charge(self, uid: int, seconds: float) -> None:
-        """Add the time of a turn."""
-        self._had_s[uid] = self._had_s.get(uid, self._now_s) + seconds
-
 
 _LOG = logging.getLogger(__name__)
 _MOST_HELD = 16

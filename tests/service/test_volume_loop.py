@@ -25,6 +25,7 @@ from fusefs.core.node_heartbeats import Heartbeat
 from fusefs.core.record import Method
 from fusefs.linux.machine_identity import clocks_ns
 from fusefs.service import volume_loop
+from fusefs.service.fair_turns import FairTurns, order_of_node
 from fusefs.service.forker import Forker
 from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.messages import ContainerEntry, Page, ReadRecords
@@ -35,7 +36,6 @@ from fusefs.service.served_stores import OwnStoreLimits
 from fusefs.service.shared_context import ServiceContext, in_time
 from fusefs.service.user_state import UserState
 from fusefs.service.volume_loop import VolumeLoop
-from fusefs.service.work_session import FairTurns, order_of_node
 from tests.service.test_user_state import BASE, looked_at, new_intake, new_user, part_of
 from tests.support.read_configs import read_config
 from tests.support.service_process import REAL
