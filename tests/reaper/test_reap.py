@@ -82,7 +82,7 @@ def test_all_leaves_what_is_pinned_and_says_how_many(
     pinned = {orphan_in(volume, name, PINNED).id for name in ("y", "z")}
     assert command(volume, "reap", *words) == 0
     assert ids(volume) == pinned
-    assert "2 pinned orphans not deleted: --now --pinned" in capsys.readouterr().err
+    assert "2 pinned orphans not deleted; --now --pinned" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("--pinned",), ("--all", "--pinned"), ("--pinned", "--now", "2fe7e4cb8ba8")])
