@@ -280,7 +280,7 @@ class BrokenStore(NoStore):
 
     errno = _errno.EBADMSG
     problem = "damaged trash store"
-    hint = "the owner of the store can repair it, and its orphans are kept: trashd init VOLUME"
+    hint = "the store's owner can repair it without losing orphans: trashd init VOLUME"
 
 
 class UnknownFormat(BrokenStore):

@@ -1,1 +1,1 @@
-"""The reaper: deletes the content of orphans, with the rights of the requesting user."""
+"""The reaper: deletes orphans, with the rights of the requesting user."""

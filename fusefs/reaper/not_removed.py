@@ -1,24 +1,24 @@
-"""Reasons to stop a removal or to keep something: inner stores with content, late arrivals, outages of a server.
+"""Reasons to stop a removal or to keep something: inner stores with content, late arrivals, server outages.
 
-The reaper removes an inner store that is empty, or that a third user only made to look like a store. So no user can
-make an orphan of another user last for ever.
+The reaper removes an inner store that is empty, or that a third user only made to look like a store. So users can't
+make each other's orphans last for ever.
 
-A process with an old fd or working directory in a victim can move directories of other users into the orphan while it
-waits. Files need no check: a user who may rename a file may unlink it. A directory is moved with its whole content, by
-a user who may write in it but need not be allowed to delete that content. A rename changes the ctime of a directory,
-and no process can set a ctime. So a directory is in doubt if it was changed since the tree came into the container,
-unless only the requesting user and root can have moved it. A directory with an older ctime has the entries that it had
-then, and the same holds for its parents.
+While an orphan waits, a process with an old fd or working directory in it can move other users' directories into it.
+Files need no check: users who may rename a file may unlink it. But a directory moves with its whole contents, and the
+user who moves it only has to be allowed to write to it, not to delete these contents. A rename changes a directory's
+ctime, which no process can set. So a directory is in doubt if it has changed since the tree came into the container,
+unless only the requesting user and root can have moved it. If its ctime is older, it has the same entries as then, and
+the same holds for its parents.
 
-The reaper changes directories too. It first makes each directory that it enters its user's own, closed to writes by
-others: such a directory is in no doubt the next time, and keeps other users out. It can't do so with directories of
-others (unless it runs as root): a reap that is stopped, or fails in one, notes them in the record. A killed reap leaves
-them in doubt.
+The reaper changes directories, too. It first makes each directory that it enters its user's own, and denies others
+write access. Such a directory is not in doubt the next time, and keeps other users out. The reaper can't do this with
+other users' directories (unless it runs as root): if a reap is stopped, or fails in one, it notes them in the record.
+A killed reap leaves them in doubt.
 
-The reaper waits for outages of network filesystems only. Such an error may concern one entry, or the part that one of
-many servers stores. So the reaper stats a name that no cache knows in the container. If the server answers, the failure
+The reaper waits for outages only on network filesystems. An error may affect only one entry, or only one of many
+servers. So the reaper stats a random name in the container, which no cache can know. If the server answers, the failure
 is in doubt: the reaper removes everything else, and tries the rest again at the end. It retries errors that mean "no
-answer" up to the time limit, and twice after EIO and ESTALE, which an entry may have for good. After each wait it
+answer" up to the time limit, but EIO and ESTALE, which may be permanent for an entry, only twice. After each wait, it
 trusts no open fd: it claims the container anew by its name, with its lock, and opens everything below it again.
 """
 
@@ -52,37 +52,37 @@ from fusefs.store.victim import StoreItem, list_items
 
 _BEGINS = ".trashd"
 
-"""Prefix of all store names: for each directory a cheaper check than `is_stores_own`."""
+"""Prefix of all store names: checking this for each directory is cheaper than `is_store_name`."""
 
 
 _MAY_BE_PINNED = (State.ORPHANS, State.STAGE, State.RESTORING)
 
 
 class InnerStoreStop(NamedTuple):
-    """The reason not to enter a directory: `way` is the path of the obstacle below the parent of that directory."""
+    """The reason not to enter a directory. path: the obstacle's path, relative to that directory's parent"""
 
     path: RelPath
     why: str
 
 
 class InnerStores:
-    """Checks whether directories of one container are inner stores with content."""
+    """Checks whether directories in a container are inner stores with content."""
 
     def __init__(self, kernel: Kernel, container: Fd, *, with_stores: bool = False) -> None:
-        """with_stores: the user asked for their removal; pinned orphans in them stay all the same."""
+        """with_stores: whether the user asked for their removal; even then, their pinned orphans stay"""
         self._kernel = kernel
         self._with_stores = with_stores
         self._owners = {0, os.geteuid()}
         if os.geteuid() == 0:
-            # Root, which takes over another user's tree, takes that user's stores with it.
+            # If root takes over another user's tree, it also takes that user's stores in it.
             with suppress(OSError):  # gone, or covered by a mount: the remover reports it
                 self._owners.add(kernel.stat(container, TREE).st_uid)
 
     def stop_at(self, dir_fd: Fd, path: bytes, name: str) -> InnerStoreStop | None:
-        """The reason not to enter a directory; None if it is no inner store with content.
+        """Return the reason not to enter a directory; None if it is not an inner store with content.
 
-        path    of its parent directory, below the container
-        Raises  OSError, which is no statement about the content
+        path    its parent directory's path below the container
+        Raises  OSError; then nothing is known about its contents
         """
         if not (name.startswith(_BEGINS) or not path):
             return None
@@ -98,7 +98,7 @@ class InnerStores:
 
 
 def _pinned_in(kernel: Kernel, dir_fd: int, name: bytes, owners: Collection[int]) -> Iterator[StoreItem]:
-    """The orphans in an inner store that are pinned or have unreadable records, which their owner's process reads."""
+    """Yield an inner store's orphans that are pinned or have unreadable records; their owner's process reads these."""
     by_folder: dict[tuple[int, RelPath], list[StoreItem]] = {}
     for thing in list_items(kernel, dir_fd, name, owners):
         if not thing.name:
@@ -121,7 +121,7 @@ def _pinned_of(kernel: Kernel, dir_fd: int, name: bytes, uid: int, things: list[
             try:
                 pinned_flags = call_in_child_as(uid, lambda _ask: flags())
             except ChildLost:
-                pinned_flags = b"\1"  # its user stopped it: unknown, so all count as pinned
+                pinned_flags = b"\1"  # its user stopped it: as nothing is known, all count as pinned
     if len(pinned_flags) != len(things):
         return things
     return [thing for thing, is_pinned in zip(things, pinned_flags, strict=True) if is_pinned]
@@ -144,28 +144,28 @@ _SUBVOLUME_INO = 256
 
 _CLOCK_REALTIME_COARSE = 5
 
-"""The clock from which the kernel takes ctimes, <linux/time.h>."""
+"""The clock that the kernel uses for ctimes (<linux/time.h>)."""
 
 
 _TICKS, _TICK_S = 50, 0.001
 
 
 class LateArrivals:
-    """Decides for each directory whether it belongs to the swapped tree, and makes it the reaper's own."""
+    """Decides whether a directory was in the tree when it came into the container; if so, makes it the reaper's own."""
 
     def __init__(self, kernel: Kernel, container: Fd, uid: int, record: Record, *, without_doubt: bool = False) -> None:
-        """Read the record of a container; its user, at whose request the tree is deleted, may have written it.
+        """Use a container's record, which may have been written by the user at whose request the tree is deleted.
 
-        uid     the user whose folder contains the container, and as whom the reaper runs
-        without_doubt  everything there may be deleted: its user asks for that now, and could delete it now
+        uid     the user whose folder contains the container; the reaper runs as this user
+        without_doubt  whether everything may be deleted, as the user, who could delete it, is asking for this now
         """
         self._kernel = kernel
         self._without_doubt = without_doubt
         self._uid = uid
-        # A directory that only root can move was moved by root. In a container that root took over, moves by its former
-        # user count too.
+        # A directory that only root can move was moved by root. If root took over the container, moves by its former
+        # user count, too.
         self._movers = frozenset({0, self._uid if record.taken_from is None else record.taken_from})
-        # Only its user can write into a container: no other user can have put the top directories there.
+        # Only its user can write to a container, so no other user can have put the top directories there.
         self._tops = frozenset({bytes(TREE)} if record.taken_from is None else {bytes(TREE), join_path(TREE, TREE)})
         self._since_ns = _since_ns(kernel, container, record)
         self._entered = dict(record.entered)
@@ -173,9 +173,9 @@ class LateArrivals:
         self._has_subvolumes = kernel.filesystem(container) == BTRFS_MAGIC
 
     def admit(self, fd: Fd, path: bytes) -> bool:
-        """Whether a directory may be removed; if so it becomes the reaper's own, as far as possible.
+        """Return whether a directory may be removed; if so, make it the reaper's own, as far as possible.
 
-        path    below the container
+        path    its path below the container
         Raises  OSError
         """
         st = self._kernel.fstat(fd)
@@ -193,16 +193,16 @@ class LateArrivals:
         return True
 
     def is_own(self, fd: Fd) -> bool:
-        """Whether a directory will never be in doubt, however the reaper changes it."""
+        """Return whether it stays certain that a directory is the reaper's own, whatever the reaper changes in it."""
         return _is_own(self._kernel.fstat(fd), {self._uid})
 
     def is_lasting(self, fd: Fd, path: bytes) -> bool:
-        """Whether another process that opens a directory by its path later will come to the same decision."""
+        """Return whether another process that later opens the directory by its path will decide the same."""
         is_known = self._without_doubt or path in self._tops
         return is_known or _is_own(self._kernel.fstat(fd), self._movers)
 
     def note(self, fds: Iterable[int]) -> tuple[Entered, ...]:
-        """Data for the record about directories that this reap does not remove, so that the next reap accepts them.
+        """Return data for the record about directories that this reap leaves, so that the next reap accepts them.
 
         Raises  OSError
         """
@@ -228,7 +228,10 @@ class LateArrivals:
         return bool(self._entered) and self._entered.get(self._kernel.identify(fd).handle) == st.st_ctime_ns
 
     def _last_change_ns(self, fd: Fd) -> int | None:
-        """The ctime of a directory once the clock is beyond it, so that a later change differs; None if it is not."""
+        """Return a directory's ctime once the clock is past it, so that later changes get a different ctime.
+
+        Return None if the clock does not get past it.
+        """
         for _ in range(_TICKS):
             ctime_ns = self._kernel.fstat(fd).st_ctime_ns
             if ctime_ns < time.clock_gettime_ns(_CLOCK_REALTIME_COARSE):
@@ -242,13 +245,13 @@ def _is_own(st: os.stat_result, uids: AbstractSet[int]) -> bool:
 
 
 def _since_ns(kernel: Kernel, container: Fd, record: Record) -> int:
-    """Start of the period in which a change puts a directory in doubt, by the filesystem's clock.
+    """Return the time from which a change puts a directory in doubt, on the filesystem's clock.
 
-    If the wall clock was set back since, the period starts as much earlier: a directory that was moved afterwards has a
-    ctime that much older. Jumps forth and back, and jumps during an earlier boot, can't be detected.
+    If the wall clock has been set back since, this time is earlier by the same amount, as are the ctimes of directories
+    that were moved afterwards. Jumps forward and back, and jumps during an earlier boot, can't be detected.
     """
     if record.moved_ns is None:
-        return kernel.statx(container, asks_server=True).btime_ns  # 0: unknown; then every directory counts as changed
+        return kernel.statx(container, asks_server=True).btime_ns  # 0 (unknown): every directory counts as changed
     if record.boot_ns is None or record.boot != boot_id():
         return record.moved_ns
     then_ns = record.created_ns - record.boot_ns
@@ -272,22 +275,22 @@ CUT_OFF = frozenset(
     }
 )
 
-"""Errors that mean that no server answers."""
+"""Errors that mean that no server is answering."""
 
 
 DOUBTFUL = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE})
 
-"""Either the server is away, or this entry is unreadable."""
+"""Errors that mean that either the server is away, or this entry is unreadable."""
 
 
 COMMAND_LIMIT_S = 120.0
 
-"""Limit for commands at a terminal; exceeds the grace period of NFS (90 s) and the failover of a server."""
+"""How long commands at a terminal wait: more than NFS's grace period (90 s) and a server's failover take."""
 
 
 DOUBT_PAUSES_S = (0.5, 2.0)
 
-"""Pauses before retries of failures in doubt."""
+"""The pauses before the retries of failures in doubt."""
 
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
@@ -296,10 +299,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 class OutageOptions(NamedTuple):
     """How long to wait for a server, and the callbacks.
 
-    limit_s         longest time without progress
-    on_outage       called with the errno when the wait begins, and with None once something was removed again
-    sleep           waits for that many seconds, or less
-    doubt_pauses_s  pauses before each retry of failures in doubt
+    limit_s         how long to wait without progress
+    on_outage       called with the errno when the wait begins, and with None when entries are removed again
+    sleep           waits for this many seconds or less
+    doubt_pauses_s  the pause before each retry of failures in doubt
     """
 
     limit_s: float = COMMAND_LIMIT_S
@@ -312,17 +315,17 @@ class ServerWasAway(Exception):
     """The server was away, or may have been: the container must be claimed anew."""
 
     def __init__(self, report: Report, entered: tuple[Entered, ...]) -> None:
-        """report: of the removal so far; entered: what the next attempt needs from `LateArrivals.note`."""
+        """report: the removal so far. entered: what the next attempt needs from `LateArrivals.note`"""
         super().__init__()
         self.report = report
         self.entered = entered
 
 
 class ServerOutage:
-    """Waits for outages during one reap."""
+    """Waits out server outages during a reap."""
 
     def __init__(self, kernel: Kernel, options: OutageOptions, stops: ShouldStop) -> None:
-        """stops: called during waits"""
+        """stops: called during waits; whether to stop"""
         self._kernel = kernel
         self._options = options
         self._stops = stops
@@ -331,17 +334,14 @@ class ServerOutage:
         self._n_doubts = 0
 
     def note_progress(self) -> None:
-        """Something was removed: the outage is over."""
+        """End the outage, since something has been removed."""
         if self._since_s is not None:
             self._since_s = None
             self._pause_s = _FIRST_PAUSE_S
             self._options.on_outage(None)
 
     def wait(self, number: int, fd: int) -> bool:
-        """Wait until the server answers for an fd again; False if asked to stop.
-
-        Raises  ServerAway
-        """
+        """Wait until the server answers again for an fd. Return False if asked to stop. Raises  ServerAway"""
         if self._since_s is None:
             self._since_s = time.monotonic()
             if self._options.limit_s > 0:
@@ -354,21 +354,21 @@ class ServerOutage:
             if not self._rest(self._pause_s):
                 return False
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            # A stale fd must be opened again, by its name.
+            # The caller must open a stale fd again by its name.
             if probe_server(self._kernel, fd) in (0, errno.ESTALE):
                 return True
 
     def wait_in_doubt(self) -> bool:
-        """Wait a little before a retry of failures in doubt; False after the last retry, or if asked to stop."""
+        """Wait a little before a retry of failures in doubt. Return False after the last retry, or if asked to stop."""
         if self._n_doubts >= len(self._options.doubt_pauses_s):
             return False
         self._n_doubts += 1
         return self._rest(self._options.doubt_pauses_s[self._n_doubts - 1])
 
     def wait_after(self, error: OSError, fd: int) -> bool:
-        """Wait after a failed call outside of slices; returns whether to go on; False if asked to stop.
+        """Wait after a failed call outside of slices. Return whether to continue; False if asked to stop.
 
-        Raises  ServerAway; the error itself, if it is not caused by a server or does not pass
+        Raises  ServerAway; the error itself if the server does not cause it, or if it persists
         """
         number = error.errno or errno.EIO
         if number in CUT_OFF or (number in DOUBTFUL and probe_server(self._kernel, fd)):
@@ -387,7 +387,7 @@ class ServerOutage:
 
 
 def may_be_away(kernel: Kernel, fd: int) -> bool:
-    """Whether an fd is on a network filesystem. Raises  OSError"""
+    """Return whether an fd is on a network filesystem, whose server may be away. Raises  OSError"""
     try:
         return not kernel.is_local(fd)
     except OSError as error:
@@ -397,7 +397,7 @@ def may_be_away(kernel: Kernel, fd: int) -> bool:
 
 
 def probe_server(kernel: Kernel, fd: int) -> int:
-    """Check that a server answers: the errno if it does not, 0 if it does, even with "permission denied"."""
+    """Check whether a server answers. Return 0 if it does, even with "permission denied"; otherwise the errno."""
     try:
         kernel.free_bytes(fd)
         kernel.stat(fd, os.urandom(8).hex().encode())

@@ -1,4 +1,4 @@
-"""Reap one orphan: claim it, remove its contents, retire it; if anything remains, it is quarantined."""
+"""Reaps an orphan: claims it, removes its contents and the container; if anything remains, quarantines it."""
 
 from __future__ import annotations
 
@@ -45,33 +45,34 @@ Crew = AbstractContextManager["RankCrew[Slice, RemovalSliceResult]"]
 
 
 class SharesRemovals(Protocol):
-    """An MPI job, as used by its first rank (RemovalByRanks)."""
+    """An MPI job that shares the removals of its first rank (RemovalByRanks)."""
 
     def check_folder(self, folder: UserFolder) -> None:
-        """Check the folder on all ranks before anything is claimed. Raises  Refused: a rank does not find the folder"""
+        """Check that all ranks find the folder, before anything is claimed. Raises  Refused if a rank does not"""
 
     def crew(self, held: HeldContainer, options: RemovalOptions) -> Crew:
-        """The ranks that remove the content of a container, for the block; the record must be as on disk.
+        """Return the ranks that remove a container's contents, for a `with` block.
 
-        Raises  Refused: a rank can't find the container; TrashdError, OSError
+        held    its record must be the same as on disk
+        Raises  Refused if a rank can't find the container; TrashdError, OSError
         """
 
 
 class RemovalOptions(NamedTuple):
-    """Options of a removal.
+    """Options for a removal.
 
-    n_workers  slices at a time; None: the best number for the filesystem
-    pace       the speed, read before each slice; by default at full speed
+    n_workers  how many slices run at a time; None: the best number for the filesystem
+    pace       the speed, read before each slice; full speed by default
     progress   called after each slice with the numbers of entries and bytes removed
-    stops      checked between slices
-    parks      checked like `stops`, but not while a large file is being cut: the rest of the file would be freed at
-               once
-    by_force   clear immutable and append-only flags where they forbid a removal
-    without_doubt  remove late arrivals too (reaper/not_removed.py): the user asks for that now
-    with_stores  remove inner stores with content too, except pinned orphans in them
-    counted    called with the size before anything is removed; None: do not count, as that costs a stat per file
+    stops      called between slices; whether to stop
+    parks      like `stops`, but not called while a large file is being truncated step by step, as a stop would free the
+               rest of it at once
+    by_force   whether to clear immutable and append-only flags that forbid a removal
+    without_doubt  whether to remove late arrivals, too (reaper/not_removed.py): the user is asking for this now
+    with_stores  whether to remove inner stores with content, too, except for their pinned orphans
+    counted    called with the size before anything is removed; None: do not count, as this costs a stat per file
     counting   called with the progress of the count
-    waits      the caller will wait for the space: count, and check for blocks shared with snapshots too
+    waits      whether the caller will wait for the space: then also count blocks that are shared with snapshots
     outage     how long to wait for a server that does not answer
     job        the MPI job that shares the removal
     """
@@ -91,7 +92,7 @@ class RemovalOptions(NamedTuple):
     job: SharesRemovals | None = None
 
     def ends(self) -> bool:
-        """Whether to end where no large file is being cut."""
+        """Return whether to end here, where no large file is being truncated."""
         return self.stops() or self.parks()
 
 
@@ -109,17 +110,17 @@ def reap(
     options: RemovalOptions = DEFAULT_REMOVAL,
     is_still_due: Callable[[Record], bool] = lambda _record: True,
 ) -> Reaped:
-    """Reap an orphan, or finish one that a killed reaper left behind; runs as the folder's owner.
+    """Reap an orphan, or finish one that a killed reaper left behind. Call this as the folder's owner.
 
-    is_still_due  called with the record once the orphan is claimed: its owner may have pinned it meanwhile
     If the reap is stopped, or the server stays away, the orphan stays in reaping/, where the next reap continues.
-    Raises   BadRecord; ServerAway; NoBacking if it is reached through a mount of ours; OSError of the container itself
+    is_still_due  called with the record after the claim: the owner may have pinned the orphan before
+    Raises   BadRecord; ServerAway; NoBacking if it is reached through one of our mounts; OSError from the container
     """
     return _ReapRun(folder, container, options, is_still_due).reap()
 
 
 class _ReapRun:
-    """One reap: the first claim, and a further one after each outage of the server."""
+    """A reap: the first claim and removal, and another one after each server outage."""
 
     def __init__(
         self,
@@ -184,7 +185,7 @@ class _ReapRun:
             self._removed_now = report
             if report.stopped:
                 if entered:
-                    with suppress(OSError):  # no space on the volume: then they are in doubt the next time
+                    with suppress(OSError):  # without space on the volume, they are in doubt the next time
                         rewrite_record(held, _with_entered(held.record, entered))
                 return Reaped(self._container, None, report, self._counts)
             if report.n_failed == 0:
@@ -215,7 +216,7 @@ class _ReapRun:
         return held
 
     def _is_ending(self) -> bool:
-        """Whether a container without a record has no tree either: another reap is just removing the rest of it."""
+        """Return whether a container without a record has no tree either: another reap is removing its last files."""
         try:
             with self._folder.open(State.REAPING) as reaping:
                 self._kernel.stat(reaping, join_path(self._container.encode(), TREE))
@@ -224,7 +225,7 @@ class _ReapRun:
         return False
 
     def _drop_empty(self) -> bool:
-        """Remove a container that we emptied and that lost its record; returns whether it is gone. Raises  OSError"""
+        """Remove a container that we emptied and that lost its record. Return whether it is gone. Raises  OSError"""
         try:
             with self._folder.open(State.REAPING) as reaping:
                 self._kernel.rmdir(reaping, self._container.encode())
@@ -236,13 +237,13 @@ class _ReapRun:
 
 
 def _sum(before: Report, report: Report) -> Report:
-    """Add the removals of an earlier attempt; only the failures of the last one count."""
+    """Add an earlier attempt's removals to a report; only the failures of the last attempt count."""
     n_bytes = None if report.n_bytes is None or before.n_bytes is None else report.n_bytes + before.n_bytes
     return report._replace(removed=before.removed + report.removed, n_bytes=n_bytes)
 
 
 def _survey(kernel: Kernel, container: Fd, options: RemovalOptions) -> Survey | None:
-    """Count the content of a container if requested; after a stop the count is incomplete, and nothing is removed."""
+    """Count a container's contents if requested; after a stop, the count is incomplete, and nothing is removed."""
     if options.counted is None:
         return None
     from fusefs.engine.count_tree import survey  # imported late: few reaps count
@@ -253,7 +254,7 @@ def _survey(kernel: Kernel, container: Fd, options: RemovalOptions) -> Survey | 
 
 
 def _with_recorded_size(report: Report, record: Record, *, is_whole: bool) -> Report:
-    """Take the removed tree's size from its record if files were not counted. is_whole: this reap removed it all"""
+    """Take the removed tree's size from its record if files were not counted. is_whole: this reap removed all of it"""
     size = record.size
     if size is None or size.is_at_least or record.partial or not is_whole or report.n_failed:
         return report
@@ -261,7 +262,7 @@ def _with_recorded_size(report: Report, record: Record, *, is_whole: bool) -> Re
 
 
 def _retire(held: HeldContainer, report: Report) -> Report:
-    """Remove the container itself; ENOTEMPTY if a process still writes into a directory of it that it has open."""
+    """Remove the container itself. Report ENOTEMPTY if a process still creates files in it through an open fd."""
     try:
         with Origin(held) as origin:
             origin.unmark()
@@ -275,7 +276,7 @@ def _retire(held: HeldContainer, report: Report) -> Report:
 
 
 def _within(failures: Iterable[Failure], size_bytes: int) -> Iterator[Failure]:
-    """The first failures whose quoted names fit into that many bytes; at least one, with its name cut."""
+    """Yield as many of the first failures as fit into `size_bytes` with their quoted names; long names are cut."""
     for failure in failures:
         name = failure.name[-_NAME_MAX_BYTES:]
         size_bytes -= len(quote_path(name))
@@ -285,7 +286,7 @@ def _within(failures: Iterable[Failure], size_bytes: int) -> Iterator[Failure]:
 
 
 def _with_entered(record: Record, entered: tuple[Entered, ...]) -> Record:
-    """Add the directories noted by this reap to a record; keep those of earlier reaps that this one did not reach."""
+    """Add the directories noted by this reap to a record; keep those from earlier reaps that this one did not reach."""
     handles = {one.handle for one in entered}
     all_entered = (*entered, *(one for one in record.entered if one.handle not in handles))[:MAX_ENTERED]
     return record._replace(entered=all_entered)
@@ -294,7 +295,7 @@ def _with_entered(record: Record, entered: tuple[Entered, ...]) -> Record:
 def _set_aside(held: HeldContainer, report: Report, entered: tuple[Entered, ...]) -> None:
     failures = tuple(_within(own_reasons_first(report.failures), _NAMES_MAX_BYTES))
     with suppress(OSError):
-        # A full volume may have no room for the reasons; the move to quarantine itself needs none.
+        # A full volume may not have room for the reasons; the move to quarantine itself needs none.
         record = _with_entered(held.record, entered)
         held = rewrite_record(held, record._replace(failures=failures, partial=True, size=None))
     move_to_state(held, State.QUARANTINE)
@@ -308,14 +309,15 @@ def remove_contents(
     outage: ServerOutage | None = None,
     crew: Crew | None = None,
 ) -> tuple[Report, tuple[Entered, ...]]:
-    """Remove `tree` and `hoisted` of a container, except late arrivals; continues after failures.
+    """Remove a container's `tree` and `hoisted`, and continue after failures.
 
-    outage   of the reap that calls this
-    crew     of the MPI job that shares the removal
-    Returns  the report, and what the next attempt needs from `given.note`
-    Raises   nothing for an entry: its failure is in the report. Entries created meanwhile are removed too.
-             ServerWasAway: call this again, with the container opened anew; ServerAway, OSError
-             Refused: a rank can't find the container
+    Directories that were moved into these trees later (late arrivals) stay. But entries that other processes create in
+    them during the removal are removed, too.
+    outage   the outage state of the calling reap
+    crew     the ranks of the MPI job that share the removal
+    Returns  the report, which contains the failures of entries; what the next attempt needs from `LateArrivals.note`
+    Raises   ServerWasAway: call this again with the container opened anew; ServerAway, OSError; Refused if a rank can't
+             find the container
     """
     with ExitStack() as owned:
         outage = outage or ServerOutage(kernel, options.outage, options.ends)
@@ -323,7 +325,7 @@ def remove_contents(
 
 
 class _Removal:
-    """One removal in progress."""
+    """A removal in progress."""
 
     def __init__(
         self,
@@ -383,7 +385,7 @@ class _Removal:
         try:
             self._open_hoisted()
         except OSError:
-            names.append(HOISTED.decode())  # hoisted is no directory
+            names.append(HOISTED.decode())  # it is not a directory
         self._plan.add(self._container, b"", SliceWork(names=names))
         slices = SliceRunner(
             self._plan, self._run_slice, self._strategy, self._pace, self._is_stopped, self._finish_slice, self._ranks
@@ -409,12 +411,12 @@ class _Removal:
         return report, self._plan.entered()
 
     def _note(self, fds: list[int]) -> None:
-        """Note directories that the next reap meets again."""
+        """Note directories that the next reap will find again."""
         with suppress(OSError):
             self._plan.record_entered(self._late_arrivals.note(fds))
 
     def _open_hoisted(self) -> None:
-        """Add the directory with the hoisted ones, also one that a killed reaper left, to the plan."""
+        """Add the directory that contains the hoisted ones to the plan, even if a killed reaper left it."""
         if self._hoisted is None:
             with suppress(FileNotFoundError):
                 fd = self._owned.enter_context(self._kernel.open_dir(self._container, HOISTED))
@@ -429,12 +431,12 @@ class _Removal:
     def _finish_slice(self, work: Slice, outcome: RemovalSliceResult) -> None:
         for fd, has_failed in self._plan.finish_slice(work, outcome):
             if fd < 0:
-                continue  # by paths: a slice has already finished what must be noted
+                continue  # this removal goes by paths: the slice has already finished what must be noted
             if has_failed:
                 self._note([fd])
             Fd(fd).close()
         if outcome.hoisted or outcome.made_hoisted:
-            with suppress(OSError):  # removed by another process: whatever remains is met when the container is removed
+            with suppress(OSError):  # another process removed it; what remains is found when the container is removed
                 self._open_hoisted()
             if self._hoisted is not None:
                 self._plan.add_subdirs(self._hoisted, outcome.hoisted)

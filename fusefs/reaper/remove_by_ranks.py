@@ -1,4 +1,4 @@
-"""A removal by the ranks of an MPI job: each opens the container on its own mount and uses paths."""
+"""Removals by the ranks of an MPI job: each rank opens the container on its own mount and uses paths."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from fusefs.store.layout import UserFolder
 from fusefs.store.user_folders import open_user_folder
 
 _GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
-"""The path of a slice's directory names nothing, or another object: the slice of its parent handles that."""
+"""Errors that mean that nothing, or something else, is at a slice's path; its parent's slice handles this."""
 _PATIENCE_S, _PAUSE_S = 30.0, 0.2
-"""Longest time until a rank sees a claim that the first rank has just made, and the pause between two attempts."""
+"""How long a rank tries to find a container that the first rank has just claimed, and the pause between attempts."""
 _PathRunner = RankRunner[Slice, RemovalSliceResult | None]
 
 
 class RemovalByRanks(NamedTuple):
-    """See reap.SharesRemovals."""
+    """Shares removals among the ranks of an MPI job (see SharesRemovals)."""
 
     job: MpiJob
 
@@ -60,12 +60,12 @@ class RemovalByRanks(NamedTuple):
 
 
 def _run_local(runner: _PathRunner, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
-    """Run a slice in the first rank; a directory that it does not see was removed."""
+    """Run a slice in the first rank; a directory that it does not find has been removed."""
     return runner.run_slice(work, budget) or RemovalSliceResult(0, 0, (), 0, SliceWork())
 
 
 class SharedFolder(NamedTuple):
-    """A user's folder in a store that has the same path on every machine."""
+    """A user's folder, in a store that has the same path on every machine."""
 
     store: bytes
     uid: int
@@ -73,12 +73,12 @@ class SharedFolder(NamedTuple):
 
     @classmethod
     def of(cls, folder: UserFolder) -> SharedFolder:
-        """Describe a folder that is open here."""
+        """Describe a folder that is open in this process."""
         return cls(folder.store.path(), folder.uid, folder.store.volume.id)
 
     @contextmanager
     def opened(self, kernel: Kernel, _n_ranks: int) -> Iterator[UserFolder]:
-        """See OpensRunner. Raises  TrashdError, OSError: the folder is missing here, or another volume's"""
+        """Open the folder on this rank's mount. Raises  TrashdError, OSError if it is missing or on another volume"""
         base, name = os.path.split(self.store)
         store = open_store_at(kernel, base, read_mounts(), Name(name))
         if store is None:
@@ -86,19 +86,21 @@ class SharedFolder(NamedTuple):
         with store:
             folder = open_user_folder(store.with_maker(), self.uid)
             if folder is None:
-                raise NotFound(f"the directory of uid {self.uid} in the trash store of {printable(base)}")
+                raise NotFound(f"uid {self.uid}'s directory in the trash store of {printable(base)}")
             with folder:
                 if store.volume.id != self.volume:
-                    raise NotFound(f"the volume of the first rank ({printable(self.store)} is another volume here)")
+                    raise NotFound(
+                        f"the volume of the first rank (on this node, {printable(self.store)} is a different volume)"
+                    )
                 yield folder
 
 
 class SharedRemoval(NamedTuple):
-    """A container as every rank finds it.
+    """A container that every rank can find, and the options for its removal.
 
     called  the container's name
-    record  as the first rank read it after its claim: another record belongs to another container
-    n_workers, by_force, without_doubt, with_stores  as for RemovalWishes
+    record  the record that the first rank read after its claim; a different record belongs to a different container
+    n_workers, by_force, without_doubt, with_stores  see RemovalOptions
     """
 
     folder: SharedFolder
@@ -111,7 +113,7 @@ class SharedRemoval(NamedTuple):
 
     @contextmanager
     def opened(self, kernel: Kernel, n_ranks: int) -> Iterator[_PathRunner]:
-        """See OpensRunner."""
+        """Open the container on this rank's mount and return the runner of its slices."""
         with self._claimed(kernel) as container:
             strategy = choose_for_rank(kernel, container, self.n_workers, n_ranks)
             late_arrivals = LateArrivals(
@@ -127,7 +129,7 @@ class SharedRemoval(NamedTuple):
                 yield RankRunner(PathRemover(remover, directories).run_slice, strategy)
 
     def _claimed(self, kernel: Kernel) -> Fd:
-        """Open the container. The cache of another machine may show it for a while at its place before the claim."""
+        """Open the container. For a while, this machine's cache may show it at its place before the claim."""
         ends_s = time.monotonic() + _PATIENCE_S
         while True:
             try:
@@ -150,9 +152,9 @@ class PathRemover(NamedTuple):
     directories: DirectoriesByPath
 
     def run_slice(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult | None:
-        """Run a slice; the directories that it leaves unfinished stay open here for the next slice.
+        """Run a slice. Unfinished directories stay open in this process for the next slice.
 
-        Returns  the result, with the errors of the kernel; None if the directory is not visible here
+        Returns  the result, including kernel errors; None if the directory is not visible on this machine
         """
         try:
             fd = self.directories.open(work.path)

@@ -1,12 +1,11 @@
-"""One slice of a removal: empty a directory through its fd, one component at a time, never through a link, across a
-mount, or upwards (I6).
+"""Runs a slice of a removal: empties a directory through its fd, one component at a time.
 
-Each name is unlinked first and checked only after an error: for a directory the kernel reports EISDIR. So no file costs
-a stat, and the reaper never enters an object that is no directory.
+It never goes through a link, across a mount, or upwards (I6). Each name is unlinked first and checked only after an
+error: for a directory, the kernel reports EISDIR. So no file costs a stat, and the reaper enters only directories.
 
-A large file is cut in steps, at a pace, and only while no other process can see it. A write lease proves that no
-process has the file open, and the link count after the unlink proves that no link remains. Without the second check a
-link created in between would lose its content (measured).
+A large file is truncated step by step at the pace, and only while no other process can see it. A write lease proves
+that no process has the file open, and the link count after the unlink proves that no link remains. Without the second
+check, a link created in between would lose its content (measured).
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ _TO_INSPECT = os.O_PATH | os.O_NOFOLLOW
 
 
 class UnnamedLargeFile(NamedTuple):
-    """A large file without a name, which is ours to cut."""
+    """A large file that has lost its name, so that it can be truncated step by step."""
 
     fd: Fd
     n_bytes: int
 
 
 class LargeFiles:
-    """The bytes freed by one slice, and the large files that are cut."""
+    """Counts the bytes that a slice frees, and truncates large files step by step."""
 
     def __init__(self, kernel: Kernel, budget: SliceBudget) -> None:
         self._kernel = kernel
@@ -65,7 +64,7 @@ class LargeFiles:
         self.n_bytes = 0
 
     def n_entries_remaining(self, n_removed: int) -> int:
-        """How many entries may be removed before the budget is spent."""
+        """Return how many more entries may be removed before the budget is spent."""
         most = self._budget.n_entries
         return 1 << 30 if most is None else max(most - n_removed, 0)
 
@@ -74,7 +73,7 @@ class LargeFiles:
         return (most is not None and self.n_bytes >= most) or self.n_entries_remaining(n_removed) == 0
 
     def count(self, dir_fd: Fd, entry_stat: StatxResult) -> UnnamedLargeFile | None:
-        """Count a file's bytes before its unlink; a large file is unlinked here if it can be cut."""
+        """Count a file's bytes before its unlink. If it is large and can be truncated, unlink and return it."""
         if stat.S_ISDIR(entry_stat.st_mode) or entry_stat.st_nlink != 1:
             return None
         n_bytes = entry_stat.st_blocks * STAT_BLOCK_BYTES
@@ -86,7 +85,7 @@ class LargeFiles:
         return None
 
     def _unlink_to_cut(self, dir_fd: Fd, entry_stat: StatxResult) -> Fd | None:
-        """Unlink a file to be cut. None if it can't be cut: it still has its name, or was deleted in one piece."""
+        """Unlink a file to be truncated. Return None if it can't be: it kept its name, or was deleted as a whole."""
         try:
             fd = self._open(dir_fd, entry_stat.name)
         except OSError:
@@ -99,7 +98,7 @@ class LargeFiles:
                 if self._is_ours(fd):
                     return fd
         except OSError:
-            pass  # EAGAIN: another process has it open; EINVAL: no leases here. It is deleted in one piece.
+            pass  # EAGAIN: another process has it open; EINVAL: no leases here. It is deleted as a whole.
         fd.close()
         return None
 
@@ -113,11 +112,11 @@ class LargeFiles:
             return self._kernel.open_beneath(dir_fd, encode_name(name), _FOR_WRITING)
 
     def _is_ours(self, fd: Fd) -> bool:
-        """Whether a file has no link, and no process waits in open(2) for our lease to end."""
+        """Return whether a file has no link, and no process is waiting in open(2) for our lease to end."""
         return self._kernel.fstat(fd).st_nlink == 0 and self._kernel.has_lease(fd)
 
     def cut(self, fd: Fd, size: int) -> int:
-        """Cut one step off the end of a file; returns the remaining size, 0 once it is finished."""
+        """Cut one step off the end of a file. Return the remaining size; 0 when it is finished."""
         remaining_bytes = max(size - CUT_BYTES, 0)
         try:
             if not self._is_ours(fd):
@@ -132,7 +131,7 @@ class LargeFiles:
 
 _CHUNK, _SERVERS_CHUNK = 1024, 128
 _MOST_FRAMES = 400
-"""Limit of the depth by fds, where directories can't be renamed up (another project or subvolume in the tree)."""
+"""How many directories deep a slice goes where it can't hoist them (a different project or subvolume in the tree)."""
 _DENIED = (errno.EACCES, errno.EPERM)
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
@@ -140,15 +139,15 @@ T = TypeVar("T")
 
 
 class SliceRemover(NamedTuple):
-    """Runs slices of one container's removal, in any process or thread: it keeps only the number of names per look
-    between them.
+    """Runs slices of a container's removal, in any process or thread.
 
     groups        the filesystem's allocation groups, in which workers should not meet
     inner_stores  decides which directories are stores that stay
-    by_force      clear flags (immutable, append-only) that forbid a removal: an administrator asked for it
-    has_server    the container is on a network filesystem, whose server may be away
-    by_paths      an unfinished slice continues by its path, perhaps on another machine: directories whose identity
-                  can't be proven there are finished in the slice
+    per_look      the number of names per check of the clock: the only state between slices
+    by_force      whether to clear flags (immutable, append-only) that forbid a removal, as an administrator asked for
+    has_server    whether the container is on a network filesystem, whose server may be away
+    by_paths      whether an unfinished slice may continue on another machine, by its path; then, directories whose
+                  identity can't be proven there are finished in the slice
     """
 
     kernel: Kernel
@@ -163,12 +162,12 @@ class SliceRemover(NamedTuple):
     by_paths: bool = False
 
     def run_slice(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
-        """Run a slice. Raises nothing: errors of the kernel are in the result."""
+        """Run a slice. Raises nothing: kernel errors are in the result."""
         return _RemovalRun(self, work, budget).run_slice()
 
 
 class _Frame:
-    """An open directory on the way down, or a large file being cut. is_bound: no other process can continue with it"""
+    """A directory on the way down, or a large file being truncated. is_bound: only this process can continue with it"""
 
     __slots__ = ("fd", "is_bound", "is_listed_by_fd", "is_opened_up", "name", "path", "work")
 
@@ -185,8 +184,6 @@ class _Frame:
 
 
 class _RemovalRun:
-    """One run of one slice."""
-
     def __init__(self, remover: SliceRemover, work: Slice, budget: SliceBudget) -> None:
         self._remover = remover
         self._kernel = remover.kernel
@@ -232,14 +229,14 @@ class _RemovalRun:
         )
 
     def _is_over(self) -> bool:
-        """Whether the budget of the slice is spent, or the server does not answer."""
+        """Return whether the slice's budget is spent, or the server does not answer."""
         if self._frames[-1].is_bound and not self._away:
             return False
         is_spent = self._large is not None and self._large.is_spent(self._removed)
         return is_spent or self._away != 0 or time.monotonic() >= self._ends_at
 
     def _step(self) -> bool:
-        """Do the next step; returns whether the slice is finished."""
+        """Do the next step. Return whether the slice is finished."""
         frame = self._frames[-1]
         work = frame.work
         if work.cut_bytes:
@@ -247,7 +244,7 @@ class _RemovalRun:
             work.cut_bytes = self._large.cut(frame.fd, work.cut_bytes)
         elif work.emptied:
             name, n_passes = work.emptied.pop()
-            if not self._rmdir_unseen(frame, name):  # should be empty, but the kernel objects: enter it
+            if not self._rmdir_unseen(frame, name):  # it should be empty, but the kernel objects: enter it
                 self._enter(frame, name, n_passes)
         elif work.names:
             self._unlink_some(frame)
@@ -258,7 +255,7 @@ class _RemovalRun:
         elif not work.is_listed:
             self._list(frame)
         elif len(self._frames) == 1:
-            return True  # the plan decides whether to list it again: others may be at work in this directory
+            return True  # the plan decides whether to list it again: other workers may be busy in this directory
         else:
             work.relist_if_needed()
             if work.is_listed:
@@ -269,7 +266,7 @@ class _RemovalRun:
 
     def _unlink_some(self, frame: _Frame) -> None:
         """Unlink as many names as fit between two checks of the clock."""
-        # Taken from the end, where removal is free; the listing has the first names there.
+        # Take names from the end of the list, which costs nothing; the listing put the first ones there.
         n, began_at = self._remover.per_look.n, time.monotonic()
         names = frame.work.names[: -n - 1 : -1]
         del frame.work.names[-n:]
@@ -292,7 +289,7 @@ class _RemovalRun:
         frame.work.is_productive |= n_removed > 0
 
     def _refused(self, frame: _Frame, refused: list[tuple[str, int]]) -> int:
-        """Handle the names whose unlink failed; returns how many were removed after all."""
+        """Handle names whose unlink failed. Return how many were removed after all."""
         may_again = any(number == errno.EACCES for _name, number in refused) and self._open_up(frame)
         again = [name for name, number in refused if may_again and number == errno.EACCES]
         final = unlink_all(self._kernel, frame.fd, again)
@@ -312,7 +309,7 @@ class _RemovalRun:
         return n_removed
 
     def _stat_files(self, frame: _Frame, names: list[str]) -> list[str]:
-        """Paced: count each file's bytes, and start with a large one; returns the names to unlink now."""
+        """Count each file's bytes, for the pace, and begin with a large one. Return the names to unlink now."""
         assert self._large is not None
         stats, refused = lstat_all(self._kernel, frame.fd, names, needs_no_server=self._remover.strategy.is_at_once)
         may_go = [name for name, _number in refused]  # the unlink will report the error
@@ -334,7 +331,7 @@ class _RemovalRun:
     # Directories.
 
     def _enter(self, frame: _Frame, name: str, n_passes: int = 0) -> None:
-        if self._is_held_store(frame, name):  # before it is renamed up, where its name no longer shows what it is
+        if self._is_held_store(frame, name):  # check this before it is hoisted, which hides its name
             return
         if len(self._frames) > self._slice.max_depth:
             if self._hoist(frame, name):
@@ -349,7 +346,7 @@ class _RemovalRun:
             return
         except OSError as error:
             if error.errno in _NOT_A_DIRECTORY:
-                # The name belongs to something else now: unlink that, but do not repeat this for ever.
+                # Something else has this name now: unlink that, but do not repeat this for ever.
                 frame.work.n_passes += 1
                 if frame.work.n_passes < MAX_PASSES:
                     frame.work.names.append(name)
@@ -373,7 +370,7 @@ class _RemovalRun:
         self._frames.append(_Frame(name, fd, path, work, is_bound=is_bound))
 
     def _is_held_store(self, frame: _Frame, name: str) -> bool:
-        """Whether a directory is a store with content that stays; if so it is reported."""
+        """Return whether a directory is a store with content that stays; if so, report it."""
         try:
             stop = self._remover.inner_stores.stop_at(frame.fd, frame.path, name)
         except OSError as error:
@@ -384,7 +381,7 @@ class _RemovalRun:
         return stop is not None
 
     def _rmdir_unseen(self, frame: _Frame, name: str) -> bool:
-        """Remove a directory without opening it, if the kernel finds it empty; returns whether it was removed."""
+        """Remove a directory without opening it if the kernel finds it empty. Return whether it was removed."""
         try:
             self._kernel.rmdir(frame.fd, encode_name(name))
         except OSError as error:
@@ -395,7 +392,7 @@ class _RemovalRun:
         return True
 
     def _open(self, frame: _Frame, name: str) -> Fd | None:
-        """Open a directory for reading; None if it is in doubt. Adds missing permissions to one of our own."""
+        """Open a directory for reading, and add missing permissions if it is ours. Return None if it is in doubt."""
         try:
             return self._admit(frame, name, self._kernel.open_dir(frame.fd, encode_name(name)))
         except PermissionError:
@@ -409,7 +406,7 @@ class _RemovalRun:
         return self._admit(frame, name, self._kernel.open_dir(frame.fd, encode_name(name)))
 
     def _admit(self, frame: _Frame, name: str, fd: Fd) -> Fd | None:
-        """Make a directory the reaper's own and return its fd; if it is in doubt, close it and return None."""
+        """Make a directory the reaper's own and return its fd. If it is in doubt, close it and return None."""
         with ExitStack() as owned:
             owned.enter_context(fd)
             if not self._remover.late_arrivals.admit(fd, join_path(frame.path, encode_name(name))):
@@ -418,17 +415,17 @@ class _RemovalRun:
         return fd
 
     def _list(self, frame: _Frame) -> None:
-        """List the entries of a directory; of a large one only as many as the window holds."""
+        """List a directory's entries; if it is large, only as many as the window holds."""
         work = frame.work
         was_productive, work.is_productive = work.is_productive, False
-        # Failed entries that are not remembered by name are at the front, as everything before them was removed.
+        # Failed entries whose names are not remembered come first, as everything before them was removed.
         n_passed = work.n_failed if work.n_failed > MAX_FAILED_NAMES else 0
         is_remote = self._remover.strategy.workers is Workers.THREADS
-        # Limited, as some servers list names that do not exist.
+        # The time is limited, as some servers list names that do not exist.
         until_s = self._ends_at if is_remote and work.n_passes < MAX_PASSES else None
         try:
             with ExitStack() as owned:
-                # Some servers list an open directory only once. Nor does the slice wait for the end of a listing.
+                # Some servers list an open directory only once, and a slice does not wait for the end of a listing.
                 again = is_remote and frame.is_listed_by_fd
                 fd = owned.enter_context(self._kernel.open_dir(frame.fd)) if again else frame.fd
                 frame.is_listed_by_fd = True
@@ -452,7 +449,7 @@ class _RemovalRun:
         work.is_listed = window.is_all
 
     def _leave(self, frame: _Frame) -> None:
-        """Finish a directory without further work: rmdir it, unless something in it failed. A file is gone already."""
+        """Finish a directory that has no more work: remove it unless something in it failed. A file is gone already."""
         if frame.work.cut_bytes is None:
             parent = self._frames[-2]
             with self._remover.groups.lock_group(frame.fd):
@@ -467,7 +464,7 @@ class _RemovalRun:
         self._frames.pop()
 
     def _rmdir(self, parent: _Frame, frame: _Frame) -> bool:
-        """Remove an empty directory; returns whether it is finished, removed or failed."""
+        """Remove an empty directory. Return whether it is finished, that is, removed or failed."""
         name = encode_name(frame.name)
         try:
             try:
@@ -493,11 +490,11 @@ class _RemovalRun:
         return True
 
     def _hoist(self, frame: _Frame, name: str) -> bool:
-        """Rename a deep directory up into the container; returns whether it was moved (a boundary or a permission may
-        forbid it).
+        """Hoist a deep directory, that is, rename it up into the container. Return whether it was moved.
 
-        The first one becomes the directory into which the others are moved: a full volume has no space for a new one. A
-        directory that can't be made the reaper's own stays: up there nothing would prove that it belongs to the tree.
+        A boundary or a permission may forbid this. The first one becomes the directory that contains the others, as a
+        full volume has no space for a new one. A directory that can't be made the reaper's own stays, since in its new
+        place nothing would prove that it belongs to the tree.
         """
         try:
             deep = self._open(frame, name)
@@ -511,7 +508,7 @@ class _RemovalRun:
             return False
         try:
             with self._kernel.open_dir(self._remover.container, HOISTED) as hoisted:
-                # A random name: a number could clash with one of an earlier, killed run, or of another worker.
+                # A random name, because a number could clash with a killed run's or another worker's.
                 new = os.urandom(8).hex()
                 if not self._rename_up(frame, name, hoisted, encode_name(new)):
                     return False
@@ -537,7 +534,7 @@ class _RemovalRun:
     # Obstacles.
 
     def _open_up(self, frame: _Frame) -> bool:
-        """Give ourselves all permissions in a directory that we own, once."""
+        """Give ourselves all permissions on a directory that we own. Return whether this worked; try it only once."""
         if not frame.is_opened_up:
             frame.is_opened_up = True
             with suppress(OSError):
@@ -546,7 +543,7 @@ class _RemovalRun:
         return False
 
     def _retry_opened_up(self, frame: _Frame, call: Callable[[], T]) -> T:
-        """Call a function, and once more with added permissions after EACCES. Raises  OSError"""
+        """Call a function; after EACCES, add permissions and call it again. Raises  OSError"""
         try:
             return call()
         except PermissionError:
@@ -555,9 +552,9 @@ class _RemovalRun:
         return call()
 
     def _fail(self, frame: _Frame, name: str, number: int, call: str, reported_path: bytes = b"") -> None:
-        """Note a failure of an entry or, without a name, of the directory itself.
+        """Note the failure of an entry or, without a name, of the directory itself.
 
-        reported_path  reported instead of the name
+        reported_path  the path to report instead of the name
         """
         if self._is_outage(number):
             return
@@ -571,9 +568,9 @@ class _RemovalRun:
         add_failures(self._failures, [Failure(join_path(frame.path, reported_path or encode_name(name)), number, call)])
 
     def _is_outage(self, number: int | None) -> bool:
-        """Whether the server does not answer, as opposed to an entry that is unreadable."""
+        """Return whether an error means that the server does not answer, not that an entry is unreadable."""
         if self._remover.has_server and number in CUT_OFF | DOUBTFUL and not self._has_probed:
-            self._has_probed = True  # once per slice is enough, as slices are short
+            self._has_probed = True  # one probe per slice is enough, as slices are short
             self._away = probe_server(self._kernel, self._remover.container)
         return self._away != 0
 
@@ -581,9 +578,10 @@ class _RemovalRun:
 def _read_window(
     entries: Iterator[os.DirEntry[str]], passed: Collection[str], strategy: Strategy, until_s: float | None
 ) -> DirectoryWindow:
-    """The first entries, without those passed over: limited by their number, the length of their names, and time.
+    """Read the first entries, up to a limit for their number, the length of their names, and the time.
 
-    until_s  monotonic; some entries are read in any case
+    passed   names to leave out
+    until_s  the end of the time (monotonic); some entries are read in any case
     """
     size = _CHUNK if until_s is None else _SERVERS_CHUNK
     if passed:
@@ -592,7 +590,7 @@ def _read_window(
     subdirs: list[str] = []
     inos: list[int] = []
     n_chars = 0
-    # Read in chunks, to free the entries early: each takes as much memory as four names.
+    # Read in chunks, to free the entries early: each takes as much memory as four names do.
     while len(names) + len(subdirs) < strategy.window and n_chars < strategy.window_chars:
         chunk = list(islice(entries, size))
         files = [e for e in chunk if not e.is_dir(follow_symlinks=False)] if strategy.lists_types else chunk
@@ -610,14 +608,14 @@ def _read_window(
 
 
 def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:
-    """Unlink a file after clearing its own flags and those of its directory.
+    """Clear a file's and its directory's flags, and unlink the file.
 
-    Raises  OSError: EPERM for a file with other names too: they would lose its flags with this one
+    Raises  OSError: EPERM if the file has more names, which would lose the flags together with this one
     """
     thaw(kernel, dir_fd)
     with kernel.open_beneath(dir_fd, encode_name(name), _TO_INSPECT) as path_fd:
         st = kernel.fstat(path_fd)
-        # Only these types have flags; opening a device or a FIFO would have effects.
+        # Only regular files have flags; opening a device or a FIFO would have effects.
         if stat.S_ISREG(st.st_mode) and st.st_nlink == 1:
             with kernel.reopen(path_fd, os.O_RDONLY | os.O_NONBLOCK) as fd:
                 thaw(kernel, fd)
@@ -625,7 +623,7 @@ def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:
 
 
 def _clear_flags(kernel: Kernel, *directories: Fd) -> bool:
-    """Clear the flags of directories; returns whether any had some."""
+    """Clear the directories' flags. Return whether any had flags."""
     has_flags = False
     for fd in directories:
         with suppress(OSError):

@@ -1,1 +1,1 @@
-"""Layer 2: the trash store of a volume; one file per verb, synchronous, crash-safe."""
+"""Layer 2: the trash store of a volume; one file per command, synchronous, crash-safe."""

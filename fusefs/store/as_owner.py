@@ -1,18 +1,18 @@
 """Root's work for other users, in processes of those users: restore, `swap --for-owner`, and `reap --force`.
 
-Restore: at the one name that the administrator gave, root renames on request of the user's process. Root trusts nothing
-in the contents of a user's container that root has not checked itself, before and after the rename. Only the tree that
-the record names gets the name; anything else is moved back.
+Restore: root makes the renames at the one name that the administrator gave, on request of the user's process. Root
+checks everything in a user's container itself, before and after the rename. Only the tree that the record names may get
+the name; anything else is moved back.
 
 `swap --for-owner`: root swaps into root's own folder, where only root can replace the replacement. Then one rename
-moves the old tree into a container that a process of its owner staged. So nothing that the owner could choose ever gets
-the name. Until then the orphan is root's, as its record states, and does not expire.
+moves the old tree into a container that a process of its owner has staged. So nothing that the owner could choose ever
+gets the name. Until then the orphan is root's, as its record states, and does not expire.
 
 Seizing (`reap --force`): root moves a container from a user's quarantine into root's own folder. Where its owner may
-rename, root must not work by name: a claim there would make root's records and directories in the user's folder, and
-read the user's. So root moves the whole container, as `trashd rm` would, by one rename between two directories that
-root holds open. The result is root's own orphan, which root reaps in a folder that no other user can enter (I13). Root
-locks the record, which it never reads, to keep reapers and restores out.
+rename entries, root must not use names: a claim there would put root's records and directories into the user's folder,
+and read the user's record. So root moves the whole container, as `trashd rm` would, with one rename between two
+directories that root holds open. The result is root's own orphan, which root reaps in a folder that no other user can
+enter (I13). Root locks the record, which it never reads, to keep reapers and restores out.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 OWNER_RESTORES_HINT = "inspect it with ls; its owner can restore it: trashd restore ID --to PATH"
-"""A hint about a tree that root does not put into place."""
+"""The hint about a tree that root refuses to move to the name."""
 
 
 class RenameQuestion(NamedTuple):
     """A child's request to root: rename its tree to the name, identify the entry there, or refresh the mount's view.
 
-    what            a VisibleMove's name, "found" or "refresh"
-    wanted, method  from the record: the tree's identity, and how it came
+    what            the name of a VisibleMove, "found" or "refresh"
+    wanted, method  from the record: the tree's identity, and how it was moved into the store
     """
 
     what: str
@@ -96,7 +96,7 @@ class RenameQuestion(NamedTuple):
 
 
 class RenameAnswer(NamedTuple):
-    """Root's answer: an errno of the kernel's, the entry's device and inode number, or root's reason to refuse."""
+    """Root's answer: the kernel's errno, the entry's device and inode number, or the reason why root refuses."""
 
     errno: int = 0
     dev_ino: tuple[int, int] | None = None
@@ -104,20 +104,20 @@ class RenameAnswer(NamedTuple):
 
 
 class _TreeRefused(Exception):
-    """Why a tree does not get the name."""
+    """Why a tree may not get the name."""
 
 
 class RootRename(NamedTuple):
-    """Renames trees from one user's containers to the name.
+    """Renames trees from one user's containers to the visible name.
 
-    visible  the name; None if the administrator gave none
+    visible  the renames at that name; None if the administrator gave no name
     """
 
     folder: UserFolder
     visible: DirectRename | None
 
     def answer(self, message: bytes) -> bytes:
-        """Answer a child: do a rename if it is one between the name and a container of that user."""
+        """Answer a child, and make the rename if it is between the name and a container of this user."""
         try:
             question = json.decode(message, type=RenameQuestion)
             if self.visible is None:
@@ -150,7 +150,7 @@ class RootRename(NamedTuple):
         return RenameAnswer()
 
     def _move_to_name(self, visible: DirectRename, question: RenameQuestion, container: Fd) -> None:
-        """Rename the container's tree to the name. Nothing else keeps the name, whatever the user does meanwhile."""
+        """Rename the container's tree to the name. No other entry keeps the name, whatever the user does."""
         kernel, name = self.folder.store.kernel, question.container.encode()
         with kernel.open_beneath(container, TREE) as tree:
             why = explain_mismatch(question.method, question.wanted, kernel.fstat(tree), kernel.identify(tree))
@@ -164,7 +164,7 @@ class RootRename(NamedTuple):
         raise _TreeRefused(f"{name.decode()}: {why}")
 
     def _give_back(self, visible: DirectRename, state: State, name: bytes, container: Fd) -> None:
-        """Move an entry that wrongly got the name back to where the user had it, or beside that if the place is taken.
+        """Move an entry that wrongly got the name back into the container, under another name if `tree` is taken.
 
         If the user has removed the container, it is moved to a directory where only root can remove entries. Raises
         OSError
@@ -178,10 +178,11 @@ class RootRename(NamedTuple):
 
 
 def explain_mismatch(method: Method, recorded: Identity | None, st: os.stat_result, identity: Identity) -> str:
-    """Why root does not accept a tree as the one that its record names; empty if it does.
+    """Return why root does not accept a tree as the one that its record names; empty if it does.
 
     If identities prove nothing, the tree is not accepted.
-    method, wanted  from the record: how the victim came, and its identity
+    method, recorded  from the record: how the victim was moved into the store, and its identity
+    st, identity      of the tree
     """
     kind = stat.S_IFMT(st.st_mode)
     kinds = (stat.S_IFDIR, stat.S_IFREG) if method in _FILES_TOO else (stat.S_IFDIR,)
@@ -196,11 +197,11 @@ def explain_mismatch(method: Method, recorded: Identity | None, st: os.stat_resu
                 f"it is inode {identity.ino}, but its record names inode {recorded.ino} or an earlier use of that inode"
             )
         case IdentityMatch.UNKNOWN:
-            return "it can't be verified that it is the tree of its record"
+            return "it can't be verified to be the tree that its record names"
 
 
 class _ChildsError(NamedTuple):
-    """An error in the child, to be raised again in the parent; `error` is the class's name, empty if there was none."""
+    """An error in the child, to be raised in the parent. error: the name of its class; empty if there was no error"""
 
     error: str = ""
     detail: str = ""
@@ -211,12 +212,12 @@ class _ChildsError(NamedTuple):
 def call_as_owner(
     folder: UserFolder, body: Callable[[VisibleRename | None], T], result_type: Any, visible: DirectRename | None = None
 ) -> T:
-    """Run `body` in this process if the folder is ours, otherwise (root) in a process of its owner; return its result.
+    """Run `body` in this process if the folder is ours, or else, as root, in a process of its owner; return its result.
 
-    body     receives the object that renames at a visible name: our own, or one that asks root
-    result_type  type of the result for msgspec: the child's message is validated like any user input
-    visible  the one name that root will change for the child
-    Raises   as `body`; AuthorityLost; NotPermitted if it is another user's folder and we are not root
+    body     gets an object that makes renames at a visible name: our own, or one that asks root
+    result_type  type of the result, for msgspec: the child's message is validated like any user input
+    visible  the renames at the one name that root may change for the child
+    Raises   errors from `body`; AuthorityLost; NotPermitted if it is another user's folder and we are not root
     """
     uid = os.geteuid()
     if folder.uid == uid:
@@ -230,11 +231,11 @@ def call_as_owner(
 
 
 def make_folder_for(store: Store, uid: int) -> UserFolder:
-    """A user's folder in a store, made by root if it is missing; needs root.
+    """Open a user's folder in a store, and make it if it is missing; needs root.
 
-    If root can't give it away (on a network filesystem), a process of the user makes it. What a killed command of that
-    user left in it is completed or undone.
-    Raises  AuthorityLost, or the error that prevented it
+    Root makes it or, if root can't give it away (on a network filesystem), a process of the user. Operations that this
+    user's killed commands left in it are completed or undone.
+    Raises  AuthorityLost, or the error that prevented this
     """
     if store.is_ours_as_root():
         with suppress(OSError, NoStore):
@@ -254,9 +255,9 @@ def make_folder_for(store: Store, uid: int) -> UserFolder:
 def run_in_user_process(uid: int, body: Callable[[Ask], T], result_type: Any, answer: Ask) -> T:
     """Run `body` in a process of a user, which may ask root questions, and return its result.
 
-    The child must not import anything, as its user may be unable to read trashd's files. So this module imports at its
-    top all that the child needs, or the parent does.
-    result_type, Raises  as for `as_owner`
+    The child must not import modules, since its user may be unable to read trashd's files. So all modules that the
+    child needs are imported before, at the top of this module or by the parent.
+    result_type, Raises  as for `call_as_owner`
     """
     try:
         message = call_in_child_as(uid, lambda ask: _encode_outcome(body, ask), answer)
@@ -275,7 +276,7 @@ def run_in_user_process(uid: int, body: Callable[[Ask], T], result_type: Any, an
 
 
 def _encode_outcome(body: Callable[[Ask], T], ask: Ask) -> bytes:
-    """The child's message: its error in the first line, then the result of `body`."""
+    """Make the child's message: the error on the first line, then the result of `body`."""
     result, outcome = b"", _ChildsError()
     try:
         result = json.encode(body(ask))
@@ -287,7 +288,7 @@ def _encode_outcome(body: Callable[[Ask], T], ask: Ask) -> bytes:
 
 
 class _RenameThroughRoot(NamedTuple):
-    """The visible name in the child: it asks root for each step."""
+    """The renames at the visible name, for the child: it asks root to make each of them."""
 
     ask: Ask
 
@@ -318,8 +319,8 @@ class _RenameThroughRoot(NamedTuple):
 def swap_for_owner(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
     """Swap the directory at a path into its owner's folder; needs root.
 
-    Raises  TrashdError as `swap_path`. If the owner's process does not take the tree, root keeps it and the result has
-            a warning
+    If the owner's process does not receive the tree, root keeps it, and the result has a warning.
+    Raises  TrashdError, as for `swap_or_remove_path`
     """
     return swap_or_remove_path(kernel, path, options, _swap_for_owner, directory=True)
 
@@ -337,7 +338,7 @@ def _swap_for_owner(own: UserFolder, victim: Victim, options: SwapOptions, visib
 
 
 def give_unfinished_to_heirs(folder: UserFolder) -> list[str]:
-    """Give heirs what a killed `swap --for-owner` left in root's folder, once recovered; return problems as text."""
+    """Give heirs the trees that killed `swap --for-owner` commands left in root's folder; return problems as text."""
     if folder.uid or os.geteuid():
         return []
     problems: list[str] = []
@@ -365,9 +366,9 @@ def _is_due_to_heir(held: HeldContainer) -> bool:
 
 
 def give_to_heir(held: HeldContainer) -> Adopted:
-    """Give the tree of root's container to the container's heir, or make it root's orphan if that fails.
+    """Give the tree in root's container to the container's heir, or make it root's orphan if that fails.
 
-    Raises  OSError; the tree is then in either container
+    Raises  OSError; then the tree is in one of the two containers
     """
     heir, kernel = held.record.heir, held.folder.store.kernel
     assert heir is not None
@@ -379,7 +380,7 @@ def give_to_heir(held: HeldContainer) -> Adopted:
                 run_in_user_process(heir.uid, take, None, giver.answer)
             except (OSError, TrashdError):
                 if giver.received_id is None:
-                    raise  # otherwise the heir's next command completes it
+                    raise  # if the heir has the tree, the heir's next command completes this
     except (OSError, TrashdError) as error:
         why = error.message() if isinstance(error, TrashdError) else str(error.strerror)
         move_to_state(held, State.ORPHANS)
@@ -393,7 +394,7 @@ def give_to_heir(held: HeldContainer) -> Adopted:
 
 
 def _receive_tree(heir_folder: UserFolder, record: Record, ask: Ask) -> None:
-    """Receive a tree from root: make a container with a durable record, then ask root for the rename. Run as the heir.
+    """Receive a tree from root, as the heir: make a container with a durable record, then ask root for the rename.
 
     Raises  OSError
     """
@@ -409,9 +410,9 @@ def _receive_tree(heir_folder: UserFolder, record: Record, ask: Ask) -> None:
 
 
 class _RenameToOwner:
-    """Root's side: one rename, from root's container into one of the heir's.
+    """Root's part: makes one rename, from root's container into one of the heir's.
 
-    received_id  the container that has the tree; None if none has
+    received_id  the ID of the heir's container that has received the tree; None if none has
     """
 
     def __init__(self, held: HeldContainer, heir_folder: UserFolder, tree: Fd) -> None:
@@ -421,7 +422,7 @@ class _RenameToOwner:
         self.received_id: ContainerId | None = None
 
     def answer(self, message: bytes) -> bytes:
-        """Move the tree into the container with that id; return an errno as text, 0 for success."""
+        """Move the tree into the container whose ID is the message; return an errno as text, 0 for success."""
         try:
             text = message.decode("ascii", "replace")
             if not is_container_id(text):
@@ -446,7 +447,7 @@ class _RenameToOwner:
             if kernel.is_named(self._tree, held.fd, TREE):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))  # this filesystem reports success and does nothing
         self.received_id = container
-        # Flush the source: btrfs then writes both sides of a plain rename before the heir's container moves.
+        # With this flush, btrfs writes both sides of a plain rename before the heir's container moves.
         kernel.fsync(held.fd)
 
 
@@ -458,13 +459,13 @@ def seize(
 ) -> Swapped | ClaimLost:
     """Turn a container in a user's quarantine into root's orphan; to be run as root.
 
-    folder       the user's; nothing is made in it
+    folder       the user's folder, in which nothing is made
     own          root's folder in the same store
-    note         kept with the orphan, which can be restored only with --to
-    retention_s  None: it never expires
-    Raises       NotProven if another user may have put it there; BadRecord if there is no record of that user's to
-                 lock; TrashdError as `remove_path`: the container is where it was, or, for Unsettled, at the place that
-                 the message names
+    note         the note in the orphan's record; the orphan can be restored only with --to
+    retention_s  None: the orphan never expires
+    Raises       NotProven if another user may have put the container there; BadRecord if it has no record of this user
+                 that can be locked; TrashdError as for `remove`: then the container is where it was or, for Unsettled,
+                 at the place that the message names
     """
     kernel = folder.store.kernel
     name = Name(container.encode())
@@ -472,7 +473,7 @@ def seize(
         raise make_not_proven_error(folder)
     with ExitStack() as owned:
         try:
-            # Not by UserFolder.open: that makes a missing directory, which would be root's.
+            # UserFolder.open is not used, since it makes a missing directory, which would belong to root.
             parent = owned.enter_context(kernel.open_dir(folder.fd, _QUARANTINE))
             fd = owned.enter_context(kernel.open_dir(parent, name))
             record = owned.enter_context(_open_to_lock(kernel, fd, folder.uid))
@@ -484,7 +485,7 @@ def seize(
             return ClaimLost.GONE
         victim = _victim(folder, parent, name, fd)
         try:
-            # `remove` checks again after the rename, and moves back an entry that took the name meanwhile.
+            # `remove` checks again after the rename, and moves back an entry that has taken the name.
             options = SwapOptions(retention_s, note, taken_container=_make_taken_container(kernel, fd, folder.uid))
             return remove(own, victim, options, DirectRename(kernel, victim.parent.sides, name))
         except OSError as error:
@@ -492,23 +493,23 @@ def seize(
 
 
 def _make_taken_container(kernel: Kernel, fd: Fd, uid: int) -> TakenContainer:
-    """The facts from which root's reaper judges entries that came into the container later (reaper/not_removed.py)."""
+    """Return facts from which root's reaper judges entries that entered the container later (reaper/not_removed.py)."""
     st = kernel.fstat(fd)
     is_private = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
     return TakenContainer(max(0, kernel.statx(fd, asks_server=True).btime_ns), uid if is_private else None)
 
 
 def _open_to_lock(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
-    """Open the record after checking it: if root opened a device node that a user put there, the device would act."""
+    """Open the record, after checking its type: opening a device node that a user put there could have effects."""
     with kernel.open_beneath(container_fd, RECORD) as path_fd:
         st = kernel.fstat(path_fd)
         if not stat.S_ISREG(st.st_mode) or st.st_uid != uid:
-            raise BadRecord(f"record.json is not a regular file of uid {uid}")
+            raise BadRecord(f"record.json is not a regular file that belongs to uid {uid}")
         return kernel.reopen(path_fd, os.O_RDWR | os.O_NONBLOCK)
 
 
 def _victim(folder: UserFolder, parent: Fd, name: Name, fd: Fd) -> Victim:
-    """The container as the victim of root's removal; it borrows all its fds."""
+    """Return the container as a Victim, for its removal by root. The victim does not own its fds."""
     kernel, store = folder.store.kernel, folder.store
     st = kernel.fstat(fd)
     if st.st_uid != folder.uid:

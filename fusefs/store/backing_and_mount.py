@@ -1,7 +1,7 @@
-"""A directory opened on both sides: on the backing filesystem, and as one of our mounts shows it.
+"""A directory opened on both sides: on the backing filesystem, and in one of our mounts that shows it.
 
 Entries are inspected on the backing filesystem. Names that others see are changed through the mount, so that the kernel
-and the mount's daemon, which cache names, attributes and listings for long, take part in the change.
+and the mount's daemon, which cache names, attributes and listings for a long time, know of the change.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ T = TypeVar("T")
 
 DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 READABLE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-"""Flags to open a directory: for lookups in it (DIRECTORY), and for listing it, too (READABLE)."""
+"""Flags to open a directory: DIRECTORY for lookups in it, READABLE also for listing it."""
 FILE_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 FILE_TO_LOCK = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
 """Flags to open a file that others may have replaced: links are not followed, and a FIFO does not block."""
 ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
-"""Errors of a lookup beneath a directory if there is no such entry: gone, of another kind, a link, or mounted over."""
+"""Errors from a lookup if there is no such entry: it is gone, of another type, a link, or covered by a mount."""
 UNREACHABLE_ERRNOS = (*ABSENT_ERRNOS, errno.EACCES)
-"""Errors of an entry that is absent or that we may not see."""
+"""Errors from a lookup of an entry that is absent or that we may not see."""
 NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-"""Errors that report lack of space."""
+"""Errors that report a lack of space."""
 
 
 class suppress_errno(suppress):  # noqa: N801 - as its base
-    """Suppress an OSError that has one of these errnos; let any other error pass."""
+    """Suppress an OSError with one of these errnos; other errors are raised."""
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers
@@ -52,8 +52,8 @@ _STALE_N_TRIES, _STALE_PAUSE_S = 500, 0.001
 class BackingAndMount(NamedTuple):
     """One directory.
 
-    fd       on the backing filesystem (O_PATH)
-    mounted  in the mount (O_PATH); None if none of our mounts shows it
+    fd       the directory on the backing filesystem (O_PATH)
+    mounted  the directory in the mount (O_PATH); None if none of our mounts shows it
     """
 
     fd: Fd
@@ -68,12 +68,12 @@ class BackingAndMount(NamedTuple):
             self.mounted.close()
 
     def close_mounted(self) -> None:
-        """Close its fd in the mount, if any; the fd on the backing filesystem stays open."""
+        """Close the fd in the mount, if any; the fd on the backing filesystem stays open."""
         if self.mounted is not None:
             self.mounted.close()
 
     def names_fd(self) -> Fd:
-        """The fd through which names in it are to be changed."""
+        """The fd through which names in the directory must be changed."""
         return self.fd if self.mounted is None else self.mounted
 
     def reopen(self, kernel: Kernel) -> BackingAndMount:
@@ -82,9 +82,9 @@ class BackingAndMount(NamedTuple):
             return BackingAndMount(fd, self.mounted and kernel.open_beneath(self.mounted, b".", DIRECTORY))
 
     def beneath(self, kernel: Kernel, path: bytes, flags: int = DIRECTORY) -> BackingAndMount:
-        """Open a directory beneath it; without a mounted side if the mount shows another directory there, or none.
+        """Open a directory beneath. It has no mounted side if the mount shows another directory there, or none.
 
-        flags   of its backing side
+        flags   flags for the backing side
         Raises  OSError
         """
         with close_on_error(kernel.open_beneath(self.fd, path or b".", flags)) as fd:
@@ -92,16 +92,16 @@ class BackingAndMount(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """An opened directory in which a command acts; on the backing filesystem, if one of our mounts shows it.
+    """An opened directory in which a command acts, on the backing filesystem even if one of our mounts shows it.
 
-    root        the highest directory of its mount that we can reach, or the directory that one of our mounts shows;
+    root        the highest directory on its mount that we can reach, or the root of our mount that shows the directory;
                 nothing below it is opened by its full path
     root_path   path of `root`, for messages
-    root_place  where `root` is in its filesystem
+    root_place  the place of `root` in its filesystem
     relative    path of the directory relative to `root`; empty if it is `root`
     sides       the directory itself
     mount       the mount that it is on
-    mounts      all mounts that we saw when it was opened
+    mounts      all mounts at the time when it was opened
     """
 
     root: BackingAndMount
@@ -120,16 +120,16 @@ class Scope(NamedTuple):
             pass
 
     def path(self) -> bytes:
-        """Its path, links resolved."""
+        """The directory's path, with links resolved."""
         return os.path.join(self.root_path, self.relative) if self.relative else self.root_path
 
     def place(self) -> FilesystemPath:
-        """Where it is in its filesystem, in every mount namespace."""
+        """The directory's place in its filesystem, which is the same in every mount namespace."""
         return place_below(self.root_place, self.relative)
 
 
 def open_beneath_on_both(kernel: Kernel, sides: BackingAndMount, path: bytes) -> BackingAndMount:
-    """Open a directory beneath another one, on both sides if that one is. Changes are then visible at once, or fail.
+    """Open a directory beneath another one, on both sides if that one is. Then changes are visible at once, or fail.
 
     Raises  OSError: ESTALE if the mount shows another directory there, or none
     """
@@ -137,7 +137,7 @@ def open_beneath_on_both(kernel: Kernel, sides: BackingAndMount, path: bytes) ->
 
 
 def require_both_sides(sides: BackingAndMount, lower: BackingAndMount, path: bytes) -> BackingAndMount:
-    """Return `lower`, opened beneath `sides`; close it if only `sides` has a mounted side.
+    """Return `lower`, which was opened beneath `sides`. If only `sides` has a mounted side, close it and raise.
 
     Raises  OSError: ESTALE
     """
@@ -148,12 +148,12 @@ def require_both_sides(sides: BackingAndMount, lower: BackingAndMount, path: byt
 
 
 def is_same_directory(kernel: Kernel, one: int, other: int) -> bool:
-    """Whether two fds refer to one directory: if it was moved meanwhile, nothing needs to be moved between them."""
+    """Whether two fds refer to the same directory."""
     return os.path.samestat(kernel.fstat(one), kernel.fstat(other))
 
 
 def choose_rename_fds(one: BackingAndMount, other: BackingAndMount) -> tuple[Fd, Fd]:
-    """The two fds between which a name is to be moved: in the mount if both have a mounted side."""
+    """Choose the two fds between which to move a name: those in the mount if both directories have a mounted side."""
     if one.mounted is None or other.mounted is None:
         return one.fd, other.fd
     return one.mounted, other.mounted
@@ -168,8 +168,8 @@ def add_mounted_side(kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> B
         return BackingAndMount(fd, open_in_mount(kernel, above, path, fd))
 
 
-class borrow_both_sides:  # noqa: N801 - it is read as a function that gives a block
-    """`both_sides` for a block; `fd` stays the caller's."""
+class borrow_both_sides:  # noqa: N801 - used like a context manager function
+    """Like `add_mounted_side`, for the duration of a block; `fd` still belongs to the caller."""
 
     def __init__(self, kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> None:
         self._sides = BackingAndMount(fd, open_in_mount(kernel, above, path, fd))
@@ -182,7 +182,7 @@ class borrow_both_sides:  # noqa: N801 - it is read as a function that gives a b
 
 
 def is_taken(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
-    """Whether a name exists in a directory, including one that something is mounted over. Raises  OSError"""
+    """Whether a name exists in a directory, even if it is covered by a mount. Raises  OSError"""
     try:
         with suppress_errno(errno.EXDEV):
             kernel.stat(dir_fd, name)
@@ -207,19 +207,19 @@ def open_in_mount(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd |
 
 
 def refresh_in_mount(kernel: Kernel, above: Fd, path: bytes) -> None:
-    """Make a mount of ours refresh a directory whose attributes were changed on the backing filesystem.
+    """Make our mount refresh a directory whose attributes were changed on the backing filesystem.
 
-    It changes nothing. So it may fail, or refresh another directory that is there by now.
+    This changes nothing, so it does no harm if it fails, or refreshes another directory that is there by now.
     """
     with suppress(OSError), kernel.open_beneath(above, path, DIRECTORY) as mounted:
         kernel.invalidate_attributes(mounted)
 
 
 def retry_stale(lookup: Callable[[], T]) -> T:
-    """Repeat a lookup in a mount while it fails with ESTALE, as it may after a move on the backing filesystem.
+    """Repeat a lookup in a mount while it fails with ESTALE, which may happen after a move on the backing filesystem.
 
-    The kernel keeps a directory's dentry in one place. When it meets the directory in another place it moves the
-    dentry, unless others rename something at that moment: then it returns ESTALE, even at a second try.
+    The kernel keeps a directory's dentry in one place. If it finds the directory in another place, it moves the dentry.
+    But while another process makes a rename, it returns ESTALE instead, even at a second attempt.
     Source  fs/dcache.c, __d_unalias
     """
     for _ in range(_STALE_N_TRIES):
@@ -233,14 +233,14 @@ def retry_stale(lookup: Callable[[], T]) -> T:
 
 
 def is_same_in_mount(backing: os.stat_result, mounted: os.stat_result) -> bool:
-    """Whether our mount may show `backing` as `mounted`: it keeps inode numbers, except for a private range."""
+    """Whether our mount may show `backing` as `mounted`. The mount keeps inode numbers, except for a private range."""
     is_same_kind = stat.S_IFMT(backing.st_mode) == stat.S_IFMT(mounted.st_mode)
     return is_same_kind and (mounted.st_ino in (backing.st_ino, _ROOT_INO) or mounted.st_ino >= _PRIVATE_INOS)
 
 
 @contextmanager
 def preserved_times(kernel: Kernel, fd: Fd) -> Iterator[None]:
-    """Restore a directory's times after the block if we may; for changes that leave its contents as they were."""
+    """Restore a directory's times after a block that leaves its contents as they were, if we may."""
     before = kernel.fstat(fd)
     try:
         yield

@@ -1,4 +1,4 @@
-"""`trashd check`: do a swap up to the exchange, and undo it. All that is made for it is empty, ours, and removed."""
+"""Implements `trashd check`: do a swap up to the exchange, then undo it. What it creates is empty and gets removed."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from fusefs.store.victim_rename import DirectRename
 class Preflight(NamedTuple):
     """The result of `trashd check`.
 
-    store       where the orphan would be stored; None if nowhere
+    store       the store that would get the orphan; None if none would
     exists      whether that store exists already
     method      exchange, two-rename, or unknown if nothing could be tried
-    project     project id whose quota the orphan still counts against; None if there are no projects
-    refusals    why swap would refuse, each with its hint
-    unlike      attributes that the caller could not give to the replacement, as text
-    n_holders   processes that have it open (of those that the caller may see)
-    kept        top-level entries that would stay in place
-    exit_code   the exit code that swap would have
-    missing     system calls that this process may not use, and the consequence
-    is_shared   other machines may have mounted the filesystem, judging by its type
-    gap_ns      for how long a name was missing when two renames were tried; None if they were not
-    noreplace   of that store: see Volume
-    takeover_s  for how long another node's command must be silent before it is taken over; None on a local filesystem
+    project     the project id whose quota the orphan still counts against; None if there are no projects
+    refusals    why swap would refuse, each reason with its hint
+    unlike      the attributes that the caller could not give to the replacement, as text
+    n_holders   how many processes have it open (of those that the caller may see)
+    kept        the top-level entries that would stay in place
+    exit_code   swap's exit code
+    missing     the system calls that this process may not use, and the consequences
+    is_shared   whether other machines may have mounted the filesystem, judging by its type
+    gap_ns      how long the name was missing when two renames were tried; None if they were not
+    noreplace   that store's `Volume.noreplace`
+    takeover_s  how long another node's command must be silent before it is taken over; None on a local filesystem
     """
 
     path: bytes
@@ -72,12 +72,12 @@ class Preflight(NamedTuple):
     takeover_s: float | None = None
 
     def with_refusal(self, error: TrashdError) -> Preflight:
-        """Add one more reason why swap would refuse; the first one determines the exit code."""
+        """Add a reason why swap would refuse; the first one determines the exit code."""
         reasons = (*self.refusals, (error.message(), error.hint))
         return self._replace(refusals=reasons, exit_code=self.exit_code or error.exit_code)
 
     def with_store(self, store: Store, *, exists: bool) -> Preflight:
-        """Add what is known of a store before anything is tried."""
+        """Add what is known about a store before anything is tried."""
         return self._replace(
             store=store.path(),
             exists=exists,
@@ -90,10 +90,10 @@ class Preflight(NamedTuple):
 def check_swap(
     kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, accept_differences: bool = False
 ) -> Preflight:
-    """Do a swap up to the exchange, try the exchange with stand-ins, and undo everything. Holders are not counted.
+    """Do a swap up to the exchange, try the exchange with stand-ins, and undo everything. Processes are not counted.
 
-    keep    globs of entries that would stay in place
-    accept_differences  accept a replacement that differs from the old directory
+    keep    globs for the entries that would stay in place
+    accept_differences  whether to accept a replacement that differs from the old directory
     Raises  TrashdError if the path can't be checked at all
     """
     with find_victim(kernel, path) as victim:
@@ -121,7 +121,7 @@ def check_swap(
 
 
 def _refusals(kernel: Kernel, victim: Victim) -> list[TrashdError]:
-    """Every reason to refuse the victim. An error after the first reason is ignored, as a swap ends at that reason."""
+    """Return all reasons to refuse the victim. Errors after the first reason are ignored, as a swap ends there."""
     reasons = []
     try:
         for reason in find_refusals(kernel, victim, directory=True):
@@ -181,7 +181,7 @@ def _try_stores(kernel: Kernel, victim: Victim, options: SwapOptions, result: Pr
 def _try_store(store: Store, victim: Victim, options: SwapOptions, result: Preflight) -> Preflight:
     """Stage a container in a store, try the rename, and dissolve the container.
 
-    Raises  OSError, TrashdError as the swap
+    Raises  OSError, TrashdError like the swap
     """
     kernel = store.kernel
     visible = DirectRename(kernel, victim.parent.sides, victim.name)
@@ -196,8 +196,8 @@ def _try_store(store: Store, victim: Victim, options: SwapOptions, result: Prefl
             return result  # the reserve is kept for a swap
         with staged:
             try:
-                # No process would find a temporary permission that a killed check granted from a folder without its
-                # name.
+                # If a check is killed in a folder with a temporary name, no process would find the temporary permission
+                # that it granted.
                 if staged.held.record.lent_mode is None or not folder.name.startswith(NEW_PART):
                     result = result._replace(
                         unlike=tuple(format_differences(copy_metadata(staged, victim, options, visible)))
@@ -213,7 +213,7 @@ def _try_store(store: Store, victim: Victim, options: SwapOptions, result: Prefl
 def _try_rename(staged: Staged, victim: Victim, result: Preflight) -> Preflight:
     """Try the swap's renames with two empty directories: one in the container, one beside the victim.
 
-    Recovery removes directories with such names. Raises  OSError
+    If this is killed, recovery removes them, as it knows their names. Raises  OSError
     """
     kernel, held, parent = staged.held.folder.store.kernel, staged.held, victim.parent.sides.fd
     assert staged.replacement is not None
@@ -223,7 +223,7 @@ def _try_rename(staged: Staged, victim: Victim, result: Preflight) -> Preflight:
         owned.callback(drop_stand_in, kernel, parent, held.id)
         for place, name in ((held.fd, replacement_name), (parent, beside)):
             fd = owned.enter_context(make_private(kernel, place, name))
-            # A rename may depend on the project id, but on no other attribute.
+            # A rename may depend on the project id, but not on any other attribute.
             apply_metadata(kernel, fd, read_metadata(kernel, fd)._replace(extended=extended))
         if kernel.filesystem(victim.fd) == OVERLAY_MAGIC:
             kernel.mkdir(fd, INSIDE)
@@ -242,7 +242,7 @@ def _try_rename(staged: Staged, victim: Victim, result: Preflight) -> Preflight:
 
 
 def _refuse_unmovable(kernel: Kernel, victim: Victim) -> None:
-    """Raise NotPermitted if modes or flags show that the victim may not be moved; OSError EROFS if read-only."""
+    """Raise NotPermitted if modes or flags show that the victim may not be moved; EROFS if it is read-only."""
     uid, parent_fd = os.geteuid(), victim.parent.sides.fd
     if kernel.is_read_only(victim.fd) or kernel.is_read_only(victim.parent.sides.names_fd()):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

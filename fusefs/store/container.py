@@ -1,4 +1,4 @@
-"""Containers: made with a complete, durable, locked record, moved between states, claimed by one process."""
+"""Containers: made with a complete, durable, locked record, moved between states, and claimed by one process."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from fusefs.store.layout import (
 )
 
 UNFINISHED_PREFIX = REPLACEMENT + b"."
-"""Prefix of a directory that is being made beside the tree, for a sweep's tree or for its origin."""
+"""Prefix of a directory that is being made next to the tree, for a sweep's tree or for its origin."""
 GONE_ERRNOS = (errno.ENOENT, errno.ESTALE)
-"""Errors that a server reports for an entry that another node removed."""
+"""Errors that a server may report for an entry that another node has removed."""
 _N_RMDIR_TRIES, _PAUSE_S = 100, 0.01
 _TICK_S = 0.001
 
@@ -45,10 +45,10 @@ _TICK_S = 0.001
 class HeldContainer(NamedTuple):
     """A container whose record we have locked: no other process moves or changes it until the last fd is closed.
 
-    fd      its directory, readable
-    record  as it is on disk
+    fd      the container's directory, open for reading
+    record  the record as it is on disk
     owned   closes the fds that keep the lock; closing it once is enough, even if several values share it
-    stored_as  its name in its state's directory, if it took another container's place; None: the id
+    stored_as  the name in the state's directory if the container took another one's place; None: the ID is the name
     """
 
     folder: UserFolder
@@ -67,30 +67,30 @@ class HeldContainer(NamedTuple):
         self.owned.close()
 
     def name(self) -> bytes:
-        """Its name in its state's directory."""
+        """The container's name in the state's directory."""
         return (self.stored_as or self.id).encode()
 
     def relative_path(self) -> RelPath:
-        """Its path relative to the directory that holds the store."""
+        """The container's path relative to the directory that holds the store."""
         return self.folder.relative_path_to(self.state, self.name())
 
 
 def open_inside(held: HeldContainer, name: Name) -> BackingAndMount:
-    """Open a directory in a container, on both sides if one of our mounts shows it. Raises  OSError"""
+    """Open a directory in a container, also in one of our mounts if that shows it. Raises  OSError"""
     store = held.folder.store
     fd = store.kernel.open_beneath(held.fd, name, DIRECTORY)
     return add_mounted_side(store.kernel, fd, store.base.mounted, join_path(held.relative_path(), name))
 
 
 def new_id(kernel: Kernel, victim: bytes) -> ContainerId:
-    """Make an id from the current time."""
+    """Make an ID from the current time."""
     now_ns = kernel.now_ns()
     utc = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_ns // 1_000_000_000))
     return make_id(utc, now_ns // 1_000_000 % 1000, victim, os.urandom(6))
 
 
 def make_container_directory(folder: UserFolder, state: State, container: ContainerId) -> Fd:
-    """Make an empty container and return it, readable."""
+    """Make an empty container, and open it for reading."""
     kernel, name = folder.store.kernel, container.encode()
     with folder.open(state) as parent:
         make_unique(kernel, parent, name)
@@ -98,15 +98,15 @@ def make_container_directory(folder: UserFolder, state: State, container: Contai
 
 
 def superblock_in(st: os.stat_result) -> str:
-    """The filesystem as this kernel has it mounted, "major:minor": processes that see the same one share its locks.
+    """Return "major:minor" of the filesystem as mounted by this kernel: processes with the same number share its locks.
 
-    The number is reused only after the filesystem is gone, and all its locks with it.
+    The number is reused only after the filesystem is unmounted and all its locks are gone.
     """
     return f"{os.major(st.st_dev)}:{os.minor(st.st_dev)}"
 
 
 def is_taken_over(held: HeldContainer) -> bool:
-    """Whether another node took our process for dead and moved the contents into a container of its own."""
+    """Whether another node assumed that our process is dead, and moved the contents into its own container."""
     return held.folder.store.is_shared() and has_lost_record(held.folder.store.kernel, held.fd)
 
 
@@ -120,7 +120,7 @@ def has_lost_record(kernel: Kernel, container: Fd) -> bool:
 
 
 def read_fs_clock_ns(kernel: Kernel, fd: Fd) -> int:
-    """Return the filesystem's own clock in ns, read from a chmod of a container that changes nothing else."""
+    """Return the filesystem's own time in ns: the ctime after a chmod of a container that changes nothing else."""
     kernel.chmod(fd, 0o700)
     return max(0, kernel.fstat(fd).st_ctime_ns)
 
@@ -128,12 +128,12 @@ def read_fs_clock_ns(kernel: Kernel, fd: Fd) -> int:
 def create_record(store: Store, container_fd: Fd, record: Record) -> Fd:
     """Create a container's first record and return its locked fd. The record appears complete and durable.
 
-    store   the store of the container
-    Raises  FileNotFoundError if recovery removed the container before it had a record: start again
+    store   the container's store
+    Raises  FileNotFoundError if recovery removed the container before it had a record: the caller should start again
     """
     kernel = store.kernel
     if store.volume.unnamed is not True or store.volume.filesystem != store.filesystem:
-        # Files made without a name were not shown to persist on this filesystem.
+        # It is not proven that files created without a name persist on this filesystem.
         return replace_record(kernel, container_fd, record)
     try:
         fd = kernel.create_unnamed(container_fd)
@@ -145,7 +145,7 @@ def create_record(store: Store, container_fd: Fd, record: Record) -> Fd:
 
 
 def replace_record(kernel: Kernel, container_fd: Fd, record: Record) -> Fd:
-    """Replace a container's record, if any, and return the new one's locked fd. Raises  as `create_record`"""
+    """Replace a container's record, if any, and return the new record's locked fd. Raises  as for `create_record`"""
     _drop_new(kernel, container_fd)
     fd = kernel.create(container_fd, RECORD_NEW)
     try:
@@ -162,10 +162,10 @@ def _drop_new(kernel: Kernel, container_fd: Fd) -> None:
 
 
 def _publish(kernel: Kernel, fd: Fd, record: Record, appear: Callable[[], None]) -> Fd:
-    """Lock, write and flush a file, then let it appear: in this order a record is never seen unlocked or short."""
+    """Lock, write and flush a file, then give it its name: so no process ever sees a record unlocked or incomplete."""
     with close_on_error(fd):
         if not kernel.lock(fd):
-            raise FileNotFoundError(errno.ENOENT, "recovery was faster than this record")
+            raise FileNotFoundError(errno.ENOENT, "recovery locked this record first")
         fill_record(kernel, fd, record)
         appear()
     return fd
@@ -176,14 +176,14 @@ def fill_record(kernel: Kernel, fd: Fd, record: Record) -> None:
     try:
         text = encode_record(record)
     except ValueError as error:
-        # Only the origin can be that long: some 20,000 bytes of names that have to be quoted.
+        # Only the origin can be that long: about 20,000 bytes of names that have to be quoted.
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)) from error
     kernel.write(fd, text)
     kernel.fsync(fd)
 
 
 def move_to_state(held: HeldContainer, to: State) -> HeldContainer:
-    """Move the container to its next state. This is the only way in which a state changes (I4)."""
+    """Move the container to its next state. A state changes in no other way (I4)."""
     assert (held.state, to) in LEGAL_MOVES, (held.state, to)
     kernel = held.folder.store.kernel
     with held.folder.open(held.state) as source, held.folder.open(to) as target:
@@ -192,10 +192,11 @@ def move_to_state(held: HeldContainer, to: State) -> HeldContainer:
 
 
 def rewrite_record(held: HeldContainer, record: Record) -> HeldContainer:
-    """Replace the container's record. The new one is durable and locked before the old one's lock is released.
+    """Replace the container's record. The new record is durable and locked before the old one's lock is released.
 
-    The container's last move is flushed first. Otherwise btrfs could write the new record with its name into the
-    container at its old place, where recovery never searches for the remains of a killed command (docs/internals/crash-windows.md).
+    The container's last move is flushed first. Otherwise btrfs could write the new record, with its name, into the
+    container at its old place, where recovery never searches for the remains of a killed command
+    (docs/internals/crash-windows.md).
     """
     kernel = held.folder.store.kernel
     kernel.fsync(held.fd)
@@ -206,8 +207,8 @@ def rewrite_record(held: HeldContainer, record: Record) -> HeldContainer:
 def mark_complete(held: HeldContainer, size: TreeSize | None) -> HeldContainer:
     """Mark a sweep's container as complete: entries that are moved into it later count as late arrivals.
 
-    If its record can't be rewritten, entries that other users could have moved are doubtful.
-    size  of its tree, as far as it is known; recording it costs no additional write
+    If the record can't be rewritten, entries that other users could have moved there are in doubt.
+    size  size of the tree, as far as it is known; recording it takes no additional write
     """
     kernel = held.folder.store.kernel
     with suppress(OSError):
@@ -222,7 +223,7 @@ def mark_complete(held: HeldContainer, size: TreeSize | None) -> HeldContainer:
 
 
 def flush_directory(held: HeldContainer, fd: Fd) -> None:
-    """Flush the names in a directory on the container's filesystem; `fd` may be open in any mode."""
+    """Flush the names in a directory on the container's filesystem; the fd need not be readable."""
     kernel = held.folder.store.kernel
     try:
         readable = kernel.open_dir(fd)
@@ -234,15 +235,15 @@ def flush_directory(held: HeldContainer, fd: Fd) -> None:
 
 
 def dissolve(held: HeldContainer) -> None:
-    """Remove a container that holds nothing except its record.
+    """Remove a container that contains nothing but its record.
 
-    Raises  OSError ENOTEMPTY if it holds anything else; the record is kept then, as nothing else describes the contents
+    Raises  OSError ENOTEMPTY if it contains anything else; then the record is kept, to describe the contents
     """
     kernel = held.folder.store.kernel
     is_shared = held.folder.store.is_shared()
     names = kernel.list_reopened(held.fd) if is_shared else kernel.list(held.fd)
     for name in names:
-        if name.startswith(UNFINISHED_PREFIX):  # left by a check, or made by a mkdir that the server executed twice
+        if name.startswith(UNFINISHED_PREFIX):  # from a check, or from a mkdir that the server executed twice
             kernel.rmdir(held.fd, name)
     kept = (UNFINISHED_PREFIX, *HIDDEN_PREFIXES)
     others = {name for name in names if not (is_container_file(name) or name.startswith(kept))}
@@ -253,7 +254,7 @@ def dissolve(held: HeldContainer) -> None:
         if is_container_file(name) and name not in (RECORD, RECORD_NEW):
             kernel.unlink(held.fd, name)
     kernel.unlink(held.fd, RECORD)
-    # Without a record no process owns it: recovery may have removed it by now.
+    # Without a record, no process owns the container: recovery may have removed it by now.
     with held.folder.open(held.state) as state, suppress(FileNotFoundError):
         if is_shared:
             _rmdir_after_unlock(held, state)
@@ -264,14 +265,14 @@ def dissolve(held: HeldContainer) -> None:
 def _rmdir_after_unlock(held: HeldContainer, state: Fd) -> None:
     """Remove the container after closing its lock and fds.
 
-    Until then libfuse and NFS keep an unlinked open file under a hidden name.
+    Until these are closed, libfuse and NFS keep an unlinked open file under a hidden name.
     """
     kernel = held.folder.store.kernel
     held.owned.close()
     for n in range(_N_RMDIR_TRIES):
         try:
             if n == _N_RMDIR_TRIES // 2:
-                _drop_hidden(kernel, state, held.name())  # left by a client that died
+                _drop_hidden(kernel, state, held.name())  # from a client that died
             kernel.rmdir(state, held.name())
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -290,12 +291,12 @@ def _drop_hidden(kernel: Kernel, state: Fd, name: bytes) -> None:
 
 
 def unfinished_name() -> bytes:
-    """Make up a name for a directory that is being made beside the tree, for a sweep's tree or for its origin."""
+    """Make up a name for a directory that is being made next to the tree, for a sweep's tree or for its origin."""
     return UNFINISHED_PREFIX + os.urandom(6).hex().encode()
 
 
 def drop_unfinished(held: HeldContainer) -> None:
-    """Remove the directories with such names that a killed sweep or restore did not complete."""
+    """Remove directories with such names that a killed sweep or restore left unfinished."""
     kernel = held.folder.store.kernel
     for name in kernel.list_reopened(held.fd):
         if name.startswith(UNFINISHED_PREFIX):
@@ -312,9 +313,9 @@ def drop_empty_tree(held: HeldContainer) -> bool:
 
 
 def flush(held: HeldContainer) -> None:
-    """Flush the renames into or out of the tree, after the container was moved or the tree removed.
+    """Flush the renames into or out of the tree, after the container was moved or the tree was removed.
 
-    That later change is the last one in the journals of ext4 and xfs, so flushing the container flushes the earlier
+    On ext4 and xfs, that later change is the last one in the journal, so flushing the container flushes the earlier
     renames, too. btrfs writes everything when it flushes a directory that was itself moved or lost an entry
     (docs/internals/crash-windows.md).
     """
@@ -322,11 +323,11 @@ def flush(held: HeldContainer) -> None:
 
 
 _N_LOCK_TRIES, _LOCK_RETRY_S = 20, 0.025
-"""How often, and at what interval, a locked orphan is tried again: rewriting a record takes two flushes."""
+"""How often, and at what interval, locking an orphan is retried: rewriting a record takes two flushes."""
 
 
 class ClaimLost(Enum):
-    """Why a container could not be locked. A lost race is a value, not an error."""
+    """Why a container could not be locked. Losing a race is a result, not an error."""
 
     GONE = "gone"
     BUSY = "busy"
@@ -336,11 +337,11 @@ class ClaimLost(Enum):
 def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
     """Open a container's record without locking it; read-only if the volume is read-only.
 
-    The record may have a second hard link, as some backups make it. In a folder that only its owner can enter, only
-    that user and root can have put it there, and a changed record is a new file.
-    Raises  FileNotFoundError if there is none; BadRecord unless it is a small regular file of that user which no other
-            user can write through another link: the user may have put a FIFO, a link to another user's file, or a
-            gigabyte there
+    The record may have a second hard link, since some backup programs make them. In a folder that only its owner can
+    enter, only that user and root can have put the record there, and a changed record is a new file.
+    Raises  FileNotFoundError if there is no record; BadRecord unless it is a small regular file that belongs to this
+            user, and to which no other user can write through another link: the user may have put a FIFO, a link to
+            another user's file, or a gigabyte there
     """
     flags = os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -356,15 +357,15 @@ def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
         raise
     with close_on_error(fd):
         st = kernel.fstat(fd)
-        # A link count of 0 is no attack: the record was replaced or removed meanwhile, which locking it detects.
+        # A link count of 0 is not an attack: the record was just replaced or removed, which locking it detects.
         is_others_too = st.st_nlink > 1 and st.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if not stat.S_ISREG(st.st_mode) or is_others_too or st.st_uid != uid or st.st_size > RECORD_MAX_BYTES:
-            raise BadRecord(f"record.json is not a small regular file of uid {uid}")
+            raise BadRecord(f"record.json is not a small regular file that belongs to uid {uid}")
     return fd
 
 
 def read_record(kernel: Kernel, record_fd: Fd, folder: UserFolder, container: ContainerId) -> Record:
-    """Read a record from its fd; its id and volume must be the container's.
+    """Read a record from its fd; the ID and volume in it must be those of the container.
 
     Raises  BadRecord
     """
@@ -372,21 +373,21 @@ def read_record(kernel: Kernel, record_fd: Fd, folder: UserFolder, container: Co
 
 
 def decode_record(text: bytes, folder: UserFolder, container: ContainerId) -> Record:
-    """Decode a container's record.json. Raises  BadRecord, as `read_record`"""
+    """Decode a container's record.json. Raises  BadRecord, as for `read_record`"""
     from fusefs.core.record_decoding import (
-        decode_record,  # late: importing msgspec takes longer than all the rest of a swap
+        decode_record,  # late: importing msgspec takes longer than the rest of a swap
     )
 
     record = decode_record(text)
     if not may_be_same_container(container, record.id):
         raise BadRecord(f"it contains the record of {record.id}")
     if record.volume != folder.store.volume.id:
-        raise BadRecord("it comes from the trash store of another volume")
+        raise BadRecord("it comes from another volume's trash store")
     return record
 
 
 def read_record_unlocked(folder: UserFolder, state: State, container: ContainerId) -> Record:
-    """Read the record of a container as it is now, without locking it.
+    """Read a container's present record without locking it.
 
     Raises  FileNotFoundError if the container or its record is gone; BadRecord, OSError
     """
@@ -404,11 +405,10 @@ def hold(
 ) -> HeldContainer | ClaimLost:
     """Lock a container and return it, or the reason why that failed.
 
-    ended_boots  ids of other boots that the administrator declared over. On shared filesystems their locks are ignored,
-            as a
-            server may keep a dead client's lock for a day (MooseFS). Several processes may then act at once: use it for
-            takeovers only
-    Raises  BadRecord; FileNotFoundError if the container exists and has no record
+    ended_boots  IDs of other boots that the administrator declared over. On shared filesystems, their locks are
+            ignored, because a server may keep a dead client's lock for a day (MooseFS). Several processes may then act
+            at once, so this is only for takeovers
+    Raises  BadRecord; FileNotFoundError if the container exists but has no record
     """
     kernel = folder.store.kernel
     name = container.encode()
@@ -436,7 +436,7 @@ def hold(
 
 
 def hold_soon(folder: UserFolder, state: State, container: ContainerId) -> HeldContainer | ClaimLost:
-    """`hold` that waits a moment for a locked orphan: another process may be recording its size (`keep_size`)."""
+    """Like `hold`, but wait a moment for a locked orphan: another process may be recording its size."""
     for _ in range(_N_LOCK_TRIES if state is State.ORPHANS else 0):
         held = hold(folder, state, container)
         if held is not ClaimLost.BUSY:
@@ -453,7 +453,7 @@ def _is_of_ended_boot(folder: UserFolder, record_fd: Fd, container: ContainerId,
 
 
 def _still_has_name(folder: UserFolder, fd: Fd, state_fd: Fd, name: bytes) -> bool:
-    """Whether a container without a record still has its name: caches may show one that was moved on another node."""
+    """Whether a container without a record still has its name. Caches may show one that another node has moved."""
     kernel = folder.store.kernel
     return kernel.is_named(fd, state_fd, name) and (
         not folder.store.is_shared() or name in kernel.list_reopened(state_fd)
@@ -465,10 +465,10 @@ def _always(_record: Record) -> bool:
 
 
 def _mark_begun(held: HeldContainer, still_applies: Callable[[Record], bool]) -> HeldContainer | ClaimLost:
-    """Mark a container that was moved to reaping/ as begun, on shared filesystems; or make it an orphan again.
+    """On shared filesystems, mark a container that was moved to reaping/ as begun, or make it an orphan again.
 
-    There a lock may be lost, and the server may execute a claim whose caller is gone. A command that keeps the orphan
-    may have been faster, so the record is checked once more.
+    There, a lock may be lost, and the server may execute a claim after its caller is gone. A command that keeps the
+    orphan may have come first, so the record is checked once more.
     """
     kernel = held.folder.store.kernel
     if held.folder.store.is_shared() and BEGUN not in kernel.list_reopened(held.fd):
@@ -488,10 +488,10 @@ def claim(
     container: ContainerId,
     still_applies: Callable[[Record], bool] = _always,
 ) -> HeldContainer | ClaimLost:
-    """Lock a container and move it to reaping/ by one rename; of several claims one succeeds (I5).
+    """Lock a container and move it to reaping/ with one rename; only one of several claims succeeds (I5).
 
-    still_applies  whether the record still permits it; called once no other process can change the record, and again
-              after the move on shared filesystems, where a lock may be lost. If False, the container stays
+    still_applies  whether the record still permits the claim; called when no other process can change the record, and
+              on shared filesystems, where a lock may be lost, again after the move. If False, the container stays
     """
     held = hold(folder, source, container)
     if isinstance(held, ClaimLost):
@@ -514,8 +514,8 @@ def resume(
 ) -> HeldContainer | ClaimLost:
     """Lock a container that a reaper left in reaping/.
 
-    still_applies  as for `claim`: on shared filesystems the container may have been claimed, but not checked again
-    Raises    as `hold`
+    still_applies  as for `claim`: on shared filesystems, the container may have been claimed but not checked again
+    Raises    as for `hold`
     """
     held = hold(folder, State.REAPING, container)
     if isinstance(held, ClaimLost):
@@ -527,7 +527,7 @@ def resume(
 def record_size(folder: UserFolder, container: ContainerId, size: TreeSize) -> None:
     """Record the size of an orphan's tree; to be run as the folder's owner.
 
-    Does nothing if that is impossible: another process holds the orphan, it is gone, or the volume is full or
+    Do nothing if that is impossible because another process holds the orphan, it is gone, or the volume is full or
     read-only.
     """
     with suppress(OSError, BadRecord):
@@ -539,9 +539,9 @@ def record_size(folder: UserFolder, container: ContainerId, size: TreeSize) -> N
 
 
 def drop_recorded_size(held: HeldContainer) -> HeldContainer:
-    """Drop the recorded size before something is taken out of the tree.
+    """Drop the recorded size before entries are moved out of the tree.
 
-    On a full volume the old size stays recorded.
+    On a full volume, the old size remains in the record.
     """
     with suppress(OSError):
         if held.record.size is not None:

@@ -1,7 +1,4 @@
-"""The store checker: verifies invariants I1 to I6 on disk, and the caller's registry of stores.
-
-It changes nothing, and reports nothing if all is well.
-"""
+"""Checks a store for invariants I1 to I6, and the caller's registry of stores; changes nothing."""
 
 from __future__ import annotations
 
@@ -59,16 +56,19 @@ from fusefs.store.user_folders import MAX_POINTERS, MOUNTED, NOT_MADE, is_vouche
 _RECOVER_HINT = "trashd doctor --repair VOLUME completes or undoes it"
 _COPIED_HINT = f"in a copy or a backup of the volume this is normal, and trashd restore ID works; otherwise {WAY_OUT}"
 _EXPECTED_NAMES = {bytes(RECORD), bytes(TREE), bytes(HOISTED), bytes(BEGUN)}
-_UNREAD_HINT = "own it, and let no other user write to it or its directory; or remove it, since commands write it again"
+_UNREAD_HINT = (
+    "make yourself the owner, and the only user who can write to it and its directory; or remove it, since commands"
+    " create it again"
+)
 _GONE_HINT = "no action is needed: the entry is removed when the next store is added"
 _RECORD_RETRY_S = 0.2
-"""Far longer than a command needs to remove a container after its record."""
+"""Much longer than a command needs to remove a container after its record."""
 _BY_KILLED_KEEP = bytes(RECORD_NEW)
-"""Left by a killed `keep`; the next work on the orphan removes it. Recovery does not check every orphan for it."""
+"""Left by a killed `keep`. The next command that changes the orphan removes it; recovery does not check all orphans."""
 
 
 def check_store(store: Store) -> Iterator[Finding]:
-    """Problems of the store itself; any user who may read it can run this."""
+    """Yield the problems of the store itself; any user who may read it can run this."""
     kernel, init = store.kernel, f"trashd init {shell_word(store.base_path)}"
     names: list[bytes] = []
     with suppress(PermissionError), kernel.open_dir(store.base.fd) as readable:
@@ -77,11 +77,11 @@ def check_store(store: Store) -> Iterator[Finding]:
         if name.startswith(NEW_PREFIX):
             yield Finding(
                 _format_path(store.base_path, name),
-                "a trash store that was never finished",
+                "an unfinished trash store",
                 f"{init} completes or removes it",
             )
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
-        yield Finding(_format_path(store.base_path), "probed on another type of filesystem", init)
+        yield Finding(_format_path(store.base_path), "tested on a different type of filesystem", init)
     if store.has_unknown_maker():
         yield Finding(_format_path(store.base_path), NOT_MADE, hint_for_unknown_maker(store.base_path))
     elif (
@@ -99,7 +99,7 @@ def _format_path(*path: bytes) -> str:
 
 
 def check_folder(folder: UserFolder) -> list[Finding]:
-    """Problems in one user's folder; to be run as that user."""
+    """Return the problems in a user's folder. Call this as that user."""
     problems: list[Finding] = []
     if is_used(folder) and not (is_stocked(folder) and has_spare_space(folder)):
         problems.append(
@@ -128,7 +128,7 @@ def check_folder(folder: UserFolder) -> list[Finding]:
 
 
 class _NoRecord(Exception):
-    """A container has no record: it is about to be removed, was left by a killed command, or is not ours."""
+    """A container has no record: a command is removing it, or was killed, or it is not ours."""
 
 
 def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator[Finding]:
@@ -149,14 +149,11 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
 
 
 def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[Finding]:
-    """Problems of one entry in a state's directory; none if it is locked or was moved.
-
-    Raises  _Unrecorded
-    """
+    """Yield the problems of an entry in a state's directory; none if it is locked or was moved. Raises  _NoRecord"""
     where = printable(folder.path_to(state, name))
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
-        yield Finding(where, "not an orphan of trashd", WAY_OUT)
+        yield Finding(where, "not a trashd orphan", WAY_OUT)
         return
     try:
         held = hold(folder, state, ContainerId(text))
@@ -174,7 +171,7 @@ def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[
             if held is ClaimLost.GONE:
                 with folder.open(state) as state_fd, suppress(FileNotFoundError):
                     if not stat.S_ISDIR(folder.store.kernel.stat(state_fd, name).st_mode):
-                        yield Finding(where, "not an orphan of trashd, and not a directory", WAY_OUT)
+                        yield Finding(where, "not a trashd orphan, and not a directory", WAY_OUT)
             return  # otherwise it is locked, or was moved
         with held:
             yield from _check_held(held, where)
@@ -203,13 +200,13 @@ def _check_held(held: HeldContainer, where: str) -> Iterator[Finding]:
 
 
 def _check_temporary_permission(held: HeldContainer, where: str) -> Iterator[Finding]:
-    """A temporary permission must have ended before the tree becomes an orphan."""
+    """Yield a problem if an orphan's tree still has a temporary permission, which should have ended before."""
     record, kernel = held.record, held.folder.store.kernel
     if record.lent_mode is None or held.state is not State.ORPHANS or record.partial:
         return
     with suppress(FileNotFoundError), kernel.open_beneath(held.fd, TREE) as tree:
         if stat.S_IMODE(kernel.fstat(tree).st_mode) == record.lent_mode | stat.S_IRWXU:
-            yield Finding(where, "it still has the temporary permissions of the rename", "restore its mode with chmod")
+            yield Finding(where, "it still has the temporary permissions for the rename", "restore its mode with chmod")
 
 
 def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
@@ -233,18 +230,20 @@ def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
                 continue
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                    yield Finding(where, "it leads through a symbolic link, or not to a directory", "remove it")
-                break  # that directory was removed or swapped, its store with it: nothing is lost
+                    yield Finding(
+                        where, "it leads through a symbolic link, or to something other than a directory", "remove it"
+                    )
+                break  # that directory was removed or swapped together with its store: nothing is lost
             if store is not None:
                 n_stores += 1
                 with store:
                     yield from find_refused_names(store, folder.uid)
-        if not n_stores:  # another user's store beside the caller's own is no problem
+        if not n_stores:  # otherwise, the problem is another user's store beside the caller's own
             yield from problems
 
 
 def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
-    """Why the caller's registry is not used, and which of its lines for a directory or below it lead to no store."""
+    """Yield why the caller's registry is not used, and its lines for a directory or below that lead to no store."""
     unread = explain_unused_registry()
     if unread is not None:
         where, why = unread
@@ -257,10 +256,10 @@ def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
 
 
 def check_vouched(folder: UserFolder) -> list[Finding]:
-    """Whether automatic reaps skip a folder because its store may be a copy; to be run as its user."""
+    """Return a finding if automatic reaps skip a folder because its store may be a copy. Call this as its user."""
     store = folder.store
     if is_vouched(store):
         return []
     where, owner_does = store.path(), f"trashd init {shell_word(store.base_path)}"
-    what = "it is not in its owner's registry of stores, like a copy, so its orphans are reaped only by their IDs"
+    what = "it is not in its owner's registry of stores, as if it were a copy, so its orphans are reaped only by ID"
     return [Finding(printable(where), what, f"its owner can register it: {owner_does}")]

@@ -1,4 +1,4 @@
-"""Find the stores and users' folders for commands that are not about one path."""
+"""Finds the stores and users' folders for commands that don't concern a single path."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ _HAS_STORE = b"found"
 
 _CACHED_S = 1.0
 
-"""For how long the result of a search everywhere is reused: a command needs it several times."""
+"""For how long the result of a search everywhere is reused, because a command needs it several times."""
 
 
 def discover_stores(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | None = None) -> Iterator[Store]:
-    """The stores for some paths, or all known ones; the caller closes each.
+    """Open the stores for some paths, or all known stores; the caller closes each.
 
-    All are trusted. For root they include users' own stores, each for its owner only.
-    paths   each one stands for the store in it, or else the nearest one above it on the same mount, and for no other:
-            users must name what is deleted. Without paths: the stores at every mount point, above the working
-            directory, and in registries (the caller's, and for root all users')
-    silent  gets mount points that do not answer, which are skipped; named paths are waited for
+    All of them are trusted. For root, they include users' own stores, each for its owner only.
+    paths   each path stands for the stores in it, or else the nearest ones above it on the same mount, and for no
+            others, because users must name what is deleted. Without paths: the stores at every mount point, above the
+            working directory, and in registries (the caller's, and for root all users')
+    silent  gets mount points that do not respond, which are skipped; paths that are named are waited for
     Raises  NoBacking if a path is in one of our mounts whose backing tree we can't use; Untrusted if an entry at a path
-            looks like a store and can't be used; BrokenStore, for any of these stores, after all others
+            looks like a store but can't be used; BrokenStore for any of these stores, after all others
     """
     seen_inodes: set[tuple[int, int]] = set()
     requested_paths = [os.path.realpath(path) for path in paths]
@@ -73,7 +73,7 @@ def discover_stores(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[by
             try:
                 st = kernel.fstat(store.fd)
             except OSError:
-                continue  # its server removed it
+                continue  # it was removed on the server
             if (st.st_dev, st.st_ino) in seen_inodes:
                 continue
             owned.pop_all()
@@ -94,7 +94,7 @@ def _stores_at_paths(kernel: Kernel, requested_paths: list[bytes]) -> Iterator[S
 
 
 def _nearest_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store]:
-    """The stores in a directory, or in the nearest one above it on its mount that has any: no rename leaves a mount."""
+    """Open the stores in a directory, or else in the nearest one above it on its mount; renames can't leave a mount."""
     mount = covering_mount_id(path, mounts)
     for above in _upwards(path):
         if covering_mount_id(above, mounts) != mount:
@@ -110,7 +110,7 @@ def _nearest_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterato
             if above == path:
                 raise
         except (OSError, TrashdError):
-            pass  # no store that we can use; `trashd doctor PATH` reports why
+            pass  # there is no store that we can use; `trashd doctor PATH` reports why
         if n_stores:
             return
 
@@ -135,8 +135,8 @@ def _stores_everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
 class _Discovered(NamedTuple):
     """All places with stores, as found by child processes.
 
-    for_whom  the effective uid, and the mounts
-    until_s   end of its validity, by time.monotonic
+    for_whom  the effective UID and the mounts for which this is valid
+    until_s   until when it is valid, by time.monotonic
     """
 
     for_whom: tuple[int, list[Mount]]
@@ -148,7 +148,7 @@ class _Discovered(NamedTuple):
 def _find_places(
     kernel: Kernel, mounts: list[Mount], users: set[int], silent: list[bytes]
 ) -> Iterator[bytes | UserLine]:
-    """All places with stores. users: read after the mount points were searched; their registries name further places"""
+    """Find all places with stores. users: users to include; more may be added while the mount points are searched"""
     for_whom, last = (os.geteuid(), mounts), kernel.cached_stores
     if isinstance(last, _Discovered) and last.for_whom == for_whom and time.monotonic() < last.until_s:
         silent += last.silent
@@ -166,7 +166,7 @@ def _find_places(
 
 
 def _open_place(kernel: Kernel, mounts: list[Mount], place: bytes | UserLine) -> Iterator[Store]:
-    """Open the stores of a place. Raises  BrokenStore"""
+    """Open the stores at a place. Raises  BrokenStore"""
     if isinstance(place, UserLine):
         registered_one = open_registered(kernel, place, mounts)
         if registered_one is not None:
@@ -185,9 +185,9 @@ def _open_place(kernel: Kernel, mounts: list[Mount], place: bytes | UserLine) ->
 
 
 def _places_with_store(kernel: Kernel, mounts: list[Mount], silent: list[bytes]) -> Iterator[bytes]:
-    """The mount points with a store, and the directories above the working directory.
+    """Find the mount points, and directories above the working directory, that have a store.
 
-    Children check them, as a dead mount blocks.
+    Child processes check them, because a dead mount may block.
     """
 
     def ask(path: bytes) -> bytes:
@@ -209,7 +209,7 @@ def _places_with_store(kernel: Kernel, mounts: list[Mount], silent: list[bytes])
 
 
 def _registered_places(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterator[UserLine]:
-    """The stores in registries that exist now."""
+    """Find the lines of registries whose stores exist now."""
     own = [UserLine(os.geteuid(), line) for line in read_own_lines()]
     yield from (entry for entry, lead in find_targets(kernel, own, mounts) if lead is RegistryTarget.THERE)
     if os.geteuid() == 0:
@@ -217,10 +217,10 @@ def _registered_places(kernel: Kernel, mounts: list[Mount], users: Iterable[int]
 
 
 def stores_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store]:
-    """The stores in a directory: root's, the caller's own, and for root all users'; the caller closes each.
+    """Open the stores in a directory: root's, the caller's own, and for root all users'; the caller closes each.
 
-    Raises  OSError; NoBacking; BrokenStore, of another user's store only after all others; Untrusted if all stores
-            there are untrusted
+    Raises  OSError; NoBacking; after all other stores, BrokenStore for root's or the caller's own; Untrusted for root's
+            store if there is no other
     """
     uid, n_stores = os.geteuid(), 0
     wrong: list[Untrusted | BrokenStore] = []
@@ -243,7 +243,7 @@ def stores_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Stor
 
 
 def open_store_at(kernel: Kernel, path: bytes, mounts: list[Mount], name: Name = STORE) -> Store | None:
-    """Open a store by its name in a directory; None if there is none. Root opens a user's own store for that user only.
+    """Open a store by its name in a directory; None if there is none. Root opens a user's store for that user only.
 
     Raises  OSError; Untrusted; NoBacking; BrokenStore
     """
@@ -259,9 +259,9 @@ def open_store_at(kernel: Kernel, path: bytes, mounts: list[Mount], name: Name =
 
 
 def mount_points(mounts: Iterable[Mount]) -> list[bytes]:
-    """The mount points that may have a store; our own first, so that a store has the path that users know.
+    """Return the mount points that may have a store, our own mounts first, so that stores have the paths users know.
 
-    Other users' mounts are skipped: their daemons could show anything, or hang.
+    Other users' mounts are skipped, since their daemons could show anything, or hang.
     """
     owners = trusted_owners(os.geteuid())
     volumes = [mount for mount in mounts if mount.fstype not in _FSTYPES_WITHOUT_STORES and mount.owner in owners]
@@ -276,19 +276,19 @@ def _upwards(path: bytes) -> Iterator[bytes]:
 
 
 def folders_for_caller(store: Store, census: FolderCensus | None = None) -> Iterator[UserFolder]:
-    """The users' folders of a store that concern the caller, for root all of them; the caller closes each.
+    """Open the users' folders in a store that concern the caller, for root all of them; the caller closes each.
 
     A user's own store serves that user only.
-    census  gets what is refused or could not be read
+    census  gets folders that are refused or could not be read
     """
     yield from all_users(store, census or FolderCensus({}, [], []), os.geteuid() or store.owner or None)
 
 
 def with_lower_folders(folder: UserFolder) -> Iterator[UserFolder]:
-    """A user's folder, and that user's folders in the stores that its pointers lead to; to be run as that user.
+    """Yield a user's folder, and that user's folders in the stores to which it points; to be run as that user.
 
-    The caller closes the first; each other one is closed when the next is requested.
-    Raises  NotPermitted if others can have changed the folder, which its opener may have been unable to see
+    The caller closes the first folder; each other one is closed when the next is requested.
+    Raises  NotPermitted if others could have changed the folder, which root may have been unable to check
     """
     kernel = folder.store.kernel
     if why := explain_not_folder(

@@ -1,4 +1,4 @@
-"""`trashd init`: make or repair the store of a directory, or replace an entry that only has a store's name."""
+"""`trashd init`: make or repair a directory's store, or replace an entry that only has a store's name."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _MOST_BYTES = 1 << 16
 
 
 def read_chosen() -> dict[str, str]:
-    """The names of the disks that the caller chose in this boot, by volume id."""
+    """Return the names of the disks that the caller has chosen since the boot, by volume ID."""
     try:
         lines = read_file(os.path.join(persistent_dir(), _CHOSEN_DISKS_FILE), _MOST_BYTES).decode("ascii").splitlines()
     except (OSError, ValueError):
@@ -93,7 +93,7 @@ def read_chosen() -> dict[str, str]:
 
 
 def record_chosen_disk(store: Store) -> list[bytes]:
-    """Record that a store's disk is the original volume, if copies of it are mounted; return their paths.
+    """If copies of a store's disk are mounted, record that this disk is the original; return the copies' paths.
 
     Raises  OSError
     """
@@ -123,9 +123,9 @@ _MAX_KEPT_NAME_BYTES = 200
 
 
 class Initialised(NamedTuple):
-    """The result of `trashd init`: the store's path, whether it was made now, and what was repaired.
+    """The result of `trashd init`: the store's path, whether it was just made, and what was repaired.
 
-    unnoted  the consequence if root's store has no mark that root made it; empty if it has one
+    unnoted  what it means that root's store has no mark that root made it; empty if it has one
     """
 
     path: bytes
@@ -146,12 +146,12 @@ def initialise(
     """Make the caller's store in a directory, or check and repair the existing one; takes ownership of `base`.
 
     A store that another user could change, or could have assembled from root's directories, is refused. If root
-    requests it, the store is replaced: it is moved unchanged into a new store. It is unknown which user moved what into
-    it, or moved it as a whole. So each owner's next command takes only their own folder out of it.
-    is_made_by_root  root confirms that it made the existing store, although nothing shows that (another machine's, a
-                     copy)
-    replaces  root requests that an entry with the name of root's store is replaced if it is none
-    Raises    NoStore if `.trashd` is no directory; Untrusted; NotPermitted; Busy if another command repairs it;
+    requests it, such a store is replaced: it is moved unchanged into a new store. It is unknown which users moved
+    entries into it, or moved it as a whole. So each owner's next command takes only their own folder out of it.
+    is_made_by_root  root confirms that root made the existing store, although nothing shows this (it was made on
+                     another machine, or is a copy)
+    replaces  root requests that an entry with the name of root's store is replaced if it is not such a store
+    Raises    NoStore if `.trashd` is not a directory; Untrusted; NotPermitted; Busy if another command repairs it;
               UnknownFormat
     """
     with close_on_error(base):
@@ -179,9 +179,9 @@ def initialise(
 
 
 class _InitStep(NamedTuple):
-    """What `_see_to_it` did.
+    """The result of `_ensure_store`.
 
-    identity  of a store that from now on is recorded as made by root; None if it was recorded before, or is not root's
+    identity  identity of a store to be recorded as made by root; None if it was recorded before, or is not root's
     """
 
     is_new: bool
@@ -190,7 +190,7 @@ class _InitStep(NamedTuple):
 
 
 def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_made_by_root: bool) -> Name:
-    """The name of the store to make or repair for the caller: root's, or the one that the user's swaps would use.
+    """Return the name of the store to make or repair for the caller: root's, or the one that the user's swaps use.
 
     Raises  OSError
     """
@@ -215,13 +215,13 @@ def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_made
 
 
 def _recover_abandoned(store: Store) -> None:
-    """Recover what checks that were killed as a user's first commands left in folders that have no name yet."""
+    """Recover the contents of folders that have no name yet: a user's first command may have been a killed check."""
     for folder in abandoned_folders(store):
         recover(folder)
 
 
 def _remove_killed_checks(kernel: Kernel, base: BackingAndMount) -> None:
-    """Remove folders in which checks were killed from stores that were made for these checks."""
+    """Remove folders that killed checks left in stores which were made for these checks."""
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
             if name.startswith(NEW_PREFIX) and owner_of(kernel, base.fd, name) == os.geteuid():
@@ -244,7 +244,7 @@ def _ensure_store(
     is_made_by_root: bool,
     replaces: bool,
 ) -> _InitStep:
-    """Make sure that there is a store of ours: make, repair or replace it."""
+    """Make, repair or replace our store, so that there is one."""
     _remove_killed_checks(kernel, base)
     repaired = discard_abandoned_stores(kernel, base)
     where = os.path.join(base_path, name)
@@ -263,7 +263,7 @@ def _ensure_store(
                 if _may_be_changed(kernel, fd):
                     why = "other users can change it"
                 elif not is_made_by_root and find_maker(kernel, fd, places) is StoreMaker.UNKNOWN:
-                    why = "other users may have assembled it from directories of root"
+                    why = "other users may have assembled it from root's directories"
         else:
             identifier, why = None, "it is not a directory"
         if not why:
@@ -272,17 +272,15 @@ def _ensure_store(
             repaired += _repair(kernel, fd, base_path, name, identifier)
             return _InitStep(False, kernel.identify(fd), repaired)
         if not replaces:
-            refuse_squashed(kernel, fd, base_path)  # root can't be shown who made it, and --known would not help
+            refuse_squashed(kernel, fd, base_path)  # then nothing shows who made it, and --known would not help
             raise Untrusted(f"{printable(where)} ({why})", hint_for_unknown_maker(base_path))
         made = build_store(kernel, base, name, identifier, replaces=fd)
-    repaired.append(
-        f"replaced the old store ({why}); the next command of each owner moves its orphans to the new store"
-    )
+    repaired.append(f"replaced the old store ({why}); each owner's next command moves their orphans to the new store")
     return _InitStep(True, made, repaired)
 
 
 def _registered_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | None:
-    """The volume id from the caller's registry, if volume.json is lost: with another id no record would be valid."""
+    """Find the volume ID in the caller's registry if volume.json is lost: with another ID, no record would be valid."""
     identity = kernel.identify(fd)
     candidates = (
         one
@@ -293,7 +291,7 @@ def _registered_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | Non
 
 
 def _open_untrusted(kernel: Kernel, base: BackingAndMount, where: bytes, name: Name, *, replaces: bool) -> Fd | None:
-    """Open the entry with a store's name; None if there is none. replaces: it may be something else than a directory"""
+    """Open the entry with a store's name; None if there is none. replaces: it need not be a directory"""
     try:
         return kernel.open_beneath(base.fd, name, READABLE)
     except FileNotFoundError:
@@ -305,12 +303,12 @@ def _open_untrusted(kernel: Kernel, base: BackingAndMount, where: bytes, name: N
             raise
         if replaces:
             return kernel.open_beneath(base.fd, name)
-        hint = f"trashd init --replace {shell_word(os.path.dirname(where))} replaces it by a new store that contains it"
+        hint = f"trashd init --replace {shell_word(os.path.dirname(where))} moves it into a new store"
         raise NoStore(f"{printable(where)} (not a directory)", hint) from error
 
 
 def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
-    """Whether a user other than root can have changed a `.trashd`; the mode includes an ACL's mask.
+    """Whether users other than root could have changed a `.trashd`; the mode includes an ACL's mask.
 
     Raises  NoStore if something is mounted in it; OSError
     """
@@ -324,7 +322,7 @@ def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
         except OSError as error:
             if error.errno == errno.EXDEV:  # mounted by root, as no other user may mount there
                 raise NoStore(os.path.join(os.readlink(fd.path()), name), UNMOUNT) from error
-            raise  # otherwise a sound store would be set aside because of it
+            raise  # otherwise this error would cause a sound store to be set aside
         if not stat.S_ISDIR(st.st_mode) or not _is_roots(st, sticky=name == NEW):
             return True
     return False
@@ -336,7 +334,7 @@ def _is_roots(st: os.stat_result, *, sticky: bool) -> bool:
 
 
 def _repair(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:
-    """Repair a store that no other user could change; return what was repaired."""
+    """Repair a store that no other user could change; return descriptions of the repairs."""
     repaired: list[str] = []
     if not kernel.is_read_only(fd):
         discard_trials(kernel, fd)
@@ -359,7 +357,7 @@ def _repair(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: Vo
 
 
 def _rename_after_owners(kernel: Kernel, area_fd: Fd) -> list[str]:
-    """Rename entries that others gave a user's name, after their owners. They are moved, not changed."""
+    """Rename entries that have another user's name after their real owners. Nothing in them is changed."""
     moved = []
     for name in kernel.list_reopened(area_fd):
         if owner_of(kernel, area_fd, name) is None:
@@ -376,7 +374,7 @@ def _rename_after_owners(kernel: Kernel, area_fd: Fd) -> list[str]:
 
 
 def _move_foreign_entries(kernel: Kernel, fd: Fd) -> list[str]:
-    """Move away everything except areas, nodes, old stores and root's files, so that nothing is in our way."""
+    """Move away entries that could get in our way: all except areas, nodes, old stores and root's files."""
     moved = []
     for name in kernel.list_reopened(fd):
         if name in AREA_MODES or name.startswith(OLD):
@@ -392,9 +390,9 @@ def _move_foreign_entries(kernel: Kernel, fd: Fd) -> list[str]:
 
 
 def _read_untrusted_volume(kernel: Kernel, fd: Fd, where: bytes) -> Volume | None:
-    """Read volume.json whatever its owner: its id is worth keeping, as the records of this store contain it.
+    """Read volume.json with any owner: its ID must be kept, because the records in this store contain it.
 
-    Raises  OSError: a file that can't be read now may contain an id, and with another id no record would be valid;
+    Raises  OSError if the file can't be read now: it may contain an ID, without which no record would be valid;
             UnknownFormat
     """
     try:
@@ -411,7 +409,7 @@ def _read_untrusted_volume(kernel: Kernel, fd: Fd, where: bytes) -> Volume | Non
 
 
 def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:
-    """Write volume.json if it is missing, untrusted, invalid or a copy's; on another filesystem, repeat the tests."""
+    """Write volume.json, after new tests of the filesystem, if it is missing, untrusted, invalid or another store's."""
     cache_s = None
     with suppress(FileNotFoundError, Untrusted, BrokenStore):
         old_volume = read_volume(kernel, fd, base_path, name=name)

@@ -1,12 +1,12 @@
-"""Entries of the replacement that belong to the old tree: those that `swap --keep` keeps in place, and restored parts.
+"""Entries in the replacement that belong to the old tree: those that `swap --keep` keeps in place, and restored parts.
 
-`swap --keep` gives each entry that is no directory one more hard link, in the replacement, before the exchange: its
-name is never missing, and the old tree has the file, too. A directory has only one name: it is renamed right after the
-exchange. The record lists these directories, so that recovery completes the renames and a restore undoes them.
+Before the exchange, `swap --keep` gives each entry that is not a directory another hard link, in the replacement. So
+its name is never missing, and the old tree has the file, too. A directory can have only one name, so it is renamed
+right after the exchange. The record lists these directories: recovery completes the renames, and a restore undoes them.
 
-A part that was restored before the whole is in the replacement, under its path in the tree, where that path was free.
-When the whole is restored, whatever has that path in the replacement moves into the tree, as it is newer. Nothing is
-replaced.
+A part that was restored before the whole is in the replacement, under its path in the tree, if that path was free. When
+the whole is restored, the entry that has this path in the replacement moves into the tree, because it is newer. Nothing
+is replaced.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from fusefs.store.stage import Staged, identify_at
 from fusefs.store.victim import Victim
 
 _NAMES_MAX_BYTES = 48 * 1024
-"""Space in a record beside the longest origin."""
+"""The space that a record has for these names besides the longest origin."""
 _NO_LINK_ERRNOS = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _PERMANENT_ERRNOS = (*UNREACHABLE_ERRNOS, errno.EEXIST, errno.EPERM, errno.EBUSY, errno.EMLINK)
-"""Errors that concern this entry and will recur; others may be over when recovery tries again."""
+"""Errors that concern the entry and will recur; other errors may be gone when recovery tries again."""
 
 
 # Choosing entries
 
 
 def choose_kept_entries(kernel: Kernel, victim: Victim, globs: Sequence[str]) -> KeptEntries:
-    """The victim's top-level entries that match any of the globs, as in fnmatch(3) for whole names.
+    """Choose the victim's top-level entries that match any of the globs, as in fnmatch(3) for whole names.
 
-    Raises  NotKept if a glob matches nothing, as the entry that it was typed for would disappear; UsageError if it is
-            no valid glob; OSError
+    Raises  NotKept if a glob matches nothing, since the entry that the user had in mind would disappear; UsageError if
+            a glob is invalid; OSError
     """
     matchers = _matchers(globs)
     files, directories, unmatched_globs = [], [], set(globs)
@@ -70,7 +70,7 @@ def choose_kept_entries(kernel: Kernel, victim: Victim, globs: Sequence[str]) ->
         elif (identity := identify_at(kernel, victim.fd, name)) is not None:
             directories.append(KeptDirectory(name, identity.ino))
     if unmatched_globs:
-        missed = " nor ".join(f"'{printable(os.fsencode(glob))}'" for glob in globs if glob in unmatched_globs)
+        missed = " or ".join(f"'{printable(os.fsencode(glob))}'" for glob in globs if glob in unmatched_globs)
         raise NotKept(f"no name in {printable(victim.path())} matches {missed}")
     if sum(len(quote_path(one.name)) + len(str(one.ino)) + 7 for one in directories) > _NAMES_MAX_BYTES:
         raise NotKept(f"{len(directories)} directories are too many for one record")
@@ -81,7 +81,7 @@ _Matchers = dict[str, Callable[[str], bool]]
 
 
 def _matchers(globs: Sequence[str]) -> _Matchers:
-    from fusefs.core.glob import compile_glob  # late: recovery, which matches nothing, does not need it
+    from fusefs.core.glob import compile_glob  # late: recovery does not need it
 
     matchers = {}
     for glob in globs:
@@ -104,7 +104,7 @@ def _matching_entries(kernel: Kernel, dir_fd: Fd, matchers: _Matchers) -> Iterat
 
 
 def find_keep_refusals(kernel: Kernel, victim: Victim, kept_entries: KeptEntries) -> Iterator[NotKept]:
-    """Why some entries could not be kept, as far as that shows without trying."""
+    """Find reasons why entries can't be kept, as far as this can be known without trying."""
     for name in kept_entries.files:
         with suppress(FileNotFoundError), kernel.open_beneath(victim.fd, name) as fd:
             st = kernel.fstat(fd)
@@ -116,7 +116,7 @@ def find_keep_refusals(kernel: Kernel, victim: Victim, kept_entries: KeptEntries
 
 
 def _immovable(kernel: Kernel, victim: Victim, directories: Iterable[KeptDirectory]) -> Iterator[NotKept]:
-    """Why directories can't be moved; checked in advance, as they are moved after the exchange, which is not undone."""
+    """Find reasons why directories can't be moved. They are moved after the exchange, which could not be undone."""
     top, uid = kernel.fstat(victim.fd), os.geteuid()
     for one in directories:
         with suppress(FileNotFoundError), kernel.open_beneath(victim.fd, one.name) as fd:
@@ -146,11 +146,11 @@ def _not_kept(victim: Victim, name: Name, why: str) -> NotKept:
 
 
 class KeptLinks(NamedTuple):
-    """What one swap keeps; the links are made already.
+    """The entries that a swap keeps, after their links have been made.
 
-    tree, fresh  the old directory and the replacement, wherever they are; open as long as the staged container
-    inos         inode numbers of the links by name, before the exchange: any other name in `fresh` came later, from
-                 others
+    tree, replacement  the old directory and the new one, wherever they are; open as long as the staged container
+    inos               the name and inode number of each link before the exchange; other processes made other names
+                       in the replacement
     """
 
     kernel: Kernel
@@ -160,17 +160,16 @@ class KeptLinks(NamedTuple):
     inos: dict[bytes, int]
 
     def finish(self) -> list[str]:
-        """After the exchange: move the directories, and adjust to what changed since the links were made.
+        """After the exchange, move the directories, and apply changes that were made after the links.
 
-        Returns  what was not moved and why, for messages
+        Returns  descriptions of entries that were not moved and why, for messages
         Raises   OSError if recovery should try again
         """
         unmoved = _move_directories(self.kernel, self.kept_entries.directories, self.tree, self.replacement)
         return unmoved + self._apply_late_changes()
 
     def _apply_late_changes(self) -> list[str]:
-        """Handle files that were made, removed or replaced between their link and the exchange: keep their latest
-        state.
+        """Keep the latest state of files that were made, removed or replaced between their link and the exchange.
 
         Nothing is removed: two names are exchanged, or one is moved.
         """
@@ -209,9 +208,9 @@ class KeptLinks(NamedTuple):
 
 
 def link_kept_entries(staged: Staged, victim: Victim) -> KeptLinks:
-    """Link the entries to keep into the staged replacement; no flush is needed for that (docs/internals/crash-windows.md).
+    """Link the kept entries into the staged replacement; no flush is needed for this (docs/internals/crash-windows.md).
 
-    Raises  NotKept; OSError with EXDEV if this store can't take the victim; other OSError
+    Raises  NotKept; OSError EXDEV if the victim can't be moved into this store; other OSError
     """
     kept_entries, kernel = victim.kept_entries, staged.held.folder.store.kernel
     assert kept_entries is not None
@@ -223,14 +222,14 @@ def link_kept_entries(staged: Staged, victim: Victim) -> KeptLinks:
         try:
             kernel.link(source, name, target, name)
         except FileNotFoundError:
-            continue  # it was removed meanwhile
+            continue  # it has been removed
         except OSError as error:
             if error.errno not in _NO_LINK_ERRNOS:
                 raise
             raise _not_kept(victim, name, _explain_link_error(kernel, tree.fd, name, error)) from error
         if name is kept_entries.files[0] and not _is_same_file(kernel, replacement.fd, tree.fd, name):
             kernel.unlink(target, name)
-            raise _not_kept(victim, name, "the filesystem does not show that two names are the same file")
+            raise _not_kept(victim, name, "the filesystem does not report whether two names are the same file")
     return KeptLinks(kernel, kept_entries, tree, replacement, kernel.list_inos(replacement.fd))
 
 
@@ -241,7 +240,7 @@ def _explain_link_error(kernel: Kernel, dir_fd: Fd, name: Name, error: OSError) 
         return f"no hard link can be created: {error.strerror}"
     with kernel.open_beneath(dir_fd, name) as fd:
         if stat.S_ISDIR(kernel.fstat(fd).st_mode):
-            return "it was replaced by a directory meanwhile"
+            return "it has been replaced with a directory"
         if is_frozen(fd):
             return _FROZEN
         return (
@@ -252,13 +251,13 @@ def _explain_link_error(kernel: Kernel, dir_fd: Fd, name: Name, error: OSError) 
 
 
 def drop_kept_links(staged: Staged, victim: Victim) -> None:
-    """Remove the links from a replacement that will not get the name."""
+    """Remove the links from a replacement that will not get the victim's name."""
     tree, replacement = _open_sides(staged, victim)
     _drop_links(staged.held.folder.store.kernel, replacement, tree)
 
 
 def _open_sides(staged: Staged, victim: Victim) -> tuple[BackingAndMount, BackingAndMount]:
-    """Victim and replacement, each on both sides if possible; the staged container closes the fds."""
+    """Open the victim and the replacement, each on both sides if possible; the staged container closes the fds."""
     held, replacement = staged.held, staged.replacement
     kernel = held.folder.store.kernel
     assert replacement is not None
@@ -274,10 +273,10 @@ def _open_sides(staged: Staged, victim: Victim) -> tuple[BackingAndMount, Backin
 def settle_kept(held: HeldContainer, at_name: BackingAndMount | None) -> list[str]:
     """Move each kept entry, and each part that was restored before the whole, to where it belongs.
 
-    A replacement that has the name keeps them. One that does not, before the exchange or after a restore, gives them
-    back to the old tree and loses the links.
-    at_name  the entry that has the victim's name; None if there is none
-    Returns  entries that did not move and why, for messages
+    A replacement that has the victim's name keeps them. A replacement that does not have it, before the exchange or
+    after a restore, gives them back to the old tree and loses the links.
+    at_name  the entry at the victim's name; None if there is none
+    Returns  descriptions of entries that were not moved and why, for messages
     Raises   OSError
     """
     kernel, record = held.folder.store.kernel, held.record
@@ -302,7 +301,7 @@ def settle_kept(held: HeldContainer, at_name: BackingAndMount | None) -> list[st
             return _move_directories(kernel, record.kept or (), tree, replacement)
         unmoved = _move_directories(kernel, record.kept or (), replacement, tree)
         if record.kept:
-            # If others called sync between the exchange and this, a flush of the container would find nothing to write.
+            # A flush of the container would do nothing if another process called sync after the exchange.
             flush_directory(held, replacement.fd)
         if record.kept is not None:
             _drop_links(kernel, replacement, tree)
@@ -316,7 +315,7 @@ def _open_inside(held: HeldContainer, name: Name, owned: ExitStack) -> BackingAn
 
 
 def find_missing_kept(held: HeldContainer, tree: Fd) -> list[str]:
-    """The directories that a swap kept and that a restored tree did not get back."""
+    """Return the directories that a swap kept and that a restored tree did not get back."""
     kernel = held.folder.store.kernel
     kept = held.record.kept or ()
     return [printable(one.name) for one in kept if identify_at(kernel, tree, one.name) is None]
@@ -325,7 +324,7 @@ def find_missing_kept(held: HeldContainer, tree: Fd) -> list[str]:
 def _move_directories(
     kernel: Kernel, kept: Iterable[KeptDirectory], source: BackingAndMount, target: BackingAndMount
 ) -> list[str]:
-    """Move recorded directories; return those that stay and why, for messages."""
+    """Move recorded directories; return descriptions of those that stay and why, for messages."""
     unmoved = []
     source_fd, target_fd = choose_rename_fds(source, target)
     for one in kept:
@@ -347,7 +346,7 @@ def _move_directories(
 
 
 def _drop_links(kernel: Kernel, replacement: BackingAndMount, tree: BackingAndMount) -> None:
-    """Remove from a replacement each file that the old tree has under the same name as the same inode; nothing else."""
+    """Remove a name from the replacement if the old tree has the same name for the same inode; remove nothing else."""
     with suppress(PermissionError), kernel.open_dir(replacement.fd) as readable:
         for name in kernel.list(readable):
             if _is_same_file(kernel, replacement.fd, tree.fd, name):
@@ -362,14 +361,14 @@ def _is_same_file(kernel: Kernel, a: Fd, b: Fd, name: bytes) -> bool:
 
 
 _RECORD_MAX_BYTES = 24 * 1024
-"""Limit of a record's size with parts: recovery and a reap must have space for what they add later."""
+"""The most bytes of a record with parts: recovery and a reap need space for keys that they add later."""
 
 
 def record_part(held: HeldContainer, inside: RelPath, *, is_home: bool) -> tuple[HeldContainer, list[str]]:
-    """Before a part is moved out of a tree: drop the container's recorded size, and record the part.
+    """Before a part is moved out of a tree, drop the container's recorded size and record the part.
 
-    is_home  the part is moved to its place in the replacement, if the swap made one
-    Returns  also a warning if it could not be recorded; the part is restored all the same
+    is_home  the part is moved to its own place in the replacement, if the swap made one
+    Returns  the container, and a warning if this could not be recorded; the part is restored nevertheless
     """
     record = held.record._replace(size=None)
     why = ""
@@ -387,7 +386,7 @@ def record_part(held: HeldContainer, inside: RelPath, *, is_home: bool) -> tuple
     if not why:
         return held, []
     what = f"this restore of {printable(inside)} could not be recorded ({why})"
-    return held, [f"{what}, so a later restore of the whole orphan will keep it in an orphan of its own"]
+    return held, [f"{what}, so a later restore of the whole orphan will leave this part in a separate orphan"]
 
 
 def _has_room(record: Record) -> bool:
@@ -398,9 +397,9 @@ def _has_room(record: Record) -> bool:
 
 
 def merge_parts(held: HeldContainer, replacement: BackingAndMount, tree: BackingAndMount) -> list[str]:
-    """Move recorded parts from a replacement without a name into the tree; return those that stay, for messages.
+    """Move recorded parts from a replacement that has lost its name into the tree; return those that stay.
 
-    It can be repeated after a kill: parts that were moved are no longer in the replacement.
+    This can be repeated after a kill, since parts that were moved are no longer in the replacement.
     """
     unmoved = []
     for part in held.record.parts:
@@ -423,7 +422,7 @@ def _merge(held: HeldContainer, replacement: BackingAndMount, tree: BackingAndMo
             kernel.rename_free(source_fd, name, target_fd, name)
         flush_directory(held, source.fd)  # as in `restore_inside`
     with suppress(OSError):
-        while above:  # directories that were made for it and contain nothing else
+        while above:  # remove the directories that were made for it and are now empty
             upper, _, last = above.rpartition(b"/")
             with open_beneath_on_both(kernel, replacement, upper) as directory:
                 kernel.rmdir(directory.names_fd(), last)
@@ -431,7 +430,7 @@ def _merge(held: HeldContainer, replacement: BackingAndMount, tree: BackingAndMo
 
 
 def _has_part(held: HeldContainer, replacement: BackingAndMount, part: RelPath) -> bool:
-    """Whether a replacement has a part, so that the error was due to a missing directory in the tree."""
+    """Whether the replacement has a part, so that the error was due to a missing directory in the tree."""
     kernel = held.folder.store.kernel
     with suppress(OSError), open_beneath_on_both(kernel, replacement, RelPath(os.path.dirname(part))) as source:
         kernel.stat(source.fd, os.path.basename(part))

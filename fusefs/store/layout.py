@@ -1,4 +1,4 @@
-"""The trash store on disk: `.trashd`, its users' folders and their states, opened by fd and checked before each use."""
+"""The trash store on disk: `.trashd`, its users' folders, and their states; all opened by fd and checked before use."""
 
 from __future__ import annotations
 
@@ -41,49 +41,49 @@ FORMAT = 2
 UNMOUNT = "unmount the filesystem that covers the store (findmnt shows where it is)"
 MAGIC = "trashd"
 NEW_PREFIX = STORE + b".new-"
-"""Prefix of a store's name while the store is being made."""
+"""Prefix of an unfinished store's name."""
 COPY_PREFIX = NEW_PREFIX + b"copy-"
 """Prefix of a private directory in which files for a store are completed before they are moved into the store.
 
-Only the maker can enter it. Anything that a killed maker leaves in it exists elsewhere, too.
+Only its maker can enter it. If the maker is killed, everything in it exists elsewhere, too.
 """
 SWAP_PREFIX = NEW_PREFIX + b"swap-"
-"""Prefix of a directory to be exchanged with the entry that has the name of root's store, and later of that entry."""
+"""Prefix of a directory to be exchanged with the entry at the name of root's store, and later of that entry."""
 PLANTED = b".planted-"
-"""In the name of a foreign entry that was in the way in one of root's stores."""
+"""Part of the new name of a foreign entry that was in the way in root's store."""
 OLD = b"old-"
-"""Prefix, in a new store, of the name of the previous store that root set aside when taking over the volume."""
+"""Prefix of a previous store's name in the new store, into which root moved it when taking over the volume."""
 VOLUME = Name(b"volume.json")
 CACHEDIR_TAG = Name(b"CACHEDIR.TAG")
 CACHEDIR_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by trashd: what lies here waits for its end.\n"
 USERS = Name(b"u")
-"""Users' folders that only the store's owner can have put there."""
+"""The directory of users' folders that only the store's owner can have put there."""
 NEW = Name(b"new")
-"""Folders that users made themselves in one of root's stores, until root inspects them."""
+"""The directory of folders that users made themselves in root's store, until root inspects them."""
 LOCK = Name(b".lock")
-"""Lock for changes of a store or one of its directories; only the store's owner can open it."""
+"""A lock file for changes to a store or one of its directories; only the store's owner can open it."""
 REGISTRY = Name(b"folders")
-"""Root's registry that maps users to their folders (store/user_folders.py)."""
+"""Root's registry of users' folders (store/user_folders.py)."""
 NODES = Name(b"nodes")
-"""Heartbeats of the nodes that serve a store on a shared filesystem (service.open_volume)."""
+"""Heartbeats from the nodes that serve a store on a shared filesystem (service.open_volume)."""
 REAPER_LOCK = Name(b"reaper.lock")
-"""Lock of the service that works on a store of a local filesystem."""
+"""The lock file of the service that serves a store on a local filesystem."""
 RECORD = Name(b"record.json")
 RECORD_NEW = Name(b"record.json.new")
 TRANSFER_PREFIX = b"gate."
-"""Prefix of transfer directories in a container, each made for one rename (store/transfer_directory.py)."""
+"""Prefix of the transfer directories in a container, each for a single rename (store/transfer_directory.py)."""
 LATE_PREFIX = b"late."
-"""Prefix of entries that came into a container late or a second time."""
+"""Prefix of entries that came into a container late or for a second time."""
 OLD_CONTAINER = Name(b"old")
-"""In a container that took another one's place: the replaced container (store/take_over.py)."""
+"""The replaced container, in the container that took its place (store/take_over.py)."""
 BEGUN = Name(b"begun")
-"""In a container on a shared filesystem: a reaper has begun to delete it, so it can no longer be restored."""
+"""A file in a container on a shared filesystem: a reaper has begun to delete it, so it can no longer be restored."""
 WATCHED_PREFIX = b"watched."
 ANNOUNCED_PREFIX = b"announced."
-"""Prefix of notes that another node writes into a container that it intends to take over (store/silent_nodes.py)."""
+"""Prefixes of the notes that a node writes into a container that it intends to take over (store/silent_nodes.py)."""
 WATCH_PREFIXES = (WATCHED_PREFIX, ANNOUNCED_PREFIX)
 HIDDEN_PREFIXES = (b".fuse_hidden", b".nfs")
-"""Prefixes that libfuse and NFS give to a file that was replaced or unlinked while it is open."""
+"""Prefixes of the names that libfuse and NFS give to a file that is replaced or unlinked while it is open."""
 TREE = Name(b"tree")
 REPLACEMENT = Name(b"fresh")
 HOISTED = Name(b"hoisted")
@@ -91,11 +91,11 @@ DROP = Name(b"drop")
 POINTERS = Name(b"pointers")
 RESERVE = Name(b"reserve")
 NEW_PART = b".new-"
-"""Prefix of the name of a user's folder, or of a directory in one, while it is being made."""
+"""Prefix of the name of an unfinished user's folder, or of an unfinished directory in one."""
 FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RESERVE)
 VOLUME_MAX_BYTES = 4096
 FOLDER_MODE = 0o700
-_SUBVOLUME = "it is a subvolume of its own: find out who created it, then remove it or move it away"
+_SUBVOLUME = "it is a separate subvolume: find out who created it, then remove it or move it away"
 _TESTED_FLAGS = ("unnamed", "strangers_refused", "noreplace")
 _NO_STORE_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 
@@ -103,14 +103,14 @@ _NO_STORE_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ELOOP)
 class Volume(NamedTuple):
     """The contents of volume.json.
 
-    exchange    whether RENAME_EXCHANGE worked here
-    filesystem  magic number of the filesystem on which that was tested; on another one the test is repeated
+    exchange    whether RENAME_EXCHANGE worked here; if not, a swap takes two renames
+    filesystem  the magic number of the filesystem on which this was tested; on a different one, the test is repeated
     unnamed     whether files made without a name (O_TMPFILE) persisted there; None: not tested
-    strangers_refused  whether another user was refused the operations that a folder's safety relies on; None: not
-        tested
+    strangers_refused  whether the filesystem refused other users the operations that would make folders unsafe; None:
+        not tested
     noreplace   whether RENAME_NOREPLACE refused an existing name and accepted a free one; None: not tested
-    cache_s     for how many seconds a second mount showed an old state; only `init --beside` of 0.3.0 measured it
-    store       identity of `.trashd` itself, which differs in a copy; None: not recorded
+    cache_s     for how many seconds a second mount showed an old state; only `init --beside` in 0.3.0 measured it
+    store       the identity of `.trashd` itself, which differs in a copy; None: not recorded
     """
 
     id: VolumeId
@@ -124,12 +124,12 @@ class Volume(NamedTuple):
 
 
 class Areas(NamedTuple):
-    """The directories of users' folders in an opened `.trashd`.
+    """The directories in an opened `.trashd` that contain users' folders.
 
-    u_fd         only the store's owner makes names in it
-    new_fd       all users make names in it; None in a user's own store
-    registry_fd  root's record of which folder belongs to which user; None if there is none
-    dev          st_dev of `u/`: a directory on another subvolume is no user's folder
+    u_fd         `u/`, in which only the store's owner creates entries
+    new_fd       `new/`, in which all users create entries; None in a user's own store
+    registry_fd  root's registry of users' folders; None if it is missing
+    dev          st_dev of `u/`: a directory on a different subvolume is not a user's folder
     """
 
     u_fd: Fd
@@ -146,12 +146,12 @@ class Areas(NamedTuple):
                 fd.close()
 
     def all(self) -> list[tuple[Name, Fd]]:
-        """The areas that exist, with their names; `u/` comes first."""
+        """Return the areas that exist, with their names; `u/` comes first."""
         both = ((USERS, self.u_fd), (NEW, self.new_fd))
         return [(name, fd) for name, fd in both if fd is not None]
 
     def area_for_new_folders(self) -> tuple[Name, Fd]:
-        """The area in which users make their own folders."""
+        """Return the area in which users make their own folders."""
         return self.all()[-1]
 
 
@@ -159,15 +159,15 @@ class Store(NamedTuple):
     """An opened, trusted store.
 
     base        the directory that holds it
-    base_path   path of that directory for messages, as it was found
-    fd          `.trashd`
-    areas       where users' folders are in it
-    owner       uid of `.trashd`
-    filesystem  magic number of the filesystem that it is on
-    is_named    whether it was found by a pointer in the user's folder or by the user's registry
+    base_path   that directory's path for messages, as it was found
+    fd          the opened `.trashd`
+    areas       the directories that contain users' folders
+    owner       the owner's uid
+    filesystem  the filesystem's magic number
+    is_named    whether it was found through a pointer in the user's folder or the user's registry
     maker       who made it, if it is root's store and root has checked; other users' commands do not need this
-    takeover_s  takeover delay from the service's configuration; 0: chosen by the type of the filesystem; None: read the
-                configuration files (store/silent_nodes.py)
+    takeover_s  the takeover delay from the service's configuration; 0: it depends on the type of filesystem; None: read
+                the configuration files (store/silent_nodes.py)
     name        its name in the directory that holds it: `.trashd`, or the name of a user's own store
     """
 
@@ -192,40 +192,40 @@ class Store(NamedTuple):
             pass
 
     def path(self) -> bytes:
-        """Its path for messages, which no other store has."""
+        """Return the store's path for messages, which differs from every other store's."""
         return os.path.join(self.base_path, self.name)
 
     def is_common(self) -> bool:
-        """Whether it is root's store for all users, not a store for a single user (who may be root)."""
+        """Return whether this is root's store for all users, not a store for a single user (who may be root)."""
         return self.owner == 0 and self.name == STORE
 
     def is_shared(self) -> bool:
-        """Whether other kernels may have mounted this filesystem, too; nothing orders their changes and ours."""
+        """Return whether other kernels may have mounted this filesystem, too; nothing orders their changes and ours."""
         return not is_local_kind(self.filesystem)
 
     def with_maker(self) -> Store:
-        """Return this store with `made` determined if it is root's. Raises  OSError"""
+        """Return this store with the correct `maker` if it is root's. Raises  OSError"""
         if not self.is_common():
             return self
         places = {self.base_path, os.readlink(self.base.fd.path())} if os.geteuid() == 0 else ()
         return self._replace(maker=find_maker(self.kernel, self.fd, places))
 
     def has_unknown_maker(self) -> bool:
-        """Whether another user than root may have made it from root's directories, so that nothing in it is trusted."""
+        """Return whether another user may have made it from root's directories, so that nothing in it is trusted."""
         return self.maker is StoreMaker.UNKNOWN
 
     def is_ours_as_root(self) -> bool:
-        """Whether it is root's and we are root, so that root has to inspect anything doubtful in it."""
+        """Return whether it is root's store and we are root, who has to inspect everything that is doubtful in it."""
         return self.is_common() and os.geteuid() == 0
 
 
 class UserFolder(NamedTuple):
-    """One user's folder in a store: everything in it belongs to `uid`, whatever a record states (I13).
+    """A user's folder in a store: everything in it belongs to `uid`, whatever a record states (I13).
 
-    area       the area of the store that it is in
-    is_proven  whether only that user or root can have put it there; otherwise no other user's process deletes anything
-               in it
-    doubt      why it will never be proven; empty if it is, or if root has not inspected it yet
+    area       the store's area that contains it
+    is_proven  whether only that user or root can have put it there; if not, no other user's process deletes anything in
+               it
+    doubt      why it will never be proven; empty if it is proven, or if root has not inspected it yet
     """
 
     store: Store
@@ -243,27 +243,27 @@ class UserFolder(NamedTuple):
         self.fd.close()
 
     def path(self) -> bytes:
-        """Its path for messages."""
+        """Return the folder's path for messages."""
         return os.path.join(self.store.base_path, self.relative_path())
 
     def relative_path(self) -> RelPath:
-        """Its path relative to the directory that holds the store."""
+        """Return the folder's path relative to the directory that holds the store."""
         return RelPath(join_path(self.store.name, self.area, self.name))
 
     def relative_path_to(self, state: State, container: bytes) -> RelPath:
-        """Path of one of its containers, relative to the directory that holds the store."""
+        """Return the path of one of its containers, relative to the directory that holds the store."""
         return join_path(self.relative_path(), state.value.encode(), container)
 
     def path_to(self, state: State, container: bytes) -> bytes:
-        """Path of one of its containers, for messages."""
+        """Return the path of one of its containers, for messages."""
         return os.path.join(self.store.base_path, self.relative_path_to(state, container))
 
     def may_be_reaped_by(self, uid: int) -> bool:
-        """Whether `uid` may delete what has expired in it: it is proven, or `uid`'s own (unless that is root)."""
+        """Return whether `uid` may delete expired orphans in it: it is proven, or belongs to `uid`, who is not root."""
         return self.is_proven or self.uid == uid != 0
 
     def list(self, folder: Name | State) -> list[bytes]:
-        """List the names in one of its directories; empty if that is missing, as listing creates nothing."""
+        """Return the names in one of its directories; empty if that is missing, as listing does not create it."""
         try:
             fd = self.store.kernel.open_dir(self.fd, folder.value.encode() if isinstance(folder, State) else folder)
         except FileNotFoundError:
@@ -287,10 +287,10 @@ class UserFolder(NamedTuple):
 
 
 def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
-    """Make a directory that only its maker can enter, and return it, readable.
+    """Make a directory that only its maker can enter, and open it for reading.
 
-    It has mode 0700 and no ACLs, whatever its parent's ACL and the umask are. Until then it must have a name that no
-    other process uses.
+    It gets mode 0700 and no ACLs, whatever its parent's ACL and the umask are. No other process may use its name
+    before.
     """
     kernel.mkdir(dir_fd, name)
     with kernel.open_beneath(dir_fd, name, DIRECTORY) as made:
@@ -303,9 +303,9 @@ def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
 
 
 def make_unique(kernel: Kernel, dir_fd: Fd, name: bytes) -> None:
-    """mkdir of a name with 48 random bits, which no other process uses.
+    """Make a directory whose name has 48 random bits, so that no other process uses it.
 
-    EEXIST is ignored: a server that restarted may report it for a mkdir that it did itself.
+    EEXIST is ignored: after a restart, a server may report it for a mkdir that it did itself.
     Raises  OSError
     """
     with suppress(FileExistsError):
@@ -313,7 +313,7 @@ def make_unique(kernel: Kernel, dir_fd: Fd, name: bytes) -> None:
 
 
 def take_lock(kernel: Kernel, dir_fd: Fd, owned: ExitStack) -> bool:
-    """Take the lock of a directory and return whether it was free. Makes it if missing; `owned` closes it.
+    """Take a directory's lock and return whether it was free. Make the lock file if it is missing; `owned` closes it.
 
     Raises  OSError
     """
@@ -323,28 +323,28 @@ def take_lock(kernel: Kernel, dir_fd: Fd, owned: ExitStack) -> bool:
 
 
 def drop_acls(kernel: Kernel, fd: Fd) -> None:
-    """Remove the ACLs that the parent's default ACL added."""
+    """Remove the ACLs that a new directory got from its parent's default ACL."""
     for name in kernel.xattr_names(fd):
         if name.startswith("system.posix_acl_"):
             kernel.remove_xattr(fd, name)
 
 
 def is_container_file(name: bytes) -> bool:
-    """Whether a name in a container is one of trashd's own files there, which are deleted with it."""
+    """Return whether a name in a container is one of trashd's own files, which are deleted with the container."""
     return name in (RECORD, RECORD_NEW, BEGUN) or name.startswith(WATCH_PREFIXES)
 
 
 def is_store_name(name: bytes) -> bool:
-    """Whether a name is that of a store of any user, or of one being made."""
+    """Return whether a name is any user's store, finished or not."""
     return name.startswith(STORE) and (
         name == STORE or name.startswith(NEW_PREFIX) or parse_user_store_name(name) is not None
     )
 
 
 def own_store_names(kernel: Kernel, base_fd: Fd, uid: int) -> Iterator[Name]:
-    """The names in a directory that may be a user's own stores, the plain one first.
+    """Yield the names in a directory that may be a user's own stores, the plain one first.
 
-    The directory is listed only if the plain name is taken: only then does a store have another name.
+    The directory is listed only if the plain name is taken, as only then can a store have a different name.
     Raises  OSError
     """
     plain = user_store_name(uid)
@@ -356,7 +356,7 @@ def own_store_names(kernel: Kernel, base_fd: Fd, uid: int) -> Iterator[Name]:
 
 
 def list_users_stores(kernel: Kernel, base_fd: Fd) -> list[Name]:
-    """The names of all users' own stores in a directory, sorted; empty if the caller may not list it.
+    """Return the sorted names of all users' own stores in a directory; empty if the caller may not list it.
 
     Raises  OSError
     """
@@ -375,7 +375,7 @@ def encode_volume(volume: Volume) -> bytes:
 
 
 def volume_fields(text: bytes) -> dict[str, Any]:
-    """The fields in a volume.json of any format; empty if it is not trashd's."""
+    """Return the fields in a volume.json with any format number; empty if it is not trashd's."""
     with suppress(ValueError, RecursionError):
         fields = json.loads(text)
         if isinstance(fields, dict) and fields.get("magic") == MAGIC:
@@ -386,7 +386,7 @@ def volume_fields(text: bytes) -> dict[str, Any]:
 def decode_volume(text: bytes, store: bytes) -> Volume | None:
     """Decode volume.json; None if it is not trashd's.
 
-    store   path of the store
+    store   the store's path
     Raises  UnknownFormat if it is trashd's, but not in the current format
     """
     fields = volume_fields(text)
@@ -395,13 +395,13 @@ def decode_volume(text: bytes, store: bytes) -> Volume | None:
         if "format" not in fields:
             return None
         aside = f"mv {shell_word(store)} {shell_word(store + b'-old')}"
-        hint = f"use the version of trashd that made the store, or move the store aside: {aside}"
+        hint = f"use the trashd version that made the store, or move the store aside: {aside}"
         where = printable(os.path.join(store, VOLUME))
         raise UnknownFormat(f"{where} (format {printable(str(written).encode())})", hint)
     identifier, exchange, filesystem = (fields.get(key) for key in ("id", "exchange", "filesystem"))
     if not (isinstance(identifier, str) and isinstance(exchange, bool) and isinstance(filesystem, int)):
         return None
-    # Volumes written by earlier versions lack the other fields.
+    # Earlier versions did not write the other fields.
     optional_fields: dict[str, Any] = {key: one for key in _TESTED_FLAGS if isinstance(one := fields.get(key), bool)}
     cache_s = fields.get("cache_s")
     if isinstance(cache_s, (int, float)) and not isinstance(cache_s, bool) and cache_s >= 0:
@@ -423,10 +423,9 @@ def decode_identity(fields: object) -> Identity | None:
 
 
 def open_own_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Store | None:
-    """Open the caller's own store in a directory; None if there is none.
+    """Open the caller's own store in a directory; None if there is none. Takes ownership of `base`.
 
-    Takes ownership of `base`, and closes it if None.
-    An entry that has its name, but is no store or is accessible to others, is ignored.
+    An entry that has such a name, but is not a store or is accessible to others, is ignored.
     Raises  BrokenStore; OSError
     """
     with base:
@@ -441,12 +440,12 @@ def open_own_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> S
 def open_store(
     kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name = STORE, *, of: int | None = None
 ) -> Store | None:
-    """Open the store in a directory; None if there is none. Takes ownership of `base`, and closes it if None.
+    """Open the store in a directory; None if there is none. Takes ownership of `base`.
 
     name    `.trashd`, which may also be a user's own store made by 0.3.0; or the name of a user's own store
-    of      the uid that must own it: root opens it for that user only, and trusts nothing in it that concerns others
+    of      the uid that must own it; root then opens it for that user only, and trusts nothing about others in it
     Raises  Untrusted if its owner is not trusted: root trusts root, other users trust root and themselves; BrokenStore
-            if the owner is trusted, but volume.json can't be understood
+            if the owner is trusted, but volume.json is invalid
     """
     owners = trusted_owners(os.geteuid()) if of is None else (of,)
     with ExitStack() as owned:
@@ -475,10 +474,10 @@ def store_of(
     owners: tuple[int, ...],
     name: Name = STORE,
 ) -> Store:
-    """The store in an opened directory; `owned` closes what this opens.
+    """Return the store in an opened directory; `owned` closes what this opens.
 
-    owners  uids that may own it
-    name    its name, now or later; the name of a user's own store states its owner
+    owners  the uids that may own it
+    name    its name, now or later; the name of a user's own store contains its owner
     Raises  Untrusted; BrokenStore; OSError
     """
     dev, path, whom = kernel.fstat(base.fd).st_dev, os.path.join(base_path, name), parse_user_store_name(name)
@@ -488,8 +487,8 @@ def store_of(
     try:
         volume = read_volume(kernel, fd, base_path, owners, name)
     except FileNotFoundError:
-        with open_areas(kernel, fd, name):  # this, too, raises if it is another user's directory of that name
-            raise _broken(path, "is gone") from None
+        with open_areas(kernel, fd, name):  # this raises FileNotFoundError, too, if it is not a store
+            raise _broken(path, "is missing") from None
     areas = owned.enter_context(open_areas(kernel, fd, name))
     for _name, area in areas.all():
         _check(kernel, area, path, owners, dev, sticky=area is areas.new_fd)
@@ -499,10 +498,7 @@ def store_of(
 
 
 def open_areas(kernel: Kernel, store_fd: Fd, name: Name = STORE) -> Areas:
-    """Open the areas of an opened store with that name, trusted or not.
-
-    Raises  OSError; FileNotFoundError without an `u/`
-    """
+    """Open the areas of an opened store, trusted or not. Raises  OSError; FileNotFoundError without a `u/`"""
     with ExitStack() as owned:
         u_fd = owned.enter_context(kernel.open_beneath(store_fd, USERS, READABLE))
         new_fd = registry_fd = None
@@ -517,7 +513,7 @@ def open_areas(kernel: Kernel, store_fd: Fd, name: Name = STORE) -> Areas:
 
 
 def trusted_owners(uid: int) -> tuple[int, ...]:
-    """The owners whose stores, symbolic links and mounts a user trusts."""
+    """Return the owners whose stores, symbolic links and mounts a user trusts."""
     return (0,) if uid == 0 else (0, uid)
 
 
@@ -531,11 +527,12 @@ def _check(
     sticky: bool = False,
     closed: bool = False,
 ) -> int:
-    """Return the owner of one of the store's own directories.
+    """Check one of the store's own directories and return its owner.
 
-    path    of the store
+    path    the store's path
     dev     st_dev of the directory that holds the store: openat2 does not stop at a btrfs subvolume
-    closed  its mode must be exactly 0700, so that no other user can have moved it here from another directory
+    sticky  whether other users may write to it if it has the sticky bit
+    closed  whether its mode must be exactly 0700, so that no other user can have moved it here from elsewhere
     Raises  Untrusted if any other user can change it
     """
     st = kernel.fstat(fd)
@@ -551,10 +548,11 @@ def _check(
 def read_small(
     kernel: Kernel, dir_fd: int, name: bytes, most_bytes: int, owners: Container[int] | None = None
 ) -> bytes | None:
-    """Read a small file; None if it is no regular file, or if another user may have put it there or written it.
+    """Read a small file; None if it is not a regular file, or if another user may have put it there or written to it.
 
-    A second hard link may be another user's, but not in one of root's directories, where a backup may have made it.
-    owners  uids that may own it; None: any
+    Another user may have put it there if it has a second hard link, except in root's directories, where a backup may
+    have made that link.
+    owners  the uids that may own it; None: any
     Raises  FileNotFoundError; OSError
     """
     with kernel.open_beneath(dir_fd, name, FILE_TO_READ) as fd:
@@ -567,17 +565,18 @@ def read_small(
 
 
 def _is_roots_own(st: os.stat_result, above: os.stat_result) -> bool:
-    """Whether a file is root's in a directory of root's, where only root can have put it."""
+    """Return whether a file and its directory are root's, so that only root can have put it there."""
     return st.st_uid == 0 == above.st_uid and not above.st_mode & OTHERS_WRITE
 
 
 def write_small(
     kernel: Kernel, dir_fd: Fd, name: bytes, text: bytes, mode: int = 0o600, new: bytes | None = None
 ) -> None:
-    """Write a small file durably: it appears complete or not at all.
+    """Write a small file durably and atomically.
 
-    new     temporary name that no other process uses; None: the default, for the holder of a lock
-    Raises  OSError; the next holder of the lock replaces a temporary file that a killed writer left
+    new     a temporary name that no other process uses; None: the default name, which requires a lock; the next holder
+            of the lock replaces a file that a killed writer left
+    Raises  OSError
     """
     if new is None:
         new = name + b".new"
@@ -590,7 +589,7 @@ def write_small(
                 kernel.chmod(fd, mode)
             kernel.fsync(fd)
     except OSError:
-        with suppress(OSError):  # free the space again on a full volume; report the first error
+        with suppress(OSError):  # free the space again, as the volume may be full; report the first error
             kernel.unlink(dir_fd, new)
         raise
     kernel.rename(dir_fd, new, dir_fd, name)
@@ -599,26 +598,26 @@ def write_small(
 def read_volume(
     kernel: Kernel, store_fd: int, base_path: bytes, owners: tuple[int, ...] | None = None, name: Name = STORE
 ) -> Volume:
-    """Read volume.json of an opened `.trashd`.
+    """Read the volume.json in an opened `.trashd`.
 
-    owners  uids that may own it; None: those that we trust
-    Raises  FileNotFoundError if there is none; Untrusted if it is another user's or no regular file; BrokenStore;
-            UnknownFormat
+    owners  the uids that may own it; None: those that we trust
+    Raises  FileNotFoundError if it is missing; Untrusted if another user owns it or can change it, or it is not a
+            regular file; BrokenStore; UnknownFormat
     """
     store = os.path.join(base_path, name)
     trusted = trusted_owners(os.geteuid()) if owners is None else owners
     text = read_small(kernel, store_fd, VOLUME, VOLUME_MAX_BYTES, trusted)
     if text is None:
         raise Untrusted(
-            f"{printable(os.path.join(store, VOLUME))} (another user can change it, or it is no regular file)"
+            f"{printable(os.path.join(store, VOLUME))} (another user can change it, or it is not a regular file)"
         )
     volume = decode_volume(text, store)
     if volume is None:
-        raise _broken(store, "not in the format of trashd")
+        raise _broken(store, "not in trashd's format")
     return volume
 
 
 def _broken(store: bytes, why: str) -> BrokenStore:
     init = f"trashd init {shell_word(os.path.dirname(store))}"
-    hint = f"the owner of the store can repair it, and its orphans are kept: {init}"
+    hint = f"the store's owner can repair it without losing orphans: {init}"
     return BrokenStore(f"{printable(os.path.join(store, VOLUME))} ({why})", hint)

@@ -1,4 +1,4 @@
-"""List and read an orphan's contents in place, as its owner, and compare them with what is at its origin."""
+"""Lists and reads an orphan's contents in place, as its owner, and compares them with the entry now at its origin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class EntryInside(NamedTuple):
-    """One entry of an orphan. target: of a symbolic link; None: it is none"""
+    """An entry inside an orphan. target: the target of a symbolic link; None for other entries"""
 
     name: bytes
     mode: int
@@ -45,10 +45,10 @@ def call_inside(
     visit: Callable[[Fd, UserFolder, RelPath], T],
     result_type: Any,
 ) -> T:
-    """Call `look` for a path in an orphan, in a process of its owner if we are root, and return its result.
+    """Call `visit` for a path in an orphan, in a process of its owner if we are root, and return the result.
 
     visit   gets the entry (O_PATH), its folder, and the path in the tree
-    result_type  type of its result
+    result_type  type of the result of `visit`
     Raises  NotFound; UsageError; TrashdError
     """
     try:
@@ -69,7 +69,7 @@ def call_inside(
     try:
         return call_in_folder(kernel, volumes, entry, visit_in_folder, result_type)
     except BrokenPipeError:
-        raise  # from standard output, to which `look` may print
+        raise  # from standard output, to which `visit` may print
     except FileNotFoundError as error:
         raise NotFound(within or entry.id, f"trashd ls {entry.id} lists its contents") from error
     except OSError as error:
@@ -79,11 +79,11 @@ def call_inside(
 def entries_inside(
     kernel: Kernel, fd: Fd, is_selected: Callable[[str], bool] = lambda _name: True, most: int | None = None
 ) -> list[EntryInside]:
-    """The entries of a directory, sorted by name; for anything else, one entry with an empty name.
+    """Return the entries of a directory, sorted by name; for anything else, one entry with an empty name.
 
-    is_selected  selects names, decoded by os.fsdecode
-    most      maximum number of entries; no others are read
-    Raises    OSError
+    is_selected  selects names, which are decoded with os.fsdecode
+    most         the most entries to read
+    Raises       OSError
     """
     if not stat.S_ISDIR((st := kernel.fstat(fd)).st_mode):
         return [_entry(b"", st, fd)]
@@ -101,7 +101,7 @@ def _entry(name: bytes, st: os.stat_result, fd: Fd) -> EntryInside:
 
 
 def content_of(kernel: Kernel, fd: Fd, path: bytes) -> Iterator[bytes]:
-    """The bytes of a regular file, held O_PATH. Raises  OSError; Refused if it is something else, or archived"""
+    """Read a regular file in parts. fd: O_PATH is enough. Raises  OSError; Refused if it is not regular, or archived"""
     if not stat.S_ISREG(kernel.fstat(fd).st_mode):
         raise Refused(f"{printable(path or b'.')}: not a regular file", "trashd ls shows its type")
     if may_be_archived(kernel, fd):
@@ -113,9 +113,9 @@ def content_of(kernel: Kernel, fd: Fd, path: bytes) -> Iterator[bytes]:
 
 
 def open_at_origin(kernel: Kernel, folder: UserFolder, entry: ListedContainer, within: RelPath) -> Fd:
-    """Open the entry that is at the origin of a path in an orphan now (O_PATH). Raises  NotFound; Refused"""
+    """Open the entry (O_PATH) that is now at the original path of a part of an orphan. Raises  NotFound; Refused"""
     if entry.origin is None:
-        raise Refused(f"{entry.id}: it was moved into the drop directory, so its original path is unknown")
+        raise Refused(f"{entry.id}: the tree was moved into the drop directory, so its original path is unknown")
     way = join_path(relative_to(entry.origin, entry.base_path()), within) or b"."
     try:
         return kernel.open_beneath(folder.store.base.fd, way)
@@ -127,18 +127,18 @@ def open_at_origin(kernel: Kernel, folder: UserFolder, entry: ListedContainer, w
 
 
 class Difference(NamedTuple):
-    """A difference between an orphan and its origin. how: `gone`, `new`, `changed`, `unreadable`"""
+    """A difference between an orphan and the entry now at its origin. how: `gone`, `new`, `changed`, `unreadable`"""
 
     path: bytes
     how: str
 
 
 def find_differences(kernel: Kernel, tree: Fd, now: Fd, prefix: bytes, *, includes_new: bool) -> Iterator[Difference]:
-    """Differences between a directory of an orphan and the present one.
+    """Find the differences between a directory in an orphan and the present one.
 
-    Types, sizes and link targets are compared and, if the times differ, contents. An entry on one side only is one
-    difference, whatever it contains.
-    prefix     path of both
+    Types, sizes and link targets are compared, and contents if the times differ. An entry that exists on only one side
+    is one difference, whatever it contains.
+    prefix     the path of both directories
     includes_new  include entries that exist only in the present directory
     """
     device = kernel.fstat(now).st_dev
@@ -175,7 +175,7 @@ def _stat(directory: Fd, name: bytes) -> os.stat_result | None:
 def _compare(
     kernel: Kernel, one: Fd, other: Fd, name: bytes, before: os.stat_result, after: os.stat_result
 ) -> str | None:
-    """How two entries with one name differ; None if they don't."""
+    """Return how two entries with the same name differ; None if they don't."""
     if stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode) or before.st_rdev != after.st_rdev:
         return "changed"
     try:
@@ -193,7 +193,7 @@ def _compare(
 
 
 def _have_same_content(kernel: Kernel, one: Fd, other: Fd, name: bytes) -> bool:
-    """Raises  OSError, also for data that would have to be restored from an archive"""
+    """Whether two files have the same content. Raises  OSError, also if an archive would have to recall data"""
     with (
         Fd(os.open(name, _READ, dir_fd=one)) as before,
         Fd(os.open(name, _READ, dir_fd=other)) as after,
@@ -203,7 +203,7 @@ def _have_same_content(kernel: Kernel, one: Fd, other: Fd, name: bytes) -> bool:
         at, end = 0, kernel.fstat(before).st_size
         if kernel.fstat(after).st_size != end:
             return False
-        # A hole in both reads as zeros in both: of a sparse file only the data is read.
+        # A hole reads as zeros, so only ranges are compared in which at least one file has data.
         while (at := min(_next_data(before, at, end), _next_data(after, at, end))) < end:
             one_part, other_part = os.pread(before, _CHUNK, at), os.pread(after, _CHUNK, at)
             n_bytes = min(len(one_part), len(other_part))
@@ -214,7 +214,7 @@ def _have_same_content(kernel: Kernel, one: Fd, other: Fd, name: bytes) -> bool:
 
 
 def _next_data(fd: Fd, at: int, end: int) -> int:
-    """The offset of a file's next data at or after an offset; `end` if there is none. Source  lseek(2), SEEK_DATA"""
+    """Return the offset of the next data at or after `at`; `end` if there is none. Source  lseek(2), SEEK_DATA"""
     try:
         return os.lseek(fd, at, os.SEEK_DATA)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Make a user's folder: complete before it has its name, and one for each user, whatever others make beside it.
+"""Makes a user's folder, complete before it gets its name, and only one per user, whatever others create beside it.
 
-Also root's first inspection of folders that users made themselves: a complete folder becomes proven, any other never
-will. Until the inspection a folder serves only its user. If it meets the conditions down to every container, root
-registers it and moves it to where only root makes names. If not, root records that: correct modes later do not make it
-a folder. Nothing is taken out of any user's reach.
+This module also has root's first inspection of the folders that users made themselves. Until then, a folder serves only
+its user. If it meets the conditions down to every container, root registers it and moves it to where only root can
+create entries; this makes it proven. If not, root records that it is refused: correct modes later do not change this.
+No user loses access to anything.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from fusefs.store.user_folders import (
 
 _ATTEMPTS = 8
 _N_TRIES, _FIRST_PAUSE_S, _MAX_DOUBLINGS = 30, 0.01, 6
-"""How often, and for how long, first commands of one user wait for each other; the time doubles at first."""
+"""How often, and for how long, a user's first commands wait for each other; at first, the time doubles."""
 _N_LOCK_TRIES, _LOCK_PAUSE_S = 100, 0.02
 
 
 def make_user_folder(store: Store, uid: int | None = None, *, waits: bool = True) -> UserFolder:
-    """Make a folder for the caller, or open the one that another command of the same user made meanwhile.
+    """Make a folder for the caller, or open the one that another command of the same user has just made.
 
-    It is completed under another name and appears by one rename; if the plain name is planted, with a random name. In
-    that case two commands could each make one. So each checks for the other once its own is visible, and for a folder
-    after that: at least one of them gives up.
-    uid     of the user who is to own it, if this thread acts with another fsuid (setfsuid)
-    Raises  OSError; NoStore if modes or owners mean nothing (FAT, NFS with root squash); Busy if another command of
-            that user makes one beside a planted name, and `waits` is False
+    It is completed under a temporary name and then renamed to the plain name, or to a random one if another user has
+    taken the plain name. In that case, two commands could each make a folder. So once its own is visible, each checks
+    for the other's unfinished one, and after that for a folder: at least one of them gives up.
+    uid     the user who is to own it, if this thread acts with a different fsuid (setfsuid)
+    Raises  OSError; NoStore if modes or owners have no effect (FAT, NFS with root squash); Busy if the plain name is
+            taken, another command of that user is making a folder, and `waits` is False
     """
     uid = os.geteuid() if uid is None else uid
     kernel, (_area, u_fd), plain = store.kernel, store.areas.area_for_new_folders(), plain_name(uid)
@@ -84,7 +84,7 @@ def make_user_folder(store: Store, uid: int | None = None, *, waits: bool = True
                     kernel.rename_free(u_fd, new, u_fd, name)
                     return _open_settled(store, uid, u_fd, name, fd)
         except FileNotFoundError:
-            # Another process removed it, as if its maker were dead, before it was locked; or the whole store is gone.
+            # Before it was locked, another process removed it, taking its maker for dead; or the whole store is gone.
             if turn >= _ATTEMPTS:
                 raise
             continue
@@ -94,11 +94,11 @@ def make_user_folder(store: Store, uid: int | None = None, *, waits: bool = True
 
 
 def _open_settled(store: Store, uid: int, area_fd: Fd, name: Name, fd: Fd) -> UserFolder:
-    """Open the folder that a user has now.
+    """Open the folder that a user has after this process made one.
 
-    Root may have moved the new one already. Or another command's folder got the name first: then that one is used, and
-    the new one, still empty, is removed.
-    Raises  OSError; FileNotFoundError if there is none: start again
+    Root may have moved the new one already. If another command's folder is used instead, the new one, which is still
+    empty, is removed.
+    Raises  OSError; FileNotFoundError if there is none, and the caller must start again
     """
     kernel = store.kernel
     folder = open_user_folder(store, uid)
@@ -111,10 +111,10 @@ def _open_settled(store: Store, uid: int, area_fd: Fd, name: Name, fd: Fd) -> Us
 
 
 def make_proven(store: Store, uid: int) -> UserFolder | None:
-    """Make a user's folder as root, which registers it before it has its name; None if another process registers now.
+    """Make a user's folder as root, registered before it gets its name; None if another process is registering folders.
 
-    Needs root and a store of root's. Returns an existing folder of the user's.
-    Raises  OSError; NoStore if modes or owners mean nothing
+    If the user has a folder, return that. Needs root and root's store.
+    Raises  OSError; NoStore if modes or owners have no effect
     """
     kernel = store.kernel
     u_fd = store.areas.u_fd
@@ -136,38 +136,39 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
                     write_registered(kernel, registry_fd, entry._replace(name=name, identity=kernel.identify(fd)))
                     kernel.rename_free(u_fd, new, u_fd, name)
                 break
-            except FileNotFoundError:  # an init removed it, as if its maker were dead, before it was locked
+            except FileNotFoundError:  # before it was locked, an init removed it, taking its maker for dead
                 if attempt == _ATTEMPTS - 1:
                     raise
         return open_user_folder(store, uid)
 
 
 def make_folder_as_root(store: Store, uid: int) -> UserFolder:
-    """A user's folder in root's store, made by root if it is missing. Raises  OSError; NoStore; Busy"""
+    """Open a user's folder in root's store; root makes it if it is missing. Raises  OSError; NoStore; Busy"""
     for _turn in range(_N_LOCK_TRIES):
         folder = make_proven(store, uid)
         if folder is not None:
             return folder
-        # Another process of root's registers a folder, which takes a command some milliseconds.
+        # Another of root's processes is registering a folder, which takes a command some milliseconds.
         time.sleep(_LOCK_PAUSE_S)
     raise Busy(store.base_path)
 
 
 def free_name(kernel: Kernel, u_fd: Fd, uid: int) -> Name:
-    """The name below `u/` for a user's next folder: the plain one, unless it is taken."""
+    """Return the name below `u/` for a user's next folder: the plain one, unless it is taken."""
     plain = plain_name(uid)
     return _another_name(uid) if is_taken(kernel, u_fd, plain) else plain
 
 
 def _another_name(uid: int) -> Name:
-    """A name for a user's folder that no other user can guess."""
+    """Return a name for a user's folder that no other user can guess."""
     return Name(b"%d.%b" % (uid, os.urandom(N_HEX // 2).hex().encode()))
 
 
 def lock_registry(store: Store, owned: ExitStack) -> Fd | None:
-    """Lock root's registry and return it, closed by `owned`; None if there is none, or another process has the lock.
+    """Lock root's registry and return it, or None if it is missing or another process has locked it. Needs root.
 
-    Needs root. Raises  OSError
+    owned   closes and unlocks it
+    Raises  OSError
     """
     registry_fd = store.areas.registry_fd
     if registry_fd is None or not take_lock(store.kernel, registry_fd, owned):
@@ -178,9 +179,9 @@ def lock_registry(store: Store, owned: ExitStack) -> Fd | None:
 
 @contextmanager
 def unnamed_folder(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, Fd]]:
-    """A complete folder without its name yet, locked while its maker runs; removed after the block if not renamed.
+    """Make a complete folder under a temporary name, locked while its maker runs; remove it after the block if unused.
 
-    Raises  OSError; NoStore; FileNotFoundError if another command removed it, as if its maker were dead, before it was
+    Raises  OSError; NoStore; FileNotFoundError if another command took its maker for dead and removed it before it was
             locked
     """
     kernel = store.kernel
@@ -196,7 +197,7 @@ def unnamed_folder(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, 
             why = explain_not_folder(kernel, fd, kernel.fstat(fd), uid, store.areas.dev)
             if why:
                 raise NoStore(
-                    store.base_path, f"the filesystem does not give a new directory to its creator only: {why}"
+                    store.base_path, f"a new directory on this filesystem is not private to its creator: {why}"
                 )
             yield new, fd
         finally:
@@ -207,7 +208,7 @@ def unnamed_folder(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, 
 
 @contextmanager
 def folder_for_check(store: Store) -> Iterator[UserFolder]:
-    """The caller's folder, or one like `own_folder` makes that has no name and is removed again."""
+    """Open the caller's folder for a check, or make one under a temporary name that is removed after the block."""
     kernel, uid = store.kernel, os.geteuid()
     folder = open_user_folder(store, uid)
     if folder is not None:
@@ -220,16 +221,13 @@ def folder_for_check(store: Store) -> Iterator[UserFolder]:
 
 
 def _chown_to(kernel: Kernel, fd: Fd, uid: int) -> None:
-    """Chown a directory that root made for a user to that user; a user's own directories need no chown.
-
-    Raises  OSError
-    """
+    """Give a directory that root made for a user to that user; users' own directories need no chown. Raises  OSError"""
     if os.geteuid() == 0 and kernel.fstat(fd).st_uid == 0 != uid:
         kernel.chown(fd, uid, user_credentials(uid).gid)
 
 
 def abandoned_folders(store: Store) -> Iterator[UserFolder]:
-    """The caller's folders that have no name and whose makers are dead, locked: a check may have been killed in one."""
+    """Yield the caller's folders that dead makers left under a temporary name, locked. A killed check may be in one."""
     kernel, uid = store.kernel, os.geteuid()
     for area, area_fd in store.areas.all():
         for name in kernel.list_reopened(area_fd):
@@ -240,9 +238,10 @@ def abandoned_folders(store: Store) -> Iterator[UserFolder]:
 
 
 def discard_abandoned_folders(kernel: Kernel, u_fd: Fd, only: int | None, *, except_name: Name | None = None) -> bool:
-    """Remove what killed makers of one user, or of all users, left; return whether others are making a folder now.
+    """Remove the unfinished folders of killed makers; return whether other makers are active now.
 
-    Where locks prove nothing (network filesystems), makers on other hosts are ignored.
+    On network filesystems, locks prove nothing: nothing is removed, and makers on other hosts are ignored.
+    only  only this user's folders; None for all users'
     """
     has_rivals = False
     for name in kernel.list_reopened(u_fd):
@@ -251,7 +250,7 @@ def discard_abandoned_folders(kernel: Kernel, u_fd: Fd, only: int | None, *, exc
             continue
         with suppress(OSError), kernel.open_dir(u_fd, name) as fd:
             st = kernel.fstat(fd)
-            # Root's: root has not given it to its user yet.
+            # A folder that belongs to root is one that root has not given to its user yet.
             if st.st_uid not in (0, uid) or explain_not_private(st, st.st_uid) or not kernel.is_local(fd):
                 continue
             if kernel.lock(fd):
@@ -262,7 +261,7 @@ def discard_abandoned_folders(kernel: Kernel, u_fd: Fd, only: int | None, *, exc
 
 
 def discard_folder(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
-    """Remove an unused folder, only by rmdir; parts that can't be removed do no harm."""
+    """Remove an unused folder, only with rmdir; parts that can't be removed do no harm."""
     for part in FOLDERS:
         with suppress(OSError):
             kernel.rmdir(fd, part)
@@ -271,20 +270,18 @@ def discard_folder(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
 
 
 _MAX_PER_INSPECTION = 300
-"""Limit of registry entries that one inspection writes: each takes a millisecond to become durable.
+"""How many registry entries one inspection may write: each takes a millisecond to become durable.
 
-Further subordinate uids wait for the next inspection, and delay no other user's.
+Further subordinate uids wait for the next inspection, so that they delay no other user's.
 """
 
 
 def inspect_new_folders(store: Store, resting: Collection[int] = ()) -> list[FolderVerdict]:
-    """Register folders that users made in root's store since the last inspection; return those that could not be read.
+    """Register the folders that users made in root's store since the last inspection; return those not readable now.
 
-    Needs root.
-    If another process of root's does this now, it is left to that. On a full volume it is done later, on a read-only
-    one not at all.
+    Do nothing if another of root's processes is doing this, or if the volume is full or read-only. Needs root.
     resting  users to skip now
-    Raises   OSError of root's own directories; errors of users' directories are returned
+    Raises   OSError from root's own directories; errors from users' directories are returned
     """
     kernel, areas = store.kernel, store.areas
     failed: list[FolderVerdict] = []
@@ -300,9 +297,9 @@ def inspect_new_folders(store: Store, resting: Collection[int] = ()) -> list[Fol
 
 
 def _register_new(store: Store, registry_fd: Fd, resting: Collection[int], failed: list[FolderVerdict]) -> None:
-    """Register new folders while the caller has the registry's lock; if there are very many, only the first of them.
+    """Register new folders while the caller holds the registry's lock; if there are very many, only the first ones.
 
-    failed  gets the folders that could not be read, of users who have no folder yet
+    failed  gets the folders that could not be read, if their user has no other folder yet
     """
     n_allowed, (_area, new_fd) = _MAX_PER_INSPECTION, store.areas.area_for_new_folders()
     named, registered = names_in(store.kernel, new_fd), names_in(store.kernel, store.areas.u_fd)
@@ -338,7 +335,7 @@ def _register_new(store: Store, registry_fd: Fd, resting: Collection[int], faile
 
 
 def _users_first(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
-    """If there are more than one inspection has time for: users first, then subordinate uids."""
+    """Return the uids and their names; if there are too many for one inspection, subordinate uids come last."""
     if len(named) <= _MAX_PER_INSPECTION:
         return list(named.items())
     holder_of = read_subordinates().holder_of
@@ -346,7 +343,7 @@ def _users_first(named: dict[int, list[Name]]) -> list[tuple[int, list[Name]]]:
 
 
 def _has_folder(store: Store, entry: RegisteredFolder) -> bool:
-    """Whether a user's registered folder exists and is a valid one. Raises  OSError if it can't be read now"""
+    """Return whether a user's registered folder exists and is valid. Raises  OSError if it can't be read now"""
     if not entry.name:
         return False
     with suppress_errno(*UNREACHABLE_ERRNOS), store.kernel.open_beneath(store.areas.u_fd, entry.name, DIRECTORY) as fd:
@@ -355,19 +352,19 @@ def _has_folder(store: Store, entry: RegisteredFolder) -> bool:
 
 
 def _inspect(store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name) -> tuple[RegisteredFolder, str]:
-    """Inspect one of a user's names. Return root's entry for the user, the same object if nothing has changed.
+    """Inspect one of a user's names, and register or refuse the folder.
 
-    Returns  also why the name can't be read now; empty if it can
-    Raises   OSError of root's own directories
+    Returns  the user's registry entry (the same object if it has not changed); why the name can't be read now, or ""
+    Raises   OSError from root's own directories
     """
     kernel, (_area, new_fd) = store.kernel, store.areas.area_for_new_folders()
     with ExitStack() as owned:
         try:
             fd = owned.enter_context(kernel.open_beneath(new_fd, name, DIRECTORY))
         except OSError:
-            return entry, ""  # any user can have put it there: the census reports it
+            return entry, ""  # any user can have put it there; `inspect_folders` reports it
         if kernel.fstat(fd).st_uid != entry.uid:
-            return entry, ""  # that uid could not have made it, and its maker can make thousands
+            return entry, ""  # that uid can't have made it, and its maker can make thousands
         try:
             identity = kernel.identify(fd)
             is_registered, why = entry.is_same(identity), ""
@@ -376,11 +373,11 @@ def _inspect(store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name)
                     return entry, ""
                 why = explain_not_folder_deep(kernel, fd, entry.uid, store.areas.dev)
         except (FileNotFoundError, PermissionError):
-            return entry, ""  # it is gone, or we are root of another host
+            return entry, ""  # it is gone, or the server does not accept this host's root
         except OSError as error:
             return entry, explain_unreadable(error)
         if why.endswith(MOUNTED):
-            return entry, why  # what is below the mount can't be seen now
+            return entry, why  # the directory below the mount can't be seen now
         if why:
             entry = entry._replace(refused=(*entry.refused, identity))
             write_registered(kernel, registry_fd, entry)
@@ -391,7 +388,7 @@ def _inspect(store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name)
 def _register(
     store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name, fd: Fd
 ) -> tuple[RegisteredFolder, str]:
-    """Register a folder, then move it to where only root makes names. Arguments, Returns, Raises  as for `_look_at`"""
+    """Register a folder, then move it to where only root can create entries. For Returns and Raises, see `_inspect`."""
     kernel, u_fd, (_area, new_fd) = store.kernel, store.areas.u_fd, store.areas.area_for_new_folders()
     new_name = free_name(kernel, u_fd, entry.uid)
     moved = entry._replace(name=new_name, identity=kernel.identify(fd))
@@ -400,7 +397,7 @@ def _register(
         kernel.rename_free(new_fd, name, u_fd, new_name)
         if kernel.is_named(fd, u_fd, new_name):
             return moved, ""
-        # Its owner put something else there at that moment: move that back, as it is not what was registered.
+        # At that moment, its owner put something else there, which is not what was registered: move that back.
         kernel.rename_free(u_fd, new_name, new_fd, _another_name(entry.uid))
     except FileNotFoundError:
         pass
@@ -413,10 +410,11 @@ def _register(
 
 
 def register_unregistered(store: Store) -> list[str]:
-    """Register folders in `u/` that are not registered, in a store that was copied or restored from a backup.
+    """Register the unregistered folders in `u/`, in a store that was copied or restored from a backup.
 
-    Only `trashd init` calls this: with it root declares them trusted. Returns what was done, for messages.
-    Raises  OSError
+    Only `trashd init` calls this: by running it, root declares the folders trusted.
+    Returns  what was done, for messages
+    Raises   OSError
     """
     kernel, areas = store.kernel, store.areas
     if areas.new_fd is None or kernel.is_read_only(store.fd):
@@ -438,5 +436,5 @@ def register_unregistered(store: Store) -> list[str]:
                     if not explain_not_folder_deep(kernel, fd, uid, areas.dev):
                         entry = entry._replace(name=name, identity=kernel.identify(fd))
                         write_registered(kernel, registry_fd, entry)
-                        messages.append(f"registered u/{name.decode()}, which root or a copy of the store created")
+                        messages.append(f"registered u/{name.decode()} (created by root, or part of a copied store)")
     return messages

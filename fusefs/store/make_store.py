@@ -1,4 +1,4 @@
-"""Make a store, test what its filesystem supports, and remove a store that is not needed."""
+"""Makes a store, tests what its filesystem supports, and removes a store that is not needed."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ from fusefs.store.reserve import discard_reserve
 from fusefs.store.user_folders import RegisteredFolder, open_user_folder, record_made_by_root, write_registered
 
 _PROBE_BESIDE = Name(b"probe-beside")
-"""Left by a killed `init --beside` of 0.3.0."""
+"""A directory that a killed `init --beside` of version 0.3.0 may have left."""
 _PROBE_UNNAMED = Name(b"probe-unnamed")
 _PROBE_STRANGERS = Name(b"probe-strangers")
 _ATTEMPTS = 8
 STORE_MODE = 0o755
 AREA_MODES = {USERS: 0o755, NEW: 0o1777, REGISTRY: 0o755}
-"""Areas in root's store; a user's own store has mode 0700 and only `u/`."""
+"""The areas in root's store and their modes; a user's own store has mode 0700 and only the area `u/`."""
 
 
 def name_for_new(kernel: Kernel, base: BackingAndMount) -> Name | None:
-    """The name for a store that the caller makes in a directory; None if an entry has it that must not be replaced.
+    """Return the name for a store that the caller makes in a directory; None if root's name is taken.
 
-    If the plain name of a user's own store is taken, which any user can cause, the store gets another one. Raises
+    If the plain name of a user's own store is taken, which any user can cause, the store gets another name. Raises
     OSError
     """
     if makes_root_store():
@@ -91,11 +91,11 @@ def name_for_new(kernel: Kernel, base: BackingAndMount) -> Name | None:
 
 
 def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name) -> Store:
-    """Make a store in a directory, or open the one that another process made meanwhile; takes ownership of `base`.
+    """Make a store in a directory, or open the one that another process has just made; takes ownership of `base`.
 
-    The store is built under another name and appears complete by one rename: no store lacks a volume.json.
+    The store is built under another name and appears complete with one rename, so no store lacks a volume.json.
     name    from `name_for_new`
-    Raises  OSError from making it; Untrusted if an entry has the name that is no store of ours
+    Raises  OSError from making it; Untrusted if the name is taken by an entry that is not our store
     """
     with close_on_error(base):
         made = build_store(kernel, base, name)
@@ -106,7 +106,7 @@ def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Na
 
 
 def make_unnamed_store(made: ExitStack, kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name) -> Store:
-    """Make a store like `make_store`, but with a name that no process uses; it is removed when `made` closes."""
+    """Make a store like `make_store`, but with a name that no process uses, and remove it when `made` closes."""
     from fusefs.store.make_folder import lock_registry
 
     made.close()  # remove the previous one, which could not take the victim
@@ -126,7 +126,7 @@ def make_unnamed_store(made: ExitStack, kernel: Kernel, base: BackingAndMount, b
 
 
 def mark_if_new(store: Store, made: Identity | None) -> Store:
-    """Record that root made an opened store if `made` is its identity; takes ownership of the store. Raises  OSError"""
+    """If `made` is an opened store's identity, record that root made it; takes ownership of `store`. Raises  OSError"""
     if not store.is_ours_as_root() or made is None:
         return store
     with close_on_error(store):
@@ -142,18 +142,18 @@ def build_store(
     *,
     replaces: Fd | None = None,
 ) -> Identity | None:
-    """Make a store without opening it; return its identity, or None if another one is there.
+    """Make a store without opening it; return its identity, or None if there is another store.
 
-    name        of the store
-    identifier  of the volume, if it has one already
-    replaces    the existing store, which is moved into the new one unchanged
+    name        the store's name
+    identifier  the volume ID, if there is one already
+    replaces    the existing store, which is moved unchanged into the new one
     Raises      OSError
     """
     for attempt in range(_ATTEMPTS):
         try:
             return _build(kernel, base, name, identifier, replaces=replaces)
         except FileNotFoundError:
-            # An init may have taken it for an abandoned one before it was locked: start again.
+            # Another init may have removed it as abandoned before it was locked, so start again.
             if attempt == _ATTEMPTS - 1:
                 raise
     return None
@@ -162,7 +162,7 @@ def build_store(
 def _build(
     kernel: Kernel, base: BackingAndMount, name: Name, identifier: VolumeId | None, *, replaces: Fd | None
 ) -> Identity | None:
-    """Build a store under another name, then rename it. Raises  as `unfinished`"""
+    """Build a store under another name, then rename it. Raises  as for `unfinished_store`"""
     new = Name((NEW_PREFIX if replaces is None else SWAP_PREFIX) + os.urandom(6).hex().encode())
     with unfinished_store(kernel, base, name, new, identifier) as fd:
         for _attempt in range(_ATTEMPTS):
@@ -181,20 +181,20 @@ def _build(
                 kernel.rename_free(base.names_fd(), new, base.names_fd(), name)
                 try:
                     sync_dir(kernel, base.fd)
-                except PermissionError:  # who may make names in a directory need not be allowed to read it
+                except PermissionError:  # a user who may create entries in a directory need not be allowed to read it
                     kernel.syncfs(fd)
                 return kernel.identify(fd)
             if replaces is None:
-                break  # another process's store is as good
+                break  # another process's store will do
             if not kernel.is_named(replaces, base.fd, STORE) and _move_old_stores(kernel, base, new):
                 break
     return None
 
 
 def lock_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
-    """Take the lock for repairing an opened `.trashd`, closed by `owned`; return whether it was free.
+    """Take the lock for repairing an opened `.trashd`, which `owned` releases; return whether it was free.
 
-    If the lock file can't be made (full or read-only volume, another user's store) no lock is needed.
+    If the lock file can't be made (full or read-only volume, another user's store), no lock is needed.
     Raises  OSError
     """
     if kernel.is_read_only(fd) or kernel.fstat(fd).st_uid != os.geteuid():
@@ -208,14 +208,14 @@ def lock_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
 def unfinished_store(
     kernel: Kernel, base: BackingAndMount, name: Name, new: Name, identifier: VolumeId | None = None
 ) -> Iterator[Fd]:
-    """A complete store under a name that no process uses, locked.
+    """Make a complete, locked store under a name that no process uses.
 
     It is removed after the block, unless the block renames it or moves an old store into it.
-    name    that it is to have
+    name    the name that it is to get
     new     its name until then
-    Raises  OSError; FileNotFoundError if an init removed it before it was locked
+    Raises  OSError; FileNotFoundError if another init removed it before it was locked
     """
-    if kernel.is_read_only(base.names_fd()):  # a read-only mount of ours could not remove what is made below it
+    if kernel.is_read_only(base.names_fd()):  # through our read-only mount, the store could not be removed again
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     kernel.mkdir(base.fd, new)
     with ExitStack() as opened:
@@ -227,7 +227,8 @@ def unfinished_store(
             _fill(kernel, fd, name, identifier or VolumeId(os.urandom(16).hex()))
             yield fd
         finally:
-            # Not an entry that it was exchanged with. The owner proves nothing: a server may have changed it.
+            # The name may now belong to an entry with which the store was exchanged; that must not be removed. The
+            # owner proves nothing, since a server may have changed it.
             if (fd is None or kernel.is_named(fd, base.fd, new)) and not _has_old_store(kernel, base, new):
                 discard_unfinished(kernel, base, new)
 
@@ -235,8 +236,8 @@ def unfinished_store(
 def _exchange(kernel: Kernel, base: BackingAndMount, new: Name, old_fd: Fd) -> bool:
     """Exchange a new store with the entry that has the name of root's store.
 
-    It is one step: no user can put another entry there in between. If the entry is a store that another init has made
-    meanwhile, exchange them back.
+    This is one step, so no user can put another entry there in between. If the entry is a store that another init has
+    just made, exchange them back.
     old_fd   the entry to be replaced; it may be root's own store with an area that others could change
     Returns  False if the filesystem does not support exchange, or the name is free
     Raises   OSError
@@ -253,8 +254,8 @@ def _exchange(kernel: Kernel, base: BackingAndMount, new: Name, old_fd: Fd) -> b
 
 
 def _set_aside(kernel: Kernel, base: BackingAndMount, name: Name, store_fd: Fd) -> None:
-    """Move an entry that had the name of root's store into the store that has it now. Raises  OSError"""
-    with suppress(FileNotFoundError):  # its owner took it away
+    """Move an entry that had the name of root's store into the store that now has the name. Raises  OSError"""
+    with suppress(FileNotFoundError):  # its owner has moved it away
         is_directory = stat.S_ISDIR(kernel.stat(base.names_fd(), name).st_mode)
         unique = os.urandom(6).hex().encode()
         kernel.rename_free(
@@ -263,18 +264,18 @@ def _set_aside(kernel: Kernel, base: BackingAndMount, name: Name, store_fd: Fd) 
 
 
 def _is_new_store(kernel: Kernel, base: BackingAndMount, name: Name) -> bool:
-    """Whether the directory prepared for an exchange is still the new store, or was empty. Raises  OSError"""
+    """Whether the entry with a name for exchanges is still the new store, or is an empty one. Raises  OSError"""
     with suppress_errno(*UNREACHABLE_ERRNOS), kernel.open_dir(base.fd, name) as fd:
         return kernel.fstat(fd).st_uid == 0 and all(_is_empty_in(kernel, fd, area) for area in (USERS, NEW))
     return False
 
 
 def _finish_exchange(kernel: Kernel, base: BackingAndMount, name: Name) -> list[str]:
-    """Set aside what a killed `_exchange` left beside the new store; return what was done. Raises  OSError"""
+    """Set aside the entry that a killed `_exchange` left next to the new store; return messages. Raises  OSError"""
     with kernel.open_beneath(base.names_fd(), STORE, READABLE) as store_fd:
         st = kernel.fstat(store_fd)
         if st.st_uid != 0 or st.st_mode & OTHERS_WRITE:
-            return []  # left to the next init, when there is a store of root's
+            return []  # the next init does it, when there is a store that belongs to root
         _set_aside(kernel, base, name, store_fd)
     return [f"moved {printable(name)} aside"]
 
@@ -288,7 +289,7 @@ def _is_empty_in(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
 
 
 def _move_into_new(kernel: Kernel, base: BackingAndMount, new: Name, old_fd: Fd) -> None:
-    """Move a store into a new one that will take its place; do nothing if another entry has its name by now.
+    """Move a store into a new one that will take its place; do nothing if another entry has the name by now.
 
     Raises  OSError
     """
@@ -306,7 +307,7 @@ def _move_into_new(kernel: Kernel, base: BackingAndMount, new: Name, old_fd: Fd)
 
 
 def _move_old_stores(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
-    """Move old stores from a new store into root's store made by another init meanwhile; return whether there is one.
+    """Move old stores from a new store into root's store, if another init has made one; return whether there is one.
 
     Raises  OSError
     """
@@ -327,7 +328,7 @@ def _move_old_stores(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
 
 
 def _has_old_store(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
-    """Whether an old store is, or may be, in a new one that does not have its name yet."""
+    """Whether a new store that does not have its final name yet contains, or may contain, an old one."""
     try:
         with kernel.open_dir(base.fd, new) as fd:
             return any(one.startswith(OLD) for one in kernel.list(fd))
@@ -338,9 +339,9 @@ def _has_old_store(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
 
 
 def is_being_replaced(kernel: Kernel, base: BackingAndMount) -> bool:
-    """Whether an init works on a store that has no name now; finishes those of killed inits.
+    """Whether another init is at work and has moved the old store into a new one that has no final name yet.
 
-    On a network filesystem it can't be detected that one was killed.
+    On a network filesystem, this can't be distinguished from a killed init, so the result is False.
     Raises  OSError
     """
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
@@ -351,9 +352,9 @@ def is_being_replaced(kernel: Kernel, base: BackingAndMount) -> bool:
 
 
 def _finish_new_store(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
-    """Give a new store its name if its maker was killed after moving an old store into it; return whether it must stay.
+    """Give a new store its final name if it contains an old store; return whether the new store must stay.
 
-    If another init has made a store meanwhile, that one gets the old stores.
+    This completes a killed init. If another init has made a store by now, that store gets the old one instead.
     """
     names = kernel.list(fd)
     if VOLUME not in names or not any(one.startswith(OLD) for one in names):
@@ -367,9 +368,9 @@ def _finish_new_store(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd)
 
 
 def discard_abandoned_stores(kernel: Kernel, base: BackingAndMount) -> list[str]:
-    """Remove what our killed makers left.
+    """Remove or complete new stores that our killed commands left unfinished; return messages.
 
-    A running maker has a lock; on network filesystems another host may have it.
+    A running command has a lock; on network filesystems, another host may have it, so nothing is done there.
     """
     messages = []
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
@@ -393,9 +394,9 @@ def discard_abandoned_stores(kernel: Kernel, base: BackingAndMount) -> list[str]
 
 
 def _is_empty_after_cleanup(kernel: Kernel, fd: Fd) -> bool:
-    """Whether a directory is empty, after removing what a killed maker leaves in its own.
+    """Whether a directory is empty after removing what a killed command can have left in such a directory.
 
-    The owner of the parent can give the name to any directory of ours there: so nothing else is removed.
+    The parent's owner can give such a name to any of our directories there, so nothing else is removed.
     """
     st = kernel.fstat(fd)
     if st.st_uid != os.geteuid() or st.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -408,7 +409,7 @@ def _is_empty_after_cleanup(kernel: Kernel, fd: Fd) -> bool:
 
 
 def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
-    """The owner of an entry; None if there is none, or something is mounted on it."""
+    """Return the owner of an entry; None if it does not exist, or something is mounted on it."""
     with suppress_errno(errno.ENOENT, errno.EXDEV):
         return kernel.stat(dir_fd, name).st_uid
     return None
@@ -416,9 +417,9 @@ def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
 
 def _fill(kernel: Kernel, fd: Fd, name: Name, identifier: VolumeId) -> None:
     is_common = name == STORE
-    _check_empty(kernel, fd)  # before its mode changes: a closed directory of root's may have the name
+    _check_empty(kernel, fd)  # before its mode changes: the name may belong to a closed directory of root's now
     take_ownership(kernel, fd, store_mode_of(name))
-    _check_empty(kernel, fd)  # an ACL of the parent's may have let others in until now
+    _check_empty(kernel, fd)  # the parent's default ACL may have let others in until now
     for area in AREA_MODES if is_common else (USERS,):
         make_area(kernel, fd, area, AREA_MODES[area])
     write_small(kernel, fd, CACHEDIR_TAG, CACHEDIR_TEXT, 0o644)
@@ -429,18 +430,18 @@ def _fill(kernel: Kernel, fd: Fd, name: Name, identifier: VolumeId) -> None:
 
 
 def _check_empty(kernel: Kernel, fd: Fd) -> None:
-    """Raises  FileNotFoundError if a user who may write in the parent gave the name to another directory"""
+    """Raise FileNotFoundError if a user who may write in the parent has given the name to another directory."""
     if not kernel.is_empty(fd):
         raise FileNotFoundError(errno.ENOENT, "another directory replaced it")
 
 
 def store_mode_of(name: Name) -> int:
-    """The mode of a store with such a name."""
+    """Return the mode for a store with this name."""
     return STORE_MODE if parse_user_store_name(name) is None else FOLDER_MODE
 
 
 def make_area(kernel: Kernel, fd: Fd, name: Name, mode: int) -> None:
-    """Make a directory with that mode and no ACL in an opened `.trashd`, or repair an existing one.
+    """Make a directory with this mode and no ACL in an opened `.trashd`, or repair an existing one.
 
     Raises  OSError
     """
@@ -458,7 +459,7 @@ def write_volume(kernel: Kernel, fd: Fd, volume: Volume) -> None:
 
 
 def take_ownership(kernel: Kernel, fd: Fd, mode: int) -> None:
-    """Set our uid and gid and a mode, and remove ACLs that a parent's default ACL added."""
+    """Set our UID and GID and a mode, and remove ACLs that the parent's default ACL added."""
     drop_acls(kernel, fd)
     kernel.chown(fd, os.geteuid(), os.getegid())
     kernel.chmod(fd, mode)
@@ -470,10 +471,10 @@ def sync_dir(kernel: Kernel, fd: Fd) -> None:
 
 
 def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> bool:
-    """Remove what a killed `make_store` left; return whether it is gone.
+    """Remove an unfinished store that a killed `make_store` left; return whether it is gone.
 
-    A finished store has such a name only if a new one was exchanged with it, or a user gave it the name: it is not
-    empty, and stays.
+    A finished store may also have such a name, after an exchange with a new one, or because a user gave it the name.
+    If any user has a folder in it, it stays.
     """
     try:
         fd = kernel.open_dir(base.fd, name)
@@ -497,7 +498,7 @@ def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> boo
 
 
 def discard_trials(kernel: Kernel, fd: Fd) -> None:
-    """Remove what a killed `prove` left in an opened `.trashd`. Raises  OSError"""
+    """Remove what a killed `probe_filesystem` left in an opened `.trashd`. Raises  OSError"""
     discard_rename_probes(kernel, fd)
     with suppress(FileNotFoundError):
         kernel.unlink(fd, _PROBE_UNNAMED)
@@ -506,7 +507,7 @@ def discard_trials(kernel: Kernel, fd: Fd) -> None:
 
 
 def probe_filesystem(kernel: Kernel, fd: Fd, identifier: VolumeId) -> Volume:
-    """Test what works in an opened `.trashd`; return the contents for volume.json. Raises  OSError"""
+    """Test what the filesystem supports in an opened `.trashd`; return the content of volume.json. Raises  OSError"""
     flags, lasts = probe_renames(kernel, fd), keeps_unnamed(kernel, fd, _PROBE_UNNAMED)
     refuses = refuses_strangers(kernel, fd, _PROBE_STRANGERS)
     return Volume(
@@ -527,10 +528,10 @@ def needs_repair(kernel: Kernel, fd: Fd, mode: int) -> bool:
 
 
 def unmake_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name) -> None:
-    """Remove an unused store of ours; keep it if it is used by now.
+    """Remove one of our stores that is unused; keep it if it is used by now.
 
-    If all folders are gone it gets the name of an unfinished store, so that no process uses it meanwhile. Directories
-    are removed only by rmdir: a folder that appears in spite of that is kept, and the store with it.
+    If all folders are gone, the store first gets the name of an unfinished store, so that no process begins to use it.
+    Directories are removed only with rmdir: if a folder appears nevertheless, it is kept, and so is the store.
     """
     if not _has_no_folder(kernel, base.fd, base_path, name):
         return
@@ -561,7 +562,7 @@ def _remove_areas(kernel: Kernel, fd: Fd, areas: Areas) -> None:
 
 
 def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes, name: Name) -> bool:
-    """Remove our own folder if it is empty; return whether no user has a folder now."""
+    """Remove our own folder if it is empty; return whether no user has a folder any more."""
     base = BackingAndMount(kernel.open_beneath(base_fd, b".", DIRECTORY))
     store = open_store(kernel, base, base_path, name)
     if store is None:
@@ -576,7 +577,7 @@ def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes, name: Name) ->
 
 
 def remove_folder(folder: UserFolder, area_fd: Fd) -> None:
-    """Remove a folder of ours if it is empty. Raises  OSError"""
+    """Remove one of our folders if it is empty. Raises  OSError"""
     kernel = folder.store.kernel
     discard_reserve(folder)
     for part in FOLDERS:

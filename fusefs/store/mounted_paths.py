@@ -1,7 +1,7 @@
-"""Our own mounts: the backing directory of a directory in one, and the mounted view of a backing directory.
+"""Our own mounts: the backing directory of a mounted directory, and the mounted view of a backing directory.
 
-All work on a store is done on the backing directory. Only renames that others see use the mounted name, so that the
-kernel moves its own dentries. So commands that name the backing path of a mounted tree use the mount, too.
+All work on a store is done in the backing directory. Only renames that others see are made in the mount, so that the
+kernel moves its own dentries. For this, a command that is given the backing path of a mounted tree uses the mount, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
 
 
 def open_both_sides(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -> BackingAndMount:
-    """Open a directory at a path that the user named, on both sides if one of our mounts shows it.
+    """Open a directory at a path that the user named, on both sides (backing and mount) if one of our mounts shows it.
 
     Raises  OSError; NoBacking
     """
@@ -49,7 +49,7 @@ def open_both_sides(kernel: Kernel, path: bytes, mounts: list[Mount] | None = No
 
 
 def sides_of_fd(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> BackingAndMount:
-    """An open directory (O_PATH) on both sides, if one of our mounts shows it; takes ownership of the fd.
+    """Open the other side of an open directory (O_PATH), if one of our mounts shows it; takes ownership of the fd.
 
     Raises  OSError; NoBacking
     """
@@ -75,12 +75,12 @@ def _open_both(kernel: Kernel, root: BackingAndMount, path: bytes) -> BackingAnd
 
 
 def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -> tuple[BackingAndMount, bytes] | None:
-    """The root of our mount that a path is in, or whose backing tree it is in, on both sides; with the root's path.
+    """Open the root, on both sides, of our mount that shows a directory; return it with the root's path.
 
-    path     a directory's, absolute and without links
+    path     the directory's absolute path, without links; it may be in the mount or in its backing tree
     mount    the mount that the directory is on
     Raises   NoBacking if it is in one of our mounts whose backing tree we can't use or don't trust
-    Returns  None if no mount of ours is involved
+    Returns  None if none of our mounts is involved
     """
     if mount.is_trashd():
         try:
@@ -92,7 +92,7 @@ def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -
     for view in trashd_views(mounts, trusted_owners(os.geteuid())):
         if not view.backing.holds(place):
             continue
-        # A mount whose daemon is dead, or that we may not enter, can't be used.
+        # If the mount's daemon is dead, or we may not enter the mount, it can't be used.
         with suppress(OSError, NoBacking):
             rest = relative_to(place.path, view.backing.path)
             root = path[: len(path) - len(rest)].rstrip(b"/") if rest else path
@@ -103,11 +103,12 @@ def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -
 def find_mounted_scope(
     kernel: Kernel, path: bytes, real: bytes, directory_fd: Fd, mount: Mount, mounts: list[Mount]
 ) -> Scope | None:
-    """The scope of a directory that one of our mounts shows; None if none does, or the mount of a backing path fails.
+    """Return the scope of a directory that one of our mounts shows.
 
-    path, real  the path as it was typed, for errors; the directory's real path
-    directory_fd  the directory as the path led to it
-    mount       the mount that `wanted` is on
+    Returns None if no mount shows it, or if the path is a backing path and the mount can't be used.
+    path, real  the path as typed, for errors, and the directory's real path
+    directory_fd  the directory to which the path led
+    mount       the mount that the directory is on
     Raises      TrashdError, OSError
     """
     shown = _find_root(kernel, real, mount, mounts)
@@ -121,10 +122,10 @@ def find_mounted_scope(
             sides = owned.enter_context(_open_both(kernel, root, relative))
             assert sides.mounted is not None
             if not is_same_in_mount(kernel.fstat(sides.fd), kernel.fstat(sides.mounted)):
-                raise _no_backing(mount, "the mount shows another directory there than its source")
-            st = kernel.fstat(directory_fd)  # the fds of a mount all have one superblock
+                raise _no_backing(mount, "the mount shows a different directory there than its source")
+            st = kernel.fstat(directory_fd)  # all fds in a mount have the same superblock
             if not any(os.path.samestat(st, kernel.fstat(fd)) for fd in (sides.fd, sides.mounted)):
-                raise NotFound(path, "its directory was moved meanwhile")
+                raise NotFound(path, "the directory has been moved in the meantime")
             on, place = _place_of_root(kernel, root, root_path, mounts)
         except (OSError, NoBacking):
             if mount.is_trashd():
@@ -156,8 +157,10 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndM
             try:
                 backing = request_backing_fd(path, mounted)
             except OSError as error:
-                kernel.fstat(mounted)  # for a dead daemon it raises that error, with the hint for a restart
-                raise _no_backing(mount, f"its daemon does not provide it ({error.strerror})") from error
+                kernel.fstat(mounted)  # if the daemon is dead, this raises that error, with the hint to restart it
+                raise _no_backing(
+                    mount, f"its daemon gives no access to the backing directory ({error.strerror})"
+                ) from error
         owned.pop_all()
         return BackingAndMount(backing, mounted)
 
@@ -169,7 +172,7 @@ def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]
         if mount.root != b"/":
             backing = owned.enter_context(kernel.open_beneath(backing, mount.root[1:], DIRECTORY))
         found = find_mount(kernel, backing, mounts)
-        # In a container the source's path may lead nowhere, to this very mount, or to something else.
+        # In a container, the source's path may lead nowhere, to this very mount, or to another directory.
         is_shown = is_same_in_mount(kernel.fstat(backing), kernel.fstat(mounted))
         if (
             found is None
@@ -177,14 +180,14 @@ def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]
             or not is_shown
             or _volume_text(kernel, backing) != _volume_text(kernel, mounted)
         ):
-            raise _no_backing(mount, f"{printable(mount.source)} is another directory here")
+            raise _no_backing(mount, f"{printable(mount.source)} is a different directory here")
         return Fd(os.dup(backing))
 
 
 def to_mount_path(path: bytes) -> bytes:
-    """The path by which users know a path in the private tree below a mount over its own source; other paths unchanged.
+    """Convert a path in the private tree below a mount that covers its source to the path that users know.
 
-    While the mount's daemon is dead, commands reach its store by the tree's own path.
+    Other paths are returned unchanged. While the mount's daemon is dead, commands use the private path of its store.
     """
     from fusefs.linux.backing_fd_socket import TREE
 
@@ -204,9 +207,9 @@ def _point_of(tree: bytes) -> bytes:
 def _place_of_root(
     kernel: Kernel, root: BackingAndMount, root_path: bytes, mounts: list[Mount]
 ) -> tuple[Mount, FilesystemPath]:
-    """The mount that the backing side of a mount's root is on, and its place there.
+    """Return the mount that holds the backing side of a mount's root, and the place of that root there.
 
-    Raises  NotFound if the mount is a different one by now
+    Raises  NotFound if the mount has been replaced
     """
     on = find_mount(kernel, root.fd, mounts)
     if on is not None:
@@ -215,8 +218,8 @@ def _place_of_root(
     mnt_id = kernel.statx(root.mounted).mnt_id
     for view in trashd_views(mounts, trusted_owners(os.geteuid())):
         if view.mount.mnt_id == mnt_id:
-            return view.mount, view.backing  # we got it in a clone that is mounted nowhere
-    raise NotFound(root_path, "the mount was removed meanwhile")
+            return view.mount, view.backing  # the backing side is in a clone that is mounted nowhere
+    raise NotFound(root_path, "the mount has been removed in the meantime")
 
 
 def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:
@@ -227,7 +230,7 @@ def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:
 
 
 def _volume_text(kernel: Kernel, base: Fd) -> bytes:
-    """The content of volume.json, including the volume's random id; empty without a store. Raises  OSError"""
+    """Read volume.json, which contains the volume's random ID; empty if there is no store. Raises  OSError"""
     with suppress_errno(*UNREACHABLE_ERRNOS), kernel.open_beneath(base, STORE + b"/" + VOLUME, FILE_TO_READ) as fd:
         return kernel.read(fd, VOLUME_MAX_BYTES)
     return b""

@@ -1,7 +1,7 @@
-"""Orphans of all stores and users that the caller may see: list them from records, find them, change their retention.
+"""The orphans in all stores that the caller may see: lists them from records, finds them, changes their retention.
 
-Each record is read by a process of its owner. The origin in a record is its owner's claim. So the owner must be checked
-before the origin is used.
+Each record is read by a process of its owner. The origin in a record is only its owner's claim, so the owner must be
+checked before the origin is used.
 """
 
 from __future__ import annotations
@@ -74,17 +74,17 @@ from fusefs.store.victim_rename import DirectRename, VisibleRename, end_temporar
 class ListedContainer(NamedTuple):
     """One container in a listing.
 
-    path        its directory
-    origin      full path that the tree came from; None for a dropped tree
-    problem     why its record can't be read; the other fields are then empty
-    failures    why it is in quarantine, as far as the record has space for that; `n_failed` in all
-    partial     the reaper has begun to delete it
-    is_stopped  the reaper has begun, and no process works on it now; False if locks of other hosts can't be seen
-    expires_ns, clock_set_ns  by the current wall clock, which was set forward by `clock_set_ns` since the tree came
+    path        the container's directory
+    origin      the tree's full original path; None for a dropped tree
+    problem     why the record can't be read; then the other fields are empty
+    failures    why the container is in quarantine, as far as the record has space; there are `n_failed` in all
+    partial     the reaper has begun to delete the tree
+    is_stopped  the reaper has begun, and no process is working on it now; False if other hosts may have locks
+    expires_ns, clock_set_ns  by the present wall clock, which was set forward by `clock_set_ns` since the removal
     is_proven   whether its folder is proven; otherwise only its user reaps it
     is_vouched  whether its store is known not to be a copy; otherwise it is reaped only by ID
-    invocation  the command that created it; None: unknown
-    size        of its tree, as far as it is known; None once a reaper has begun
+    invocation  the command that created the container; None: unknown
+    size        the tree's size, as far as it is known; None once a reaper has begun
     """
 
     id: ContainerId
@@ -116,20 +116,20 @@ class ListedContainer(NamedTuple):
         return self.path.rsplit(b"/", 4)[0]  # STORE/AREA/FOLDER/STATE/ID
 
     def remaining_s(self, now_ns: int) -> int | None:
-        """Seconds until it expires, negative if it has expired; None: never."""
+        """Seconds until the orphan expires, negative if it has expired; None: never."""
         return None if self.expires_ns is None else (self.expires_ns - now_ns) // 1_000_000_000
 
     def age_s(self, now_ns: int) -> int:
-        """Seconds since the tree came."""
+        """Seconds since the tree was moved into the store."""
         return (now_ns - self.created_ns - self.clock_set_ns) // 1_000_000_000
 
     def may_be_reaped_by(self, uid: int) -> bool:
-        """Whether a process of that user may reap it without its ID, as in `UserFolder`."""
+        """Whether a process of this user may reap it without its ID, as in `UserFolder`."""
         return self.is_proven or self.uid == uid != 0
 
 
 def list_containers(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
-    """The containers of one user in all states, oldest first; to be run as that user."""
+    """List the containers of one user in all states, the oldest of each state first; to be run as that user."""
     vouched = is_vouched(folder.store)
     for state in State:
         names = folder.list(state)
@@ -140,9 +140,9 @@ def list_containers(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
 
 
 def scan_containers(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
-    """The containers of `entries`, however many, in the order of the directories; `is_vouched` is not determined.
+    """List a folder's containers like `list_containers`, but in any number, unsorted, and without `is_vouched`.
 
-    A container whose state changes meanwhile may be listed twice.
+    A container whose state changes in the meantime may be listed twice.
     """
     kernel = folder.store.kernel
     for state in State:
@@ -156,19 +156,19 @@ def scan_containers(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
 
 
 _READ_AT_ONCE = 200
-"""Number of records in memory at a time: each may have 64 KiB."""
+"""The number of records in memory at a time; each may have 64 KiB."""
 
 
 def _read_entries(
     folder: UserFolder, state: State, state_fd: Fd, names: Iterable[bytes], now: Now, *, is_vouched: bool = True
 ) -> Iterator[ListedContainer]:
-    """The containers among the names in a state's directory, except those that were moved meanwhile."""
+    """List the containers among the names in a state's directory, except those that have been moved away."""
     directory = folder.path_to(state, b"")
     containers = [one for name in names if is_container_id(one := name.decode("ascii", "replace"))]
     for first in range(0, len(containers), _READ_AT_ONCE):
         some = containers[first : first + _READ_AT_ONCE]
         texts: list[bytes | None] = [None] * len(some)
-        if state is not State.REAPING:  # in reaping/ each record's lock has to be checked, too
+        if state is not State.REAPING:  # in reaping/, each record's lock must be checked, too
             texts = read_small_files(folder.store.kernel, state_fd, some, RECORD, folder.uid, RECORD_MAX_BYTES)
         for container, text in zip(some, texts, strict=True):
             name = container.encode()
@@ -179,7 +179,7 @@ def _read_entries(
                     text, is_stopped = _read_closely(folder, state, state_fd, name)
                 record = decode_record(text)
             except FileNotFoundError:
-                continue  # moved meanwhile, or being made
+                continue  # moved away, or not complete yet
             except (BadRecord, OSError) as error:
                 problem = error.message() if isinstance(error, BadRecord) else str(error.strerror)
                 yield make_unreadable_entry(folder, state, name, problem, is_vouched=is_vouched)
@@ -189,7 +189,7 @@ def _read_entries(
 
 
 def _read_closely(folder: UserFolder, state: State, state_fd: Fd, name: bytes) -> tuple[bytes, bool]:
-    """Read a container's record, and whether a reaper had begun on it and no process works on it now.
+    """Read a container's record, and find out whether a reaper has begun on it and no process works on it now.
 
     Raises  BadRecord, OSError
     """
@@ -197,7 +197,7 @@ def _read_closely(folder: UserFolder, state: State, state_fd: Fd, name: bytes) -
     with kernel.open_dir(state_fd, name) as fd, open_record(kernel, fd, folder.uid) as record_fd:
         text = kernel.read(record_fd, RECORD_MAX_BYTES + 1)
         is_stopped = state is State.REAPING and kernel.is_local(record_fd)
-        # Checked without taking the lock, even for a moment.
+        # This does not take the lock, not even for a moment.
         return text, is_stopped and not flock_holders(kernel.fstat(record_fd))
 
 
@@ -231,7 +231,7 @@ def _entry(
 def make_unreadable_entry(
     folder: UserFolder, state: State, name: bytes, problem: str, *, is_vouched: bool = True
 ) -> ListedContainer:
-    """An entry for a name in a state's directory whose record can't be read, or was not read."""
+    """Return an entry for a name in a state's directory whose record can't be read, or was not read."""
     return ListedContainer(
         ContainerId(printable(name)), folder.uid, state, folder.path_to(state, name), problem=problem,
         is_proven=folder.is_proven, is_vouched=is_vouched,
@@ -239,7 +239,7 @@ def make_unreadable_entry(
 
 
 def explain_failure(failure: Failure) -> str:
-    """Describe a reason for quarantine. The record may be a user's own, with any number and any text."""
+    """Describe a reason for quarantine. A user may have written the record, with any number and any text."""
     if failure.call in EXPLANATIONS:
         return f"{printable(failure.name)}: {EXPLANATIONS[failure.call]}"
     is_known = failure.errno in errno.errorcode
@@ -248,7 +248,7 @@ def explain_failure(failure: Failure) -> str:
 
 
 def explain_first(failure: Failure | None, n_failed: int) -> str:
-    """Describe the first failure of a removal and the number of further ones; empty without one."""
+    """Describe the first failure of a removal and the number of further failures; empty without a failure."""
     if failure is None:
         return ""
     why = explain_failure(failure)
@@ -256,9 +256,9 @@ def explain_first(failure: Failure | None, n_failed: int) -> str:
 
 
 ID_LEAST_CHARS = 4
-"""Minimum length of an abbreviated id: an empty variable of a script would match every orphan, perhaps the only one."""
+"""The minimum length of an abbreviated ID. Without a minimum, an empty variable in a script would match any orphan."""
 _MOST_LISTED = 100_000
-"""Limit of orphans of another user: so many take some hundred megabytes in that user's process, and in ours."""
+"""The most orphans listed for another user: so many take some hundred megabytes in that user's process, and in ours."""
 T = TypeVar("T")
 
 
@@ -270,16 +270,16 @@ def call_in_each_folder(
     refused: list[Finding] | None = None,
     serves: Callable[[UserFolder], bool] | None = None,
 ) -> Iterator[T]:
-    """Call `body` for each user's folder, including lower stores, each in a process of its owner.
+    """Call `body` for each user's folder, including those in lower stores, in a process of the folder's owner.
 
-    stores   closed one after the other
-    result_type  type of the result
-    lost     gets the errors of folders and stores that could not be read, so that one does not stop the command for
-             all; also BrokenStore, after which `discover` ends
-    refused  gets entries that look like folders and are refused, and folders that wait for their owners in a store that
-             was set aside
-    serves   whether to include a folder; None: all
-    Raises   without `lost`: the first such error, when all folders are done
+    stores   the stores, which are closed one after another
+    result_type  type of the result of `body`
+    lost     gets the errors for folders and stores that could not be read, so that one of them does not stop the
+             command; also BrokenStore, after which `discover_stores` ends
+    refused  gets findings about entries that look like folders but are refused, and about folders that wait for their
+             owners in an old store
+    serves   whether to include a folder; None: include all
+    Raises   without `lost`: the first such error, after all folders are done
     """
     errors: list[TrashdError] = [] if lost is None else lost
     for store in _but_the_broken(stores, errors):
@@ -329,13 +329,13 @@ def list_all_containers(
     clocks: tuple[Clock, ...] = (),
     silent: list[bytes] | None = None,
 ) -> list[ListedContainer]:
-    """The entries of all folders, oldest first.
+    """List the containers in all folders, the oldest first.
 
-    A store that can be reached by two paths is listed once. A container that changes its state meanwhile is listed
-    once, in its later state.
-    clocks        recorded settings of the wall clock
-    lost, Raises  as for `each_folder`
-    silent        as for `discover`
+    A store that can be reached by two paths is listed once. A container that changes its state in the meantime is
+    listed once, in its later state.
+    clocks        saved histories of the wall clock
+    lost, Raises  as for `call_in_each_folder`
+    silent        as for `discover_stores`
     """
     listing = _FolderListing(read_now(kernel, clocks))
     entry_by_place = {
@@ -349,9 +349,9 @@ def list_all_containers(
 
 
 class _FolderListing:
-    """Lists folders; of another user, no more orphans in all stores than fit into an answer.
+    """Lists folders, but limits the number of another user's orphans in all stores, so that the reply is not too large.
 
-    Each user's process has a copy of its own, so the limit applies to each user.
+    Each user's process has its own copy of this object, so the limit applies to each user.
     """
 
     def __init__(self, now: Now) -> None:
@@ -360,7 +360,7 @@ class _FolderListing:
         self._n_allowed = _MOST_LISTED
 
     def list_folder(self, folder: UserFolder) -> list[ListedContainer]:
-        """The entries of a folder. Raises  Incomplete"""
+        """List the containers in a folder. Raises  Incomplete"""
         if folder.uid == self._caller_uid:
             return list(list_containers(folder, self._now))
         listed = list(islice(list_containers(folder, self._now), self._n_allowed + 1))
@@ -372,7 +372,7 @@ class _FolderListing:
 
 
 class _FolderSums(NamedTuple):
-    """path: of the folder; sums: of its orphans"""
+    """The sums of a folder's orphans. path: the folder's path"""
 
     path: bytes
     sums: list[KeyedSum]
@@ -386,11 +386,11 @@ def sum_orphans(
     lost: list[TrashdError] | None = None,
     clocks: tuple[Clock, ...] = (),
 ) -> OrphanSums:
-    """Sum up orphans from their records only, in bounded memory; one that changes its state may count twice.
+    """Sum up orphans from their records alone, in bounded memory; one that changes its state may count twice.
 
-    new_sums  makes empty sums
-    is_counted  whether an orphan counts, at a time of the wall clock
-    lost, clocks, Raises  as for `all_entries`
+    new_sums    makes empty sums
+    is_counted  whether an orphan counts at a wall time
+    lost, clocks, Raises  as for `list_all_containers`
     """
     now = read_now(kernel, clocks)
 
@@ -415,9 +415,9 @@ def sum_orphans(
 def tidy_all_folders(
     kernel: Kernel, volumes: Sequence[bytes], ended_boots: Collection[str] = (), waits: Wait | None = None
 ) -> list[str]:
-    """Tend all folders that the caller may see; return the problems as text.
+    """Tidy all folders that the caller may see; return the problems as text.
 
-    A broken store is not reported here: the caller's next step can't read it either, and reports it.
+    A broken store is not reported here, since the caller's next step can't read it either and reports it.
     ended_boots, waits  as for `recover`
     """
     lost: list[TrashdError] = []
@@ -429,7 +429,7 @@ def tidy_all_folders(
 
     def tidy(folder: UserFolder) -> list[str]:
         if not _may_be_tidied(folder, caller_uid):
-            return []  # it is in a store below
+            return []  # it is in a lower store
         return [*tidy_folder(folder, ended_boots, waits), *give_unfinished_to_heirs(folder)]
 
     settled = [
@@ -445,12 +445,12 @@ def tidy_all_folders(
 
 
 def _prepared(store: Store, lost: list[TrashdError]) -> Store:
-    """Prepare a store, and the stores that pointers of its folders lead to, as far as the caller may see them.
+    """Prepare a store, and the lower stores to which its folders point, as far as the caller may see them.
 
-    lost  gets the errors: one user must not keep root from inspecting what others made
+    lost  gets the errors: one user must not prevent root from inspecting other users' folders
     """
     prepare_store(store, lost)
-    with suppress(OSError):  # the next command that reads the folders reports it
+    with suppress(OSError):  # the next step that reads the folders reports it
         for folder in folders_for_caller(store):
             with folder:
                 try:
@@ -463,7 +463,7 @@ def _prepared(store: Store, lost: list[TrashdError]) -> Store:
 def _prepare_lower(folder: UserFolder, lost: list[TrashdError]) -> None:
     if folder.list(POINTERS):
         for path in call_as_owner(folder, partial(_lower_paths, folder), list[bytes]):
-            with suppress(Untrusted):  # only its owner's commands act in it
+            with suppress(Untrusted):  # only its owner's commands use it
                 lower = _open_store_beneath(folder.store, path)
                 if lower is not None:
                     with lower:
@@ -479,25 +479,25 @@ def _lower_paths(folder: UserFolder, _visible: VisibleRename | None) -> list[byt
 
 
 def _may_be_tidied(folder: UserFolder, caller_uid: int) -> bool:
-    """Whether recovery may act on its records at another user's request: it moves the paths that they name.
+    """Whether recovery, which moves paths that records name, may act on a folder at this caller's request.
 
-    This includes a copy of a store, as only the store's owner can have put the contents of `u/` there.
+    This includes folders in a copy of a store, since only the store's owner can have put the contents of `u/` there.
     """
     is_in_u = folder.area == USERS and not folder.store.has_unknown_maker()
     return is_in_u or folder.may_be_reaped_by(caller_uid)
 
 
 def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> ListedContainer:
-    """The container with that id; errors as for `find_containers`."""
+    """Find the container with an ID; errors as for `find_containers`."""
     return find_containers(kernel, volumes, [identifier])[0]
 
 
 def find_containers(
     kernel: Kernel, volumes: Sequence[bytes], identifiers: Sequence[str], clocks: tuple[Clock, ...] = ()
 ) -> list[ListedContainer]:
-    """The container for each of some ids, which may be abbreviated to their begin or end; the stores are read once.
+    """Find the container for each ID, which may be abbreviated to its beginning or end; the stores are read once.
 
-    clocks  recorded settings of the wall clock
+    clocks  saved histories of the wall clock
     Raises  NotFound; UsageError if several match or the abbreviation is too short
     """
     for identifier in identifiers:
@@ -519,7 +519,7 @@ def find_containers(
 
 
 def match_id(volumes: Sequence[bytes], identifier: str, listed: Sequence[ListedContainer]) -> ListedContainer | None:
-    """The listed container with that id, or whose id begins or ends with it. Raises  UsageError: several match"""
+    """Find the listed container by its ID, or by the beginning or end of it. Raises  UsageError: several match"""
     exact = [entry for entry in listed if entry.id == identifier]
     matches = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
     if not matches:
@@ -532,12 +532,12 @@ def match_id(volumes: Sequence[bytes], identifier: str, listed: Sequence[ListedC
 
 
 def hint_for_silent(silent: Sequence[bytes]) -> str:
-    """A hint for a user who does not find an orphan, if some mount points did not answer."""
+    """Return a hint for a user whose orphan was not found, if some mount points did not respond."""
     return f"it may be on {', '.join(map(printable, silent))}, which does not respond" if silent else ""
 
 
 def _choose_copy(volumes: Sequence[bytes], matches: Sequence[ListedContainer]) -> ListedContainer:
-    """Choose among containers with one id, in copies of a volume: the one in the named volume, not in a lower store.
+    """Choose among containers with the same ID in copies of a volume: the one in the named volume.
 
     Raises  UsageError if that leaves more than one
     """
@@ -568,16 +568,16 @@ def call_in_folder(
     *,
     needs_proof: bool = False,
 ) -> T:
-    """Run `body` as the owner of the folder that an entry is in, and return its result; arguments as for `as_owner`.
+    """Run `body` as the owner of the folder that has an entry; return the result. Arguments as for `call_as_owner`.
 
-    needs_proof  whether only its owner or root may have put it there; not required for the caller's own
-    Raises       NotFound if that folder is gone; NotProven; as `body`
+    needs_proof  require that only the owner or root can have put the entry there, unless the folder is the caller's own
+    Raises       NotFound if the folder is gone; NotProven; errors from `body`
     """
     caller_uid = os.geteuid()
 
     def in_its_folder(folder: UserFolder, names: VisibleRename | None) -> list[T]:
         for one in with_lower_folders(folder):
-            # Not by the folder's path: root may have moved the folder to `u/` since.
+            # The folder's path is not compared, since root may have moved the folder to `u/` in the meantime.
             if one.store.path() == entry.store_path():
                 if needs_proof and not one.may_be_reaped_by(caller_uid):
                     raise make_not_proven_error(one)
@@ -597,7 +597,7 @@ def call_in_folder(
 
 @contextmanager
 def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer) -> Iterator[UserFolder]:
-    """Open the folder that an entry is in, in this process: for what root does itself.
+    """Open the folder that has an entry, in this process, for actions that root takes itself.
 
     Raises  NotFound if it is gone; Untrusted if its owner's pointer leads to a store that we don't trust
     """
@@ -617,24 +617,24 @@ def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContain
 
 
 def _open_store_beneath(upper: Store, path: bytes) -> Store | None:
-    """The store with that path, in the directory of another store or beneath it; None if there is none."""
+    """Open the store with this path, in the same directory as another store or beneath; None if there is none."""
     base, name = os.path.split(path)
     way = relative_to(base, upper.base_path)
     try:
         sides = upper.base.beneath(upper.kernel, way)
     except OSError:
-        return None  # another volume is mounted on the way, or it was moved
+        return None  # another volume is mounted on the path, or a directory was moved
     try:
         return open_store(upper.kernel, sides, base, Name(name))
     except Untrusted as error:
-        hint = f"root can replace it by a new store, which then contains it: trashd init --replace {shell_word(base)}"
+        hint = f"root can replace it with a new store, which then contains it: trashd init --replace {shell_word(base)}"
         if parse_user_store_name(name) is not None:
-            hint = "only the commands of its owner can use it"
+            hint = "only its owner's commands can use it"
         raise Untrusted(error.detail, hint) from error
 
 
 class OrphanFromPath(NamedTuple):
-    """An orphan that came from a path, or that contains it; `inside` is the path in the orphan, None for all of it."""
+    """An orphan that came from a path or contains it. inside: the path in the orphan; None: the whole orphan"""
 
     entry: ListedContainer
     inside: bytes | None
@@ -643,9 +643,9 @@ class OrphanFromPath(NamedTuple):
 def find_by_origin(
     kernel: Kernel, volumes: Sequence[bytes], path: bytes, listed: Iterable[ListedContainer]
 ) -> list[OrphanFromPath]:
-    """The restorable orphans that came from a path, by whatever mount it is named; newest first.
+    """Find the restorable orphans that came from a path, named through any mount; newest first.
 
-    path  it need not exist, nor the directories above it; links in those are followed, but not the path itself
+    path  neither the path nor the directories above it need exist; links in those are followed, but not a final link
     """
     mounts = read_mounts()
     path_by_base = _relative_paths(kernel, path, mounts)
@@ -669,9 +669,9 @@ def find_by_origin(
 def _drop_without_part(
     kernel: Kernel, volumes: Sequence[bytes], matches: Sequence[OrphanFromPath], *, directory: bool
 ) -> list[OrphanFromPath]:
-    """Drop those that lack the requested part or are of another kind; each folder's owner checks its own orphans.
+    """Drop orphans that lack the requested part; a process of each folder's owner checks this.
 
-    directory  only directories are requested
+    directory  only directories are requested, so also drop entries that are not directories
     """
     parts: dict[bytes, list[tuple[str, bytes]]] = {}
     for entry, inside in matches:
@@ -691,7 +691,7 @@ def _drop_without_part(
 
 
 def _relative_paths(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[tuple[int, int] | None, bytes]:
-    """The relative path to a path from each directory above it and from itself, by the directory's identity."""
+    """Return, for a path and each directory above it, the directory's identity and the relative path from there."""
     above, name = os.path.split(os.path.abspath(path))
     real = os.path.join(os.path.realpath(above), name)
     path_by_base: dict[tuple[int, int] | None, bytes] = {}
@@ -706,7 +706,7 @@ def _relative_paths(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[tu
 
 
 def _identity(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, int] | None:
-    """Device and inode number of a directory, on the backing filesystem of our mounts; None if it can't be opened."""
+    """Return a directory's device and inode number, on the backing side of our mounts; None if it can't be opened."""
     try:
         with open_both_sides(kernel, path, mounts) as sides:
             st = kernel.fstat(sides.fd)
@@ -716,7 +716,7 @@ def _identity(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, in
 
 
 def _has_part(folder: UserFolder, name: str, inside: bytes, flags: int) -> bool:
-    """Whether a part of an orphan can be opened with some flags."""
+    """Whether a part of an orphan can be opened with these flags."""
     kernel, path = folder.store.kernel, join_path(name.encode(), TREE, inside)
     try:
         with folder.open(State.ORPHANS) as orphans, kernel.open_beneath(orphans, path, flags):
@@ -740,7 +740,7 @@ _STATE_REFUSALS = {
 class PinnedOrphan(NamedTuple):
     """An orphan with its new retention.
 
-    retention_s  from its creation, as the record has it; None: pinned
+    retention_s  counted from its creation, as in the record; None: pinned
     expires_ns   wall time; None: pinned
     """
 
@@ -750,11 +750,11 @@ class PinnedOrphan(NamedTuple):
 
 
 class DefaultRetention(NamedTuple):
-    """The default retention, counted from the creation, as if no other had been requested."""
+    """The default retention, counted from the creation, as if no retention had been requested."""
 
 
 class RetentionFromNow(NamedTuple):
-    """Retention counted from now, in seconds; None: pinned, until it is released."""
+    """A retention counted from now, in seconds; None: pinned until released."""
 
     seconds: int | None
 
@@ -767,7 +767,7 @@ def change_retention(
 ) -> PinnedOrphan:
     """Change the retention of a listed orphan, in a process of its owner.
 
-    Raises  TrashdError; its record is then unchanged
+    Raises  TrashdError; then the record is unchanged
     """
     return call_in_folder(
         kernel, volumes, entry, lambda folder, _visible: write_retention(folder, entry.id, term), PinnedOrphan
@@ -777,7 +777,7 @@ def change_retention(
 def write_retention(folder: UserFolder, container: ContainerId, term: NewRetention) -> PinnedOrphan:
     """Write a new retention into an orphan's record; to be run as the folder's owner.
 
-    Raises  Refused if it is no orphan any more; Busy if it is locked; NotFound; BadRecord; OSError
+    Raises  Refused if it is no longer an orphan; Busy if it is locked; NotFound; BadRecord; OSError
     """
     try:
         held = hold_soon(folder, State.ORPHANS, container)
@@ -785,14 +785,14 @@ def write_retention(folder: UserFolder, container: ContainerId, term: NewRetenti
         raise BadRecord(container) from error
     if held is ClaimLost.BUSY:
         raise Busy(
-            container, "a reap or restore of it is beginning, or a process holds the lock of its record; try again"
+            container, "a reap or restore of it has just begun, or a process holds the lock on its record; try again"
         )
     if isinstance(held, ClaimLost):
         raise _explain_gone(folder, container)
     with held:
         now = read_now(folder.store.kernel)
-        # If the wall clock was set, some programs use it and some correct it. Either way the orphan must be kept long
-        # enough, or, for 0 s, expire at once.
+        # If the wall clock was set, some code uses it as it is, and some corrects it. Either way the orphan must be
+        # kept long enough or, for 0 s, expire at once.
         ages = held.record.age_ns(now), now.wall_ns - held.record.created_ns
         retention_s = _retention_s(
             max(ages) if isinstance(term, RetentionFromNow) and term.seconds else min(ages), term
@@ -803,14 +803,14 @@ def write_retention(folder: UserFolder, container: ContainerId, term: NewRetenti
         elif record != held.record:
             call_with_room(folder, SPARE_FOR_USER, partial(rewrite_record, held, record))
             read_fs_clock_ns(folder.store.kernel, held.fd)  # notifies the reaper, which watches orphans/
-            folder.store.kernel.fsync(held.fd)  # flushes the name, too: the pin has to survive a power failure
+            folder.store.kernel.fsync(held.fd)  # flushes the name, too: a pin must survive a power failure
         return PinnedOrphan(container, retention_s, record.expires_ns(now))
 
 
 def _write_retention_shared(held: HeldContainer, retention_s: int | None) -> None:
-    """Write the retention of an orphan that another node may reap into a new container, which then becomes the orphan.
+    """Write a retention on a shared filesystem, into a new container that becomes the orphan.
 
-    That node may have read the old record already, and its claim may come late. Raises  Busy; OSError
+    Another node's reaper may have read the old record already, and its claim may arrive late. Raises  Busy; OSError
     """
     change = partial(Record._replace, retention_s=retention_s)
     kernel = held.folder.store.kernel
@@ -829,20 +829,20 @@ def _write_retention_shared(held: HeldContainer, retention_s: int | None) -> Non
 
 
 def _retention_s(age_ns: int, term: NewRetention) -> int | None:
-    """The retention for the record: seconds from the creation."""
+    """Return the retention for the record, in seconds from the creation."""
     if isinstance(term, DefaultRetention):
         return DEFAULT_RETENTION_S
     if term.seconds is None:
         return None
-    # In whole seconds, rounded up to keep it at least as long as requested; 0 s is not rounded up.
+    # Rounded up to whole seconds, so that the orphan is kept at least as long as requested; 0 s is not rounded up.
     age_s = age_ns // _NS_PER_S + (1 if term.seconds else 0)
     requested_s = min(max(0, age_s + term.seconds), DURATION_MAX_S)
-    # Exactly the default retention would mean that none was requested.
+    # A value equal to the default retention would mean that none was requested.
     return requested_s + 1 if requested_s == DEFAULT_RETENTION_S else requested_s
 
 
 def _explain_gone(folder: UserFolder, container: ContainerId) -> NotFound | Refused:
-    """Why it is no orphan."""
+    """Explain why a container is not an orphan."""
     name = container.encode()
     for state, (what, hint) in _STATE_REFUSALS.items():
         if name in folder.list(state):

@@ -1,11 +1,11 @@
-"""Recovery: complete, undo, or keep and report what a killed command left in stage/ and restoring/.
+"""Recovery: completes, undoes, or keeps and reports what a killed command left in stage/ and restoring/.
 
-It decides by the record and by identities (core.container_states), never by a name or an age. It does not touch locked
-containers. It removes directories only by rmdir, which fails if the decision was wrong. Data that was written into the
-replacement of a tree that is back becomes an orphan of its own.
+Recovery decides by the record and by identities (core.container_states), never by names or ages. It does not touch
+locked containers. It removes directories only with rmdir, which fails if the decision was wrong. When a tree is back,
+data that was written into its replacement becomes a separate orphan.
 
 `Origin` is the place that a tree came from: its old name, opened beneath the store's base, and the steps that recovery
-and restore do there.
+and restore take there.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _UNREACHABLE_ERRNOS = (errno.ENAMETOOLONG, *UNREACHABLE_ERRNOS)
 _MOVED_NAMES = {VisibleMove.PLACE: REPLACEMENT, VisibleMove.BACK: TREE}
 _BOOT = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 RESCUED_RETENTION_S = 7 * 24 * 3600
-"""Retention of what a restore found in its way: it was not requested, and need not stay for ever."""
+"""The retention of orphans that recovery or a restore made: no user requested them, so they need not stay for ever."""
 
 
 class KeptContainer(Exception):
@@ -84,21 +84,20 @@ class KeptContainer(Exception):
 
 
 def to_finding(folder: UserFolder, where: str, error: OSError) -> Finding:
-    """A system call on a container that failed, as a finding."""
+    """Return a finding about a failed system call on a container."""
     hint = ELSEWHERE if folder.store.is_shared() else WAY_OUT
     return Finding(where, from_os(error, where).message_about(where), hint)
 
 
 def recover(folder: UserFolder, ended_boots: Collection[str] = (), waits: Wait | None = None) -> list[Finding]:
-    """Settle the unlocked containers in one user's stage/ and restoring/; to be run as that user. Return what was kept.
+    """Settle the unlocked containers in one user's stage/ and restoring/, as that user; report those that were kept.
 
-    ended_boots  ids of boots that the administrator declared over: no process of them works on anything
-    waits  called to wait until another node's containers have been watched for long enough. Without it they are
+    In reaping/, only containers without a record are removed, which are the remains of a killed reap. In orphans/, only
+    those without a tree are checked: on btrfs, another process's flush may write an adoption, but not the plain rename
+    that moved the tree there (docs/internals/crash-windows.md).
+    ended_boots  IDs of boots that the administrator declared over: none of their processes is running
+    waits  called to wait until another node's containers have been watched for long enough. Without it, they are
            reported, and a later recovery continues the watch
-
-    In reaping/ only containers without a record are removed: the end of a killed reap. In orphans/ only those without a
-    tree are checked: on btrfs another process's flush may write an adoption, but not the plain rename that moved the
-    tree there (docs/internals/crash-windows.md).
     """
     while True:
         watched: list[float] = []
@@ -123,7 +122,7 @@ def recover(folder: UserFolder, ended_boots: Collection[str] = (), waits: Wait |
 
 
 def _without_tree(kernel: Kernel, orphans: Fd, names: Sequence[bytes]) -> list[bytes]:
-    """The orphans among these names that have no tree; a cheap check, since there may be very many."""
+    """Return the orphans among these names that have no tree; the check is cheap, since there may be very many."""
     containers = [text for name in names if is_container_id(text := name.decode("ascii", "replace"))]
     lacking = []
     for name in map(str.encode, names_that_may_lack(kernel, orphans, containers, TREE)):
@@ -145,14 +144,14 @@ def _settle(
     *,
     watches_locked: bool,
 ) -> None:
-    """Settle one container, unless there is nothing to do or another process works on it.
+    """Settle one container, unless there is nothing to do or another process is working on it.
 
-    watched  gets the seconds for which the container must still stay unchanged, if another node may work on it
+    watched  gets the seconds for which the container must still stay unchanged, if another node may be working on it
     watches_locked  also watch and report a container that another boot has locked
     """
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
-        raise KeptContainer("not an orphan of trashd")
+        raise KeptContainer("not a trashd orphan")
     try:
         is_half_done = state in (State.STAGE, State.RESTORING)
         held = hold(folder, state, ContainerId(text), ended_boots if is_half_done else ())
@@ -167,7 +166,7 @@ def _settle(
         alive = _may_be_alive(held)
         if alive is None:
             with suppress(FileNotFoundError):
-                # We have the lock, so the process that was writing another record is dead.
+                # We have the lock, so the process that was writing a new record is dead.
                 folder.store.kernel.unlink(held.fd, RECORD_NEW)
         if state is State.REAPING:
             return  # the next reap continues with it
@@ -188,7 +187,7 @@ def _settle(
 
 
 def _watch_locked(folder: UserFolder, state: State, container: ContainerId, watched: list[float]) -> None:
-    """Watch a container that another boot has locked: its server may keep a dead client's lock for a day.
+    """Watch a container that another boot has locked: the server may keep a dead client's lock for a day.
 
     Raises  KeptContainer
     """
@@ -201,12 +200,12 @@ def _watch_locked(folder: UserFolder, state: State, container: ContainerId, watc
             if remaining_s := remaining_wait_s(folder.store, fd):
                 watched.append(remaining_s)
         who = f"host {printable_text(record.host)} (boot {printable_text(record.boot)})"
-        who += " has its lock, or the server still keeps that lock"
+        who += " holds its lock, or the server still keeps that lock"
         raise KeptContainer(who, _hint_with_boot(record, folder.store.base_path))
 
 
 def _settle_held(held: HeldContainer) -> None:
-    """Settle a container that no other process works on."""
+    """Settle a container on which no other process is working."""
     with Origin(held) as origin:
         if held.state is State.ORPHANS:
             _settle_empty(held, origin)
@@ -217,10 +216,10 @@ def _settle_held(held: HeldContainer) -> None:
 
 
 def _remove_unrecorded(folder: UserFolder, state: State, name: bytes, watched: list[float]) -> None:
-    """Remove a container without a record by rmdir: it never held a victim, or holds nothing any more.
+    """Remove a container without a record, with rmdir: it never contained a victim, or is empty by now.
 
-    Another node may be making it, and its lock can't be seen: so it is watched first, except in reaping/, where none is
-    made.
+    Another node, whose lock is not visible, may be making it. So it is watched first, except in reaping/, where
+    containers are not made.
     """
     kernel = folder.store.kernel
     with folder.open(state) as state_fd, suppress(FileNotFoundError):
@@ -235,7 +234,7 @@ def _remove_unrecorded(folder: UserFolder, state: State, name: bytes, watched: l
 
 
 def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
-    """Remove a record that was still being written; return False if its writer lives."""
+    """Remove an unfinished record; return False if it is still being written."""
     try:
         with kernel.open_beneath(fd, RECORD_NEW, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK) as new:
             if not kernel.lock(new):
@@ -247,10 +246,10 @@ def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
 
 
 def _may_be_alive(held: HeldContainer) -> KeptContainer | None:
-    """Why the process that worked on a container, which we have locked, may still run; None if it is dead.
+    """Return why the process that worked on a container, locked by us, may still be running; None if it is dead.
 
-    A lock of it would be visible on a local filesystem, and in this boot through the same mount. Machine ids are
-    cloned, and a filesystem that is mounted twice may have two sets of locks.
+    Its lock would be visible on a local filesystem, and in this boot through the same mount. Machine IDs prove nothing,
+    because machines are cloned, and a filesystem that is mounted twice may have two sets of locks.
     """
     kernel, record = held.folder.store.kernel, held.record
     if kernel.is_local(held.fd):
@@ -262,23 +261,23 @@ def _may_be_alive(held: HeldContainer) -> KeptContainer | None:
     what = f"{who} (boot {printable_text(record.boot)}) may still be working on it"
     volume = held.folder.store.base_path
     takes_over = (
-        f"trashd doctor --repair --wait {shell_word(volume)} takes it over if that node stays silent; to skip the wait,"
+        f"trashd doctor --repair --wait {shell_word(volume)} takes it over if that node stays silent; to skip the wait"
     )
     return KeptContainer(what, _hint_with_boot(record, volume, takes_over))
 
 
 def _hint_with_boot(record: Record, volume: bytes, *first: str) -> str:
-    """The hint with the id of a boot; first: other remedies"""
+    """Return the hint that contains the boot ID. first: other remedies"""
     import re  # late: there is seldom anything to report
 
     if not re.fullmatch(_BOOT, record.boot):
-        return WAY_OUT  # no valid boot id, and unsafe to paste into a shell
-    ends = f"if that boot is over: trashd doctor --repair --ended {record.boot} {shell_word(volume)}"
+        return WAY_OUT  # not a valid boot ID, and unsafe to paste into a shell
+    ends = f"if that boot is over, run trashd doctor --repair --ended {record.boot} {shell_word(volume)}"
     return " ".join((*first, ends))
 
 
 def _collect_late(held: HeldContainer) -> tuple[Identity | None, Identity | None]:
-    """On shared filesystems, move the contents of older containers and transfer directories into the container.
+    """On shared filesystems, move the contents of older containers and transfer directories into this container.
 
     Returns  the identities of `tree` and of `fresh` afterwards
     Raises   OSError
@@ -303,7 +302,7 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> None:
                 _end_permission_of_dropped(held)
             if record.fresh is not None and origin.parent_fd is not None:
                 drop_stand_in(held.folder.store.kernel, origin.parent_fd, held.id)
-            # `tree`, if it exists, was just identified as the replacement; rmdir fails if it is not empty.
+            # If `tree` exists, it was just identified as the replacement; rmdir fails if it is not empty.
             for name in (TREE, REPLACEMENT):
                 _remove_prepared(held, name)
             dissolve(held)
@@ -314,7 +313,7 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> None:
             _remove_prepared(held, REPLACEMENT)
             _end_permission_of_tree(held)
             origin.end_temporary_permission(record.lent_mode, record.fresh)
-            # Root's next command gives the tree to an heir; recovery never needs another user's folder.
+            # Root's next command gives the tree to an heir, so recovery never needs another user's folder.
             if record.heir is None or held.folder.uid:
                 move_to_state(held, State.ORPHANS)
         case StageAction.GATHERED:
@@ -328,9 +327,9 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> None:
 
 
 def _remove_prepared(held: HeldContainer, name: Name) -> None:
-    """Remove a replacement that never got a name. A link in it that is the last one of its file becomes an orphan.
+    """Remove a replacement that never got its name. If it contains the last link to a kept file, it becomes an orphan.
 
-    Raises  OSError if it is not empty and nothing was to be kept in place
+    Raises  OSError if it is not empty although the swap was to keep nothing
     """
     if held.record.kept is None:
         with suppress(FileNotFoundError):
@@ -340,14 +339,14 @@ def _remove_prepared(held: HeldContainer, name: Name) -> None:
             held,
             name,
             held.record.origin,
-            f"files that {held.id} kept with --keep, and whose names were removed meanwhile",
+            f"files that {held.id} kept with --keep, and whose names have been removed since then",
         )
 
 
 def _settle_empty(held: HeldContainer, origin: Origin) -> None:
-    """Remove an orphan without a tree if its victim is still at the origin; otherwise the checker reports it.
+    """Remove an orphan without a tree if its victim is still at the origin; otherwise doctor reports it.
 
-    The origin of a dropped tree is unknown: either it is in `drop/`, or the user's own mv did not happen either.
+    The origin of a dropped tree is unknown: the tree is in `drop/`, or the user's own mv has not become durable either.
     """
     record = held.record
     if set(held.folder.store.kernel.list(held.fd)) - {RECORD}:
@@ -362,7 +361,7 @@ def _settle_empty(held: HeldContainer, origin: Origin) -> None:
 
 
 def _end_permission_of_dropped(held: HeldContainer) -> None:
-    """End the temporary permission of a tree in `drop/`: its record names no origin, so it is found by its identity."""
+    """End the temporary permission of a tree in `drop/`. Its record has no origin, so it is found by its identity."""
     kernel, record = held.folder.store.kernel, held.record
     if record.lent_mode is None:
         return
@@ -384,7 +383,7 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
     """Complete or undo a restore, depending on what is found.
 
     back_to  the state to return to if the restore did not happen
-    Raises   OSError; KeptContainer if the situation is not understood
+    Raises   OSError; KeptContainer if it is unclear what happened
     """
     record = held.record
     action = decide_restoring(record, *_collect_late(held), origin.identity())
@@ -396,7 +395,7 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
         case RestoringAction.PLACE:
             if not origin.place_entry(VisibleMove.BACK):
                 raise KeptContainer(
-                    "its tree can't be moved back: the name is taken, or its directory is missing or was replaced"
+                    "can't move its tree back: the name is taken, or its parent directory is missing or was replaced"
                 )
             retire_restored(held)
         case RestoringAction.RETIRE:
@@ -421,9 +420,9 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
 
 
 def retire_restored(held: HeldContainer) -> ContainerId | None:
-    """Remove a container whose tree is back at its name; keep what was written into the replacement.
+    """Remove a container whose tree is back at its name; keep the data that was written into the replacement.
 
-    Returns  the id of the orphan that holds it, if any
+    Returns  the ID of the orphan that contains this data, if any
     """
     rescued = rescue_replacement(held, TREE) or rescue_replacement(held, REPLACEMENT)
     rescue_hoisted(held)
@@ -432,24 +431,24 @@ def retire_restored(held: HeldContainer) -> ContainerId | None:
 
 
 def rescue_replacement(held: HeldContainer, name: Name) -> ContainerId | None:
-    """Remove a replacement that came back into a container; if it is not empty, make it an orphan.
+    """Remove a replacement that was moved back into a container; if it is not empty, make it an orphan.
 
-    That orphan is kept for a week, as it was not requested and its user may not know of it.
+    That orphan is kept for a week, since no user requested it and its owner may not know of it.
     """
     note = f"written into the new directory before {held.id} was restored"
     return keep_as_orphan(held, name, held.record.origin, note, held.record.lent_fresh)
 
 
 def rescue_hoisted(held: HeldContainer) -> ContainerId | None:
-    """Make an orphan of directories that a reaper had moved up from deep inside; their original paths are unknown."""
+    """Make an orphan of the directories that a reaper has moved up from deep inside; their origin is unknown."""
     note = f"directories from deep inside {held.id}, moved up by the reaper"
     return keep_as_orphan(held, HOISTED, None, note)
 
 
 def settle_late(held: HeldContainer) -> None:
-    """On shared filesystems, sort out entries that came into a container late or twice: they may be a user's data.
+    """On shared filesystems, settle entries that arrived in a container late or twice: they may be a user's data.
 
-    The victim becomes the tree, whatever has that name; each other entry becomes an orphan of its own. Raises  OSError
+    The victim becomes `tree`, whatever has that name now; each other entry becomes a separate orphan. Raises  OSError
     """
     kernel, victim = held.folder.store.kernel, held.record.victim
     late = [Name(name) for name in kernel.list_reopened(held.fd) if name.startswith(LATE_PREFIX)]
@@ -466,7 +465,7 @@ def settle_late(held: HeldContainer) -> None:
 
 
 def keep_hoisted(held: HeldContainer) -> list[str]:
-    """Keep the directories that a reaper had moved up from deep inside; return a warning if there were any.
+    """Make an orphan of the directories that a reaper has moved up; return a warning if there were any.
 
     Raises  OSError
     """
@@ -503,10 +502,10 @@ def make_orphan(
     note: str,
     mode_before: int | None = None,
 ) -> ContainerId:
-    """Make an orphan of an entry in a directory of the same user: write the record, then rename.
+    """Make an orphan of an entry in a directory of the same user: write the record, then rename the entry.
 
-    mode_before  its mode before a temporary permission that was granted already; this function restores it
-    Raises  OSError; the entry is then where it was
+    mode_before  the entry's mode before a temporary permission that was granted already; this function restores it
+    Raises  OSError; then the entry is where it was
     """
     kernel = folder.store.kernel
     with ExitStack() as owned:
@@ -526,19 +525,19 @@ def make_orphan(
             dissolve(held)
             raise
         end_temporary_permission(held, fd, mode_before)
-        if not kernel.is_named(fd, held.fd, TREE):  # its user renamed it and gave its name to another entry
+        if not kernel.is_named(fd, held.fd, TREE):  # its user had renamed it and given its name to another entry
             identity = identify_at(kernel, held.fd, TREE)
             held = rewrite_record(held, held.record._replace(victim=identity, lent_mode=None))
         if origin is not None:
-            # Otherwise btrfs may write the following move, but not this rename. A dropped tree would just be adopted
-            # again.
+            # Otherwise btrfs may write the following move, but not this rename. (A dropped tree would simply be
+            # adopted again.)
             kernel.fsync(dir_fd)
         move_to_state(held, State.ORPHANS)
     return held.id
 
 
 def adopt_dropped(folder: UserFolder) -> list[Finding]:
-    """Make orphans of all entries in `drop/`; return the problems of those that stay there."""
+    """Make orphans of all entries in `drop/`; return the problems with those that stay there."""
     problems: list[Finding] = []
     names = folder.list(DROP)
     if not names:
@@ -549,7 +548,7 @@ def adopt_dropped(folder: UserFolder) -> list[Finding]:
             try:
                 make_orphan(folder, drop, Name(name), origin=None, retention_s=DEFAULT_RETENTION_S, note="")
             except FileNotFoundError:
-                continue  # its user took it back, or another command was faster
+                continue  # its user took it back, or another command has adopted it
             except (OSError, TrashdError) as error:
                 why = from_os(error, where)
                 problems.append(Finding(where, why.message_about(where), why.hint))
@@ -557,10 +556,10 @@ def adopt_dropped(folder: UserFolder) -> list[Finding]:
 
 
 class Origin:
-    """The directory and name that a tree came from, if they can still be reached beneath the store's base."""
+    """The place that a tree came from: its name, and its parent directory if that can still be reached."""
 
     def __init__(self, held: HeldContainer, path: RelPath | None = None) -> None:
-        """path: replaces the record's origin. Users write records, so no link is followed on the way."""
+        """path: used instead of the record's origin. Users write records, so links in the path are not followed."""
         self._held = held
         self._kernel = held.folder.store.kernel
         self._upper = RelPath(b"")
@@ -587,7 +586,7 @@ class Origin:
 
     @contextmanager
     def visible(self) -> Iterator[DirectRename]:
-        """Renames at the name, in the mount that shows it, if any; only call this if the directory can be reached."""
+        """Return the renames at the name, in a mount if one shows it; call this only if the parent can be reached."""
         assert self.parent_fd is not None
         # Opened only when needed: checking what needs no repair must not wait for a mount's daemon.
         above = self._held.folder.store.base.mounted
@@ -595,7 +594,7 @@ class Origin:
             yield DirectRename(self._kernel, sides, self.name)
 
     def end_temporary_permission(self, mode: int | None, granted_to: Identity | None) -> None:
-        """End a temporary permission at the name, if the entry there is the one that it was granted for."""
+        """End a temporary permission, if the entry at the name is the one that it was granted to."""
         if mode is None or self.parent_fd is None:
             return
         with suppress(FileNotFoundError), self._kernel.open_beneath(self.parent_fd, self.name) as fd:
@@ -604,7 +603,7 @@ class Origin:
                     end_temporary_permission(self._held, fd, mode, visible)
 
     def unmark(self) -> None:
-        """Remove the mark from our replacement, if that still has the name: it is no longer needed."""
+        """Remove the mark from our replacement if that still has the name, since the mark is no longer needed."""
         replacement = self._held.record.fresh
         if is_marked(replacement) and self.parent_fd is not None:
             with suppress(OSError), self._kernel.open_beneath(self.parent_fd, self.name, DIRECTORY) as fd:
@@ -612,7 +611,7 @@ class Origin:
                     self._kernel.unmark(fd)
 
     def place_entry(self, move_to_it: VisibleMove) -> bool:
-        """Move something of the container to the name, and end its temporary permission.
+        """Move the container's tree or replacement to the name, and end its temporary permission.
 
         Returns  False if `may_give` forbids it or the name is taken
         """
@@ -632,9 +631,9 @@ class Origin:
         return True
 
     def settle_kept(self) -> list[str]:
-        """Settle what `swap --keep`, or a restore of a part, has at the name, while a temporary permission lasts.
+        """Settle kept entries and restored parts at the name, while a temporary permission lasts: see `settle_kept`.
 
-        Returns  the entries that were not moved, for messages
+        Returns  descriptions of the entries that were not moved, for messages
         Raises   OSError
         """
         if self._held.record.kept is None and not self._held.record.parts:

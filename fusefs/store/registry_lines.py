@@ -1,13 +1,13 @@
-"""Which stores a user uses, and which ones root made: the lines of a registry of stores, and root's mark on a store.
+"""The registry of the stores that a user uses (its lines), and root's mark on the stores that root made.
 
-The reader of a registry does not trust its writer. Each user has one below their home directory; root has its own,
-which no user can write.
+The reader of a registry does not trust its writer. Each user has a registry below their home directory; root has its
+own, to which no user can write.
 
-If everything in a store is root's today, that does not prove that root made it. A user who may move root's directories
-can have given them a store's names, and today's modes do not show earlier ones. So `init` writes the identity of
-`.trashd` into an attribute of it that no user can set, whatever they may write; a copy has another identity. Users can
-read it, so root's child processes can, too. If the filesystem has no such attributes, or this root may not set them (in
-a container), root's registry of stores lists what root made.
+Even if everything in a store belongs to root, this does not prove that root made the store. A user who may move root's
+directories could have given them a store's names, and the present modes do not show earlier ones. So `init` writes the
+identity of `.trashd` into one of its attributes that no user can set; a copy has another identity. Users can read the
+attribute, so root's child processes can, too. If the filesystem has no such attributes, or this root may not set them
+(in a container), root's registry lists the stores that root made.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 
 
 class RegistryLine(NamedTuple):
-    """A line: a store, as it was when it was last used.
+    """A line, which describes a store as it was when it was last used.
 
-    identity    of the store
-    volume      id of its volume
+    identity    the store's identity
+    volume      the volume ID
     filesystem  f_fsid of its filesystem; 0 if there is none
-    path        of the directory that holds it, without links
-    name        of the store; the line contains the path of a user's own store, but only the directory of any other
+    path        path of the directory that holds the store, without links
+    name        the store's name; in the file, the name is part of the path only for a user's own store
     """
 
     identity: Identity
@@ -55,7 +55,7 @@ class RegistryLine(NamedTuple):
 
 
 def encode_line(line: RegistryLine) -> bytes:
-    """Encode the line, with the newline."""
+    """Encode the line, including the newline."""
     path = line.path if line.name == STORE else line.store()
     quoted = b"".join(b"%c" % byte if byte in _PLAIN else b"%%%02X" % byte for byte in path)
     head = f"{format_identity(line.identity)} {line.volume} {line.filesystem:x} "
@@ -63,7 +63,7 @@ def encode_line(line: RegistryLine) -> bytes:
 
 
 def decode_lines(text: bytes) -> list[RegistryLine]:
-    """Decode a registry; skip invalid lines. Another user may have written all of it."""
+    """Decode a registry, all of which another user may have written; invalid lines are skipped."""
     lines = []
     for line in text.split(b"\n", MAX_LINES)[:MAX_LINES]:
         words = line.rsplit(b" ", 3)
@@ -91,23 +91,23 @@ def decode_lines(text: bytes) -> list[RegistryLine]:
 def read_registry(dir_fd: int) -> bytes:
     """Read the registry in a directory, which must be the caller's own and not writable by others.
 
-    Raises  FileNotFoundError if there is none; OSError EPERM if it is another user's, or others can write it or the
-            directory; EFBIG; the kernel's error for a link or a FIFO
+    Raises  FileNotFoundError if there is none; OSError EPERM if it belongs to another user, or others can write to it
+            or the directory; EFBIG; the kernel's error for a link or a FIFO
     """
     require_owner(os.fstat(dir_fd), os.geteuid())
     return read_file(STORES, MAX_BYTES, dir_fd=dir_fd, owner=os.geteuid())
 
 
 def read_own_lines() -> list[RegistryLine]:
-    """The lines of the caller's own registry, the newest last; empty if there is no valid one."""
+    """Read the lines of the caller's own registry, the newest last; empty if there is no valid registry."""
     try:
         return decode_lines(read_own_registry())
     except OSError:
-        return []  # `why_unread` reports why
+        return []  # `explain_unused_registry` reports why
 
 
 def explain_unused_registry() -> tuple[bytes, str] | None:
-    """The path of the caller's registry, and why it is not used; None if it is used, or does not exist."""
+    """Return the path of the caller's registry and why it is not used; None if it is used, or does not exist."""
     try:
         read_own_registry()
     except FileNotFoundError:
@@ -132,11 +132,11 @@ _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.E2BI
 NO_ROOT_MARK = (
     "only this machine's list of stores (/var/lib/trashd/stores) records that root created it, not the store itself"
 )
-"""Reported for a store of root's that could not be marked."""
+"""Reported for root's store if it could not be marked."""
 
 
 class StoreMaker(Enum):
-    """Which user made a store, as far as that can be known.
+    """The user who made a store, as far as that can be known.
 
     COPY     a user who could set root's attribute copied a store that root made
     UNKNOWN  not known
@@ -152,10 +152,10 @@ _WHOLE = [0, 0, (1 << 32) - 1]
 
 
 def makes_root_store() -> bool:
-    """Whether the caller makes root's store for all users: whether a mark of this root counts.
+    """Whether the caller can make root's store for all users, and mark it as made by root.
 
     Without CAP_SYS_ADMIN, or in a user namespace, the store can't be marked, and in the next container nothing would
-    show who made it. There root makes a store of its own, like any user.
+    show who made it. There, root makes its own store, like any user.
     """
     if os.geteuid() != 0:
         return False
@@ -174,14 +174,15 @@ def set_root_mark(kernel: Kernel, fd: Fd) -> bool:
 
 
 def has_root_mark(kernel: Kernel, fd: Fd) -> bool:
-    """Whether an opened `.trashd` is marked as made by root, and is no copy. Raises  OSError"""
+    """Whether an opened `.trashd` is marked as made by root, and is not a copy. Raises  OSError"""
     return find_maker(kernel, fd) is StoreMaker.BY_ROOT
 
 
 def can_have_root_mark(kernel: Kernel, fd: Fd) -> bool:
-    """Whether the filesystem of an opened `.trashd` keeps the attribute, if root may set it.
+    """Whether the filesystem of an opened `.trashd` supports the attribute, if root may set it.
 
-    A network or FUSE filesystem may report that the attribute is missing, and yet refuse to set it. So False for these.
+    Returns False for network and FUSE filesystems: they may report that the attribute is missing, and yet refuse to
+    set it.
     """
     try:
         os.getxattr(fd, XATTR)
@@ -191,19 +192,19 @@ def can_have_root_mark(kernel: Kernel, fd: Fd) -> bool:
 
 
 def explain_missing_mark(base_path: bytes) -> str:
-    """The consequence if a store has no mark that root made it, and the remedy."""
+    """Explain what it means that a store has no mark that root made it, and the remedy."""
     volume = shell_word(base_path)
     return (
-        "without that list, and on other machines, root's commands and service ignore the store until "
-        f"trashd init --known {volume}; trashd init {volume} by root with CAP_SYS_ADMIN (which containers lack) "
-        "records it in the store, if the filesystem supports security.* attributes"
+        "without that list, and on other machines, root's commands and service ignore the store until root runs "
+        f"trashd init --known {volume}; with CAP_SYS_ADMIN (which containers lack), trashd init {volume} records this "
+        "in the store, if the filesystem supports security.* attributes"
     )
 
 
 def find_maker(kernel: Kernel, fd: Fd, base_paths: Collection[bytes] = ()) -> StoreMaker:
-    """Which user made an opened `.trashd` of root's.
+    """Find out which user made an opened `.trashd` that belongs to root.
 
-    base_paths  paths of the directory that holds it, for which the caller, root, trusts root's registry of stores
+    base_paths  paths of the directory that holds it, for which the caller (root) trusts root's registry of stores
     Raises  OSError
     """
     identity, marked = kernel.identify(fd), parse_identity(kernel.get_xattr(fd, XATTR) or b"")
@@ -216,8 +217,8 @@ def find_maker(kernel: Kernel, fd: Fd, base_paths: Collection[bytes] = ()) -> St
 
 
 def hint_for_unknown_maker(base_path: bytes) -> str:
-    """The remedy if it is not known who made a store."""
+    """Return the remedy if it is not known who made a store."""
     volume = shell_word(base_path)
-    ours = f"if root created it, on another machine or before it was copied: trashd init --known {volume}"
+    ours = f"if root created it, on another machine or before it was copied, run trashd init --known {volume}"
     other = f"otherwise trashd init --replace {volume} replaces it, and its owners' next commands move their orphans"
     return f"inspect it; {ours}; {other}"

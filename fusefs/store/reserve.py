@@ -1,9 +1,9 @@
-"""The reserve: a ready container per user, so that a swap needs neither a block nor an inode on a full volume.
+"""The reserve: a ready container for each user, so that a swap needs neither a block nor an inode on a full volume.
 
-Beside it there are spare files to delete where even a rename needs space. btrfs reserves metadata for every rename,
-exchange and write, even into preallocated blocks, and refuses them all at a subvolume's limit; only unlink always
-works. So the ready container can't be used just when it is needed. Deleting a file helps there: one is for swap and
-restore, one for the reaper, which must be able to claim an orphan after a swap has used the other.
+There are also spare files, which are deleted if even a rename needs space. btrfs reserves metadata for every rename,
+exchange and write, even into preallocated blocks, and refuses all of these at a subvolume's limit; only unlink always
+works. So the ready container is of no use there when it is needed, but deleting a file helps. One spare file is for
+swap and restore, the other for the reaper, which must be able to claim an orphan after a swap has used the first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READY = Name(b"ready")
 SPARE = Name(b"spare")
 _MAKING = Name(b"making")
 _BLOCK = 512
-"""Unit of st_blocks, in bytes."""
+"""The unit of st_blocks, in bytes."""
 
 
 def ensure_reserve(folder: UserFolder) -> None:
@@ -39,7 +39,7 @@ def ensure_reserve(folder: UserFolder) -> None:
                 try:
                     _make(kernel, reserve)
                 except OSError as error:
-                    if error.errno in NO_SPACE_ERRNOS:  # an incomplete one is useless and takes space
+                    if error.errno in NO_SPACE_ERRNOS:  # an incomplete reserve is useless and takes space
                         _discard(kernel, reserve, _MAKING)
                     raise
 
@@ -54,12 +54,12 @@ def _make(kernel: Kernel, reserve: Fd) -> None:
             except OSError as error:
                 if error.errno in NO_SPACE_ERRNOS:
                     raise
-                # If blocks can't be reserved (some network filesystems) the inodes are still useful.
+                # If blocks can't be reserved (some network filesystems), the inodes are still useful.
     kernel.rename(reserve, _MAKING, reserve, READY)
 
 
 def is_used(folder: UserFolder) -> bool:
-    """Whether it has a container or a reserve; an unused folder needs no reserve."""
+    """Whether a folder has a container or a reserve; an unused folder needs no reserve."""
     kernel = folder.store.kernel
     for part in (RESERVE, *(state.value.encode() for state in State)):
         with suppress(FileNotFoundError), kernel.open_dir(folder.fd, part) as fd:
@@ -75,10 +75,10 @@ def is_stocked(folder: UserFolder) -> bool:
 
 
 def _is_complete(kernel: Kernel, reserve: Fd) -> bool:
-    """Whether the reserve is as it was made: a spare file that a killed swap wrote to has lost its blocks.
+    """Whether the reserve is as it was made, and not, for example, written to by a killed swap.
 
-    A spare file with a second link must not be written to. On btrfs it may have no blocks after a power cut, if a
-    process flushed only the directory; other filesystems may not reserve any.
+    A spare file with a second link must not be written to. On btrfs, it may have no blocks after a power failure, if a
+    process flushed only the directory; other filesystems may not reserve any blocks.
     """
     try:
         with kernel.open_dir(reserve, READY) as fd:
@@ -92,7 +92,7 @@ def _is_complete(kernel: Kernel, reserve: Fd) -> bool:
 
 
 def _discard(kernel: Kernel, reserve: Fd, name: Name) -> bool:
-    """Remove what remains of a reserve: only empty directories and our own files; False if it is in use."""
+    """Remove the remains of a reserve: only empty directories and our own files. Return False if it is in use."""
     try:
         fd = kernel.open_dir(reserve, name)
     except FileNotFoundError:
@@ -113,7 +113,7 @@ def _discard(kernel: Kernel, reserve: Fd, name: Name) -> bool:
 
 
 def discard_reserve(folder: UserFolder) -> None:
-    """Remove the reserve, if it is not in use now, and the spare files."""
+    """Remove the reserve, unless it is in use, and the spare files."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         for name in (READY, _MAKING):
@@ -124,9 +124,9 @@ def discard_reserve(folder: UserFolder) -> None:
 
 
 def lock_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
-    """Lock the ready container and its spare file, both closed by `owned`; None if that is impossible.
+    """Lock the ready container and its spare file, which `owned` closes; return None if that is impossible.
 
-    The holder of the lock has the reserve: the spare file becomes the container's record.
+    The holder of the lock owns the reserve; the spare file becomes the container's record.
     """
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
@@ -135,14 +135,14 @@ def lock_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
             spare = owned.enter_context(kernel.open_beneath(fd, SPARE, FILE_TO_LOCK))
         except FileNotFoundError:
             return None
-    # A faster command may have made a record of it, and may even have finished. A file with another name must not be
-    # written in place: a backup by hard links would get the same record.
+    # Another command may already have used it as a record, and may even have finished. A file with a second link must
+    # not be written in place, because a backup that consists of hard links would get the same record.
     is_ours = kernel.lock(spare) and kernel.is_named(spare, fd, SPARE) and kernel.fstat(spare).st_nlink == 1
     return (fd, spare) if is_ours else None
 
 
 def move_to_stage(folder: UserFolder, container: ContainerId) -> None:
-    """Move the ready container, with its record, to stage/ by one rename."""
+    """Move the ready container, with its record, to stage/ with one rename."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve, folder.open(State.STAGE) as stage:
         kernel.rename(reserve, READY, stage, container.encode())
@@ -158,9 +158,9 @@ _SIZE_BYTES = 2 << 20
 
 
 def ensure_spare_space(folder: UserFolder) -> None:
-    """Make the missing spare files, on filesystems that need any.
+    """Make missing spare files, on filesystems that need them.
 
-    Raises  OSError; if it is one of FULL, they are made once there is space
+    Raises  OSError; after one of NO_SPACE_ERRNOS, a later call can make them when there is space
     """
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
@@ -176,14 +176,14 @@ def ensure_spare_space(folder: UserFolder) -> None:
 
 
 def has_spare_space(folder: UserFolder) -> bool:
-    """Whether all spare files exist, or none is needed."""
+    """Whether all spare files exist, or none are needed."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         return kernel.filesystem(reserve) != BTRFS_MAGIC or set(kernel.list(reserve)).issuperset(_SPARE_FILES)
 
 
 def call_with_room(folder: UserFolder, spare: Name, call: Callable[[], T]) -> T:
-    """Call `act`; if there is no space, delete the spare file and call it once more."""
+    """Run `call`; if there is no space, delete the spare file and run it once more."""
     try:
         return call()
     except OSError as error:
@@ -195,7 +195,7 @@ def call_with_room(folder: UserFolder, spare: Name, call: Callable[[], T]) -> T:
 def release_spare(folder: UserFolder, name: Name) -> bool:
     """Delete a spare file; return whether it existed.
 
-    Its space counts as free only after a commit, hence the syncfs.
+    Its space counts as free only after a commit, so this calls syncfs.
     """
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:

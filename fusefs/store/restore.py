@@ -1,8 +1,8 @@
-"""Restore a tree by id: to its name by one exchange or rename, or to another path, or only a part of it.
+"""Restores a tree by id, to its name with a single exchange or rename, or to another path; or only a part of it.
 
 Entries taken by a sweep go back into their original directory, one by one. A directory that is missing there is moved
-as a whole; one that exists is merged. An entry whose name is taken stays in the orphan, and is reported. Nothing is
-ever replaced.
+as a whole; one that exists is merged. An entry whose name is taken stays in the orphan and is reported. Nothing is ever
+replaced.
 """
 
 from __future__ import annotations
@@ -90,12 +90,13 @@ from fusefs.store.victim_rename import (
 from fusefs.store.walk import DeepOpener, check_giving, may_give, must_check_owners, walk_inwards
 
 _WITHOUT_RETURN = {
-    State.REAPING: "it may run on another host, where nothing can stop it for certain, so nothing is restored on this "
-    "filesystem; files that it can't delete are moved to quarantine",
-    State.QUARANTINE: "a disconnected reaper on another host may still delete it, so on this filesystem it is not "
-    "moved back; copy the remaining files (trashd list --json prints their path)",
+    State.REAPING: "the reaper may run on another host, where it can't be stopped reliably, so nothing is restored on "
+    "this filesystem; files that the reaper can't delete are moved to quarantine",
+    State.QUARANTINE: "a disconnected reaper on another host may still delete it, so it is not moved back on this "
+    "filesystem; copy the remaining files (trashd list --json prints their path)",
 }
-"""Why such a container is not restored on shared filesystems: a reaper has directories in its tree open."""
+"""Why containers in these states are not restored on shared filesystems: a reaper has opened directories in the tree.
+"""
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
 _IN_BOTH = errno.EISDIR
 
@@ -105,10 +106,10 @@ class Restored(NamedTuple):
 
     path        where the tree is now
     rescued     the orphan that has the replacement's contents, if there were any
-    partial     the reaper had begun to delete it: what it had removed is lost
-    closed_uid  if `partial`: current owner of directories that the reaper may have entered, with mode 0700; else None
-    is_spared   it is marked as restored, which rules respect (linux/xattrs.py)
-    left        entries of a sweep that could not be restored and stay in the orphan; the first by name, `n_left` in all
+    partial     whether the reaper had begun to delete it; what it had removed is lost
+    closed_uid  if `partial`, the current owner of directories that the reaper may have entered, with mode 0700
+    is_spared   whether it is marked as restored, which rules respect (linux/xattrs.py)
+    left        the first of the `n_left` swept entries that could not be restored and stay in the orphan
     """
 
     id: ContainerId
@@ -123,11 +124,10 @@ class Restored(NamedTuple):
 
 
 class RestoreClaim(NamedTuple):
-    """A container in restoring/, locked.
+    """A locked container in restoring/.
 
     source  the state that it was claimed from
-    tree    its tree, opened by the claim (O_PATH), so that it is recognised wherever it is moved; None if there was
-            none
+    tree    its tree (O_PATH), opened at the claim so that it is recognised after a move; None if it was missing
     """
 
     held: HeldContainer
@@ -147,9 +147,8 @@ class RestoreDestination(NamedTuple):
 
     visible    does the rename there
     path       the path, for messages
-    target     path relative to the store's base; None for the origin, where our replacement may make room, and for a
-               path outside the base
-    at_origin  whether it is the origin
+    target     the path relative to the store's base; None for the origin, and for a path outside the base
+    at_origin  whether it is the origin, where the tree may take the place of our replacement
     """
 
     visible: VisibleRename
@@ -160,37 +159,38 @@ class RestoreDestination(NamedTuple):
     at_origin: bool
 
     def is_by_root(self) -> bool:
-        """Whether root renames for the tree's owner, which then needs no temporary permission."""
+        """Return whether root renames for the tree's owner, and so needs no temporary permission."""
         return not isinstance(self.visible, DirectRename)
 
 
 def restore_by_id(
     kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, inside: bytes | None, to: bytes | None
 ) -> Restored:
-    """Restore a listed orphan, whole or a part of it, to its origin or another path.
+    """Restore a listed orphan, or a part of it, to its origin or another path.
 
-    Raises  TrashdError; it is then an orphan as before
+    Raises  TrashdError; then it is still an orphan
     """
     try:
         within = None if inside is None else join_path(*split_path(inside))
     except ValueError as error:
         raise UsageError(
             f"{printable(inside or b'')}: not a path in an orphan",
-            "write PATH-INSIDE relative to the top, without `..`",
+            "write PATH-INSIDE relative to the top of the orphan, without `..`",
         ) from error
     with ExitStack() as owned:
         if to is None:
             if entry.origin is not None and any(map(is_store_name, entry.origin.split(b"/"))):
-                # Only staging makes containers; one that root took to delete it may have lost its record by now (I3).
+                # Only staging makes containers. One that root took in order to delete it may have lost its record (I3).
                 raise Refused(
-                    f"{printable(entry.origin)}: its original path is in a trash store", "restore it with --to PATH"
+                    f"{printable(entry.origin)}: this original path is inside a trash store",
+                    "restore the orphan elsewhere with --to PATH",
                 )
             body, visible = partial(_restore_to_origin, entry, within), None
         else:
             if within is not None and entry.uid != os.geteuid():
                 raise UsageError(
                     "PATH-INSIDE and --to can't be combined for another user's orphan",
-                    "restore it whole, or as that user",
+                    "restore the whole orphan, or run the command as that user",
                 )
             parent, name = os.path.split(to.rstrip(b"/"))
             check_operand(to)
@@ -209,13 +209,13 @@ def restore_by_id(
         except OSError as error:
             if error.errno == errno.EXDEV and to is not None:
                 base = printable(entry.base_path())
-                hint = f"restore it with --to to a path below {base}, which is its own filesystem, then move it with mv"
+                hint = f"restore it with --to to a path below {base}, on its own filesystem, then move it with mv"
                 raise OtherFilesystem(to, hint) from error
             raise from_os(error, entry.origin or entry.id) from error
 
 
 def _check_destination(kernel: Kernel, entry: ListedContainer, path: bytes, above: BackingAndMount) -> None:
-    """Make sure that no other user chose where root puts something, by a link on the way or by owning the directory.
+    """Make sure that no other user determines where root puts something, through a link or as the directory's owner.
 
     Raises  AcrossUsers
     """
@@ -281,7 +281,7 @@ def _restore_elsewhere(
 
 
 def check_for_root(folder: UserFolder, container: ContainerId) -> None:
-    """Refuse in advance what root's rename would refuse, while the tree is still where it was listed.
+    """Raise in advance what root's rename would raise, while the tree is still where it was listed.
 
     Raises  Refused; BadRecord; OSError
     """
@@ -298,8 +298,7 @@ def check_for_root(folder: UserFolder, container: ContainerId) -> None:
 def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClaim:
     """Lock a container and move it to restoring/.
 
-    Raises  NotFound; Busy if a process works on it, or may. A container in reaping/ is locked until the reaper releases
-            it
+    Raises  NotFound; Busy if another process is or may be working on it, such as a reaper on one in reaping/
     """
     is_shared = folder.store.is_shared()
     for source in _SOURCES:
@@ -312,12 +311,12 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
             raise Busy(container)
         if isinstance(held, HeldContainer):
             with close_on_error(held):
-                # First mark it, then move it: if we are killed in between, it must not look complete again.
+                # Mark it before moving it: if we are killed in between, it must not look complete again.
                 record = held.record._replace(partial=held.record.partial or source is not State.ORPHANS)
                 if record != held.record:
                     held = call_with_room(folder, SPARE_FOR_USER, partial(rewrite_record, held, record))
                 if is_shared:
-                    # Late calls of its swap or of an earlier restore do not reach the new container.
+                    # Late calls from its swap or an earlier restore do not reach the new container.
                     taken = call_with_room(folder, SPARE_FOR_USER, partial(take_over, held, State.RESTORING))
                     if isinstance(taken, ClaimLost):
                         raise Busy(container)
@@ -334,7 +333,7 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
 
 
 def _explain_unclaimed(folder: UserFolder, container: ContainerId) -> NotFound | Busy | Refused:
-    """Why there is nothing to claim."""
+    """Return the error that explains why there is nothing to claim."""
     for state in (State.STAGE, State.RESTORING):
         if container.encode() in folder.list(state):
             with suppress(OSError, TrashdError):
@@ -354,9 +353,9 @@ def _open_tree(held: HeldContainer) -> Fd | None:
 
 
 def _drop_cached_names(held: HeldContainer) -> None:
-    """Let a mount forget cached names in a tree on which a reaper worked: otherwise they would reappear with the tree.
+    """Make a mount forget the cached names in a tree that a reaper worked on, or they would reappear with the tree.
 
-    The kernel drops all cached entries below a directory when a lookup at the directory's last place fails.
+    If a lookup at a directory's last place fails, the kernel drops all cached entries below that directory.
     Source  fs/dcache.c, d_invalidate
     """
     store = held.folder.store
@@ -371,7 +370,7 @@ def _drop_cached_names(held: HeldContainer) -> None:
 def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
     """Move a claimed container's tree to its destination and remove the container. Takes ownership of `claim`.
 
-    Raises  Occupied, or the kernel's OSError; the container is then where it was claimed
+    Raises  Occupied, or the kernel's OSError; then the container is back where it was claimed
     """
     held = claim.held
     kernel = held.folder.store.kernel
@@ -394,7 +393,8 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
             if held.record.kept is not None or held.record.parts:
                 warnings += _return_kept(held, tree, destination)
             end_temporary_permission(held, tree, held.record.lent_mode, destination.visible)
-            # Flush the tree's source, not its destination: btrfs then writes both sides of a plain rename.
+            # Flush the directory that the tree came from, not its destination: btrfs then writes both sides of the
+            # rename.
             kernel.fsync(held.fd)
             warnings += keep_hoisted(held)
             rescued = retire_restored(held)
@@ -412,7 +412,7 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
 def _check_giving(
     kernel: Kernel, held: HeldContainer, destination: RestoreDestination, owner: int, like: Fd | None = None
 ) -> None:
-    """Make sure that root puts nothing into another user's directory. owner, like: as for `may_give`.
+    """Make sure that root puts nothing into another user's directory. For `owner` and `like`, see `may_give`.
 
     Raises  AcrossUsers
     """
@@ -422,7 +422,7 @@ def _check_giving(
 
 
 def _return_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination) -> list[str]:
-    """Move entries that the swap kept in place, and parts restored before, from the replacement back into the tree.
+    """Move the entries kept by the swap, and parts restored earlier, from the replacement back into the tree.
 
     Returns  the entries that were not moved, for messages
     """
@@ -439,13 +439,13 @@ def _return_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination)
 def _with_temporary_permission(
     kernel: Kernel, held: HeldContainer, tree: Fd, destination: RestoreDestination
 ) -> HeldContainer:
-    """Write the temporary permission that the tree needs, or none, into the container's record, and grant it.
+    """Record the temporary permission that the tree needs, if any, and grant it; return the container.
 
-    Raises  NotPermitted if recovery could not find the tree to end the permission
+    Raises  NotPermitted if recovery could not find the tree in order to end the permission
     """
     mode_before = None if destination.is_by_root() else mode_to_restore(kernel.fstat(tree))
     if mode_before is None and held.folder.store.is_shared():
-        mode_before = held.record.lent_mode  # it was taken over with that permission
+        mode_before = held.record.lent_mode  # the container was taken over with that permission
     if mode_before is not None and destination.target is None and not destination.at_origin:
         raise NotPermitted(
             destination.path,
@@ -459,11 +459,11 @@ def _with_temporary_permission(
 
 
 def settle_claim(claim: RestoreClaim) -> None:
-    """Settle a claimed container as recovery would: back to where it was claimed, or finished if its tree was moved.
+    """Settle a claimed container as recovery would do: move it back, or finish the restore if its tree was moved.
 
     An error in the middle of a restore does not show how far it came, but the disk does. Recovery relies on identities,
-    which differ in a copy of a volume; here the tree is still open from the claim. The next recovery completes what
-    fails here.
+    which differ in a copy of a volume; here, the tree is still open from the claim. If this fails, the next recovery
+    completes it.
     """
     held = claim.held
     back_to = State.QUARANTINE if claim.source is State.QUARANTINE else State.ORPHANS
@@ -473,7 +473,7 @@ def settle_claim(claim: RestoreClaim) -> None:
                 settle_restoring(held, origin, back_to)
         except KeptContainer:
             kernel = held.folder.store.kernel
-            # Nothing was moved, or all is back: the tree is in its place, with no replacement beside it.
+            # Nothing was moved, or everything is back: the tree is in its place, without a replacement beside it.
             tree = claim.tree
             if tree is not None and kernel.is_named(tree, held.fd, TREE) and REPLACEMENT not in kernel.list(held.fd):
                 drop_unfinished(held)
@@ -482,9 +482,9 @@ def settle_claim(claim: RestoreClaim) -> None:
 
 
 def _move_tree(kernel: Kernel, held: HeldContainer, destination: RestoreDestination) -> HeldContainer:
-    """Rename the tree to the name and return the container.
+    """Rename the tree to its destination and return the container.
 
-    A replacement that came into it may still have a temporary permission.
+    If the replacement came into the container, it may still have a temporary permission.
     """
     try:
         destination.visible.make(VisibleMove.BACK, held)
@@ -516,10 +516,10 @@ def _move_tree(kernel: Kernel, held: HeldContainer, destination: RestoreDestinat
 
 
 def _check_replacement(kernel: Kernel, held: HeldContainer, fd: Fd, destination: RestoreDestination) -> None:
-    """Raise Occupied unless the entry at the name is the replacement that the swap put there.
+    """Raise Occupied unless the entry with the name is the replacement that the swap put there.
 
-    If identities prove nothing (network filesystems without attributes), any directory may be moved away: its contents
-    become an orphan of their own.
+    If identities prove nothing (network filesystems without attributes), any directory may be moved away; its contents
+    become a separate orphan.
     """
     likelihood = compare(kernel.identify(fd), held.record.fresh)
     if likelihood is IdentityMatch.SAME:
@@ -530,7 +530,7 @@ def _check_replacement(kernel: Kernel, held: HeldContainer, fd: Fd, destination:
 
 
 def _exchange_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestination, replacement: Fd) -> None:
-    """Exchange the tree and the replacement; if the filesystem does not exchange after all, use two renames."""
+    """Exchange the tree and the replacement; if the filesystem does not support this after all, use two renames."""
     with kernel.open_beneath(held.fd, TREE) as tree:
         try:
             destination.visible.make(VisibleMove.EXCHANGE, held)
@@ -570,8 +570,8 @@ def _rename_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestin
 def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDestination | None) -> Restored:
     """Restore a part of a claimed container's tree; the rest stays an orphan. Takes ownership of `claim`.
 
-    inside     path in the tree
-    elsewhere  the destination; None for its original path: missing directories on the way are made like the tree's
+    inside     the part's path in the tree
+    elsewhere  the destination; None for the part's original path, where missing directories are made like the tree's
     Raises     NotFound, Occupied, OSError
     """
     held = claim.held
@@ -592,7 +592,7 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
                 target = stack.enter_context(open_origin_directory(kernel, held, tree, parents))
                 names = DirectRename(kernel, target, name)
             if mode_to_restore(kernel.fstat(entry_fd)) is not None:
-                # A temporary permission must be in a record, which has a field only for that of the tree.
+                # A temporary permission must be recorded, but a record has no field for a part's permission.
                 raise NotPermitted(
                     path, f"moving it needs write permission on it: chmod u+w {_path_while_orphan(held, inside)}"
                 )
@@ -605,7 +605,7 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
             warnings += lost
             is_spared = mark_restored(kernel, entry_fd)
             try:
-                flush_directory(held, source)  # not the destination, for the reason in `restore`
+                flush_directory(held, source)  # not the destination: see `restore`
             except OSError as error:
                 warnings.append(f"{error.strerror} after it was restored: a power failure may undo the restore")
     except FileNotFoundError as error:
@@ -620,23 +620,26 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
 
 
 def closed_uid_of(held: HeldContainer) -> int | None:
-    """The owner of directories that a reaper may have entered and closed; only a walk of the tree could find them."""
+    """Return the owner of directories that a reaper may have made inaccessible to others; None if there are none.
+
+    Only a walk through the tree could find these directories.
+    """
     return held.folder.uid if held.record.partial else None
 
 
 def _path_while_orphan(held: HeldContainer, inside: RelPath) -> str:
-    """The path of something in a tree while the tree is an orphan, for messages."""
+    """Return the path of a file in a tree while the tree is an orphan, for messages."""
     return printable(os.path.join(held.folder.path_to(State.ORPHANS, held.name()), join_path(TREE, inside)))
 
 
 def open_origin_directory(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name]) -> BackingAndMount:
-    """Open the original directory that corresponds to a directory in the tree; make missing ones like the tree's.
+    """Open the original directory for a directory in the tree; make it and its parents like the tree's if missing.
 
-    At most six fds are open at a time, however deep it is.
+    At most six fds are open at a time, at any depth.
     """
     if held.record.origin is None:
         raise NotFound(
-            f"the original path of {held.id}", "it was moved into the drop directory; restore it with --to PATH"
+            f"the original path of {held.id}", "the tree was moved into the drop directory; restore it with --to PATH"
         )
     record = held.record
     base, like = held.folder.store.base, kernel.open_beneath(tree, b".", DIRECTORY)
@@ -650,7 +653,7 @@ def open_origin_directory(kernel: Kernel, held: HeldContainer, tree: Fd, parents
                     check_giving(kernel, above.fd, join_path(*upper), kernel.fstat(like).st_uid, None, recorded_above)
                 current = _open_or_make(kernel, held, above, last, like, recorded)
         else:
-            current = base.beneath(kernel, b"")  # a sweep of the directory that holds the store
+            current = base.beneath(kernel, b"")  # the directory that holds the store was swept
             with close_on_error(current):
                 check_giving(kernel, current.fd, held.folder.store.base_path, kernel.fstat(like).st_uid, like, recorded)
     for parent in parents:
@@ -668,9 +671,8 @@ def _open_or_make(
     like: Fd,
     recorded: Identity | None = None,
 ) -> BackingAndMount:
-    """Open a directory by name.
+    """Open a directory by name; if missing, make it in the container, where no other user can replace it, and move it.
 
-    If it is missing, make it in the container, where no other user can replace it, and move it.
     Raises  AcrossUsers; OSError
     """
     try:
@@ -695,27 +697,25 @@ def _open_or_make(
 
 
 class Unmoved(NamedTuple):
-    """Entries that stay where they are: the first by name, and their number. n_unmarked: moved, but not marked"""
+    """Entries that were not moved: the first failures, and how many in all. n_unmarked: moved, but not marked"""
 
     failures: tuple[Failure, ...] = ()
     n: int = 0
     n_unmarked: int = 0
 
     def add(self, path: bytes, number: int, call: str = "renameat2") -> Unmoved:
-        """Add one failure."""
         return self.merged_with(Unmoved((Failure(path, number, call),), 1))
 
     def merged_with(self, other: Unmoved) -> Unmoved:
-        """Add both."""
         failures = (*self.failures, *other.failures)[:MAX_FAILURES]
         return Unmoved(failures, self.n + other.n, self.n_unmarked + other.n_unmarked)
 
 
 def restore_swept(claim: RestoreClaim, inside: RelPath | None) -> Restored:
-    """Restore what a sweep took, all of it or a part of its tree. Takes ownership of `claim`.
+    """Restore all or a part of what a sweep took. Takes ownership of `claim`.
 
-    Entries that can't be moved stay in the orphan and are reported: a later restore moves the rest.
-    Raises  NotFound, Occupied, or the kernel's OSError; entries not moved by then are in the orphan again
+    Entries that can't be moved stay in the orphan and are reported; a later restore can move them.
+    Raises  NotFound, Occupied, or the kernel's OSError; entries not moved by then stay in the orphan
     """
     claim = claim._replace(held=drop_recorded_size(claim.held))
     held = claim.held
@@ -740,7 +740,7 @@ def restore_swept(claim: RestoreClaim, inside: RelPath | None) -> Restored:
                 raise NotFound(path, hint) from error
             raise
         if gone is not None:
-            return restore(claim, gone)  # `restore` settles it by itself
+            return restore(claim, gone)  # if this fails, it settles the claim by itself
         warnings = _finish_merge(held)
     is_spared = not unmoved.n_unmarked
     return Restored(
@@ -757,7 +757,7 @@ def restore_swept(claim: RestoreClaim, inside: RelPath | None) -> Restored:
 
 
 def _missing_origin(held: HeldContainer, origin: RelPath, path: bytes, owned: ExitStack) -> RestoreDestination | None:
-    """If the swept directory is gone, its place as the destination for the whole tree; else None."""
+    """Return the swept directory's place as the destination for the whole tree; None if that directory still exists."""
     place = owned.enter_context(Origin(held, origin))
     if place.parent_fd is None:
         raise NotFound(path, "the directory above it is missing; restore it with --to PATH")
@@ -780,18 +780,18 @@ def _merge_part(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, insi
     *parents, name = split_path(inside)
     above = join_path(*parents)
     with open_beneath_on_both(kernel, tree, above) as source:
-        kernel.stat(source.fd, name)  # before anything is made for it
+        kernel.stat(source.fd, name)  # raise before anything is made for it
         with open_origin_directory(kernel, held, tree.fd, parents) as target:
             unmoved = merge_entry(kernel, source, target, name, above)
     with suppress(OSError), DeepOpener(kernel, tree) as opener:
-        while above:  # directories that contained nothing else
+        while above:  # remove the directories that contained nothing else
             opener.remove(above)
             above = RelPath(os.path.dirname(above))
     return unmoved
 
 
 def _finish_merge(held: HeldContainer) -> tuple[str, ...]:
-    """Remove the container, or make it an orphan again if anything is in it; return warnings."""
+    """Remove the container, or make it an orphan again if its tree is not empty; return warnings."""
     try:
         if not drop_empty_tree(held):
             flush(move_to_state(held, State.ORPHANS))
@@ -807,9 +807,9 @@ def _finish_merge(held: HeldContainer) -> tuple[str, ...]:
 def merge_entry(
     kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name: Name, above: RelPath
 ) -> Unmoved:
-    """Move one entry of a directory into another one; return what stays.
+    """Move an entry from one directory into another; return what was not moved.
 
-    above  path of the directory, for messages
+    above  the first directory's path, for messages
     """
     number = _move_entry(kernel, source, target, name)
     if number == _IN_BOTH:
@@ -823,11 +823,11 @@ def merge_entry(
 def merge_directories(
     kernel: Kernel, source: BackingAndMount, target: BackingAndMount, start: RelPath, recorded: Identity | None = None
 ) -> Unmoved:
-    """Move the entries of a directory into the directory with the same path on the other side; return what stays.
+    """Move a directory's entries into the directory with the same path on the other side; return what was not moved.
 
-    start     that path; empty for `source` and `target` themselves. The directory is removed when it is empty, except
-              `source` itself; if it can't be removed, that is reported unless entries in it are
-    recorded  identity of the target when the source's entries were taken from it
+    The emptied directory is removed, except `source` itself. A failed removal is reported unless entries remain in it.
+    start     the path; empty for `source` and `target` themselves
+    recorded  the target's identity when the source's entries were taken from it
     """
     unmoved = Unmoved()
     with DeepOpener(kernel, source) as sources, DeepOpener(kernel, target) as targets:
@@ -840,7 +840,7 @@ def merge_directories(
                 except FileNotFoundError:
                     pass  # another process took it
                 except OSError as error:
-                    if not unmoved.n:  # otherwise entries that stay in it may be the cause
+                    if not unmoved.n:  # otherwise, entries that remain in it may be the cause
                         unmoved = unmoved.add(path, error.errno or errno.EIO, "unlinkat")
                 continue
             try:
@@ -866,9 +866,9 @@ def merge_directories(
 def _move_all_entries(
     kernel: Kernel, source: BackingAndMount, target: BackingAndMount, upper: RelPath
 ) -> tuple[list[Name], Unmoved]:
-    """Move all entries that can be moved; return the directories that exist on both sides, and what stays.
+    """Move all entries that can be moved; return the directories that exist on both sides, and what was not moved.
 
-    The directory is read again until nothing moves, as servers skip entries.
+    As servers may skip entries, the directory is read again until nothing more is moved.
     """
     unmarked = Unmoved()
     with kernel.open_dir(source.fd) as readable:
@@ -879,8 +879,8 @@ def _move_all_entries(
             with kernel.scan(readable) as entries:
                 for entry in entries:
                     name = Name(os.fsencode(entry.name))
-                    # The kernel would report this as well, but only after walking up from both directories, which is
-                    # slow deep down.
+                    # The kernel would report this, too, but only after it has walked up from both directories, which
+                    # takes long deep in a tree.
                     if entry.is_dir(follow_symlinks=False) and _are_dirs(kernel, source, target, name):
                         in_both.append(name)
                         continue
@@ -897,7 +897,7 @@ def _move_all_entries(
 
 
 def _mark_moved(kernel: Kernel, target: BackingAndMount, name: Name) -> Unmoved:
-    """Mark a moved entry as restored."""
+    """Mark a moved entry as restored; if this fails, count it in the result."""
     with suppress(OSError), kernel.open_beneath(target.fd, name) as fd:
         if mark_restored(kernel, fd):
             return Unmoved()
@@ -912,7 +912,7 @@ def _move_entry(kernel: Kernel, here: BackingAndMount, there: BackingAndMount, n
     except FileExistsError:
         return _IN_BOTH if _are_dirs(kernel, here, there, name) else errno.EEXIST
     except FileNotFoundError:
-        return errno.ENOENT if _mode(kernel, here, name) else 0  # otherwise another process took it
+        return errno.ENOENT if _mode(kernel, here, name) else 0  # if it is gone, another process took it
     except OSError as error:
         return error.errno or errno.EIO
     return 0
@@ -923,7 +923,7 @@ def _are_dirs(kernel: Kernel, source: BackingAndMount, target: BackingAndMount, 
 
 
 def _mode(kernel: Kernel, directory: BackingAndMount, name: Name) -> int:
-    """The mode of an entry; 0 if there is none, or something is mounted on it."""
+    """Return an entry's mode; 0 if it does not exist, or something is mounted on it."""
     try:
         return kernel.stat(directory.fd, name).st_mode
     except OSError:

@@ -1,8 +1,8 @@
-"""Servers that map root to an unprivileged user (NFS with root_squash), and security modules that refuse root.
+"""Detects servers that map root to an unprivileged user (NFS with root_squash), and security modules that refuse root.
 
-Root can do nothing on such a filesystem, so this is reported. NFS maps root by default, Lustre by a nodemap without
-`admin`. A security module may refuse root, too, so the message names both. On local filesystems only a security module
-can.
+Root can do nothing on such a filesystem, so this is reported. NFS maps root by default, Lustre if a nodemap has no
+`admin`. A security module may refuse root, too, so the message names both. On local filesystems, only a security module
+can refuse root.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ _TRIAL = b".trashd-squash-"
 
 
 def refuse_squashed(kernel: Kernel, store_fd: Fd, base_path: bytes) -> None:
-    """Check an opened `.trashd` of any owner.
+    """Check whether the server treats us as root, using an opened `.trashd` of any owner.
 
-    Raises  RootSquashed if we are root, and may not open what a store's owner and root may
+    Raises  RootSquashed if we are root, but may not open a file that the store's owner and root may open
     """
     if os.geteuid() == 0 and not kernel.is_local(store_fd) and _refuses_root(kernel, store_fd):
         raise RootSquashed(base_path)
 
 
 def _overrides_modes() -> bool:
-    """Whether this process may open files against their mode, as root with that capability may."""
+    """Whether this process may open files regardless of their mode, as root may with the right capability."""
     from fusefs.linux.credentials import Capability, may_use  # late: needed only where a server may refuse root
 
     return may_use(Capability.DAC_OVERRIDE)
 
 
 def _refuses_root(kernel: Kernel, store_fd: Fd) -> bool:
-    """Whether the server refuses an opened `.trashd` to root. Changes nothing; False if the file to try is missing.
+    """Whether the server refuses root's access to an opened `.trashd`; False if the file to try is missing.
 
-    A service may have dropped the capability to open other users' files; it can still open root's own by their mode.
+    This changes nothing. A service may have dropped the capability to open other users' files; it can still open root's
+    own files.
     """
     with suppress(FileNotFoundError):
         if kernel.stat(store_fd, LOCK).st_uid != 0 and not _overrides_modes():
@@ -53,9 +54,9 @@ def _refuses_root(kernel: Kernel, store_fd: Fd) -> bool:
 
 
 def _creates_as_other_user(kernel: Kernel, base: Fd) -> bool:
-    """Whether another user owns what root makes in a directory, or root may not make anything although modes allow it.
+    """Whether entries that root makes in a directory belong to another user, or root can't make any.
 
-    It tries this with an empty directory and removes that again.
+    This is tried with an empty directory, which is removed again.
     """
     name = Name(_TRIAL + os.urandom(6).hex().encode())
     try:
@@ -71,9 +72,9 @@ def _creates_as_other_user(kernel: Kernel, base: Fd) -> bool:
 
 @contextmanager
 def convert_squash_errors(kernel: Kernel, base_path: bytes) -> Iterator[None]:
-    """For a block in which root acts in a directory.
+    """Convert a PermissionError that is due to root squash, for a block in which root acts in a directory.
 
-    Raises  RootSquashed instead of a PermissionError that is due to root squash; other errors as they are
+    Raises  RootSquashed instead of such an error; other errors unchanged
     """
     try:
         yield

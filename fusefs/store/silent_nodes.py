@@ -1,8 +1,9 @@
-"""For how long another node, or another boot, must be silent before its container is taken over.
+"""How long another node, or another boot, must be silent before its container is taken over.
 
-Whether another node still works on a container is watched for some time, by our own clock. What was seen, and when, is
-recorded beside the container's record, so that any later command of this boot continues the watch. This only shows who
-may be alive. If a silent node does wake up, the way of taking over protects live files.
+To find out whether another node still works on a container, we watch the container for some time, by our own clock. The
+observed state and its time are recorded next to the container's record, so that any later command in this boot
+continues the watch. This only shows which nodes may be alive. If a silent node does wake up, the way in which a
+takeover is done protects live files.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from fusefs.store.layout import (
 )
 
 DEFAULT_TAKEOVER_S = 180
-"""Three times the longest time for which NFS caches attributes (acregmax, acdirmax), the longest known default."""
+"""Three times the longest time for which NFS caches attributes by default (acregmax, acdirmax); no known default is
+longer."""
 _TAKEOVER_S_BY_FSTYPE = {
     b"ceph": 90,
     b"fuse.ceph-fuse": 90,
@@ -38,29 +40,34 @@ _TAKEOVER_S_BY_FSTYPE = {
     b"fuse.mfs": 90,
     b"fuse.sshfs": 90,
 }
-"""By the type of the filesystem: nodes of these saw each other's changes within seconds (docs/internals/benchmarks/2026-11.md)."""
+"""Lower values for filesystem types whose nodes see each other's changes within seconds.
+
+Source  docs/internals/benchmarks/2026-11.md
+"""
 _CACHE_TIMES = 3
 _ANNOUNCED_PART = 1 / 3
-"""The share of that time without an announcement, as every check would stop every swap, and of the time with one."""
+"""The part of that time before a takeover is announced (otherwise every check would stop a swap), and the part after
+the announcement."""
 _NOTE_MAX_BYTES = 200
 _NS_PER_S = 1_000_000_000
 
 
 Wait = Callable[[float], bool]
-"""Waits for so many seconds; returns False if that was interrupted."""
+"""Waits for a number of seconds; returns False if the wait was interrupted."""
 
 
 class _Note(NamedTuple):
-    """What was seen, and when, by the clock of this boot that can't be set."""
+    """The observed state (a digest), and its time on this boot's clock, which can't be set."""
 
     at_s: float
     digest: str
 
 
 def takeover_s(store: Store) -> float:
-    """For how many seconds another node's command must be silent before it is taken over, if its lock can be taken.
+    """Return for how many seconds another node's command must be silent before it is taken over.
 
-    A node that is silent for less time may be busy, and other nodes see its changes only when their caches expire.
+    A node that is silent for less time may be busy, and other nodes see its changes only when their caches expire. The
+    command's lock must also be free.
     Raises  OSError
     """
     mounts = read_mounts()
@@ -72,9 +79,9 @@ def takeover_s(store: Store) -> float:
 
 
 def _configured_s(store: Store, mounts: list[Mount]) -> int:
-    """The longer value in the system's configuration and the caller's own for a volume; 0 if neither has one.
+    """Return the larger of the values in the system's and the caller's configuration for a volume; 0 if none is set.
 
-    A configuration with an error, or that the caller may not read, counts as having none.
+    A configuration that has an error, or that the caller may not read, counts as having no value.
     """
     from fusefs.linux.config_files import load_config, load_system_config  # late: seldom needed
 
@@ -87,9 +94,9 @@ def _configured_s(store: Store, mounts: list[Mount]) -> int:
 
 
 def remaining_wait_s(store: Store, fd: Fd) -> float:
-    """For how many more seconds a container must be silent, as far as this boot has watched it; 0: take it over.
+    """Return for how many more seconds a container must be silent, as far as this boot has watched it; 0: take it over.
 
-    A live owner that sees the announcement withdraws. Raises  OSError
+    A live owner gives up when it sees the announcement. Raises  OSError
     """
     kernel = store.kernel
     needed_s, now_s, digest = takeover_s(store), kernel.boot_ns() / _NS_PER_S, _digest_container(kernel, fd)
@@ -110,12 +117,12 @@ def remaining_wait_s(store: Store, fd: Fd) -> float:
 
 
 def _note_name(prefix: bytes) -> Name:
-    """The name of this boot's note: another boot's clock proves nothing."""
+    """Return the name of this boot's note. Times of another boot prove nothing."""
     return Name(prefix + boot_id().encode())
 
 
 def _digest_container(kernel: Kernel, fd: Fd) -> str:
-    """A digest of a container: its names, and the sizes and times of its record and everything else in it."""
+    """Return a digest of a container: the names of its entries, including the record, with their sizes and times."""
     from hashlib import sha256  # late: few commands meet another boot's leftovers
 
     digest = sha256()
@@ -128,7 +135,7 @@ def _digest_container(kernel: Kernel, fd: Fd) -> str:
 
 
 def _read_note(kernel: Kernel, fd: Fd, prefix: bytes) -> _Note | None:
-    """This boot's note; None if there is no valid one."""
+    """Read this boot's note; None if there is no valid one."""
     with suppress(FileNotFoundError, ValueError):
         at_s, sight = (read_small(kernel, fd, _note_name(prefix), _NOTE_MAX_BYTES) or b"").decode("ascii").split()
         return _Note(float(at_s), sight)

@@ -1,4 +1,4 @@
-"""Staging: make a container with its durable record, or undo that."""
+"""Staging: makes a container with its durable record, or undoes this."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from fusefs.store.victim_rename import mode_to_restore
 
 ATTEMPTS = 8
 _NEEDS_REPLACEMENT = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)
-"""Methods that need a prepared directory in the container; a record whose `fresh` is set has one already."""
+"""The methods that need a prepared directory in the container, unless the record's `fresh` shows that it exists."""
 
 
 class TakenContainer(NamedTuple):
-    """What root itself knows of a user's container that it takes over.
+    """What root itself knows about a user's container that it takes over.
 
-    born_ns  when it was made, by a clock that can't be set; its tree came later
-    uid      of its user; None if other users could enter it, so that they may have put something there
+    born_ns  when it was made, before its tree came, according to a clock that can't be set
+    uid      its user; None if other users could enter it, so that they may have put something there
     """
 
     born_ns: int
@@ -57,13 +57,12 @@ class TakenContainer(NamedTuple):
 class SwapOptions(NamedTuple):
     """The options of swap and rm.
 
-    retention_s  seconds until it expires; None: never
-    accept_differences  accept a replacement that differs from the old directory
-    keep         globs of top-level entries that a swap keeps in place
-    taken_container  not an option of the user's: the victim is a user's container (store/as_owner.py)
-    heir         uid of the user for whom root swaps: the orphan will be theirs, and does not expire before it is handed
-                 over
-    invocation   the command line, if a user gave one
+    retention_s  the time until the orphan expires; None: never
+    accept_differences  whether to accept a replacement that differs from the old directory
+    keep         globs for the top-level entries that a swap keeps in place
+    taken_container  set if the victim is a user's container (store/as_owner.py); not an option for users
+    heir         the uid for which root swaps; that user gets the orphan, which does not expire before
+    invocation   the command line, if a user typed one
     """
 
     retention_s: int | None = DEFAULT_RETENTION_S
@@ -78,7 +77,7 @@ class SwapOptions(NamedTuple):
 class Staged(NamedTuple):
     """A container in stage/ with its record locked.
 
-    replacement  the prepared replacement, None for a removal; for a sweep the container's `tree`, which the sweep fills
+    replacement  the prepared replacement; None for a removal; for a sweep, the container's `tree`, which it fills
     """
 
     held: HeldContainer
@@ -93,10 +92,10 @@ class Staged(NamedTuple):
 
 
 def stage(folder: UserFolder, name: bytes, record: Record) -> Staged:
-    """Make a container for a record: a new one or, on a full volume, from the reserve or the space of the spare file.
+    """Make a container for a record; on a full volume, from the reserve, or with the space that the spare file frees.
 
     name    becomes part of the id
-    Raises  OSError; nothing is left behind then
+    Raises  OSError; then nothing is left behind
     """
     is_released = False
     while True:
@@ -115,7 +114,7 @@ def stage(folder: UserFolder, name: bytes, record: Record) -> Staged:
 
 
 def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
-    """Make a new container for a record, without the reserve or the spare file."""
+    """Make a new container for a record, not from the reserve or with the spare file's space."""
     kernel = folder.store.kernel
     for attempt in range(ATTEMPTS):
         container = new_id(kernel, name)
@@ -129,7 +128,7 @@ def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
                 owned.enter_context(create_record(folder.store, fd, complete))
             except BaseException as error:
                 discard_unmade(folder, State.STAGE, container)
-                # Recovery may remove a container that has no record yet: its maker starts again.
+                # Recovery may have removed the container, which had no record yet: start again.
                 if isinstance(error, FileNotFoundError) and attempt < ATTEMPTS - 1:
                     continue
                 raise
@@ -138,10 +137,10 @@ def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
 
 
 def _complete_record(kernel: Kernel, fd: Fd, container: ContainerId, replacement: Fd | None, record: Record) -> Record:
-    """Complete a first record from its container: id, prepared directory, superblock, and a time before its tree came.
+    """Complete a first record from its container: id, prepared directory, superblock, and a time before the tree came.
 
-    If the record has that time already, because the tree came into the store earlier, the record's time is kept.
-    fd  of a directory in which an entry was just made or changed
+    If the record already has that time, because the tree came into the store earlier, it is kept.
+    fd  a directory in which an entry has just been made or changed, which sets its ctime
     """
     if replacement is not None and record.method is Method.SWEEP:
         record = record._replace(victim=kernel.identify(replacement))
@@ -159,7 +158,7 @@ def _complete_record(kernel: Kernel, fd: Fd, container: ContainerId, replacement
 def _make_replacement(folder: UserFolder, container_fd: Fd, method: Method) -> Fd:
     kernel, name = folder.store.kernel, REPLACEMENT if method is Method.TWO_RENAME else TREE
     if folder.store.is_shared():
-        new = unfinished_name()  # a mkdir that the server executes twice makes nothing that is named like the tree
+        new = unfinished_name()  # if the server executes the mkdir twice, nothing with the tree's name appears later
         make_unique(kernel, container_fd, new)
         kernel.rename(container_fd, new, container_fd, name)
     else:
@@ -168,17 +167,14 @@ def _make_replacement(folder: UserFolder, container_fd: Fd, method: Method) -> F
 
 
 def discard_unmade(folder: UserFolder, state: State, container: ContainerId) -> None:
-    """Remove a container that never got its record, as recovery would, or may have done already."""
+    """Remove a container that never got its record, as recovery would do, or may have done already."""
     kernel = folder.store.kernel
     with suppress(OSError), folder.open(state) as parent:
         remove_unrecorded(kernel, parent, container.encode())
 
 
 def remove_unrecorded(kernel: Kernel, state: Fd, name: bytes) -> None:
-    """Remove a container without a record: only by rmdir, which fails if it holds anything.
-
-    Raises  OSError if it does
-    """
+    """Remove a container without a record, using only rmdir, which fails if anything else is in it. Raises  OSError"""
     with kernel.open_dir(state, name) as fd:
         names = kernel.list_reopened(fd)
         for directory in (TREE, REPLACEMENT, *(name for name in names if name.startswith(UNFINISHED_PREFIX))):
@@ -190,7 +186,7 @@ def remove_unrecorded(kernel: Kernel, state: Fd, name: bytes) -> None:
 
 
 def _stage_reserve(folder: UserFolder, name: bytes, record: Record) -> Staged | None:
-    """Make a container from the reserve; None if there is none or another command has it."""
+    """Make a container from the reserve; None if there is no reserve, or another command is using it."""
     kernel = folder.store.kernel
     with ExitStack() as owned:
         taken = lock_reserve(folder, owned)
@@ -204,7 +200,7 @@ def _stage_reserve(folder: UserFolder, name: bytes, record: Record) -> Staged | 
             kernel.rmdir(fd, TREE)
         elif record.method is Method.TWO_RENAME:
             kernel.rename(fd, TREE, fd, REPLACEMENT)
-        read_fs_clock_ns(kernel, fd)  # the reserve was made long ago
+        read_fs_clock_ns(kernel, fd)  # this updates the ctime: the reserve was made long ago
         record = _complete_record(kernel, fd, container, prepared, record)
         fill_record(kernel, spare, record)
         kernel.rename(fd, SPARE, fd, RECORD)
@@ -219,9 +215,9 @@ def make_record(
     victim: Identity | None,
     parent: Identity | None = None,
 ) -> Record:
-    """Make a record of a tree that is taken now, without retention.
+    """Make the record for a tree that is taken now, without retention.
 
-    The caller adds optional fields, and `_completed` those that depend on the container.
+    The caller adds optional fields, and `_complete_record` adds those that depend on the container.
     """
     kernel = folder.store.kernel
     return Record(
@@ -241,7 +237,7 @@ def make_record(
 
 
 def make_victim_record(folder: UserFolder, victim: Victim, method: Method, options: SwapOptions) -> Record:
-    """Make the record of a victim, except for the fields that its container adds."""
+    """Make a victim's record, except for the fields that depend on its container."""
     kernel, origin = folder.store.kernel, RelPath(relative_to(victim.path(), folder.store.base_path))
     parent, identity = kernel.identify(victim.parent.sides.fd), kernel.identify(victim.fd)
     return make_record(folder, method, origin, identity, parent)._replace(
@@ -257,16 +253,16 @@ def make_victim_record(folder: UserFolder, victim: Victim, method: Method, optio
 
 
 INSIDE = Name(b"inside")
-"""An entry that fills a check's stand-in, where no rename must replace the stand-in."""
+"""An entry that a check puts into its stand-in, where a rename must not be able to replace the stand-in."""
 
 
 def stand_in(container: ContainerId) -> Name:
-    """The name, beside the victim, of the empty directory with which a check tries the rename to its container."""
+    """Return the name of the empty directory beside the victim with which a check tries the rename to its container."""
     return Name(NEW_PREFIX + container.rpartition("-")[2].encode())
 
 
 def drop_stand_in(kernel: Kernel, parent: Fd, container: ContainerId) -> None:
-    """Remove the stand-in. If that fails, an empty directory stays behind, which is harmless."""
+    """Remove the stand-in. If this fails, an empty directory stays behind, which does no harm."""
     beside = stand_in(container)
     for name in (join_path(beside, INSIDE), beside):
         with suppress(OSError):
@@ -274,14 +270,14 @@ def drop_stand_in(kernel: Kernel, parent: Fd, container: ContainerId) -> None:
 
 
 def restock(folder: UserFolder) -> None:
-    """Refill the reserve if possible. `trashd doctor` reports a failure; the swap has succeeded all the same."""
+    """Refill the reserve if possible. A failure is left to `trashd doctor`, since the swap has succeeded."""
     with suppress(OSError):
         ensure_reserve(folder)
         ensure_spare_space(folder)
 
 
 def identify_at(kernel: Kernel, dir_fd: Fd, name: bytes) -> Identity | None:
-    """The identity of the entry with a name; None if there is none."""
+    """Return the identity of the entry with a name; None if there is none."""
     try:
         with kernel.open_beneath(dir_fd, name) as fd:
             return kernel.identify(fd)

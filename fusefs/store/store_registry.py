@@ -1,9 +1,9 @@
-"""The present targets of a registry's lines: a store, nothing yet, nothing for good, or a mount that does not answer.
+"""Registries of stores: finds what each line leads to now, adds lines, and reads users' registries for root.
 
 A registry is rewritten as a whole, under a lock, without stores that are gone. For root, users' registries are read by
-children with the users' uids, and no link of theirs is followed. Root finds users in the account database, and others
-by their folders in stores. A registry is searched below the home directory in the account database, as root does not
-know a user's $XDG_STATE_HOME.
+child processes with the users' UIDs, and users' links are not followed. Root finds users in the account database, and
+through their folders in stores. Root searches a registry below the home directory in the account database, since it
+does not know a user's XDG_STATE_HOME.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR)
 class RegistryTarget(Enum):
     """What a line leads to.
 
-    ABSENT  missing; the disk may be unmounted, so it may come back
-    GONE    missing on its filesystem, which is mounted
-    SILENT  no answer
+    THERE   the store
+    ABSENT  nothing now; the store may come back, for example if its disk is not mounted
+    GONE    nothing, although the store's filesystem is mounted
+    SILENT  a mount that does not respond
     """
 
     THERE = "there"
@@ -61,7 +62,7 @@ class RegistryTarget(Enum):
 
 
 class UserLine(NamedTuple):
-    """A line of a user's registry. Root's own is trusted; a user's counts only for that user's own store."""
+    """A line of a user's registry. Root's lines are trusted; a user's line counts only for that user's own store."""
 
     uid: int
     line: RegistryLine
@@ -70,7 +71,7 @@ class UserLine(NamedTuple):
 def find_targets(
     kernel: Kernel, entries: Sequence[UserLine], mounts: Sequence[Mount]
 ) -> Iterator[tuple[UserLine, RegistryTarget]]:
-    """Each line and its target; children check, as a mount may never answer."""
+    """Yield each line with its target. Child processes check the targets, because a mount may never respond."""
     uid = os.geteuid()
     trusted = trusted_owners(uid)
     silent = kernel.silent_mounts
@@ -82,7 +83,7 @@ def find_targets(
 
     def where(entry: UserLine) -> Hashable:
         mount = covering_mount_id(entry.line.path, mounts)
-        # A user's path may lead through a link to a silent mount, where other users' paths do not.
+        # A user's path may lead through a link to a silent mount, while other users' paths don't.
         return mount if entry.uid == uid or mount in kernel.silent_mounts else (entry.uid, mount)
 
     for entry, answer in ask_each(entries, ask, silent, where):
@@ -93,7 +94,7 @@ def find_targets(
 
 
 def find_target(kernel: Kernel, line: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> RegistryTarget:
-    """The target of a line. This may block forever"""
+    """Find the target of a line. This may block forever."""
     try:
         base = open_untrusted(kernel, line.path, mounts, trusted)
     except OSError as error:
@@ -113,7 +114,7 @@ def find_target(kernel: Kernel, line: RegistryLine, mounts: Sequence[Mount], tru
 
 
 def _was_here(kernel: Kernel, line: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> bool:
-    """Whether the lowest existing directory of a path is on the filesystem that the store was on."""
+    """Whether the lowest existing directory of the path is on the same filesystem as the store was."""
     path = line.path
     while path != b"/":
         path = os.path.dirname(path)
@@ -131,10 +132,11 @@ def _is_on(fd: Fd, line: RegistryLine) -> bool:
 
 
 def open_registered(kernel: Kernel, entry: UserLine, mounts: list[Mount]) -> Store | None:
-    """Open the store that a line names; None if it leads to another one or none. May block forever: use `follow` first.
+    """Open the store that a line names; None if the line leads to another store or to none.
 
-    If the line is from another user's registry, it must be that user's own store, and root opens it for that user only.
-    Raises  BrokenStore, for the caller's own registry
+    This may block forever, so call `find_targets` first. If the line is from another user's registry, the store must be
+    that user's own, and root opens it for that user only.
+    Raises  BrokenStore, if the line is from the caller's own registry
     """
     line, of = entry.line, None if entry.uid == os.geteuid() else entry.uid
     try:
@@ -162,14 +164,14 @@ _N_LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.01
 
 
 def add_line(kernel: Kernel, new_line: RegistryLine) -> str:
-    """Add a line to the caller's registry. Return why that failed, as a clause for messages, or "".
+    """Add a line to the caller's registry. Return the reason if that failed, as a clause for messages, or "".
 
     Raises  OSError
     """
     path = make_dir(persistent_dir())
     lock = _lock_registry(path)
     if lock is None:
-        return "another process holds the lock of the registry"
+        return "another process holds the registry's lock"
     with lock, Fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         try:
             lines = decode_lines(read_registry(directory))
@@ -185,7 +187,7 @@ def add_line(kernel: Kernel, new_line: RegistryLine) -> str:
 
 
 def _lock_registry(path: bytes) -> Fd | None:
-    """Take the registry's lock; None if it stays taken: its holder should be about to write, or has been stopped."""
+    """Take the registry's lock; None if it stays taken, as its holder has been stopped, or takes long to write."""
     for _glance in range(_N_LOCK_TRIES):
         lock = take_lock(path, STORES + b".lock")
         if lock is not None:
@@ -195,7 +197,7 @@ def _lock_registry(path: bytes) -> Fd | None:
 
 
 def _still_needed(kernel: Kernel, lines: Sequence[RegistryLine], new_line: RegistryLine) -> list[RegistryLine]:
-    """The lines to keep beside a new one; if there are too many, without those that are absent now."""
+    """Return the lines to keep along with a new one; if there are too many, omit those that are absent now."""
     entries = [UserLine(os.geteuid(), line) for line in lines]
     followed = [(entry.line, lead) for entry, lead in find_targets(kernel, entries, read_mounts())]
     kept = [
@@ -210,7 +212,7 @@ def _still_needed(kernel: Kernel, lines: Sequence[RegistryLine], new_line: Regis
 
 
 def _replaces(new_line: RegistryLine, line: RegistryLine, target: RegistryTarget) -> bool:
-    """Whether a new line replaces an old one: it has the same path, or the store's new path."""
+    """Whether a new line replaces an old one: it has the same path, or it is the same store with a new path."""
     if new_line.volume != line.volume:
         return False
     likelihood = compare(new_line.identity, line.identity)
@@ -225,7 +227,7 @@ _MOST_UNLISTED = 1000
 
 _MOST_AT_ROOTS = 16
 
-"""Limit of one user's own stores in all mount points together, as any user can make directories with such names."""
+"""The most stores of one user at all mount points together, because any user can make directories with such names."""
 
 
 _HAS_REGISTRY = b"found"
@@ -237,10 +239,10 @@ class _RegistryHome(NamedTuple):
 
 
 def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int] = ()) -> Iterator[UserLine]:
-    """The lines of all users' registries that lead to a store now; needs root.
+    """Find the lines of all users' registries that lead to a store now; needs root.
 
-    uids  of users who may be missing in the list of accounts, as a directory service need not list all
-    A child that does not answer within a few seconds, because of its user or a mount, is skipped.
+    If a child does not respond within a few seconds, because of its user or a mount, its lines are skipped.
+    uids  users who may be missing in the list of accounts, since a directory service need not list all
     """
     homes = _homes(kernel, uids)
     entries = [entry for home in _with_registry(kernel, homes, mounts) for entry in _entries_of(kernel, home, mounts)]
@@ -248,10 +250,10 @@ def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int]
 
 
 def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mount]) -> Iterator[UserLine]:
-    """Users' own stores in some mount points, whether or not they are in a registry; needs root.
+    """Find users' own stores at mount points, whether or not they are in a registry; needs root.
 
-    A store's own file, which only its user can have put there, has its identity: so it is no copy of the store's files.
-    A child that does not answer within a few seconds is skipped, as above.
+    The store's volume.json, which only its user can have put there, contains its identity, so it is not a copy of the
+    store's files. If a child does not respond within a few seconds, its stores are skipped.
     """
 
     def ask(point: bytes) -> bytes:
@@ -273,7 +275,7 @@ def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mo
 
 
 def _line_at_root(kernel: Kernel, uid: int, path: bytes, mounts: Sequence[Mount]) -> Iterator[UserLine]:
-    """The registry line for a user's own store, made by a process of that user; none if it is no such store."""
+    """Make the registry line for a user's own store, in a process of that user; none if it is not such a store."""
     base_path, name = os.path.split(path)
 
     def ask(_path: bytes) -> bytes:
@@ -296,7 +298,7 @@ def _line_at_root(kernel: Kernel, uid: int, path: bytes, mounts: Sequence[Mount]
 
 
 def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_RegistryHome]:
-    """Users' home directories by the account database, with a time limit, as a directory service may be slow."""
+    """Read users' home directories from the account database; with a time limit, as a directory service may be slow."""
 
     def ask(uid: int | None) -> bytes:
         with suppress(KeyError):
@@ -317,14 +319,14 @@ def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_RegistryHome]:
 
 
 def _with_registry(kernel: Kernel, homes: Sequence[_RegistryHome], mounts: Sequence[Mount]) -> list[_RegistryHome]:
-    """The home directories that seem to have a registry: most have none, and cost only a few calls."""
+    """Find the home directories that seem to have a registry; for most, a few calls show that they have none."""
 
     def ask(home: _RegistryHome) -> bytes:
         try:
             with _open_registry_directory(kernel, home, mounts) as directory:
                 st = os.stat(STORES, dir_fd=directory, follow_symlinks=False)
         except PermissionError:
-            return _HAS_REGISTRY  # root of another host may not see it, but a process of its user may
+            return _HAS_REGISTRY  # the server may refuse this to root, but not to a process of its user
         except OSError:
             return b""
         return _HAS_REGISTRY if stat.S_ISREG(st.st_mode) and st.st_uid == home.uid else b""
@@ -334,7 +336,7 @@ def _with_registry(kernel: Kernel, homes: Sequence[_RegistryHome], mounts: Seque
 
 
 def _entries_of(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> list[UserLine]:
-    """The lines of a user's registry, read as that user."""
+    """Read the lines of a user's registry, as that user."""
 
     def ask(_home: _RegistryHome) -> bytes:
         try:
@@ -346,11 +348,11 @@ def _entries_of(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) ->
         except OSError:
             return b""
 
-    # The user may stop the child: this marks no mount as silent, and affects only that user.
+    # The user may stop the child, so this must not mark a mount as silent: then it affects only that user.
     ((_home, answer),) = ask_each((home,), ask, set(), lambda _home: home.uid, user_credentials(home.uid))
     return [UserLine(home.uid, line) for line in decode_lines(answer or b"")]
 
 
 def _open_registry_directory(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> Fd:
-    """Open the directory of a user's registry through no link except root's, as any caller. Raises  OSError"""
+    """Open the directory of a user's registry, following only root's links, for any caller. Raises  OSError"""
     return open_untrusted(kernel, os.path.join(home.path, STATE_BELOW_HOME), mounts, (0,))

@@ -1,6 +1,6 @@
-"""Swap and rm from a path to the result: refusals, the store, the user's folder, one exchange with the victim.
+"""Implements swap and rm, from the path to the result: refusals, store, user's folder, and the exchange of the victim.
 
-rm moves the victim, which may be a file, into the store by one rename, on every filesystem.
+rm needs no exchange: it moves the victim, which may be a file, into the store with a single rename.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ from fusefs.store.victim_rename import (
 )
 
 Differences = tuple[MetadataDifference, ...]
-"""Attributes of a victim that its replacement could not be given."""
+"""The attributes of a victim that could not be given to its replacement."""
 
 
 class Swapped(NamedTuple):
     """The result of a swap or a removal.
 
-    store       the user's folder that has it
-    volume      the directory that holds the store, if commands do not find that by themselves; else None
-    gap_ns      for how long the name was missing (two renames); 0 for an exchange, None for a removal
-    unlike      attributes that the replacement could not be given
-    warnings    steps after the exchange that failed; the next command completes them
-    kept        top-level entries that stay in place
-    unnoted     why the caller's registry does not name that store, so that no service reaps there; empty if it does
-    expires_ns  when it expires, by the wall clock; None: never
+    store       the user's folder that contains the orphan
+    volume      the directory that holds the store, if commands can't find it by themselves, else None
+    gap_ns      how long the name was missing between two renames; 0 for an exchange, None for a removal
+    unlike      the attributes that could not be given to the replacement
+    warnings    failed steps after the exchange; the next command completes them
+    kept        the top-level entries that stay in place
+    unnoted     why the store is not in the caller's registry, so that no service reaps it; empty if it is
+    expires_ns  when it expires, in wall-clock time; None: never
     """
 
     id: ContainerId
@@ -92,17 +92,17 @@ class Swapped(NamedTuple):
     expires_ns: int | None = None
 
     def base(self) -> bytes:
-        """The directory that holds the store."""
+        """Return the directory that holds the store."""
         return base_of(self.store)
 
 
 def base_of(folder: bytes) -> bytes:
-    """The directory that holds the store of a user's folder, whose path is BASE/STORE/AREA/FOLDER."""
+    """Return the directory that holds the store of a user's folder, whose path is BASE/STORE/AREA/FOLDER."""
     return folder.rsplit(b"/", 3)[0] or b"/"
 
 
 class Adopted(NamedTuple):
-    """Where a container went that has its victim: id, the user's folder, and warnings."""
+    """Where a container went with its victim: its id, the user's folder, and warnings."""
 
     id: ContainerId
     store: bytes
@@ -120,7 +120,7 @@ def adopt(held: HeldContainer) -> Adopted:
 
 
 AdoptFunction = Callable[[HeldContainer], Adopted]
-"""Called for a container that has its victim, before the container's lock is released."""
+"""Called after the victim is in its container, before the container's lock is released."""
 
 
 def swap(
@@ -131,11 +131,11 @@ def swap(
     adopt: AdoptFunction = adopt,
     n_attempts: int = ATTEMPTS,
 ) -> Swapped:
-    """Swap the victim into a user's folder of a store.
+    """Swap the victim into a user's folder in a store.
 
     visible  does the renames at the victim's name
     Raises   OSError with EXDEV if this store can't take it: try the next one; other OSError, NotAlike, Refused: the
-             victim is where it was; Unsettled: everything is kept, and the message names the place
+             victim is where it was; Unsettled: everything is kept, and the message says where
     """
     if not folder.store.volume.exchange:
         return _by_two_renames(folder, victim, options, visible, adopt)
@@ -145,11 +145,11 @@ def swap(
             kept_links = None if victim.kept_entries is None else link_kept_entries(staged, victim)
             visible.make(VisibleMove.EXCHANGE, staged.held)
         except (OSError, TrashdError) as error:
-            # Not for a Ctrl-C, which may come after the exchange: recovery settles that.
+            # A Ctrl-C is not handled here, as it may come after the exchange: recovery settles that.
             is_swept = isinstance(error, FileNotFoundError) and not _has_replacement(staged)
             undo_staging(staged, victim, visible, error)
             if is_swept and n_attempts > 1:
-                # A recovery that had seen no record yet removed the replacement: start again.
+                # A recovery found no record yet and removed the replacement: start again.
                 return swap(folder, victim, options, visible, adopt, n_attempts - 1)
             if not isinstance(error, OSError) or error.errno not in NO_EXCHANGE:
                 raise
@@ -162,10 +162,10 @@ def swap(
 
 
 def unstage(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
-    """Undo a staging whose victim never came: links, temporary permission, replacement, record, container, in order.
+    """Undo a staging whose victim never came: links, temporary permission, replacement, record and container.
 
-    Raises  OSError if the victim came after all (a kernel may report failure of a rename that it did): the container
-            stays as it is, and recovery decides
+    Raises  OSError if the victim came after all, since a kernel may report a failure although it did the rename; then
+            the container stays as it is, and recovery decides
     """
     kernel = staged.held.folder.store.kernel
     if victim.kept_entries is not None:
@@ -178,7 +178,7 @@ def unstage(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
 
 
 def undo_staging(staged: Staged, victim: Victim, visible: VisibleRename, error: Exception) -> None:
-    """`unstage` after an error. Raises  TakenOver if another node took the container over, and undoes it instead"""
+    """Call `unstage` after an error. Raises  TakenOver if another node took over the container and undoes it instead"""
     try:
         unstage(staged, victim, visible)
     except OSError:
@@ -188,7 +188,7 @@ def undo_staging(staged: Staged, victim: Victim, visible: VisibleRename, error: 
 
 
 def _raise_if_taken_over(staged: Staged) -> None:
-    """Raises  TakenOver if another node may have what is missing here"""
+    """Raise TakenOver if another node may have what is missing here."""
     if is_taken_over(staged.held):
         raise TakenOver(staged.held.id)
 
@@ -199,7 +199,7 @@ def _has_replacement(staged: Staged, name: Name = TREE) -> bool:
 
 
 def copy_metadata(staged: Staged, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Differences:
-    """Give the replacement the victim's metadata, with the temporary permission this may need; return what differs.
+    """Give the replacement the victim's metadata, with a temporary permission if needed; return what differs.
 
     Raises  NotAlike if anything differs and options.accept_differences is not set; OSError ENOKEY if the encryption
             differs, whatever the options
@@ -221,7 +221,7 @@ _UNCHANGED = "nothing was changed; run the command again"
 
 
 def format_differences(differing: Differences) -> list[str]:
-    """Describe the differences for messages."""
+    """Return the differences as texts for messages."""
     return [
         f"{one.what} {UNREADABLE if one.wanted == UNREADABLE else f'{one.got} instead of {one.wanted}'}"
         for one in differing
@@ -229,15 +229,15 @@ def format_differences(differing: Differences) -> list[str]:
 
 
 def _is_exchanged(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
-    """Whether the exchange happened, by the fds held since before it; False if the filesystem ignores the flag.
+    """Return whether the exchange happened, judging by earlier fds; False if the filesystem ignores the flag.
 
-    Raises  Refused if something else had the name at that moment, and has it again; Unsettled if it could not be given
-            back: everything is in stage/; OSError, TakenOver
+    Raises  Refused if another entry had the name at that moment, and has it again; Unsettled if that entry could not
+            get its name back, and everything is in stage/; OSError, TakenOver
     """
     kernel = staged.held.folder.store.kernel
     assert staged.replacement is not None
     if kernel.is_named(victim.fd, staged.held.fd, TREE):
-        return True  # whatever has the name now: the user may have moved the replacement already, which is fine
+        return True  # the name is not checked: the user may have moved the replacement already, which is fine
     replacement_stat = kernel.fstat(staged.replacement)
     is_replacement_at_name = visible.stat_name() == (replacement_stat.st_dev, replacement_stat.st_ino)
     if is_replacement_at_name or not kernel.is_named(staged.replacement, staged.held.fd, TREE):
@@ -269,7 +269,7 @@ def finish_swap(
     kept_links: KeptLinks | None = None,
     adopt: AdoptFunction = adopt,
 ) -> Swapped:
-    """After the victim came: move kept entries back, end temporary permissions, adopt, flush.
+    """Finish a swap after the victim came: move kept entries back, end temporary permissions, adopt, flush.
 
     Errors do not undo the swap: they become warnings, and the next command completes the steps.
     """
@@ -300,7 +300,7 @@ def finish_swap(
 def _by_two_renames(
     folder: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename, adopt: AdoptFunction
 ) -> Swapped:
-    """Swap without an exchange: the name is missing between two renames, for `gap_ns` of the result."""
+    """Swap without an exchange: between two renames, the name is missing for `gap_ns`, which is part of the result."""
     kernel = folder.store.kernel
     with stage(folder, victim.name, make_victim_record(folder, victim, Method.TWO_RENAME, options)) as staged:
         try:
@@ -321,13 +321,13 @@ def _by_two_renames(
         swapped = finish_swap(staged, victim, visible, differing, gap_ns, kept_links if is_placed else None, adopt)
     if is_placed:
         return swapped
-    kept = "" if kept_links is None else ", with all that --keep selected"
+    kept = "" if kept_links is None else ", and contains everything that --keep selected"
     warning = f"another process took the name during the swap, and has it now; the old tree is {swapped.id}{kept}"
     return swapped._replace(warnings=(*swapped.warnings, warning))
 
 
 def _place_replacement(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
-    """Rename the replacement to the name; if that fails, move the victim back and raise the error.
+    """Rename the replacement to the victim's name; if this fails, move the victim back and raise the error.
 
     Returns  False if another process took the name in the gap: it keeps the name, and the old tree becomes an orphan
     """
@@ -351,7 +351,7 @@ def _place_replacement(staged: Staged, victim: Victim, visible: VisibleRename) -
 
 
 def give_back_name(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
-    """Move back an entry that a rename took instead of the victim, and raise."""
+    """Move back an entry that a rename took instead of the victim. Raises  Refused; Unsettled if this fails"""
     _raise_if_taken_over(staged)
     where = printable(victim.path())
     try:
@@ -367,7 +367,7 @@ def give_back_name(staged: Staged, victim: Victim, visible: VisibleRename) -> No
 
 
 def remove(folder: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Swapped:
-    """Move the victim into a user's folder of a store; arguments and errors as for `swap`."""
+    """Move the victim into a user's folder in a store. For the arguments and errors, see `swap`."""
     kernel = folder.store.kernel
     with stage(folder, victim.name, make_victim_record(folder, victim, Method.REMOVED, options)) as staged:
         try:
@@ -382,8 +382,7 @@ def remove(folder: UserFolder, victim: Victim, options: SwapOptions, visible: Vi
 
 
 SwapFunction = Callable[[UserFolder, Victim, SwapOptions, VisibleRename], Swapped]
-"""`swap` or `remove`: moves a victim into a user's folder of a store; OSError with EXDEV if that store can't take it.
-"""
+"""`swap` or `remove`: moves a victim into a user's folder in a store. Raises  OSError EXDEV if it can't take it"""
 
 
 def swap_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
@@ -395,16 +394,16 @@ def swap_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
 
 
 def remove_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
-    """Remove whatever is at a path, restorably; errors as for `swap_path`."""
+    """Remove whatever is at a path, so that it can be restored. For the errors, see `swap_path`."""
     return swap_or_remove_path(kernel, path, options, remove, directory=False)
 
 
 def swap_or_remove_path(
     kernel: Kernel, path: bytes, options: SwapOptions, verb: SwapFunction, *, directory: bool
 ) -> Swapped:
-    """Find the victim and call `verb` with it; once more if the name was cached by this node for an inode that is gone.
+    """Find the victim and call `verb` with it; do it again if this node had cached the name for an inode that is gone.
 
-    directory  whether the victim must be one
+    directory  whether the victim must be a directory
     Raises     TrashdError
     """
     try:
@@ -414,7 +413,7 @@ def swap_or_remove_path(
         if error.errno != errno.ESTALE:
             raise
     with suppress(OSError):
-        os.close(os.open(path, READABLE | os.O_CLOEXEC))  # makes this node ask the server for the name; O_PATH does not
+        os.close(os.open(path, READABLE | os.O_CLOEXEC))  # makes this node ask the server, which O_PATH would not do
     with find_victim(kernel, path) as victim:
         return _offer_to_stores(kernel, victim, options, verb, directory=directory)
 
@@ -422,7 +421,7 @@ def swap_or_remove_path(
 def _offer_to_stores(
     kernel: Kernel, victim: Victim, options: SwapOptions, verb: SwapFunction, *, directory: bool
 ) -> Swapped:
-    """Check for refusals, then try one store after the other until one can take the victim."""
+    """Check for refusals, then try one store after another until one can take the victim."""
     visible = DirectRename(kernel, victim.parent.sides, victim.name)
     try:
         for reason in find_refusals(kernel, victim, directory=directory):
@@ -448,16 +447,16 @@ def _offer_to_stores(
 
 
 def volume_to_report(store: Store, mounts: Iterable[Mount]) -> bytes | None:
-    """The directory that holds a store, if commands find the store only by it: not at a mount point or by the registry.
+    """Return the directory that holds a store if commands can find the store only if a user names this directory.
 
-    Our own mounts do not count: one may be gone by then, and the store is where it was before.
+    Return None if it is a mount point or in the registry. Our own mounts do not count, as they may be unmounted.
     """
     lasting = any(mount.point == store.base_path for mount in mounts if not mount.is_trashd())
     return None if lasting or is_registered_store(store) else place_of_store(store)
 
 
 def _explain_unregistered(store: Store, volume: bytes | None) -> str:
-    """Why the caller's registry does not name a store, if that keeps services from it; empty otherwise."""
+    """Return why a store is not in the caller's registry, if no service finds it because of this; empty otherwise."""
     is_discoverable = store.name != STORE or store.is_common()  # at a mount point, where root's service finds it, too
     if store.owner != os.geteuid() or (volume is None and (is_discoverable or is_registered_store(store))):
         return ""
@@ -465,9 +464,9 @@ def _explain_unregistered(store: Store, volume: bytes | None) -> str:
 
 
 def open_own_folder(store: Store) -> UserFolder:
-    """Open the caller's folder; make it if missing. Complete or undo what a killed command left in stage/.
+    """Open the caller's folder, or make it. Complete or undo what killed commands left in stage/.
 
-    From now on the user's registry names the store.
+    From now on, the store is in the user's registry.
     Raises  OSError; Untrusted
     """
     kernel = store.kernel
@@ -479,7 +478,7 @@ def open_own_folder(store: Store) -> UserFolder:
         restock(folder)
         return folder
     with close_on_error(folder), folder.open(State.STAGE) as stage:
-        # Root does not touch what others may have put there to make it pass for root's folder.
+        # Root does not touch a folder that others may have made to pass for root's.
         if (folder.is_proven or folder.uid) and not kernel.is_empty(stage):
             from fusefs.store.recover import recover
 
@@ -488,16 +487,13 @@ def open_own_folder(store: Store) -> UserFolder:
 
 
 def refuse_unknown(store: Store) -> None:
-    """Refuse, as root, one of root's stores that root may not have made. Raises  NoStore"""
+    """Refuse a store that belongs to root but may not have been made by root, if we are root. Raises  NoStore"""
     if store.is_ours_as_root() and store.has_unknown_maker():
         raise NoStore(f"{printable(store.base_path)} ({NOT_MADE})", hint_for_unknown_maker(store.base_path))
 
 
 def _first_folder(store: Store) -> UserFolder:
-    """The caller's first folder in a store: made, or taken from an older store there.
-
-    Raises  OSError; NoStore; Busy
-    """
+    """Make the caller's first folder in a store, or take it from an old store there. Raises  OSError; NoStore; Busy"""
     from fusefs.store.make_folder import (  # only the first command on a volume needs these
         abandoned_folders,
         make_folder_as_root,
@@ -517,9 +513,9 @@ def _first_folder(store: Store) -> UserFolder:
 
 
 def add_own_pointer(scope: Scope, store: Store) -> None:
-    """Write a pointer to a store into the caller's own folder of the store above it, if there is one.
+    """Write a pointer to a store into the caller's own folder in the store above it, if there is one.
 
-    This comes before the store is used, so that its contents are found even if we are killed.
+    This is done before the store is used, so that its contents are found even if we are killed.
     """
     upper = store_above(scope, store)
     if upper is not None:
@@ -528,7 +524,7 @@ def add_own_pointer(scope: Scope, store: Store) -> None:
 
 
 def store_above(scope: Scope, store: Store) -> Store | None:
-    """The highest of the stores for a directory, if it is above the given one; the caller closes it."""
+    """Open the scope's highest store if it is above the given store, else return None; the caller closes it."""
     if store.base_path == scope.root_path:
         return None
     for _relative, upper in existing_stores(store.kernel, scope, [], to_take=False):
@@ -540,7 +536,7 @@ def store_above(scope: Scope, store: Store) -> Store | None:
 
 
 def to_user_error(error: OSError | TrashdError, victim: Victim) -> TrashdError:
-    """Convert an error for the user, adding the cause where the errno hides it; return a TrashdError unchanged."""
+    """Convert an error for the user, and add the cause if the errno hides it; return a TrashdError unchanged."""
     if isinstance(error, TrashdError):
         return error
     if error.errno in (errno.EPERM, errno.EACCES):
@@ -558,5 +554,5 @@ def to_user_error(error: OSError | TrashdError, victim: Victim) -> TrashdError:
 
 
 def make_stale_mount_error(scope: Scope) -> NoBacking:
-    """The meaning of ESTALE where one of our mounts shows the directory."""
-    return NoBacking(scope.root_path + b" (it shows another directory than its source)")
+    """Return the error that ESTALE means if the directory is on one of our mounts."""
+    return NoBacking(scope.root_path + b" (it shows a different directory than its source)")

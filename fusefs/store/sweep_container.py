@@ -1,8 +1,8 @@
-"""The container of a sweep: what the sweep takes keeps its paths in it, and becomes one orphan in the end.
+"""The container of a sweep: the entries that the sweep takes keep their paths in it, and become one orphan at the end.
 
-Its record is durable before anything moves, and serves as the lock. Its `tree` gets the attributes of the swept
-directory. Each directory in the tree gets those of its original, and is made under another name, so that it appears
-complete.
+The container's record is durable before anything moves, and serves as the lock. Its `tree` gets the attributes of the
+swept directory. Each directory in the tree gets those of its original. It is made under another name, so that it
+appears complete.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from fusefs.store.walk import DeepOpener, DeepOpeners, make_missing, walk_inward
 
 
 class SweepContainer(NamedTuple):
-    """A locked container in stage/ into which a sweep moves entries; forked workers have it, too.
+    """A locked container in stage/ into which a sweep moves entries; forked workers share it.
 
-    scope    the directory that is swept
-    tree     its `tree`, on both sides if the directory is
-    volume   the directory that holds the store, if commands do not find that by themselves; else None
-    offered  the store, which is removed if nothing was taken and it was made for this
+    scope    the swept directory
+    tree     the container's `tree`, also in the mount if the swept directory is in one
+    volume   the directory that holds the store, if commands do not find the store themselves; otherwise None
+    offered  the store; if it was made for this sweep and nothing was taken, it is removed
     """
 
     scope: Scope
@@ -60,10 +60,11 @@ class SweepContainer(NamedTuple):
     offered: OfferedStore
 
     def open_target(self, upper: bytes, openers: DeepOpeners) -> BackingAndMount:
-        """Open the directory for entries taken from a directory, made like that if it is missing; the caller closes it.
+        """Open the directory in the tree for entries from a swept one; the caller closes it.
 
+        If it is missing, it is made with the attributes of the original directory.
         upper   path of the original directory, relative to the swept one
-        Raises  OSError: ENOENT if that directory is gone
+        Raises  OSError: ENOENT if the original directory is gone
         """
         return openers.opener_of(self.tree).open_on_both(
             upper, partial(self._make_missing_parents, openers.opener_of(BackingAndMount(self.scope.sides.fd)))
@@ -77,17 +78,17 @@ class SweepContainer(NamedTuple):
     def _make_like(self, target: Fd, name: Name, model: Fd) -> None:
         """Make a directory like another one.
 
-        It appears with all attributes, as some can be set only while it is empty.
+        It appears with all its attributes, since some can be set only while it is empty.
         """
         kernel, new = self.held.folder.store.kernel, unfinished_name()
         appear = partial(kernel.rename_free, self.held.fd, new, target, name)
         make_directory_like(kernel, self.held.fd, new, _metadata_for_copy(kernel, model), appear)
 
     def finish(self, *, is_empty: bool, size: TreeSize | None = None) -> tuple[ContainerId | None, tuple[str, ...]]:
-        """Make an orphan of the entries taken, or remove the container; return the orphan's id, and warnings.
+        """Make an orphan of the entries taken, or remove the container; return the orphan's ID, and warnings.
 
-        is_empty  nothing was taken: remove the directories made for it as well, and the store if it was made for this
-        size      of what was taken, as far as it is known
+        is_empty  nothing was taken: also remove the directories made in the tree, and a store that was made for this
+        size      size of the entries taken, as far as it is known
         """
         try:
             drop_unfinished(self.held)
@@ -108,10 +109,10 @@ class SweepContainer(NamedTuple):
 
 @contextmanager
 def open_sweep_container(kernel: Kernel, scope: Scope, options: SwapOptions) -> Iterator[SweepContainer]:
-    """Open a container for entries of a directory, in the first store that can have it.
+    """Open a container for entries from a directory, in the first store that accepts them.
 
-    Without `finish` it stays as a killed sweep leaves it: recovery adopts its contents.
-    Raises  TrashdError; nothing is left behind then
+    Without a call of `finish`, the container remains as after a killed sweep, and recovery adopts its contents.
+    Raises  TrashdError; then nothing remains
     """
     with ExitStack() as owned:
         try:
@@ -124,7 +125,7 @@ def open_sweep_container(kernel: Kernel, scope: Scope, options: SwapOptions) -> 
 
 
 def _open_first(kernel: Kernel, scope: Scope, options: SwapOptions, owned: ExitStack) -> SweepContainer:
-    """Make the container in the first store that can have it; `owned` closes it."""
+    """Make the container in the first store that accepts it; `owned` closes it."""
     for offered in stores_for(kernel, scope, scope.path()):
         try:
             with ExitStack() as opened:
@@ -144,9 +145,9 @@ def _open_first(kernel: Kernel, scope: Scope, options: SwapOptions, owned: ExitS
 def _open(
     kernel: Kernel, scope: Scope, folder: UserFolder, offered: OfferedStore, options: SwapOptions, owned: ExitStack
 ) -> SweepContainer:
-    """Make the container in one store; its tree is on both sides if the swept directory is.
+    """Make the container in one store; its tree is also opened in the mount if the swept directory is in one.
 
-    Raises  OSError with EXDEV if nothing can be renamed into it from there, ESTALE if the mount can't show its tree
+    Raises  OSError: EXDEV if entries can't be renamed into it, ESTALE if the mount can't show its tree
     """
     origin = RelPath(relative_to(scope.path(), folder.store.base_path))
     record = make_record(folder, Method.SWEEP, origin, None, kernel.identify(scope.sides.fd))
@@ -164,7 +165,7 @@ def _open(
             tree = require_both_sides(scope.sides, open_inside(staged.held, TREE), scope.path())
         owned.enter_context(tree)
     except (OSError, TrashdError):
-        with suppress(OSError):  # then something is in it, which recovery adopts
+        with suppress(OSError):  # on failure, there is something in it, which recovery adopts
             kernel.rmdir(staged.held.fd, TREE)
             dissolve(staged.held)
         raise
@@ -172,27 +173,27 @@ def _open(
 
 
 def _metadata_for_copy(kernel: Kernel, model: Fd) -> DirectoryMetadata | None:
-    """The attributes for a copy of a directory, with owner write permission; None if we may not list that directory.
+    """Return the attributes for a copy of a directory, with write permission for the owner; None if we may not list it.
 
-    The original may be closed to its owner's writing by now: things were taken from below it. A tree of ours that we
+    The original may lack that permission, since the entries were taken from deeper directories. But a tree that we
     can't change could not be restored.
     """
     try:
         readable = kernel.open_dir(model)
     except PermissionError:
-        return None  # may be searched, but not listed: its name was given
+        return None  # it can be searched but not listed; a list named the entries
     with readable:
         metadata = read_metadata(kernel, readable)
     return metadata if os.geteuid() == 0 else metadata._replace(mode=metadata.mode | stat.S_IRWXU)
 
 
 def _try_rename(kernel: Kernel, scope: Scope, held: HeldContainer) -> None:
-    """Test whether entries can be renamed from the directory into the container, before any is moved.
+    """Test whether entries can be renamed from the directory into the container, before any are moved.
 
-    A file without a name is made in the directory and linked into the container for a moment: for a link the kernel
-    checks the same as for a rename (project, subvolume, encryption). Recovery removes the name used here. If this can't
-    be tried, the first renames will show it.
-    Raises  OSError with EXDEV if they can't
+    A file without a name is made in the directory and linked into the container for a moment. For a link, the kernel
+    makes the same checks as for a rename (project, subvolume, encryption). Recovery removes the name that is used here.
+    If this can't be tried, the first renames will show the problem.
+    Raises  OSError EXDEV if entries can't be renamed
     """
     try:
         with kernel.create_unnamed(scope.sides.fd) as probe:
@@ -204,7 +205,7 @@ def _try_rename(kernel: Kernel, scope: Scope, held: HeldContainer) -> None:
 
 
 def _prune(kernel: Kernel, tree: BackingAndMount) -> None:
-    """Remove the directories below one that contain only directories."""
+    """Remove directories below `tree` that contain no other entries than directories."""
     with DeepOpener(kernel, tree) as opener:
         for path, names in walk_inwards(RelPath(b"")):
             if names is not None:

@@ -1,8 +1,10 @@
-"""Takeover on shared filesystems: move the contents of another process's container into a new one, and remove the old.
+"""Takeover on shared filesystems: moves another process's container's contents into a new one, and removes the old one.
 
 The other process may be frozen or disconnected. Later it may continue with its open fds, or the server may execute a
-call that it had sent: both find nothing (docs/internals/decisions/0042-shared-filesystems.md). A restore, and a change of
-retention, take over the orphan as well, since a late call may be on its way to it.
+call that it had sent. Both then find nothing. A restore, or a change of the retention, takes over the orphan, too,
+since a late call may be on its way to it.
+
+Source  docs/internals/decisions/0042-shared-filesystems.md
 """
 
 from __future__ import annotations
@@ -41,31 +43,31 @@ from fusefs.store.victim_rename import grant_temporary_permission, mode_to_resto
 def take_over(
     old: HeldContainer, to: State, change: Callable[[Record], Record] = lambda record: record
 ) -> HeldContainer | ClaimLost:
-    """Move the contents of a container into a new one of ours; if several processes try, one succeeds.
+    """Move the contents of a container into a new one of ours; if several processes try, only one succeeds.
 
-    Closes the old one.
+    This closes the old container.
     to      the state of the new container
-    change  changes the record
-    Raises  OSError; the process that takes over the new container does the rest
+    change  returns a changed record
+    Raises  OSError; then the process that takes over the new container does the rest
     """
     kernel, folder = old.folder.store.kernel, old.folder
     mode_before = None
     with suppress(FileNotFoundError), kernel.open_beneath(old.fd, TREE) as tree:
-        mode_before = mode_to_restore(kernel.fstat(tree))  # moving the tree changes it, as its `..` changes
+        mode_before = mode_to_restore(kernel.fstat(tree))  # moving the tree changes its `..`, so it may need permission
     new = _make_successor(old, to, _record_as_ours(kernel, old.fd, change(old.record), mode_before))
     with close_on_error(new):
         with folder.open(old.state) as source:
             try:
                 kernel.rename(source, old.name(), new.fd, OLD_CONTAINER)
             except OSError as error:
-                # The error proves nothing: a restarted server may report it for a rename that it did.
+                # The error proves nothing: a restarted server may report it for a rename that it made.
                 if not kernel.is_named(old.fd, new.fd, OLD_CONTAINER):
                     dissolve(new)
                     if isinstance(error, FileNotFoundError):
                         return ClaimLost.GONE
                     raise
         now = _record_in(new, OLD_CONTAINER) or old.record
-        if now != old.record:  # a process changed it meanwhile whose lock we don't see
+        if now != old.record:  # a process whose lock we don't see has changed it
             new = rewrite_record(new, _record_as_ours(kernel, old.fd, change(now), mode_before))
         old.owned.close()  # NFS and libfuse keep an open record under a hidden name
         empty_old_containers(new)
@@ -73,7 +75,7 @@ def take_over(
 
 
 def _record_as_ours(kernel: Kernel, fd: Fd, record: Record, mode_before: int | None) -> Record:
-    """The record with this process as its maker, which is alive: another recovery must not consider it dead."""
+    """Return the record with this process as its maker, so that another recovery does not consider the maker dead."""
     mode_before = record.lent_mode if mode_before is None else mode_before
     return record._replace(
         host=host_id(), boot=boot_id(), boot_ns=None, superblock=superblock_in(kernel.fstat(fd)), lent_mode=mode_before
@@ -99,7 +101,7 @@ def _make_successor(old: HeldContainer, to: State, record: Record) -> HeldContai
 
 
 def _record_in(held: HeldContainer, name: bytes) -> Record | None:
-    """The record of a container in a container; None if none can be read."""
+    """Read the record of a container that is inside another one; None if it can't be read."""
     kernel = held.folder.store.kernel
     with (
         suppress(FileNotFoundError, BadRecord),
@@ -111,20 +113,18 @@ def _record_in(held: HeldContainer, name: bytes) -> Record | None:
 
 
 def empty_old_containers(held: HeldContainer) -> None:
-    """Move the contents of older containers and transfer directories into a container of ours, and remove these.
+    """Move the contents of older containers and transfer directories into our container, and remove the former.
 
-    A process that was killed during a takeover left its own container with the previous one in it. Raises  OSError
+    If a process was killed during a takeover, its own container still contains the previous one. Raises  OSError
     """
     kernel = held.folder.store.kernel
     with ExitStack() as opened:
         chain = [held.fd]
         while OLD_CONTAINER in kernel.list_reopened(chain[-1]):
             chain.append(opened.enter_context(kernel.open_dir(chain[-1], OLD_CONTAINER)))
-        for lower in chain[1:]:  # the newer first: its contents were moved out of the older one
+        for lower in chain[1:]:  # the newer first, since its contents were moved out of the older one
             with suppress(FileNotFoundError), kernel.open_beneath(lower, TREE) as tree:
-                grant_temporary_permission(
-                    held, tree, held.record.lent_mode
-                )  # a process that was killed may not have done it
+                grant_temporary_permission(held, tree, held.record.lent_mode)  # a killed process may not have done this
             move_parts(kernel, lower, held.fd)
         for upper, lower in zip(reversed(chain[:-1]), reversed(chain[1:]), strict=True):
             empty_into(kernel, lower, upper, OLD_CONTAINER, held.fd)

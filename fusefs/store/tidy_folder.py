@@ -1,16 +1,16 @@
-"""Tidy a user's folder before it is read: recover, adopt dropped trees, fill the reserve. Also adopt a move into drop/.
+"""Tidies a user's folder before it is read: recovers, adopts dropped trees, fills the reserve. Adopts moves into drop/.
 
 Names that are refused as users' folders are reported; trashd neither changes nor repairs them.
 
-A tree that is being moved into a drop folder through a mount is adopted at once: a container with a durable record, one
-rename, an orphan. The process that moves it makes the rename, with its user's own rights, between `make_ready` and
-`finish`, which run as the folder's user. If it is killed in between, the tree is where it was, or in a container that
-recovery adopts, as for `trashd rm`.
+A tree that is being moved into a drop folder through a mount is adopted at once: with a container, a durable record
+and one rename. The daemon makes this rename with the rights of the user who moves the tree, between
+`make_ready_container` and `finish_move`, which run as the folder's user. If the process is killed in between, the tree
+is where it was, or in a container that recovery adopts, as for `trashd rm`.
 
-From a store that root set aside when taking over a volume, each owner takes their own folder out, with their own
-rights. It is unknown which user moved what into such a store, or moved it as a whole. So root takes nothing out: the
-old store lies in the new one, where no user can move it, and its users' next commands empty it. What they take out has
-no expiry: its place does not prove that they wanted it deleted, and only they may act on it.
+If root has replaced a store, the old store lies in the new one, where no user can move it. Each owner takes their own
+folder out of it, with their own rights. Root takes nothing out, since it is unknown which users moved entries into the
+old store, or moved it as a whole. So its users' next commands empty it. Orphans that they take out have no expiry:
+their place does not prove that their owners want them deleted, and only their owners may act on them.
 """
 
 from __future__ import annotations
@@ -71,28 +71,28 @@ from fusefs.store.user_folders import (
 )
 
 _MOST_NAMED = 3
-"""Limit of names reported for one owner, as any user can make thousands."""
+"""The most names that are reported for one owner, because any user can make thousands."""
 _OWNER_DOES = "its owner's next command here, such as trashd list, moves it to the new store"
 _HINT = "inspect it, and move your own files out with mv; trashd does not touch it"
 
 
 def find_refused_names(store: Store, uid: int | None = None) -> list[Finding]:
-    """The refused names of all users or of one, a few for each owner. Raises  OSError"""
+    """Return findings about the refused names of all users or of one, a few for each owner. Raises  OSError"""
     census = inspect_folders(store, uid)
     return to_findings(store.path(), [*census.refused, *census.unread, *waiting_folders(store, uid)])
 
 
 def make_not_proven_error(folder: UserFolder) -> NotProven:
-    """The error if only its user may reap in a folder, with a command that changes this if there is one."""
+    """Return the error for a folder in which only its user may reap, with a command that changes this, if any."""
     if folder.doubt not in ("", NOT_REGISTERED):
         return NotProven(folder.path())
     proves = f"trashd init {shell_word(folder.store.base_path)}"
-    hint = f"its owner can restore or reap the orphans in it; root can trust it after an inspection: {proves}"
+    hint = f"its owner can restore or reap the orphans in it; after inspecting it, root can trust it with {proves}"
     return NotProven(folder.path(), hint)
 
 
 def to_findings(store: bytes, refused: Iterable[FolderVerdict]) -> list[Finding]:
-    """Findings for the names that are refused in a store, which is given by its path."""
+    """Return findings about the names that are refused in a store. store: the store's path"""
     by_owner = groupby(sorted(refused, key=_by_owner), key=_by_owner)
     return [problem for _owner, ones in by_owner for problem in _findings_of_owner(store, list(ones))]
 
@@ -118,13 +118,13 @@ def _findings_of_owner(store: bytes, refused: list[FolderVerdict]) -> Iterable[F
         owner = "an unknown owner" if refused[0].owner is None else f"uid {refused[0].owner}"
         yield Finding(
             printable(os.path.join(store, refused[0].area)),
-            f"{n_more:,} more names of {owner} are not used as directories of users",
+            f"{n_more:,} more names of {owner} are not used as users' directories",
             _HINT,
         )
 
 
 def tidy_folder(folder: UserFolder, ended_boots: Collection[str] = (), waits: Wait | None = None) -> list[str]:
-    """Tend one user's folder, as that user; return the problems as text. ended, waits: as for `recover`"""
+    """Tidy one user's folder, as that user; return problems as text. ended_boots, waits: as for `recover`"""
     problems = [*recover(folder, ended_boots, waits), *adopt_dropped(folder)]
     if is_used(folder):
         restock(folder)
@@ -135,9 +135,9 @@ def tidy_folder(folder: UserFolder, ended_boots: Collection[str] = (), waits: Wa
 
 
 def inspect_store(store: Store) -> None:
-    """Register folders that users made in root's store, and remove old stores that they emptied; needs root.
+    """Register folders that users made in root's store, and remove old stores that they have emptied; needs root.
 
-    On a full volume that is done later, on a read-only one not at all.
+    On a full volume, this is done later; on a read-only volume, not at all.
     Raises  OSError
     """
     if store.is_ours_as_root():
@@ -146,9 +146,9 @@ def inspect_store(store: Store) -> None:
 
 
 def prepare_store(store: Store, lost: list[TrashdError]) -> None:
-    """Prepare root's store: as root, `look_over` it; as another user, take the user's folder out of old stores in it.
+    """Prepare root's store: as root, call `inspect_store`; as another user, take the user's folder out of old stores.
 
-    lost  gets the error if that could not be completed
+    lost  gets the error if this could not be completed
     """
     try:
         inspect_store(store)
@@ -159,16 +159,16 @@ def prepare_store(store: Store, lost: list[TrashdError]) -> None:
 
 
 def format_finding(problem: Finding) -> str:
-    """Format a finding in one line."""
+    """Format a finding as one line."""
     return f"{problem.where}: {problem.what} ({problem.hint})"
 
 
 class ReadyContainer(NamedTuple):
-    """A container in stage/ that waits for its tree.
+    """A container in stage/ that is waiting for its tree.
 
-    target_fd  the directory into which the tree is renamed, as TREE: the container or, on shared filesystems, a
-           transfer directory in it
-    transfer  removes that transfer directory
+    target_fd  the directory into which the tree is to be renamed, as TREE: the container or, on shared filesystems, a
+               transfer directory in it
+    transfer   removes the transfer directory
     """
 
     held: HeldContainer
@@ -177,10 +177,10 @@ class ReadyContainer(NamedTuple):
 
 
 def open_folder_of(kernel: Kernel, base_fd: Fd, store_name: Name, drop: Fd, owned: ExitStack) -> UserFolder:
-    """Open the user's folder whose drop folder is `drop`; `owned` closes what this opens.
+    """Open the user's folder whose drop folder is `drop`; `owned` closes everything that is opened.
 
     base_fd  the directory that holds the store
-    Raises   OSError; TrashdError if it is no drop folder of a trusted store, or not that user's only
+    Raises   OSError; TrashdError unless it is a drop folder in a trusted store, and only its user can change it
     """
     uid, whose = kernel.fstat(drop).st_uid, parse_user_store_name(store_name)
     base = BackingAndMount(kernel.open_beneath(base_fd, b".", DIRECTORY))
@@ -200,11 +200,11 @@ def open_folder_of(kernel: Kernel, base_fd: Fd, store_name: Name, drop: Fd, owne
 def make_move_record(
     folder: UserFolder, dir_fd: Fd, item: Fd, origin: RelPath | None, invocation: Invocation | None
 ) -> Record:
-    """The record of a tree that is about to be moved, without its container's id.
+    """Make the record for a tree that is about to be moved, without the container's ID.
 
-    dir_fd, item  its parent, and the tree itself
-    origin        its path, relative to the directory that holds the store; None: it has none
-    invocation    the process that moves it
+    dir_fd, item  the tree's parent, and the tree itself
+    origin        the tree's path relative to the directory that holds the store; None: it has none
+    invocation    the process that moves the tree
     """
     kernel, method = folder.store.kernel, Method.DROPPED if origin is None else Method.REMOVED
     victim, parent = kernel.identify(item), kernel.identify(dir_fd)
@@ -213,9 +213,9 @@ def make_move_record(
 
 
 def make_ready_container(folder: UserFolder, name: Name, record: Record) -> ReadyContainer:
-    """Make a container with that record, durable; closing `held` closes it. name: of the tree
+    """Make a container with this record, durably; closing `held` closes it. name: the tree's name
 
-    Raises  OSError; nothing is left behind then
+    Raises  OSError; then nothing remains
     """
     held = stage_new(folder, name, record).held
     transfer, target_fd = ExitStack(), held.fd
@@ -230,11 +230,11 @@ def make_ready_container(folder: UserFolder, name: Name, record: Record) -> Read
 
 
 def finish_move(ready: ReadyContainer, item: Fd) -> bool:
-    """Make an orphan of the tree that came; return False, and remove the container, if none came.
+    """Make an orphan of the tree that was moved in. If none was, remove the container and return False.
 
-    Recovery completes what fails here.
+    Recovery completes steps that fail here.
     item    the expected tree
-    Raises  OSError if it can't be determined what came
+    Raises  OSError if it can't be determined what was moved in
     """
     held = ready.held
     kernel = held.folder.store.kernel
@@ -244,7 +244,7 @@ def finish_move(ready: ReadyContainer, item: Fd) -> bool:
         if identity is None:
             dissolve(held)
         else:
-            if not kernel.is_named(item, held.fd, TREE):  # another entry had the name, and the user moved that one
+            if not kernel.is_named(item, held.fd, TREE):  # another entry had the name, and was moved instead
                 held = rewrite_record(held, held.record._replace(victim=identity))
             if held.folder.store.is_shared():
                 settle_late(held)
@@ -252,21 +252,21 @@ def finish_move(ready: ReadyContainer, item: Fd) -> bool:
     return identity is not None
 
 
-WAITS_FOR_OWNER = "it is moved by its owner's next command"
-ROOTS_NAME_STAYS = "the name of root proves nothing here: the creator of the store could choose it"
+WAITS_FOR_OWNER = "its owner's next command moves it"
+ROOTS_NAME_STAYS = "root's name proves nothing here, because the creator of the store could choose it"
 _NOTE = "from a store that root replaced"
 _BECOMES = {Name(State.REAPING.value.encode()): Name(State.QUARANTINE.value.encode())}
-"""States that change on the way: in `reaping/` the next reaper would continue."""
+"""States that change when a container is moved: in `reaping/`, the next reaper would continue the removal."""
 _STATES = frozenset(state.value.encode() for state in State)
 
 
 def old_stores(store: Store) -> list[Name]:
-    """The stores that were set aside in a store. Raises  OSError"""
+    """Return the names of the old stores that were set aside in a store. Raises  OSError"""
     return [Name(name) for name in store.kernel.list_reopened(store.fd) if name.startswith(OLD)]
 
 
 def waiting_folders(store: Store, only: int | None = None) -> list[FolderVerdict]:
-    """The folders in them that wait for their owners, of all users or of one. Raises  OSError"""
+    """Find folders in old stores that wait for their owners, of all users or of one. Raises  OSError"""
     kernel, folders = store.kernel, list[FolderVerdict]()
     for old in old_stores(store):
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError), ExitStack() as owned:
@@ -282,9 +282,9 @@ def waiting_folders(store: Store, only: int | None = None) -> list[FolderVerdict
 
 
 def take_own_from_old(store: Store) -> None:
-    """Move the caller's containers from old stores into their folder of this one, with their own rights, one by one.
+    """Move the caller's containers from old stores into the caller's folder in this store, one by one.
 
-    Containers that a process works on are left for the next time.
+    This uses only the caller's own rights. Containers on which a process is working are left for the next time.
     Raises  OSError
     """
     uid = os.geteuid()
@@ -300,13 +300,13 @@ def take_own_from_old(store: Store) -> None:
                     for part in FOLDERS:
                         if part != RESERVE:
                             _move_part(old_folder, part, folder)
-                with suppress(PermissionError):  # root's area: root removes it when it is empty
+                with suppress(PermissionError):  # in root's area; root removes it when it is empty
                     remove_folder(old_folder, old_folder.store.fd)
 
 
 @contextmanager
 def _open_own_in_old(store: Store, old: Name, uid: int) -> Iterator[UserFolder | None]:
-    """A user's folder in an old store that only that user and root could change; None if there is none."""
+    """Open a user's folder in an old store, if only this user and root could change it; otherwise return None."""
     kernel = store.kernel
     with ExitStack() as owned:
         old_folder = None
@@ -327,7 +327,7 @@ def _open_own_in_old(store: Store, old: Name, uid: int) -> Iterator[UserFolder |
 
 
 def _move_part(old: UserFolder, part: Name, folder: UserFolder) -> None:
-    """Move the contents of one part of a folder to another folder of the same user; the containers no longer expire."""
+    """Move one part of a folder's contents to another folder of the same user; its containers no longer expire."""
     kernel = folder.store.kernel
     for name in old.list(part):
         with ExitStack() as owned, suppress(FileNotFoundError, FileExistsError):
@@ -342,7 +342,7 @@ def _move_part(old: UserFolder, part: Name, folder: UserFolder) -> None:
                             continue
             source = owned.enter_context(kernel.open_dir(old.fd, part))
             if part == DROP:
-                with suppress(OSError, TrashdError):  # on an error it stays, and is reported
+                with suppress(OSError, TrashdError):  # after an error, it stays and is reported
                     make_orphan(folder, source, Name(name), origin=None, retention_s=None, note=_NOTE)
             else:
                 place = owned.enter_context(folder.open(_BECOMES.get(part, part)))
@@ -350,9 +350,9 @@ def _move_part(old: UserFolder, part: Name, folder: UserFolder) -> None:
 
 
 def _remove_expiry(held: HeldContainer, folder: UserFolder) -> bool:
-    """Remove the expiry of a container in an old store; return whether there was space to record that.
+    """Remove the expiry of a container in an old store; return whether there was space to record this.
 
-    folder  its destination
+    folder  the container's destination
     """
     is_begun = held.record.partial or held.state is State.REAPING
     record = held.record._replace(retention_s=None, partial=is_begun)
@@ -364,9 +364,9 @@ def _remove_expiry(held: HeldContainer, folder: UserFolder) -> bool:
 
 
 def discard_emptied(store: Store) -> None:
-    """Remove the old stores in root's store that no user has anything in, as far as they are ours; needs root.
+    """Remove old stores from root's store if no user has any files in them; needs root.
 
-    On a read-only volume that is done later.
+    On a read-only volume, this is done later.
     Raises  OSError
     """
     if not store.is_ours_as_root() or store.has_unknown_maker() or store.kernel.is_read_only(store.fd):
@@ -398,7 +398,7 @@ def discard_emptied(store: Store) -> None:
 
 
 def _discard_folders(kernel: Kernel, store_fd: Fd, area: Name) -> None:
-    """Remove the empty users' folders in an area of an old store, only by rmdir. Raises  OSError"""
+    """Remove users' empty folders in an area of an old store, only with rmdir. Raises  OSError"""
     with kernel.open_dir(store_fd, area) as area_fd:
         for name in (name for names in names_in(kernel, area_fd).values() for name in names):
             with suppress(OSError), kernel.open_beneath(area_fd, name, DIRECTORY) as fd:

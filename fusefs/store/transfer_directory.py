@@ -1,7 +1,7 @@
-"""Transfer directories (`gate.*`): on shared filesystems a visible rename passes through one, which is then removed.
+"""Transfer directories (`gate.*`): on shared filesystems, a visible rename passes through one, which is then removed.
 
-The server may execute a call of a disconnected client late, when the caller is long gone, or twice. Once the transfer
-directory is removed, such a call fails for good. So decisions are based only on what is found after its removal
+The server may execute a call from a disconnected client late, when the caller is long gone, or twice. Once the transfer
+directory is removed, such a call always fails. So decisions are based only on the state after its removal
 (docs/internals/decisions/0042-shared-filesystems.md).
 """
 
@@ -30,16 +30,16 @@ _N_TRIES, _PAUSE_S = 100, 0.01
 
 @contextmanager
 def transfer_directory(kernel: Kernel, container: Fd) -> Iterator[Fd]:
-    """A transfer directory for one rename; afterwards its contents are moved into the container, and it is removed.
+    """Make a transfer directory for one rename; then move its contents into the container, and remove it.
 
-    Raises  OSError if it could not be made or removed; the next recovery removes it
+    Raises  OSError if it could not be made or removed; then the next recovery removes it
     """
     name = Name(TRANSFER_PREFIX + os.urandom(6).hex().encode())
     make_unique(kernel, container, name)
     with kernel.open_dir(container, name) as fd:
         uid = kernel.fstat(container).st_uid
         if kernel.fstat(fd).st_uid != uid:
-            kernel.chown(fd, uid, -1)  # root made it for the container's user, who has to remove it if root can't
+            kernel.chown(fd, uid, -1)  # root made it for the container's user, who must remove it if root can't
         try:
             yield fd
         finally:
@@ -63,18 +63,18 @@ def _open_transfer_directories(kernel: Kernel, lower: Fd) -> Iterator[tuple[Name
 
 
 def empty_into(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) -> None:
-    """Move the contents of a directory into a container and remove the directory: late calls then fail.
+    """Move the contents of a directory into a container and remove the directory, so that late calls fail.
 
-    lower   the directory, which has that name in `upper`. Transfer directories in it are emptied after it, as their
-            contents arrived later
-    Raises  OSError; the entries moved until then stay moved
+    lower   the directory, which has this name in `upper`. Transfer directories in it are emptied after it, because
+            their contents arrived later
+    Raises  OSError; the entries that have been moved stay moved
     """
     failed: OSError | None = None
     for _ in range(_N_TRIES):
         try:
             _empty(kernel, lower, upper, name, container)
         except OSError as error:
-            # Another process moves the same entry, a server restarts, or a file is still open (.nfs…, .fuse_hidden…).
+            # Another process is moving the same entry, the server restarts, or a file is open (.nfs…, .fuse_hidden…).
             failed = error
         else:
             return
@@ -99,14 +99,14 @@ def _empty(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) -> N
 
 
 def late_name() -> Name:
-    """Make up a name that recovery turns into an orphan of its own when it finds it in a container."""
+    """Make up a name for an entry in a container that recovery is to turn into a separate orphan."""
     return Name(LATE_PREFIX + os.urandom(6).hex().encode())
 
 
 def move_parts(kernel: Kernel, lower: Fd, container: Fd) -> None:
     """Move the contents of a directory into a container, except transfer directories and an older container.
 
-    An entry whose name is taken in the container gets a late name: it came late or twice, and may be a user's data.
+    An entry whose name is taken in the container gets a late name: it arrived late or twice, and may be a user's data.
     """
     for name in kernel.list_reopened(lower):
         if is_container_file(name) or name == OLD_CONTAINER or name.startswith((TRANSFER_PREFIX, *HIDDEN_PREFIXES)):
@@ -116,7 +116,7 @@ def move_parts(kernel: Kernel, lower: Fd, container: Fd) -> None:
                 kernel.rename_free(lower, name, container, to)
                 break
             except FileNotFoundError:
-                break  # another process moves the same entry
+                break  # another process is moving the same entry
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise

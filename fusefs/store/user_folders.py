@@ -1,14 +1,14 @@
-"""Whose folder a directory of a store is, and who may act in it: `standing_of` decides for commands, service and mount.
+"""Decides whose folder a directory in a store is, and who may act in it; for commands, the service and the mount.
 
-The owner of a directory need not have put it there: every user who may write in its parent, such as a group member, can
-move it. A move to another parent requires write permission on the directory itself. So if its mode is exactly 0700,
-only its owner can have moved it: this is the condition. But the mode is today's, and the move was earlier. So the proof
-is a different one: the folder lies where only the store's owner makes names, and root has registered its identity in
-files that only root can write. A directory that does not meet the condition is refused and reported, and never
+The owner of a directory need not have put it there: every user who may write to its parent, such as a group member,
+can move it. A move to another parent requires write permission on the directory itself. So if its mode is exactly 0700,
+only its owner can have moved it: this is the condition. But that is the mode now, and the move was earlier. So the
+proof is different: the folder is where only the store's owner can create entries, and root has registered its identity
+in files that only root can write. A directory that does not meet the condition is refused and reported, but never
 repaired: a repair would approve what another user planted. An unproven folder serves only its own user's commands.
 
-A user's registry of stores lists each store that the user uses, so that one in a home directory is found, too. A line
-contains the store's identity besides its path: a copy is another store, which is not trusted.
+A user's registry of stores lists each store that the user uses, so that a store in a home directory is found, too. A
+line contains the store's identity as well as its path: a copy is a different store, which is not trusted.
 """
 
 from __future__ import annotations
@@ -77,38 +77,37 @@ NOT_REGISTERED = "it is not the directory that root registered (it is a copy, or
 _NONE = "it is not a directory"
 
 
-_SUBVOLUME = "it is on another subvolume than the store"
+_SUBVOLUME = "it is on a different subvolume than the store"
 
 
 _REFUSED_ONCE = "other users could change it when root first inspected it"
 
 
-_CLOSED = "too many directories with this user's name could be changed by others, so root inspects no more"
+_CLOSED = "too many directories with this user's name could be changed by others, so root inspects no more of them"
 
 
-_ROOTS = "root creates its own directory only where no other user can create names"
+_ROOTS = "root creates its own directory only where no other user can create entries"
 
 
-_STRANGERS = "this filesystem lets users move the files of others, so only directories that root created are trusted"
+_STRANGERS = "this filesystem lets users move other users' files, so only directories that root created are trusted"
 
 
 MAX_SUBORDINATES = 1000
 
-"""Limit of subordinate uids of one user whose folders are registered, served and listed for root.
+"""How many subordinate uids of one user may have folders that are registered, served, and listed for root.
 
-Beyond it, folders serve only their own uids.
+Beyond this limit, a folder serves only its own uid.
 """
 
 
 MOST_REFUSED = 16
 
-"""Limit of one user's directories that root refuses at its first inspection; then root inspects no more of that user.
-"""
+"""How many directories of one user root may refuse at the first inspection, until it inspects no more of them."""
 
 
 _MOST_OPENED = 3
 
-"""Limit of a user's other directories that are opened to report a reason; a user can make thousands."""
+"""How many of a user's other directories are opened to report a reason; a user can make thousands."""
 
 
 _MAX_BYTES = 8192
@@ -116,23 +115,23 @@ _MAX_BYTES = 8192
 
 _SPARE = Name(b".spare")
 
-"""A file with blocks for one more entry.
+"""The name of a file with reserved blocks for one more entry.
 
-On a full volume a folder must be registered before root's reap may free anything in it.
+Even on a full volume, a folder must be registered before root's reap may free anything in it.
 """
 
 
 class FolderVerdict(NamedTuple):
-    """Whose folder a directory of a store is, and who may act in it.
+    """Says whose folder a directory in a store is, and who may act in it.
 
-    area           the area that it is in
-    uid            of the user whose folder it is, or would be
-    owner          of the directory; None if that can't be seen
-    why            a clause for messages: why it is refused, or never will be proven; empty if it is proven, or waits
+    area           the store's area that contains it
+    uid            the user whose folder it is, or would be
+    owner          the directory's owner; None if unknown
+    why            a clause for messages: why it is refused, or will never be proven; empty if it is proven, or waits
                    for root's first inspection
-    is_used        whether it serves its user's own commands; False: it is refused
-    is_registered  whether only its user or root can have put it there, if the store is trusted
-    is_proven      whether the store is trusted, too: root's commands and the service act in it
+    is_used        whether it serves its user's own commands; if not, it is refused
+    is_registered  whether only its user or root can have put it there, provided that the store is trusted
+    is_proven      whether the store is trusted, too, so that root's commands and the service act in it
     """
 
     area: Name
@@ -145,27 +144,28 @@ class FolderVerdict(NamedTuple):
     is_proven: bool = False
 
     def describe(self) -> str:
-        """The sentence to report."""
+        """Return the sentence to report."""
         if self.is_used:
             return f"only uid {self.uid} reaps anything in it: {self.why}"
-        return f"not used as the directory of uid {self.uid}: {self.why}"
+        return f"not used as uid {self.uid}'s directory: {self.why}"
 
 
 def judge_folder(store: Store, entry: RegisteredFolder, area: Name, name: Name, fd: Fd) -> FolderVerdict:
     """Decide whose folder an opened directory with a user's name is, and who may act in it.
 
-    It is proven if 1 to 5 hold.
-    1. Can only the store's owner change the store and its own directories? By their owner, mode and device
+    It is proven if the answers to questions 1 to 5 are yes.
+    1. Can only the store's owner change the store and its own directories? Their owner, mode and device show this
        (`layout.open_store`). If not, the store is not opened.
-    2. Can only its user have moved the folder, or put anything into it? By owner, mode and device of the folder and its
-       parts, and mounts (`why_not`). If not, it is not used at all.
-    3. Did root make this store of root's? By `security.trashd` or root's list of stores (`registry_lines.find_maker`).
-       If not, only its user acts in it.
-    4. Does it lie where only the store's owner makes names (`u/`, not `new/`), or has root registered it already? If
+    2. Can only its user have moved the folder, or put anything into it? The owner, mode and device of the folder and
+       its parts show this, and what is mounted there (`explain_not_folder`). If not, it is not used at all.
+    3. Did root make this store that belongs to root? `security.trashd` or root's list of stores shows this
+       (`registry_lines.find_maker`). If not, only its user acts in it.
+    4. Is it where only the store's owner can create entries (`u/`, not `new/`), or has root registered it already? If
        not, only its user acts in it, for now. A user's own store needs no more.
-    5. Is it the directory that root registered? By root's registry, `folders/<uid>`. If not, only its user acts in it.
-    6. Is the store no copy? By its user's list of stores and `volume.json` (`is_vouched`, in a process of its user, as
-       only that user can read the list). If it may be one, its orphans are reaped only by ID.
+    5. Is it the directory that root registered? Root's registry shows this (`folders/<uid>`). If not, only its user
+       acts in it.
+    6. Is the store an original, not a copy? Its user's list of stores and `volume.json` show this (`is_vouched`, called
+       in a process of its user, who alone can read the list). If it may be a copy, its orphans are reaped only by ID.
 
     entry   what root registered for that user
     Raises  OSError that does not concern the directory, such as EMFILE
@@ -190,7 +190,7 @@ def judge_folder(store: Store, entry: RegisteredFolder, area: Name, name: Name, 
 
 
 def _check_registered(store: Store, entry: RegisteredFolder, area: Name, name: Name, fd: Fd) -> tuple[bool, str]:
-    """Whether a folder in root's store is the registered one, and why it never will be."""
+    """Return whether a folder in root's store is the registered one; if it never will be, also the reason."""
     if area == USERS:
         proves = name == entry.name and entry.proves(store.kernel.identify(fd))
         return proves, "" if proves else NOT_REGISTERED
@@ -206,11 +206,11 @@ def _check_registered(store: Store, entry: RegisteredFolder, area: Name, name: N
 
 
 def explain_not_folder(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int, dev: int) -> str:
-    """Why a directory is not a user's folder; empty if it is. A missing part is made when it is needed.
+    """Return why a directory is not a user's folder; empty if it is. Missing parts are made when they are needed.
 
-    If the mode is exactly 0700 the mask of an access ACL is empty, and lets no other user in. A default ACL is not
+    If the mode is exactly 0700, the mask of an access ACL is empty and lets no other user in. A default ACL is not
     read: it grants nothing, as everything made in a folder has mode 0700 or 0600.
-    dev  st_dev of the store: a user may snapshot a btrfs subvolume of their own, with others' directories in it
+    dev  the store's st_dev: users may snapshot their own btrfs subvolumes, including other users' directories in them
     """
     why = explain_not_private(st, uid, dev)
     if why or os.geteuid() not in (0, uid):
@@ -218,14 +218,14 @@ def explain_not_folder(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int, dev
     try:
         return next(filter(None, (_explain_not_part(kernel, fd, part, uid, dev, part + b"/") for part in FOLDERS)), "")
     except PermissionError:
-        return ""  # root of another host; a process of its owner checks again (with_lower)
+        return ""  # we are root on another host; a process of its owner checks again (`with_lower_folders`)
 
 
 def explain_not_folder_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
-    """Why a directory is not a user's folder, checked down to every container; empty if it is.
+    """Return why a directory is not a user's folder; empty if it is. Every container in it is checked, too.
 
-    For root's first inspection.
-    Raises  OSError; PermissionError for root of another host
+    This is for root's first inspection.
+    Raises  OSError; PermissionError if the server does not accept this host's root
     """
     if why := explain_not_folder(kernel, fd, kernel.fstat(fd), uid, dev):
         return why
@@ -243,7 +243,7 @@ def explain_not_folder_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
 
 
 def _explain_not_part(kernel: Kernel, dir_fd: Fd, name: bytes, uid: int, dev: int, path: bytes) -> str:
-    """Why a part of a folder is not a directory of its user's only; empty if it is, or does not exist."""
+    """Return why other users may have put something into a part of a folder; empty if they can't, or it is missing."""
     try:
         why = explain_not_private(kernel.stat(dir_fd, name), uid, dev)
     except FileNotFoundError:
@@ -256,9 +256,9 @@ def _explain_not_part(kernel: Kernel, dir_fd: Fd, name: bytes, uid: int, dev: in
 
 
 def explain_not_private(st: os.stat_result, uid: int, dev: int | None = None) -> str:
-    """Why something is not a directory that only one user can have put anything into; empty if it is.
+    """Return why a file is not a directory that only this user can have put anything into; empty if it is.
 
-    dev  st_dev that it must have; None for any
+    dev  the st_dev that it must have; None for any
     """
     if not stat.S_ISDIR(st.st_mode):
         return _NONE
@@ -271,35 +271,35 @@ def explain_not_private(st: os.stat_result, uid: int, dev: int | None = None) ->
 
 
 def explain_unreadable(error: OSError) -> str:
-    """Why something that a user can change could not be read.
+    """Return, as a clause for messages, why something that a user can change could not be read.
 
-    Any error there (a link, a mount, a bad block) concerns only that user, and no others wait for it. Errors of the
-    store's own directories, which no other user can change, concern the store.
+    Any error there (a link, a mount, a bad block) affects only that user, so that other users need not wait. An error
+    in the store's own directories, which users can't change, affects the whole store.
     """
     return MOUNTED if error.errno == errno.EXDEV else f"it can't be read: {error.strerror}"
 
 
 def is_vouched(store: Store) -> bool:
-    """Whether a store is known not to be a copy: by its owner's registry or, for root's store, because root made it.
+    """Return whether a store is known to be an original: its owner's registry lists it, or root made it.
 
     Call this as its user. A store that may be a copy can be listed and restored from, but nothing in it is deleted
-    automatically. If a user can have no registry, the stores that they use count as originals, and so does a store that
-    a pointer leads to. A recognised copy becomes a store of its own only by `init`.
+    automatically. If a user can't have a registry, the stores that they use count as originals, and so does a store
+    that a pointer leads to. A recognised copy becomes a store in its own right only through `init`.
     """
     if store.is_common() or is_registered_store(store):
         return True
     if compare(store.kernel.identify(store.fd), store.volume.store) is IdentityMatch.OTHER:
         return False
     if store.name != STORE:
-        # No other user can write in it, or have moved it here: its own file proves that only the whole disk can have
-        # been copied. A copy of the whole disk has the same id at another path.
+        # No other user can write to it, or have moved it here. Its own volume.json proves that it was copied only if
+        # the whole disk was. A copy of the whole disk has the same id at a different path.
         base_path = place_of_store(store)
         return all(one.path == base_path for one in read_own_lines() if one.volume == store.volume.id)
     return store.is_named or not _can_register()
 
 
 def _can_register() -> bool:
-    """Whether the caller has a registry of stores, or could make one."""
+    """Return whether the caller has a registry of stores, or could make one."""
     try:
         path = persistent_dir()
     except FileNotFoundError:
@@ -310,11 +310,11 @@ def _can_register() -> bool:
 
 
 class RegisteredFolder(NamedTuple):
-    """Root's registry entry for one user.
+    """A user's entry in root's registry.
 
-    name      of the user's folder below `u/`; empty if there is none
-    identity  of that folder
-    refused   directories that root refused at its first inspection, whatever has happened to them since
+    name      the name of the user's folder below `u/`; empty if there is none
+    identity  that folder's identity
+    refused   directories that root refused at the first inspection, whatever has happened to them since
     """
 
     uid: int
@@ -323,9 +323,9 @@ class RegisteredFolder(NamedTuple):
     refused: tuple[Identity, ...] = ()
 
     def proves(self, identity: Identity) -> bool:
-        """Whether that is the folder that root registered. File handles must be equal: a snapshot has another one.
+        """Return whether this is the folder that root registered. File handles must match: a snapshot's are different.
 
-        If a filesystem has no identities (FUSE) the name is enough, as only root makes names below `u/`.
+        If a filesystem has no identities (FUSE), the name is enough, as only root creates entries below `u/`.
         """
         if not self.name:
             return False
@@ -334,20 +334,20 @@ class RegisteredFolder(NamedTuple):
         return compare(self.identity, identity) is not IdentityMatch.OTHER
 
     def is_same(self, identity: Identity) -> bool:
-        """Whether it is certainly that folder, wherever it lies."""
+        """Return whether this is certainly the folder that root registered, wherever it is now."""
         return self.proves(identity) and compare(self.identity, identity) is IdentityMatch.SAME
 
     def has_refused(self, identity: Identity) -> bool:
-        """Whether that is, or may be, a directory that root refused at its first inspection."""
+        """Return whether this is, or may be, a directory that root refused at the first inspection."""
         return any(compare(one, identity) is not IdentityMatch.OTHER for one in self.refused)
 
     def is_limit_reached(self) -> bool:
-        """Whether so many of the user's directories were refused that root inspects no more."""
+        """Return whether so many of the user's directories were refused that root inspects no more of them."""
         return len(self.refused) >= MOST_REFUSED
 
 
 def read_registered(store: Store, uid: int) -> RegisteredFolder:
-    """Read root's entry for a user; an empty one if the file is missing or can't be understood. Raises  OSError"""
+    """Read a user's entry in root's registry; an empty one if the file is missing or invalid. Raises  OSError"""
     nothing, kernel = RegisteredFolder(uid), store.kernel
     if store.areas.registry_fd is None:
         return nothing
@@ -365,7 +365,7 @@ def read_registered(store: Store, uid: int) -> RegisteredFolder:
 
 
 def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -> None:
-    """Write root's entry for a user durably; needs root, and LOCK held. Raises  OSError"""
+    """Write a user's entry in root's registry durably. Needs root and a locked registry. Raises  OSError"""
     fields = {
         "uid": entry.uid,
         "name": entry.name.decode(),
@@ -384,7 +384,7 @@ def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -
 
 
 def _use_spare(kernel: Kernel, registry_fd: Fd, file: Name, text: bytes) -> None:
-    """Write an entry into the spare file, which already has its blocks, and rename that to the entry's name.
+    """Write an entry into the spare file, which already has its blocks, and give that file the entry's name.
 
     Raises  OSError
     """
@@ -396,18 +396,18 @@ def _use_spare(kernel: Kernel, registry_fd: Fd, file: Name, text: bytes) -> None
 
 
 def ensure_spare(kernel: Kernel, registry_fd: Fd) -> None:
-    """Keep blocks for one more file, if there is space; needs root, and LOCK held. Raises  OSError"""
+    """Reserve blocks for one more entry, if there is space. Needs root and a locked registry. Raises  OSError"""
     with suppress_errno(*NO_SPACE_ERRNOS, errno.EOPNOTSUPP, errno.EEXIST), kernel.create(registry_fd, _SPARE) as fd:
         kernel.reserve_blocks(fd, _MAX_BYTES)
 
 
 def plain_name(uid: int) -> Name:
-    """The first name that a user's folder may have, and the name of root's registry entry for the user."""
+    """Return a user's plain name: the first choice for their folder, and the name of their entry in root's registry."""
     return Name(b"%d" % uid)
 
 
 def names_in(kernel: Kernel, area_fd: Fd) -> dict[int, list[Name]]:
-    """The names in an area that may be users' folders, by uid, the plain name first. Raises  OSError"""
+    """Return the names in an area that may be users' folders, by uid, the plain name first. Raises  OSError"""
     named: dict[int, list[Name]] = {}
     for name in kernel.list_reopened(area_fd):
         uid = parse_uid_name(name)
@@ -417,8 +417,8 @@ def names_in(kernel: Kernel, area_fd: Fd) -> dict[int, list[Name]]:
 
 
 def named_users(store: Store) -> dict[int, list[tuple[Name, Name]]]:
-    """The areas and names in a store that may be users' folders, by uid; each may be something else. Raises  OSError"""
-    # Root moves a folder from `new/` to `u/`: listed in this order, it is seen at least once.
+    """Return the areas and names in a store that may be users' folders, by uid, unchecked. Raises  OSError"""
+    # Root moves folders from `new/` to `u/`: listed in this order, each is seen at least once.
     listed = {area: names_in(store.kernel, fd) for area, fd in reversed(store.areas.all())}
     named: dict[int, list[tuple[Name, Name]]] = {}
     for area in reversed(listed):
@@ -430,9 +430,8 @@ def named_users(store: Store) -> dict[int, list[tuple[Name, Name]]]:
 def open_user_folder(store: Store, uid: int, *, plain_only: bool = False) -> UserFolder | None:
     """Open a user's folder in a store; None if there is none. The caller closes it.
 
-    It is the folder that root registered below `u/`, or the first of the other names there and in `new/` that is not
-    refused.
-    plain_only  only by its plain name: the areas, which users can fill, are not listed
+    It is the folder that root registered below `u/`, or else the first one there or in `new/` that is not refused.
+    plain_only  find it only by its plain name: the areas, which users can fill, are not listed
     Raises      OSError
     """
     entry, plain = read_registered(store, uid), plain_name(uid)
@@ -449,10 +448,9 @@ def open_user_folder(store: Store, uid: int, *, plain_only: bool = False) -> Use
 def _open_candidate(
     store: Store, entry: RegisteredFolder, area: Name, name: Name, refused: list[FolderVerdict]
 ) -> _Candidate | None:
-    """Open a directory with a user's name if it is used; the caller closes it.
+    """Open a directory with a user's name if it is used, or else add it to `refused`; the caller closes it.
 
-    refused  gets it otherwise
-    Raises   OSError that does not concern the directory, such as EMFILE
+    Raises  OSError that does not concern the directory, such as EMFILE
     """
     kernel, area_fd = store.kernel, dict(store.areas.all())[area]
     try:
@@ -473,9 +471,10 @@ def _open_candidate(
 
 
 def _report_absent(kernel: Kernel, area_fd: Fd, mounted: FolderVerdict, number: int) -> list[FolderVerdict]:
-    """The reports for a name that is no directory, by errno; none if it is gone.
+    """Return what to report about a name that could not be opened as a directory; nothing if it is gone.
 
-    mounted  the report if something is mounted over it
+    mounted  what to report if something is mounted over it
+    number   the errno from the open
     """
     if number == errno.EXDEV:
         return [mounted]
@@ -496,17 +495,16 @@ class _Candidate(NamedTuple):
 def _open_best(
     store: Store, entry: RegisteredFolder, places: Iterable[tuple[Name, Name]], refused: list[FolderVerdict]
 ) -> UserFolder | None:
-    """Open that directory with a user's name which is the folder; the caller closes it.
+    """Open the directory with a user's name that is the folder, and add the others to `refused`; the caller closes it.
 
     It is the one that root registered, or else the first that is not refused.
-    refused  gets the others
     """
     best: _Candidate | None = None
     beside: list[tuple[Name, Name]] = []
     with ExitStack() as owned:
         for area, name in places:
             if best is not None and (best.is_registered or not entry.name):
-                beside.append((area, name))  # no other can be better
+                beside.append((area, name))  # none can be better
                 continue
             candidate = _open_candidate(store, entry, area, name, refused)
             if candidate is None:
@@ -531,9 +529,10 @@ def _open_best(
 def _report_beside(
     store: Store, entry: RegisteredFolder, area: Name, name: Name, used: UserFolder, *, opens: bool
 ) -> list[FolderVerdict]:
-    """Why a directory with a user's name, beside the folder, is not used; empty if it is gone.
+    """Return why another directory with a user's name is not used; empty if it is gone.
 
-    opens  check its contents, too
+    used   the user's folder
+    opens  whether to check its contents, too
     """
     kernel, area_fd, refused = store.kernel, dict(store.areas.all())[area], list[FolderVerdict]()
     try:
@@ -555,11 +554,11 @@ def _report_beside(
 class SubordinateFolders:
     """Counts the folders of each user's subordinate uids; a user's own folder does not count.
 
-    n_more  by user, how many folders exceed the limit
+    n_more  how many folders exceed the limit, by user
     """
 
     def __init__(self, n_users: int, counted: Iterable[int] = ()) -> None:
-        """counted: uids to count from the start. n_users: in the store; if they are few, /etc/subuid is not read"""
+        """Begin with the uids in `counted`. If the store has few users (`n_users`), /etc/subuid is not read."""
         self._holder_of: Callable[[int], int] = int
         if n_users > MAX_SUBORDINATES:
             from fusefs.linux.user_ids import read_subordinates  # late: a plain swap counts no users
@@ -575,7 +574,7 @@ class SubordinateFolders:
         self._n_counted[holder] += holder != uid
 
     def is_one_too_many(self, uid: int) -> bool:
-        """Whether that uid exceeds the limit; if so, `n_more` counts it."""
+        """Return whether a uid exceeds its user's limit; if so, count it in `n_more`."""
         holder = self._holder_of(uid)
         if holder == uid or self._n_counted[holder] < MAX_SUBORDINATES:
             return False
@@ -584,11 +583,11 @@ class SubordinateFolders:
 
 
 class FolderCensus(NamedTuple):
-    """The folders of a store.
+    """The folders in a store.
 
-    inos     inode numbers of the folders that are served, by uid
-    refused  directories that are refused, or will never be proven
-    unread   directories that could not be read now and will be inspected again
+    inos     the inode numbers of the folders that are served, by uid
+    refused  the directories that are refused, or will never be proven
+    unread   the directories that could not be read now and will be inspected again
     """
 
     inos: dict[int, int]
@@ -599,12 +598,12 @@ class FolderCensus(NamedTuple):
 def all_users(
     store: Store, census: FolderCensus, only: int | None = None, *, plain_only: bool = False
 ) -> Iterator[UserFolder]:
-    """The folders of all users, one for each, opened lazily; the caller closes each.
+    """Open each user's folder, one after the other; the caller closes each.
 
-    census      gets directories that are refused or could not be read
-    only        a single uid
-    plain_only  as for `open_user`, with `only`
-    Raises      OSError of the store's own directories; with `only`, of any
+    census      gets the directories that are refused or could not be read
+    only        open only this uid's folder
+    plain_only  see `open_user_folder`; only together with `only`
+    Raises      OSError from the store's own directories; with `only`, from the user's, too
     """
     registry_fd = store.areas.registry_fd
     registered_names = frozenset() if registry_fd is None else frozenset(store.kernel.list_reopened(registry_fd))
@@ -636,7 +635,7 @@ def all_users(
 
 
 def inspect_folders(store: Store, only: int | None = None, *, plain_only: bool = False) -> FolderCensus:
-    """Inspect all folders, or one user's. Arguments, Raises  as for `all_users`"""
+    """Inspect all users' folders, or one user's. For the arguments and errors, see `all_users`."""
     census = FolderCensus({}, [], [])
     for folder in all_users(store, census, only, plain_only=plain_only):
         with folder:
@@ -646,18 +645,18 @@ def inspect_folders(store: Store, only: int | None = None, *, plain_only: bool =
 
 
 def make_registry_line(store: Store) -> RegistryLine:
-    """The registry line for a store. Raises  OSError"""
+    """Return the registry line for a store. Raises  OSError"""
     filesystem = os.fstatvfs(store.fd).f_fsid & (1 << 64) - 1
     return RegistryLine(store.kernel.identify(store.fd), store.volume.id, filesystem, place_of_store(store), store.name)
 
 
 def place_of_store(store: Store) -> bytes:
-    """The directory that holds a store, without the path of one of our mounts. Raises  OSError"""
+    """Return the path of the directory that holds a store, outside our mounts if possible. Raises  OSError"""
     path = os.readlink(store.base.fd.path())
     if store.base.mounted is not None and (
         path.startswith(MOUNTS_RUNTIME + b"/") or not _leads_to(store.kernel, path, store)
     ):
-        return store.base_path  # a mount over its own source: when it is unmounted, the store is there
+        return store.base_path  # the mount covers its own source: after an unmount, the store is at this path
     return path
 
 
@@ -669,9 +668,9 @@ def _leads_to(kernel: Kernel, path: bytes, store: Store) -> bool:
 
 
 def is_registered_store(store: Store) -> bool:
-    """Whether the caller's registry lists a store: its identity, and a path that leads to exactly this store.
+    """Return whether the caller's registry lists a store: its identity, and a path that leads to exactly this store.
 
-    A copy at another path is another store, even if the whole disk was copied.
+    A copy at another path is a different store, even if the whole disk was copied.
     """
     try:
         one = make_registry_line(store)
@@ -682,17 +681,17 @@ def is_registered_store(store: Store) -> bool:
 
 
 def is_same_store(one: RegistryLine, other: RegistryLine) -> bool:
-    """Whether two lines refer to one store at one path."""
+    """Return whether two lines refer to the same store at the same path."""
     likelihood = compare(one.identity, other.identity)
     return likelihood is not IdentityMatch.OTHER and (one.volume, one.store()) == (other.volume, other.store())
 
 
 def register_store(store: Store) -> str:
-    """Add a store that is used to the caller's registry. Return why that failed, as a clause for messages, or "".
+    """Add a store to the caller's registry when it is used. Return why that failed, as a clause for messages, or "".
 
-    Without a writable home directory it fails: then messages about the store contain its path. Root's registry never
-    lists a user's store, as that is up to its owner. It fails for a copy, too, and for a store that another user may
-    have made from root's directories.
+    It fails without a writable home directory; messages about the store then contain its path. It fails for a copy, and
+    for a store that another user may have made from root's directories. Root never registers a user's store: only its
+    owner does.
     """
     if os.geteuid() == 0 != store.owner:
         return "it is a user's own store, which only that user registers"
@@ -715,7 +714,7 @@ def register_store(store: Store) -> str:
 
 
 def record_made_by_root(store: Store) -> bool:
-    """Record durably that root made a store; return whether that is recorded. Needs root. Raises  OSError"""
+    """Record durably that root made a store; return whether this is recorded now. Needs root. Raises  OSError"""
     if has_root_mark(store.kernel, store.fd):
         return True
     if set_root_mark(store.kernel, store.fd):
@@ -728,7 +727,7 @@ def record_made_by_root(store: Store) -> bool:
     return not add_line(store.kernel, make_registry_line(store))
 
 
-# Pointers lead from a user's folder in an upper store, by relative paths, to that user's lower stores.
+# Pointers are relative paths that lead from a user's folder in an upper store to that user's lower stores.
 
 _POINTER_MAX_BYTES = 64 * 1024
 MAX_POINTERS = 1000
@@ -738,10 +737,10 @@ _NEW = b".new"
 def add_pointer(folder: UserFolder, lower: RelPath) -> None:
     """Write a pointer to a lower store durably, if there is none yet.
 
-    lower  the directory that holds it, relative to the one that holds this store
+    lower  the directory that holds the lower store, relative to the one that holds this store
     """
     kernel = folder.store.kernel
-    import hashlib  # late: it takes 2 ms, which a swap into the highest store does not need
+    import hashlib  # late: it takes 2 ms, and a swap into the highest store does not need it
 
     name = hashlib.sha256(lower).hexdigest()[:32].encode()
     with folder.open(POINTERS) as pointers:
@@ -753,9 +752,9 @@ def add_pointer(folder: UserFolder, lower: RelPath) -> None:
 
 
 def list_pointers(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
-    """Each pointer's name and path; None instead of a path that is no plain relative one, as users can write anything.
+    """Yield each pointer's name and path; None instead of a path that is not plain and relative: users write pointers.
 
-    Empty if `pointers/` itself is something else, which `trashd doctor` reports.
+    Yield nothing if `pointers/` itself is not a directory, which `trashd doctor` reports.
     """
     kernel = folder.store.kernel
     with ExitStack() as owned:
@@ -771,9 +770,9 @@ def list_pointers(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
 
 
 def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
-    """The paths in a user's first pointers, except invalid ones, read by a process of that user.
+    """Return the valid paths in a user's first pointers, which a process of that user reads.
 
-    pointers  the user's directory of pointers, readable
+    pointers  the user's `pointers/`, opened for reading
     Raises    OSError
     """
 
@@ -792,7 +791,7 @@ def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
             return []  # its user stopped it
     paths = []
     for one in text.split(b"\0"):
-        with suppress(ValueError):  # the text came from a process of the user's
+        with suppress(ValueError):  # the text comes from a process that the user controls
             paths.append(join_path(*split_path(one)))
     return paths
 
@@ -806,9 +805,9 @@ def _read_pointer(kernel: Kernel, pointers: Fd, name: bytes) -> RelPath | None:
 
 
 def lower_stores(folder: UserFolder) -> Iterator[Store]:
-    """The stores that this user's pointers lead to, beneath the volume and through no link; the caller closes each.
+    """Open the stores on this volume that the user's pointers lead to, not through links; the caller closes each.
 
-    Each store is returned once, and only the first MOST_READ pointers are read, as users can write many. A pointer to a
+    Each store is opened once. Only the first MAX_POINTERS pointers are read, as users can write many. A pointer to a
     missing directory or an untrusted store is skipped: `trashd doctor` reports it.
     """
     store = folder.store

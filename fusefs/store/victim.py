@@ -1,12 +1,12 @@
-"""The victim at a typed path, opened on both sides, the stores that could take it, and the reasons to refuse it.
+"""The victim at a typed path, opened on both sides, the stores that could accept it, and the reasons to refuse it.
 
-A directory with non-empty stores inside is refused, as their contents would be carried away and deleted. An inner store
-counts if no other user can have made it up: it and its contents have certain owners, and only these can have written
-there. If missing permissions hide its contents, it counts as non-empty.
+A directory with non-empty stores inside is refused, because their contents would be moved away and deleted. An inner
+store counts if no other user can have faked it: it and its contents must have certain owners, and only these can have
+written there. If missing permissions hide its contents, it counts as non-empty.
 
-No tree is walked to find inner stores. Pointers in upper stores name lower ones: the caller's own or, for root, all
-users'. The caller's registry names the stores in use. A pointer or line only leads to a check, so a false one has no
-effect.
+No tree is walked to find inner stores. Pointers in upper stores name lower ones (the caller's pointers or, for root,
+all users'). The caller's registry names the stores in use. A pointer or line only leads to a check, so a false one has
+no effect.
 """
 
 from __future__ import annotations
@@ -96,19 +96,19 @@ from fusefs.store.layout import (
 from fusefs.store.registry_lines import hint_for_unknown_maker, makes_root_store, read_own_lines
 from fusefs.store.user_folders import NOT_MADE, plain_name, read_pointers
 
-DOTS = "a path that ends in `.` or `..` is refused, as by rm(1)"
+DOTS = "a path that ends in `.` or `..` is refused, as in rm(1)"
 """A shell expands `.*` to these names; users do not type them."""
 _REFUSED_CALL_ERRNOS = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
-"""Errnos that may mean that a system call itself is refused, whatever its arguments; EINVAL comes from the C library.
+"""Errnos which may mean that a system call is refused for all arguments; EINVAL comes from the C library.
 """
 
 
 class Victim(NamedTuple):
     """The entry that the user named, opened on the backing filesystem, even if one of our mounts shows it.
 
-    parent   the directory that it is in
-    fd       the entry itself (O_PATH): while it is open, no other entry can get its inode number
-    kept_entries  entries of it that a swap keeps in place; None for none
+    parent   the directory that contains it
+    fd       the entry itself (O_PATH); while it is open, no other entry can get its inode number
+    kept_entries  the entries in it that a swap keeps in place; None if there are none
     """
 
     parent: Scope
@@ -125,19 +125,19 @@ class Victim(NamedTuple):
             self.fd.close()
 
     def path(self) -> bytes:
-        """Its path, links resolved."""
+        """The victim's path, with links resolved."""
         return os.path.join(self.parent.root_path, self.parent.relative, self.name)
 
     def is_directory(self) -> bool:
-        """Whether it is a directory; a symbolic link to one is not."""
+        """Whether the victim is a directory; a symbolic link to one is not."""
         return stat.S_ISDIR(self.stat.st_mode)
 
 
 def find_victim(kernel: Kernel, path: bytes) -> Victim:
     """Open the victim at a path. Symbolic links in its parent path are followed, but not the victim itself.
 
-    Raises  Refused for `.` and `..`; NotADirectory for a slash after another kind of file; NotFound, IsMountPoint,
-            NoStore, or the kernel's error
+    Raises  Refused for `.` and `..`; NotADirectory for a trailing slash after another kind of file; NotFound,
+            IsMountPoint, NoStore, or the kernel's error
     """
     directory, name = _split(path)
     try:
@@ -154,12 +154,12 @@ def find_victim(kernel: Kernel, path: bytes) -> Victim:
 
 
 def to_error(error: OSError, path: bytes) -> TrashdError:
-    """Convert an error for the user: with `from_os`, or to LacksCall if a needed system call is always refused."""
+    """Convert an error for the user: to LacksCall if a needed system call is always refused, else with `from_os`."""
     return (error.errno in _REFUSED_CALL_ERRNOS and make_lacks_call_error()) or from_os(error, path)
 
 
 def make_lacks_call_error() -> LacksCall | None:
-    """The error for system calls that every swap needs and that are refused here; None if there are none."""
+    """Return the error for system calls that every swap needs but that are refused here; None if there are none."""
     from fusefs.linux.refused_calls import find_refused_calls  # late: only a refused swap needs it
 
     needed = ", ".join(f"{one.call} ({one.errno})" for one in find_refused_calls() if one.is_needed)
@@ -172,10 +172,10 @@ def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
         with close_on_error(scope), close_on_error(kernel.open_beneath(scope.sides.fd, name)) as fd:
             victim_stat = kernel.fstat(fd)
             if path.endswith(b"/") and not stat.S_ISDIR(victim_stat.st_mode):
-                raise NotADirectory(path, "name it without the slash at the end")
+                raise NotADirectory(path, "name it without the trailing slash")
             if scope.sides.mounted is not None:
-                # Fails if something is mounted on it there. The attributes that the mount caches may be old, but are
-                # not used.
+                # This fails if something is mounted on it there. The mount may have cached old attributes, but they
+                # are not used.
                 kernel.open_beneath(scope.sides.mounted, name).close()
     except OSError as error:
         if error.errno == errno.EXDEV:
@@ -187,7 +187,7 @@ def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
 def find_scope(kernel: Kernel, path: bytes) -> Scope:
     """Open the directory at a path. Symbolic links in its parent path are followed, but not the directory itself.
 
-    Raises  NotADirectory if it is a symbolic link or no directory; Refused for `/`; IsStore if it is in a trash store;
+    Raises  NotADirectory if it is a link or not a directory; Refused for `/`; IsStore if it is in a trash store;
             NotFound, NoStore, or the kernel's error
     """
     directory, name = _split(os.path.realpath(path) if ends_in_dots(path) else path)
@@ -211,11 +211,11 @@ def _open_named(above: Fd, name: Name, path: bytes) -> Fd:
 
 
 def scope_of(kernel: Kernel, directory_fd: Fd, typed: bytes, path: bytes = b"", *, through_mount: bool = True) -> Scope:
-    """The scope of an opened directory.
+    """Return the scope of an opened directory.
 
-    directory_fd   the directory, on whichever side its path led to; it stays the caller's
+    directory_fd   the directory, on the side to which its path led; it still belongs to the caller
     typed          its path as the user typed it
-    path           the path to name in errors; empty for that of the directory
+    path           the path to name in errors; empty: `typed`
     through_mount  open it on both sides if one of our mounts shows it
     Raises         OSError; NotFound, NoStore, NoBacking
     """
@@ -237,18 +237,18 @@ def scope_of(kernel: Kernel, directory_fd: Fd, typed: bytes, path: bytes = b"", 
     relative = RelPath(relative_to(real, root_path))
     with close_on_error(root), close_on_error(kernel.open_beneath(root, relative or b".", DIRECTORY)) as fd:
         if not os.path.samestat(kernel.fstat(directory_fd), kernel.fstat(fd)):
-            raise NotFound(path, "its directory was moved meanwhile")
+            raise NotFound(path, "a directory in this path has been moved in the meantime; try again")
     place = place_of(root_path, mount)
     return Scope(BackingAndMount(root), root_path, place, relative, BackingAndMount(fd), mount, tuple(mounts))
 
 
 def _split(path: bytes) -> tuple[bytes, Name]:
-    """Split a path into its directory and the name in that. Raises  NotFound, Refused"""
+    """Split a path into its directory and the name in it. Raises  NotFound, Refused"""
     if ends_in_dots(path):
         raise Refused(f"{printable(path)}: {DOTS}", "name the directory itself")
     directory, name = os.path.split(path.rstrip(b"/"))
     if not path:
-        raise NotFound("an empty path", "name a file or directory")
+        raise NotFound("''", "the path is empty; name a file or directory")
     if not name:
         raise Refused(f"{printable(path)}: the root directory can't be moved", "name a directory in it")
     return directory or b".", Name(name)
@@ -261,15 +261,15 @@ def check_operand(path: bytes) -> None:
 
 
 def mount_of(kernel: Kernel, fd: Fd, mounts: Iterable[Mount], path: bytes) -> Mount:
-    """The mount that an fd is on; `path` is for the error. Raises  NoStore if that mount is not visible"""
+    """Find the mount of an fd. path: named in the error. Raises  NoStore if the mount is not visible"""
     mount = find_mount(kernel, fd, mounts)
     if mount is None:
-        raise NoStore(path, "its mount is not visible here; in a chroot, run trashd outside of it")
+        raise NoStore(path, "its mount is not visible here; if this is a chroot, run trashd outside it")
     return mount
 
 
 def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
-    """Open the mount's root, or the highest directory on the way to `path` that is reachable and not mounted over."""
+    """Open the mount's root, or else the highest directory above `path` on this mount that we can reach."""
     rest = relative_to(path, mount.point).split(b"/")
     for count in range(len(rest) + 1):
         candidate = os.path.join(mount.point, *rest[:count])
@@ -288,10 +288,10 @@ def _open_root(kernel: Kernel, mount: Mount, path: bytes) -> tuple[Fd, bytes]:
 
 
 def ancestors(kernel: Kernel, scope: Scope, *, to_take: bool = True) -> Iterator[tuple[RelPath, bytes]]:
-    """The directories that could hold a store for an entry of a scope, highest first: relative and full paths.
+    """Yield the directories that could hold a store for an entry in a scope, highest first: relative and full paths.
 
-    to_take  only those whose store may take the entry. Names in an encrypted directory are secret, but stores keep them
-             in records and ids; so the store's directory must be encrypted, too
+    to_take  only directories whose store may accept the entry. Names in an encrypted directory are secret, but stores
+             keep them in records and IDs, so the store's directory must be encrypted, too
     """
     is_secret = to_take and kernel.statx(scope.sides.fd).attributes & STATX_ATTR_ENCRYPTED
     names = scope.relative.split(b"/") if scope.relative else []
@@ -307,10 +307,10 @@ def ancestors(kernel: Kernel, scope: Scope, *, to_take: bool = True) -> Iterator
 def existing_stores(
     kernel: Kernel, scope: Scope, untrusted: list[Untrusted], *, to_take: bool = True
 ) -> Iterator[tuple[RelPath, Store]]:
-    """The trusted stores in those directories, highest first, root's before the caller's own; the caller closes each.
+    """Open the trusted stores in the scope's directories, highest first and root's first; the caller closes each.
 
-    to_take  only those that may take what is in the directory
-    Raises   BrokenStore if one of them is broken: no store below it is used, as it can't hold a pointer to that
+    to_take  only stores that may accept entries from the scope
+    Raises   BrokenStore if one of them is broken: lower stores are not used then, as it can't have pointers to them
     """
     for relative, path in ancestors(kernel, scope, to_take=to_take):
         for opener in (open_store, open_own_store):
@@ -328,21 +328,21 @@ def existing_stores(
 
 
 MakeStore = Callable[[Kernel, BackingAndMount, bytes, Name], Store]
-"""Makes a store with a name in a directory, of which it takes ownership; the third argument is the path for messages.
+"""Makes a store. Arguments: the kernel, the directory (takes ownership), the path for messages, and the store's name.
 """
 
 
 class OfferedStore(NamedTuple):
-    """A store that could take the victim.
+    """A store that could accept the victim.
 
-    made_in  the scope for which it was made just now; None if it existed before
+    made_in  the scope for which it has just been made; None if it existed before
     """
 
     store: Store
     made_in: Scope | None = None
 
     def discard(self) -> None:
-        """Remove the store if it was made for this and not needed. Errors are ignored: an empty store does no harm."""
+        """Remove the store if it was made for this and is not needed. Ignore errors: an empty store does no harm."""
         if self.made_in is None:
             return
         from fusefs.store.make_store import unmake_store
@@ -356,14 +356,14 @@ class OfferedStore(NamedTuple):
 def stores_for(
     kernel: Kernel, scope: Scope, victim_path: bytes, make: MakeStore | None = None
 ) -> Iterator[OfferedStore]:
-    """The stores to try for an entry of a directory, or for all its entries; the caller closes each.
+    """Yield the stores to try for an entry in a directory, or for all its entries; the caller closes each.
 
-    The existing ones come first, then those that we may make; in both groups the highest is first. The caller discards
-    a store that can't take the entry.
+    Existing stores come first, then those that we may make; in both groups, the highest is first. The caller discards
+    a store that can't accept the entry.
     victim_path  path of the entry, for messages
     make    makes a store; None: `make_store`
-    Raises  after the last one: CrossesBoundary if none of them could take it; NoStore, LacksCall, or the error of
-            making the last one; BrokenStore as `existing_stores`
+    Raises  after the last store: CrossesBoundary if none of them accepted the entry; NoStore, LacksCall, or the error
+            from making the last one; BrokenStore as for `existing_stores`
     """
     untrusted: list[Untrusted] = []
     bases = set()
@@ -380,7 +380,7 @@ def stores_for(
         except Untrusted as error:
             last = error
         except (PermissionError, FileNotFoundError):
-            pass  # not permitted there, or nothing can be made there, as in /proc
+            pass  # it is not permitted there, or nothing can be made there, as in /proc
         else:
             if made is not None:
                 is_offered = True
@@ -389,7 +389,7 @@ def stores_for(
 
 
 def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes, make: MakeStore | None) -> Store | None:
-    """Make a store at an ancestor; None if another user has one there, which is neither trusted nor replaced."""
+    """Make a store in an ancestor; None if its name is taken there, by an entry that we neither trust nor replace."""
     from fusefs.store.make_store import make_store, name_for_new  # late: a swap into an existing store does not need it
 
     with ExitStack() as owned:
@@ -401,11 +401,11 @@ def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes, 
     return (make or make_store)(kernel, base, path, name)
 
 
-_MERGED = "its files are on several branches, and a rename moves only one of them; swap it on each branch"
+_MERGED = "its files are on several branches, but a rename affects only one branch; swap it on each branch"
 
 
 def find_refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[TrashdError]:
-    """Every reason to refuse the victim.
+    """Yield every reason to refuse the victim.
 
     directory  whether it must be a directory (swap), or may be anything (rm)
     """
@@ -437,9 +437,9 @@ def _make_is_store_error(store: bytes, then: str = "") -> IsStore:
 
 
 def _find_mounts_inside(victim: Victim, own: FilesystemPath) -> Iterator[TrashdError]:
-    """Mounts on the victim or in it, also in places where mounts of ours show it: a swap would carry them away.
+    """Find mounts on the victim or in it, also where our own mounts show it: a swap would move them away.
 
-    own  where the victim is in its filesystem, in every mount namespace
+    own  the victim's place in its filesystem, which is the same in every mount namespace
     """
     owners = trusted_owners(os.geteuid())
     places = every_place(own, trashd_views(victim.parent.mounts, owners))
@@ -450,8 +450,8 @@ def _find_mounts_inside(victim: Victim, own: FilesystemPath) -> Iterator[TrashdE
                 yield IsMountPoint(point)
             else:
                 yield MountInside(victim.path(), f"unmount it first: umount {shell_word(point)}")
-    # An exchange below a mount point of another namespace succeeds, and detaches that mount there. Only root may read
-    # others' namespaces; for users the kernel's own check of this namespace has to suffice.
+    # If a mount point is in another namespace, an exchange succeeds, and detaches that mount there. Only root may read
+    # others' namespaces; for users, the kernel's own check of this namespace must suffice.
     if os.geteuid() == 0:
         for pid, mounts in other_namespaces():
             for place in dict.fromkeys((*places, *every_place(own, trashd_views(mounts, owners)))):
@@ -462,10 +462,10 @@ def _find_mounts_inside(victim: Victim, own: FilesystemPath) -> Iterator[TrashdE
 
 
 def find_held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
-    """The trash store in the directory `name` (or in `dir_fd` if the name is empty); None if none is seen.
+    """Find a trash store in the directory `name` (or in `dir_fd` if the name is empty); None if none is seen.
 
-    Other users' stores are found among the names that one system call returns, some hundreds. This keeps the time of a
-    swap independent of the directory's size, and a reaper stops at stores anyway.
+    Other users' stores are found only among the names that one system call returns, some hundreds. This keeps the time
+    of a swap independent of the directory's size, and a reaper stops at stores anyway.
     Raises  OSError ESTALE if `dir_fd` itself was removed by another node
     """
     try:
@@ -484,16 +484,14 @@ def find_held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
             if parse_user_store_name(name) is not None
         )
         for one in (user_store_name(os.geteuid()), *names):
-            with suppress_errno(
-                *UNREACHABLE_ERRNOS
-            ):  # such an entry counts as a store, as far as can be seen from outside
+            with suppress_errno(*UNREACHABLE_ERRNOS):  # such an entry counts as a store, judging from outside
                 if kernel.stat(fd, one).st_mode == stat.S_IFDIR | FOLDER_MODE:
                     return Name(one)
     return None
 
 
 def _names_like(names: bytes, begin: bytes) -> Iterator[bytes]:
-    """The names that begin with `begin`, in a buffer of names that end with NUL; also ends of names, not middles."""
+    """Find `begin` in a buffer of NUL-terminated names, even inside a name; yield the rest of the name from there."""
     at = names.find(begin)
     while at >= 0:
         yield names[at : names.index(0, at)]
@@ -501,14 +499,14 @@ def _names_like(names: bytes, begin: bytes) -> Iterator[bytes]:
 
 
 _AREAS = (USERS, NEW)
-"""Directories of users' folders."""
+"""The directories of users' folders."""
 _MAX_FOLDERS, _MAX_READ_USERS = 2000, 100
-"""Limits for root: users whose folders are checked for pointers, and users whose pointers are read.
+"""Limits for root: how many users' folders are checked for pointers, and how many users' pointers are read.
 
-The remover stops at the stores of all others.
+The reaper stops at the stores of all other users.
 """
 _MAX_CHECKED_STORES = 200
-"""Limit of stores checked: a user who records thousands does not delay others for long."""
+"""The most stores that are checked, so that a user who records thousands does not delay others for long."""
 _NotedStore = tuple[int, RelPath]
 """The user who recorded a store, and the directory that holds it, relative to the directory in question."""
 
@@ -516,10 +514,10 @@ _NotedStore = tuple[int, RelPath]
 class StoreItem(NamedTuple):
     """An item in a store.
 
-    uid     of its owner
-    folder  the owner's folder, relative to the store
-    state   of the container; None for an item in `drop/`, or if the folder could not be listed
-    name    in that directory; empty if the folder could not be listed
+    uid     UID of the item's owner
+    folder  the owner's folder, relative to the store; for an item in `drop/`, that directory
+    state   the container's state; None for an item in `drop/`, or if the folder could not be listed
+    name    the name in that directory; empty if the folder could not be listed
     """
 
     uid: int
@@ -528,15 +526,15 @@ class StoreItem(NamedTuple):
     name: bytes
 
     def relative_path(self) -> RelPath:
-        """Its path, relative to the store."""
+        """The item's path relative to the store."""
         return join_path(self.folder, b"" if self.state is None else self.state.value.encode(), self.name)
 
 
 def list_items(kernel: Kernel, dir_fd: int, path: bytes, owners: Collection[int]) -> Iterator[StoreItem]:
-    """The items of the store at a path beneath a directory, found lazily; none if there is no such store.
+    """Yield the items in the store at a path beneath a directory, as they are found; none if it is not a store.
 
-    owners  permitted owners of the store. In root's store, root counts all items and a user only their own. In a user's
-            own store only that user's items count, or all of them if the store has a user's name
+    owners  permitted owners of the store. In root's store, root counts all items, and a user only their own. In a
+            user's own store, only that user's items count, or all items if the store is named after a user
     Raises  OSError that does not concern the store, such as EMFILE
     """
     try:
@@ -560,17 +558,17 @@ def list_items(kernel: Kernel, dir_fd: int, path: bytes, owners: Collection[int]
 
 
 def _areas(kernel: Kernel, store: Fd) -> Iterator[RelPath]:
-    """The directories of users' folders in a store, and in older stores that were set aside in it."""
+    """Yield the directories of users' folders in a store, and in old stores that were set aside in it."""
     old = [Name(name) for name in _list_at(kernel, store, b".") or () if name.startswith(OLD)]
     for above in ((), *((one,) for one in old)):
         yield from (join_path(*above, area) for area in _AREAS)
 
 
 def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
-    """The owner of a store, an opened directory; None if it is no store, another user's, or writable by others.
+    """Return an opened store's owner; None if it is not a store, belongs to another user, or others can write to it.
 
-    volume.json is checked before it is opened: another user's lease on it, or a FIFO, would block the open or make it
-    fail.
+    volume.json is checked before it is opened, because another user's lease on it, or a FIFO, would block the open or
+    make it fail.
     """
     st = kernel.fstat(store)
     with suppress_errno(*UNREACHABLE_ERRNOS):
@@ -584,9 +582,9 @@ def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
 
 
 def _list_items_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPath) -> Iterator[StoreItem]:
-    """The items in a user's folder, if that is a directory in which no other user can write.
+    """Yield the items in a user's folder, if no other user can write to this directory.
 
-    owners  the user, and the store's owner, who may own all files of a copy
+    owners  the user, and the store's owner, who may own all files in a copy
     """
     uid = owners[0]
     try:
@@ -608,7 +606,7 @@ def _list_items_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: R
 
 
 def _list_at(kernel: Kernel, dir_fd: int, path: bytes) -> list[bytes] | None:
-    """List the names in a directory; empty if it is none; None if we may not list it."""
+    """List the names in a directory; empty if there is no directory; None if we may not list it."""
     try:
         with kernel.open_dir(dir_fd, path) as fd:
             return kernel.list(fd)
@@ -621,11 +619,11 @@ def _list_at(kernel: Kernel, dir_fd: int, path: bytes) -> list[bytes] | None:
 
 
 def stores_below(kernel: Kernel, root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[RelPath]:
-    """Directories below a directory that hold a non-empty store: relative to it, found lazily.
+    """Yield the directories below a directory that hold a non-empty store, relative to it, as they are found.
 
     root_fd    the highest directory that is checked (O_PATH); upper stores are in it, or on the way down
     root_path  its path, for messages
-    directory  path of the directory in question, relative to `root_fd`; a store in itself is not included
+    directory  path of the directory in question, relative to `root_fd`; a store directly in it is not included
     Raises     OSError
     """
     reported = set()
@@ -645,7 +643,7 @@ def stores_below(kernel: Kernel, root_fd: Fd, root_path: bytes, directory: RelPa
 
 
 def _noted_in_registry(root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[_NotedStore]:
-    """The stores in the caller's registry, by their path without our mounts, or by that of a mount over its source."""
+    """Yield the stores in the caller's registry, by their backing path, or by the path of a mount that covers it."""
     lines = read_own_lines()
     if lines:
         with suppress(OSError):  # it has no path that can be read
@@ -657,7 +655,7 @@ def _noted_in_registry(root_fd: Fd, root_path: bytes, directory: RelPath) -> Ite
 
 
 def _noted_by_pointers(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[_NotedStore]:
-    """The lower stores that pointers in the stores above name; each directory is opened from its parent."""
+    """Yield the lower stores that pointers in the stores above name; each directory is opened from its parent."""
     names = directory.split(b"/") if directory else []
     rest = directory + b"/"
     with ExitStack() as owned:
@@ -680,7 +678,7 @@ def _noted_by_pointers(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Itera
 
 
 def _noted_in_directory(kernel: Kernel, base_fd: Fd) -> Iterator[_NotedStore]:
-    """The lower stores that pointers in the stores of one directory name: in root's store, and in the caller's own."""
+    """Yield the lower stores that are named by pointers in one directory's stores: root's, and the caller's own."""
     names = [STORE]
     with suppress_errno(*UNREACHABLE_ERRNOS):
         names += own_store_names(kernel, base_fd, os.geteuid())
@@ -708,7 +706,7 @@ def _noted_in_directory(kernel: Kernel, base_fd: Fd) -> Iterator[_NotedStore]:
 
 
 def _folders(kernel: Kernel, store: Fd) -> Iterator[tuple[int, RelPath]]:
-    """The caller's folders in a store, by their names only; all users' folders for root."""
+    """Yield the caller's folders in a store (for root, all users' folders), judging only by their names."""
     uid = os.geteuid()
     for area in _AREAS:
         names = (_list_at(kernel, store, area) or ()) if uid == 0 else (plain_name(uid),)

@@ -1,7 +1,8 @@
-"""The few renames that others can see: of the victim's name, between its parent and a container.
+"""The few renames that others can see: those of the victim's name, between its parent and a container.
 
-On shared filesystems each passes through a transfer directory (transfer_directory.py) and is checked afterwards. A
-rename may need a temporary permission: write access for a directory's owner, added for the duration of the rename.
+On shared filesystems, each of them passes through a transfer directory (store/transfer_directory.py) and is checked
+afterwards. A rename may need a temporary permission: write access for a directory's owner, added for the duration of
+the rename.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from fusefs.store.transfer_directory import late_name, transfer_directory
 
 
 class VisibleMove(Enum):
-    """Renames that can be done at the name."""
+    """The renames that can be made at the name."""
 
     EXCHANGE = "exchange the container's `tree` and the entry at the name"
     ASIDE = "move the entry at the name to the container's `tree`"
@@ -58,8 +59,8 @@ _TARGET_NAMES = {VisibleMove.ASIDE: TREE, VisibleMove.ASIDE_REPLACEMENT: REPLACE
 class _RenameOutcome(NamedTuple):
     """The outcome of a rename's system calls.
 
-    error       of the call that failed
-    holds_name  whether the directory that we made to reserve the name may still have it
+    error       the error of the call that failed
+    holds_name  whether a directory that we made to reserve the name may still have it
     gap_ns      for how long the name was missing
     """
 
@@ -71,7 +72,7 @@ class _RenameOutcome(NamedTuple):
 class TransferRename(NamedTuple):
     """Renames between a container and a name, through a transfer directory.
 
-    container, parent  their directories, both in the mount if one shows them
+    container, parent  the container, and the parent directory of the name; both in the mount if one shows them
     """
 
     kernel: Kernel
@@ -81,16 +82,16 @@ class TransferRename(NamedTuple):
     name: Name
 
     def make(self, move: VisibleMove) -> int:
-        """Do the rename, and check whether it happened: a restarted server may report ENOENT for a rename that it did.
+        """Make the rename, and check whether it happened: a restarted server may report ENOENT for one that it made.
 
-        Returns  for how many ns the name was missing. For REPLACE also 0 if `fresh` did not get the name, and is where
-                 it was
-        Raises   TakenOver if another node considers us dead or has taken the container over; OSError if the rename did
+        Returns  for how many ns the name was missing; 0 also for a REPLACE in which `fresh` did not get the name and
+                 is where it was
+        Raises   TakenOver if another node considers us dead or has taken over the container; OSError if the rename did
                  not happen
         """
         part, is_kept = _SOURCE_NAMES.get(move), False
         with self._convert_lost_record():
-            # Not for PLACE: the name is missing, and the node that takes over would do the same rename.
+            # PLACE is not refused: the name is missing, and a node that takes over would make the same rename.
             names = [] if move is VisibleMove.PLACE else self.kernel.list_reopened(self.container)
             if any(name.startswith(ANNOUNCED_PREFIX) for name in names):
                 raise TakenOver(self.name)
@@ -129,7 +130,7 @@ class TransferRename(NamedTuple):
         return _RenameOutcome()
 
     def move_into_container(self, to: Name) -> None:
-        """Rename the entry that has the name into the container. Raises  OSError"""
+        """Rename the entry at the name into the container. Raises  OSError"""
         with self._convert_lost_record(), transfer_directory(self.kernel, self.container) as through:
             self.kernel.rename(self.parent, self.name, through, to)
 
@@ -140,7 +141,7 @@ class TransferRename(NamedTuple):
         """
         upper, _, last = join_path(TREE, path).rpartition(b"/")
         with self._convert_lost_record(), self.kernel.open_beneath(self.container, upper, DIRECTORY) as source:
-            part = late_name()  # if we are killed here, recovery makes it an orphan of its own
+            part = late_name()  # if we are killed here, recovery makes it a separate orphan
             with self.kernel.open_beneath(source, last) as entry_fd:
                 with transfer_directory(self.kernel, self.container) as through:
                     self.kernel.rename(source, last, through, part)
@@ -157,9 +158,9 @@ class TransferRename(NamedTuple):
     def _rename_to_name(self, transfer_fd: Fd, part: Name, given: Fd, began_ns: int) -> _RenameOutcome:
         """Rename to the name, which must be free.
 
-        Without RENAME_NOREPLACE a mkdir or O_EXCL reserves the name first, as another user's empty directory may appear
-        there after a check.
-        began_ns  since when the name is missing
+        Without RENAME_NOREPLACE, a mkdir or O_EXCL reserves the name first, because another user's empty directory
+        could appear there after a check.
+        began_ns  the time since which the name has been missing
         """
         if self.volume.noreplace is True:
             self.kernel.rename_free(transfer_fd, part, self.parent, self.name)
@@ -173,7 +174,7 @@ class TransferRename(NamedTuple):
         try:
             self.kernel.rename(transfer_fd, part, self.parent, self.name)
         except OSError as error:
-            if error.errno == errno.ENOTEMPTY:  # another process wrote into it
+            if error.errno == errno.ENOTEMPTY:  # another process has written into the directory
                 return _RenameOutcome(FileExistsError(errno.EEXIST, "another file has the name", self.name))
             return _RenameOutcome(error, holds_name=stat.S_ISDIR(st.st_mode))
         return _RenameOutcome(gap_ns=gap_ns)
@@ -181,8 +182,8 @@ class TransferRename(NamedTuple):
     def _free_name(self, outcome: _RenameOutcome) -> None:
         """Remove the directory that reserved the name.
 
-        Call this only if the rename certainly did not happen: otherwise it could remove an empty directory that the
-        rename moved there.
+        Call this only if the rename certainly did not happen. Otherwise it could remove an empty directory that the
+        rename has moved there.
         """
         if outcome.holds_name:
             with suppress(OSError):
@@ -190,7 +191,7 @@ class TransferRename(NamedTuple):
 
     @contextmanager
     def _convert_lost_record(self) -> Iterator[None]:
-        """Convert an error that occurs because the container has lost its record, and is not ours any more.
+        """Convert an error that occurs because the container has lost its record and is no longer ours.
 
         Raises  TakenOver
         """
@@ -203,22 +204,22 @@ class TransferRename(NamedTuple):
 
 
 class VisibleRename(Protocol):
-    """The renames at a visible name, done by this process or, for a user's container, by root on request."""
+    """The renames at a visible name, made by this process or, for a user's container, by root on request."""
 
     def make(self, move: VisibleMove, held: HeldContainer) -> int:
-        """Do the rename; return for how many ns the name was missing, if it is no longer missing. Raises  OSError"""
+        """Make the rename; return for how many ns the name was missing, if it no longer is. Raises  OSError"""
 
     def stat_name(self) -> tuple[int, int] | None:
-        """Device and inode number of the entry that has the name; None if none has."""
+        """Return the device and inode number of the entry at the name; None if there is none."""
 
     def refresh(self, held: HeldContainer) -> None:
-        """Make the mount's daemon and the kernel notice a changed mode of the name or the container's tree."""
+        """Make the mount's daemon and the kernel notice that the mode of the entry or the container's tree changed."""
 
 
 class DirectRename:
-    """The renames done by this process.
+    """The renames made by this process.
 
-    If one of our mounts shows both the parent and the store, the renames are done in the mount. The kernel then moves
+    If one of our mounts shows both the parent and the store, the renames are made in the mount. The kernel then moves
     its own dentries, and clients of the mount see the change at once. All checks use the backing filesystem.
     """
 
@@ -233,7 +234,7 @@ class DirectRename:
         return self.make_in(move, held.folder, held.state, held.name(), held.fd)
 
     def make_in(self, move: VisibleMove, folder: UserFolder, state: State, container: bytes, fd: Fd) -> int:
-        """`make` for a container that is open, but not locked; ESTALE if the mount shows another container."""
+        """Like `make`, for a container that is open but not locked; ESTALE if the mount shows another container."""
         with ExitStack() as owned:
             inside, parent = self._choose_fds(owned, folder, state, container, fd)
             if folder.store.is_shared():
@@ -250,11 +251,11 @@ class DirectRename:
                 case VisibleMove.BACK:
                     self._kernel.rename_free(inside, TREE, parent, self._name)
                 case VisibleMove.REPLACE:
-                    raise AssertionError("a move with a check in between is two moves")
+                    raise AssertionError("REPLACE is only for shared filesystems; elsewhere it takes two moves")
         return 0
 
     def move_into_container(self, folder: UserFolder, state: State, container: bytes, fd: Fd, to: Name) -> None:
-        """Rename the entry that has the name to a free name in an open container."""
+        """Rename the entry at the name to a free name in an open container."""
         with ExitStack() as owned:
             inside, parent = self._choose_fds(owned, folder, state, container, fd)
             if folder.store.is_shared():
@@ -263,7 +264,7 @@ class DirectRename:
                 self._kernel.rename_free(parent, self._name, inside, to)
 
     def move_to_directory(self, dir_fd: Fd, to: Name) -> None:
-        """Rename the entry that has the name into a directory of the backing filesystem."""
+        """Rename the entry at the name into a directory on the backing filesystem."""
         self._kernel.rename_free(self._parent_fd, self._name, dir_fd, to)
 
     def move_part_to_name(self, held: HeldContainer, path: RelPath) -> None:
@@ -283,9 +284,9 @@ class DirectRename:
     def _choose_fds(
         self, owned: ExitStack, folder: UserFolder, state: State, container: bytes, fd: Fd
     ) -> tuple[Fd, Fd]:
-        """The fds of the container and the parent between which to rename: in the mount if that shows both.
+        """Return the fds of the container and the parent for a rename: those in the mount if it shows both.
 
-        owned   closes what this opens
+        owned   closes fds that this opens
         Raises  OSError: ESTALE if the mount shows another container, or none
         """
         base, kernel = folder.store.base.mounted, self._kernel
@@ -310,7 +311,7 @@ class DirectRename:
     def _open_mounted(self, base: Fd, path: RelPath) -> Fd:
         fd = self._kernel.open_beneath(base, path, DIRECTORY)
         with close_on_error(fd), suppress(FileNotFoundError):
-            self._kernel.stat(fd, TREE)  # so that the kernel finds `tree` where it is now
+            self._kernel.stat(fd, TREE)  # makes the kernel find `tree` where it is now
         return fd
 
     def stat_name(self) -> tuple[int, int] | None:
@@ -323,13 +324,13 @@ class DirectRename:
             return st.st_dev, st.st_ino
 
     def open(self) -> Fd | None:
-        """Open the entry that has the name (O_PATH); None if there is none, or something is mounted there."""
+        """Open the entry at the name (O_PATH); None if there is none, or something is mounted there."""
         with suppress_errno(errno.ENOENT, errno.EXDEV):
             return self._kernel.open_beneath(self._parent_fd, self._name)
         return None
 
     def refers_to(self, fd: Fd) -> bool:
-        """Whether the name refers to the inode that an fd has open."""
+        """Whether the name refers to the inode behind an fd."""
         return self._kernel.is_named(fd, self._parent_fd, self._name)
 
     def refresh(self, held: HeldContainer) -> None:
@@ -337,7 +338,7 @@ class DirectRename:
         self.refresh_in(held.folder, held.state, held.name())
 
     def refresh_in(self, folder: UserFolder, state: State, container: bytes) -> None:
-        """`refresh` for a container that is not locked."""
+        """Like `refresh`, for a container that is not locked."""
         if folder.store.base.mounted is not None and self._mounted is not None:
             refresh_in_mount(self._kernel, self._mounted, self._name)
             refresh_in_mount(
@@ -353,10 +354,10 @@ _TEMPORARY_MODE = 0o700
 
 
 def mode_to_restore(st: os.stat_result) -> int | None:
-    """The mode to restore later, if we own a directory whose mode forbids its move to another parent; else None.
+    """Return the mode to restore later, if we own a directory whose mode forbids a move to another parent; else None.
 
-    The move changes the directory's `..`, so the kernel requires write permission on the directory itself. Reading its
-    metadata requires read and search permission. Its owner may set these for that moment.
+    Such a move changes the directory's `..`, so the kernel requires write permission on the directory itself. Reading
+    its metadata requires read and search permission. The owner may grant these permissions temporarily.
     """
     uid = os.geteuid()
     if uid == 0 or st.st_uid != uid or not stat.S_ISDIR(st.st_mode) or st.st_mode & _TEMPORARY_MODE == _TEMPORARY_MODE:
@@ -367,10 +368,10 @@ def mode_to_restore(st: os.stat_result) -> int | None:
 def grant_temporary_permission(
     held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename | None = None
 ) -> None:
-    """Add the permissions that the move needs. The record has the old mode already, so that recovery can restore it.
+    """Add the permissions that the move needs. The record already has the old mode, so recovery can restore it.
 
-    visible  the directory's name that others see; a mount would use the mode that it has cached
-    Raises   NotPermitted if that would lose the set-group-id bit: chmod clears it for users outside the group
+    visible  the directory's visible name, which must be refreshed because a mount would use the cached mode
+    Raises   NotPermitted if this would lose the set-group-ID bit, which chmod clears for users outside the group
     """
     if mode is None:
         return
@@ -387,10 +388,10 @@ def grant_temporary_permission(
 def end_temporary_permission(
     held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename | None = None
 ) -> None:
-    """Restore the mode from before the temporary permission; nothing is touched if it is the same already.
+    """Restore the mode from before the temporary permission, unless it is the same already.
 
-    Setting even the same mode clears the set-group-id bit if the owner is not in the directory's group.
-    visible  as for `lend`; refreshed in any case, as a killed process may not have done so
+    Even setting the same mode would clear the set-group-ID bit if the owner is not in the directory's group.
+    visible  as for `grant_temporary_permission`; refreshed in any case, since a killed process may not have done so
     """
     if mode is None:
         return

@@ -1,15 +1,15 @@
-"""Open directories of a tree of any depth, with few fds and without `..`; and decide which of them root may enter.
+"""Opens directories in a tree of any depth, with few fds and without `..`, and decides which of them root may enter.
 
-Some directories on a long way down stay open, so that reaching each directory below does not start at the top. That
-would take time quadratic in the depth: minutes for a chain of 10,000 directories.
+Some directories on a long path stay open, so that reaching each directory below does not start at the top. That would
+take time quadratic in the depth: minutes for a chain of 10,000 directories.
 
-Root's commands never carry anything across the boundary between users. One rule holds for all of them.
-Taking (plan, sweep): from a directory of root's, root enters any other. From one user's directory root enters another
-user's only if that one was in the same place before (`SeenDirectories`), as a user may have moved it there since. The
-reaper uses times of change for this (reaper/not_removed.py).
-Giving (move, restore): root puts something into an existing directory only if no user thereby gets anything that they
-could not have had. The name of a directory does not prove who made it.
-Other users need no such rule: the kernel checks their permissions.
+Root's commands never move files across the boundary between users. The same rules hold for all of them.
+Taking (plan, sweep): from a directory of root's, root enters any other. From a user's directory, root enters another
+user's directory only if an earlier run has seen it in the same place (`SeenDirectories`), since a user may have moved
+it there. The reaper uses change times for this (reaper/not_removed.py).
+Giving (move, restore): root puts files into an existing directory only if no user thereby gets access to anything that
+they could not have had before. The name of a directory does not prove who made it.
+Other users need no such rules, because the kernel checks their permissions.
 Source  the unsafe transitions of systemd-tmpfiles(8), src/basic/fs-util.c
 """
 
@@ -37,24 +37,25 @@ D = TypeVar("D", bound=AbstractContextManager[object])
 _FDS_MAX = 64
 _NEAR_BYTES = 512
 _KEEP_OPEN_EVERY_BYTES = 1000
-"""Approximate distance, in bytes of path, between directories that `DeepOpener` keeps open.
+"""The approximate distance, in bytes of path, between directories that `DeepOpener` keeps open.
 
-A shorter path needs none.
+For a shorter path, it keeps none open.
 """
 _MAX_OPEN = 32
 MakeDirectories = Callable[[BackingAndMount, bytes, bytes], None]
-"""Makes the missing directories of a path: below the given directory, which has the given path, as far as that exists.
+"""Makes the missing directories of a path. Arguments: an existing directory, its path, and the path below it.
 """
 MakeLike = Callable[[Fd, Name, Fd], None]
-"""Makes one directory: in the first one, with that name, like the other (O_PATH both); unless it appears before."""
+"""Makes a directory, unless it has appeared by then. Arguments: its parent, its name, and the directory that is the
+model (directories are O_PATH)."""
 
 
 class _OpenDirectories(Generic[D]):
-    """The open directories on a way down from a top directory, which stays its owner's.
+    """The open directories on the way down from a top directory, which still belongs to its owner.
 
-    If there are too many, every other one is closed. So they are dense at the end and ever sparser towards the top.
+    If there are too many, every other one is closed, so they are dense at the end and sparser towards the top.
 
-    A mark gives the depth of a directory: the length of its path, with one slash per name. The top's mark is 0.
+    A mark is the depth of a directory: the length of its path, with one slash per name. The top's mark is 0.
     """
 
     def __init__(self, top: D, n_max: int) -> None:
@@ -70,7 +71,7 @@ class _OpenDirectories(Generic[D]):
 
     @property
     def mark(self) -> int:
-        """The mark of the last open directory."""
+        """The mark of the deepest open directory."""
         return next(reversed(self._open), 0)
 
     def _last(self) -> D:
@@ -90,33 +91,33 @@ class _OpenDirectories(Generic[D]):
 class Descent(_OpenDirectories[Fd]):
     """The position of a walk in a tree, which descends by names and returns to directories above.
 
-    Returning to a directory that was closed walks there from the nearest open one above, by its names, and keeps some
-    on the way open again: a chain of n directories takes about n log n steps, not n².
+    To return to a directory that was closed, it walks there from the nearest open directory above, and keeps some
+    directories on the way open again. A chain of n directories takes about n log n steps, not n².
     """
 
     def __init__(self, kernel: Kernel, top: Fd) -> None:
-        """top: stays its owner's."""
+        """top: still belongs to its owner"""
         super().__init__(top, _FDS_MAX)
         self._kernel = kernel
         self._path = bytearray()
 
     @property
     def fd(self) -> Fd:
-        """The current directory, readable; the caller must not close it."""
+        """The current directory, open for reading; the caller must not close it."""
         return self._last()
 
     def descend(self, name: Name) -> None:
         """Enter a subdirectory.
 
-        Raises  OSError, without changing the position: it is gone, no directory, a mount point, or may not be opened
+        Raises  OSError, without changing the position: it is gone, not a directory, a mount point, or can't be opened
         """
         self._keep(self.mark + 1 + len(name), self._kernel.open_dir(self.fd, name))
         self._path += b"/" + name
 
     def go_back(self, mark: int) -> None:
-        """Return to a directory above. The caller checks that it is the same as before, as names may have moved.
+        """Return to a directory above. The caller must check that it is still the same, since names may have moved.
 
-        Raises  OSError; the position is then somewhere above it
+        Raises  OSError; then the position is somewhere above the directory
         """
         self._close_below(mark)
         del self._path[mark:]
@@ -125,38 +126,38 @@ class Descent(_OpenDirectories[Fd]):
             self._keep(stop, self._kernel.open_dir(self.fd, bytes(self._path[here + 1 : stop])))
 
     def _next_stop(self, here: int, mark: int) -> int:
-        """The next directory to keep open: half the remaining way, but at most WALK_MAX_BYTES.
+        """Choose the next directory to keep open: after half the remaining path, but at most WALK_MAX_BYTES.
 
-        The walk is likely to return to directories just above.
+        This keeps more directories near the end, because the walk is likely to return to these.
         """
         remaining_bytes = mark - here
         if remaining_bytes <= _NEAR_BYTES:
             return mark
         stop = self._path.rfind(b"/", here + 1, here + 1 + min(WALK_MAX_BYTES, max(remaining_bytes // 2, _NEAR_BYTES)))
-        if stop < 0:  # FUSE may have longer names
+        if stop < 0:  # names on FUSE may be longer
             stop = self._path.find(b"/", here + 1)
         return stop if stop >= 0 else mark
 
 
 class DeepOpener(_OpenDirectories[BackingAndMount]):
-    """Opens directories of a tree by their paths, one after the other, starting from open ones on the way to the last.
+    """Opens directories of a tree by their paths, one after another, starting from directories that are still open.
 
-    If a directory on the way is moved meanwhile, it still counts as being where it was. So all are closed once the
-    walks below them have cost as much as the way to them, which makes the whole at most twice as long.
+    If an open directory is moved, it still counts as being where it was. To limit this, all are closed once the walks
+    below them were as long as the path to them. This at most doubles the total time.
     """
 
     def __init__(self, kernel: Kernel, root: BackingAndMount) -> None:
-        """root: where the paths begin; stays its owner's."""
+        """root: where the paths begin; still belongs to its owner"""
         super().__init__(root, _MAX_OPEN)
         self._kernel = kernel
         self._last_path = b""
-        """The path of the last open directory, with a slash at its end; anything after that is ignored."""
+        """The path of the deepest open directory, with a slash at its end; anything after that is ignored."""
         self._walked = 0
 
     def beneath(self, path: bytes, make: MakeDirectories | None = None, flags: int = DIRECTORY) -> BackingAndMount:
-        """Open a directory by its path from the root, empty for the root itself; the caller closes it.
+        """Open a directory by its path from the root (empty for the root itself); the caller closes it.
 
-        See `BackingAndMount.beneath`.
+        The sides are as for `BackingAndMount.beneath`.
         make    called for missing directories
         Raises  OSError
         """
@@ -166,18 +167,18 @@ class DeepOpener(_OpenDirectories[BackingAndMount]):
     def open_on_both(self, path: bytes, make: MakeDirectories | None = None) -> BackingAndMount:
         """Open a directory below the root, on both sides if the root is.
 
-        Raises  OSError: ESTALE as for `wholly_beneath`
+        Raises  OSError: ESTALE as for `require_both_sides`
         """
         return require_both_sides(self._top, self.beneath(path, make), path)
 
     def remove(self, path: bytes) -> None:
-        """Remove an empty directory, in the mount if there is one. Raises  OSError"""
+        """Remove an empty directory, through the mount if there is one. Raises  OSError"""
         upper, _, name = path.rpartition(b"/")
         with self.open_on_both(upper) as above:
             self._kernel.rmdir(above.names_fd(), name)
 
     def _reach(self, path: bytes, make: MakeDirectories | None) -> int:
-        """Open directories on the way; return the offset in the path that the last open one has reached."""
+        """Open directories on the path; return the offset in the path that the deepest one has reached."""
         if self._walked > len(path):
             self._close_below(0)
             self._walked = 0
@@ -201,7 +202,7 @@ class DeepOpener(_OpenDirectories[BackingAndMount]):
 
 
 class DeepOpeners:
-    """`DeepOpener` for several trees, for the duration of a piece of work."""
+    """A `DeepOpener` for each of several trees, until the end of a block."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -216,18 +217,18 @@ class DeepOpeners:
         self._into.clear()
 
     def opener_of(self, root: BackingAndMount) -> DeepOpener:
-        """The opener of a tree; its root must stay open as long as the opener is used."""
+        """Return the opener for a tree, whose root must stay open while the opener is used."""
         if root not in self._into:
             self._into[root] = DeepOpener(self._kernel, root)
         return self._into[root]
 
 
 def walk_inwards(start: RelPath) -> Iterator[tuple[RelPath, list[Name] | None]]:
-    """Each directory of a tree by its path, twice: before the directories in it, and after them.
+    """Yield each directory of a tree twice: before the directories in it, and after them.
 
-    It keeps only names: the paths of all directories of a chain would take space quadratic in its length.
-    Returns  with the path, the first time, a list to which the caller adds the names of subdirectories to enter; then
-             None
+    Only names are kept, because the paths of all directories in a chain would take space quadratic in its length.
+    Returns  the path, and the first time a list to which the caller adds the names of subdirectories to enter, the
+             second time None
     """
     path, pending = start, list[list[Name]]()
     while True:
@@ -248,9 +249,10 @@ def make_missing(
 ) -> None:
     """Make the missing directories of a path below a directory, like the directories of another tree.
 
-    base_path  the path of the directory itself, the same in the other tree
-    models  opens directories of the other tree
-    Raises  OSError: ENOENT if the other tree lacks one of them
+    base_path  the path of `above`, which is the same in the other tree
+    models     opens directories in the other tree
+    make       makes one directory
+    Raises     OSError: ENOENT if the other tree lacks one of them
     """
     names = split_path(missing)
     current_fd, n_there = _deepest(kernel, above, names)
@@ -265,7 +267,7 @@ def make_missing(
 
 
 def _deepest(kernel: Kernel, above: Fd, names: list[Name]) -> tuple[Fd, int]:
-    """Open the deepest existing directory of a path; return it and how many names of the path lead to it."""
+    """Open the deepest existing directory of a path; return it, and how many names of the path lead to it."""
     for count in range(len(names) - 1, 0, -1):
         with suppress(FileNotFoundError):
             return kernel.open_beneath(above, join_path(*names[:count]), DIRECTORY), count
@@ -276,30 +278,30 @@ _HEAD = b"trashd directories seen 1\n"
 _DIGEST_BYTES, _UID_BYTES = 16, 4
 _ENTRY_BYTES = _DIGEST_BYTES + _UID_BYTES
 _SEEN_MAX, _SEEN_MAX_EACH = 65_536, 8_192
-"""Limits of recorded directories, in all and in one user's directories: further ones are never entered."""
+"""The most directories that are recorded, in all and for one user; further ones are never entered."""
 _NOTES_MAX_BYTES = 16 << 20
 
 
 def must_check_owners() -> bool:
-    """Whether these rules apply: we are root, whom the kernel refuses nothing."""
+    """Whether these rules apply, that is, whether we are root, to whom the kernel refuses nothing."""
     return os.geteuid() == 0
 
 
-# Giving: rules for putting something into a directory.
+# Giving: rules for putting files into a directory.
 
 
 def may_give(
     kernel: Kernel, target: Fd, owner: int, source_fd: Fd | None = None, recorded: Identity | None = None
 ) -> bool:
-    """Whether we may put something into an existing directory.
+    """Whether we may put a file into an existing directory.
 
-    It may be root's or the owner's if no other user can write in it. The owner's may be open to others if the directory
-    that the thing comes from is open to the same: they could have taken it before. A closed directory of the owner's is
-    not accepted for something from an open one, where others may have put it.
-    owner     of the directory that the thing comes from, or of the thing if that is not known
+    The directory may be root's or the owner's if no other user can write to it. It may also be the owner's and open to
+    others, if the file comes from a directory that is open to the same users: they could have taken it before. A closed
+    directory of the owner's is not accepted for a file from an open one, where other users may have put the file.
+    owner      owner of the directory that the file comes from; if that is not known, of the file
     source_fd  that directory, if it exists
-    recorded  identity of the directory that the thing was taken from
-    Raises    OSError
+    recorded   identity of the directory from which the file was taken
+    Raises     OSError
     """
     if not must_check_owners() or (recorded and compare(kernel.identify(target), recorded) is IdentityMatch.SAME):
         return True
@@ -321,15 +323,15 @@ def may_give(
 def check_giving(
     kernel: Kernel, target: Fd, path: bytes, owner: int, source_fd: Fd | None = None, recorded: Identity | None = None
 ) -> None:
-    """Raise AcrossUsers unless `may_give`. path: of the directory, for messages"""
+    """Raise AcrossUsers unless `may_give` allows it. path: the directory's path, for messages"""
     if not may_give(kernel, target, owner, source_fd, recorded):
         raise AcrossUsers(f"{printable(path) or '.'} (owned or writable by another user)")
 
 
 def _is_closed(st: os.stat_result) -> bool:
-    """Whether only root and its owner can take something out of a directory, or put something into it.
+    """Whether only root and its owner can move files out of a directory or into it.
 
-    A sticky directory of root's counts, too: all users can put something into it, but take nothing out.
+    A sticky directory of root's counts, too: all users can put files into it, but not take them out.
     """
     return not st.st_mode & OTHERS_WRITE or (st.st_uid == 0 and bool(st.st_mode & stat.S_ISVTX))
 
@@ -343,10 +345,11 @@ def _acls(kernel: Kernel, fd: Fd) -> dict[str, bytes]:
 
 
 class SeenDirectories(NamedTuple):
-    """Directories of users in other users' directories that earlier runs have seen, and notes of this run.
+    """Users' directories in other users' directories: those that earlier runs have seen, and the notes of this run.
 
-    Forked workers write their notes into the same file, which has no name.
-    rule  the rule that runs: what another rule has seen does not count
+    before  digests of those that earlier runs have seen
+    notes   a file without a name, to which all forked workers write
+    rule    the present rule; directories that other rules have seen don't count
     """
 
     before: frozenset[bytes]
@@ -360,9 +363,9 @@ class SeenDirectories(NamedTuple):
         self.notes.close()
 
     def was_there(self, kernel: Kernel, fd: Fd, whose: int) -> bool:
-        """Whether an earlier run saw a directory (its handle) in its present parent; also notes it for the next run.
+        """Whether an earlier run saw a directory in its present parent. This is also noted for the next run.
 
-        whose   uid of the user in whose directory it is
+        whose   UID of the user whose directory contains it
         Raises  OSError
         """
         import hashlib  # late: a swap does not need it
@@ -370,7 +373,7 @@ class SeenDirectories(NamedTuple):
         with _open_parent(fd) as above:
             both = (kernel.identify(above), kernel.identify(fd))
         if not all(one.handle or one.btime_ns for one in both):
-            return False  # it may be another directory with the same inode number
+            return False  # it may be a different directory with the same inode number
         place = (self.rule, os.fstatvfs(fd).f_fsid, *both)
         digest = hashlib.blake2b(repr(place).encode(), digest_size=_DIGEST_BYTES).digest()
         if os.fstat(self.notes).st_size < _NOTES_MAX_BYTES:
@@ -395,7 +398,7 @@ class SeenDirectories(NamedTuple):
 
 
 def load_seen_directories() -> SeenDirectories:
-    """Load what earlier runs of root's plans have seen; the caller closes it. Raises  OSError"""
+    """Load the directories that earlier runs of root's plans have seen; the caller closes it. Raises  OSError"""
     before = frozenset(entry[:_DIGEST_BYTES] for entry in _read(_path()))
     return SeenDirectories(before, Fd(os.memfd_create("trashd-seen")))
 
@@ -405,7 +408,7 @@ def _path() -> bytes:
 
 
 def _read(path: bytes) -> list[bytes]:
-    """The entries of the file, if it is root's and only root can write it; none if it can't be understood."""
+    """Read the file's entries, if it is root's and only root can write to it; empty if it can't be understood."""
     with suppress_errno(errno.ENOENT, errno.EPERM, errno.EFBIG):
         text = read_file(path, len(_HEAD) + _SEEN_MAX * _ENTRY_BYTES, owner=os.geteuid())
         if text.startswith(_HEAD):
@@ -420,11 +423,11 @@ def _entries(text: bytes) -> list[bytes]:
 def attribute_directory(
     kernel: Kernel, fd: Fd, whose: int, seen_directories: SeenDirectories | None = None
 ) -> int | None:
-    """The uid to whom root attributes the entries of a directory; None if root must not enter it.
+    """Return the UID to which root attributes a directory's entries; None if root must not enter it.
 
-    A directory of root's in a user's directory counts as that user's, who may have moved it there.
-    whose   the same value for its parent; 0: root's, from which root may enter any directory
-    seen_directories  directories seen by earlier runs; None: there are none
+    A directory of root's in a user's directory counts as that user's, since the user may have moved it there.
+    whose   the result for its parent; 0: root's, from which root may enter any directory
+    seen_directories  the directories that earlier runs have seen; None: none
     Raises  OSError
     """
     uid = kernel.fstat(fd).st_uid
@@ -434,7 +437,7 @@ def attribute_directory(
 
 
 def is_parent(kernel: Kernel, inode: tuple[int, int], fd: Fd) -> bool:
-    """Whether a directory is in the one with that st_dev and st_ino. Raises  OSError"""
+    """Whether a directory's parent has this st_dev and st_ino. Raises  OSError"""
     with _open_parent(fd) as above:
         st = kernel.fstat(above)
     return (st.st_dev, st.st_ino) == inode
@@ -445,11 +448,11 @@ def _open_parent(fd: Fd) -> Fd:
 
 
 def may_take_whole(kernel: Kernel, top: Fd, whose: int, seen_directories: SeenDirectories | None) -> bool:
-    """Whether root may take a directory with all its contents: `whose_is` permits every directory in it.
+    """Whether root may take a directory with all its contents, that is, may enter every directory in it.
 
-    An empty directory is permitted: a user who could move it there could also have removed it.
-    top     open for reading
-    whose   of its parent
+    An empty directory is no obstacle: a user who could have moved it there could also have removed it.
+    top     the directory, open for reading
+    whose   the result of `attribute_directory` for its parent
     Raises  OSError
     """
     is_taken, within = True, [whose]

@@ -148,7 +148,7 @@ def test_json_is_one_object_with_the_volumes_own_name(alive: bytes) -> None:
 
 
 def test_json_is_as_promised(alive: bytes) -> None:
-    odd = PassedOver("/scratch/.trashd/u/1000", "not used as the directory of uid 1000: it belongs to uid 1001", "look")
+    odd = PassedOver("/scratch/.trashd/u/1000", "not used as uid 1000's directory: it belongs to uid 1001", "look")
     volume = msgspec.structs.replace(VOLUME, faults=(StatusFault(1, "EIO at a claim"),), refused=(odd,), nodes=NODES)
     write_status(alive, status_of(volume))
     (status_result,) = trashd("status", "--json").objects()

@@ -114,9 +114,7 @@ def test_a_planted_folder_is_told_with_its_reason_and_no_repair(
             if uid == 0 or command[0] != "init":
                 as_user(uid, lambda command=command: run(command)) if uid else run(command)  # type: ignore[misc]
                 output = "".join(capfd.readouterr())
-                assert (
-                    f"new/{name}: not used as the directory of uid {ALICE}: its mode is 2775 instead of 0700" in output
-                )
+                assert f"new/{name}: not used as uid {ALICE}'s directory: its mode is 2775 instead of 0700" in output
                 assert "--repair" not in output
                 assert "chmod" not in output
     [problem] = problems(volume)

@@ -305,10 +305,7 @@ def test_until_its_owner_comes_list_and_doctor_tell_of_what_was_set_aside(capfd:
         for words in (["list", "--volume"], ["doctor"]):
             run([*words, str(volume)])
             output = "".join(capfd.readouterr())
-            assert (
-                f"/u/{ALICE}: not used as the directory of uid {ALICE}: it is moved by its owner's next command"
-                in output
-            )
+            assert f"/u/{ALICE}: not used as uid {ALICE}'s directory: its owner's next command moves it" in output
             assert "next command here, such as trashd list, moves it to the new store" in output
         as_user(ALICE, lambda: run(["list", "--volume", str(volume)]))
         assert "waits" not in "".join(capfd.readouterr())

@@ -209,7 +209,7 @@ def test_file_that_became_a_directory_is_told_as_one(job: Path) -> None:
 
     links = iter([lambda: None, become])  # the first is the record's
     kernel = Kernel(lambda call: next(links, lambda: None)() if call == "link" else None)
-    with pytest.raises(NotKept, match="replaced by a directory"):
+    with pytest.raises(NotKept, match="replaced with a directory"):
         keeping(job, "a.conf", kernel=kernel)
 
 
@@ -386,7 +386,7 @@ def small_job(without_exchange: Path) -> Path:
 def test_name_that_was_taken_in_the_gap_is_left_to_him_and_told(without_exchange: Path, small_job: Path) -> None:
     before = snapshot(small_job)
     swapped = swap(small_job, Kernel(InTheGap(small_job, small_job.mkdir)), KEEP)
-    assert "with all that --keep selected" in swapped.warnings[0]
+    assert "and contains everything that --keep selected" in swapped.warnings[0]
     assert os.listdir(small_job) == []
     assert snapshot(tree_of(swapped)) == before
     assert (tree_of(swapped) / "a").stat().st_nlink == 1

@@ -445,7 +445,7 @@ def _state_that_says(home: Path, text: bytes) -> Path:
         pytest.param(full_quota, "Disk quota exceeded", marks=pytest.mark.needs("loop", "btrfs")),
         (read_only, "Read-only file system"),
         (a_file, "Not a directory"),
-        (kept_locked, "another process holds the lock of the registry"),
+        (kept_locked, "another process holds the registry's lock"),
         (anothers, f"it belongs to uid {BOB}"),
         (full_of_stores, "the registry is full of stores that still exist"),
     ],

@@ -224,7 +224,7 @@ def test_where_strangers_are_not_refused_nothing_that_a_user_made_is_registered(
     identifier = expired(volume)
     assert reap(volume) == 0
     assert [entry.id for entry in entries(volume)] == [identifier]
-    assert any("lets users move the files of others" in what for what in problems_of_folders(volume))
+    assert any("lets users move other users' files" in what for what in problems_of_folders(volume))
     assert served(volume) == {0}
 
 
