@@ -28,6 +28,7 @@ from fusefs.browse.table_screen import (
     inside_row,
     orphan_row,
 )
+from fusefs.core.container_states import State
 from fusefs.core.human_units import format_size
 from fusefs.core.printable_names import printable, printable_text
 
@@ -145,8 +146,10 @@ async def release(app: CommandApp, row: OrphanRow) -> None:
 async def reap(app: CommandApp, row: OrphanRow) -> None:
     """Delete an orphan, after a confirmation."""
     now_ns = time.time_ns()
+    left = row.left(now_ns)
+    will_expire = row.entry.state is State.ORPHANS and not row.entry.problem
     term = {"kept": "It is kept, so it does not expire.", "expired": "It has expired."}.get(
-        row.left(now_ns), f"It expires in {row.left(now_ns)}."
+        left, f"It expires in {left}." if will_expire else f"Its state is: {left}."
     )
     size = "of unknown size" if row.n_bytes < 0 else row.size
     lines = [row.path(), f"{row.owner}'s, {size}, {row.age(now_ns)} old.", term, "It can't be restored afterwards."]

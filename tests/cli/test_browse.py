@@ -16,6 +16,7 @@ from fusefs.browse.browser import Browser
 from fusefs.browse.command_app import OtherCommands
 from tests.support.make_trees import make_tree, owned
 from tests.support.other_users import as_user
+from tests.support.store_verbs import place
 from tests.support.trashd_command import TRASHD, done_well, swapped
 
 _PATIENCE_S = 30.0
@@ -289,6 +290,20 @@ def test_nothing_is_deleted_before_it_is_asked(volume: Path, job: Path) -> None:
 
     browse(person, volume)
     assert ids(volume) == []
+
+
+def test_an_orphan_in_quarantine_is_not_said_to_expire(volume: Path, job: Path) -> None:
+    (identifier,) = ids(volume)
+    orphan = place(volume, identifier)
+    orphan.rename(orphan.parents[1] / "quarantine" / identifier)
+
+    async def person(screen: Reader) -> None:
+        await screen.read(str(job), "quarantine")
+        await screen.press("d")
+        await screen.read("Delete it permanently?", "Its state is: quarantine.")
+        await screen.press("n")
+
+    browse(person, volume)
 
 
 def test_what_it_takes_is_counted(volume: Path, job: Path) -> None:
