@@ -191,7 +191,7 @@ def print_pace(why: str) -> None:
 
 
 def print_outage(number: int | None, limit_s: float) -> None:
-    """Report for reaper.not_removed.OutageOptions that a server does not respond, or that it responds again (None)."""
+    """Report that a server does not respond, or that it responds again (None)."""
     if number is None:
         print_pace("the filesystem's server responds again")
     else:

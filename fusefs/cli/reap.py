@@ -308,8 +308,8 @@ def _reap(
     _visible: VisibleRename | None,
 ) -> Reaped:
     from fusefs.engine.pace import open_pacer
-    from fusefs.reaper.not_removed import COMMAND_LIMIT_S, OutageOptions
     from fusefs.reaper.reap import RemovalOptions, reap
+    from fusefs.reaper.server_outage import COMMAND_LIMIT_S, OutageOptions
 
     if entry.state in (State.STAGE, State.RESTORING):
         raise Refused(f"{entry.id}: an unfinished operation, in {entry.state.value}/", SETTLE)

@@ -62,7 +62,6 @@ _ALL = Selection(types=frozenset(KINDS))
 
 
 _Ways = Mapping[bytes, frozenset[Identified]]
-
 """For each directory of purge lists, that directory and all directories above it."""
 
 

@@ -21,16 +21,9 @@ from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.strategy import AllocationGroups, choose_strategy
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.not_removed import (
-    CUT_OFF,
-    InnerStores,
-    LateArrivals,
-    OutageOptions,
-    ServerOutage,
-    ServerWasAway,
-    may_be_away,
-)
+from fusefs.reaper.not_removed import InnerStores, LateArrivals
 from fusefs.reaper.remove_slice import SliceRemover
+from fusefs.reaper.server_outage import CUT_OFF, OutageOptions, ServerOutage, ServerWasAway, may_be_away
 from fusefs.store.container import ClaimLost, HeldContainer, claim, dissolve, move_to_state, resume, rewrite_record
 from fusefs.store.layout import HOISTED, TREE, UserFolder
 from fusefs.store.mounted_paths import refuse_mounted

@@ -23,9 +23,10 @@ from fusefs.engine.strategy import AllocationGroups, choose_for_rank
 from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.reaper.not_removed import CUT_OFF, DOUBTFUL, InnerStores, LateArrivals, may_be_away, probe_server
+from fusefs.reaper.not_removed import InnerStores, LateArrivals
 from fusefs.reaper.reap import RemovalOptions
 from fusefs.reaper.remove_slice import SliceRemover
+from fusefs.reaper.server_outage import CUT_OFF, DOUBTFUL, may_be_away, probe_server
 from fusefs.store.container import HeldContainer, open_record, read_record
 from fusefs.store.find_stores import open_store_at
 from fusefs.store.layout import UserFolder

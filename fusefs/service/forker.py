@@ -44,8 +44,8 @@ from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.pressure import set_idle_priority
 from fusefs.linux.runtime_directories import STATE_BELOW_HOME
 from fusefs.linux.untrusted_path import open_untrusted
-from fusefs.reaper.not_removed import OutageOptions
 from fusefs.reaper.reap import RemovalOptions, reap
+from fusefs.reaper.server_outage import OutageOptions
 from fusefs.service import timers
 from fusefs.service.messages import (
     FROM_CHILD,

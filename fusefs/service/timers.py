@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fusefs.core.node_heartbeats import HEARTBEAT_S, LEAST_POLL_S
-from fusefs.reaper.not_removed import DOUBT_PAUSES_S
+from fusefs.reaper.server_outage import DOUBT_PAUSES_S
 
 
 class ServiceTimers(NamedTuple):

@@ -22,7 +22,7 @@ from fusefs.engine.pace import PressurePacer
 from fusefs.linux.children import user_credentials, user_name
 from fusefs.linux.mountinfo import relative_to
 from fusefs.linux.user_ids import read_subordinates
-from fusefs.reaper.not_removed import CUT_OFF
+from fusefs.reaper.server_outage import CUT_OFF
 from fusefs.service import timers
 from fusefs.service.fair_turns import FairTurns, by_number, order_of_node
 from fusefs.service.forker import ChildGone, ChildHandle, ForkerLost

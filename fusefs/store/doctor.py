@@ -153,7 +153,7 @@ def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[
     where = printable(folder.path_to(state, name))
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
-        yield Finding(where, "not a trashd orphan", WAY_OUT)
+        yield Finding(where, "not an orphan", WAY_OUT)
         return
     try:
         held = hold(folder, state, ContainerId(text))
@@ -171,7 +171,7 @@ def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[
             if held is ClaimLost.GONE:
                 with folder.open(state) as state_fd, suppress(FileNotFoundError):
                     if not stat.S_ISDIR(folder.store.kernel.stat(state_fd, name).st_mode):
-                        yield Finding(where, "not a trashd orphan, and not a directory", WAY_OUT)
+                        yield Finding(where, "neither an orphan nor a directory", WAY_OUT)
             return  # otherwise it is locked, or was moved
         with held:
             yield from _check_held(held, where)

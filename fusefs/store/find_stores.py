@@ -46,7 +46,6 @@ _HAS_STORE = b"found"
 
 
 _CACHED_S = 1.0
-
 """For how long the result of a search everywhere is reused, because a command needs it several times."""
 
 

@@ -395,7 +395,7 @@ def decode_volume(text: bytes, store: bytes) -> Volume | None:
         if "format" not in fields:
             return None
         aside = f"mv {shell_word(store)} {shell_word(store + b'-old')}"
-        hint = f"use the trashd version that made the store, or move the store aside: {aside}"
+        hint = f"use the version of trashd that made the store, or move the store aside: {aside}"
         where = printable(os.path.join(store, VOLUME))
         raise UnknownFormat(f"{where} (format {printable(str(written).encode())})", hint)
     identifier, exchange, filesystem = (fields.get(key) for key in ("id", "exchange", "filesystem"))

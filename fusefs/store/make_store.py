@@ -67,7 +67,7 @@ from fusefs.store.reserve import discard_reserve
 from fusefs.store.user_folders import RegisteredFolder, open_user_folder, record_made_by_root, write_registered
 
 _PROBE_BESIDE = Name(b"probe-beside")
-"""A directory that a killed `init --beside` of version 0.3.0 may have left."""
+"""A directory that a killed `init --beside` of an early version may have left."""
 _PROBE_UNNAMED = Name(b"probe-unnamed")
 _PROBE_STRANGERS = Name(b"probe-strangers")
 _ATTEMPTS = 8

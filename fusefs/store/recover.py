@@ -151,7 +151,7 @@ def _settle(
     """
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
-        raise KeptContainer("not a trashd orphan")
+        raise KeptContainer("not an orphan")
     try:
         is_half_done = state in (State.STAGE, State.RESTORING)
         held = hold(folder, state, ContainerId(text), ended_boots if is_half_done else ())

@@ -226,10 +226,7 @@ _MOST_UNLISTED = 1000
 
 
 _MOST_AT_ROOTS = 16
-
 """The most stores of one user at all mount points together, because any user can make directories with such names."""
-
-
 _HAS_REGISTRY = b"found"
 
 

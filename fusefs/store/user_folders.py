@@ -93,7 +93,6 @@ _STRANGERS = "this filesystem lets users move other users' files, so only direct
 
 
 MAX_SUBORDINATES = 1000
-
 """How many subordinate uids of one user may have folders that are registered, served, and listed for root.
 
 Beyond this limit, a folder serves only its own uid.
@@ -101,12 +100,8 @@ Beyond this limit, a folder serves only its own uid.
 
 
 MOST_REFUSED = 16
-
 """How many directories of one user root may refuse at the first inspection, until it inspects no more of them."""
-
-
 _MOST_OPENED = 3
-
 """How many of a user's other directories are opened to report a reason; a user can make thousands."""
 
 
@@ -114,7 +109,6 @@ _MAX_BYTES = 8192
 
 
 _SPARE = Name(b".spare")
-
 """The name of a file with reserved blocks for one more entry.
 
 Even on a full volume, a folder must be registered before root's reap may free anything in it.

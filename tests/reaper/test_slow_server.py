@@ -19,9 +19,10 @@ from fusefs.core.results import Reaped
 from fusefs.core.slices import SlicePlan, SliceWork
 from fusefs.engine.strategy import AllocationGroups, Workers, choose_strategy
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.not_removed import InnerStores, OutageOptions
+from fusefs.reaper.not_removed import InnerStores
 from fusefs.reaper.reap import RemovalOptions, reap
 from fusefs.reaper.remove_slice import SliceRemover
+from fusefs.reaper.server_outage import OutageOptions
 from tests.support.fuse_slow import SlowVolume, slow_volume
 from tests.support.make_trees import Spec, fill, make_tree
 from tests.support.real_filesystems import tmpfs_volume
