@@ -189,7 +189,7 @@ def test_without_mpi4py_it_says_how_to_get_it(volume: Path) -> None:
     hidden = make_tree(volume / "hidden", {"mpi4py": {"__init__.py": "raise ImportError('there is none')"}})
     done = trashd("reap", "--mpi", "--volume", volume, PYTHONPATH=f"{hidden}:{os.environ.get('PYTHONPATH', '')}")
     assert done.code == 3
-    assert done.err.startswith("trashd: --mpi needs mpi4py, which can't be loaded (there is none)\n  hint: pip ")
+    assert done.err.startswith("trashd: --mpi needs mpi4py, which can't be loaded (there is none)\n  hint: run pip ")
 
 
 @pytest.mark.needs("root", "mpich")

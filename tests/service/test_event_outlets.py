@@ -446,7 +446,7 @@ def test_dashboard_and_rules_know_only_metrics_that_are(textfile: Path) -> None:
 
 
 def test_every_metric_is_documented(textfile: Path) -> None:
-    told = (DOCS / "monitoring.md").read_text(encoding="utf-8")
+    told = (DOCS / "reference/metrics-and-events.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\| `(trashd_(?!mount_)\w+)`", told, re.MULTILINE)
     assert sorted(documented) == sorted(publish(textfile))
 
@@ -461,6 +461,6 @@ def test_the_dashboards_variable_is_a_label_of_ours() -> None:
 def test_the_journals_fields_are_documented() -> None:
     from fusefs.core.events import to_variables
 
-    text = (DOCS / "monitoring.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference/metrics-and-events.md").read_text(encoding="utf-8")
     assert [name for name in to_variables(Event(EventKind.STARTED, 0)) if f"`{name}`" not in text] == []
     assert [kind.value for kind in EventKind if f"`{kind.value}`" not in text] == []

@@ -190,7 +190,7 @@ def is_below(path: Path, word: str) -> bool:
 
 
 def is_decision(number: str) -> bool:
-    return any((ROOT / "docs" / "internals" / "decisions").glob(f"{int(number):04}-*.md"))
+    return any((ROOT / "docs/internals/decisions").glob(f"{int(number):04}-*.md"))
 
 
 FINDERS: dict[str, Callable[[str], bool]] = {
