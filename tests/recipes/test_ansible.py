@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.needs("systemd", "ansible", "minutes"), pytest.mark.ti
 
 RECIPE = RecipePage("ansible")
 PLAYS = "/srv/ansible"
-HERE = {"trashd_package": "trashd", "trashd_pip_args": "--no-index --find-links /srv/wheels"}
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +52,13 @@ def bare(wheel: Path) -> Iterator[Node]:
 def play(node: Node, variables: Mapping[str, object]) -> CommandResult:
     """The page's playbook once more, with other variables than those of its files."""
     step = RECIPE.steps("Twice")[0]
-    words = f"site.yml --extra-vars {shlex.quote(json.dumps({**HERE, **variables}))}"
+    words = f"site.yml --extra-vars {shlex.quote(json.dumps(variables))}"
     return node.run(step._replace(command=step.command.replace("site.yml", words).partition(" | ")[0]))
 
 
 @pytest.fixture(scope="module")
 def played(bare: Node) -> Node:
     """After the page's two runs, of which the second changed nothing."""
-    text = f"---\n{json.dumps(HERE)}\n"
-    (bare.system.path(PLAYS) / "group_vars").mkdir()
-    (bare.system.path(PLAYS) / "group_vars/all.yml").write_text(text)
     RECIPE.follow("Twice", bare.run)
     return bare
 
