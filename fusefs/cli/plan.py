@@ -28,7 +28,7 @@ from fusefs.core.plan_rules import (
     SkippedRule,
     TrashAction,
 )
-from fusefs.core.printable_names import printable
+from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.results import Swept
 from fusefs.linux.children import ask_each
 from fusefs.linux.config_files import is_drop_in, load_plan, plan_dir
@@ -206,7 +206,7 @@ def _plan(
     from fusefs.plan.run_plan import PlanOptions, carry_out
     from fusefs.sweep.request import SweepOptions
 
-    report, most = _PlanReport(runs=runs, as_json=as_json), Speed(max_rate, max_bytes)
+    report, most = _PlanReport(files, runs=runs, as_json=as_json), Speed(max_rate, max_bytes)
     with StopSignals() as stop:
         why = output.print_pace if paced else None
         how = PlanOptions(runs, cutoffs.now.wall_ns, SweepOptions(stops=stop), most, why)
@@ -239,7 +239,9 @@ def _print_problems(problems: Sequence[ConfigProblem], *, as_json: bool, is_resu
 class _PlanReport:
     """Prints outcomes one by one, then the sum, and computes the exit code."""
 
-    def __init__(self, *, runs: bool, as_json: bool) -> None:
+    def __init__(self, files: Sequence[bytes], *, runs: bool, as_json: bool) -> None:
+        """files: the plans that the user named"""
+        self._files = files
         self._runs = runs
         self._as_json = as_json
         self._codes: list[int] = []
@@ -264,11 +266,8 @@ class _PlanReport:
         size = f" ({format_size(self._n_bytes)})" if self._n_bytes else ""
         where = output.counted(self._n_directories, "directory", "directories")
         what = f"{output.counted(self._n_matches, 'match', 'matches')}{size} in {where}"
-        print(
-            f"{what} processed"
-            if self._runs
-            else f"{what} would be processed; to carry this out, run: trashd plan apply"
-        )
+        apply = " ".join(["trashd plan apply", *map(shell_word, self._files)])
+        print(f"{what} processed" if self._runs else f"{what} would be processed; to carry this out, run: {apply}")
 
     def exit_code(self) -> int:
         """Return the exit code of a single error, or Incomplete's for several errors."""

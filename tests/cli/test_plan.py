@@ -52,7 +52,8 @@ def test_it_says_what_it_would_do_and_touches_nothing(volume: Path) -> None:
         "                 7 B  2001-09-09  old-1\n"
         "  oldest         7 B  2001-09-09  old-1\n"
         "                 7 B  2001-09-10  old-2\n"
-        "2 matches (14 B) in 1 directory would be processed; to carry this out, run: trashd plan apply\n",
+        "2 matches (14 B) in 1 directory would be processed; "
+        f"to carry this out, run: trashd plan apply {volume}/plan.toml\n",
         "",
     )
     assert left(volume) == {"old-1", "old-2", "new"}
