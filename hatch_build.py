@@ -1,6 +1,6 @@
-"""Build the package's C modules, if there is a C compiler, its man pages, and the text of its page on an index.
+"""Build the C modules (if there is a C compiler), the man pages, and the text of the package's page on an index.
 
-Without a compiler, trashd is installed without the two C modules, and works.
+Without a compiler, trashd is installed without the two C modules, and works without them.
 
 hatchling runs this for each wheel and each install; `make native` runs it if a source is newer than what was built.
 
@@ -64,12 +64,12 @@ class NotBuilt(Exception):
 
 
 class NativeHook(BuildHookInterface[Any]):
-    """Builds the C modules. A wheel with them is for one platform and Python 3.11 or later, without them for all."""
+    """Builds the C modules. A wheel with them is for one platform and Python 3.11 or later; one without is for all."""
 
     _built: tempfile.TemporaryDirectory[str] | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build what the wheel or the editable install needs. Raises  NotBuilt: the C modules are required"""
+        """Build what the wheel or the editable install needs. Raises  NotBuilt: required C modules can't be built"""
         root = Path(self.root)
         if self.target_name != "wheel":
             return
@@ -77,7 +77,7 @@ class NativeHook(BuildHookInterface[Any]):
             build_unless_left_out(root, root)
             write_man_pages(root, root / "build/man")
             return
-        # The sources' directory is the place of editable installs, whose daemons may be running.
+        # Built outside of the source directory: daemons of an editable install may be running modules from there.
         self._built = tempfile.TemporaryDirectory()
         built = Path(self._built.name)
         write_man_pages(root, built / "man")
@@ -113,7 +113,7 @@ def build_unless_left_out(root: Path, to: Path) -> bool:
         build(root, to)
     except NotBuilt as error:
         for module in MODULES:
-            (to / module).unlink(missing_ok=True)  # it would be from other sources
+            (to / module).unlink(missing_ok=True)  # an earlier build may be from other sources
         if wanted == "1":
             raise
         print(f"trashd is built without its C modules: {error}", file=sys.stderr)

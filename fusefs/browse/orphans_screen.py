@@ -90,7 +90,7 @@ class YesOrNo(_Dialog[bool]):
 
 
 class LineTyped(_Dialog[str | None]):
-    """A question for a line of text; None if the user cancels."""
+    """A dialog that asks for a line of text, and returns None if the user cancels."""
 
     AUTO_FOCUS = "Input"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", show=False)]
@@ -183,7 +183,7 @@ async def _run_and_show(app: CommandApp, doing: str, row: OrphanRow, command: st
 
 
 _MOST = 5000
-"""The number of entries listed in a directory: people don't read more, and on some disks more take too long."""
+"""The number of entries listed in a directory: nobody reads more, and on some disks, listing more takes too long."""
 _REST_S = 0.3
 """How many seconds without a key press pass before a filter is applied to a large directory."""
 
@@ -296,7 +296,7 @@ _VERBS: dict[str, Callable[[CommandApp, OrphanRow], Coroutine[None, None, None]]
 }  # fmt: skip
 _LEAST_S, _MOST_S = 3.0, 60.0
 _SHARE = 10
-"""Listing takes at most one part in ten of the time."""
+"""Listing takes at most a tenth of the time."""
 
 
 class OrphansScreen(TableScreen):

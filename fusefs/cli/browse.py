@@ -20,8 +20,8 @@ def command(volumes: tuple[bytes, ...]) -> int:
     The list refreshes every few seconds. Press ? for a list of the keys. Each action runs another trashd command:
     restore, keep, reap or du.
 
-    browse needs Textual, the optional dependency `browse` (pipx inject trashd textual), and a terminal that supports
-    cursor positioning. Colours are optional (NO_COLOR is respected).
+    browse needs a terminal that supports cursor positioning, and the Textual library (install trashd[browse], or run
+    pipx inject trashd textual). Colours are optional (NO_COLOR is respected).
 
     \b
     Examples:
@@ -59,7 +59,8 @@ def _check_terminal() -> None:
         can_place, n_colours = curses.tigetstr("cup") is not None, curses.tigetnum("colors")
     if not can_place:
         raise Refused(
-            "the terminal does not support cursor positioning (TERM)", "trashd list prints the same, line by line"
+            "the terminal type in TERM does not support cursor positioning",
+            "trashd list prints the same list as plain text",
         )
     if n_colours <= 0:
         os.environ["NO_COLOR"] = "1"

@@ -45,9 +45,10 @@ def command() -> None:
 def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
     """Check the configuration in force, or the given FILEs, and report each problem with its file, its key and a fix.
 
-    Problems are invalid values, unknown keys, TOML syntax errors, and users or commands that don't exist on this
-    machine. Without FILE, check also reports files that users other than you and root can change. Unless all problems
-    are warnings, the exit code is 2, and the service would keep its previous configuration.
+    Problems include invalid values, unknown keys, TOML syntax errors, and users or commands that don't exist on this
+    machine. Without FILE, check also reports files that users other than you and root can change. If any problem is an
+    error rather than a warning, the exit code is 2; the service would reject this configuration and keep its previous
+    one.
 
     \b
     Examples:
@@ -76,7 +77,7 @@ def check_command(files: tuple[bytes, ...], system: bool, as_json: bool) -> int:
 
 
 def problems_in_force() -> tuple[ConfigProblem, ...]:
-    """Return the problems in the caller's configuration, which is the system's for root."""
+    """Return the problems in the caller's configuration; for root, in the system's configuration."""
     try:
         loaded = _load(system=os.geteuid() == 0)
         return (*loaded.warnings, *_missing(loaded))

@@ -88,9 +88,9 @@ def command(volume: bytes | None, repair: bool, waits: bool, ended: tuple[str, .
     instead, and also the kernel settings. If there are no problems, the exit code is 0, and nothing is printed except
     on a terminal.
 
-    On a shared filesystem, --repair takes over an unfinished operation of another node only after 90 or 180 seconds
-    without a change (`takeover_s` in the configuration). If you know that the other node has gone down or rebooted, use
-    --ended to skip this wait.
+    On a shared filesystem, --repair takes over an unfinished operation of another node only once that operation has
+    made no progress for 90 or 180 seconds, depending on the filesystem. `takeover_s` in trashd.conf(5) changes this
+    time. If you know that the other node has gone down or rebooted, use --ended to skip the wait.
 
     \b
     Examples:

@@ -35,7 +35,7 @@ from fusefs.store.orphans import ListedContainer, list_all_containers, match_id
 )
 @click.argument("identifiers", metavar="[ID]…", nargs=-1, type=OrphanId())
 @filter_options
-@click.option("--count", "anew", is_flag=True, help="Count all sizes again, even on network filesystems.")
+@click.option("--count", "anew", is_flag=True, help="Measure all sizes again, even on network filesystems.")
 @volume_option
 @json_option
 def command(
@@ -48,8 +48,9 @@ def command(
 ) -> int:
     """Show how much space orphans take, the largest first, with a total for each user.
 
-    Users see their own orphans; root sees everyone's. Unknown sizes are counted once, at idle priority, and stored for
-    trashd list. On network filesystems, only orphans that you name by ID are counted, unless you add --count.
+    Users see their own orphans; root sees everyone's. Sizes that are not yet known are measured once, at idle priority,
+    and stored for trashd list. On network filesystems, only orphans that you name by ID are measured, unless you add
+    --count.
 
     FREES is the space that deleting the orphan would free. Files that have other hard links outside the orphan are not
     included. ">=" marks an incomplete count; "<=" means that some data may be shared with reflinks or snapshots.

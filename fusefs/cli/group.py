@@ -23,7 +23,7 @@ SECTIONS = {
 _BESIDE lists it.
 """
 _BESIDE = {"undo": "restore", "resume": "pause", "umount": "mount", "cat": "ls", "diff": "ls", "check": "swap"}
-"""Commands in the module of another command, where they are `<name>_command`."""
+"""Commands that are defined in another command's module, as `<name>_command`."""
 _COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 _N_MEANT = 3
 _SAID_ELSEWHERE = {
@@ -44,7 +44,7 @@ REMOVED: dict[tuple[str, str], str] = {
     ("swap", "--no-fsync"): "omit it: a swap flushes its records to disk once",
     ("rm", "--no-fsync"): "omit it: rm flushes its records to disk once for each filesystem",
 }
-"""The removed options of release 0.3.0: each command and option, with the hint that the error prints."""
+"""Options of release 0.3.0 that were removed: each command and option, with the hint that the error prints."""
 
 
 class _AskingGroup(click.Group):

@@ -150,8 +150,8 @@ def command(
     """List orphans: the trees that a swap, rm or sweep moved to the trash, and that can be restored.
 
     Users see their own orphans; root sees everyone's. IDs are shortened to their last characters, which every command
-    accepts. Sizes are shown if they are known; trashd du counts the others. "(swept)" after an original path means that
-    a sweep took some of the files there; the directory itself is still in place.
+    accepts. Sizes are shown if they are known; trashd du measures the others. "(swept)" after an original path means
+    that a sweep took some of the files there; the directory itself is still in place.
 
     \b
     Examples:

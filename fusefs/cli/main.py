@@ -20,8 +20,8 @@ _GC_THRESHOLD = 20_000
 def main() -> None:
     """Run the command line of this process and exit with its code.
 
-    It skips the interpreter's cleanup, and garbage collection while modules load: a swap creates no garbage, and each
-    of these two costs more time than the swap itself (docs/internals/decisions/0045).
+    The process skips the interpreter's cleanup, and collects no garbage while modules are loaded. A swap creates no
+    garbage, and each of these two steps would take longer than the swap itself (docs/internals/decisions/0045).
     """
     gc.disable()
     if sys.flags.no_site:
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 class _LateSite:
-    """The last module finder if Python was started without `site`, as debian/launchers start it.
+    """The last module finder if Python was started without `site`, as debian/launchers do.
 
     A swap needs no module that only `site` makes available. The first import of such a module loads `site`.
     """
@@ -54,7 +54,7 @@ class _LateSite:
 
 
 class _Stderr(io.TextIOWrapper):
-    """Standard error that ignores failures: it may be a file on a full volume."""
+    """A standard error stream that ignores failed writes, since it may be a file on a full volume."""
 
     def write(self, text: str) -> int:
         """Write, and ignore errors."""
@@ -70,7 +70,7 @@ class _Stderr(io.TextIOWrapper):
 
 
 def settle_streams() -> None:
-    """Open closed standard streams on /dev/null, and make standard error ignore failures.
+    """Open closed standard streams on /dev/null, and make standard error ignore failed writes.
 
     Otherwise the next file to be opened would get the number of a closed stream. `sys.__stdin__` and `sys.__stdout__`
     stay None.

@@ -45,7 +45,7 @@ _FEW_FILES, _MANY_FILES = 1 << 16, 1 << 19
 """Limits of open files: the command warns below the first; the second is systemd's hard limit for a service."""
 _OPEN_FILES = re.compile(r"^Max open files +[0-9]+ +([0-9]+) ", re.MULTILINE)
 """Matches the hard limit, to which a daemon raises its soft limit. Source  proc_pid_limits(5)"""
-_HELP = f"""Serve the directory SRC at MNT through FUSE, so that swaps reach every client of the mount at once.
+_HELP = f"""Serve the directory SRC at MNT through FUSE, so that all users of the mount see a swap at once.
 
 Without MNT, the mount covers SRC itself. Root mounts for all users. Other users mount only for themselves, and MNT must
 be a directory of their own, not SRC. The command returns once the mount is ready. If SRC is mounted with ro, nosuid,
@@ -77,7 +77,7 @@ def _command_line(option: MountOption) -> Decorator:
     "mount",
     cls=Command,
     help=_HELP,
-    short_help="Serve a directory through FUSE; swaps reach every client.",
+    short_help="Serve a directory through FUSE, so that all its users see a swap at once.",
     headings={
         "Mount": "-o --foreground --replace",
         "Contents": "--show-trash --no-xattr",
@@ -213,12 +213,12 @@ def _name_switched_off_transport() -> None:
 
 
 def _warn_of_other_ways(target: bytes) -> None:
-    """Warn that changes made through other paths show in the mount only after the kernel's cache has expired."""
+    """Warn that changes made through other paths appear in the mount only after the kernel's cache has expired."""
     from fusefs.mount.places.mount_points import other_paths
 
     if ways := other_paths(target, read_mounts()):
         output.warn(
-            f"{printable(target)}: changes made through another path ({', '.join(map(printable, ways))}) show late; "
+            f"{printable(target)}: changes made through another path ({', '.join(map(printable, ways))}) appear late; "
             "use --coherence shared if programs use that path"
         )
 

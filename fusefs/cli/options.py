@@ -1,4 +1,4 @@
-"""Options that several commands share, the types of option values, clocks, and the recovery that precedes a list."""
+"""Options that several commands share, the types of their values, clocks, and the recovery that runs before a list."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ threads_option: Decorator = click.option(
     "n_workers",
     type=click.IntRange(1, _MOST_WORKERS),
     metavar="N",
-    help="Work on N directories at a time. [default: the fastest number for the filesystem]",
+    help="Work on N directories at a time. [default: chosen for the filesystem]",
 )
 tempo_options = together(
     (
@@ -295,7 +295,7 @@ def watched(*, notes: bool = True) -> tuple[Clock, ...]:
 
 
 class AgeCutoffs:
-    """Computes the time before which a file has a given age, corrected for changes of the wall clock."""
+    """Converts an age to a time: older files have an earlier time. Corrects for changes to the wall clock."""
 
     def __init__(self, kernel: Kernel, *, notes: bool) -> None:
         """notes: store the current reading of the clock for the next command."""
@@ -318,11 +318,11 @@ class AgeCutoffs:
 def tended(
     volumes: Sequence[bytes], kernel: Kernel | None = None, ended: Collection[str] = (), waits: Wait | None = None
 ) -> Kernel:
-    """Complete unfinished operations, adopt drops and stock reserves where the caller may, and warn of failures.
+    """Complete unfinished operations, adopt dropped entries and fill reserves; print a warning for each failure.
 
     ended, waits  passed to `recover`
     """
-    from fusefs.store.orphans import tidy_all_folders  # late: half of the commands have options and no orphans
+    from fusefs.store.orphans import tidy_all_folders  # late: half of the commands use no orphans
 
     kernel = kernel or Kernel()
     for problem in tidy_all_folders(kernel, volumes, ended, waits):

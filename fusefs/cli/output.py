@@ -166,7 +166,7 @@ def origin(path: bytes | None) -> str:
 
 
 def by_mount_point(path: bytes) -> bytes:
-    """Return the path that users know, even below a mount whose daemon is dead, where it leads to a private tree."""
+    """Convert a daemon's private path to the path that users know; return any other path unchanged."""
     if not path.startswith(MOUNTS_RUNTIME):
         return path
     from fusefs.store.mounted_paths import to_mount_path
@@ -260,7 +260,7 @@ def _print_done(swapped: Swapped, *, kept: bool) -> None:
 
 
 def until(expires_ns: int | None) -> str:
-    """Format the time until which an orphan can be restored. If no service runs, add what deletes it then.
+    """Format the time until which an orphan can be restored. If no service runs, add the command to delete it then.
 
     expires_ns  None if it never expires
     """

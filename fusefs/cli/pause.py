@@ -32,7 +32,7 @@ volumes_argument = click.argument("volumes", type=PathBytes(), nargs=-1, metavar
 @volumes_argument
 @json_option
 def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -> int:
-    """Pause the reaper service on VOLUMEs, or on all volumes, until trashd resume or the next boot.
+    """Pause the reaper service on VOLUMEs, or on all volumes, until you run trashd resume, or until the next boot.
 
     The service releases a volume within a second, so that it can be unmounted. Orphans that are partly deleted stay as
     they are. Users can pause only their own reaper service. `trashd keep` protects one orphan from root's reaper.
@@ -71,7 +71,9 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
 
 
 def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
-    """Raise NotPermitted if root's reaper serves the volume. volume: None: only if the caller runs no reaper"""
+    """Raise NotPermitted if root's reaper serves the volume; for all volumes (None), if it serves any for a caller
+    who runs no reaper.
+    """
     roots = served_by_root()
     if volume is None and (is_running(runtime) or not roots):
         return

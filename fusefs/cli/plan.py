@@ -133,7 +133,7 @@ def check_command(files: tuple[bytes, ...], as_json: bool) -> int:
 
 
 def problems_in_plans() -> tuple[ConfigProblem, ...]:
-    """Find problems in the caller's rules, which are the system's for root."""
+    """Find problems in the caller's rules; for root, in the system's rules."""
     warnings: list[ConfigProblem] = []
     try:
         cutoffs = AgeCutoffs(Kernel(), notes=False)
@@ -156,7 +156,7 @@ def refused_rules(rules: Sequence[Rule], now_ns: int) -> Iterator[ConfigProblem]
 
     mounts = read_mounts()
     named = [rule for rule in rules if not has_wildcards(rule.directory)]
-    # Child processes check this, since a directory may hang; the check of the stores reports that.
+    # Child processes check the directories, since one may hang; the check of the stores reports a hang.
     answers = ask_each(
         named, lambda rule: _why_refused(rule, now_ns), set(), lambda rule: covering_mount_id(rule.directory, mounts)
     )

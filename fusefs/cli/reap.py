@@ -188,7 +188,8 @@ class ReapOptions(NamedTuple):
     with_stores  remove trash stores inside the orphan that are not empty
     force      reap from quarantine, with the caller's own rights
     job        the MPI job that shares the work (engine.mpi_ranks.MpiJob), or None
-    is_meant   called with the record when an orphan is claimed; whether to reap it: its owner may have pinned it
+    is_meant   called with the record when an orphan is claimed; returns whether to reap it, since its owner may have
+               pinned it
     """
 
     identifiers: tuple[str, ...] = ()

@@ -40,7 +40,7 @@ _PATIENCE_S = 0.5
 
 
 @click.command("restore", cls=Command, short_help="Restore an orphan, or a part of it, to its original path.")
-@click.argument("word", metavar="ID|PATH", type=OrphanIdOrPath(), required=False)
+@click.argument("word", metavar="[ID|PATH]", type=OrphanIdOrPath(), required=False)
 @click.argument("inside", type=PathBytes(), required=False, metavar="[PATH-INSIDE]")
 @click.option(
     "--last", is_flag=True, help="Restore what your last command in this terminal removed, as trashd undo does."
@@ -63,12 +63,12 @@ def command(
     """Restore an orphan (a trashed tree) to its original path, or elsewhere with --to.
 
     Name the orphan by its ID (any unique prefix or suffix) or by its original PATH. A path below the original path, or
-    PATH-INSIDE, restores only that file or directory. If several orphans match, or if you name none, you choose from a
-    list on a terminal.
+    PATH-INSIDE, restores only that file or directory. If several orphans match, or if you name none, restore lets you
+    choose from a list; this needs a terminal.
 
     The restored tree replaces the new, empty directory. Files written there since the swap become an orphan of their
-    own, which is kept for a week. If a sweep trashed files whose names are in use again, these files stay in the trash
-    and are reported (exit code 13); run the command again once the names are free.
+    own, which is kept for a week. If a sweep trashed files whose names are in use again, the trashed files stay in the
+    trash and are reported (exit code 13); run the command again once the names are free.
 
     \b
     Examples:
@@ -106,7 +106,7 @@ def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> 
         if lost:
             raise lost[0]
         hint = hint_for_silent(silent) or "trashd list shows all orphans; trashd restore PATH restores one"
-        raise NotFound("orphans from a command that you ran in this terminal", hint)
+        raise NotFound("orphans of commands that you ran in this terminal", hint)
     if not as_json:
         age = format_duration(entries[0].age_s(time.time_ns()))
         click.echo(f"restoring what you removed {age} ago:", err=True)
@@ -263,7 +263,7 @@ def _choose(
 
 
 def _lines(kernel: Kernel, volumes: Sequence[bytes], orphans: Sequence[OrphanFromPath]) -> list[str]:
-    """Format a line for each orphan. Unknown sizes are counted for half a second, and shown as far as that came."""
+    """Format a line for each orphan. Unknown sizes are counted for half a second; an incomplete count is a minimum."""
     now_ns, end_s, lines = time.time_ns(), time.monotonic() + _PATIENCE_S, []
     for entry, inside in orphans:
         part = f" (only {printable(inside)})" if inside is not None else ""

@@ -47,7 +47,7 @@ _EXAMPLES = ("grafana-dashboard.json", "alert-rules.yml")
 _SECTION_8 = b".so man1/trashd-mount.1\n"
 _URING = ("tmpfiles.d/trashd-uring.conf", "modprobe.d/trashd-uring.conf")
 PACKAGES = "/usr"
-"""The prefix of distribution packages. Their modules and scripts are in lib/trashd: no other program imports them."""
+"""The prefix of distribution packages. Their modules and scripts are in lib/trashd; no other program imports them."""
 _PACKAGED = tuple(f"{place}/systemd/system/trashd-reaper.service" for place in ("/usr/lib", "/lib"))
 _FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
 _NEW = ".new"
@@ -391,7 +391,7 @@ for_user_option = click.option(
     "--user", "for_user", is_flag=True, help="Act on your own service, not on the system-wide one."
 )
 root_option = click.option(
-    "--root", default="/", metavar="DIR", help="Use DIR as the root directory to build a package. [default: /]"
+    "--root", default="/", metavar="DIR", help="Use DIR as the root directory, for building packages. [default: /]"
 )
 prefix_option = click.option(
     "--prefix", default=PREFIX, metavar="DIR", help=f"Use DIR for units and manual pages. [default: {PREFIX}]"
@@ -461,14 +461,14 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
 @click.option(
     "--uring/--no-uring",
     default=None,
-    help="Switch on FUSE over io_uring at each boot, for all FUSE mounts; --no-uring ends that. [default: unchanged]",
+    help="Switch on FUSE over io_uring at each boot, for all FUSE mounts; --no-uring undoes this. [default: unchanged]",
 )
 @dry_run_option
 @json_option
 def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, dry_run: bool, as_json: bool) -> int:
     """Install the systemd units and the other files of the services, with the path of this trashd. Start nothing.
 
-    A unit or setting that exists and differs is kept, and the new version is written beside it as FILE.new. Manual
+    An existing unit or setting with other content is kept, and the new version is written beside it as FILE.new. Manual
     pages, completions and examples are replaced. Running the command again changes nothing. The command is refused if
     users can't run this trashd, or if a package has installed the units.
 
@@ -551,8 +551,8 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
 def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_json: bool) -> int:
     """Stop the reaper service and the timer, and remove the installed files.
 
-    A unit or setting that differs from this version is kept and reported. Trash stores are not touched. The command is
-    refused while a trashd-mount@ service is active.
+    A unit or setting that differs from the one that this version installs is kept and reported. Trash stores are not
+    touched. The command is refused while a trashd-mount@ service is active.
 
     \b
     Example:

@@ -69,7 +69,7 @@ def held(volume: VolumeStatus) -> str | None:
         return None
     n_unknown = sum(one.n_unknown for one in volume.held)
     size = format_size(sum(one.n_bytes for one in volume.held))
-    return f"at least {size} ({n_unknown:,} of unknown size; trashd du counts them)" if n_unknown else size
+    return f"at least {size} ({n_unknown:,} of unknown size; trashd du measures them)" if n_unknown else size
 
 
 def is_busy(volume: VolumeStatus) -> bool:

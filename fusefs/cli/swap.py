@@ -101,7 +101,7 @@ _wait_option: Decorator = click.option(
 @click.option(
     "--unlike",
     is_flag=True,
-    help="Swap even if the new directory can't get all attributes; encryption is never dropped.",
+    help="Swap even if the new directory can't be given all of the old one's attributes; encryption is never dropped.",
 )
 @click.option(
     "--for-owner", is_flag=True, help="As root, give the orphan to the owner of DIR, who can then restore it."
@@ -194,8 +194,8 @@ def check_command(paths: tuple[bytes, ...], as_json: bool) -> int:
     To test the exchange, check creates two empty directories, one next to DIR and one in its trash store, exchanges
     them, and removes them. DIR itself stays in place, and its contents are not touched.
 
-    The output also lists system calls that this kernel or container lacks, and what follows from that. If the exchange
-    can't be atomic, or the filesystem is shared, the output explains what this means for a swap.
+    The output also lists system calls that this kernel or container lacks, and the consequences. If the exchange can't
+    be atomic, or the filesystem is shared, the output explains what this means for a swap.
 
     \b
     Examples:
@@ -237,7 +237,7 @@ def _print_preflight(result: Preflight) -> None:
     if result.method in how:
         print(f"  method   {how[result.method]}")
     if result.takeover_s is not None:
-        print(f"  nodes    another node's command is taken over after {result.takeover_s:g} s without a change")
+        print(f"  nodes    another node's operation is taken over after {result.takeover_s:g} s without progress")
     if result.project:
         print(f"  project  {result.project}: its quota includes the orphan until the orphan is deleted")
     if result.unlike:

@@ -104,7 +104,7 @@ def problem_lines(swept: Swept) -> Iterator[str]:
         yield f"{output.counted(swept.sums.n_unmatched, 'listed path')} {does} not match the selection"
         yield "  (directories match only with --type d)"
     if not swept.sums.n_seen and (swept.sums.n_missing or any(one.call == results.OUTSIDE for one in swept.failures)):
-        yield "hint: run the sweep in the directory where find made the list, since its relative paths start there"
+        yield "hint: run the sweep in the directory where find ran, since the relative paths in the list start there"
     if swept.sums.n_mounts:
         yield f"not entered: {output.counted(swept.sums.n_mounts, 'mount point')}"
     if swept.is_limited:
@@ -344,7 +344,7 @@ def _by_ranks(job: Any) -> Any:
 @click.command(
     "sweep",
     cls=Command,
-    short_help="Find files by name, size or age and trash, delete or move them.",
+    short_help="Find files by name, size or age, and trash, delete or move them.",
     headings={
         "Select": (
             "--name --iname --path --regex --type --size --older --newer --by --trust-atime --user --group --empty "

@@ -96,7 +96,7 @@ class FollowedOrphan:
         return None
 
     def find_end(self) -> list[WaitReason] | None:
-        """Return why the space does not become free (an empty list if it does); None while it must be followed."""
+        """Return why the space does not become free (an empty list if it does); None while the orphan still exists."""
         state = self.state()
         if state is State.QUARANTINE:
             return [_explain_quarantine(self.id)]
