@@ -1,1 +1,1 @@
-"""Layer 6 of the mount: start and end of the daemon, the INIT request, and its services other than FUSE requests."""
+"""Layer 6 of the mount: starting and stopping the daemon, the INIT request, and all tasks other than FUSE requests."""

@@ -7,8 +7,8 @@ opened in a clone of the mount, which is closed before the fd is sent. Otherwise
 unattached mount in a user namespace of their own (Linux 6.18).
 
 The client's fd may be of any kind, and receiving or closing it may block on its filesystem. So a child process with a
-time limit serves each client. The child gets data about the fd only from /proc, because the daemon itself is the
-directory's filesystem. The daemon knows the directory by its inode number as long as the client's fd is open.
+time limit serves each client. The child reads data about the fd only from /proc, because the daemon itself serves
+the directory's filesystem. The daemon knows the directory by its inode number as long as the client's fd is open.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fusefs.mount.tree.vfs import Vfs
 
 _QUERY = struct.Struct("=Q")
 _N_PER_USER, _N, _N_WAITING = 16, 256, 1024
-"""How many clients are served at a time, of one user and of all users; and how many may wait."""
+"""How many clients are served at a time, for one user and for all users; and how many may wait."""
 _CLIENT_TIMEOUT_S, _PAUSE_S = 8, 0.02
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -102,8 +102,8 @@ def _serve_clients(listener_fd: int, daemon_fd: int, tree: int, device: bytes) -
 def _fork_child(clients: list[socket.socket], daemon: socket.socket | None, tree: int, device: bytes) -> int:
     """Fork a child that serves a client, or turns clients away if `daemon` is None; return its pid.
 
-    This process closes its sockets of the clients while the child has them open, so that the child waits if closing the
-    fds queued in them blocks.
+    This process closes its copies of the clients' sockets while the child has them open. So if closing the fds queued
+    in a socket blocks, only the child waits.
     """
     start_fd, started_fd = os.pipe()
 

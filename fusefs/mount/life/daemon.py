@@ -92,7 +92,7 @@ class _MountDaemon:
         self._readers: DeviceReaders | None = None
         self._stack = ExitStack()
         self._ended = trio.Event()
-        """Set when the mount is unmounted, or has to be."""
+        """Set when the mount is unmounted, or has to be unmounted."""
         self._attach_lock = trio.Lock()
         self._refusal: TrashdError | None = None
         """Why the mount was unmounted before it was ready."""
@@ -107,7 +107,7 @@ class _MountDaemon:
                     trio.run(self._loop, queries)
             except BaseException:
                 _log.exception(
-                    "%s: the daemon failed; the dead mount stays in place until trashd mount --replace", path
+                    "%s: the daemon failed; the dead mount stays in place until you run trashd mount --replace", path
                 )
                 raise
             finally:
@@ -118,7 +118,8 @@ class _MountDaemon:
             raise self._refusal
         if mount_of_device(self._mount.device):
             _log.error(
-                "%s: the connection was aborted; the dead mount stays in place until trashd mount --replace", path
+                "%s: the connection was aborted; the dead mount stays in place until you run trashd mount --replace",
+                path,
             )
             return Exit.FAILED
         return 0
@@ -197,7 +198,8 @@ class _MountDaemon:
         return flags
 
     def _make_rings(self) -> RingThreads | None:
-        """Create the rings; return None if that fails. After the reply to INIT, the kernel would use only rings."""
+        """Create the rings; return None if that fails. Must be called before the reply to INIT: after that reply, the
+        kernel uses only rings."""
         rings = self._stack.enter_context(_open_rings(self._attached, self._device, self._states))
         if rings is not None:
             try:
@@ -264,7 +266,7 @@ class _MountDaemon:
         return not self._ended.is_set()
 
     async def _unmount(self) -> None:
-        """Unmount in a thread, since the kernel may send requests during that. Checkpoint  until it is unmounted"""
+        """Unmount in a thread, since the kernel may send requests meanwhile. Checkpoint  until it is unmounted"""
         await trio.to_thread.run_sync(_unmount_device, self._mount.device)
         self._ended.set()
 
@@ -277,8 +279,8 @@ def serve(
     source, target  from mount_points.real_path; if they are the same, the directory is mounted over itself
     ready           called once, when the mount answers
     replaces        whether to replace a dead trashd mount at the mount point
-    Raises          the reason why it can't be mounted. After that, an exception leaves the dead mount in place, because
-                    users would mistake an empty directory in its place for the real one
+    Raises          the reason why SRC can't be mounted. Once it is mounted, an exception leaves the dead mount in
+                    place, because users would mistake an empty directory in its place for the real one
     """
     for name in _IMPORTED_LATE:
         import_module(name)
@@ -364,7 +366,7 @@ def _detach_dead(dead: Mount, options: MountOptions) -> MountOptions:
     """Detach a dead mount; return the options for the mount that replaces it.
 
     Clients that have files of the dead mount open in passthrough continue to write to them behind the new mount. As
-    long as any might do so, names and attributes must not be cached for long.
+    long as any client might do so, names and attributes must not be cached for long.
     """
     try:
         detach(dead)
@@ -394,7 +396,7 @@ def _raise_fd_limit() -> int:
 
 
 def _make_store(root: Fd, source: bytes, options: MountOptions) -> None:
-    """Create a trash store if there is none: `.trashd/drop` needs it, and clients that see only the mount can't create
+    """Create a trash store if there is none: `.trashd/drop` needs one, and clients that see only the mount can't create
     one."""
     if "ro" not in options.flags | inherited_flags(root):
         problem = prepare_store(Kernel(), root, source)
@@ -450,7 +452,7 @@ def _open_rings(attached: Attached, device: int, states: FastPathStates) -> Iter
 
 
 def _backing_server(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
-    """Open the backing tree of a mount over itself for users' commands. For other mounts, they open SRC themselves."""
+    """Open the backing tree of a mount over itself for users' commands. For other mounts, commands open SRC."""
     mount, path = attached.mount, socket_path(attached.mount.source)
     return nullcontext() if path is None else backing_fd_server.run_server(path, vfs.root, mount.device)
 

@@ -41,7 +41,7 @@ _ALWAYS: Final = (
     | _ATOMIC_O_TRUNC
     | _BIG_WRITES
     | _MAX_PAGES  # a write of up to 1 MiB is one request
-    | _DONT_MASK  # modes arrive as the caller passed them: in a directory with a default ACL no umask applies
+    | _DONT_MASK  # modes arrive as the caller passed them: in a directory with a default ACL, no umask applies
     | _AUTO_INVAL_DATA  # the kernel drops its cached pages of a file whose mtime has changed
     | _DO_READDIRPLUS  # names are sent with attributes; always, since READDIRPLUS_AUTO is not set
     | _ASYNC_DIO

@@ -35,13 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 async def attach_with_new_root(vfs: Vfs, mount: Mount, mount_fd: Fd) -> None:
-    """Attach a served mount to its mount point, with a second inode as its top, or if that fails, its root inode.
+    """Attach a served mount to its mount point, with a second inode as its top; if that fails, with its root inode.
 
     mount_fd    the mount, which is closed afterwards
     Raises      OSError: the mount can't be moved to the mount point
     Checkpoint  while a child process does this and the daemon replies to its requests
     """
-    # The daemon itself must open it: an automount point lets only the daemon of its own mount pass.
+    # The daemon itself must open the mount point: an automount point lets only the daemon of its own mount pass.
     with mount_fd, Fd(os.open(mount.point, _DIRECTORY)) as target:
         with vfs.lock:
             vfs.nodes.show_top(True)

@@ -44,8 +44,8 @@ _SUBTYPE = TRASHD_FSTYPE.partition(b".")[2]
 _NO_FUSE = "load the kernel module with modprobe fuse, or start the container with --device /dev/fuse"
 _NO_FUSERMOUNT = "install it (Debian package: fuse3), or mount as root"
 _DAEMON_TIMEOUT_S, _POLL_S = 5.0, 0.02
-"""How long a daemon may take to reply to earlier requests and exit after its mount is unmounted, and to close a file
-after the last writer has closed it."""
+"""How long a daemon may take to reply to earlier requests and exit, once its mount is unmounted; and to close a file,
+once the last writer has closed it."""
 _RESTRICTIONS = (
     mount_calls.MS_RDONLY | mount_calls.MS_NOSUID | mount_calls.MS_NODEV | mount_calls.MS_NOEXEC
     | mount_calls.MS_NOSYMFOLLOW
@@ -156,7 +156,7 @@ def _mount_as_root(source: bytes, target: bytes, options: MountOptions, flags: I
                 data = ",".join(
                     f"{name}={value}" if value else name for name, value in _fuse_options(fd, options).items()
                 )
-                # MS_POSIXACL makes the kernel leave the umask to the daemon, which libfuse does not request by itself.
+                # MS_POSIXACL makes the kernel leave the umask to the daemon. libfuse by itself does not request that.
                 bits = flag_bits(flags) | mount_calls.MS_POSIXACL
                 mount_calls.mount(source, target_fd, TRASHD_FSTYPE, bits, data.encode())
         except PermissionError as error:
@@ -323,8 +323,8 @@ def _restrict_tree(tree: Fd, bits: int) -> None:
 
 
 def _fixed_flags(mount: Mount, mounts: Sequence[Mount]) -> frozenset[str]:
-    """Return the restrictions that must stay: those of the mount of SRC (if mounted over itself, the mount underneath),
-    and for a user's mount also its own."""
+    """Return the restrictions that must stay in force: those of the mount of SRC (the mount underneath, if SRC is
+    mounted over itself); for a user's mount, also its own."""
     holder = mount.parent_id if _is_over_itself(mount) else covering_mount_id(mount.source, mounts)
     flags = frozenset(flag for one in mounts if one.mnt_id == holder for flag in one.flags())
     return flags & INHERITED.keys() | (mount.flags() & INHERITED.keys() if mount.owner else frozenset())

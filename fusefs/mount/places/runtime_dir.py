@@ -1,7 +1,7 @@
 """/run/trashd/<mount>/: the lock of root's daemon, its counters, and the backing tree of a mount over itself.
 
 A directory mounted over itself hides its backing tree from all processes, including trashd's commands. So a clone of
-the tree is mounted in here, and root's commands reach it by path. Other users can't; their commands get an fd through a
+the tree is mounted here, and root's commands reach it by path. Other users can't; their commands get an fd through a
 socket (mount/life/backing_fd_server.py). The clone is private because the FUSE mount would otherwise appear in it, too,
 in mount namespaces that were created earlier.
 
@@ -27,7 +27,7 @@ from fusefs.linux.runtime_directories import MOUNTS_RUNTIME, NEW
 STATS, FAST_PATHS = b"stats", b"fast-paths"
 """Files with the daemon's counters (counters.py), and its fast paths (fast_path_states.py)."""
 _LOCK_TIMEOUT_S = 5.0
-"""How long to wait until an earlier daemon of the same mount point, whose mount is gone, has ended."""
+"""How long to wait for an earlier daemon of the same mount point to end; its mount is already gone."""
 _POLL_S = 0.02
 
 
@@ -37,7 +37,7 @@ def base_directory() -> bytes | None:
         return MOUNTS_RUNTIME
     for path in (os.environb.get(b"XDG_RUNTIME_DIR", b""), b"/run/user/%d" % os.geteuid()):
         with suppress(OSError):
-            if path.startswith(b"/") and os.stat(path).st_uid == os.geteuid():  # after su it may be another user's
+            if path.startswith(b"/") and os.stat(path).st_uid == os.geteuid():  # after su, it may be another user's
                 return path + b"/trashd"
     return None
 
@@ -78,7 +78,10 @@ def is_mounted(target: bytes) -> bool:
 
 
 def remove_unless_served(target: bytes, patience_s: float) -> bool:
-    """Remove the files of one of root's mount points, unless a daemon still serves it. Returns  whether none does"""
+    """Remove the runtime files of one of root's mount points, unless a daemon still serves that mount point.
+
+    Returns  whether no daemon serves it
+    """
     path = claim_directory(target)
     try:
         fd = _lock(path, patience_s, makes=False)

@@ -54,7 +54,7 @@ _N_OF_USER = 120
 """How many requests of one user the workers serve at a time; further ones are queued."""
 _XATTR_ROOM = 1 << 16
 _LISTED_BYTES = 4096
-"""Size of the entries that are looked up at a time, since the size of the kernel's buffer is not known here."""
+"""Size of the entries that are looked up at a time. The size of the kernel's buffer is not known here."""
 _STATVFS = ("f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_bsize", "f_namemax", "f_frsize")
 _NOW_NS = 60 * 10**9
 _GENERATIONS = 0x7FFFFFFF

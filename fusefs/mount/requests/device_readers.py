@@ -95,7 +95,7 @@ class DeviceReaders:
             reader = _Reader(CoreDevice(self._core, self._requests.wake, self._rest_ms))
         except (OSError, MemoryError) as error:
             _log.warning("a thread can't start reading /dev/fuse: %s", error)
-            if self._reading is None:  # otherwise that reader continues when its call returns
+            if self._reading is None:  # otherwise the current reader continues when its call returns
                 self._end_mount()
             return
         if self._reading is not None and not self._reading.device.is_held_up:

@@ -31,7 +31,7 @@ from fusefs.mount.tree.mount_state import CELL_OF_OPCODE, errno_of
 from fusefs.mount.tree.vfs import Vfs
 
 GONE_ERRNOS: Final = (errno.ENOENT, errno.ENODEV)
-"""Errors when a reply is sent: the process that waited for it is gone, or the connection is."""
+"""Errors from sending a reply: the process that waited for it is gone, or the connection is gone."""
 _FORGETS = (Opcode.FORGET, Opcode.BATCH_FORGET)
 _WITHOUT_REPLY = (*_FORGETS, Opcode.INTERRUPT)
 _RELEASES = (Opcode.RELEASE, Opcode.RELEASEDIR)
@@ -39,9 +39,9 @@ _RELEASES = (Opcode.RELEASE, Opcode.RELEASEDIR)
 _OPENING = (Opcode.OPEN, Opcode.OPENDIR, Opcode.CREATE, Opcode.TMPFILE)
 """Requests whose replies end with a handle."""
 _N_NUMBER_TRIES = 50
-"""After this many further requests, a new inode is known by another number. Its own number may stay in use for longer
-than clients want to wait. It may belong to a deleted file that is open, or to one whose FORGET is queued behind a
-hundred thousand others."""
+"""After this many further requests, a new inode gets a different nodeid. Its own number may stay in use for longer
+than clients want to wait. That number may belong to a deleted file that is open, or to one whose FORGET is queued
+behind a hundred thousand others."""
 
 _log = logging.getLogger(__name__)
 
@@ -164,8 +164,8 @@ class FuseRequests:
         except WouldWait:
             self._submit(request, WaitClass.OTHER_PROCESS, send)
 
-    # Replies that wait until the new node has its inode number as its nodeid, or can't get it soon. The number may
-    # belong to a file just deleted: the kernel forgets that file at once, but sends other requests first.
+    # These replies wait until the new node has its inode number as its nodeid, or can't get it soon. The number may
+    # belong to a file just deleted: the kernel forgets that file at once, but sends other requests before the FORGET.
 
     def answer_later(
         self, node: Node, body: bytes, unique: int, pid: int, opcode: int, begun_ns: int, send: SendReply

@@ -2,8 +2,8 @@
 
 Each online core has its own set of threads. All cores that may come online later share one set.
 
-If a core's threads ended, its clients would wait forever. So if a thread fails for any reason, the connection is
-aborted.
+If a core's threads ended, the clients on that core would wait forever. So if a thread fails for any reason, the
+connection is aborted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RingThreads:
         self._reports: SimpleQueue[Exception | None] = SimpleQueue()
 
     def prepare(self) -> None:
-        """Create rings and threads for all possible cores. To be called before the reply to INIT.
+        """Create rings and threads for all possible cores. Must be called before the reply to INIT.
 
         Raises  OSError, RuntimeError: they can't be created
         """
@@ -66,7 +66,7 @@ class RingThreads:
             raise
 
     def serve(self, core: Core) -> None:
-        """Start serving requests. To be called after the reply to INIT.
+        """Start serving requests. Must be called after the reply to INIT.
 
         Raises  OSError: the kernel refuses io_uring, and continues with /dev/fuse
         """
@@ -88,7 +88,7 @@ class RingThreads:
             may_register.set()
 
     def wait_for_end(self, limit_s: float) -> None:
-        """Wait until the threads have ended, as they do when the connection ends, but no longer than limit_s: a thread
+        """Wait for the threads to end, as they do when the connection ends. Wait no longer than limit_s, since a thread
         may be in a call that hangs."""
         end_s = time.monotonic() + limit_s
         for thread in self._threads:

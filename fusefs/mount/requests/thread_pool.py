@@ -1,4 +1,5 @@
-"""Worker threads for requests that may wait, one request each. A user with too many requests does not delay others.
+"""Worker threads for requests that may wait; each serves one request at a time. A user with too many requests does not
+delay others.
 
 The process ends without waiting for the threads.
 """
@@ -30,7 +31,7 @@ Key = tuple[int | None, int]
 class PoolTask:
     """A task for a worker.
 
-    function  does the task; its argument is whether the task had to queue
+    function  does the task; its argument states whether the task had to queue
     unique    the request's number; 0: none
     pid       of the thread that sent the request
     n_bytes   memory that the task takes while it is queued
@@ -59,8 +60,10 @@ class ThreadPool:
         self._idle: list[SimpleQueue[PoolTask]] = []
 
     def submit(self, task: PoolTask) -> bool:
-        """Start a task, or queue it behind the user's others. Returns  False: neither is possible, for lack of threads
-        or because the user has too much queued"""
+        """Start a task, or queue it behind the user's others.
+
+        Returns  False: neither is possible, because there are no threads, or the user has too much queued
+        """
         with self._mutex:
             if self._has_room(task.key) and self._start(task):
                 return True

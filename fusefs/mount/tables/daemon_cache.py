@@ -1,6 +1,6 @@
-"""The daemon's cache for a slow backing filesystem, for data that the kernel has dropped or not requested yet.
+"""The daemon's cache for a slow backing filesystem, for data that the kernel has dropped, or has not requested yet.
 
-A local filesystem is not cached, since it answers just as quickly itself (docs/internals/decisions/0065).
+A local filesystem is not cached, since it answers just as quickly (docs/internals/decisions/0065).
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class CacheFill:
         self._metadata.learn_attributes(source, attributes, self._epoch, self._began_s)
 
     def learn_xattrs(self, source: SourceKey, answers: Answers, uid: int = 0) -> None:
-        """Cache extended attributes as this user sees them, unless the file is passed through: a write then removes
-        capabilities unnoticed."""
+        """Cache extended attributes as this user sees them, unless the file is passed through: writes to such a file
+        remove its capabilities unnoticed."""
         if not self._is_passed(source):
             self._metadata.learn_xattrs(source, answers, self._epoch, self._began_s, uid)
 
@@ -137,7 +137,7 @@ class DaemonCache:
     def is_cached(self, directory: Node, name: bytes, xattrs_of: Callable[[Attributes], Collection[bytes]]) -> bool:
         """Return whether a name's entry is cached, with the inode's attributes and requested extended attributes.
 
-        xattrs_of  returns the names of these for an inode's attributes
+        xattrs_of  returns the names of the requested extended attributes, given the inode's attributes
         """
         now_s = time.monotonic()
         cached_name = self.metadata.name(directory.source, name, now_s)

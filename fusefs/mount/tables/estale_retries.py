@@ -1,12 +1,13 @@
 """Retries after ESTALE: the inode that a process finds in its second lookup is held open until the process is done.
 
 Between the lookup of a name and the open, the inode may be unlinked. Other filesystems open it all the same, since a
-lookup holds the inode. The daemon holds only files that are open, since the space of others could not be freed, and
-replies ESTALE. The kernel then repeats the lookup and the open once. If it gets ESTALE again, it returns ESTALE to the
-program, which does not expect it. The same applies to chmod, readlink and all other calls.
+lookup holds the inode. The daemon holds only files that are open, since otherwise the space of deleted files could not
+be freed. So it replies ESTALE. The kernel then repeats the lookup and the open once. If it gets ESTALE again, it
+returns ESTALE to the program, which does not expect it. The same applies to chmod, readlink and all other calls.
 
 Inodes are also held for processes that have moved an entry into a drop directory, where it does not keep its name. If
-mv(1) moves several entries, it stats each one after the move. So one lookup by that process still finds it there.
+mv(1) moves several entries, it stats each one after the move. So one lookup by that process still finds the entry
+there.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MOVED_S = 2.0
 
 
 class _Held(NamedTuple):
-    """The inode that is held for a process, and since when.
+    """An inode that is held for a process, and the time since when it is held.
 
     node, fd  the inode, and an O_PATH fd of it; None: the process has found none yet. A moved inode may have no node
     place     the directory and name where a moved inode can still be found once; None: it was found
@@ -66,7 +67,7 @@ class EstaleRetries:
 
     def add_process(self, pid: int) -> None:
         """Note that a process got ESTALE. Any thread may call this. If there are too many processes, drop the oldest,
-        which has retried long ago."""
+        which retried long ago."""
         self._set_held(pid)
         self._notify()
         while len(self._retries) > _N_MAX:
@@ -78,7 +79,7 @@ class EstaleRetries:
                 self._token.run_sync_soon(self._set_has_any)
 
     def note_moved(self, pid: int, place: tuple[Node, bytes], source: SourceKey, fd: Fd) -> None:
-        """Note that a process moved an inode to a place where it keeps no name. fd: its O_PATH fd, now owned by us"""
+        """Note that a process moved an inode to a place where it keeps no name. fd: of the inode, now owned by us"""
         self._drop_moved(pid)
         node = self._nodes.find(source)
         self._moved[pid] = _Held(time.monotonic(), node, fd, place)
@@ -88,7 +89,7 @@ class EstaleRetries:
             self._drop_moved(next(iter(self._moved)))
 
     def take_moved_fd(self, pid: int, place: tuple[Node, bytes]) -> Fd | None:
-        """Return a new O_PATH fd of the inode that a process moved to a place, at the first call; None otherwise."""
+        """At the first call, return a new O_PATH fd of the inode that a process moved to a place; otherwise None."""
         moved = self._moved.get(pid)
         if moved is None or moved.fd is None or moved.place != place:
             return None
@@ -122,9 +123,10 @@ class EstaleRetries:
             self._lock.call(held.fd.close)
 
     async def expire_until_cancelled(self) -> None:
-        """Drop processes that have retried long ago, until cancelled, because nothing reports when they are done.
+        """Until cancelled, drop processes that retried long ago, because nothing reports when they are done.
 
-        This must not wait for a request: an open fd prevents a filesystem mounted inside SRC from being unmounted.
+        This must not depend on further requests: an open fd prevents a filesystem mounted inside SRC from being
+        unmounted.
 
         Checkpoint  while there is no process, and while one is held
         """

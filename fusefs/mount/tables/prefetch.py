@@ -1,7 +1,7 @@
 """Prefetching: looks up many names of a slow filesystem at a time, before a process requests their attributes.
 
 READDIRPLUS first returns only names, without delay. When a process then stats one of them, the attributes of the next
-names are fetched, more and more at a time. So a plain `ls` causes no lookups, and `ls -l` waits for a few round trips.
+names are fetched, in growing batches. So a plain `ls` causes no lookups, and `ls -l` waits for a few round trips.
 
 C threads do the lookups (native/prefetch.c), and one Python thread caches the results.
 """
@@ -30,7 +30,7 @@ _N_QUEUES = 16
 _N_THREADS_MAX = 256
 """For all directories together. Other requests do not depend on these threads."""
 _N_KEPT = 2
-"""How many batches keep their results for the next reply, even if the cache does not."""
+"""How many batches keep their results for the next reply, even if the cache does not keep them."""
 _NAMES_MAX, _N_TAKEN_MAX = 1 << 17, 1 << 12
 _N_SKIPPED_MAX = 1 << 10
 """How many cached names one request may skip; other requests wait during that time."""
@@ -44,7 +44,7 @@ support it only for one of the two."""
 
 
 class PrefetchXattrs:
-    """The extended attributes to prefetch. A client that reads one of a file will read it of the next files, too.
+    """The extended attributes to prefetch. A client that reads one from a file probably reads it from the next files.
 
     Any thread may read this. Callers that change it must hold the tables lock.
     """
@@ -98,8 +98,8 @@ class PrefetchXattrs:
         return device == self._device and (name, is_directory) in self._unsupported
 
     def note_answers(self, attributes: Attributes, answers: Iterable[tuple[bytes, bytes | int]]) -> None:
-        """Note which attributes are unsupported, so that they are not read again. An attribute that was ever seen is
-        supported."""
+        """Note which attributes are unsupported, so that they are not read again. An attribute that was seen once is
+        regarded as supported."""
         if attributes.dev != self._device or not _is_file_or_directory(attributes):
             return
         for name, answer in answers:
@@ -192,7 +192,7 @@ class Prefetch:
 
     def _queue_of_cached_listing(self, directory: Node) -> PrefetchQueue | None:
         """Return a queue for a directory whose listing both the kernel and the daemon have cached; None if the daemon
-        has not."""
+        has not cached it."""
         entries = self._cache.metadata.listing(directory.source, time.monotonic())
         if entries is None:
             return None
@@ -325,7 +325,7 @@ class PrefetchQueue:
         self._batches = [*self.batches(), batch]
 
     def batches(self) -> Sequence[PrefetchBatch]:
-        """Return the batches that are being fetched, and the last ones that were fetched."""
+        """Return the batches that are being fetched, and those that were fetched last."""
         self._batches = [one for one in self._batches[:-_N_KEPT] if one.n_pending] + self._batches[-_N_KEPT:]
         return self._batches
 

@@ -27,7 +27,7 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1
-"""Pauses between retries while another process holds a lease. Most are released at once, some after 45 seconds."""
+"""Pauses between retries while another process holds a lease. Most leases end at once, some after 45 seconds."""
 
 _SERVERLESS_TYPES = frozenset({
     b"bcachefs", b"btrfs", b"cgroup2", b"devpts", b"devtmpfs", b"erofs", b"exfat", b"ext2", b"ext3", b"ext4", b"f2fs",
@@ -38,7 +38,7 @@ _SERVERLESS_TYPES = frozenset({
 
 
 class WouldWait(Exception):
-    """The request would have to wait for another process. It has changed nothing yet, and is to be queued with others
+    """The request would have to wait for another process. It has changed nothing yet, and must be queued with others
     that wait."""
 
 
@@ -78,7 +78,7 @@ class Submounts:
             self._read()
 
     def are_up_to_date(self, device: int) -> bool:
-        """Return whether attributes from this device are current: statx asks its server, or there is none."""
+        """Return whether attributes from this device are current: statx asks the device's server, or there is none."""
         self.note_device(device)
         return self.asks_server or device not in self.devices
 
@@ -112,7 +112,7 @@ class TablesLock:
         """Set up the lock.
 
         is_slow      whether the backing filesystem is slow
-        is_measured  whether response times may change that
+        is_measured  whether measured response times may change `is_slow`
         """
         self.mutex = TablesMutex()
         self.n_inside = 0

@@ -69,7 +69,7 @@ class DropAdoption:
         old         the entry's directory and name
         attributes  of the entry
         Returns     an O_PATH fd of the entry, owned by the caller; None: not a drop directory, or no orphan can be
-                    made. Then the entry has not moved, and a plain rename works, or reports why it does not
+                    made. In that case, the entry has not moved; a plain rename works, or reports why it does not
         Raises      OSError: nothing was changed
         """
         store = _store_above(self._nodes, new_directory)
@@ -87,10 +87,10 @@ class DropAdoption:
                 return None
         is_moved = False
         try:
-            with suppress(OSError):  # finish_move checks: a restarted server may report ENOENT for a rename it made
+            with suppress(OSError):  # finish_move checks: a restarted server may report ENOENT for a rename that it did
                 self._move(old_fd, old, attributes, prepared.ready, new_directory, caller)
                 is_moved = True
-            with suppress(OSError):  # the outcome is unknown: the next recovery completes or undoes it
+            with suppress(OSError):  # the outcome is unknown: the next recovery completes or undoes the move
                 is_moved = self._lock.call(call_as, prepared.owner, finish_move, prepared.ready, prepared.item)
         finally:
             if not is_moved:
@@ -177,7 +177,7 @@ class DropAdoption:
 
 
 def _mapped_id(number: int) -> int:
-    """Return the id to act with: nobody's, if the id is not mapped here or absent (the kernel's own writeback)."""
+    """Return the id to act with; nobody's if the id is not mapped here, or absent (in the kernel's own writeback)."""
     return _NOBODY if number == NO_ID else number
 
 

@@ -1,19 +1,19 @@
 """Entry and attribute timeouts: how long the kernel may cache names and attributes, and what invalidates them early.
 
 The kernel may process a reply after the reply to a later change. For the attributes of files, it detects this itself:
-replies to changes bring new attributes, or the kernel counts them. It does not detect this for a change in a directory,
-or for the ctime of an inode that gets another name. There, an older reply that arrives late would be cached until its
-timeout. But a notification that invalidates attributes also voids every reply to a request sent before it.
+replies to changes bring new attributes, or the kernel counts the changes. It does not detect this for a change in a
+directory, or for the ctime of an inode that gets another name. There, an older reply that arrives late would be cached
+until its timeout. But a notification that invalidates attributes also voids every reply to a request sent before it.
 
 So the daemon sends a notification before it replies to the first change in a directory whose attributes have a long
 timeout. In the second after a change, it sends attributes with a short timeout, so that many changes in a row cost one
 notification. A directory that was looked up since its last notification gets one, too. In root's mounts, the kernel
 sends GETATTR for a directory before it changes something there; it discards older replies to GETATTR, but not to
-LOOKUP. After a rename, a directory always gets a notification, and a file does if its attributes were sent since its
-last one.
+LOOKUP. After a rename, a directory always gets a notification, and a file gets one if its attributes were sent since
+its last one.
 
 The attributes of a set-user-ID program are never cached. The kernel runs the program as the owner that it was last
-sent. If the file got a new owner and new content behind the mount, that content would run as the former owner.
+sent. So if the file got a new owner and new content behind the mount, that content would run as the former owner.
 
 Source  fs/fuse/inode.c: fuse_change_attributes and fuse_reverse_inval_inode, by attr_version
 """
@@ -31,8 +31,8 @@ from fusefs.mount.native._core import Node, Tables
 NO_ATTRIBUTES = Attributes(*[0] * len(Attributes._fields))
 """The attributes in a negative entry."""
 _SHORT_S = 1.0
-"""Attribute timeout of a directory in which something has just changed. Also of a file with several names, one of which
-may be in an orphan, where the reaper may delete it behind the mount."""
+"""Attribute timeout of a directory in which something has just changed, and of a file with several names. One of these
+names may be in an orphan, where the reaper may delete it behind the mount."""
 
 
 class EntryParam(NamedTuple):
@@ -84,7 +84,7 @@ class AttrTimeouts:
         return node.has_long_timeout
 
     def note_change(self, directory: Node) -> None:
-        """Note a change in a directory, or of its attributes. To be called before the reply to that change is sent."""
+        """Note a change in a directory, or of its attributes. Must be called before the reply to that change."""
         directory.changed_s = time.monotonic()
         self.invalidate_sent((directory,))
 

@@ -221,7 +221,7 @@ class Listings:
     def _open_to_read(self, directory: Node) -> Fd:
         """Open a directory for reading; for the kernel, it is already open.
 
-        Raises  OSError ENOENT: it was removed behind the mount; other filesystems also report that if it is open
+        Raises  OSError ENOENT: it was removed behind the mount; other filesystems report that even for an open one
         """
         try:
             return Fd(self._lock.call(os.open, self._mount.directory_fd(directory).path(), _TO_READ))

@@ -48,8 +48,8 @@ _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
 """Fds for the daemon itself, and for operations that hold one briefly; with many waiting threads, these add up."""
 _N_DIRECTORIES_MIN = 16
 _RACY_NS = 2_000_000_000
-"""The coarsest timestamps of any filesystem. The clock of another machine may be off by more, and is then not
-trusted."""
+"""The coarsest timestamp granularity of any filesystem. Another machine's clock may be off by more; in that case, it
+is not trusted."""
 _WITHOUT_HANDLES = 1 << 30
 """Value of WITHOUT_HANDLES in native/core.h."""
 _COUNTER_NAMES = {
@@ -231,7 +231,7 @@ class MountState:
                 self.cache.metadata.note_directory_change(source)
 
     def _end_unused(self, node: Node) -> None:
-        """End a node that the kernel has forgotten, or that it was never sent."""
+        """End a node that the kernel has forgotten, or was never sent."""
         with self.lock.ensure_held():
             if self.nodes.drop_unused(node):
                 if node.is_passed:

@@ -274,8 +274,8 @@ class NodeOperations:
             return self._adopt_and_record(old_fd, (old_directory, old[1]), new_fd, (new_directory, new[1]), caller)
 
     def _adopt_and_record(self, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, caller: CallerIds) -> bool:
-        """Adopt the entry, and record its new name. The kernel assigns the same name, which soon expires
-        (forget_stored.py)."""
+        """Adopt the entry, and note the move in the tables. The kernel assigns the requested name to the entry; this
+        name is expired soon (forget_stored.py)."""
         attributes, handle = self._lock.call(_stat_with_handle, old_fd, old[1])
         source = source_key(attributes, self._mount.stable_handle(handle))
         with self._cache.changing(source, names=[old, new]):

@@ -35,9 +35,9 @@ _log = logging.getLogger(__name__)
 
 
 def why_unsupported_on(fd: int) -> str | None:
-    """Return why no file of this filesystem may be passed through; None if files may be.
+    """Return why no file of this filesystem may be passed through; None if files may be passed through.
 
-    A FUSE filesystem may report a failed write only when the handle that wrote is closed. In passthrough this handle
+    A FUSE filesystem may report a failed write only when the handle that wrote is closed. In passthrough, this handle
     is the kernel's own, and the kernel discards the error.
     """
     return _REPORTS_LATE if statfs_type(fd) == FUSE_MAGIC else None
@@ -53,8 +53,8 @@ def stack_depth(root: int) -> int:
 
 
 def why_refused(device: int) -> str | None:
-    """Return why the kernel refuses backing files for this mount, as tried with a file in memory; None if it accepts
-    them."""
+    """Return why the kernel refuses backing files for this mount; None if it accepts them. To find out, try it with a
+    file in memory."""
     with Fd(os.memfd_create("trashd")) as fd:
         try:
             close_backing(device, open_backing(device, fd))

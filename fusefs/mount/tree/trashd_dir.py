@@ -3,7 +3,7 @@
 `.trashd/drop` is a symbolic link that exists only in the mount, and leads each user to their own drop directory. So in
 a container that sees nothing but the mount, `mv DIR .trashd/drop/` is enough. The nodeid of the link depends on the
 user and on the target, so the kernel keeps one inode, with the target, for each pair. It looks up the link at each use,
-since no name in here is cached.
+since no name in this directory is cached.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_in_store(nodes: Tables, node: Node) -> bool:
 
 def holds_trash(nodes: Tables, directory: Node) -> bool:
     """Return whether the entries of this directory are in a container or a drop directory, where the reaper deletes
-    behind the mount."""
+    them behind the mount."""
     return nodes.zone_of(directory) == NodeZone.TRASH
 
 
