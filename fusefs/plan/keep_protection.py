@@ -1,6 +1,6 @@
-"""Protection from rules: of directories with a `.trashd-keep`, files locked with flock(2), live sockets, and devices.
+"""Protect directories with a `.trashd-keep`, files locked with flock(2), live sockets, and devices from rules.
 
-In a shared directory, any user can create that file, and any reader can lock the directory. Therefore a mark on a
+In a shared directory, any user can create that file, and any reader can lock the directory. Therefore such a mark on a
 directory counts only if the directory's owner or root made it; other users' marks are reported.
 
 Source  systemd-tmpfiles(8) and tmpreaper(8)
@@ -43,8 +43,8 @@ def why_spared(
 ) -> str | ReportedMark | None:
     """Return why a rule must not touch a directory (sweep.request.SparesDirectory); None if it may.
 
-    holds     keep the directory locked while it is listed, so that a program that locks it first keeps all of it; if
-              not set, only check for a lock
+    holds     keep the directory locked while it is listed, so that no program can lock it after the rule has taken a
+              part of it; if not set, only check for a lock
     since_ns  directories that were restored then or later are spared
     """
     kept = why_kept(kernel, sides.fd)
@@ -64,7 +64,7 @@ def why_spared(
 
 
 def why_kept(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
-    """Return why a directory, with its content, is spared for its name or a `.trashd-keep`; None if it isn't."""
+    """Return why a directory and its content are spared because of its name or a `.trashd-keep`; None if not spared."""
     is_lost_found = os.path.basename(os.readlink(directory.path())) == _LOST_FOUND
     if is_lost_found and kernel.fstat(directory).st_uid == 0:
         return _SYSTEMS
@@ -80,7 +80,7 @@ def find_keep_file(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        return ReportedMark(KEPT_BY_OTHERS, is_spared=False)  # only a user mounts something on such a file
+        return ReportedMark(KEPT_BY_OTHERS, is_spared=False)  # only a user would mount something on such a file
     above = kernel.fstat(directory)
     # Users who can write in the directory can create a hard link to a file of its owner there.
     is_link = st.st_nlink > 1 and not stat.S_ISDIR(st.st_mode) and bool(above.st_mode & OTHERS_WRITE)
@@ -149,7 +149,7 @@ def is_live(found: Fd) -> bool:
 
 
 def lock(kernel: Kernel, fd: Fd, *, holds: bool) -> bool:
-    """Return whether no other process has a flock, of either kind; True if the filesystem has no locks.
+    """Return whether no other process holds a flock, shared or exclusive; True if the filesystem has no locks.
 
     holds   keep an exclusive lock of our own as long as the fd is open
     Raises  OSError
@@ -220,9 +220,9 @@ class Locking(Action):
 def why_locked(
     kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | None = None, since_ns: int | None = None
 ) -> str | None:
-    """Return why a file or directory is spared, for a lock or another reason; None if it isn't, or is gone.
+    """Return why a file or directory is spared (a lock, or another reason); None if it isn't spared, or is gone.
 
-    locks  receives our own lock on it; None: only check
+    locks  receives our own lock on the file or directory; if None, only check whether it is locked
     """
     try:
         with kernel.open_beneath(directory, path) as found:

@@ -1,4 +1,4 @@
-"""Purge lists contain what a plan will take, one list for each user, and are written some time ahead.
+"""Purge lists name the files that a plan will take, in one list for each user, some time before it takes them.
 
 `<user>.list` belongs to that user; no other user can read it. A line is a time, a tab and a path. Users may write
 anything into their own lists, so no decision depends on the content, and no error in it ends a plan.

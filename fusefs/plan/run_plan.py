@@ -160,7 +160,7 @@ def _carry_out(
             yield SkippedRule(rule, found.path, found.why)
             continue
         if must_check_owners() and found.whose is None:
-            hint = "the next run takes files from it; if it does not belong there, move it back before then"
+            hint = "the next run takes files from this directory; if it does not belong there, move it back before then"
             error = AcrossUsers(found.path, hint)
             yield SkippedRule(rule, found.path, NOT_TAKEN, error)
             continue
@@ -317,7 +317,10 @@ def _act(rule: Rule) -> ToTrash | ToDelete | ToMove:
 
 
 def _rsync_line(rule: Rule, directory: bytes) -> str:
-    """Return the rsync command for a move to another filesystem; an outline for units, whose age rsync can't select."""
+    """Return the rsync command for a move to another filesystem; for units, only an outline with NAME to be filled in.
+
+    rsync can't select units by age.
+    """
     assert isinstance(rule.action, MoveAction)
     if rule.is_unit:
         source, target = (shell_word(os.path.join(path, b"")) for path in (directory, rule.action.target))

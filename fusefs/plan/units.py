@@ -29,7 +29,7 @@ from fusefs.sweep.request import TakingBoundary
 
 MOUNTED = "contains a mount point"
 _PATH_MAX_BYTES = 1 << 16
-"""Limit on paths: each directory is opened by its path from the unit on; a chain of a million would take hours."""
+"""Limit on the length of paths, by which directories in a unit are opened: a chain of a million would take hours."""
 _NEVER_NS = 1 << 63
 """The birth time of a file if the filesystem records none; such a file never counts as old."""
 
@@ -59,7 +59,7 @@ Judged = Unit | Young | Spared | Failure
 
 
 def time_of(kernel: Kernel, fields: Sequence[Field], fd: Fd, st: os.stat_result) -> int:
-    """Return the latest of a file's given times and of its restore, in nanoseconds since the epoch."""
+    """Return the latest of a file's given times and the time of its restore, in nanoseconds since the epoch."""
     times: list[int] = [getattr(st, f"st_{field}_ns") for field in fields if field != "btime"]
     if "btime" in fields:
         times.append(kernel.statx(fd, asks_server=True).btime_ns or _NEVER_NS)
@@ -234,7 +234,7 @@ class _UnitWalk:
         self._newest_ns = max(time_ns, self._newest_ns or time_ns)
 
     def _spared(self, why: str | ReportedMark) -> _Decided:
-        """Spare the unit. A mark that does not count is reported, but spares the unit, as any user's new file does."""
+        """Spare the unit. A mark that does not count is reported, but still spares the unit, as any new file would."""
         if isinstance(why, ReportedMark):
             return _Decided(Failure(self.name, errno.EPERM, why.why))
         return _Decided(Spared(self.name, why))

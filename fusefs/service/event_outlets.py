@@ -1,10 +1,10 @@
 """Outlets for events and figures: log, audit log, hooks and metrics, according to a configuration that may change.
 
-The audit log records, for years, which user swapped, restored and reaped what, and how much: one JSON object per line.
+The audit log records, for years, which user swapped, restored or reaped which tree, and its size, as lines of JSON.
 The service's log contains the same events as text, with fields for journald.
 
-Hooks run as an unprivileged user, in a session of their own, for a limited time, and a few at once. Their output and
-failures are logged, and do not affect the service. Each user has a separate queue of events, and the queues take turns:
+Hooks run as an unprivileged user, in a session of their own, for a limited time, and only a few at once. Their output
+and failures are logged, and do not affect the service. Each user has a queue of events, and the queues take turns:
 a user with thousands of events delays another user's next hook by a single hook.
 
 A rate limit applies to each user's events; the number of dropped events is logged.
@@ -85,7 +85,7 @@ class HookRunner:
         self._n_dropped_unlogged[user] += 1
 
     async def run_hooks(self) -> None:
-        """Run hooks until cancelled, which kills the running ones."""
+        """Run hooks until cancelled; cancellation kills the hooks that are running."""
         async with trio.open_nursery() as nursery:
             for _ in range(_HOOKS_AT_ONCE):
                 nursery.start_soon(self._work)

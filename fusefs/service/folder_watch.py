@@ -64,7 +64,7 @@ class FolderWatches:
             for base in watches.keys() - user.parts.keys():
                 self._unwatch_store(uid, base)
             n_allowed[holder_of(uid)] -= len(watches)
-            # A user who reached the limit has too many stores: to try again would not help.
+            # A user who reached the limit has too many stores, so trying again would not help.
             is_full &= len(watches) >= min(most, len(user.parts))
         self._n_blind = 0 if is_full else self._n_blind + 1
         self.next_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf

@@ -1,11 +1,11 @@
-"""The forker forks the service's children. It uses no threads and no trio, so a fork never copies an unfinished state.
+"""The forker forks the service's children. It uses no threads and no trio, so a fork never copies a half-changed state.
 
 The service forks the forker before it starts its event loop. The forker dies with the service, and the children die
 with the forker. The forker trusts requests from the service, and never reads data written by users. A child acts for
 one user, or reads users' registries for root's service. A child may wait for a disk or a user; the service never does.
 
-A child carries out one order at a time. While it works, it reads messages: a new speed, or the order to park. Only a
-child reads its user's files, and it deletes them as that user.
+A child carries out one order at a time. While it works, it reads messages: a new speed, or the order to park, which
+means to leave the work unfinished. Only a child reads its user's files, and it deletes them as that user.
 """
 
 from __future__ import annotations
@@ -438,7 +438,7 @@ class _WhenIdle:
         self._beside_others_since_s: float | None = None
 
     def tempo(self) -> Speed:
-        """The speed set by the service while no one else uses the disk, else HOLD."""
+        """Return the speed that the service has set, as long as nobody else uses the disk; otherwise HOLD."""
         tempo = self._child.tempo()
         if tempo.is_alone:
             self._beside_others_since_s = None
@@ -622,12 +622,12 @@ class ChildHandle:
             self._inbox_end.close()
 
     def set_speed(self, tempo: Speed) -> None:
-        """Set the child's speed. If the child is in a long system call, the socket buffer limits how often."""
+        """Set the child's speed. If the socket buffer is full during a long system call, the next call tries again."""
         if tempo != self._tempo and self._send(SetTempo(tempo)):
             self._tempo = tempo
 
     def park(self, *, now: bool = False) -> None:
-        """Have the child leave its work unfinished; it answers soon. now: even while it truncates a large file"""
+        """Order the child to leave its work unfinished and answer soon. now: even while it truncates a large file"""
         self._send_or_kill(Park(now))
 
     async def answers(self, order: Order) -> AsyncGenerator[Answer]:
@@ -817,7 +817,7 @@ def _fork(channel: socket.socket, spawn: Spawn | ReadRegistries, fds: list[int],
 
 
 def _live(channel: socket.socket, main: Callable[[], None]) -> None:
-    """Run a child. channel: the forker's, which the child closes"""
+    """Run a child. channel: the forker's channel, which the child closes"""
     channel.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it waits for children of its own
     try:

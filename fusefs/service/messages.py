@@ -76,7 +76,7 @@ class Measure(msgspec.Struct, tag=True):
 class Park(msgspec.Struct, tag=True):
     """Order to leave the current work unfinished; the answer to that work arrives soon, and contains the progress.
 
-    now  even while a large file is being truncated step by step; closing its last fd then frees the rest at once
+    now  stop even while a large file is being truncated step by step; closing its last fd then frees the rest at once
     """
 
     now: bool = False
@@ -113,7 +113,7 @@ class ContainerEntry(NamedTuple):
 
     is_claimed  it is in reaping/, because a reap has begun
     problem     why the record can't be read; the other fields are then empty
-    is_kept     it is in quarantine because trashd kept entries in it; its owner decides what to do, not root
+    is_kept     it is in quarantine because trashd kept entries in it; its owner, not root, decides what to do
     boot_ns     CLOCK_BOOTTIME of its creation during this boot; None if not recorded
     n_bytes     its size; None if unknown, or only partly known
     """
@@ -156,7 +156,7 @@ class OrphanEnded(msgspec.Struct, tag=True):
     n_bytes  bytes freed; None if unknown
     stopped  the reap was parked: the orphan stays in reaping/, and the next reap continues
     failure  the first of `n_failed` failures, because of which it is in quarantine
-    is_kept  trashd kept some entries; the orphan's owner decides what to do, not root
+    is_kept  trashd kept some entries; the orphan's owner, not root, decides what to do
     error    why the container itself is unusable
     """
 
@@ -175,7 +175,7 @@ class OrphanEnded(msgspec.Struct, tag=True):
 
 
 class Measured(msgspec.Struct, tag=True):
-    """What the removal of one orphan would free."""
+    """The inodes and bytes that the removal of one orphan would free."""
 
     id: str
     n_inodes: Count

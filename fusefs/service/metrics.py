@@ -254,7 +254,7 @@ async def serve_metrics(
     *,
     task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer GET /metrics with a text until cancelled. If the address is unavailable, log that and serve nothing."""
+    """Serve the metrics as text at GET /metrics until cancelled. If the address is unavailable, only log that."""
     try:
         listeners = await trio.open_tcp_listeners(port, host=host)
     except OSError as error:

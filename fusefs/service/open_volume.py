@@ -99,7 +99,7 @@ class HeldBeat:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the file, as soon as no thread uses it any longer."""
+        """Close the file once no thread is using it."""
         with self._mutex:
             self._is_closed = True
         self._close_unused()
@@ -175,7 +175,7 @@ def hold_beat(kernel: Kernel, hold: Fd) -> HeldBeat | None:
                 return None
             if is_new:
                 kernel.fsync(nodes)
-            if kernel.is_named(fd, nodes, name):  # else a node that considered us dead has just removed it
+            if kernel.is_named(fd, nodes, name):  # otherwise, a node that considered us dead has just removed it
                 owned.pop_all()
                 return HeldBeat(kernel, nodes, fd, name)
     return None
@@ -265,7 +265,7 @@ class OpenVolume(NamedTuple):
     disk: Disk = Disk("", is_block=False)
 
     def is_shared(self) -> bool:
-        """Whether other machines may have the filesystem mounted, whose changes inotify does not report."""
+        """Whether other machines may have the filesystem mounted; inotify does not report their changes."""
         return not self.store.kernel.is_local(self.store.fd)
 
     def __enter__(self) -> Self:
@@ -416,7 +416,7 @@ def _refuse_served_by_root(store: Store) -> None:
 def _refuse_unproven(store: Store) -> None:
     """Refuse a user's own store that is not in that user's registry, because it may be a copy or a backup.
 
-    Also refuse a store for root that another user may have created.
+    As root, also refuse a store that another user may have created.
     Raises  Unproven
     """
     if store.is_ours_as_root() and store.has_unknown_maker():
@@ -436,7 +436,7 @@ def _open_hold(kernel: Kernel, store: Store) -> Fd:
 
 
 def _lock(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> None:
-    """Lock a volume. No other user must be able to open the lock file, and so to lock it and keep the reaper out.
+    """Lock a volume. Other users must not be able to open the lock file: they could lock it and keep the reaper out.
 
     If there is no space for the file, only claims keep two reapers apart (I5). Raises  Elsewhere; OSError
     """

@@ -197,7 +197,7 @@ class OrphanSchedule:
             self._context.report(kind, volume=self._volume, uid=user.uid, identifier=entry.id, origin=entry.origin)
 
     def _measure_when_idle(self, part: FolderPart, entry: ContainerEntry, clock: Clock) -> None:
-        """Schedule the measurement of an orphan of unknown size, not at once: many are restored or deleted soon.
+        """Schedule the measurement of an orphan of unknown size, but not at once: many are restored or deleted soon.
 
         If space may have to be freed, this is unnecessary, because all orphans are measured. On a filesystem that other
         machines have mounted, it is impossible, because this node can't see whether the filesystem is idle.
@@ -238,7 +238,7 @@ class OrphanSchedule:
             part.warnings.add(chosen, None if wait_s is None else boot_s() + wait_s)
             return
         part.warnings.add(chosen, None)
-        # The previous service made the reports that were due then, so these need not be remembered.
+        # The previous service made the reports that were due while it ran, so these need not be remembered.
         if clock.wall_ns + wait_s * 1e9 > part.reported_until_ns and note_once(part.warned, chosen, part.most):
             remaining_s = wait_s + hooks.warn_before_s
             self._context.report(

@@ -109,7 +109,7 @@ class OtherNodes:
     ) -> None:
         """Write our heartbeat, read those of others, and check users' folders, each if it is due. Checkpoint
 
-        phase, probe_ms  written to our heartbeat; without a probe, it contains how long the last heartbeat's write took
+        phase, probe_ms  written to our heartbeat; without a probe, the duration of the last heartbeat's write is used
         """
         now_s, most_s = boot_s(), float(self._context.config.poll_s)
         beats, polls = now_s >= self._beat_at_s, now_s >= self._poll_at_s

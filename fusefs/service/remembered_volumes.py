@@ -46,7 +46,7 @@ class RulesMissing(Unproven):
 
 
 class GraceWindow(NamedTuple):
-    """A time in which a volume was not served, and the end of the following grace period, in CLOCK_BOOTTIME seconds."""
+    """A period without service of a volume, and the end of the grace period after it, in CLOCK_BOOTTIME seconds."""
 
     after_s: float
     until_s: float
@@ -89,7 +89,7 @@ class _Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the service remembers about one volume.
 
     disk     Disk.name of the disk on which it was last served
-    until_s  until when it was served, in CLOCK_BOOTTIME of the boot that is part of this name
+    until_s  until when it was served, in CLOCK_BOOTTIME of the boot that `disk` names
     windows  its grace windows during the same boot
     rules    the quoted path of the [[volume]] that applied to it; empty if there was none
     """

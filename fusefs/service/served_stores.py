@@ -96,11 +96,11 @@ class RegisteredStores:
         self._began_s = 0.0
 
     def request_read(self) -> None:
-        """Request a read soon, because something was mounted or a user may have registered a store."""
+        """Request a new read of the registries, because something was mounted or a user may have registered a store."""
         self._has_changed.set()
 
     async def wait_for_changes(self) -> None:
-        """Wait until the registries should be read again; called when the last result was applied. Checkpoint"""
+        """Wait until the registries should be read again; called once the last result is applied. Checkpoint"""
         took_s = boot_s() - self._began_s
         await trio.sleep(max(timers.current.registries_pause_s, timers.current.registries_pauses * took_s))
         with trio.move_on_after(self._context.config.poll_s):
@@ -178,7 +178,7 @@ class OwnStoreLimit:
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
-        """Wait for a free place, and occupy it for the block. Checkpoint"""
+        """Wait for a free place, and occupy it during the `with` block. Checkpoint"""
         user, mount = self._turns
         async with user, mount:
             yield

@@ -60,7 +60,7 @@ class ServiceContext:
         self._event_limit = EventLimit()
 
     def clock(self) -> Clock:
-        """Read both clocks; if the wall clock has jumped since the last call, save this."""
+        """Read both clocks; if the wall clock has jumped since the last call, save the result."""
         before = self._clock
         self._clock = advance_clock(before, *clocks_ns())
         if self._clock.eras != before.eras:

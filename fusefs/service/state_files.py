@@ -34,7 +34,7 @@ FILE = b"status.json"
 _SIZES_DIRECTORY, _ALL_SIZES = b"sizes", b"all"
 _STATUS_MOST_BYTES = 64 << 20
 Held = dict[str, tuple[HeldByUser, ...]]
-"""By the volume's path, as in the status."""
+"""The sizes of orphans, by the volume's path as it is in the status."""
 
 
 def write_status(directory: bytes, status: Status) -> None:

@@ -15,7 +15,7 @@ class ServiceTimers(NamedTuple):
     find_pause_s: float = 5.0  # between two searches for volumes, and before a failed loop is restarted
     session_pause_s: float = 1.0  # during a session, between two checks of its window and of waiting stores
     around_pause_s: float = 2.0  # between two checks of the free space and for new users during a session
-    around_least_pause_s: float = 0.5  # the minimum of the same, since users may create names in u/ all day
+    around_least_pause_s: float = 0.5  # the minimum of this pause, since users may create names in u/ all day
     space_pause_s: float = 60.0  # between two checks of the free space of an idle volume
     window_pause_s: float = 1800.0  # between two checks of a volume outside its window, at most: clocks may be set
     linger_pause_s: float = 2.0  # a volume stays open this long after the last work: deletions often come in groups

@@ -194,7 +194,7 @@ class FolderPart:
         self.is_unread = True
 
     def mark_unread(self, identifier: str) -> None:
-        """Have a new or changed orphan read; if there are too many, have the whole folder scanned."""
+        """Schedule a new or changed orphan to be read; if there are too many, schedule a scan of the whole folder."""
         self.departed_ids.pop(identifier, None)
         if len(self.unread_ids) < _MOST_REMEMBERED:
             self.unread_ids.add(identifier)
@@ -496,7 +496,7 @@ class UserState:
         return now_s + retry.note_failure(now_s)
 
     def tries(self, identifier: str) -> RetryClock:
-        """Return an orphan's failures, and the earliest time of the next attempt, whatever its record contains."""
+        """Return how often the reap of an orphan has failed, and the earliest time of the next attempt."""
         return self._retries.get(identifier) or RetryClock(0.0, 0.0)
 
     def forget(self, identifier: str) -> None:

@@ -405,7 +405,7 @@ class WorkSession:
         self._is_writing_back = False
 
     async def _check_regularly(self) -> None:
-        """Check what no child reports: free space, and new users."""
+        """Check for low space, new users, and changes by other nodes, which no child reports."""
         has_failed = False
         while True:
             try:

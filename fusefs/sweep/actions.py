@@ -216,7 +216,7 @@ class OutputError(Exception):
     """Output could not be written."""
 
     def __init__(self, error: OSError) -> None:
-        """error: the error of the write"""
+        """error: the error that the write raised"""
         super().__init__(error)
         self.error = error
 
@@ -425,7 +425,7 @@ class _MoveAction(Action):
         self._destination = destination
         self._noted = noted
         self._to = to
-        # The clock of files' ctimes, which is slightly behind the fine one.
+        # The kernel takes ctimes from this clock, which is slightly behind the precise one.
         self._began_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
         self.avoided = frozenset({destination.identified})
         # A worker would not know which names another worker has just created.

@@ -17,7 +17,7 @@ _MOST_DIRS = 1024
 _MOST_LISTED = 1024
 """Maximum number of a list's names in a slice."""
 _MOST_PLACES = 256
-"""Maximum number of directories in such a slice; names that it does not reach cost as much to send again."""
+"""Maximum number of directories in such a slice; names that the slice does not reach must be sent again."""
 _MOST_LISTINGS = 64
 """Maximum number of open, incomplete listings; beyond it, directories are listed completely."""
 _MOST_PASSED = 64
@@ -142,7 +142,7 @@ def _with_fds(jobs: Sequence[Job], fds: Sequence[int]) -> tuple[Job, ...]:
 
 
 class Agenda:
-    """The jobs, last in, first out, so that few directories are open at a time, whatever the tree's shape."""
+    """The jobs; the newest runs first, so that few directories are open at a time, whatever the tree's shape."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class Agenda:
         return True
 
     def _may_run(self, job: Job, passed: Sequence[Job]) -> bool:
-        """Whether a job may start before the passed ones have ended."""
+        """Whether a job may start before the jobs in `passed`, which precede it, have ended."""
         if job.kind is JobKind.AFTER:
             return not any(_is_inside(one.upper, job.upper) for one in passed)
         if self._splits or job.kind is JobKind.ENTER:

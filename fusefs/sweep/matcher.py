@@ -386,7 +386,7 @@ class Chooser:
                 self._tally.spare(join_path(upper, os.fsencode(one.name)), OTHER_INODE)
 
     def may_enter_path(self, upper: bytes) -> bool:
-        """Whether the selection permits a directory that no walk has reached. Raises  OSError"""
+        """Whether the selection permits entering a directory that no walk has reached. Raises  OSError"""
         parts = upper.split(b"/") if upper else []
         for at, part in enumerate(parts):
             above, path = b"/".join(parts[:at]), b"/".join(parts[: at + 1])
@@ -444,7 +444,7 @@ class Chooser:
         return free
 
     def _is_mounted(self, path: bytes, is_last: bool) -> bool:
-        """Whether a directory is a mount point, or would carry one away. is_last: it is not entered, so count it now"""
+        """Whether a directory is a mount point, or would take one along. is_last: it is not entered, so count it now"""
         if path in self._strategy.mounts:
             self._tally.count(SweepSums(n_mounts=int(is_last)))
             return True
