@@ -49,7 +49,7 @@ class HooksConfig(NamedTuple):
 
 
 class MetricsConfig(NamedTuple):
-    """Where metrics for Prometheus are published: in a file for the node exporter, at a host and port; None: not."""
+    """Where metrics for Prometheus are published: in a file for the node exporter, or at a host and port; or None."""
 
     textfile: str | None = None
     http: tuple[str, int] | None = None
@@ -62,7 +62,7 @@ class Config(NamedTuple):
     volumes   the policies for the volumes that the configuration names
     audit     the audit log's path; None: events are only in the journal
     poll_s    interval between checks of a volume for which the kernel does not report all changes
-    grace_s   for how long orphans that expired while their volume was not served are still kept when it is served again
+    grace_s   how long orphans that expired while their volume was not served are kept once it is served again
     """
 
     defaults: VolumePolicy = VolumePolicy(b"")

@@ -43,21 +43,21 @@ LEGAL_MOVES = frozenset(
 class StageAction(Enum):
     """What to do with a container in stage/ that no process holds."""
 
-    UNMADE = "rmdir what is empty: no record, so it never held a victim"
-    BACK = "the victim never came: drop what was prepared"
+    UNMADE = "rmdir the container: without a record, it never held a victim"
+    BACK = "the victim was never moved in: drop the prepared entries"
     FORWARD = "the victim is here: adopt"
     PLACE = "the victim is here and its name is missing: place the replacement, then adopt"
-    GATHERED = "a sweep's own tree: adopt what came, drop what was prepared if nothing did"
+    GATHERED = "a sweep's own tree: adopt the entries moved into it; if there are none, drop it"
     KEEP = "not understood: keep and report"
 
 
 class RestoringAction(Enum):
     """What to do with a container in restoring/ that no process holds."""
 
-    RETIRE = "the tree is back at its name: drop what is left"
+    RETIRE = "the tree is back at its name: drop the container"
     GIVE_BACK = "the tree is still here: it is an orphan again"
     PLACE = "the fresh directory was set aside and the name is missing: place the tree"
-    REST = "a sweep's tree, put back piece by piece: what is left is an orphan again; drop the container if nothing is"
+    REST = "a sweep's tree, put back entry by entry: the rest is an orphan again; without a rest, drop the container"
     KEEP = "not understood: keep and report"
 
 

@@ -170,14 +170,14 @@ class IsStore(Refused):
 
 
 class NotAlike(Refused):
-    """The new directory can't get the owner, mode, ACL or another attribute of the old one"""
+    """The new directory can't be given the owner, mode, ACL or another attribute of the old one"""
 
     problem = "the new directory can't be made like the old one"
     hint = "run the command as root, or accept the difference with --unlike"
 
 
 class NotEncrypted(NotAlike):
-    """The new directory can't get the encryption policy of the old one"""
+    """The new directory can't be given the encryption policy of the old one"""
 
     problem = "the encryption (fscrypt) of the directory can't be preserved"
     hint = (

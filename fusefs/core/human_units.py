@@ -156,7 +156,7 @@ def parse_time(
     if match := re.fullmatch(_WHEN, text, re.VERBOSE | re.ASCII):
         return _civil_ns(text, match, local_s)
     if re.fullmatch(r"[0-9]+", text, re.ASCII):
-        raise ValueError(f"{text!r} has no unit: write {text}d for days or {text}h for hours; or a date, as 2026-11-01")
+        raise ValueError(f"{text!r} has no unit: write {text}d for days, {text}h for hours, or a date (2026-11-01)")
     if not is_duration(text):
         if match := re.fullmatch(r"[0-9]+ ?([A-Za-z]+)", text):
             raise ValueError(f"{text!r}: unknown unit {match[1]!r}: use s, m (minutes), h, d, w, month or y")

@@ -85,7 +85,7 @@ class Now(NamedTuple):
         return min([self.wall_ns - wall_ns, *(record_age_ns(clock, wall_ns) for clock in self.clocks)])
 
     def clock_change_ns(self, wall_ns: int, boot_ns: int | None, boot: str) -> int:
-        """How far the wall clock was set forward since an event, negative if back; 0 for less than a second."""
+        """How far the wall clock was set forward since an event (back: negative); 0 for less than a second."""
         set_ns = self.wall_ns - wall_ns - self.since(wall_ns, boot_ns, boot)
         return set_ns if abs(set_ns) >= STEP_NS else 0
 
@@ -98,7 +98,7 @@ class FirstSight(NamedTuple):
     """When the service first saw an orphan, and the age that it computed then.
 
     boot_ns  CLOCK_BOOTTIME of this boot
-    age_ns   the age at that moment
+    age_ns   the orphan's age at first sight
     """
 
     boot_ns: int

@@ -90,7 +90,7 @@ class Rule(NamedTuple):
         return (*self.selection.times, *(TimeBound(field, before_ns=age.before_ns) for field in age.fields))
 
     def uses_directory_times(self) -> bool:
-        """Whether the times of directories matter, be it only those of empty ones."""
+        """Whether the times of directories matter, even if only those of empty ones."""
         return self.is_unit or self.selection.empty
 
     def upcoming_selection(self) -> Selection:

@@ -16,7 +16,7 @@ DAY_MIN = 24 * 60
 
 
 class TimeWindow(NamedTuple):
-    """A part of the local day, in minutes, without the last one; it spans midnight unless it ends after it begins."""
+    """A part of the local day, in minutes; the end is excluded. It spans midnight unless it ends after it begins."""
 
     begins_min: int
     ends_min: int
@@ -182,7 +182,7 @@ class VolumePolicy(NamedTuple):
 
 
 class OrphanSize(NamedTuple):
-    """What deleting a container frees, as counted, without what hard links, snapshots or reflinks keep in use."""
+    """The inodes and bytes that deleting a container frees, excluding any that links, snapshots or reflinks keep."""
 
     n_inodes: int
     n_bytes: int

@@ -203,13 +203,13 @@ class Record(NamedTuple):
     unknown: tuple[tuple[str, Any], ...] = ()
 
     def adopted_expires_ns(self) -> int | None:
-        """Wall time after which the orphan may be reaped, once its heir, if any, has it; None for never."""
+        """Wall-clock time after which the orphan may be reaped, once its heir, if any, has it; None for never."""
         return (self if self.heir is None else self._replace(retention_s=self.heir.retention_s)).expires_ns()
 
     def expires_ns(self, now: Now | None = None) -> int | None:
-        """Wall time after which the orphan may be reaped; None for never.
+        """Wall-clock time after which the orphan may be reaped; None for never.
 
-        now  corrects this time for changes of the wall clock since the record was made
+        now  used to correct this time for changes to the wall clock since the record was made
         """
         if self.retention_s is None:
             return None

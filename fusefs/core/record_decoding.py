@@ -188,5 +188,5 @@ def _path(text: str | None) -> RelPath | None:
 def _name(text: str) -> Name:
     names = split_path(unquote_path(text))
     if len(names) != 1:
-        raise ValueError("a kept name must be at the top of the tree")
+        raise ValueError("an entry kept by swap --keep must be at the top level of the directory")
     return names[0]

@@ -192,7 +192,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The status of the service.
 
     updated_ns    wall time at which this file was written: rarely by an idle service, every second by a working one;
-                  updated_boot_ns is CLOCK_BOOTTIME at that moment
+                  updated_boot_ns is CLOCK_BOOTTIME at the same time
     passed_over   stores that users registered but that are not served, one item for each user
     refreshes_s   if the file is older than this, something is wrong with the service
     config_files  the configuration files that were read

@@ -119,7 +119,7 @@ class Slice(NamedTuple):
     fd          the open directory; negative: the worker must open it by its path
     path        path of the directory below the container, for failures
     max_depth   number of nested directories that may be open below this one; 0: its subdirectories are too deep
-    is_hoisted  this is the directory to which directories are moved that are too deep
+    is_hoisted  this is the directory to which directories that are too deep are moved
     is_below    the slice only works in subdirectories, and unlinks nothing in the directory itself
     is_shared   other slices unlink in the same directory
     """
@@ -160,8 +160,8 @@ class RemovalSliceResult(NamedTuple):
     n_bytes   bytes freed, as far as sizes were read (paced)
     rest      remaining work in the slice's own directory
     remaining  unfinished directories that the slice had entered, each inside the one before
-    hoisted   names that directories which were too deep now have in the directory for these
-    made_hoisted  the first directory that was too deep became the directory for these
+    hoisted   directories that were too deep, by their new names in the directory for such directories
+    made_hoisted  the first directory that was too deep became the directory for the others
     entered  directories of other users in which something failed, and to which the next reap will return
     busy_s    how long the slice took
     server_errno  the errno if a server did not respond: the slice ended, without a failure for the entry
@@ -230,7 +230,7 @@ class _Node(msgspec.Struct, eq=False):
 
 
 def _can_clear(node: _Node) -> bool:
-    """Whether a slice may remove entries there that are known by name, without disturbing another slice."""
+    """Whether a slice may remove entries of a directory that are known by name, without disturbing another slice."""
     return bool(node.work.emptied) or (_has_names(node.work) and not node.n_unlinking)
 
 
@@ -260,7 +260,7 @@ class _LastBegun:
             heappush(self._keys, -key)
 
     def find(self) -> int | None:
-        """Return the last begun directory for which it holds; later ones are skipped until they are reconsidered."""
+        """Return the last begun directory for which the condition holds; later ones are skipped until reconsidered."""
         while self._keys:
             key = -self._keys[0]
             node = self._nodes.get(key)

@@ -31,7 +31,8 @@ from fusefs.linux.kernel import Kernel
 _SLICE_S = 0.25
 """Shortest slice; compared with it, messages and opening the directory cost little (measured: bench/nodes.py)."""
 _SLICE_S_EACH = 0.002
-"""Shortest slice, per slice in progress: each one costs the first rank 0.15 ms, so it keeps up with any number."""
+"""With many slices in progress, the shortest slice is this times their number, so that the first rank keeps up: each
+slice costs it 0.15 ms."""
 _POLL_S, _LONGEST_POLL_S = 0.0005, 0.004
 """Pauses between two MPI polls: right after a message or the end of a slice, and after being idle for a while."""
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")  # set by mpiexec or srun
@@ -189,7 +190,7 @@ class MpiJob:
         self._mpi.Finalize()
 
     def uids(self) -> list[int]:
-        """Return each rank's uid in the first rank, and nothing in the others.
+        """In the first rank, return each rank's uid; in the others, return nothing.
 
         Uids are sent as plain numbers, because unpickling can run any code.
         """
@@ -202,7 +203,7 @@ class MpiJob:
         self._sending.append(self._comm.isend(message, rank))
 
     def receive(self) -> tuple[int, Any] | None:
-        """Return a message that has arrived, after the rank that sent it; None if there is none."""
+        """Return the sending rank and the message if one has arrived, otherwise None."""
         self._settle()
         status = self._mpi.Status()
         message = self._comm.improbe(status=status)
@@ -308,7 +309,7 @@ class RankCrew(Generic[Work, Outcome]):
             self._local_threads.submit(sent, sent.budget)
 
     def collect_ended(self, most_s: float) -> list[EndedSlice[Work, Outcome]]:
-        """See SlicePool. A slice whose directory another rank does not see runs here, where a thread may lose it."""
+        """See SlicePool. If another rank does not see a slice's directory, a thread of this rank runs the slice."""
         until_s, ended = time.monotonic() + most_s, list[EndedSlice[Work, Outcome]]()
         while True:
             while (received := self._job.receive()) is not None:

@@ -334,7 +334,7 @@ class PressurePacer:
     def tick(self, work: WorkTotals, backlog: Backlog) -> Speed:
         """Return the speed from now on; to be called after `next_tick_s`, or sooner.
 
-        work  done by all workers since the start
+        work  the work of all workers since the start
         """
         self._backlog = backlog
         n_entries, busy_s = work.n_entries - self._work_done.n_entries, work.busy_s - self._work_done.busy_s
@@ -350,7 +350,7 @@ class PressurePacer:
         if self._state.others is OtherUsers.UNKNOWN and self._clock() < self._began_s + _BEFORE_SAMPLE_S:
             tempo = pacing.speed_now(self._state._replace(others=OtherUsers.SOME), self._caps, backlog)
         if tempo.is_alone != self._tempo.is_alone or tempo.rests != self._tempo.rests:
-            self._last = self._read_counters()  # from now on, the rests are different
+            self._last = self._read_counters()  # from now on, the rests are at different times
         self._tempo = tempo
         return tempo
 

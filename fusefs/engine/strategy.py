@@ -76,7 +76,7 @@ class Strategy(NamedTuple):
 
 
 def in_order(names: list[str], inos: list[int], *, by_inode: bool) -> list[str]:
-    """Order the names of a listing, as listed or by inode number, so that the first one is at the end.
+    """Return a listing's names in reverse order, as listed or by inode number: the first one is at the end.
 
     inos  the inode numbers of the names; unused if by_inode is not set
     """

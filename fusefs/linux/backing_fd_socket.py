@@ -49,7 +49,7 @@ def socket_path(tree: bytes) -> bytes | None:
 def request_backing_fd(path: bytes, shown: int) -> Fd:
     """Send a directory (O_PATH) to the socket at a path. Returns  the fd received, which the caller must close
 
-    Raises  OSError: the errno that the server returned; EAGAIN: the server is busy; as from connect(2): no server
+    Raises  OSError: the errno that the server returned; EAGAIN: the server is busy; an error of connect(2): no server
     """
     deadline_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline_s:

@@ -318,7 +318,7 @@ def ask_each(
     user: UserCredentials | None = None,
     limit_s: float | None = None,
 ) -> Iterator[tuple[T, bytes | None]]:
-    """Yield each question with its answer; None if there is no answer in time, or was none from the same place before.
+    """Yield each question with its answer; None if it has none in time, or an earlier one about its place had none.
 
     ask      runs in a child that has none of our fds; errors must be part of its answer
     silent   the places (from `place_of`) that have not answered; new ones are added

@@ -91,8 +91,8 @@ def may_use(capability: Capability) -> bool:
 def own_capability_sets() -> bytes:
     """Return the capability sets of all threads, to be restored by `set_capability_sets`.
 
-    From the first call on, they are never extended, or reduced permanently. The first call must come from a thread that
-    does not act as another user.
+    After the first call, these sets are never extended, and never reduced permanently. The first call must come from a
+    thread that does not act as another user.
     """
     return _read_sets()
 
@@ -126,7 +126,7 @@ class ThreadCredentials(NamedTuple):
     uid, gid      IDs for file access; 0: the thread's own. While the UID is another user's, the kernel suspends the
                   thread's capabilities for files
     groups        supplementary groups; a thread that acts as other users has none of its own
-    capabilities  the effective capabilities, as bits, out of the thread's; None: those that remain with this UID
+    capabilities  which of the thread's capabilities are effective, as bits; None: those that remain with this UID
     umask         None: the thread's own
     Source        setfsuid(2); cap_task_fix_setuid in the kernel's security/commoncap.c
     """

@@ -55,7 +55,7 @@ _INTERNAL = (
     | 0x10000000 | 0x80000000  # inline_data reserved
 )  # fmt: skip
 """Flags that a filesystem sets itself, and flags that a swap handles differently. All others are copied, and the
-swap is refused if the new directory can't get one of them.
+swap is refused if the new directory can't be given one of them.
 """
 _STATX_ONLY = 0x04 | 0x40  # compr nodump
 """Flags that statx also reports, for filesystems without an ioctl for flags."""
@@ -137,8 +137,9 @@ def apply_metadata(kernel: Kernel, fd: int, metadata: DirectoryMetadata) -> None
     """Set an empty directory's metadata as far as the kernel allows; `differences` then returns what is missing.
 
     The order matters. chown clears set-id bits. Setting the ACL, which is an xattr, changes the mode. On btrfs, the
-    flag for compression resets the xattr to zlib. An encrypted directory can't get the casefold flag without its key.
-    Raises  OSError: ENOKEY if the directory can't get this encryption, EXDEV if it already has another one
+    flag for compression resets the xattr to zlib. An encrypted directory can't be given the casefold flag without its
+    key.
+    Raises  OSError: ENOKEY if this encryption can't be set, EXDEV if the directory already has a different one
     """
     present = read_metadata(kernel, fd)
     uid, gid = -1 if metadata.uid == present.uid else metadata.uid, -1 if metadata.gid == present.gid else metadata.gid
@@ -169,7 +170,7 @@ def make_directory_like(
     """Make a directory with this metadata (None: mode 0700), and call `appear`, which renames it to its real name.
 
     It is made where no other user can enter. Otherwise a user who may rename entries in the target directory could put
-    another directory in its place, which would then get this owner and mode. If the name is taken, it is left as it is.
+    another directory in its place, which would then get this owner and mode. An entry that has the name is kept.
     place, new  where to make it, and an unused name there
     Raises      OSError; then nothing remains in `place`
     """
@@ -264,7 +265,7 @@ def _read_policy(kernel: Kernel, fd: int) -> bytes:
 def _set_policy(kernel: Kernel, fd: int, policy: bytes) -> None:
     """Encrypt an empty directory. Raises  OSError: ENOKEY, EXDEV: as for `apply_metadata`"""
     if not policy:
-        raise OSError(errno.ENOKEY, "its encryption policy can't be read here")
+        raise OSError(errno.ENOKEY, "its encryption policy can't be read on this kernel or filesystem")
     try:
         kernel.ioctl(fd, _SET_POLICY, bytearray(policy))
     except FileExistsError as error:

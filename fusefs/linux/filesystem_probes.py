@@ -1,8 +1,8 @@
 """Probes of a filesystem: features that a store relies on, renames, case-insensitive directories, mergerfs branches.
 
 Everything that a killed probe leaves behind has a name with the same prefix. But a user who may write in the parent
-directory could give such a name to any of our directories. So nothing inside that has another name is removed, and
-then the directory stays, too.
+directory could give such a name to any of our directories. So if an entry inside has another name, neither the entry
+nor the directory is removed.
 """
 
 from __future__ import annotations
@@ -109,9 +109,10 @@ def _make_directory(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
 
 
 def _is_refused(top: Fd, one: Fd, other: Fd) -> bool:
-    """Whether both are refused; called as another user, with root's fds, since permissions are checked for each name.
+    """Whether a move from `one` to `other`, and an open of a directory in `top` with mode 0700, are both refused.
 
-    Only EPERM and EACCES count as a refusal.
+    This is called as another user, with root's fds, since permissions are checked for each name. Only EPERM and EACCES
+    count as a refusal.
     """
     try:
         os.rename(_MOVED, _MOVED, src_dir_fd=one, dst_dir_fd=other)
@@ -279,7 +280,7 @@ def _ioctl_flags(fd: Fd, request: int, answer: struct.Struct) -> int:
 
 
 def _finds_another_spelling(fd: Fd) -> bool | None:
-    """Whether the first name with letters leads to the same inode in the other case; None: there is no such name."""
+    """Whether the first name with letters leads to the same inode in the other case; None: no name has letters."""
     for name, *_ in itertools.islice(Dirents(fd).read_from(0), _N_TRIED):
         other = name.swapcase()
         if other != name:
@@ -340,7 +341,7 @@ def check_overlay_rename(kernel: Kernel, parent: Fd, name: Name, filled: Name) -
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-    else:  # another process put an empty directory there at that moment
+    else:  # another process has just put an empty directory there
         kernel.rename_free(parent, filled, parent, name)
 
 

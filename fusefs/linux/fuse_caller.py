@@ -1,4 +1,4 @@
-"""The caller of a FUSE request: what the request and /proc show about the process at that moment."""
+"""The caller of a FUSE request: what the request and /proc show about the process while it waits for the reply."""
 
 from __future__ import annotations
 

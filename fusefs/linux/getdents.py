@@ -49,7 +49,7 @@ class DirentBlock(NamedTuple):
 def read_more(fd: int) -> DirentBlock | None:
     """Read the next entries with one system call, starting at the fd's position; return None at the end.
 
-    Nothing is read ahead: another process that gets the fd continues exactly there.
+    Nothing is read ahead: another process that gets the fd continues right after these entries.
     """
     raw = getdents64(fd, _SIZE)
     if not raw:

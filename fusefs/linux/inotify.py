@@ -18,7 +18,7 @@ _ONLYDIR = 0x0100_0000
 
 
 class InotifyMask(IntFlag):
-    """The kinds of an event, which may have several."""
+    """The kinds of events; an event may be of several kinds."""
 
     ATTRIB = 0x4
     MOVED_FROM = 0x40

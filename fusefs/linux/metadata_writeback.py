@@ -42,7 +42,7 @@ class MetadataWriteback:
         return None
 
     def begin(self) -> None:
-        """Begin to write what need not wait for a journal commit. Waits only for room in the device's queue.
+        """Begin to write metadata that need not wait for a journal commit. Waits only for room in the device's queue.
 
         This runs in a thread, which may still be running when `close` is called.
         """
@@ -53,7 +53,7 @@ class MetadataWriteback:
             self._close_if_unused()
 
     def close(self) -> None:
-        """Close the device now, or as soon as no thread uses it any more."""
+        """Close the device now, or once no thread is using it."""
         self._is_over = True
         self._close_if_unused()
 

@@ -157,7 +157,7 @@ def claim_name(target: bytes, namespace: str = _NAMESPACES[0]) -> bytes:
 
 
 def is_mount_point_claimed(target: bytes) -> bool:
-    """Whether one of root's daemons has claimed a mount point and serves it, or is about to. Leaves its lock alone."""
+    """Whether a daemon of root's has claimed a mount point and serves it, or is about to; its lock is not touched."""
     for namespace in _NAMESPACES:
         with suppress(OSError):  # there is no claim, or this process may not read it
             if flock_holders(os.stat(MOUNTS_RUNTIME + b"/" + claim_name(target, namespace))):
@@ -170,7 +170,7 @@ _OPTIONS = b"OPTIONS="
 
 
 class MountLine(NamedTuple):
-    """The options of a mount in a file. place: file and line number"""
+    """The options that one line of fstab or of a unit gives for a mount. place: file and line number"""
 
     place: str
     options: frozenset[str]

@@ -19,10 +19,10 @@ from fusefs.linux.machine_identity import boot_id
 TRASHD_FSTYPE = b"fuse.trashd"
 """The type of trashd's own mounts; their source is the path of the backing tree."""
 TOP = b".trashd@"
-"""The top of that tree has this name in such a filesystem, unless its root is mounted (mount/life/root_inode.py)."""
+"""The name of the backing tree's top in a trashd filesystem, unless its root is mounted (mount/life/root_inode.py)."""
 MERGERFS = b"fuse.mergerfs"
 DAEMON_GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
-"""Errors in a FUSE mount whose daemon has ended; the last one occurs if io_uring was in use at that moment."""
+"""Errors in a FUSE mount whose daemon has ended; the last one occurs if the daemon used io_uring."""
 _USER_ID = b"user_id="
 _FUSE = (b"fuse", b"fuseblk")
 

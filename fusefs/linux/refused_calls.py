@@ -43,7 +43,7 @@ class _CallProbe(NamedTuple):
 
     probe     makes the call, which raises OSError
     cost      what does not work, or is done instead, on a kernel without the call
-    denied    the same if a filter forbids the call, if that is worse
+    denied    as `cost`, if a filter forbids the call and the consequences are worse
     needs_mount_right  the call needs the right to mount, so its refusal to other users proves nothing
     is_emulated  on kernels without the call, the C library emulates it, and fails with EINVAL if it can't
     """

@@ -158,8 +158,8 @@ STATE_BELOW_HOME = _STATE_HOME + b"/" + _NAME
 def runtime_dir() -> bytes:
     """Return the directory for this user's running service (status, lock), which does not survive a reboot.
 
-    If systemd passed a directory, that is used. For a user without XDG_RUNTIME_DIR (cron, su), it is where a login
-    would have created it, or else below the user's state directory.
+    If systemd passed a directory, it is used. Without XDG_RUNTIME_DIR (cron, su), the directory is where a login would
+    have created it, or else below the user's state directory.
     """
     from_systemd = _systemd_directory(b"RUNTIME_DIRECTORY")
     if from_systemd is not None:
@@ -203,7 +203,7 @@ def _systemd_directory(variable: bytes) -> bytes | None:
 
 
 def make_dir(path: bytes) -> bytes:
-    """Create one of these directories and its missing parents, and return its path.
+    """Create a runtime or state directory and its missing parents, and return its path.
 
     Every user may read root's directories, because the status is public; only /run/trashd itself can't be listed.
     """

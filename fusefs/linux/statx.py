@@ -54,7 +54,7 @@ class StatxReader:
     def identify(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
         """Return the attributes of a name in a directory, and its file handle; empty if there is none.
 
-        After a rename in between, they belong to different inodes; `identify_opened` has no such window.
+        If the name is replaced between the two calls, they describe different inodes; `identify_opened` avoids this.
         """
         if _statx(dir_fd, name, self._by_name, STATX_MASK, self._statx) < 0:
             raise syscalls.last_error(name)

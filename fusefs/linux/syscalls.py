@@ -414,7 +414,7 @@ def unshare(flags: int) -> None:
 
 
 def capget(header: bytes, size: int) -> bytes:
-    """capget(2), of the calling thread. size: that of the sets in bytes"""
+    """capget(2), of the calling thread. size: size of the sets in bytes"""
     sets = ctypes.create_string_buffer(size)
     check_result(_libc_with_gil.capget(header, sets))
     return sets.raw

@@ -72,7 +72,7 @@ def find_holders(trees: list[FilesystemPath]) -> Iterator[tuple[FilesystemPath, 
     """Find each reference to a file in one of the trees.
 
     Links in /proc are read as text and resolved with the process's own mount table, which handles bind mounts and
-    containers. Processes that end in the meantime, that we may not inspect, and this process are not reported.
+    containers. Processes that end in the meantime, processes that we may not inspect, and this one are not reported.
     """
     for pid, uid, command, mounts in processes():
         if int(pid) == os.getpid():
@@ -123,7 +123,7 @@ def kernel_holds() -> Iterator[KernelHold]:
 
 
 def serves_fuse(pid: int) -> bool:
-    """Whether a process serves a FUSE mount: then its files are open on behalf of other processes, also reported."""
+    """Whether a process serves a FUSE mount, and so has files open for other processes, which are reported, too."""
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
@@ -178,7 +178,7 @@ def find_device(fd: int) -> bytes | None:
 
 
 def find_deleted(device: bytes, is_included: Callable[[bytes], bool]) -> Iterator[DeletedFile]:
-    """Find deleted files that processes keep open, as far as we may inspect these; each file once per process.
+    """Find deleted files that are kept open by processes that we may inspect; each file once per process.
 
     device     the filesystem, from `find_device`; files that the kernel itself has open are not filtered by it, since
                only their path is known

@@ -53,7 +53,8 @@ def is_selinux_enabled() -> bool:
     """Whether SELinux labels files, enforcing or not: the kernel knows selinuxfs if and only if it does.
 
     Source  the kernel registers selinuxfs at boot, unless SELinux is compiled out, disabled on the command line, or not
-            among the security modules in use; libselinux's is_selinux_enabled also checks this if it isn't mounted
+            among the security modules in use; if selinuxfs isn't mounted, libselinux's is_selinux_enabled also checks
+            this
     """
     try:
         return any(line.split()[-1:] == ["selinuxfs"] for line in _FILESYSTEMS.read_text().splitlines())

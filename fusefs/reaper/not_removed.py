@@ -142,7 +142,7 @@ class LateArrivals:
         """Use a container's record, which may have been written by the user at whose request the tree is deleted.
 
         uid     the user whose folder contains the container; the reaper runs as this user
-        without_doubt  whether everything may be deleted, as the user, who could delete it, is asking for this now
+        without_doubt  whether everything may be deleted, because the user, who could delete it anyway, requests this
         """
         self._kernel = kernel
         self._without_doubt = without_doubt
@@ -182,7 +182,7 @@ class LateArrivals:
         return _is_own(self._kernel.fstat(fd), {self._uid})
 
     def is_lasting(self, fd: Fd, path: bytes) -> bool:
-        """Return whether another process that later opens the directory by its path will decide the same."""
+        """Return whether another process that later opens the directory by its path will make the same decision."""
         is_known = self._without_doubt or path in self._tops
         return is_known or _is_own(self._kernel.fstat(fd), self._movers)
 

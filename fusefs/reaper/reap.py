@@ -85,7 +85,7 @@ class RemovalOptions(NamedTuple):
     job: SharesRemovals | None = None
 
     def ends(self) -> bool:
-        """Return whether to end here, where no large file is being truncated."""
+        """Return whether to stop; called where no large file is being truncated."""
         return self.stops() or self.parks()
 
 
@@ -106,8 +106,9 @@ def reap(
     """Reap an orphan, or finish one that a killed reaper left behind. Call this as the folder's owner.
 
     If the reap is stopped, or the server stays away, the orphan stays in reaping/, where the next reap continues.
-    is_still_due  called with the record after the claim: the owner may have pinned the orphan before
-    Raises   BadRecord; ServerAway; NoBacking if it is reached through one of our mounts; OSError from the container
+    is_still_due  called with the record after the claim, since the owner may have pinned the orphan before it
+    Raises   BadRecord; ServerAway; NoBacking if the folder is reached through one of our mounts; OSError from the
+             container
     """
     return _ReapRun(folder, container, options, is_still_due).reap()
 
@@ -178,7 +179,7 @@ class _ReapRun:
             self._removed_now = report
             if report.stopped:
                 if entered:
-                    with suppress(OSError):  # without space on the volume, they are in doubt the next time
+                    with suppress(OSError):  # without space on the volume, the next reap has doubts about them
                         rewrite_record(held, _with_entered(held.record, entered))
                 return Reaped(self._container, None, report, self._counts)
             if report.n_failed == 0:
@@ -209,7 +210,7 @@ class _ReapRun:
         return held
 
     def _is_ending(self) -> bool:
-        """Return whether a container without a record has no tree either: another reap is removing its last files."""
+        """Return whether a container without a record has no tree: then another reap is removing its last files."""
         try:
             with self._folder.open(State.REAPING) as reaping:
                 self._kernel.stat(reaping, join_path(self._container.encode(), TREE))
@@ -304,11 +305,12 @@ def remove_contents(
 ) -> tuple[Report, tuple[Entered, ...]]:
     """Remove a container's `tree` and `hoisted`, and continue after failures.
 
-    Directories that were moved into these trees later (late arrivals) stay. But entries that other processes create in
-    them during the removal are removed, too.
+    Directories that were moved into them later (late arrivals) stay. But entries that other processes create in the
+    tree during the removal are removed, too.
     outage   the outage state of the calling reap
     crew     the ranks of the MPI job that share the removal
-    Returns  the report, which contains the failures of entries; what the next attempt needs from `LateArrivals.note`
+    Returns  the report, which contains the failures of entries; the directories noted for the next attempt by
+             `LateArrivals.note`
     Raises   ServerWasAway: call this again with the container opened anew; ServerAway, OSError; Refused if a rank can't
              find the container
     """
@@ -424,7 +426,7 @@ class _Removal:
     def _finish_slice(self, work: Slice, outcome: RemovalSliceResult) -> None:
         for fd, has_failed in self._plan.finish_slice(work, outcome):
             if fd < 0:
-                continue  # this removal goes by paths: the slice has already finished what must be noted
+                continue  # this removal uses paths: the slice has finished the directories that would have to be noted
             if has_failed:
                 self._note([fd])
             Fd(fd).close()

@@ -139,7 +139,7 @@ class SharedRemoval(NamedTuple):
                     with close_on_error(fd), open_record(kernel, fd, folder.uid) as record_fd:
                         if read_record(kernel, record_fd, folder, self.called) == self.record:
                             return fd
-                        raise NotFound(f"{self.called} (another orphan has its name)")
+                        raise NotFound(f"{self.called} (a different orphan now has this name)")
             except (OSError, NotFound):
                 if time.monotonic() >= ends_s:
                     raise

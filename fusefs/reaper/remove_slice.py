@@ -50,7 +50,7 @@ _TO_INSPECT = os.O_PATH | os.O_NOFOLLOW
 
 
 class UnnamedLargeFile(NamedTuple):
-    """A large file that has lost its name, so that it can be truncated step by step."""
+    """A large file that was unlinked so that it can be truncated step by step."""
 
     fd: Fd
     n_bytes: int
@@ -86,7 +86,7 @@ class LargeFiles:
         return None
 
     def _unlink_to_cut(self, dir_fd: Fd, entry_stat: StatxResult) -> Fd | None:
-        """Unlink a file to be truncated. Return None if it can't be: it kept its name, or was deleted as a whole."""
+        """Unlink a file to be truncated; return None if that can't be done: it kept its name, or was deleted whole."""
         try:
             fd = self._open(dir_fd, entry_stat.name)
         except OSError:
@@ -99,7 +99,7 @@ class LargeFiles:
                 if self._is_ours(fd):
                     return fd
         except OSError:
-            pass  # EAGAIN: another process has it open; EINVAL: no leases here. It is deleted as a whole.
+            pass  # EAGAIN: another process has it open; EINVAL: no leases on this filesystem. It is deleted as a whole.
         fd.close()
         return None
 
@@ -132,7 +132,7 @@ class LargeFiles:
 
 _CHUNK, _SERVERS_CHUNK = 1024, 128
 _MOST_FRAMES = 400
-"""How many directories deep a slice goes where it can't hoist them (a different project or subvolume in the tree)."""
+"""How many levels a slice descends where it can't hoist directories (a different project or subvolume in the tree)."""
 _DENIED = (errno.EACCES, errno.EPERM)
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
@@ -142,13 +142,13 @@ T = TypeVar("T")
 class SliceRemover(NamedTuple):
     """Runs slices of a container's removal, in any process or thread.
 
-    groups        the filesystem's allocation groups, in which workers should not meet
+    groups        the filesystem's allocation groups: two workers should not work in the same one
     inner_stores  decides which directories are stores that stay
     per_look      the number of names per check of the clock: the only state between slices
-    by_force      whether to clear flags (immutable, append-only) that forbid a removal, as an administrator asked for
+    by_force      whether to clear flags (immutable, append-only) that forbid a removal, at an administrator's request
     has_server    whether the container is on a network filesystem, whose server may be away
-    by_paths      whether an unfinished slice may continue on another machine, by its path; then, directories whose
-                  identity can't be proven there are finished in the slice
+    by_paths      whether an unfinished slice may continue on another machine, by its path; if so, the slice finishes
+                  directories whose identity can't be proven there
     """
 
     kernel: Kernel
@@ -310,7 +310,7 @@ class _RemovalRun:
         return n_removed
 
     def _stat_files(self, frame: _Frame, names: list[str]) -> list[str]:
-        """Count each file's bytes, for the pace, and begin with a large one. Return the names to unlink now."""
+        """Count each file's bytes, for the pace; begin to truncate a large one. Return the names to unlink now."""
         assert self._large is not None
         stats, refused = lstat_all(self._kernel, frame.fd, names, needs_no_server=self._remover.strategy.is_at_once)
         may_go = [name for name, _number in refused]  # the unlink will report the error
@@ -450,7 +450,7 @@ class _RemovalRun:
         work.is_listed = window.is_all
 
     def _leave(self, frame: _Frame) -> None:
-        """Finish a directory that has no more work: remove it unless something in it failed. A file is gone already."""
+        """Finish a directory that has no more work: remove it unless an entry in it failed. A file is already gone."""
         if frame.work.cut_bytes is None:
             parent = self._frames[-2]
             with self._remover.groups.lock_group(frame.fd):
@@ -579,10 +579,10 @@ class _RemovalRun:
 def _read_window(
     entries: Iterator[os.DirEntry[str]], passed: Collection[str], strategy: Strategy, until_s: float | None
 ) -> DirectoryWindow:
-    """Read the first entries, up to a limit for their number, the length of their names, and the time.
+    """Read the first entries, within limits on their number, the total length of their names, and the time.
 
     passed   names to leave out
-    until_s  the end of the time (monotonic); some entries are read in any case
+    until_s  when to stop reading (monotonic clock); some entries are read in any case
     """
     size = _CHUNK if until_s is None else _SERVERS_CHUNK
     if passed:

@@ -2,8 +2,8 @@
 
 An error may affect only one entry, or only one of many servers. So the reaper stats a random name in the container,
 which no cache can know. If the server answers, the failure is in doubt: the reaper removes everything else, and tries
-the rest again at the end. It retries errors that mean "no answer" up to the time limit, and only twice EIO and ESTALE,
-which may be permanent for an entry. After each wait, it trusts no open fd: it claims the container anew by its name,
+the rest again at the end. It retries errors that mean "no answer" up to the time limit, but EIO and ESTALE, which may
+be permanent for an entry, only twice. After each wait, it trusts no open fd: it claims the container anew by its name,
 with its lock, and opens everything below it again.
 """
 
@@ -58,7 +58,7 @@ class OutageOptions(NamedTuple):
 
     limit_s         how long to wait without progress
     on_outage       called with the errno when the wait begins, and with None when entries are removed again
-    sleep           waits for this many seconds or less
+    sleep           waits for up to this many seconds
     doubt_pauses_s  the pause before each retry of failures in doubt
     """
 
@@ -72,7 +72,7 @@ class ServerWasAway(Exception):
     """The server was away, or may have been: the container must be claimed anew."""
 
     def __init__(self, report: Report, entered: tuple[Entered, ...]) -> None:
-        """report: the removal so far. entered: what the next attempt needs from `LateArrivals.note`"""
+        """report: the removal so far. entered: the directories noted for the next attempt by `LateArrivals.note`"""
         super().__init__()
         self.report = report
         self.entered = entered

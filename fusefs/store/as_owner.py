@@ -160,7 +160,7 @@ class RootRename(NamedTuple):
             if visible.refers_to(tree):
                 return
         self._give_back(visible, question.state, name, container)
-        why = "its owner replaced it at that moment, so it was moved back"
+        why = "its owner replaced it during the restore, so it was moved back"
         raise _TreeRefused(f"{name.decode()}: {why}")
 
     def _give_back(self, visible: DirectRename, state: State, name: bytes, container: Fd) -> None:
@@ -338,7 +338,7 @@ def _swap_for_owner(own: UserFolder, victim: Victim, options: SwapOptions, visib
 
 
 def give_unfinished_to_heirs(folder: UserFolder) -> list[str]:
-    """Give heirs the trees that killed `swap --for-owner` commands left in root's folder; return problems as text."""
+    """Give each tree that a killed `swap --for-owner` left in root's folder to its heir; return problems as text."""
     if folder.uid or os.geteuid():
         return []
     problems: list[str] = []
@@ -493,7 +493,7 @@ def seize(
 
 
 def _make_taken_container(kernel: Kernel, fd: Fd, uid: int) -> TakenContainer:
-    """Return facts from which root's reaper judges entries that entered the container later (reaper/not_removed.py)."""
+    """Return the facts by which root's reaper recognises entries that were moved in later (reaper/not_removed.py)."""
     st = kernel.fstat(fd)
     is_private = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
     return TakenContainer(max(0, kernel.statx(fd, asks_server=True).btime_ns), uid if is_private else None)

@@ -1,4 +1,4 @@
-"""Implements `trashd check`: do a swap up to the exchange, then undo it. What it creates is empty and gets removed."""
+"""Implements `trashd check`: does a swap up to the exchange, then undoes it and removes all entries that it made."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Preflight(NamedTuple):
     project     the project id whose quota the orphan still counts against; None if there are no projects
     refusals    why swap would refuse, each reason with its hint
     unlike      the attributes that the caller could not give to the replacement, as text
-    n_holders   how many processes have it open (of those that the caller may see)
+    n_holders   how many processes have the directory open (of those that the caller may see)
     kept        the top-level entries that would stay in place
     exit_code   swap's exit code
     missing     the system calls that this process may not use, and the consequences

@@ -35,7 +35,7 @@ from fusefs.store.layout import (
 )
 
 UNFINISHED_PREFIX = REPLACEMENT + b"."
-"""Prefix of a directory that is being made next to the tree, for a sweep's tree or for its origin."""
+"""Prefix of a directory that is made next to the tree, and then moved into a sweep's tree or to its origin."""
 GONE_ERRNOS = (errno.ENOENT, errno.ESTALE)
 """Errors that a server may report for an entry that another node has removed."""
 _N_RMDIR_TRIES, _PAUSE_S = 100, 0.01
@@ -76,7 +76,7 @@ class HeldContainer(NamedTuple):
 
 
 def open_inside(held: HeldContainer, name: Name) -> BackingAndMount:
-    """Open a directory in a container, also in one of our mounts if that shows it. Raises  OSError"""
+    """Open a directory in a container, also through one of our mounts if it is visible there. Raises  OSError"""
     store = held.folder.store
     fd = store.kernel.open_beneath(held.fd, name, DIRECTORY)
     return add_mounted_side(store.kernel, fd, store.base.mounted, join_path(held.relative_path(), name))
@@ -165,7 +165,7 @@ def _publish(kernel: Kernel, fd: Fd, record: Record, appear: Callable[[], None])
     """Lock, write and flush a file, then give it its name: so no process ever sees a record unlocked or incomplete."""
     with close_on_error(fd):
         if not kernel.lock(fd):
-            raise FileNotFoundError(errno.ENOENT, "recovery locked this record first")
+            raise FileNotFoundError(errno.ENOENT, "another process is already recovering this container")
         fill_record(kernel, fd, record)
         appear()
     return fd
@@ -291,12 +291,12 @@ def _drop_hidden(kernel: Kernel, state: Fd, name: bytes) -> None:
 
 
 def unfinished_name() -> bytes:
-    """Make up a name for a directory that is being made next to the tree, for a sweep's tree or for its origin."""
+    """Make up a name for a directory that is made next to the tree, then moved into a sweep's tree or to its origin."""
     return UNFINISHED_PREFIX + os.urandom(6).hex().encode()
 
 
 def drop_unfinished(held: HeldContainer) -> None:
-    """Remove directories with such names that a killed sweep or restore left unfinished."""
+    """Remove directories from `unfinished_name` that a killed sweep or restore left."""
     kernel = held.folder.store.kernel
     for name in kernel.list_reopened(held.fd):
         if name.startswith(UNFINISHED_PREFIX):
@@ -405,7 +405,7 @@ def hold(
 ) -> HeldContainer | ClaimLost:
     """Lock a container and return it, or the reason why that failed.
 
-    ended_boots  IDs of other boots that the administrator declared over. On shared filesystems, their locks are
+    ended_boots  IDs of other boots that the administrator declared ended. On shared filesystems, their locks are
             ignored, because a server may keep a dead client's lock for a day (MooseFS). Several processes may then act
             at once, so this is only for takeovers
     Raises  BadRecord; FileNotFoundError if the container exists but has no record

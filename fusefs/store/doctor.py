@@ -243,7 +243,7 @@ def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
 
 
 def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
-    """Yield why the caller's registry is not used, and its lines for a directory or below that lead to no store."""
+    """Yield why the caller's registry can't be used, and its lines for missing stores in or below a directory."""
     unread = explain_unused_registry()
     if unread is not None:
         where, why = unread

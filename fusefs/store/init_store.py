@@ -125,7 +125,7 @@ _MAX_KEPT_NAME_BYTES = 200
 class Initialised(NamedTuple):
     """The result of `trashd init`: the store's path, whether it was just made, and what was repaired.
 
-    unnoted  what it means that root's store has no mark that root made it; empty if it has one
+    unnoted  the consequences if root's store has no mark that root made it; empty if it has one
     """
 
     path: bytes
@@ -244,7 +244,7 @@ def _ensure_store(
     is_made_by_root: bool,
     replaces: bool,
 ) -> _InitStep:
-    """Make, repair or replace our store, so that there is one."""
+    """Make, repair or replace our store."""
     _remove_killed_checks(kernel, base)
     repaired = discard_abandoned_stores(kernel, base)
     where = os.path.join(base_path, name)

@@ -149,8 +149,8 @@ class KeptLinks(NamedTuple):
     """The entries that a swap keeps, after their links have been made.
 
     tree, replacement  the old directory and the new one, wherever they are; open as long as the staged container
-    inos               the name and inode number of each link before the exchange; other processes made other names
-                       in the replacement
+    inos               the name and inode number of each link before the exchange; any other name in the replacement
+                       was made by another process
     """
 
     kernel: Kernel
@@ -196,7 +196,7 @@ class KeptLinks(NamedTuple):
             except OSError as error:
                 if error.errno not in (*NO_EXCHANGE, errno.ENOENT):
                     raise
-                unmoved.append(f"{printable(name)} (a file that replaced it at that moment)")
+                unmoved.append(f"{printable(name)} (a file that replaced it during the swap)")
         return unmoved
 
     def _is_still_linked(self, name: bytes) -> bool:

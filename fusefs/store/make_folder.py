@@ -60,7 +60,7 @@ def make_user_folder(store: Store, uid: int | None = None, *, waits: bool = True
 
     It is completed under a temporary name and then renamed to the plain name, or to a random one if another user has
     taken the plain name. In that case, two commands could each make a folder. So once its own is visible, each checks
-    for the other's unfinished one, and after that for a folder: at least one of them gives up.
+    for an unfinished folder of the other, and then for a finished one: at least one of them gives up.
     uid     the user who is to own it, if this thread acts with a different fsuid (setfsuid)
     Raises  OSError; NoStore if modes or owners have no effect (FAT, NFS with root squash); Busy if the plain name is
             taken, another command of that user is making a folder, and `waits` is False
@@ -397,7 +397,7 @@ def _register(
         kernel.rename_free(new_fd, name, u_fd, new_name)
         if kernel.is_named(fd, u_fd, new_name):
             return moved, ""
-        # At that moment, its owner put something else there, which is not what was registered: move that back.
+        # Its owner has just given the name to another entry, which was not registered: move that entry back.
         kernel.rename_free(u_fd, new_name, new_fd, _another_name(entry.uid))
     except FileNotFoundError:
         pass

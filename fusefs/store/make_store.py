@@ -432,7 +432,7 @@ def _fill(kernel: Kernel, fd: Fd, name: Name, identifier: VolumeId) -> None:
 def _check_empty(kernel: Kernel, fd: Fd) -> None:
     """Raise FileNotFoundError if a user who may write in the parent has given the name to another directory."""
     if not kernel.is_empty(fd):
-        raise FileNotFoundError(errno.ENOENT, "another directory replaced it")
+        raise FileNotFoundError(errno.ENOENT, "it was replaced by another directory")
 
 
 def store_mode_of(name: Name) -> int:

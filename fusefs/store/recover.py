@@ -95,7 +95,7 @@ def recover(folder: UserFolder, ended_boots: Collection[str] = (), waits: Wait |
     In reaping/, only containers without a record are removed, which are the remains of a killed reap. In orphans/, only
     those without a tree are checked: on btrfs, another process's flush may write an adoption, but not the plain rename
     that moved the tree there (docs/internals/crash-windows.md).
-    ended_boots  IDs of boots that the administrator declared over: none of their processes is running
+    ended_boots  IDs of boots that the administrator declared ended: none of their processes is running
     waits  called to wait until another node's containers have been watched for long enough. Without it, they are
            reported, and a later recovery continues the watch
     """
@@ -586,7 +586,7 @@ class Origin:
 
     @contextmanager
     def visible(self) -> Iterator[DirectRename]:
-        """Return the renames at the name, in a mount if one shows it; call this only if the parent can be reached."""
+        """Make renames at the name possible, through a mount if it is visible in one. The parent must be reachable."""
         assert self.parent_fd is not None
         # Opened only when needed: checking what needs no repair must not wait for a mount's daemon.
         above = self._held.folder.store.base.mounted

@@ -106,7 +106,7 @@ class Restored(NamedTuple):
 
     path        where the tree is now
     rescued     the orphan that has the replacement's contents, if there were any
-    partial     whether the reaper had begun to delete it; what it had removed is lost
+    partial     whether the reaper had begun to delete the tree; entries that it had removed are lost
     closed_uid  if `partial`, the current owner of directories that the reaper may have entered, with mode 0700
     is_spared   whether it is marked as restored, which rules respect (linux/xattrs.py)
     left        the first of the `n_left` swept entries that could not be restored and stay in the orphan
@@ -281,7 +281,7 @@ def _restore_elsewhere(
 
 
 def check_for_root(folder: UserFolder, container: ContainerId) -> None:
-    """Raise in advance what root's rename would raise, while the tree is still where it was listed.
+    """Raise in advance the error that root's rename would raise, while the tree is still where it was listed.
 
     Raises  Refused; BadRecord; OSError
     """
@@ -298,7 +298,7 @@ def check_for_root(folder: UserFolder, container: ContainerId) -> None:
 def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClaim:
     """Lock a container and move it to restoring/.
 
-    Raises  NotFound; Busy if another process is or may be working on it, such as a reaper on one in reaping/
+    Raises  NotFound; Busy if another process is, or may be, working on it (a reaper, if it is in reaping/)
     """
     is_shared = folder.store.is_shared()
     for source in _SOURCES:
@@ -370,7 +370,7 @@ def _drop_cached_names(held: HeldContainer) -> None:
 def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
     """Move a claimed container's tree to its destination and remove the container. Takes ownership of `claim`.
 
-    Raises  Occupied, or the kernel's OSError; then the container is back where it was claimed
+    Raises  Occupied, or the kernel's OSError; then the container is back in the state from which it was claimed
     """
     held = claim.held
     kernel = held.folder.store.kernel
@@ -484,7 +484,7 @@ def settle_claim(claim: RestoreClaim) -> None:
 def _move_tree(kernel: Kernel, held: HeldContainer, destination: RestoreDestination) -> HeldContainer:
     """Rename the tree to its destination and return the container.
 
-    If the replacement came into the container, it may still have a temporary permission.
+    If the replacement was moved into the container, it may still have a temporary permission.
     """
     try:
         destination.visible.make(VisibleMove.BACK, held)
@@ -548,7 +548,9 @@ def _exchange_back(kernel: Kernel, held: HeldContainer, destination: RestoreDest
             _rename_back(kernel, held, destination, replacement)
             return
     destination.visible.make(VisibleMove.EXCHANGE, held)
-    raise Occupied(destination.path, "another process took the name at that moment, and still has it; try again")
+    raise Occupied(
+        destination.path, "another process put an entry there during the restore; move it away and try again"
+    )
 
 
 def _rename_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestination, replacement: Fd) -> None:
@@ -556,14 +558,14 @@ def _rename_back(kernel: Kernel, held: HeldContainer, destination: RestoreDestin
     try:
         if not kernel.is_named(replacement, held.fd, REPLACEMENT):
             raise Occupied(
-                destination.path, "another process took the name at that moment, and still has it; try again"
+                destination.path, "another process put an entry there during the restore; move it away and try again"
             )
         destination.visible.make(VisibleMove.BACK, held)
     except BaseException as error:
         try:
             destination.visible.make(VisibleMove.PLACE, held)
         except FileExistsError:
-            raise Occupied(destination.path, "another process took the name at that moment") from error
+            raise Occupied(destination.path, "another process put an entry there during the restore") from error
         raise
 
 
@@ -610,7 +612,7 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
                 warnings.append(f"{error.strerror} after it was restored: a power failure may undo the restore")
     except FileNotFoundError as error:
         raise NotFound(
-            path, f"until it is restored or reaped, the orphan is in {_path_while_orphan(held, RelPath(b''))}"
+            path, f"the orphan stays in {_path_while_orphan(held, RelPath(b''))} until it is restored or reaped"
         ) from error
     finally:
         settle_claim(claim)
@@ -633,7 +635,7 @@ def _path_while_orphan(held: HeldContainer, inside: RelPath) -> str:
 
 
 def open_origin_directory(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name]) -> BackingAndMount:
-    """Open the original directory for a directory in the tree; make it and its parents like the tree's if missing.
+    """Open the original directory for a directory in the tree; if it or its parents are missing, copy the tree's.
 
     At most six fds are open at a time, at any depth.
     """
@@ -671,7 +673,7 @@ def _open_or_make(
     like: Fd,
     recorded: Identity | None = None,
 ) -> BackingAndMount:
-    """Open a directory by name; if missing, make it in the container, where no other user can replace it, and move it.
+    """Open a directory by name. If it is missing, make it in the container, where only we can replace it, and move it.
 
     Raises  AcrossUsers; OSError
     """
@@ -697,7 +699,7 @@ def _open_or_make(
 
 
 class Unmoved(NamedTuple):
-    """Entries that were not moved: the first failures, and how many in all. n_unmarked: moved, but not marked"""
+    """Entries that were not moved: the first failures, and their number. n_unmarked: number moved, but not marked"""
 
     failures: tuple[Failure, ...] = ()
     n: int = 0
@@ -712,7 +714,7 @@ class Unmoved(NamedTuple):
 
 
 def restore_swept(claim: RestoreClaim, inside: RelPath | None) -> Restored:
-    """Restore all or a part of what a sweep took. Takes ownership of `claim`.
+    """Restore all or some of the entries that a sweep took. Takes ownership of `claim`.
 
     Entries that can't be moved stay in the orphan and are reported; a later restore can move them.
     Raises  NotFound, Occupied, or the kernel's OSError; entries not moved by then stay in the orphan

@@ -44,7 +44,7 @@ _NEEDS_REPLACEMENT = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)
 
 
 class TakenContainer(NamedTuple):
-    """What root itself knows about a user's container that it takes over.
+    """The facts that root itself knows about a user's container that it takes over.
 
     born_ns  when it was made, before its tree came, according to a clock that can't be set
     uid      its user; None if other users could enter it, so that they may have put something there
@@ -61,7 +61,7 @@ class SwapOptions(NamedTuple):
     accept_differences  whether to accept a replacement that differs from the old directory
     keep         globs for the top-level entries that a swap keeps in place
     taken_container  set if the victim is a user's container (store/as_owner.py); not an option for users
-    heir         the uid for which root swaps; that user gets the orphan, which does not expire before
+    heir         the uid for which root swaps; that user gets the orphan, which does not expire before that
     invocation   the command line, if a user typed one
     """
 

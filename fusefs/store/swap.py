@@ -76,7 +76,7 @@ class Swapped(NamedTuple):
     warnings    failed steps after the exchange; the next command completes them
     kept        the top-level entries that stay in place
     unnoted     why the store is not in the caller's registry, so that no service reaps it; empty if it is
-    expires_ns  when it expires, in wall-clock time; None: never
+    expires_ns  when the orphan expires, in wall-clock time; None: never
     """
 
     id: ContainerId
@@ -102,7 +102,7 @@ def base_of(folder: bytes) -> bytes:
 
 
 class Adopted(NamedTuple):
-    """Where a container went with its victim: its id, the user's folder, and warnings."""
+    """The orphan that a container became: its id, the user's folder, and warnings."""
 
     id: ContainerId
     store: bytes
@@ -134,7 +134,7 @@ def swap(
     """Swap the victim into a user's folder in a store.
 
     visible  does the renames at the victim's name
-    Raises   OSError with EXDEV if this store can't take it: try the next one; other OSError, NotAlike, Refused: the
+    Raises   OSError with EXDEV if this store can't take the victim: try the next; other OSError, NotAlike, Refused: the
              victim is where it was; Unsettled: everything is kept, and the message says where
     """
     if not folder.store.volume.exchange:
@@ -162,10 +162,10 @@ def swap(
 
 
 def unstage(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
-    """Undo a staging whose victim never came: links, temporary permission, replacement, record and container.
+    """Undo a staging if the victim was not moved: links, temporary permission, replacement, record and container.
 
-    Raises  OSError if the victim came after all, since a kernel may report a failure although it did the rename; then
-            the container stays as it is, and recovery decides
+    Raises  OSError if the victim was moved after all, since a kernel may report a failure for a rename that it made;
+            then the container stays as it is, and recovery decides
     """
     kernel = staged.held.folder.store.kernel
     if victim.kept_entries is not None:
@@ -188,7 +188,7 @@ def undo_staging(staged: Staged, victim: Victim, visible: VisibleRename, error: 
 
 
 def _raise_if_taken_over(staged: Staged) -> None:
-    """Raise TakenOver if another node may have what is missing here."""
+    """Raise TakenOver if another node took over the container, so that its contents may be there."""
     if is_taken_over(staged.held):
         raise TakenOver(staged.held.id)
 
@@ -231,7 +231,7 @@ def format_differences(differing: Differences) -> list[str]:
 def _is_exchanged(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
     """Return whether the exchange happened, judging by earlier fds; False if the filesystem ignores the flag.
 
-    Raises  Refused if another entry had the name at that moment, and has it again; Unsettled if that entry could not
+    Raises  Refused if another entry had the name just then, and has it again; Unsettled if that entry could not
             get its name back, and everything is in stage/; OSError, TakenOver
     """
     kernel = staged.held.folder.store.kernel
@@ -269,7 +269,7 @@ def finish_swap(
     kept_links: KeptLinks | None = None,
     adopt: AdoptFunction = adopt,
 ) -> Swapped:
-    """Finish a swap after the victim came: move kept entries back, end temporary permissions, adopt, flush.
+    """Finish a swap once the victim is in the container: move kept entries back, end permissions, adopt, flush.
 
     Errors do not undo the swap: they become warnings, and the next command completes the steps.
     """
@@ -382,7 +382,7 @@ def remove(folder: UserFolder, victim: Victim, options: SwapOptions, visible: Vi
 
 
 SwapFunction = Callable[[UserFolder, Victim, SwapOptions, VisibleRename], Swapped]
-"""`swap` or `remove`: moves a victim into a user's folder in a store. Raises  OSError EXDEV if it can't take it"""
+"""`swap` or `remove`: moves a victim into a user's folder in a store. Raises  OSError EXDEV if that is impossible"""
 
 
 def swap_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
@@ -554,5 +554,5 @@ def to_user_error(error: OSError | TrashdError, victim: Victim) -> TrashdError:
 
 
 def make_stale_mount_error(scope: Scope) -> NoBacking:
-    """Return the error that ESTALE means if the directory is on one of our mounts."""
+    """Return the error to report for ESTALE if the directory is on one of our mounts."""
     return NoBacking(scope.root_path + b" (it shows a different directory than its source)")

@@ -1,4 +1,4 @@
-"""Takeover on shared filesystems: moves another process's container's contents into a new one, and removes the old one.
+"""Takeover on shared filesystems: moves the contents of another process's container to a new one; removes the old one.
 
 The other process may be frozen or disconnected. Later it may continue with its open fds, or the server may execute a
 call that it had sent. Both then find nothing. A restore, or a change of the retention, takes over the orphan, too,

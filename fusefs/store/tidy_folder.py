@@ -213,7 +213,7 @@ def make_move_record(
 
 
 def make_ready_container(folder: UserFolder, name: Name, record: Record) -> ReadyContainer:
-    """Make a container with this record, durably; closing `held` closes it. name: the tree's name
+    """Make a container with this record, durably; closing the result's `held` closes it. name: the tree's name
 
     Raises  OSError; then nothing remains
     """
@@ -230,7 +230,7 @@ def make_ready_container(folder: UserFolder, name: Name, record: Record) -> Read
 
 
 def finish_move(ready: ReadyContainer, item: Fd) -> bool:
-    """Make an orphan of the tree that was moved in. If none was, remove the container and return False.
+    """Make an orphan of the tree that was moved in. If no tree was moved in, remove the container and return False.
 
     Recovery completes steps that fail here.
     item    the expected tree

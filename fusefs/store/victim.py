@@ -342,7 +342,7 @@ class OfferedStore(NamedTuple):
     made_in: Scope | None = None
 
     def discard(self) -> None:
-        """Remove the store if it was made for this and is not needed. Ignore errors: an empty store does no harm."""
+        """Remove the store if it was just made and is not needed. Ignore errors: an empty store does no harm."""
         if self.made_in is None:
             return
         from fusefs.store.make_store import unmake_store

@@ -70,9 +70,9 @@ class _RenameOutcome(NamedTuple):
 
 
 class TransferRename(NamedTuple):
-    """Renames between a container and a name, through a transfer directory.
+    """Renames an entry from a name into a container or back, through a transfer directory.
 
-    container, parent  the container, and the parent directory of the name; both in the mount if one shows them
+    container, parent  the container, and the parent directory of the name; opened in our mount if it shows both
     """
 
     kernel: Kernel
@@ -82,7 +82,7 @@ class TransferRename(NamedTuple):
     name: Name
 
     def make(self, move: VisibleMove) -> int:
-        """Make the rename, and check whether it happened: a restarted server may report ENOENT for one that it made.
+        """Make the rename, and check whether it happened: a restarted server may report ENOENT for a rename it made.
 
         Returns  for how many ns the name was missing; 0 also for a REPLACE in which `fresh` did not get the name and
                  is where it was

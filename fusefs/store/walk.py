@@ -427,7 +427,7 @@ def attribute_directory(
 
     A directory of root's in a user's directory counts as that user's, since the user may have moved it there.
     whose   the result for its parent; 0: root's, from which root may enter any directory
-    seen_directories  the directories that earlier runs have seen; None: none
+    seen_directories  the directories that earlier runs have seen; None: there are none
     Raises  OSError
     """
     uid = kernel.fstat(fd).st_uid

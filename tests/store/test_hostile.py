@@ -486,7 +486,7 @@ def test_a_directory_that_is_given_a_new_stores_name_while_it_is_made_is_none(pr
     if most == 1:
         init(project, Kernel(hook))
     else:
-        with pytest.raises(FileNotFoundError, match="another directory replaced it"):
+        with pytest.raises(FileNotFoundError, match="it was replaced by another directory"):
             init(project, Kernel(hook))
         assert not (project / ".trashd").exists()
         init(project)

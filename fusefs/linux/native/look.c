@@ -66,7 +66,7 @@ end:
 
 int take_bounds(struct bounds *bounds, const char *packed, Py_ssize_t size) {
     if (size != sizeof *bounds) {
-        PyErr_SetString(PyExc_ValueError, "bounds have another size");
+        PyErr_SetString(PyExc_ValueError, "the bounds have the wrong size");
         return -1;
     }
     memcpy(bounds, packed, sizeof *bounds);

@@ -1,4 +1,4 @@
-/* renameat2 of many names to the same names in another directory. */
+/* renameat2 for many names, to the same names in another directory. */
 #include "bulk.h"
 
 PyObject *bulk_rename(PyObject *module, PyObject *args) {

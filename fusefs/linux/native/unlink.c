@@ -1,4 +1,4 @@
-/* unlinkat of many names. */
+/* unlinkat for many names. */
 #include "bulk.h"
 
 PyObject *bulk_unlink(PyObject *module, PyObject *args) {
