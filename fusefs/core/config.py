@@ -49,7 +49,7 @@ class HooksConfig(NamedTuple):
 
 
 class MetricsConfig(NamedTuple):
-    """Where metrics for Prometheus are published: in a file for the node exporter, or at a host and port; or None."""
+    """Where metrics for Prometheus are published: in a file for the node exporter, or at a host and port."""
 
     textfile: str | None = None
     http: tuple[str, int] | None = None

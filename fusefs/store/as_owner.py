@@ -160,7 +160,7 @@ class RootRename(NamedTuple):
             if visible.refers_to(tree):
                 return
         self._give_back(visible, question.state, name, container)
-        why = "its owner replaced it during the restore, so it was moved back"
+        why = "its owner replaced the tree during the restore, so the new entry was moved back"
         raise _TreeRefused(f"{name.decode()}: {why}")
 
     def _give_back(self, visible: DirectRename, state: State, name: bytes, container: Fd) -> None:

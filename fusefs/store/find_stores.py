@@ -56,7 +56,7 @@ def discover_stores(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[by
     paths   each path stands for the stores in it, or else the nearest ones above it on the same mount, and for no
             others, because users must name what is deleted. Without paths: the stores at every mount point, above the
             working directory, and in registries (the caller's, and for root all users')
-    silent  gets mount points that do not respond, which are skipped, unless they are in `paths`
+    silent  gets the mount points that do not respond and are skipped; for those in `paths`, the search waits
     Raises  NoBacking if a path is in one of our mounts whose backing tree we can't use; Untrusted if an entry at a path
             looks like a store but can't be used; BrokenStore for any of these stores, after all others
     """

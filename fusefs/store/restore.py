@@ -635,7 +635,7 @@ def _path_while_orphan(held: HeldContainer, inside: RelPath) -> str:
 
 
 def open_origin_directory(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name]) -> BackingAndMount:
-    """Open the original directory for a directory in the tree; if it or its parents are missing, copy the tree's.
+    """Open the original directory for a directory in the tree; make it and its parents, if missing, like the tree's.
 
     At most six fds are open at a time, at any depth.
     """

@@ -231,7 +231,7 @@ def format_differences(differing: Differences) -> list[str]:
 def _is_exchanged(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
     """Return whether the exchange happened, judging by earlier fds; False if the filesystem ignores the flag.
 
-    Raises  Refused if another entry had the name just then, and has it again; Unsettled if that entry could not
+    Raises  Refused if a new entry had the name by then, and has it again; Unsettled if that entry could not
             get its name back, and everything is in stage/; OSError, TakenOver
     """
     kernel = staged.held.folder.store.kernel
