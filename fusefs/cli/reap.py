@@ -448,7 +448,7 @@ def _by_ranks(job: Any) -> Any:
 @click.option(
     "--force",
     is_flag=True,
-    help="Delete an orphan in quarantine, named by ID, with your own rights, as rm -rf would; ask first.",
+    help="After asking, delete an orphan in quarantine, named by ID, with your own rights, as rm -rf would.",
 )
 @volume_option
 @json_option

@@ -32,7 +32,7 @@ _UNITS = (("s", 1e9), ("ms", 1e6), ("µs", 1e3))
 def command(watch: bool, prometheus: bool, as_json: bool) -> int:
     """Show what the reaper service and the mounts are doing.
 
-    For each volume, status shows the backlog, rate, pressure, free space and last errors. For each mount, it shows
+    For each volume, status shows the backlog, rate, pressure, free space and recent errors. For each mount, it shows
     request counts, latencies and the state of the daemon. It reads only status files, so it is fast even if a mount
     hangs. All users can see root's service and mounts, as well as their own. Sizes include only your own orphans; for
     root, they include the orphans of all users.
