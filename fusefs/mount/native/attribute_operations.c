@@ -1,4 +1,4 @@
-/* Attributes of nodes, and changes of them: GETATTR, STATX, ACCESS, SETATTR, STATFS. */
+/* Attributes of nodes, and changes to them: GETATTR, STATX, ACCESS, SETATTR, STATFS. */
 #include "core.h"
 
 #include <stdio.h>
@@ -13,7 +13,7 @@ static const uint32_t BITS = S_ISUID | S_ISGID;
 
 /* GETATTR, STATX. */
 
-/* Stat a node; one that has ended has its last attributes. Called without the tables lock. Returns 0 or an errno. */
+/* Stat a node; if it has ended, get its last attributes. Called without the tables lock. Returns 0 or an errno. */
 static int stat_node(Request *request, Route *route, Stat *st) {
     Core *core = request->core;
     int fd = -1, error = 0;
@@ -131,7 +131,7 @@ int do_statfs(Request *request) {
     return sizeof longs + sizeof words;
 }
 
-/* Set-user-ID and set-group-ID bits: cleared, and kept, by the caller's rights instead of the daemon's. */
+/* Set-user-ID and set-group-ID bits: the caller's rights, not the daemon's, decide whether they are cleared. */
 
 static int chmod_held(int fd, uint32_t mode) {
     char path[32];
@@ -139,8 +139,8 @@ static int chmod_held(int fd, uint32_t mode) {
     return chmod(path, mode & 07777) < 0 ? errno : 0;
 }
 
-/* chmod as root. With another fsuid the kernel would check whether the daemon is in the file's group, for the
- * set-group-ID bit. */
+/* chmod as root. With another fsuid, the kernel would allow the set-group-ID bit only if the daemon were in the file's
+ * group. */
 static int chmod_as_root(const Request *request, int fd, uint32_t mode) {
     Stat st;
     int error = stat_at(fd, "", 0, &st);
@@ -166,7 +166,7 @@ int restore_setid_bits(const Request *request, int fd, uint32_t mode) {
     return mode && is_capable(request, FSETID) ? chmod_as_root(request, fd, mode) : 0;
 }
 
-/* Clear the bits, as any chown does; before the write, or the kernel would still use them. Returns 0 or an errno: EPERM
+/* Clear the bits by a chown, before the write; otherwise, the kernel would still use them. Returns 0 or an errno: EPERM
  * for a caller that is not the owner, unless it may be writing. Source: setattr_should_drop_suidgid in fs/attr.c; the
  * kernel has cleared capabilities itself */
 static int clear_setid_bits(const Request *request, int fd, const Stat *st, bool has_writer) {
@@ -188,7 +188,7 @@ static int clear_setid_bits(const Request *request, int fd, const Stat *st, bool
     if (!error)
         error = fchownat(fd, "", (uid_t)-1, (gid_t)-1, AT_EMPTY_PATH) < 0 ? errno : 0;
     restore_identity(request->core, &identity);
-    /* In a user's own mount, another user's file: the write itself clears the bits. */
+    /* If it is another user's file in a user's own mount, the write itself clears the bits. */
     return is_permission_error(error) ? 0 : error;
 }
 
@@ -227,7 +227,7 @@ static int change_mode(const Request *request, int fd, const struct setattr_in *
     int error;
     while (next_attempt(&attempts, &error))
         error = chmod_held(fd, in->mode);
-    /* In plain mode the kernel sends a mode without the bits before a write, as libfuse does not report that writes
+    /* In plain mode, the kernel sends a mode without the bits before a write, as libfuse does not report that writes
      * clear them. */
     uint32_t before = st->mode & 07777, mode = in->mode & 07777;
     if (is_permission_error(error) && has_writer && (mode | BITS) == (before | BITS) && !(mode & ~before))
@@ -236,7 +236,7 @@ static int change_mode(const Request *request, int fd, const struct setattr_in *
 }
 
 static struct timespec timespec_of(uint32_t is_set, uint32_t is_now, int64_t seconds, uint32_t ns) {
-    struct timespec time = {.tv_nsec = is_set ? UTIME_NOW : UTIME_OMIT}; /* now for both: allowed if it may write */
+    struct timespec time = {.tv_nsec = is_set ? UTIME_NOW : UTIME_OMIT}; /* now for both: any writer may set it */
     if (is_set && !is_now)
         time = (struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = ns};
     return time;
@@ -255,7 +255,7 @@ static int change_times(const Request *request, int fd, const struct setattr_in 
 }
 
 /* Set the size. file: a handle's fd, or an fd that was opened for this. The latter is truncated by its path, as
- * truncate(2) sets other times than ftruncate(2). */
+ * truncate(2) sets different times from ftruncate(2). */
 static int change_size(const Request *request, int file, bool is_handle, uint64_t size) {
     char path[32];
     uint32_t mode = setid_mode(file);
@@ -269,14 +269,14 @@ static int change_size(const Request *request, int file, bool is_handle, uint64_
     return error ? error : error_of_bits;
 }
 
-/* Change the inode of an fd, in an order in which no change undoes another. Without any of CHANGES the kernel requests
- * to clear the bits before a write, or it is a chown without ids. */
+/* Change the inode of an fd, in an order in which no change undoes another. If none of CHANGES is requested, the kernel
+ * wants the bits cleared before a write, or this is a chown without ids. */
 static int change_inode(const Request *request, int fd, int file, const struct setattr_in *in, const Stat *st,
                         bool has_writer) {
     uint32_t what = in->valid & CHANGES;
     bool is_handle = file >= 0;
     int error = 0;
-    if (what & SIZE && !is_handle) /* before all changes, as it may have to wait, and be repeated */
+    if (what & SIZE && !is_handle) /* before all changes, since it may have to wait and be repeated */
         error = open_as_caller(request, fd, st, O_WRONLY, &file);
     if (!error && !what)
         error = clear_setid_bits(request, fd, st, has_writer);

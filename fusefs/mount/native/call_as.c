@@ -2,8 +2,8 @@
  * interpreter's lock.
  *
  * If all inodes involved are the caller's, the first try uses the caller's ids only. If that is refused, or other
- * owners are involved, the groups and capabilities that /proc shows at that moment are used, too; nothing of them is
- * kept. */
+ * owners are involved, the groups and capabilities that /proc shows after that are used, too. They are not kept for
+ * later calls. */
 #include "core.h"
 
 #include <stdio.h>
@@ -23,9 +23,9 @@ typedef struct {
     uint32_t *groups; /* supplementary */
     int n_groups;
     uint64_t capabilities; /* effective, in the caller's user namespace */
-    bool is_ours;          /* that is ours; else a capability counts for ids that it maps */
+    bool is_ours;          /* the namespace is ours; else a capability counts only for ids that are mapped there */
 } Rights;
-static const uint32_t NO_ID = UINT32_MAX; /* for setfsuid(2): changes nothing and returns the present id */
+static const uint32_t NO_ID = UINT32_MAX; /* for setfsuid(2): changes nothing and returns the current id */
 
 static int set_capabilities(const char *sets) {
     static const uint32_t header[2] = {0x20080522, 0};
@@ -116,7 +116,8 @@ static int groups_of(const char *at, uint32_t **groups) {
     return n;
 }
 
-/* Read a file in /proc of the thread that sent a request, to be freed; NULL: it can't be read. */
+/* Read a file in the /proc directory of the thread that sent a request. Returns its text, to be freed; NULL: it can't
+ * be read. */
 static char *read_proc_file(const Request *request, const char *name) {
     char path[40], *text = NULL;
     size_t n = 0, room = PROC_BYTES;
@@ -213,8 +214,8 @@ bool keeps_group(const Request *request, const Stat *st) {
     return is_kept || (rights.capabilities >> FSETID & 1 && (rights.is_ours || maps_ids(request, st->uid, st->gid)));
 }
 
-/* Return the capabilities that the caller acts with. From another user namespace those count that the action needs, on
- * inodes whose ids are mapped there. */
+/* Return the capabilities that the caller acts with. If it is in another user namespace, these are the ones that the
+ * action needs on inodes whose ids are mapped there. */
 static uint64_t capabilities_for(const CallerAttempts *attempts, const Rights *rights) {
     uint64_t needed = 0, unknown = 0;
     if (rights->is_ours || !rights->capabilities)
@@ -237,7 +238,7 @@ static void assume_rights(CallerAttempts *attempts) {
     Identity *identity = &attempts->identity;
     Rights rights = rights_of(request);
     uint64_t capabilities = attempts->lacks_capabilities ? 0 : capabilities_for(attempts, &rights);
-    uint32_t ours[6], theirs[6]; /* effective, permitted, inheritable; the same of capabilities 32 and above */
+    uint32_t ours[6], theirs[6]; /* effective, permitted, inheritable; then the same for capabilities 32 and above */
     memcpy(ours, core->at_rest, sizeof ours);
     memcpy(theirs, core->no_capabilities, sizeof theirs);
     uint32_t low = (uint32_t)capabilities, high = (uint32_t)(capabilities >> 32);
@@ -251,10 +252,10 @@ static void assume_rights(CallerAttempts *attempts) {
     identity->groups = rights.groups, identity->n_groups = rights.n_groups;
 }
 
-/* Return an id to act with: nobody's for an id that is not mapped here, or absent. */
+/* Return the id to act with; nobody's if the id is not mapped here, or absent. */
 static uint32_t mapped_id(uint32_t id) { return id == NO_ID ? NOBODY : id; }
 
-/* Prepare an action of the caller's. is_own: only the caller's inodes are involved, so that groups can't matter. */
+/* Prepare an action of the caller. is_own: only the caller's inodes are involved, so that groups can't matter. */
 CallerAttempts attempt_as_caller(const Request *request, bool is_own) {
     const Core *core = request->core;
     uint32_t uid = mapped_id(request->uid);

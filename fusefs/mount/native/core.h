@@ -27,7 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Results of an operation beside the number of bytes of its reply, or a negative errno. */
+/* Results of an operation, other than the number of bytes of its reply, or a negative errno. */
 enum {
     NOT_OURS = INT_MIN, /* nothing was changed: Python serves the request */
     LATER,              /* done; Python replies when the new node, `created`, has its own number */
@@ -51,7 +51,7 @@ typedef struct {
 /* A time in ns, modulo 2^64: files may have times after the year 2262. */
 static inline int64_t in_ns(int64_t seconds, uint32_t ns) { return (int64_t)((uint64_t)seconds * 1000000000u + ns); }
 
-/* Identifies an incarnation of an inode: by its file handle, or without one by its birth time. */
+/* Identifies an incarnation of an inode: by its file handle, or if it has none, by its birth time. */
 typedef struct {
     uint64_t dev, ino;
     int64_t btime_ns;
@@ -64,13 +64,13 @@ static inline Source source_of(const Stat *st) {
                     st->handle.n_bytes ? 2 * (uint32_t)sizeof(uint32_t) + st->handle.n_bytes : 0};
 }
 
-/* Where a node lies: outside of all stores; in a store, or is one; in a directory where the reaper deletes, or is
- * one. */
+/* Where a node lies. OUTSIDE: outside of all stores. STORE: it is a store, or in one. TRASH: it is a directory where
+ * the reaper deletes, or in one. */
 typedef enum { OUTSIDE, STORE, TRASH } Zone;
 
 /* A reference-counted fd, or a counted backing id of a file that is passed through. */
 typedef struct Fd {
-    int number, device, backing_id; /* of the id; 0: it is an fd */
+    int number, device, backing_id; /* device: of the backing id; backing_id: 0: it is an fd */
     uint32_t n_uses;
     struct Fd *next; /* of the fds that a thread is to close */
 } Fd;
@@ -115,14 +115,14 @@ struct Node {
     PyObject *object;     /* its Python object; access needs the interpreter's lock */
     uint64_t nlookup;     /* references that the kernel holds */
     uint64_t epoch;       /* in which `zone` was determined */
-    uint64_t number;      /* position in the order in which nodes were made */
-    uint64_t last_change; /* value of `n_changes` at the newest change of it, or of a name in it */
+    uint64_t number;      /* position in the order in which nodes were created */
+    uint64_t last_change; /* value of `n_changes` when it, or a name in it, last changed */
     double cached_until_s;  /* until when the kernel may cache its name and attributes; 0: unknown, or not at all */
     double changed_s;     /* when a name in it was changed; 0: never */
     int64_t page_mtime_ns, page_ctime_ns, page_size; /* at its last open; a size of -1: unknown */
-    int64_t writer_uid; /* uid as which it is written while open: see charged_uid; -1: unknown */
+    int64_t writer_uid; /* the uid that writes it while it is open: see charged_uid; -1: unknown */
     uint32_t n_uses, n_open, n_passing_writers;
-    uint32_t n_changing; /* changes of names in it that are under way */
+    uint32_t n_changing; /* changes of names in it that are in progress */
     uint8_t zone;
     bool is_directory, is_live, is_listed; /* found by its source; found by its nodeid */
     /* The kernel was sent its attributes (of a directory: with its name) since their last invalidation. The reply may
@@ -156,9 +156,9 @@ typedef struct {
     bool is_case_sensitive; /* the root's filesystem, unless that is unknown */
     bool opens_directories; /* else the kernel opens them without OPENDIR */
     bool lists_with_attributes; /* every entry of a listing is sent with attributes */
-    /* No directory moved to TRASH has attributes with a long timeout that the kernel was sent before. */
+    /* No directory that was moved to TRASH still has a long timeout on attributes that the kernel was sent before. */
     bool is_trash_renewed;
-    char *blocking_names; /* names of mount points where a stat may block, NUL-terminated, and an empty one */
+    char *blocking_names; /* names of mount points where a stat may block, NUL-terminated; an empty one follows */
     uint32_t retrying_pids[N_RETRIES_MAX]; /* threads that got ESTALE just now */
     uint32_t n_retrying;
 } Tables;
@@ -171,7 +171,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     pthread_mutex_t mutex;
-    bool is_slow; /* the backing filesystem is */
+    bool is_slow; /* whether the backing filesystem is slow */
 } TablesMutex;
 
 /* The core of one mount. */
@@ -231,7 +231,7 @@ typedef struct Worker {
     Core *core;
     PyThreadState *released;  /* set while the interpreter's lock is released */
     Patience patience;
-    /* Make the callable by which Python replies. */
+    /* Make the callable with which Python replies. */
     PyObject *(*make_reply_callable)(const struct Worker *worker, const RawRequest *raw_request);
 } Worker;
 
@@ -239,7 +239,7 @@ typedef struct Worker {
 typedef struct {
     Core *core;
     PyThreadState **released; /* set while the interpreter's lock is released */
-    int inode_fd;             /* from Python: an fd of the inode that it is about, or -1 */
+    int inode_fd;             /* from Python: an fd of the inode in question, or -1 */
     bool is_from_python;      /* called by Python, which does the remaining work itself */
     bool is_timed;            /* the time of its stats shows how fast the filesystem is */
     bool is_uncacheable;      /* its name may not be cached */
@@ -258,7 +258,7 @@ typedef struct {
     uint64_t timed_stats_ns;
     int refused_errno, refused_fd; /* the kernel has refused a backing file for this fd of `refused_node` */
     Node *refused_node;            /* one reference */
-    /* One reference. After LATER: `n_created_bytes` of a reply with it are ready, for when it has its own number. */
+    /* One reference. After LATER, `n_created_bytes` of its reply are ready, to be sent once it has its own number. */
     Node *created;
     int n_created_bytes;
     int n_unused; /* ended nodes that Python may refer to */
@@ -271,7 +271,7 @@ typedef struct {
 
 /* How long some stats take. */
 typedef struct {
-    uint64_t ns; /* at first the start; in the end the duration */
+    uint64_t ns; /* the start; after `stop_stat_timer`, the duration */
     long n_waits;
     bool is_meaningful; /* if not, the thread took long without waiting: other processes had the CPU */
 } StatTimer;
@@ -291,7 +291,7 @@ typedef int Operation(Request *);
         .name = "fusefs.mount.native._core." name_, .basicsize = sizeof(object_), .slots = slots_,                     \
         .flags = Py_TPFLAGS_DEFAULT | ((is_made) ? 0 : Py_TPFLAGS_DISALLOW_INSTANTIATION),                             \
     }
-/* Free an object of such a type after its parts were freed. */
+/* Free an object of such a type after its parts have been freed. */
 static inline void free_object(void *object) {
     PyTypeObject *type = Py_TYPE((PyObject *)object);
     PyObject_Free(object);
@@ -407,7 +407,7 @@ int put_attr(Request *request, Node *node, const Stat *st, bool is_steady);
 enum { ENTRY_BYTES = 128, ATTR_BYTES = 104, OPEN_BYTES = 16 };
 
 /* statx.c: without the interpreter's lock */
-enum { WITHOUT_HANDLES = 1 << 30 }; /* of statx_flags: a file handle may become another inode's */
+enum { WITHOUT_HANDLES = 1 << 30 }; /* in statx_flags: a file handle may later be another inode's */
 int stat_at(int fd, const char *name, int flags, Stat *st);
 int fetch_file_handle(int fd, const char *name, int flags, Stat *st);
 int stat_opened(int dir_fd, const char *name, int flags, Stat *st);
@@ -415,7 +415,7 @@ int stat_with_handle(int dir_fd, const char *name, int flags, Stat *st);
 typedef int StatFunction(int dir_fd, const char *name, int flags, Stat *st);
 StatTimer start_stat_timer(const Core *core);
 void stop_stat_timer(const Core *core, StatTimer *timer, int n);
-/* Return the function that stats names in a directory. If nothing is renamed but through the mount, `is_changed`
+/* Return the function that stats names in a directory. If everything is renamed through the mount, `is_changed`
  * detects when a result may mix two inodes. */
 static inline StatFunction *stat_function(const Request *request) {
     return request->core->is_shared ? stat_opened : stat_with_handle;
@@ -433,13 +433,13 @@ typedef struct {
     uint32_t capability, uid;
     int64_t gid; /* ANY_GROUP: the group does not matter */
 } NeededCapability;
-/* For actions that mode and ACL of an inode restrict; and that only its owner may do (inode_owner_or_capable,
- * fs/inode.c). */
+/* Two capabilities: for actions that an inode's mode and ACL restrict, and for actions that only its owner may do
+ * (inode_owner_or_capable, fs/inode.c). */
 static inline NeededCapability override_of_mode(const Stat *st) {
     return (NeededCapability){DAC_OVERRIDE, st->uid, st->gid};
 }
 static inline NeededCapability only_owner(const Stat *st) { return (NeededCapability){FOWNER, st->uid, ANY_GROUP}; }
-/* An identity that a thread assumes for a system call, as ThreadCredentials. */
+/* An identity that a thread assumes for a system call, like ThreadCredentials in Python. */
 typedef struct {
     uint32_t uid, gid;           /* 0: the thread's own */
     const char *capability_sets; /* capability sets to assume; NULL: those that setfsuid leaves */

@@ -6,8 +6,8 @@
 
 enum { OPEN = 14, OPENDIR = 27, CREATE = 35, TMPFILE = 51 };
 enum {
-    REQUEST_BYTES = (1 << 20) + (1 << 12), /* the largest write by INIT, and its header: the kernel refuses a smaller
-                                              buffer */
+    REQUEST_BYTES = (1 << 20) + (1 << 12), /* the largest write that INIT allows, and its header: the kernel refuses a
+                                              smaller buffer */
     REPLY_BYTES = HEAD_BYTES_OUT + BODY_BYTES_MAX,
     N_REQUESTS_PER_CALL = 50, /* requests that are served while Python waits to do something */
 };
@@ -22,7 +22,7 @@ typedef struct {
     PyObject_HEAD
     Worker worker;
     uint64_t began_ns; /* start of its request, which it or Python serves; 0: none */
-    bool is_held_up;   /* for long in that request: another thread reads the next ones */
+    bool is_held_up;   /* that request has taken long, so another thread reads the next ones */
     char *request, *reply_buffer;
     int wake_fd;          /* ends its wait for a request */
     int rest_ms;          /* how long requests may wait */
@@ -33,7 +33,7 @@ typedef struct {
     uint64_t busy_wait_until_ns, asleep_since_ns; /* asleep_since_ns: 0: it is not asleep */
 } CoreDevice;
 
-/* Busy waiting pays only while a client sends one request after another. After each time without a request it is
+/* Busy waiting pays only while a client sends one request after another. After each one without a request, it is
  * skipped twice as often, until a request arrives soon after the thread began to sleep. */
 
 static bool is_busy_waiting(CoreDevice *device) {

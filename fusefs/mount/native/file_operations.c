@@ -9,7 +9,7 @@ static const uint64_t COPIED_BYTES_MAX = 64 << 20; /* per call: a client that is
 
 /* OPEN. */
 
-/* Check whether a file supports O_DIRECT. Returns 0 or an errno: EINVAL: it does not */
+/* Check whether a file supports O_DIRECT. Returns 0 or an errno; EINVAL: it does not */
 static int check_direct_io(int fd) {
     char path[32];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
@@ -232,7 +232,7 @@ int do_lseek(Request *request) {
     return error ? -error : (int)sizeof in.offset;
 }
 
-/* Allocate blocks for a part of a file, or make a hole or zeros. */
+/* Allocate blocks for a part of a file, or turn it into a hole or zeros. */
 int do_fallocate(Request *request) {
     struct {
         uint64_t fh;
@@ -256,8 +256,8 @@ int do_fallocate(Request *request) {
     return error ? -error : -error_of_bits;
 }
 
-/* Copy, perhaps by sharing blocks; the kernel requests the rest again. After EXDEV (not supported) the kernel reads and
- * writes instead. Returns the number of bytes, or a negative errno. */
+/* Copy, perhaps by sharing blocks. If not all is copied, the kernel requests the rest. After EXDEV (not supported), the
+ * kernel reads and writes instead. Returns the number of bytes, or a negative errno. */
 static ssize_t copy_range(Request *request) {
     struct {
         uint64_t fh;
@@ -313,8 +313,8 @@ int do_copy_file_range_64(Request *request) {
     return n < 0 ? (int)n : (int)sizeof n;
 }
 
-/* A client closes a file: earlier writes may fail now. After ENOSYS, for filesystems where they never do, the kernel
- * sends no more. */
+/* A client closes a file, which may report that earlier writes have failed. For filesystems where this can't happen,
+ * the reply is ENOSYS, and the kernel sends no more of these requests. */
 int do_flush(Request *request) {
     uint64_t fh;
     OpenFile opened;

@@ -1,9 +1,9 @@
-/* Changes of nodes: names are removed or changed; a node ends when the kernel forgets it. */
+/* Changes to nodes: names are removed or changed; a node ends when the kernel forgets it. */
 #include "core.h"
 
 enum { PAIR_BYTES = 16, N_PART = 512, PAUSE_US = 500 }; /* of struct fuse_forget_one */
 
-/* Find the node of an inode that has changed, and have its cached attributes forgotten; NULL: no node. */
+/* Return the node of an inode that has changed, and drop its cached attributes; NULL: no node. */
 static Node *find_changed_node(Request *request, const Stat *st, bool has_ended) {
     Source source = source_of(st);
     note_source_change(request, &source, NULL, has_ended);
@@ -42,7 +42,7 @@ void note_moved(Request *request, const Stat *st, const Place *old, const Place 
 }
 
 /* Something is being moved out of a store, where the reaper may have worked behind the mount: nothing that was cached
- * of it may be used. Usually the kernel has forgotten it already (tree/forget_stored.py). */
+ * about it may be used. Usually the kernel has forgotten it already (tree/forget_stored.py). */
 void note_left_trash(Request *request) {
     Tables *t = request->core->tables;
     request->has_left_trash = t->is_caching;
@@ -51,7 +51,7 @@ void note_left_trash(Request *request) {
     invalidate_zone(t, TRASH);
 }
 
-/* End a node without references; or if Python may refer to it, have that done after the tables lock was released. */
+/* End a node without references. If Python may refer to it, Python does this after the tables lock is released. */
 void end_unused(Request *request, Node *node) {
     if (node->nlookup || node->n_open)
         return;

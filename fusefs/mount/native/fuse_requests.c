@@ -13,7 +13,7 @@ struct in_header { /* fuse_in_header */
 typedef struct {
     Operation *operation;
     uint32_t n_own;    /* size of its own struct */
-    uint32_t n_strings, n_names; /* strings that follow it; so many of them, the first ones, are names of entries */
+    uint32_t n_strings, n_names; /* strings that follow it; the first `n_names` of them are names of entries */
     bool never_waits;  /* served at once even if the backing filesystem is slow */
     bool is_long; /* takes long on any filesystem */
 } Handler;
@@ -343,7 +343,7 @@ static int wait_for_number(Request *request) {
     return request->n_created_bytes;
 }
 
-/* Do a request. Called without the tables lock and the interpreter's lock. Returns as `serve_raw_request`. */
+/* Do a request. Called without the tables lock and the interpreter's lock. Returns the same as `serve_raw_request`. */
 static int do_request(Request *request, const Handler *handler) {
     Core *core = request->core;
     tables_lock(core->mutex);

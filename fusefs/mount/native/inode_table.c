@@ -114,7 +114,7 @@ Node *find_node(const Tables *t, const Source *source) {
     return node;
 }
 
-/* References: from the table, from names of other nodes, from requests and from Python. They keep memory only. */
+/* References: from the table, from names of other nodes, from requests and from Python. They only keep memory. */
 
 Node *node_take(Node *node) {
     __atomic_add_fetch(&node->n_uses, 1, __ATOMIC_RELAXED);
@@ -196,7 +196,7 @@ void show_top(Tables *t, bool is_shown) {
 
 void tables_free(Tables *t) {
     close_tables(t);
-    free(t->root->dir_fd); /* the fd stays the caller's */
+    free(t->root->dir_fd); /* the caller still owns the fd */
     for (uint64_t at = 0; at < t->n_buckets; at++)
         for (Node *node = t->by_nodeid[at], *next; node != NULL; node = next) {
             next = node->next_by_nodeid;
@@ -230,7 +230,7 @@ Zone zone_of(Tables *t, Node *node) {
     Node *at = node;
     for (; at->epoch != t->epoch && at->found_at.parent != NULL; at = at->found_at.parent)
         n++;
-    at->epoch = t->epoch; /* the root, or a node without a name, whose zone does not change any more */
+    at->epoch = t->epoch; /* the root, or a node without a name, whose zone no longer changes */
     Zone zone = at->zone;
     Node **unzoned = n ? allocate(NULL, n * sizeof *unzoned) : NULL;
     at = node;
@@ -248,7 +248,7 @@ Zone zone_of(Tables *t, Node *node) {
 /* A node was moved: if that changes its zone, the zones of all nodes below it change, too, and a new epoch begins. */
 static void update_zone(Tables *t, Node *node) {
     if (node->epoch != t->epoch)
-        return; /* nor has any node in it a zone of this epoch: determining that would have determined this one */
+        return; /* nor has any node in it: determining that node's zone would have determined this one, too */
     Zone before = node->zone;
     node->epoch = NEVER;
     if (zone_of(t, node) != before && node->is_directory)
@@ -270,7 +270,7 @@ static void forget_all_names(Tables *t, Node *node) {
     forget_others(node);
 }
 
-/* If the tables have a node above its new parent, another directory was moved behind the mount: cut that off. */
+/* If the node is above its new parent in the tables, a directory between them was moved behind the mount: detach it. */
 static void cut_off_above(Tables *t, Node *node, Node *parent) {
     for (Node *at = parent; at->found_at.parent != NULL; at = at->found_at.parent)
         if (at->found_at.parent == node) {
@@ -350,7 +350,7 @@ Node *learn_node(Tables *t, const Source *source, bool is_directory, bool is_lin
 }
 
 /* Return whether a node has a private number only because the kernel still knows the inode that had its own number
- * before. If that was deleted, and is not in use, the kernel forgets it at once: the FORGET is on its way. */
+ * before. If that inode was deleted, and is not in use, the kernel forgets it at once: the FORGET is on its way. */
 bool may_get_own_number(const Tables *t, const Node *node) {
     if (node->nodeid == node->ino || node->dev != t->root_dev || node->nlookup > 1)
         return false;
@@ -384,7 +384,7 @@ bool drop_unused(Tables *t, Node *node) {
 
 /* The last link of a node that is not open was removed: requests for it get its last attributes.
  *
- * An inode that gets its number, or even its handle, from now on is another one. */
+ * From now on, an inode with its number, or even its handle, is another one. */
 void detach_node(Tables *t, Node *node, const Stat *st) {
     if (node->final_stat == NULL)
         node->final_stat = allocate(NULL, sizeof *node->final_stat);

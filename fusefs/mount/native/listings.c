@@ -12,7 +12,7 @@ enum {
     HEAD_BYTES = ENTRY_BYTES + 24,
     KEEP_CACHE = 1 << 1, CACHE_DIR = 1 << 3, /* FOPEN_* */
     DATA_ONLY = 1 << 0, /* flag of FSYNCDIR */
-    REPLY_RATIO = 4, /* an entry of the reply takes at least so many times the bytes of one of getdents64 */
+    REPLY_RATIO = 4, /* an entry of the reply takes at least this many times the bytes of one from getdents64 */
 };
 static const double LISTING_GAP_S = 1.0; /* within this time, a process that lists a directory has requested the rest */
 
@@ -23,7 +23,7 @@ struct linux_dirent {
     char name[];
 } __attribute__((packed));
 
-/* A name of a block that getdents64 returned. */
+/* A name in a block that getdents64 returned. */
 typedef struct {
     const struct linux_dirent *dirent;
     bool is_stat; /* its attributes are sent with it */
@@ -60,7 +60,7 @@ static bool needs_stat(const Listing *listing, const struct linux_dirent *dirent
     return listing->is_cacheable && !may_block(core, dirent->name) && !is_cached(listing, dirent);
 }
 
-/* Return the bytes that an entry takes in a reply. */
+/* Return how many bytes an entry takes in a reply. */
 static uint32_t size_of(const struct linux_dirent *dirent) {
     return HEAD_BYTES + (((uint32_t)strlen(dirent->name) + 7) & ~7u);
 }
@@ -101,7 +101,7 @@ static void put_name_only(Listing *listing, const struct linux_dirent *dirent) {
     put_dirent(listing, dirent, dirent->ino, dirent->kind);
 }
 
-/* Stat some names by this function. */
+/* Stat some names with this function. */
 static void stat_entries(Listing *listing, StatFunction *stat_name, Entry *entries, int n) {
     Request *request = listing->request;
     const Core *core = request->core;
@@ -122,7 +122,7 @@ static void stat_entries(Listing *listing, StatFunction *stat_name, Entry *entri
         stat_entries(listing, stat_opened, entries, n);
 }
 
-/* Put some entries, which fit. */
+/* Put some entries, for which there is room. */
 static int put_entries(Listing *listing, Entry *entries, int n) {
     stat_entries(listing, stat_function(listing->request), entries, n);
     for (int at = 0; at < n; at++) {
@@ -160,7 +160,7 @@ static int put_block(Listing *listing, const char *block, int n_bytes) {
             entries[n++] = (Entry){.dirent = dirent, .is_stat = needs_stat(listing, dirent)};
         }
         error = put_entries(listing, entries, n);
-        /* An empty reply would end the listing. On a slow filesystem a partial reply is sent at once, so that other
+        /* An empty reply would end the listing. On a slow filesystem, a partial reply is sent at once, so that other
          * requests need not wait. */
         bool is_slow = __atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED);
         listing->is_full = listing->n ? !has_room || is_slow : !has_room && !n;
@@ -263,7 +263,7 @@ int do_fsyncdir(Request *request) {
     return result;
 }
 
-/* OPENDIR is refused once if the kernel need not send it: it opens directories itself from then on. */
+/* If the kernel need not send OPENDIR, refuse the first one: from then on, the kernel opens directories itself. */
 int do_opendir(Request *request) {
     Core *core = request->core;
     Tables *t = core->tables;

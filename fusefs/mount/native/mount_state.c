@@ -75,7 +75,7 @@ bool may_block(const Core *core, const char *name) {
     return false;
 }
 
-/* Return whether a name is a store's, as is_stores_own in store/layout.py. */
+/* Return whether a name is a store's, like is_stores_own in store/layout.py. */
 bool is_stores_own(const char *name) {
     static const char hex[] = "0123456789abcdef", digits[] = "0123456789", made[] = ".new-";
     if (!may_be_store_name(name))
@@ -184,7 +184,7 @@ void invalidate_zone(Tables *t, Zone zone) {
                 invalidate_attributes(t, node);
 }
 
-/* Note a change in a directory, or of its attributes, as AttrTimeouts.note_change. */
+/* Note a change in a directory, or of its attributes, like AttrTimeouts.note_change. */
 void note_directory_change(Tables *t, Node *node) {
     node->changed_s = (double)now_ns() / 1e9;
     if (node->has_long_timeout || node->was_sent)
@@ -193,8 +193,8 @@ void note_directory_change(Tables *t, Node *node) {
 
 /* Return whether the kernel's cached pages of a file or directory that was just opened and stat'ed are valid.
  *
- * If others may change it behind the mount, they are valid if times and size are those of the last open, and were not
- * new then: clocks of filesystems tick slowly, and two writes in one tick have the same time. */
+ * If others may change it behind the mount, they are valid if times and size are those of the last open, and the times
+ * were not new then: clocks of filesystems tick slowly, and two writes in one tick have the same time. */
 bool are_pages_valid(const Tables *t, Node *node, const Stat *st) {
     int64_t mtime_ns = in_ns(st->mtime_s, st->mtime_ns), ctime_ns = in_ns(st->ctime_s, st->ctime_ns);
     struct timespec now;
@@ -251,7 +251,7 @@ void note_stored(Request *request, Node *node, Node *directory, bool is_moved) {
     request->are_moved = is_moved;
 }
 
-/* Count a reference of the kernel's. is_sent: its attributes are sent, too */
+/* Count a reference that the kernel gets. is_sent: the node's attributes are sent, too */
 void count_reference(Node *node, bool is_sent) {
     node->nlookup++;
     node->was_sent |= is_sent;

@@ -131,8 +131,8 @@ int do_readlink(Request *request) {
 
 /* New names. */
 
-/* Prepare to create an inode as the caller: owner, group, ACLs, quota. mode: of a file, which keeps its set-group-ID
- * bit if the caller may set that of the directory's group; 0 for others */
+/* Prepare to create an inode as the caller, who determines its owner, group, ACLs and quota. mode: of a file; it keeps
+ * its set-group-ID bit if the caller may set that bit for the directory's group; 0: not a file */
 static CallerAttempts attempt_to_create(const Request *request, const Place *place, uint32_t mode,
                                         uint32_t with_umask) {
     Stat directory;
@@ -151,8 +151,8 @@ static void note_name_change(Request *request, const Place *place) {
     note_cached_change(request, NULL, place);
 }
 
-/* Put the entry of a new inode, with n bytes that follow; or prepare that for when the node has its own number.
- * is_steady: before it was opened. Returns a result of an operation. */
+/* Put the entry of a new inode, with n bytes that follow; or prepare them for when the node has its own number.
+ * is_steady: whether its attributes were steady before it was opened. Returns a result of an operation. */
 static int put_new_entry(Request *request, const Place *place, Node *node, const Stat *st, bool is_steady, int n) {
     Tables *t = request->core->tables;
     note_stored(request, node, place->node, false);
@@ -216,7 +216,7 @@ static int create_file(Request *request, bool is_named) {
         result = put_new_entry(request, &place, node, &st, is_steady, OPEN_BYTES);
         node_put(node);
     } else
-        /* EEXIST: created meanwhile. After ESTALE the kernel repeats LOOKUP and its checks of permissions. */
+        /* EEXIST: created meanwhile. After ESTALE, the kernel repeats LOOKUP and its checks of permissions. */
         result = error == EEXIST && is_named && !(in[0] & O_EXCL) ? -ESTALE : -error;
     close_place(&place);
     return result;
@@ -229,7 +229,7 @@ int do_tmpfile(Request *request) {
     return request->core->statx_flags & WITHOUT_HANDLES ? -EOPNOTSUPP : create_file(request, false);
 }
 
-/* An inode to be made: with a target a symbolic link, else by its mode. */
+/* An inode to be made: a symbolic link if there is a target, otherwise of the type in `mode`. */
 typedef struct {
     uint32_t mode, rdev, umask;
     const char *target;

@@ -104,8 +104,8 @@ Fd *keep_directory_fd(Tables *t, Node *node, int number) {
 }
 
 /* Shares of handles. An eighth of all is reserved for the first sixteen of each user, and a thirty-second for root. Of
- * the rest no user may have more than eight times what remains free: a single user gets three quarters of all, the next
- * one eight ninths of the remainder, and so on. Handles can't be taken back, so the user with the most is refused
+ * the rest, no user may have more than eight times what remains free: a single user gets three quarters of all, the
+ * next one eight ninths of the remainder, and so on. Handles can't be taken back, so the user with the most is refused
  * early. */
 
 enum { RATIO = 8, RESERVED_PART = 8, ROOTS_PART = 32, N_FIRST = 16 };
@@ -145,7 +145,7 @@ static bool may_open(const Tables *t, uint32_t uid) {
     return has < n_first ? n_free > 0 : has < RATIO * (n_free - t->n_handles_max / RESERVED_PART);
 }
 
-/* Return how many of n handles a single user gets, other than root. */
+/* Return how many of n handles a single user other than root gets. */
 int64_t max_handles_of_user(int64_t n) {
     int64_t most = (n - n / ROOTS_PART - n / RESERVED_PART) * RATIO / (RATIO + 1);
     return most > N_FIRST ? most : N_FIRST;
@@ -169,7 +169,7 @@ Handle *handle_of_number(const Tables *t, uint64_t fh) { return fh < t->n_slots 
  * passthrough and page cache for all.
  *
  * backing: the node's backing id if it is not open yet; NULL: the kernel caches its pages.
- * writer: as whom it is written if it is not open yet. */
+ * writer: the uid that writes it, if it is not open yet. */
 void open_handle(Tables *t, Node *node, int number, uint32_t uid, uint32_t flags, Fd *backing, int64_t writer) {
     uint32_t access = flags & O_ACCMODE;
     if (!node->n_open)

@@ -48,8 +48,8 @@ int open_as_caller(const Request *request, int held, const Stat *st, uint32_t fl
 /* Return the uid that a file's blocks are charged to: its owner; nobody if it is root's and others may write. */
 uint32_t charged_uid(const Stat *st) { return st->uid ? st->uid : st->mode & (S_IWGRP | S_IWOTH) ? NOBODY : 0; }
 
-/* Return the credentials that a file's content is written with, by its `charged_uid`. They have no group, or are the
- * thread's own if there is no such group.
+/* Return the credentials that a file's content is written with, given its `charged_uid`. Their group owns no file; if
+ * there is no such group, they are the thread's own.
  *
  * They are the same for all clients: reads and writes by a handle are made by the daemon, or by the kernel with the
  * credentials that the daemon had when it opened the backing file. ext2, ext3 and ext4 let root's fsuid use the blocks
@@ -66,7 +66,7 @@ Identity writer_identity(const Core *core, int fd, uint32_t owner) {
 }
 
 /* Return whether files of a filesystem may be passed through. A FUSE filesystem can report a failed write when the
- * handle that wrote is closed, and at no other close; in passthrough the kernel discards that error. */
+ * handle that wrote is closed, and at no other close; in passthrough, the kernel discards that error. */
 static bool may_pass_through(const Core *core, uint64_t dev, int fd) {
     struct statfs found;
     return dev == core->root_dev || (!fstatfs(fd, &found) && found.f_type != FUSE_MAGIC);

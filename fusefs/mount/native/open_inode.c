@@ -44,7 +44,7 @@ void close_route(Route *route) {
     *route = (Route){0};
 }
 
-/* Return whether attributes are a node's: by inode number and birth time if names change through the mount only; else
+/* Return whether attributes are a node's: by inode number and birth time if names change only through the mount; else
  * by its file handle. fd: of the inode with these attributes */
 static bool is_same_incarnation(const Core *core, const Node *node, Stat *st, int fd) {
     if (st->ino != node->ino || st->dev != node->dev)
@@ -188,7 +188,7 @@ int open_directory(Core *core, Node *directory, Fd **fd) {
     return error;
 }
 
-/* Stat a node. If that takes a new fd, it is returned in `fd`, and the caller's. Called without the tables lock.
+/* Stat a node. If that takes a new fd, it is returned in `fd`, and the caller owns it. Called without the tables lock.
  * Returns 0, or an errno: ESTALE: the node can't be found any more. */
 int reach_inode(Core *core, Route *route, Stat *st, int *fd) {
     *fd = -1;

@@ -12,7 +12,7 @@ enum {
     STACK_BYTES = 1 << 18,
     IDLE_S = 10,            /* how long a thread waits for another lookup */
     N_RESULTS_TO_WAKE = 32, /* results that are reported to Python at once */
-    GATHER_MS = 1,          /* for so long fewer results are gathered */
+    GATHER_MS = 1,          /* how long fewer results are gathered */
     VALUE_BYTES = 4096,
     N_XATTRS = 5,
 };

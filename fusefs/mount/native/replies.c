@@ -24,14 +24,14 @@ void put_attributes(char *to, uint64_t number, const Stat *st) {
     memcpy(to + sizeof longs, words, sizeof words);
 }
 
-/* Return whether attributes of a directory get the whole timeout, as AttrTimeouts._has_long_timeout. */
+/* Return whether attributes of a directory get the whole timeout, like AttrTimeouts._has_long_timeout. */
 static bool has_long_timeout(const Core *core, Node *node) {
     node->has_long_timeout = core->tables->device >= 0 &&
                              (!node->changed_s || now_ns() / 1e9 - node->changed_s >= SHORT_S);
     return node->has_long_timeout;
 }
 
-/* Return the attr timeout, as AttrTimeouts.timeouts_of. */
+/* Return the attr timeout, like AttrTimeouts.timeouts_of. */
 static double attr_timeout(const Request *request, Node *node, const Stat *st, double timeout_s, bool is_steady) {
     const Core *core = request->core;
     bool is_set = st->mode & S_ISUID || (st->mode & S_ISGID && st->mode & S_IXGRP);
@@ -46,7 +46,7 @@ static double attr_timeout(const Request *request, Node *node, const Stat *st, d
     return st->nlink > 1 ? SHORT_S : timeout_s;
 }
 
-/* Return how long the kernel may cache a reply: the result of a slow filesystem is as old as the request. */
+/* Return how long the kernel may cache a reply; the result from a slow filesystem is as old as the request. */
 static double reply_timeout(const Request *request) {
     const Core *core = request->core;
     if (!__atomic_load_n(&core->mutex->is_slow, __ATOMIC_RELAXED))

@@ -7,8 +7,8 @@
  *
  * - N_SERVERS servers have one entry each. A server serves its request itself, however long it blocks: meanwhile its
  *   only entry is in use.
- * - The dispatcher has all other entries, and passes their requests on. It blocks on nothing else, the interpreter's
- *   lock included.
+ * - The dispatcher has all other entries, and passes their requests on. It blocks on nothing else, not even on the
+ *   interpreter's lock.
  * - N_HELPERS helpers have no entries. They serve the dispatcher's requests.
  * - The clerk queues the dispatcher's requests for workers of the pool while no helper is free.
  *
@@ -31,7 +31,7 @@ typedef enum { DISPATCHER, CLERK, SERVER, HELPER } Kind;
 enum { N_SERVERS = 4, N_HELPERS = 2, N_THREADS = SERVER + N_SERVERS + N_HELPERS };
 enum {
     N_ENTRIES = 256,      /* entries of a core's queue at first; two for a core that is not online */
-    N_ENTRIES_STEP = 64,  /* when the kernel has fewer, so many more are registered */
+    N_ENTRIES_STEP = 64,  /* when the kernel has fewer than this, as many are added */
     N_ENTRIES_MAX = 8192, /* entries of a dispatcher at most */
     N_RESULTS = 1024, /* size of the completion queue, in locked memory; the kernel keeps further results elsewhere */
     N_SUBMISSIONS = 64,
@@ -54,7 +54,7 @@ typedef struct Entry {
     RingThread *owner;
     struct Entry *next; /* of the entries that are replied to, or that the clerk has */
     struct iovec parts[2];
-    uint16_t queue; /* the kernel's number of it: the core's number */
+    uint16_t queue; /* the kernel's number for it: the core's number */
     uint16_t at;    /* index in the rings' `queues` */
     bool has_been_used, is_free, is_large;
 } Entry;
@@ -301,8 +301,8 @@ static int commit_replied(RingThread *thread) {
     return error;
 }
 
-/* Return memory of large requests and replies to the kernel, of entries that are free: FUSE writes to none of them
- * before the next `enter_ring`. */
+/* Return to the kernel the memory that large requests and replies took in entries that are now free: FUSE writes to
+ * none of these before the next `enter_ring`. */
 static void drop_memory(RingThread *thread) {
     thread->has_large = false;
     for (Block *block = thread->blocks; block != NULL; block = block->next)
@@ -346,7 +346,7 @@ static void dispatch(CoreRings *rings, Entry *entry) {
 }
 
 static bool is_connection_gone(int error) {
-    /* EBADF: /dev/fuse was closed, when the daemon ended before a thread sent its last reply. */
+    /* EBADF: /dev/fuse was closed, because the daemon ended before a thread sent its last reply. */
     return error == ENOTCONN || error == ECONNABORTED || error == ECANCELED || error == ENOENT || error == EBADF;
 }
 

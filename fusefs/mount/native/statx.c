@@ -7,7 +7,7 @@
 
 #define STATX_MASK (STATX_BASIC_STATS | STATX_BTIME)
 
-/* Stat a name in a directory, or if the name is "" the inode of the fd. Returns 0 or an errno. */
+/* Stat a name in a directory, or if the name is "", the inode of the fd. Returns 0 or an errno. */
 int stat_at(int fd, const char *name, int flags, Stat *st) {
     struct statx found;
     if (statx(fd, name, (flags & ~WITHOUT_HANDLES) | AT_SYMLINK_NOFOLLOW | (*name ? 0 : AT_EMPTY_PATH), STATX_MASK,
@@ -46,14 +46,14 @@ int fetch_file_handle(int fd, const char *name, int flags, Stat *st) {
     return error == EOPNOTSUPP || error == EPERM || error == ENOSYS || error == EOVERFLOW ? 0 : error;
 }
 
-/* Stat a name in a directory, or if the name is "" the inode of the fd, and get its file handle. The results belong to
+/* Stat a name in a directory, or if the name is "", the inode of the fd, and get its file handle. The results belong to
  * one inode unless the name is changed meanwhile. Returns 0 or an errno. */
 int stat_with_handle(int fd, const char *name, int flags, Stat *st) {
     int error = stat_at(fd, name, flags, st);
     return error ? error : fetch_file_handle(fd, name, flags, st);
 }
 
-/* As `stat_with_handle`, for a name only, in twice the time: the results belong to one inode even after
+/* Do the same as `stat_with_handle`, only for a name, in twice the time: the results belong to one inode even after
  * renames. */
 int stat_opened(int dir_fd, const char *name, int flags, Stat *st) {
     int fd = openat(dir_fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);

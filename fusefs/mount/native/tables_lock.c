@@ -39,10 +39,10 @@ void change_ends(Tables *t, Node *node) {
     node->last_change = ++t->n_changes;
 }
 
-/* Return whether a node, or a name in it, has changed since that value of n_changes. */
+/* Return whether a node, or a name in it, has changed since `n_changes` had the value `since`. */
 bool has_changed(const Node *node, uint64_t since) { return node->n_changing || node->last_change > since; }
 
-/* Note a change of a node: nothing that was read of it before is valid. */
+/* Note a change of a node: nothing that was read about it before is still valid. */
 void note_change(Request *request, Node *node) {
     /* its own changes do not count */
     request->n_changes_before = node->last_change = ++request->core->tables->n_changes;

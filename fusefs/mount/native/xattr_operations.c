@@ -1,7 +1,7 @@
 /* Extended attributes and ACLs, which are extended attributes: SETXATTR, GETXATTR, LISTXATTR, REMOVEXATTR.
  *
- * SELinux labels are not supported. With SELinux the kernel labels the whole mount, without requests. Without it `ls
- * -l` reads the label of each entry, unless one reply is that labels are not supported. */
+ * SELinux labels are not supported. With SELinux, the kernel labels the whole mount, without requests. Without it,
+ * `ls -l` reads the label of each entry, unless one reply is that labels are not supported. */
 #include "core.h"
 
 #include <stdio.h>
@@ -52,10 +52,10 @@ static int get_xattr_at(const Core *core, int fd, const char *name, const char *
 /* Get an attribute of a node. Called without the tables lock. Returns its size, or a negative errno.
  *
  * No system call gets an attribute by an O_PATH fd itself (EBADF). A directory, which is open in that way, is reached
- * as ".". A file is reached by its name if nothing is renamed but through the mount: afterwards one statx shows whether
+ * as ".". A file is reached by its name if everything is renamed through the mount: afterwards, one statx shows whether
  * that name was the file, if no name was changed there meanwhile. If others may rename, two renames could give the name
- * to our file between the two calls, and the kernel would cache the other file's ACL. So then the node is opened
- * (O_PATH). */
+ * to our file between the two calls, and the kernel would cache the other file's ACL. In that case, the node is
+ * opened (O_PATH). */
 static int get_xattr_of_node(Request *request, Route *route, const char *xattr, char *value) {
     Core *core = request->core;
     Stat st;
@@ -162,8 +162,8 @@ int do_getxattr(Request *request) {
 
 int do_listxattr(Request *request) { return request->core->shows_xattrs ? reply_value(request, NULL) : -ENOSYS; }
 
-/* Set an attribute as the caller, or remove it without a value. If a caller outside of the file's group sets an ACL,
- * the set-group-ID bit is cleared. Source: xattr(7), capabilities(7). Returns 0 or an errno. */
+/* Set an attribute as the caller, or remove it if there is no value. If a caller outside of the file's group sets an
+ * ACL, the set-group-ID bit is cleared. Source: xattr(7), capabilities(7). Returns 0 or an errno. */
 static int change_xattr(const Request *request, int fd, const Stat *st, const char *xattr, const char *value,
                         size_t n_value, int flags) {
     char path[32];
