@@ -21,7 +21,8 @@ from fusefs.engine.run_slices import SliceRunner
 from fusefs.engine.strategy import AllocationGroups, choose_strategy
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.not_removed import InnerStores, LateArrivals
+from fusefs.reaper.inner_stores import InnerStores
+from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.remove_slice import SliceRemover
 from fusefs.reaper.server_outage import CUT_OFF, OutageOptions, ServerOutage, ServerWasAway, may_be_away
 from fusefs.store.container import ClaimLost, HeldContainer, claim, dissolve, move_to_state, resume, rewrite_record
@@ -61,7 +62,7 @@ class RemovalOptions(NamedTuple):
     parks      like `stops`, but not called while a large file is being truncated step by step, as a stop would free the
                rest of it at once
     by_force   whether to clear immutable and append-only flags that forbid a removal
-    without_doubt  whether to remove late arrivals, too (reaper/not_removed.py): the user is asking for this now
+    without_doubt  whether to remove late arrivals, too (reaper/late_arrivals.py): the user is asking for this now
     with_stores  whether to remove inner stores with content, too, except for their pinned orphans
     counted    called with the size before anything is removed; None: do not count, as this costs a stat per file
     counting   called with the progress of the count

@@ -23,7 +23,8 @@ from fusefs.engine.strategy import AllocationGroups, choose_for_rank
 from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import read_mounts
-from fusefs.reaper.not_removed import InnerStores, LateArrivals
+from fusefs.reaper.inner_stores import InnerStores
+from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.reap import RemovalOptions
 from fusefs.reaper.remove_slice import SliceRemover
 from fusefs.reaper.server_outage import CUT_OFF, DOUBTFUL, may_be_away, probe_server

@@ -40,7 +40,8 @@ from fusefs.linux.batched_calls import DirectoryWindow, StatxResult, lstat_all, 
 from fusefs.linux.directory_metadata import thaw
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.not_removed import InnerStores, LateArrivals
+from fusefs.reaper.inner_stores import InnerStores
+from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.server_outage import CUT_OFF, DOUBTFUL, probe_server
 from fusefs.store.backing_and_mount import DIRECTORY
 from fusefs.store.layout import HOISTED

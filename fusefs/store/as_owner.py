@@ -493,7 +493,7 @@ def seize(
 
 
 def _make_taken_container(kernel: Kernel, fd: Fd, uid: int) -> TakenContainer:
-    """Return the facts by which root's reaper recognises entries that were moved in later (reaper/not_removed.py)."""
+    """Return the facts by which root's reaper recognises entries that were moved in later (reaper/late_arrivals.py)."""
     st = kernel.fstat(fd)
     is_private = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
     return TakenContainer(max(0, kernel.statx(fd, asks_server=True).btime_ns), uid if is_private else None)

@@ -6,7 +6,7 @@ take time quadratic in the depth: minutes for a chain of 10,000 directories.
 Root's commands never move files across the boundary between users. The same rules hold for all of them.
 Taking (plan, sweep): from a directory of root's, root enters any other. From a user's directory, root enters another
 user's directory only if an earlier run has seen it in the same place (`SeenDirectories`), since a user may have moved
-it there. The reaper uses change times for this (reaper/not_removed.py).
+it there. The reaper uses change times for this (reaper/late_arrivals.py).
 Giving (move, restore): root puts files into an existing directory only if no user thereby gets access to anything that
 they could not have had before. The name of a directory does not prove who made it.
 Other users need no such rules, because the kernel checks their permissions.

@@ -22,7 +22,7 @@ from fusefs.engine.run_slices import SlicePool, worker_processes, worker_threads
 from fusefs.engine.strategy import AllocationGroups, Strategy, Workers, choose_strategy, group_shift
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.not_removed import InnerStores
+from fusefs.reaper.inner_stores import InnerStores
 from fusefs.reaper.reap import RemovalOptions, reap
 from fusefs.reaper.remove_slice import SliceRemover
 from tests.support.background_processes import EndsWorkers

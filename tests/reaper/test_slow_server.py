@@ -19,7 +19,7 @@ from fusefs.core.results import Reaped
 from fusefs.core.slices import SlicePlan, SliceWork
 from fusefs.engine.strategy import AllocationGroups, Workers, choose_strategy
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.not_removed import InnerStores
+from fusefs.reaper.inner_stores import InnerStores
 from fusefs.reaper.reap import RemovalOptions, reap
 from fusefs.reaper.remove_slice import SliceRemover
 from fusefs.reaper.server_outage import OutageOptions

@@ -21,7 +21,7 @@ from fusefs.core.results import Reaped, Report
 from fusefs.linux import syscalls
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
-from fusefs.reaper.not_removed import LateArrivals
+from fusefs.reaper.late_arrivals import LateArrivals
 from fusefs.reaper.reap import DEFAULT_REMOVAL, RemovalOptions, remove_contents
 from tests.support.proc_stat import all_stats
 from tests.support.store_verbs import entries, place, reap_now
