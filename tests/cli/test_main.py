@@ -250,7 +250,7 @@ def test_a_slash_behind_what_is_no_directory_is_refused(top: Path, path: str) ->
     before = snapshot(top)
     for verb in ("rm", "swap", "check"):
         done = trashd(verb, path, cwd=top)
-        assert (done.code, "without the slash" in done.err) == (3, True), done
+        assert (done.code, "without the trailing slash" in done.err) == (3, True), done
     trashd("rm", "-rf", path, cwd=top)  # as with rm(1), -f says nothing of a name that is not there
     assert snapshot(top) == before
 

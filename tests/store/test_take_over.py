@@ -204,7 +204,7 @@ def test_who_waits_for_what_another_boot_has_locked_is_told_how_to_have_it(
         fcntl.flock(file, fcntl.LOCK_EX)
         assert run(["doctor", "--repair", "--wait", str(volume)]) == 0
         output = capfd.readouterr().err
-        assert "has its lock" in output
+        assert "holds its lock" in output
         assert f"doctor --repair --ended {OTHER_BOOT}" in output
         assert not is_taken_over(volume)
     finish(volume)
