@@ -99,7 +99,7 @@ def command(what: bytes, volumes: tuple[bytes, ...], as_json: bool) -> int:
 
     Given an orphan's ID, holders lists processes that still use the old tree; reload or restart them. Given a
     directory, it lists processes that would keep using the old tree after a swap. PID 0 stands for the kernel, which
-    uses a loop device (detach it with losetup -d) or a swap file (disable it with swapoff).
+    uses a file in the tree as a loop device (detach it with losetup -d) or as a swap file (disable it with swapoff).
 
     Without root, only your own processes are visible. Any unique prefix or suffix of an ID will do, unless the current
     directory contains a file of that name.

@@ -47,9 +47,9 @@ _OPEN_FILES = re.compile(r"^Max open files +[0-9]+ +([0-9]+) ", re.MULTILINE)
 """Matches the hard limit, to which a daemon raises its soft limit. Source  proc_pid_limits(5)"""
 _HELP = f"""Serve the directory SRC at MNT through FUSE, so that all users of the mount see a swap at once.
 
-Without MNT, the mount covers SRC itself. If root mounts, all users can use the mount. Other users mount only for
-themselves, and MNT must be a directory of their own, not SRC. The command returns once the mount is ready. If SRC is
-mounted with ro, nosuid, nodev, noexec or nosymfollow, that option applies to MNT as well.
+Without MNT, the mount covers SRC itself. A mount made by root can be used by all users. Other users can mount only for
+themselves, on a directory of their own that is not SRC. The command returns once the mount is ready. If SRC is mounted
+with ro, nosuid, nodev, noexec or nosymfollow, that option applies to MNT as well.
 
 Options for -o: {", ".join(option.word() for option in OPTIONS if option.is_documented)}, and ro, nosuid, nodev, noexec,
 sync as in mount(8).

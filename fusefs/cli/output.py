@@ -260,7 +260,8 @@ def _print_done(swapped: Swapped, *, kept: bool) -> None:
 
 
 def until(expires_ns: int | None) -> str:
-    """Format the time until which an orphan can be restored. If no service runs, add the command to delete it then.
+    """Format the time until which an orphan can be restored. If no service is running,
+    add the command that deletes it after that time.
 
     expires_ns  None if it never expires
     """

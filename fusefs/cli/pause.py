@@ -150,7 +150,7 @@ def is_running(runtime: bytes) -> bool:
 @volumes_argument
 @json_option
 def resume_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
-    """End the pause of VOLUMEs, or every pause if none is named.
+    """Let the reaper service continue on VOLUMEs, or on all paused volumes if none is named.
 
     \b
     Examples:

@@ -97,7 +97,7 @@ def show_command(**options: Any) -> int:
 @tempo_options
 @json_option
 def apply_command(**options: Any) -> int:
-    """Carry out the rules, and print the results.
+    """Carry out the rules of the plans, and print the results.
 
     Plan files must belong to you or root, and must not be writable by anyone else.
 

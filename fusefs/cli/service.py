@@ -466,11 +466,11 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
 @dry_run_option
 @json_option
 def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, dry_run: bool, as_json: bool) -> int:
-    """Install the systemd units and the other files of the services, with the path of this trashd. Start nothing.
+    """Install the systemd units, which run this trashd, and the other files that the services need. Start nothing.
 
-    An existing unit or setting with other content is kept, and the new version is written beside it as FILE.new. Manual
-    pages, completions and examples are replaced. Running the command again changes nothing. The command is refused if
-    users can't run this trashd, or if a package has installed the units.
+    An existing unit or setting whose content differs is kept, and the new version is written beside it as FILE.new.
+    Manual pages, completions and examples are replaced. Running the command again changes nothing. The command is
+    refused if users can't run this trashd, or if a package has installed the units.
 
     \b
     Examples:

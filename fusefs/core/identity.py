@@ -46,9 +46,9 @@ class Identity(NamedTuple):
 def compare(a: Identity | None, b: Identity | None) -> IdentityMatch:
     """Decide whether two identities belong to the same incarnation of the same inode.
 
-    If both identities have a handle, the handles decide, otherwise the inode number and the birth time. An equal inode
-    number by itself proves nothing, because numbers are reused; a different one proves a difference. A missing mark
-    proves nothing, because attributes may get lost. An inode in a btrfs snapshot counts as the same as its source,
+    If both identities have a handle, the handles decide; otherwise the inode number and the birth time do. An equal
+    inode number by itself proves nothing, because numbers are reused; a different one proves a difference. A missing
+    mark proves nothing, because attributes may get lost. An inode in a btrfs snapshot counts as the same as its source,
     since after a rollback only the snapshot exists (`is_in_snapshot` distinguishes the two).
     """
     if a is None or b is None:

@@ -246,7 +246,7 @@ def decode_counters(data: bytes | bytearray) -> MountStats:
         table = msgspec.json.decode(data[_HEAD.size : begin], type=CounterTable)
         layout = CounterLayout(table)
         if layout.n_cells > _N_MAX:
-            raise ValueError("too many numbers")
+            raise ValueError("the file has too many counters")
         cells = struct.unpack_from(f"={layout.n_cells}Q", data, begin)
     except (msgspec.MsgspecError, ValueError, struct.error) as error:
         hint = "its daemon may be of another version; run trashd mount --replace SRC MNT to mount it again"

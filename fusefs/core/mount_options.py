@@ -193,7 +193,8 @@ def _size(word: str) -> int:
         raise UsageError(f"invalid value in {word}", "write a size, such as 64M, or 0 for none") from error
     if size_bytes > _CACHE_BYTES_MAX:
         raise UsageError(
-            f"the size in {word} is too large", f"write at most {_CACHE_BYTES_MAX >> 30}G: it is memory of this machine"
+            f"the size in {word} is too large",
+            f"write at most {_CACHE_BYTES_MAX >> 30}G: the cache is held in this machine's memory",
         )
     return size_bytes
 

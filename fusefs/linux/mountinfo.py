@@ -188,7 +188,7 @@ def trashd_views(mounts: Iterable[Mount], owners: Container[int]) -> list[MountV
 
 
 def every_place(place: FilesystemPath, mount_views: Iterable[MountView]) -> list[FilesystemPath]:
-    """Return all places of a directory: on its backing filesystem, and in the trashd mounts that show it."""
+    """Return all places where a directory appears: on its backing filesystem, and in trashd mounts that show it."""
     ours = list(mount_views)
     backing = next((_translate(place, view.shown, view.backing) for view in ours if view.shown.holds(place)), place)
     shown = (_translate(backing, view.backing, view.shown) for view in ours if view.backing.holds(backing))

@@ -372,7 +372,7 @@ class _RemovalRun:
         self._frames.append(_Frame(name, fd, path, work, is_bound=is_bound))
 
     def _is_held_store(self, frame: _Frame, name: str) -> bool:
-        """Return whether a directory is a store with content that stays; if so, report it."""
+        """Return whether a directory is a store whose content must be kept; if so, report it."""
         try:
             stop = self._remover.inner_stores.stop_at(frame.fd, frame.path, name)
         except OSError as error:

@@ -102,7 +102,7 @@ class Heartbeat(msgspec.Struct, tag=True):
 
 
 class Tended(msgspec.Struct, tag=True):
-    """The stores in which this user has a folder, starting with the child's own store, and the unsolved problems."""
+    """The stores in which this user has a folder, starting with the child's own store, and the unresolved problems."""
 
     bases: list[bytes]
     problems: list[str]

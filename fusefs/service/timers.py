@@ -35,7 +35,7 @@ class ServiceTimers(NamedTuple):
     last_unread_pause_s: float = 600.0
     retry_pause_s: float = 1.0  # for an orphan, since the swap may still hold its lock
     child_pause_s: float = 1.0  # for a user whose child or folder failed
-    tend_pause_s: float = 5.0  # for a user's drop/ or stage/ with an unsolved problem
+    tend_pause_s: float = 5.0  # for a user's drop/ or stage/ with an unresolved problem
     last_pause_s: float = 3600.0  # for an orphan, and for a user
     doubt_pauses_s: tuple[float, ...] = DOUBT_PAUSES_S  # before EIO or ESTALE for one entry counts as final
     grudge_s: float = 300.0  # after this long without a failure, a user's backoff starts again

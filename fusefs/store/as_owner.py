@@ -104,7 +104,7 @@ class RenameAnswer(NamedTuple):
 
 
 class _TreeRefused(Exception):
-    """Why a tree may not get the name."""
+    """The reason why a tree must not be moved to the name."""
 
 
 class RootRename(NamedTuple):

@@ -1,9 +1,9 @@
-"""Makes a user's folder, complete before it gets its name, and only one per user, whatever others create beside it.
+"""Makes a user's folder: complete before it gets its name, and one per user, whatever other users create beside it.
 
-This module also has root's first inspection of the folders that users made themselves. Until then, a folder serves only
-its user. If it meets the conditions down to every container, root registers it and moves it to where only root can
-create entries; this makes it proven. If not, root records that it is refused: correct modes later do not change this.
-No user loses access to anything.
+This module also contains root's first inspection of the folders that users made themselves. Until then, a folder serves
+only its user. If the folder and all its containers meet the conditions, root registers it and moves it to where only
+root can create entries; this makes it proven. If not, root records a refusal, which later corrections do not change. No
+user loses access to anything.
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mo
 
 
 def _line_at_root(kernel: Kernel, uid: int, path: bytes, mounts: Sequence[Mount]) -> Iterator[UserLine]:
-    """Make the registry line for a user's own store, in a process of that user; none if it is not such a store."""
+    """Yield the registry line for a user's own store, made in a process of that user; nothing for other directories."""
     base_path, name = os.path.split(path)
 
     def ask(_path: bytes) -> bytes:

@@ -256,7 +256,7 @@ def _undo_exchange(staged: Staged, victim: Victim, visible: VisibleRename) -> No
         visible.make(VisibleMove.EXCHANGE, staged.held)
         if kernel.is_named(staged.replacement, staged.held.fd, TREE):
             unstage(staged, victim, visible)
-            raise Refused(f"{where}: another process changed this name at the same moment", _UNCHANGED)
+            raise Refused(f"{where}: another process renamed or replaced it at the same moment", _UNCHANGED)
     raise Unsettled(f"{where} (changed by another process during the exchange; see {staged.held.id} in stage/)")
 
 
@@ -363,7 +363,7 @@ def give_back_name(staged: Staged, victim: Victim, visible: VisibleRename) -> No
             f"{where} (replaced by another process; the replacement is {staged.held.id} in stage/)"
         ) from error
     unstage(staged, victim, visible)
-    raise Refused(f"{where}: another process changed this name at the same moment", _UNCHANGED)
+    raise Refused(f"{where}: another process renamed or replaced it at the same moment", _UNCHANGED)
 
 
 def remove(folder: UserFolder, victim: Victim, options: SwapOptions, visible: VisibleRename) -> Swapped:

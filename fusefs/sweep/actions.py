@@ -130,7 +130,7 @@ def format_rsync_command(
     rsync uses the part of each path after `/./` as the path below its destination.
 
     directory  absolute
-    more       further words for `trashd sweep`, such as a list of names or a limit
+    more       further arguments for `trashd sweep`, such as a list of names or a limit
     """
     options = format_options(selection)
     if options is None:

@@ -295,7 +295,7 @@ class Chooser:
     def choose_dirs(
         self, upper: bytes, sides: BackingAndMount, names: list[str], *, are_listed: bool = False
     ) -> list[str]:
-        """Select from the names of subdirectories."""
+        """Return the names of those subdirectories that match."""
         is_last = are_listed or not self._matcher.selects_below(depth_in(upper))
         if self._matcher.needs_stat or self._avoided:
             stats = self._stat_names(upper, sides, names, counts_mounts=is_last)

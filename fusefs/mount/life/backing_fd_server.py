@@ -1,10 +1,10 @@
-"""A process that opens the backing tree of a mount over itself for users' commands, which can't reach it by path.
+"""Opens, for users' commands, the backing tree of a mount that covers its own source and so hides it from them.
 
-A client sends an fd of a directory in the mount, which proves that it has access. It gets an fd of the same directory
-in the backing tree, with the restrictions of its mount, and without access to the parent directory. For the root of the
-mount, in our own mount namespace, it gets the root of the tree, whose parent it can't enter. Any other directory is
-opened in a clone of the mount, which is closed before the fd is sent. Otherwise a user could change the flags of an
-unattached mount in a user namespace of their own (Linux 6.18).
+A client sends an fd of a directory in the mount, which proves that it has access. The client gets an fd of the same
+directory in the backing tree, with the restrictions of its mount, and without access to the parent directory. For the
+root of the mount, in our own mount namespace, the client gets the root of the tree, whose parent it can't enter. Any
+other directory is opened in a clone of the mount, which is closed before the fd is sent. Otherwise a user could change
+the flags of an unattached mount in a user namespace of their own (Linux 6.18).
 
 The client's fd may be of any kind, and receiving or closing it may block on its filesystem. So a child process with a
 time limit serves each client. The child reads data about the fd only from /proc, because the daemon itself serves

@@ -452,7 +452,7 @@ def _open_rings(attached: Attached, device: int, states: FastPathStates) -> Iter
 
 
 def _backing_server(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
-    """Open the backing tree of a mount over itself for users' commands. For other mounts, commands open SRC."""
+    """Open the backing tree for users' commands, if the mount covers its source. Otherwise, commands open SRC."""
     mount, path = attached.mount, socket_path(attached.mount.source)
     return nullcontext() if path is None else backing_fd_server.run_server(path, vfs.root, mount.device)
 
