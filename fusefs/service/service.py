@@ -126,7 +126,7 @@ class _Service:
         self._reloads = trio.Lock()
         self._sent_summary = ""
         self._mounts: dict[bytes, Mount | None] = {}  # the mount that each volume's path leads into
-        self._views: list[MountView] = []
+        self._views: list[MountView] = []  # of trashd mounts, as of the last `_find`
         self._own_loops: dict[Key, VolumeLoop] = {}  # users' own stores
         self._own_stores: RegisteredStores | None = None
         self._limits = OwnStoreLimits()
@@ -218,11 +218,11 @@ class _Service:
         mounts = await trio.to_thread.run_sync(read_mounts)
         named = self._volumes or tuple(volume.path for volume in self.context.config.volumes if volume.is_served)
         paths = named
+        self._views = all_views(mounts, self._views)
         if not self._volumes:
             # Our own registry lists root's stores, or the user's own; its paths are checked like all others.
             own_lines = await trio.to_thread.run_sync(read_own_lines)
-            our_views = self._update_views(mounts)
-            paths = (*named, *volume_paths(mounts, our_views), *registered_paths(own_lines, mounts, our_views))
+            paths = (*named, *volume_paths(mounts, self._views), *registered_paths(own_lines, mounts, self._views))
         for path in await self._finder.find(paths, mounts):
             if self.context.config.may_serve(split_place(path)[0]):
                 self._start_loop(path, stays=path in named)
@@ -247,11 +247,6 @@ class _Service:
         if volume and self.context.config.find_section(path, volume) is not None:
             self.context.volumes.refuse_without_rules(volume, path, self.context.config)
 
-    def _update_views(self, mounts: list[Mount]) -> list[MountView]:
-        """Update and return the views of trashd mounts that exist, or are about to be mounted again."""
-        self._views = all_views(mounts, self._views)
-        return self._views
-
     def _start_loop(self, path: bytes, *, stays: bool) -> None:
         if path not in self._loops:
             loop = self._loops[path] = VolumeLoop(self.context, path, stays=stays)
@@ -274,7 +269,8 @@ class _Service:
         for key in self._own_loops.keys() - own_stores.lines.keys():
             self._own_loops[key].leave()
         mounts, pauses = read_mounts(), read_pauses(self._runtime, time.time())
-        our_views = self._update_views(mounts)
+        # Only `_find` may note that a mount is gone: `_watch_mounts` repeats it until then.
+        our_views = all_views(mounts, self._views)
         for key, line_of in own_stores.lines.items():
             uid, path = line_of.uid, line_of.line.path
             own = OwnStore(line_of, find_rule_path(path, mounts, our_views))

@@ -4,8 +4,10 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from fusefs.mount.places.runtime_dir import lock_directory
 from tests.support.background_mounts import backing_of, kill_daemon, mount, our_mount, workbench
 from tests.support.make_trees import roomy_volume
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume, unmount
-from tests.support.service_process import QUICK, SLOW, Service, begin_large, outwait, service
+from tests.support.service_process import QUICK, SCALED, SLOW, Service, begin_large, outwait, service
 from tests.support.small_orphans import EXPIRED, ids, orphan_in
 from tests.support.store_verbs import assert_silent, init, tmpfs_store, tree_of
 from tests.support.trashd_command import done_well, trashd
@@ -202,6 +204,25 @@ def test_volume_whose_mount_is_being_replaced_is_not_served_by_another_name(base
             running.until_phase(source, VolumePhase.UNPROVEN)  # no mount shows it any more: its rules are those of one
             assert identifier in ids(source)
             running.stop()
+
+
+@pytest.mark.needs("fuse")
+@pytest.mark.timeout(180)
+def test_a_volume_is_served_by_its_own_path_soon_after_its_mount_is_gone(base: Path) -> None:
+    """Whichever search for stores is the first to see that the daemon has ended; the next poll is ten minutes away."""
+    with workbench() as bench:
+        source, shown = bench / "source", bench / "target"
+        init(source)
+        with bind_mount(source, source):
+            for _ in range(3):
+                mount(source, shown)
+                with service(base, config=QUICK) as running:
+                    running.until_phase(shown, VolumePhase.IDLE)
+                    time.sleep(
+                        2 * SCALED.find_pause_s
+                    )  # then a search begins with the unmount, and the daemon ends later
+                    done_well("umount", shown)
+                    running.until(partial(running.knows, source))
 
 
 def test_volume_of_another_reaper_is_left_to_it_and_taken_over_when_it_lets_go(base: Path, volume: Path) -> None:
