@@ -66,7 +66,6 @@ class RemovalOptions(NamedTuple):
     with_stores  whether to remove inner stores with content, too, except for their pinned orphans
     counted    called with the size before anything is removed; None: do not count, as this costs a stat per file
     counting   called with the progress of the count
-    waits      whether the caller will wait for the space: then also count blocks that are shared with snapshots
     outage     how long to wait for a server that does not answer
     job        the MPI job that shares the removal
     """
@@ -81,7 +80,6 @@ class RemovalOptions(NamedTuple):
     with_stores: bool = False
     counted: Callable[[Survey], None] | None = None
     counting: Progress = lambda _entries, _bytes: None
-    waits: bool = False
     outage: OutageOptions = OutageOptions()
     job: SharesRemovals | None = None
 
