@@ -114,11 +114,12 @@ def test_after_rm_of_the_store_users_make_their_own_until_init(fs_type: str) -> 
         as_user(ALICE, partial(make_tree, volume / "hers", {"file": "1"}))
         with places() as base, service(base, volume) as running:
             running.until_phase(volume, VolumePhase.IDLE)
+            running.until(running.is_alone)  # no child makes directories there while rm removes them
             PAGE.typed("rm -rf DIR/.trashd", volume, DIR=volume)
             running.until_phase(volume, VolumePhase.GONE)
             PAGE.typed("trashd init DIR", volume, DIR=volume)
             running.until_phase(volume, VolumePhase.IDLE)
-            PAGE.typed("rm -rf DIR/.trashd", volume, DIR=volume)
+        PAGE.typed("rm -rf DIR/.trashd", volume, DIR=volume)
         hers = as_user(ALICE, lambda: str(swapped(volume / "hers")["id"]))
         PAGE.typed("trashd init DIR", volume, DIR=volume)
         swapped(volume / "job")
