@@ -41,7 +41,7 @@ def test_a_block_that_is_not_run_gives_a_reason(name: str) -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_every_block_of_a_shell_is_typed_or_says_why_not(name: str) -> None:
     languages = re.findall(r"^```(\S*)", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE)[::2]
-    assert set(languages) <= {"console", "sh", "toml", "ini", "json", "yaml", "text", "fstab"}
+    assert set(languages) <= {"console", "sh", "toml", "ini", "json", "yaml", "text"}
 
 
 def test_other_output_than_shown_is_found() -> None:

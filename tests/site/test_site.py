@@ -65,5 +65,5 @@ def test_the_search_knows_a_word(site: Path, word: str, page: str) -> None:
 
 def test_a_mans_page_has_what_its_command_says(site: Path) -> None:
     text = re.sub("<[^>]*>", "", (site / "docs/man/undo.html").read_text(encoding="utf-8"))
-    assert "Take back all that your last swap, rm or sweep in this terminal took away." in text
-    assert "A command that sudo(8) gives a terminal of its own" in text
+    assert "Restore everything that your last swap, rm or sweep in this terminal removed." in text
+    assert "A command that sudo(8) runs in a separate terminal" in text
