@@ -136,7 +136,7 @@ def states() -> str:
         Arrow(((310, 228), (310, 310)), "arrow back"),
         Label((302, 276), "name in use", "end faint"),
         Label((12, 396), "A state is a directory of the store, .trashd/u/UID/STATE/ID/, and only a rename changes it."),
-        Label((12, 414), "Dashed: undone or given back; from reaping only on shared filesystems, if pinned meanwhile."),
+        Label((12, 414), "Dashed: undone, or given back. From reaping only on shared filesystems, if pinned since."),
     ])  # fmt: skip
 
 

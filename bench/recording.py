@@ -32,7 +32,7 @@ COMMANDS = (
     WATCH,
 )
 _FIRST = "until trashd status; do sleep 1; done; cd /scratch; mkdir first && trashd swap first && trashd undo"
-"""Python keeps its bytecode from this, as an installed package has it."""
+"""Run first, so that the bytecode is on disk, as after an installation."""
 _UID, _COLUMNS, _LINES = 1000, 80, 24
 Frame = tuple[float, list[str]]
 """What a command shows, from so many seconds after its start."""

@@ -64,7 +64,7 @@ class CountEnd(NamedTuple):
 
 
 class PausedVolume(NamedTuple):
-    """The directory that holds the store; null if all volumes are meant."""
+    """The directory that holds the store; null for all volumes."""
 
     volume: bytes | None
 

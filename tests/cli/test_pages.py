@@ -19,11 +19,19 @@ PAGES = [
 ]
 TYPED_ELSEWHERE = {"docs/howto/faq.md", "docs/howto/troubleshooting.md"}
 """By test_faq.py and test_troubleshooting_tried.py."""
+OF_MOUNTS = "docs/howto/containers-and-mounts.md"
+"""Its commands mount."""
 
 
-@pytest.mark.needs("root")
+@pytest.mark.needs("root", "loop")
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", sorted(set(PAGES) - TYPED_ELSEWHERE))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.needs("fuse")) if name == OF_MOUNTS else name
+        for name in sorted(set(PAGES) - TYPED_ELSEWHERE)
+    ],
+)
 def test_the_commands_of_a_page_print_what_it_shows(name: str) -> None:
     page = read_page((ROOT / name).read_text(encoding="utf-8"))
     if page.commands:

@@ -52,8 +52,12 @@ class Step(NamedTuple):
         """It ended well, and said what the page says. Raises  AssertionError"""
         assert done.code == 0, (self.command, done)
         said = done.out + done.err
-        pattern = "".join(".*" if part == "…" else re.escape(part) for part in re.split("(…)", self.said))
-        assert re.fullmatch(pattern, said, re.DOTALL), f"{self.command}\nsays\n{said}\nand in the recipe\n{self.said}"
+        assert is_shown(self.said, said), f"{self.command}\nsays\n{said}\nand in the recipe\n{self.said}"
+
+
+def is_shown(shown: str, printed: str) -> bool:
+    """Whether a page shows what was printed; `…` stands for anything."""
+    return re.fullmatch(".*".join(map(re.escape, shown.split("…"))), printed, re.DOTALL) is not None
 
 
 class RecipePage:
@@ -86,7 +90,7 @@ class RecipePage:
         """What it types in the section below a heading."""
         (section,) = (text for title, text in self._sections() if title == heading)
         blocks = (block["text"] for block in _BLOCK.finditer(section) if block["language"] == "console")
-        typed = [step for text in blocks for step in _steps(text)]
+        typed = [step for text in blocks for step in read_steps(text)]
         assert typed, f"nothing is typed below {heading}"
         return typed
 
@@ -100,7 +104,8 @@ class RecipePage:
         yield from zip(parts[::2], parts[1::2], strict=True)
 
 
-def _steps(text: str) -> Iterator[Step]:
+def read_steps(text: str) -> Iterator[Step]:
+    """Parse a block of `console`. Raises  AssertionError: it does not begin with a command"""
     before, *parts = _TYPED.split(text)
     assert not before, f"nobody typed what says {before}"
     for machine, prompt, command, said in zip(*(parts[n::4] for n in range(4)), strict=True):

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from tests.support import recipe_pages
 from tests.support.trashd_command import TRASHD, environment
 
 USER = 1000
@@ -23,7 +24,6 @@ _PART = re.compile(
     r"|^```(?P<language>console|sh)(?: exit=(?P<exit>\d+))?(?: not-run=(?P<reason>[^\n]*))?\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-_TYPED = re.compile(r"^([#$]) ((?:.*\\\n)*.*)\n", re.MULTILINE)
 _END = "the command ended with "
 
 
@@ -44,7 +44,7 @@ class Page(NamedTuple):
 
 
 def read_page(text: str) -> Page:
-    """Parse a page. Raises  ValueError: a block of `console` does not begin with a command"""
+    """Parse a page. Raises  AssertionError: a block of `console` does not begin with a command"""
     commands: list[TypedCommand] = []
     reasons: list[str] = []
     for part in _PART.finditer(text):
@@ -53,23 +53,20 @@ def read_page(text: str) -> Page:
         elif part["setup"]:
             commands.append(TypedCommand(True, part["setup"], None, 0))
         else:
-            read = _console_lines if part["language"] == "console" else _shell_lines
-            commands += (one._replace(exit_status=int(part["exit"] or 0)) for one in read(part["text"]))
+            read = _console_commands if part["language"] == "console" else _shell_commands
+            commands += read(part["text"], int(part["exit"] or 0))
     return Page(commands, reasons)
 
 
-def _console_lines(text: str) -> Iterator[TypedCommand]:
-    before, *parts = _TYPED.split(text)
-    if before:
-        raise ValueError(f"output without a command: {before}")
-    for prompt, line, output in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
-        yield TypedCommand(prompt == "#", line, output, 0)
+def _console_commands(text: str, exit_status: int) -> Iterator[TypedCommand]:
+    for step in recipe_pages.read_steps(text):
+        yield TypedCommand(step.is_root, step.command, step.said, exit_status)
 
 
-def _shell_lines(text: str) -> Iterator[TypedCommand]:
+def _shell_commands(text: str, exit_status: int) -> Iterator[TypedCommand]:
     for line in text.replace("\\\n", " ").splitlines():
         if line.strip() and not line.startswith("#"):
-            yield TypedCommand(True, line, None, 0)
+            yield TypedCommand(True, line, None, exit_status)
 
 
 class Shell:
@@ -122,6 +119,6 @@ def type_page(page: Page, volume: Path) -> None:
 
 
 def is_shown(shown: str, printed: str) -> bool:
-    """Whether a page shows what was printed."""
+    """Whether a page shows what was printed, but for the numbers of spaces."""
     shown, printed = ("\n".join(" ".join(line.split()) for line in text.splitlines()) for text in (shown, printed))
-    return re.fullmatch(".*".join(map(re.escape, shown.split("…"))), printed, re.DOTALL) is not None
+    return recipe_pages.is_shown(shown, printed)
