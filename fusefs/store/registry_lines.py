@@ -1,13 +1,13 @@
-"""The registry of the stores that a user uses (its lines), and root's mark on the stores that root made.
+"""Encodes and decodes registries of stores, and marks the stores that root made.
 
 The reader of a registry does not trust its writer. Each user has a registry below their home directory; root has its
 own, to which no user can write.
 
-Even if everything in a store belongs to root, this does not prove that root made the store. A user who may move root's
-directories could have given them a store's names, and the present modes do not show earlier ones. So `init` writes the
-identity of `.trashd` into one of its attributes that no user can set; a copy has another identity. Users can read the
-attribute, so root's child processes can, too. If the filesystem has no such attributes, or this root may not set them
-(in a container), root's registry lists the stores that root made.
+Even if everything in a store belongs to root, this does not prove that root made the store. A user who was able to move
+root's directories could have given them a store's names, and the current modes do not show earlier ones. So `init`
+writes the identity of `.trashd` into an attribute of that directory that no user can set. A copy has a different
+identity. All users can read the attribute, and so can root's child processes. If the filesystem has no such attributes,
+or root lacks the capability to set them (in a container), root's registry lists the stores that root made.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456
 
 
 class RegistryLine(NamedTuple):
-    """A line, which describes a store as it was when it was last used.
+    """A line of a registry, which describes a store as it was when it was last used.
 
     identity    the store's identity
     volume      the volume ID
-    filesystem  f_fsid of its filesystem; 0 if there is none
+    filesystem  f_fsid of its filesystem; 0 if the filesystem has none
     path        path of the directory that holds the store, without links
     name        the store's name; in the file, the name is part of the path only for a user's own store
     """
@@ -50,7 +50,7 @@ class RegistryLine(NamedTuple):
     name: Name = STORE
 
     def store(self) -> bytes:
-        """The path of the store."""
+        """Return the path of the store."""
         return os.path.join(self.path, self.name)
 
 
@@ -63,7 +63,7 @@ def encode_line(line: RegistryLine) -> bytes:
 
 
 def decode_lines(text: bytes) -> list[RegistryLine]:
-    """Decode a registry, all of which another user may have written; invalid lines are skipped."""
+    """Decode the lines of a registry, which another user may have written. Invalid lines are skipped."""
     lines = []
     for line in text.split(b"\n", MAX_LINES)[:MAX_LINES]:
         words = line.rsplit(b" ", 3)
@@ -89,9 +89,9 @@ def decode_lines(text: bytes) -> list[RegistryLine]:
 
 
 def read_registry(dir_fd: int) -> bytes:
-    """Read the registry in a directory, which must be the caller's own and not writable by others.
+    """Read the registry in a directory. Both must belong to the caller, and no other user may be able to write to them.
 
-    Raises  FileNotFoundError if there is none; OSError EPERM if it belongs to another user, or others can write to it
+    Raises  FileNotFoundError if there is no registry; OSError EPERM if another user owns or can write to the registry
             or the directory; EFBIG; the kernel's error for a link or a FIFO
     """
     require_owner(os.fstat(dir_fd), os.geteuid())
@@ -99,7 +99,7 @@ def read_registry(dir_fd: int) -> bytes:
 
 
 def read_own_lines() -> list[RegistryLine]:
-    """Read the lines of the caller's own registry, the newest last; empty if there is no valid registry."""
+    """Read the lines of the caller's own registry, newest last; return [] if there is no valid registry."""
     try:
         return decode_lines(read_own_registry())
     except OSError:
@@ -118,7 +118,6 @@ def explain_unused_registry() -> tuple[bytes, str] | None:
 
 
 def read_own_registry() -> bytes:
-    """Read the caller's own registry. Raises  OSError"""
     with Fd(os.open(persistent_dir(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         return read_registry(directory)
 
@@ -139,7 +138,6 @@ class StoreMaker(Enum):
     """The user who made a store, as far as that can be known.
 
     COPY     a user who could set root's attribute copied a store that root made
-    UNKNOWN  not known
     """
 
     BY_ROOT = "by root"
@@ -179,10 +177,9 @@ def has_root_mark(kernel: Kernel, fd: Fd) -> bool:
 
 
 def can_have_root_mark(kernel: Kernel, fd: Fd) -> bool:
-    """Whether the filesystem of an opened `.trashd` supports the attribute, if root may set it.
+    """Whether the filesystem of an opened `.trashd` supports the attribute for root's mark.
 
-    Returns False for network and FUSE filesystems: they may report that the attribute is missing, and yet refuse to
-    set it.
+    Return False for a network or FUSE filesystem that reports a missing attribute, because it may refuse to set one.
     """
     try:
         os.getxattr(fd, XATTR)
@@ -192,7 +189,7 @@ def can_have_root_mark(kernel: Kernel, fd: Fd) -> bool:
 
 
 def explain_missing_mark(base_path: bytes) -> str:
-    """Explain what it means that a store has no mark that root made it, and the remedy."""
+    """Return, for messages, the consequences of a missing root mark, and the remedy."""
     volume = shell_word(base_path)
     return (
         "without that list, and on other machines, root's commands and service ignore the store until root runs "
@@ -217,7 +214,7 @@ def find_maker(kernel: Kernel, fd: Fd, base_paths: Collection[bytes] = ()) -> St
 
 
 def hint_for_unknown_maker(base_path: bytes) -> str:
-    """Return the remedy if it is not known who made a store."""
+    """Return, for messages, the remedy for a store whose maker is unknown."""
     volume = shell_word(base_path)
     ours = f"if root created it, on another machine or before it was copied, run trashd init --known {volume}"
     other = f"otherwise trashd init --replace {volume} replaces it, and its owners' next commands move their orphans"

@@ -29,7 +29,7 @@ _BLOCK = 512
 
 
 def ensure_reserve(folder: UserFolder) -> None:
-    """Make the reserve if it is missing. On a full volume it is made later."""
+    """Make the reserve if it is missing or incomplete. On a full volume, do nothing: a later call makes it."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         if _is_complete(kernel, reserve):
@@ -75,10 +75,10 @@ def is_stocked(folder: UserFolder) -> bool:
 
 
 def _is_complete(kernel: Kernel, reserve: Fd) -> bool:
-    """Whether the reserve is as it was made, and not, for example, written to by a killed swap.
+    """Whether the reserve is unchanged since it was made. For example, a killed swap may have written to it.
 
-    A spare file with a second link must not be written to. On btrfs, it may have no blocks after a power failure, if a
-    process flushed only the directory; other filesystems may not reserve any blocks.
+    A spare file with a second link must not be written to. On btrfs, the file may have lost its blocks in a power
+    failure if a process flushed only the directory. Some other filesystems can't reserve blocks at all.
     """
     try:
         with kernel.open_dir(reserve, READY) as fd:
@@ -135,8 +135,8 @@ def lock_reserve(folder: UserFolder, owned: ExitStack) -> tuple[Fd, Fd] | None:
             spare = owned.enter_context(kernel.open_beneath(fd, SPARE, FILE_TO_LOCK))
         except FileNotFoundError:
             return None
-    # Another command may already have used it as a record, and may even have finished. A file with a second link must
-    # not be written in place, because a backup that consists of hard links would get the same record.
+    # Another command may already have used the spare file as a record, and may even have finished. A file with a second
+    # link must not be written in place, because a backup that consists of hard links would get the same record.
     is_ours = kernel.lock(spare) and kernel.is_named(spare, fd, SPARE) and kernel.fstat(spare).st_nlink == 1
     return (fd, spare) if is_ours else None
 

@@ -1,4 +1,4 @@
-"""Restores a tree by id, to its name with a single exchange or rename, or to another path; or only a part of it.
+"""Restores a tree, or a part of it, to its original path with a single exchange or rename, or to another path.
 
 Entries taken by a sweep go back into their original directory, one by one. A directory that is missing there is moved
 as a whole; one that exists is merged. An entry whose name is taken stays in the orphan and is reported. Nothing is ever
@@ -95,8 +95,7 @@ _WITHOUT_RETURN = {
     State.QUARANTINE: "a disconnected reaper on another host may still delete it, so it is not moved back on this "
     "filesystem; copy the remaining files (trashd list --json prints their path)",
 }
-"""Why containers in these states are not restored on shared filesystems: a reaper has opened directories in the tree.
-"""
+"""Hints for states whose containers can't be restored on shared filesystems: a reaper has opened the tree."""
 _SOURCES = (State.ORPHANS, State.REAPING, State.QUARANTINE)
 _IN_BOTH = errno.EISDIR
 
@@ -107,8 +106,8 @@ class Restored(NamedTuple):
     path        where the tree is now
     rescued     the orphan that has the replacement's contents, if there were any
     partial     whether the reaper had begun to delete the tree; entries that it had removed are lost
-    closed_uid  if `partial`, the current owner of directories that the reaper may have entered, with mode 0700
-    is_spared   whether it is marked as restored, which rules respect (linux/xattrs.py)
+    closed_uid  if `partial`, the owner of directories that the reaper may have given mode 0700
+    is_spared   whether the tree is marked as restored, so that rules don't delete it again (linux/xattrs.py)
     left        the first of the `n_left` swept entries that could not be restored and stay in the orphan
     """
 
@@ -138,17 +137,16 @@ class RestoreClaim(NamedTuple):
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Release the lock."""
         self.held.owned.close()
 
 
 class RestoreDestination(NamedTuple):
     """The destination of a restored tree.
 
-    visible    does the rename there
+    visible    makes the renames at the destination
     path       the path, for messages
     target     the path relative to the store's base; None for the origin, and for a path outside the base
-    at_origin  whether it is the origin, where the tree may take the place of our replacement
+    at_origin  whether the destination is the origin, where the tree may take the place of our replacement
     """
 
     visible: VisibleRename
@@ -159,7 +157,7 @@ class RestoreDestination(NamedTuple):
     at_origin: bool
 
     def is_by_root(self) -> bool:
-        """Return whether root renames for the tree's owner, and so needs no temporary permission."""
+        """Return whether root makes the renames for the tree's owner, so that no temporary permission is needed."""
         return not isinstance(self.visible, DirectRename)
 
 
@@ -168,7 +166,7 @@ def restore_by_id(
 ) -> Restored:
     """Restore a listed orphan, or a part of it, to its origin or another path.
 
-    Raises  TrashdError; then it is still an orphan
+    Raises  TrashdError; then the tree is still an orphan
     """
     try:
         within = None if inside is None else join_path(*split_path(inside))
@@ -180,7 +178,7 @@ def restore_by_id(
     with ExitStack() as owned:
         if to is None:
             if entry.origin is not None and any(map(is_store_name, entry.origin.split(b"/"))):
-                # Only staging makes containers. One that root took in order to delete it may have lost its record (I3).
+                # Only staging makes containers. A container that root took over may have lost its record (I3).
                 raise Refused(
                     f"{printable(entry.origin)}: this original path is inside a trash store",
                     "restore the orphan elsewhere with --to PATH",
@@ -353,9 +351,9 @@ def _open_tree(held: HeldContainer) -> Fd | None:
 
 
 def _drop_cached_names(held: HeldContainer) -> None:
-    """Make a mount forget the cached names in a tree that a reaper worked on, or they would reappear with the tree.
+    """Make a mount forget the cached names in a tree that a reaper worked on; otherwise they would reappear with it.
 
-    If a lookup at a directory's last place fails, the kernel drops all cached entries below that directory.
+    If a lookup of a directory at its previous path fails, the kernel drops all cached entries below that directory.
     Source  fs/dcache.c, d_invalidate
     """
     store = held.folder.store
@@ -630,12 +628,12 @@ def closed_uid_of(held: HeldContainer) -> int | None:
 
 
 def _path_while_orphan(held: HeldContainer, inside: RelPath) -> str:
-    """Return the path of a file in a tree while the tree is an orphan, for messages."""
+    """Return, for messages, the path that a file in the tree has while the tree is an orphan."""
     return printable(os.path.join(held.folder.path_to(State.ORPHANS, held.name()), join_path(TREE, inside)))
 
 
 def open_origin_directory(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name]) -> BackingAndMount:
-    """Open the original directory for a directory in the tree; make it and its parents, if missing, like the tree's.
+    """Open the original directory of the tree's directory `parents`. Missing directories are made like the tree's.
 
     At most six fds are open at a time, at any depth.
     """
@@ -699,7 +697,7 @@ def _open_or_make(
 
 
 class Unmoved(NamedTuple):
-    """Entries that were not moved: the first failures, and their number. n_unmarked: number moved, but not marked"""
+    """The `n` entries that were not moved, with the first failures. n_unmarked: number of moved but unmarked entries"""
 
     failures: tuple[Failure, ...] = ()
     n: int = 0
@@ -759,7 +757,7 @@ def restore_swept(claim: RestoreClaim, inside: RelPath | None) -> Restored:
 
 
 def _missing_origin(held: HeldContainer, origin: RelPath, path: bytes, owned: ExitStack) -> RestoreDestination | None:
-    """Return the swept directory's place as the destination for the whole tree; None if that directory still exists."""
+    """Return the swept directory's path as the destination for the whole tree; None if the directory still exists."""
     place = owned.enter_context(Origin(held, origin))
     if place.parent_fd is None:
         raise NotFound(path, "the directory above it is missing; restore it with --to PATH")
@@ -782,7 +780,7 @@ def _merge_part(kernel: Kernel, held: HeldContainer, tree: BackingAndMount, insi
     *parents, name = split_path(inside)
     above = join_path(*parents)
     with open_beneath_on_both(kernel, tree, above) as source:
-        kernel.stat(source.fd, name)  # raise before anything is made for it
+        kernel.stat(source.fd, name)  # a missing entry raises before any directory is made for it
         with open_origin_directory(kernel, held, tree.fd, parents) as target:
             unmoved = merge_entry(kernel, source, target, name, above)
     with suppress(OSError), DeepOpener(kernel, tree) as opener:

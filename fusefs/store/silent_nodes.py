@@ -1,9 +1,9 @@
-"""How long another node, or another boot, must be silent before its container is taken over.
+"""Determines how long another node, or another boot, must be silent before its container is taken over.
 
 To find out whether another node still works on a container, we watch the container for some time, by our own clock. The
 observed state and its time are recorded next to the container's record, so that any later command in this boot
-continues the watch. This only shows which nodes may be alive. If a silent node does wake up, the way in which a
-takeover is done protects live files.
+continues the watch. The watch only shows which nodes may be alive. If a silent node wakes up after all, live files are
+protected by the way in which a takeover is done.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ Source  docs/internals/benchmarks/2026-11.md
 """
 _CACHE_TIMES = 3
 _ANNOUNCED_PART = 1 / 3
-"""The part of that time before a takeover is announced (otherwise every check would stop a swap), and the part after
-the announcement."""
+"""The share of the time before a takeover is announced, and the least share between the announcement and the takeover.
+
+If takeovers were announced at once, every check would stop a swap.
+"""
 _NOTE_MAX_BYTES = 200
 _NS_PER_S = 1_000_000_000
 
@@ -64,7 +66,7 @@ class _Note(NamedTuple):
 
 
 def takeover_s(store: Store) -> float:
-    """Return for how many seconds another node's command must be silent before it is taken over.
+    """Return for how many seconds another node's command must be silent before its container is taken over.
 
     A node that is silent for less time may be busy, and other nodes see its changes only when their caches expire. The
     command's lock must also be free.
@@ -94,7 +96,7 @@ def _configured_s(store: Store, mounts: list[Mount]) -> int:
 
 
 def remaining_wait_s(store: Store, fd: Fd) -> float:
-    """Return for how many more seconds a container must be silent, as far as this boot has watched it; 0: take it over.
+    """Return for how many more seconds a container must be silent, given what this boot has observed; 0: take it over.
 
     A live owner gives up when it sees the announcement. Raises  OSError
     """
@@ -135,7 +137,6 @@ def _digest_container(kernel: Kernel, fd: Fd) -> str:
 
 
 def _read_note(kernel: Kernel, fd: Fd, prefix: bytes) -> _Note | None:
-    """Read this boot's note; None if there is no valid one."""
     with suppress(FileNotFoundError, ValueError):
         at_s, sight = (read_small(kernel, fd, _note_name(prefix), _NOTE_MAX_BYTES) or b"").decode("ascii").split()
         return _Note(float(at_s), sight)

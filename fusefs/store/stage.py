@@ -1,4 +1,4 @@
-"""Staging: makes a container with its durable record, or undoes this."""
+"""Stages a container: makes it with its durable record, or undoes this."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _NEEDS_REPLACEMENT = (Method.EXCHANGE, Method.TWO_RENAME, Method.SWEEP)
 
 
 class TakenContainer(NamedTuple):
-    """The facts that root itself knows about a user's container that it takes over.
+    """What root itself has determined about a user's container that root takes over.
 
-    born_ns  when it was made, before its tree came, according to a clock that can't be set
-    uid      its user; None if other users could enter it, so that they may have put something there
+    born_ns  when the container was made, before its tree was moved into it, by a clock that can't be set
+    uid      its user; None if other users could enter the container, and so may have put something into it
     """
 
     born_ns: int
@@ -61,7 +61,7 @@ class SwapOptions(NamedTuple):
     accept_differences  whether to accept a replacement that differs from the old directory
     keep         globs for the top-level entries that a swap keeps in place
     taken_container  set if the victim is a user's container (store/as_owner.py); not an option for users
-    heir         the uid for which root swaps; that user gets the orphan, which does not expire before that
+    heir         the uid for which root swaps; that user gets the orphan, which does not expire until then
     invocation   the command line, if a user typed one
     """
 
@@ -77,7 +77,7 @@ class SwapOptions(NamedTuple):
 class Staged(NamedTuple):
     """A container in stage/ with its record locked.
 
-    replacement  the prepared replacement; None for a removal; for a sweep, the container's `tree`, which it fills
+    replacement  the prepared replacement; None for a removal; for a sweep, the `tree` that the sweep fills
     """
 
     held: HeldContainer
@@ -87,7 +87,6 @@ class Staged(NamedTuple):
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close them and release the lock."""
         self.held.owned.close()
 
 
@@ -114,7 +113,7 @@ def stage(folder: UserFolder, name: bytes, record: Record) -> Staged:
 
 
 def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
-    """Make a new container for a record, not from the reserve or with the spare file's space."""
+    """Make a new container for a record, without using the reserve or the spare file."""
     kernel = folder.store.kernel
     for attempt in range(ATTEMPTS):
         container = new_id(kernel, name)
@@ -137,9 +136,9 @@ def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
 
 
 def _complete_record(kernel: Kernel, fd: Fd, container: ContainerId, replacement: Fd | None, record: Record) -> Record:
-    """Complete a first record from its container: id, prepared directory, superblock, and a time before the tree came.
+    """Fill in the fields of a new record that depend on its container.
 
-    If the record already has that time, because the tree came into the store earlier, it is kept.
+    If the record already has `moved_ns`, because the tree was moved into the store earlier, that time is kept.
     fd  a directory in which an entry has just been made or changed, which sets its ctime
     """
     if replacement is not None and record.method is Method.SWEEP:
@@ -167,7 +166,7 @@ def _make_replacement(folder: UserFolder, container_fd: Fd, method: Method) -> F
 
 
 def discard_unmade(folder: UserFolder, state: State, container: ContainerId) -> None:
-    """Remove a container that never got its record, as recovery would do, or may have done already."""
+    """Remove a container that never got its record, as recovery would. Recovery may have removed it already."""
     kernel = folder.store.kernel
     with suppress(OSError), folder.open(state) as parent:
         remove_unrecorded(kernel, parent, container.encode())
@@ -215,7 +214,7 @@ def make_record(
     victim: Identity | None,
     parent: Identity | None = None,
 ) -> Record:
-    """Make the record for a tree that is taken now, without retention.
+    """Make the record for a tree that is about to be moved into the store, without retention.
 
     The caller adds optional fields, and `_complete_record` adds those that depend on the container.
     """
@@ -253,11 +252,11 @@ def make_victim_record(folder: UserFolder, victim: Victim, method: Method, optio
 
 
 INSIDE = Name(b"inside")
-"""An entry that a check puts into its stand-in, where a rename must not be able to replace the stand-in."""
+"""An entry that a check on overlayfs puts into its stand-in, so that no rename can replace the stand-in."""
 
 
 def stand_in(container: ContainerId) -> Name:
-    """Return the name of the empty directory beside the victim with which a check tries the rename to its container."""
+    """Return the name of a check's stand-in: an empty directory beside the victim, with which renames are tried."""
     return Name(NEW_PREFIX + container.rpartition("-")[2].encode())
 
 
@@ -270,7 +269,7 @@ def drop_stand_in(kernel: Kernel, parent: Fd, container: ContainerId) -> None:
 
 
 def restock(folder: UserFolder) -> None:
-    """Refill the reserve if possible. A failure is left to `trashd doctor`, since the swap has succeeded."""
+    """Refill the reserve if possible. Ignore failures, since the swap has succeeded; `trashd doctor` reports them."""
     with suppress(OSError):
         ensure_reserve(folder)
         ensure_spare_space(folder)

@@ -2,8 +2,8 @@
 
 A registry is rewritten as a whole, under a lock, without stores that are gone. For root, users' registries are read by
 child processes with the users' UIDs, and users' links are not followed. Root finds users in the account database, and
-through their folders in stores. Root searches a registry below the home directory in the account database, since it
-does not know a user's XDG_STATE_HOME.
+through their folders in stores. Root expects a user's registry below the home directory that the account database
+names, since root does not know the user's XDG_STATE_HOME.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
 
 class RegistryTarget(Enum):
-    """What a line leads to.
+    """The target of a line.
 
     THERE   the store
     ABSENT  nothing now; the store may come back, for example if its disk is not mounted
@@ -114,7 +114,7 @@ def find_target(kernel: Kernel, line: RegistryLine, mounts: Sequence[Mount], tru
 
 
 def _was_here(kernel: Kernel, line: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> bool:
-    """Whether the lowest existing directory of the path is on the same filesystem as the store was."""
+    """Whether the lowest existing directory of a line's path is on the filesystem on which the store was."""
     path = line.path
     while path != b"/":
         path = os.path.dirname(path)
@@ -136,7 +136,7 @@ def open_registered(kernel: Kernel, entry: UserLine, mounts: list[Mount]) -> Sto
 
     This may block forever, so call `find_targets` first. If the line is from another user's registry, the store must be
     that user's own, and root opens it for that user only.
-    Raises  BrokenStore, if the line is from the caller's own registry
+    Raises  BrokenStore if the line is from the caller's own registry
     """
     line, of = entry.line, None if entry.uid == os.geteuid() else entry.uid
     try:
@@ -187,7 +187,7 @@ def add_line(kernel: Kernel, new_line: RegistryLine) -> str:
 
 
 def _lock_registry(path: bytes) -> Fd | None:
-    """Take the registry's lock; None if it stays taken, as its holder has been stopped, or takes long to write."""
+    """Take the registry's lock. Return None if its holder, which may have been stopped, keeps it for too long."""
     for _glance in range(_N_LOCK_TRIES):
         lock = take_lock(path, STORES + b".lock")
         if lock is not None:
@@ -197,7 +197,7 @@ def _lock_registry(path: bytes) -> Fd | None:
 
 
 def _still_needed(kernel: Kernel, lines: Sequence[RegistryLine], new_line: RegistryLine) -> list[RegistryLine]:
-    """Return the lines to keep along with a new one; if there are too many, omit those that are absent now."""
+    """Return the lines to keep along with a new one. If there are too many, omit lines whose store is absent now."""
     entries = [UserLine(os.geteuid(), line) for line in lines]
     followed = [(entry.line, lead) for entry, lead in find_targets(kernel, entries, read_mounts())]
     kept = [
@@ -249,8 +249,8 @@ def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int]
 def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mount]) -> Iterator[UserLine]:
     """Find users' own stores at mount points, whether or not they are in a registry; needs root.
 
-    The store's volume.json, which only its user can have put there, contains its identity, so it is not a copy of the
-    store's files. If a child does not respond within a few seconds, its stores are skipped.
+    Such a store is not a copy: its volume.json, which only its user can have put there, contains the store's identity.
+    If a child does not respond within a few seconds, its stores are skipped.
     """
 
     def ask(point: bytes) -> bytes:
@@ -272,7 +272,7 @@ def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mo
 
 
 def _line_at_root(kernel: Kernel, uid: int, path: bytes, mounts: Sequence[Mount]) -> Iterator[UserLine]:
-    """Yield the registry line for a user's own store, made in a process of that user; nothing for other directories."""
+    """Yield the registry line for a user's own store, made in a process of that user; nothing for other stores."""
     base_path, name = os.path.split(path)
 
     def ask(_path: bytes) -> bytes:
@@ -345,7 +345,7 @@ def _entries_of(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) ->
         except OSError:
             return b""
 
-    # The user may stop the child, so this must not mark a mount as silent: then it affects only that user.
+    # The user may stop the child. That must affect only that user, so this must not mark a mount as silent.
     ((_home, answer),) = ask_each((home,), ask, set(), lambda _home: home.uid, user_credentials(home.uid))
     return [UserLine(home.uid, line) for line in decode_lines(answer or b"")]
 

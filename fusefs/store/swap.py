@@ -70,12 +70,12 @@ class Swapped(NamedTuple):
     """The result of a swap or a removal.
 
     store       the user's folder that contains the orphan
-    volume      the directory that holds the store, if commands can't find it by themselves, else None
+    volume      the directory that holds the store, if commands can't find the store by themselves; otherwise None
     gap_ns      how long the name was missing between two renames; 0 for an exchange, None for a removal
     unlike      the attributes that could not be given to the replacement
     warnings    failed steps after the exchange; the next command completes them
     kept        the top-level entries that stay in place
-    unnoted     why the store is not in the caller's registry, so that no service reaps it; empty if it is
+    unnoted     why the store is not in the caller's registry, so that no service reaps the orphan; otherwise empty
     expires_ns  when the orphan expires, in wall-clock time; None: never
     """
 
@@ -133,7 +133,7 @@ def swap(
 ) -> Swapped:
     """Swap the victim into a user's folder in a store.
 
-    visible  does the renames at the victim's name
+    visible  makes the renames at the victim's name
     Raises   OSError with EXDEV if this store can't take the victim: try the next; other OSError, NotAlike, Refused: the
              victim is where it was; Unsettled: everything is kept, and the message says where
     """
@@ -188,7 +188,6 @@ def undo_staging(staged: Staged, victim: Victim, visible: VisibleRename, error: 
 
 
 def _raise_if_taken_over(staged: Staged) -> None:
-    """Raise TakenOver if another node took over the container, so that its contents may be there."""
     if is_taken_over(staged.held):
         raise TakenOver(staged.held.id)
 
@@ -221,7 +220,6 @@ _UNCHANGED = "nothing was changed; run the command again"
 
 
 def format_differences(differing: Differences) -> list[str]:
-    """Return the differences as texts for messages."""
     return [
         f"{one.what} {UNREADABLE if one.wanted == UNREADABLE else f'{one.got} instead of {one.wanted}'}"
         for one in differing
@@ -401,7 +399,7 @@ def remove_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
 def swap_or_remove_path(
     kernel: Kernel, path: bytes, options: SwapOptions, verb: SwapFunction, *, directory: bool
 ) -> Swapped:
-    """Find the victim and call `verb` with it; do it again if this node had cached the name for an inode that is gone.
+    """Find the victim and call `verb` with it. Try once more if this node had cached an inode that no longer exists.
 
     directory  whether the victim must be a directory
     Raises     TrashdError
@@ -449,7 +447,8 @@ def _offer_to_stores(
 def volume_to_report(store: Store, mounts: Iterable[Mount]) -> bytes | None:
     """Return the directory that holds a store if commands can find the store only if a user names this directory.
 
-    Return None if it is a mount point or in the registry. Our own mounts do not count, as they may be unmounted.
+    Return None if the directory is a mount point or the store is registered. Our own mounts don't count, as they may be
+    unmounted.
     """
     lasting = any(mount.point == store.base_path for mount in mounts if not mount.is_trashd())
     return None if lasting or is_registered_store(store) else place_of_store(store)
@@ -466,7 +465,7 @@ def _explain_unregistered(store: Store, volume: bytes | None) -> str:
 def open_own_folder(store: Store) -> UserFolder:
     """Open the caller's folder, or make it. Complete or undo what killed commands left in stage/.
 
-    From now on, the store is in the user's registry.
+    This also adds the store to the user's registry.
     Raises  OSError; Untrusted
     """
     kernel = store.kernel
@@ -487,7 +486,7 @@ def open_own_folder(store: Store) -> UserFolder:
 
 
 def refuse_unknown(store: Store) -> None:
-    """Refuse a store that belongs to root but may not have been made by root, if we are root. Raises  NoStore"""
+    """If we are root, refuse a store that belongs to root without proof that root made it. Raises  NoStore"""
     if store.is_ours_as_root() and store.has_unknown_maker():
         raise NoStore(f"{printable(store.base_path)} ({NOT_MADE})", hint_for_unknown_maker(store.base_path))
 

@@ -60,7 +60,7 @@ class SweepContainer(NamedTuple):
     offered: OfferedStore
 
     def open_target(self, upper: bytes, openers: DeepOpeners) -> BackingAndMount:
-        """Open the directory in the tree for entries from a swept one; the caller closes it.
+        """Open the directory in the tree that receives the entries of an original directory; the caller closes it.
 
         If it is missing, it is made with the attributes of the original directory.
         upper   path of the original directory, relative to the swept one
@@ -76,10 +76,7 @@ class SweepContainer(NamedTuple):
         call_with_room(self.held.folder, SPARE_FOR_USER, make)
 
     def _make_like(self, target: Fd, name: Name, model: Fd) -> None:
-        """Make a directory like another one.
-
-        It appears with all its attributes, since some can be set only while it is empty.
-        """
+        """Make a directory like `model`. It appears with all attributes, as some can be set only while it is empty."""
         kernel, new = self.held.folder.store.kernel, unfinished_name()
         appear = partial(kernel.rename_free, self.held.fd, new, target, name)
         make_directory_like(kernel, self.held.fd, new, _metadata_for_copy(kernel, model), appear)
@@ -87,7 +84,7 @@ class SweepContainer(NamedTuple):
     def finish(self, *, is_empty: bool, size: TreeSize | None = None) -> tuple[ContainerId | None, tuple[str, ...]]:
         """Make an orphan of the entries taken, or remove the container; return the orphan's ID, and warnings.
 
-        is_empty  nothing was taken: also remove the directories made in the tree, and a store that was made for this
+        is_empty  nothing was taken: remove the directories made in the tree, and a store that was made for the sweep
         size      size of the entries taken, as far as it is known
         """
         try:
@@ -165,7 +162,7 @@ def _open(
             tree = require_both_sides(scope.sides, open_inside(staged.held, TREE), scope.path())
         owned.enter_context(tree)
     except (OSError, TrashdError):
-        with suppress(OSError):  # on failure, there is something in it, which recovery adopts
+        with suppress(OSError):  # fails if something is in the tree, which recovery adopts
             kernel.rmdir(staged.held.fd, TREE)
             dissolve(staged.held)
         raise

@@ -83,7 +83,6 @@ def _record_as_ours(kernel: Kernel, fd: Fd, record: Record, mode_before: int | N
 
 
 def _make_successor(old: HeldContainer, to: State, record: Record) -> HeldContainer:
-    """Make a new container for the contents of another one."""
     folder = old.folder
     for attempt in range(ATTEMPTS):
         called = successor_id(old.id, os.urandom(6))
@@ -113,7 +112,7 @@ def _record_in(held: HeldContainer, name: bytes) -> Record | None:
 
 
 def empty_old_containers(held: HeldContainer) -> None:
-    """Move the contents of older containers and transfer directories into our container, and remove the former.
+    """Move the contents of older containers and of transfer directories into our container, and remove both.
 
     If a process was killed during a takeover, its own container still contains the previous one. Raises  OSError
     """

@@ -1,4 +1,4 @@
-"""Tidies a user's folder before it is read: recovers, adopts dropped trees, fills the reserve. Adopts moves into drop/.
+"""Tidies a user's folder before it is read: recovers, adopts dropped trees, and fills the reserve.
 
 Names that are refused as users' folders are reported; trashd neither changes nor repairs them.
 
@@ -9,8 +9,8 @@ is where it was, or in a container that recovery adopts, as for `trashd rm`.
 
 If root has replaced a store, the old store lies in the new one, where no user can move it. Each owner takes their own
 folder out of it, with their own rights. Root takes nothing out, since it is unknown which users moved entries into the
-old store, or moved it as a whole. So its users' next commands empty it. Orphans that they take out have no expiry:
-their place does not prove that their owners want them deleted, and only their owners may act on them.
+old store, or moved it as a whole. So the users' next commands empty the old store. Orphans taken out of it have no
+expiry: their place does not prove that their owners want them deleted, and only their owners may act on them.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def inspect_store(store: Store) -> None:
 def prepare_store(store: Store, lost: list[TrashdError]) -> None:
     """Prepare root's store: as root, call `inspect_store`; as another user, take the user's folder out of old stores.
 
-    lost  gets the error if this could not be completed
+    lost  receives the error if this could not be completed
     """
     try:
         inspect_store(store)
@@ -159,7 +159,6 @@ def prepare_store(store: Store, lost: list[TrashdError]) -> None:
 
 
 def format_finding(problem: Finding) -> str:
-    """Format a finding as one line."""
     return f"{problem.where}: {problem.what} ({problem.hint})"
 
 
@@ -203,7 +202,7 @@ def make_move_record(
     """Make the record for a tree that is about to be moved, without the container's ID.
 
     dir_fd, item  the tree's parent, and the tree itself
-    origin        the tree's path relative to the directory that holds the store; None: it has none
+    origin        the tree's path relative to the directory that holds the store; None if it has none
     invocation    the process that moves the tree
     """
     kernel, method = folder.store.kernel, Method.DROPPED if origin is None else Method.REMOVED

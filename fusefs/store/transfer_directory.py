@@ -99,7 +99,7 @@ def _empty(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) -> N
 
 
 def late_name() -> Name:
-    """Make up a name for an entry in a container that recovery is to turn into a separate orphan."""
+    """Make up a name in a container for an entry that recovery is to turn into a separate orphan."""
     return Name(LATE_PREFIX + os.urandom(6).hex().encode())
 
 

@@ -1,9 +1,9 @@
 """Decides whose folder a directory in a store is, and who may act in it; for commands, the service and the mount.
 
 The owner of a directory need not have put it there: every user who may write to its parent, such as a group member,
-can move it. A move to another parent requires write permission on the directory itself. So if its mode is exactly 0700,
-only its owner can have moved it: this is the condition. But that is the mode now, and the move was earlier. So the
-proof is different: the folder is where only the store's owner can create entries, and root has registered its identity
+can move it. A move to another parent requires write permission on the directory itself. So the condition is that its
+mode is exactly 0700, with which only the owner can move it. But the mode may have been different when it was moved. So
+a folder is proven only if it is where only the store's owner can create entries, and root has registered its identity
 in files that only root can write. A directory that does not meet the condition is refused and reported, but never
 repaired: a repair would approve what another user planted. An unproven folder serves only its own user's commands.
 
@@ -93,16 +93,16 @@ _STRANGERS = "this filesystem lets users move other users' files, so only direct
 
 
 MAX_SUBORDINATES = 1000
-"""How many subordinate uids of one user may have folders that are registered, served, and listed for root.
+"""The maximum number of one user's subordinate uids whose folders are registered, served, and listed for root.
 
 Beyond this limit, a folder serves only its own uid.
 """
 
 
 MOST_REFUSED = 16
-"""How many directories of one user root may refuse at the first inspection, until it inspects no more of them."""
+"""After root has refused this many of a user's directories at the first inspection, it inspects no more of them."""
 _MOST_OPENED = 3
-"""How many of a user's other directories are opened to report a reason; a user can make thousands."""
+"""The most of a user's unused directories that are opened to find the reason; a user can make thousands."""
 
 
 _MAX_BYTES = 8192
@@ -116,7 +116,7 @@ Even on a full volume, a folder must be registered before root's reap may free a
 
 
 class FolderVerdict(NamedTuple):
-    """Says whose folder a directory in a store is, and who may act in it.
+    """A decision about a directory in a store: whose folder it is, and who may act in it.
 
     area           the store's area that contains it
     uid            the user whose folder it is, or would be
@@ -151,7 +151,7 @@ def judge_folder(store: Store, entry: RegisteredFolder, area: Name, name: Name, 
     1. Can only the store's owner change the store and its own directories? Their owner, mode and device show this
        (`layout.open_store`). If not, the store is not opened.
     2. Can only its user have moved the folder, or put anything into it? The owner, mode and device of the folder and
-       its parts show this, and what is mounted there (`explain_not_folder`). If not, it is not used at all.
+       its parts, and the mounts over them, show this (`explain_not_folder`). If not, it is not used at all.
     3. Did root make this store that belongs to root? `security.trashd` or root's list of stores shows this
        (`registry_lines.find_maker`). If not, only its user acts in it.
     4. Is it where only the store's owner can create entries (`u/`, not `new/`), or has root registered it already? If
@@ -184,7 +184,7 @@ def judge_folder(store: Store, entry: RegisteredFolder, area: Name, name: Name, 
 
 
 def _check_registered(store: Store, entry: RegisteredFolder, area: Name, name: Name, fd: Fd) -> tuple[bool, str]:
-    """Return whether a folder in root's store is the registered one; if it never will be, also the reason."""
+    """Return whether a folder in root's store is the registered one, and, if it never will be, the reason."""
     if area == USERS:
         proves = name == entry.name and entry.proves(store.kernel.identify(fd))
         return proves, "" if proves else NOT_REGISTERED
@@ -276,7 +276,7 @@ def explain_unreadable(error: OSError) -> str:
 def is_vouched(store: Store) -> bool:
     """Return whether a store is known to be an original: its owner's registry lists it, or root made it.
 
-    Call this as its user. A store that may be a copy can be listed and restored from, but nothing in it is deleted
+    Call this as its owner. A store that may be a copy can be listed and restored from, but nothing in it is deleted
     automatically. If a user can't have a registry, the stores that they use count as originals, and so does a store
     that a pointer leads to. A recognised copy becomes a store in its own right only through `init`.
     """
@@ -285,8 +285,8 @@ def is_vouched(store: Store) -> bool:
     if compare(store.kernel.identify(store.fd), store.volume.store) is IdentityMatch.OTHER:
         return False
     if store.name != STORE:
-        # No other user can write to it, or have moved it here. Its own volume.json proves that it was copied only if
-        # the whole disk was. A copy of the whole disk has the same id at a different path.
+        # No other user can write to the store, or have moved it here. Its volume.json proves that it was not copied,
+        # unless the whole disk was. A copy of the whole disk has the same id at a different path.
         base_path = place_of_store(store)
         return all(one.path == base_path for one in read_own_lines() if one.volume == store.volume.id)
     return store.is_named or not _can_register()
@@ -489,7 +489,7 @@ class _Candidate(NamedTuple):
 def _open_best(
     store: Store, entry: RegisteredFolder, places: Iterable[tuple[Name, Name]], refused: list[FolderVerdict]
 ) -> UserFolder | None:
-    """Open the directory with a user's name that is the folder, and add the others to `refused`; the caller closes it.
+    """Open the directory that is the user's folder, and add the refused ones to `refused`; the caller closes it.
 
     It is the one that root registered, or else the first that is not refused.
     """
@@ -764,7 +764,7 @@ def list_pointers(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
 
 
 def read_pointers(kernel: Kernel, pointers: Fd, uid: int) -> list[RelPath]:
-    """Return the valid paths in a user's first pointers, which a process of that user reads.
+    """Return the valid paths in a user's first MAX_POINTERS pointers. A process of that user reads them.
 
     pointers  the user's `pointers/`, opened for reading
     Raises    OSError
@@ -799,7 +799,7 @@ def _read_pointer(kernel: Kernel, pointers: Fd, name: bytes) -> RelPath | None:
 
 
 def lower_stores(folder: UserFolder) -> Iterator[Store]:
-    """Open the stores on this volume that the user's pointers lead to, not through links; the caller closes each.
+    """Open the stores on this volume that the user's pointers lead to, without following links; the caller closes each.
 
     Each store is opened once. Only the first MAX_POINTERS pointers are read, as users can write many. A pointer to a
     missing directory or an untrusted store is skipped: `trashd doctor` reports it.

@@ -1,4 +1,4 @@
-"""The victim at a typed path, opened on both sides, the stores that could accept it, and the reasons to refuse it.
+"""Opens the victim at a typed path on both sides, and finds stores that could accept it and reasons to refuse it.
 
 A directory with non-empty stores inside is refused, because their contents would be moved away and deleted. An inner
 store counts if no other user can have faked it: it and its contents must have certain owners, and only these can have
@@ -99,8 +99,7 @@ from fusefs.store.user_folders import NOT_MADE, plain_name, read_pointers
 DOTS = "a path that ends in `.` or `..` is refused, as in rm(1)"
 """A shell expands `.*` to these names; users do not type them."""
 _REFUSED_CALL_ERRNOS = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
-"""Errnos which may mean that a system call is refused for all arguments; EINVAL comes from the C library.
-"""
+"""Errnos that may mean that a system call is refused for all arguments; EINVAL comes from the C library."""
 
 
 class Victim(NamedTuple):
@@ -174,8 +173,8 @@ def _victim_in(kernel: Kernel, scope: Scope, name: Name, path: bytes) -> Victim:
             if path.endswith(b"/") and not stat.S_ISDIR(victim_stat.st_mode):
                 raise NotADirectory(path, "name it without the trailing slash")
             if scope.sides.mounted is not None:
-                # This fails if something is mounted on it there. The mount may have cached old attributes, but they
-                # are not used.
+                # In our mount, this fails if something is mounted on the victim. The mount's cached attributes are not
+                # used.
                 kernel.open_beneath(scope.sides.mounted, name).close()
     except OSError as error:
         if error.errno == errno.EXDEV:
@@ -310,7 +309,7 @@ def existing_stores(
     """Open the trusted stores in the scope's directories, highest first and root's first; the caller closes each.
 
     to_take  only stores that may accept entries from the scope
-    Raises   BrokenStore if one of them is broken: lower stores are not used then, as it can't have pointers to them
+    Raises   BrokenStore if a store is broken: as it can't get pointers to lower stores, these are not used
     """
     for relative, path in ancestors(kernel, scope, to_take=to_take):
         for opener in (open_store, open_own_store):
@@ -328,8 +327,7 @@ def existing_stores(
 
 
 MakeStore = Callable[[Kernel, BackingAndMount, bytes, Name], Store]
-"""Makes a store. Arguments: the kernel, the directory (takes ownership), the path for messages, and the store's name.
-"""
+"""Makes a store. Arguments: the kernel, the directory (takes ownership), the path for messages, the store's name."""
 
 
 class OfferedStore(NamedTuple):
@@ -462,7 +460,7 @@ def _find_mounts_inside(victim: Victim, own: FilesystemPath) -> Iterator[TrashdE
 
 
 def find_held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
-    """Find a trash store in the directory `name` (or in `dir_fd` if the name is empty); None if none is seen.
+    """Return the name of a trash store in the directory `name` (or in `dir_fd` if it is empty); None if none is found.
 
     Other users' stores are found only among the names that one system call returns, some hundreds. This keeps the time
     of a swap independent of the directory's size, and a reaper stops at stores anyway.
@@ -484,7 +482,7 @@ def find_held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
             if parse_user_store_name(name) is not None
         )
         for one in (user_store_name(os.geteuid()), *names):
-            with suppress_errno(*UNREACHABLE_ERRNOS):  # such an entry counts as a store, judging from outside
+            with suppress_errno(*UNREACHABLE_ERRNOS):  # with this mode, it counts as a store, unopened
                 if kernel.stat(fd, one).st_mode == stat.S_IFDIR | FOLDER_MODE:
                     return Name(one)
     return None
@@ -499,11 +497,11 @@ def _names_like(names: bytes, begin: bytes) -> Iterator[bytes]:
 
 
 _AREAS = (USERS, NEW)
-"""The directories of users' folders."""
+"""The directories that contain users' folders."""
 _MAX_FOLDERS, _MAX_READ_USERS = 2000, 100
 """Limits for root: how many users' folders are checked for pointers, and how many users' pointers are read.
 
-The reaper stops at the stores of all other users.
+The reaper stops at stores that are not found because of these limits.
 """
 _MAX_CHECKED_STORES = 200
 """The most stores that are checked, so that a user who records thousands does not delay others for long."""
@@ -531,7 +529,7 @@ class StoreItem(NamedTuple):
 
 
 def list_items(kernel: Kernel, dir_fd: int, path: bytes, owners: Collection[int]) -> Iterator[StoreItem]:
-    """Yield the items in the store at a path beneath a directory, as they are found; none if it is not a store.
+    """Yield the items in the store at a path beneath a directory, as they are found; nothing if it is not a store.
 
     owners  permitted owners of the store. In root's store, root counts all items, and a user only their own. In a
             user's own store, only that user's items count, or all items if the store is named after a user
@@ -643,7 +641,7 @@ def stores_below(kernel: Kernel, root_fd: Fd, root_path: bytes, directory: RelPa
 
 
 def _noted_in_registry(root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[_NotedStore]:
-    """Yield the stores in the caller's registry, by their backing path, or by the path of a mount that covers it."""
+    """Yield stores in the caller's registry that are below a directory, by its backing path or its path in a mount."""
     lines = read_own_lines()
     if lines:
         with suppress(OSError):  # it has no path that can be read

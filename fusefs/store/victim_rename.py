@@ -1,4 +1,4 @@
-"""The few renames that others can see: those of the victim's name, between its parent and a container.
+"""Makes the few renames that other processes can see: those between the victim's name and a container.
 
 On shared filesystems, each of them passes through a transfer directory (store/transfer_directory.py) and is checked
 afterwards. A rename may need a temporary permission: write access for a directory's owner, added for the duration of
@@ -37,7 +37,7 @@ from fusefs.store.transfer_directory import late_name, transfer_directory
 
 
 class VisibleMove(Enum):
-    """The renames that can be made at the name."""
+    """The renames that can be made at the visible name."""
 
     EXCHANGE = "exchange the container's `tree` and the entry at the name"
     ASIDE = "move the entry at the name to the container's `tree`"
@@ -207,7 +207,7 @@ class VisibleRename(Protocol):
     """The renames at a visible name, made by this process or, for a user's container, by root on request."""
 
     def make(self, move: VisibleMove, held: HeldContainer) -> int:
-        """Make the rename; return for how many ns the name was missing, if it no longer is. Raises  OSError"""
+        """Make the rename. Return for how many ns the name was missing in between; 0 if not at all. Raises  OSError"""
 
     def stat_name(self) -> tuple[int, int] | None:
         """Return the device and inode number of the entry at the name; None if there is none."""
@@ -230,7 +230,7 @@ class DirectRename:
         self._name = name
 
     def make(self, move: VisibleMove, held: HeldContainer) -> int:
-        """See VisibleRename; ESTALE if the mount shows another container. Raises  TakenOver; OSError"""
+        """See VisibleRename. Raises  TakenOver; OSError: ESTALE if the mount shows another container"""
         return self.make_in(move, held.folder, held.state, held.name(), held.fd)
 
     def make_in(self, move: VisibleMove, folder: UserFolder, state: State, container: bytes, fd: Fd) -> int:
@@ -315,7 +315,6 @@ class DirectRename:
         return fd
 
     def stat_name(self) -> tuple[int, int] | None:
-        """See VisibleRename."""
         fd = self.open()
         if fd is None:
             return None
@@ -334,7 +333,6 @@ class DirectRename:
         return self._kernel.is_named(fd, self._parent_fd, self._name)
 
     def refresh(self, held: HeldContainer) -> None:
-        """See VisibleRename."""
         self.refresh_in(held.folder, held.state, held.name())
 
     def refresh_in(self, folder: UserFolder, state: State, container: bytes) -> None:
@@ -391,7 +389,7 @@ def end_temporary_permission(
     """Restore the mode from before the temporary permission, unless it is the same already.
 
     Even setting the same mode would clear the set-group-ID bit if the owner is not in the directory's group.
-    visible  as for `grant_temporary_permission`; refreshed in any case, since a killed process may not have done so
+    visible  as for `grant_temporary_permission`; refreshed in any case, since a killed process may have left it stale
     """
     if mode is None:
         return

@@ -1,9 +1,9 @@
 """Opens directories in a tree of any depth, with few fds and without `..`, and decides which of them root may enter.
 
-Some directories on a long path stay open, so that reaching each directory below does not start at the top. That would
-take time quadratic in the depth: minutes for a chain of 10,000 directories.
+Some directories on a long path stay open, so that not every directory below is reached from the top. That would take
+time quadratic in the depth: minutes for a chain of 10,000 directories.
 
-Root's commands never move files across the boundary between users. The same rules hold for all of them.
+Root's commands never move files across the boundary between users. The same rules hold for all of these commands.
 Taking (plan, sweep): from a directory of root's, root enters any other. From a user's directory, root enters another
 user's directory only if an earlier run has seen it in the same place (`SeenDirectories`), since a user may have moved
 it there. The reaper uses change times for this (reaper/late_arrivals.py).
@@ -43,8 +43,7 @@ For a shorter path, it keeps none open.
 """
 _MAX_OPEN = 32
 MakeDirectories = Callable[[BackingAndMount, bytes, bytes], None]
-"""Makes the missing directories of a path. Arguments: an existing directory, its path, and the path below it.
-"""
+"""Makes the missing directories of a path. Arguments: an existing directory, its path, and the path below it."""
 MakeLike = Callable[[Fd, Name, Fd], None]
 """Makes a directory, unless it has appeared by then. Arguments: its parent, its name, and the directory that is the
 model (directories are O_PATH)."""
@@ -109,7 +108,7 @@ class Descent(_OpenDirectories[Fd]):
     def descend(self, name: Name) -> None:
         """Enter a subdirectory.
 
-        Raises  OSError, without changing the position: it is gone, not a directory, a mount point, or can't be opened
+        Raises  OSError: it is gone, not a directory, a mount point, or can't be opened; the position is unchanged
         """
         self._keep(self.mark + 1 + len(name), self._kernel.open_dir(self.fd, name))
         self._path += b"/" + name
@@ -227,8 +226,8 @@ def walk_inwards(start: RelPath) -> Iterator[tuple[RelPath, list[Name] | None]]:
     """Yield each directory of a tree twice: before the directories in it, and after them.
 
     Only names are kept, because the paths of all directories in a chain would take space quadratic in its length.
-    Returns  the path, and the first time a list to which the caller adds the names of subdirectories to enter, the
-             second time None
+    Yields  the path, and: the first time, a list to which the caller adds the names of subdirectories to enter; the
+            second time, None
     """
     path, pending = start, list[list[Name]]()
     while True:
@@ -278,7 +277,7 @@ _HEAD = b"trashd directories seen 1\n"
 _DIGEST_BYTES, _UID_BYTES = 16, 4
 _ENTRY_BYTES = _DIGEST_BYTES + _UID_BYTES
 _SEEN_MAX, _SEEN_MAX_EACH = 65_536, 8_192
-"""The most directories that are recorded, in all and for one user; further ones are never entered."""
+"""The most directories that are recorded, in all and for one user; others are never entered."""
 _NOTES_MAX_BYTES = 16 << 20
 
 
@@ -329,7 +328,7 @@ def check_giving(
 
 
 def _is_closed(st: os.stat_result) -> bool:
-    """Whether only root and its owner can move files out of a directory or into it.
+    """Whether only root and a directory's owner can move files out of the directory or into it.
 
     A sticky directory of root's counts, too: all users can put files into it, but not take them out.
     """
@@ -363,7 +362,7 @@ class SeenDirectories(NamedTuple):
         self.notes.close()
 
     def was_there(self, kernel: Kernel, fd: Fd, whose: int) -> bool:
-        """Whether an earlier run saw a directory in its present parent. This is also noted for the next run.
+        """Whether an earlier run saw a directory in its present parent. Also note the directory for the next run.
 
         whose   UID of the user whose directory contains it
         Raises  OSError
