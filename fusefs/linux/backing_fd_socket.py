@@ -87,8 +87,8 @@ def peer_uid(conversation: socket.socket) -> int:
 def receive_request(conversation: socket.socket) -> tuple[FdRequest, Fd]:
     """Receive the client's identity and its fd, which the caller must close.
 
-    While the fd is open, its inode number is not reused. The fd may be of any kind, so that receiving or closing it may
-    block for as long as its filesystem's server likes.
+    While the fd is open, its inode number is not reused. The fd may be of any kind, so receiving or closing it may
+    block until its filesystem's server responds.
     Raises  OSError: the message does not have exactly one O_PATH fd
     """
     message, ancillary, flags, _address = conversation.recvmsg(2, _ROOM, socket.MSG_CMSG_CLOEXEC)

@@ -77,22 +77,18 @@ class StatxResult(NamedTuple):
 
     @property
     def st_dev(self) -> int:
-        """The device."""
         return syscalls.device_number(self.dev)
 
     @property
     def st_atime_ns(self) -> int:
-        """The access time."""
         return self.atime_s * _NANO + self.atime_rest_ns
 
     @property
     def st_mtime_ns(self) -> int:
-        """The modification time of the content."""
         return self.mtime_s * _NANO + self.mtime_rest_ns
 
     @property
     def st_ctime_ns(self) -> int:
-        """The change time of the inode."""
         return self.ctime_s * _NANO + self.ctime_rest_ns
 
     @property

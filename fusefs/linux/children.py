@@ -87,7 +87,7 @@ def _die_with(parent: int) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, so that it won't reply."""
+    """Return whether a process is stopped, so that it won't reply."""
     return _state_of(pid) in _STOPPED
 
 
@@ -318,7 +318,7 @@ def ask_each(
     user: UserCredentials | None = None,
     limit_s: float | None = None,
 ) -> Iterator[tuple[T, bytes | None]]:
-    """Yield each question with its answer; None if it has none in time, or an earlier one about its place had none.
+    """Yield each question with its answer; None if it, or an earlier one about its place, was not answered in time.
 
     ask      runs in a child that has none of our fds; errors must be part of its answer
     silent   the places (from `place_of`) that have not answered; new ones are added

@@ -32,7 +32,7 @@ def config_dir() -> bytes | None:
 
 
 def is_drop_in(name: bytes) -> bool:
-    """Whether a file of this name in a drop-in directory is read."""
+    """Return whether a file of this name in a drop-in directory is read."""
     return name.endswith(_ENDING) and not name.startswith(b".")
 
 
@@ -43,7 +43,7 @@ def plan_dir() -> bytes | None:
 
 
 def are_rules_in_force() -> bool:
-    """Whether root or the caller has any plan files."""
+    """Return whether root or the caller has any plan files."""
     for place in {os.path.join(SYSTEM_DIR, _PLANS), plan_dir() or b""}:
         with suppress(OSError):
             if any(map(is_drop_in, os.listdir(place))):
@@ -72,9 +72,9 @@ def default_config(*, of_root: bool) -> Config:
 
 
 def load_config(directory: bytes | None = None) -> LoadedConfig:
-    """Load this user's configuration; the defaults if there is no file.
+    """Load this user's configuration, or the defaults if there is no file.
 
-    directory  where to look; None: in `config_dir()`
+    directory  contains the files; None: `config_dir()`
     Raises     BadConfig with all problems in the files
     """
     files, problems = _find_files(directory or config_dir())
@@ -82,13 +82,13 @@ def load_config(directory: bytes | None = None) -> LoadedConfig:
 
 
 def load_system_config() -> LoadedConfig:
-    """Load the configuration of root's service, as far as this process may read it. Raises  as for `load_config`"""
+    """Load the configuration of root's service, as far as this process can read it. Raises  as for `load_config`"""
     files, problems = _find_files(SYSTEM_DIR)
     return _load(files, problems, default_config(of_root=True), is_trusting=False)
 
 
 def check_files(files: Sequence[bytes]) -> LoadedConfig:
-    """Load a configuration from these files with any owner, so that a draft can be checked before it is installed.
+    """Load a configuration from files of any owner, so that a draft can be checked before it is installed.
 
     Raises  BadConfig with all problems in the files
     """
@@ -146,7 +146,7 @@ def read_sources(files: Iterable[bytes], problems: list[ConfigProblem], *, skips
 def _read_source(file: bytes, *, is_trusting: bool) -> Source:
     """Read a file.
 
-    Raises  BadConfig: it can't be read, is not a regular file, or can be changed by a user who may not configure us
+    Raises  BadConfig: it can't be read, is not a regular file, or can be changed by a user who must not configure us
     """
     name = printable(file)
     try:
@@ -179,7 +179,7 @@ def trust_problems(path: bytes, st: os.stat_result) -> Iterable[ConfigProblem]:
 
 
 def unreadable_problem(path: bytes, error: OSError) -> ConfigProblem:
-    """Return the problem that a file can't be read, from the kernel's error."""
+    """Return a problem that describes the kernel's error for a file that can't be read."""
     fix = {PermissionError: "run the command as root, or chmod the file", FileNotFoundError: "name a file that exists"}
     return ConfigProblem(printable(path), "", f"can't be read: {error.strerror}", fix.get(type(error), ""))
 

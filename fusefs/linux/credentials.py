@@ -78,12 +78,12 @@ def sets_with_effective(capabilities: int) -> bytes:
 
 
 def include_all_ours(capabilities: int) -> bool:
-    """Whether these bits include all capabilities of this process."""
+    """Return whether these bits include all capabilities of this process."""
     return not _permitted_bits() & ~capabilities
 
 
 def may_use(capability: Capability) -> bool:
-    """Whether a capability of this thread is effective now."""
+    """Return whether a capability of this thread is effective now."""
     return bool(_SETS.unpack(_read_sets())[0] >> capability & 1)  # all members of Capability are below 32
 
 
@@ -158,7 +158,7 @@ def in_no_group() -> ThreadCredentials:
 
 
 def call_as(credentials: ThreadCredentials, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function with these credentials. It must neither suspend this thread nor start another one.
+    """Call a function with these credentials. The function must neither suspend this thread nor start another one.
 
     If the thread's own identity can't be restored, the process ends, so that nothing is done as the wrong user.
     Raises  OSError EPERM: these IDs are not available here (another user namespace)
@@ -204,7 +204,7 @@ def call_as(credentials: ThreadCredentials, function: Callable[P, R], /, *args: 
 
 @cache
 def _may_have_groups() -> bool:
-    """Whether our user namespace allows supplementary groups."""
+    """Return whether our user namespace allows supplementary groups."""
     with open("/proc/self/setgroups", "rb") as setgroups_file:
         return setgroups_file.read() != b"deny\n"
 

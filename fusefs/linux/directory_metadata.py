@@ -169,10 +169,11 @@ def make_directory_like(
 ) -> None:
     """Make a directory with this metadata (None: mode 0700), and call `appear`, which renames it to its real name.
 
-    It is made where no other user can enter. Otherwise a user who may rename entries in the target directory could put
-    another directory in its place, which would then get this owner and mode. An entry that has the name is kept.
-    place, new  where to make it, and an unused name there
-    Raises      OSError; then nothing remains in `place`
+    The directory is made in `place`, which no other user can enter. Otherwise, a user who may rename entries in the
+    target directory could replace it with another one, which would then get this owner and mode. If the real name is
+    taken, the existing entry is kept.
+    new         an unused name in `place`
+    Raises      OSError; nothing remains in `place`
     """
     kernel.mkdir(place, new)
     try:
@@ -231,11 +232,11 @@ _EXTENDED = {
     "extent size hint": "extent_size",
     "copy-on-write extent size hint": "cow_extent_size",
 }
-"""The fields of Fsxattr for each name in messages."""
+"""Maps names in messages to fields of Fsxattr."""
 
 
 def _xattrs(kernel: Kernel, fd: int, unlisted: tuple[str, ...], unreadable: list[str]) -> dict[str, bytes]:
-    """Read the xattrs to be copied. The names of those that we may not read are added to `unreadable`."""
+    """Read the xattrs to be copied. The names of those that we can't read are added to `unreadable`."""
     values = {}
     listed = (one for one in kernel.xattr_names(fd) if one not in _NOT_COPIED)
     for name in (*(one for one in listed if not one.startswith(_NOT_COPIED_PREFIXES)), *unlisted):
@@ -250,7 +251,7 @@ def _xattrs(kernel: Kernel, fd: int, unlisted: tuple[str, ...], unreadable: list
 
 
 def _read_policy(kernel: Kernel, fd: int) -> bytes:
-    """Read an encrypted directory's policy; empty if it can't be read, e.g. through overlayfs. Source  fscrypt.rst"""
+    """Return an encrypted directory's policy; b"" if it can't be read, e.g. through overlayfs. Source  fscrypt.rst"""
     buffer = bytearray(_POLICY_SIZE.pack(_POLICY_ROOM) + bytes(_POLICY_ROOM))
     try:
         kernel.ioctl(fd, _GET_POLICY, buffer)
@@ -301,7 +302,7 @@ def project_of(kernel: Kernel, fd: Fd) -> int | None:
 
 
 def inherited_project(kernel: Kernel, fd: Fd) -> int | None:
-    """Return the project ID that entries inherit from a directory, and must have to be renamed into it; or None."""
+    """Return the project ID that entries inherit from a directory and need for a rename into it; None if not set."""
     extended = _read_extended(kernel, fd)
     return extended.project if extended is not None and extended.flags & _PROJECT_INHERITED else None
 
@@ -315,7 +316,7 @@ def _set_extended(kernel: Kernel, fd: int, extended: Fsxattr) -> None:
 
 
 def _ioctl_values(kernel: Kernel, fd: int, request: int, layout: struct.Struct) -> tuple[int, ...]:
-    """Return the values from an ioctl; empty if the filesystem doesn't support it. Raises  OSError"""
+    """Return the values from an ioctl; () if the filesystem doesn't support it. Raises  OSError"""
     buffer = bytearray(layout.size)
     try:
         kernel.ioctl(fd, request, buffer)
@@ -327,7 +328,7 @@ def _ioctl_values(kernel: Kernel, fd: int, request: int, layout: struct.Struct) 
 
 
 def is_frozen(fd: int) -> bool:
-    """Whether the file behind an fd (O_PATH is enough) is immutable or append-only; False if that can't be read."""
+    """Return whether the file behind an fd (O_PATH is enough) is immutable or append-only; False if unknown."""
     buffer = bytearray(_FLAGS.size)
     try:
         with Fd(os.open(f"/proc/self/fd/{int(fd)}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as readable:
@@ -338,7 +339,7 @@ def is_frozen(fd: int) -> bool:
 
 
 def thaw(kernel: Kernel, fd: int) -> bool:
-    """Clear the immutable and append-only flags of an inode that is open for reading. Returns  whether any was set
+    """Clear the immutable and append-only flags of an inode that is open for reading. Returns  whether one was set
 
     Raises  OSError: EPERM without CAP_LINUX_IMMUTABLE
     """

@@ -37,7 +37,7 @@ _SYSFS = "/sys/fs/btrfs"
 
 
 def reported_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
-    """Return the size of a directory's content as its filesystem reports it; None if it has no sum for this directory.
+    """Return the size of a directory's content as its filesystem reports it; None if it reports no size.
 
     If a server must be asked, this takes no longer than a stat.
     tree  open for reading
@@ -126,17 +126,17 @@ _WHOLE = (1 << 64) - 1
 
 
 def may_share(magic: int) -> bool:
-    """Whether files on such a filesystem can share blocks, and FIEMAP shows this."""
+    """Return whether files on such a filesystem can share blocks, which FIEMAP then reports."""
     return magic in _SHARING
 
 
 def never_shares(magic: int) -> bool:
-    """Whether files on such a filesystem never share blocks."""
+    """Return whether files on such a filesystem never share blocks."""
     return magic in _NOT_SHARING
 
 
 def reports_sharing(magic: int) -> bool:
-    """Whether we can find out which blocks such a filesystem shares; not with a server, nor on ZFS with snapshots."""
+    """Return whether we can find out which blocks are shared: not with a server, nor on ZFS with snapshots."""
     return may_share(magic) or never_shares(magic)
 
 
@@ -179,7 +179,7 @@ _SMALL_BYTES = 4096
 
 
 def may_be_archived(kernel: Kernel, fd: int) -> bool:
-    """Whether reading a regular file (O_PATH is enough) may make an archive restore its data."""
+    """Return whether reading a regular file (O_PATH is enough) may make an archive restore its data."""
     blocks = _BLOCKS_OF_RELEASED.get(kernel.filesystem(fd))
     if blocks is None:
         return False

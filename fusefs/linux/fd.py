@@ -16,15 +16,13 @@ class Fd(int):
     _is_closed = False
 
     def __enter__(self) -> Self:
-        """Close the fd at the end of the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the fd."""
         self.close()
 
     def path(self) -> bytes:
-        """A path to the open file, whatever its name is now, for calls that don't accept fds, or O_PATH ones."""
+        """Return a path to the open file, whatever its name is now, for calls that don't accept fds or O_PATH fds."""
         return b"/proc/self/fd/%d" % self
 
     def close(self) -> None:

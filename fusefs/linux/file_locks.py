@@ -24,7 +24,7 @@ def lock_open_file(fd: int) -> None:
 
 
 def is_locked(fd: int) -> bool:
-    """Whether a lock from `lock_open_file` is held, in any pid namespace; the fd must be open for reading."""
+    """Return whether a lock from `lock_open_file` is held, in any pid namespace; the fd must be open for reading."""
     lock = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
     return bool(_FLOCK.unpack(lock)[0] != fcntl.F_UNLCK)
 
@@ -60,7 +60,7 @@ def uids_of(pid: int) -> frozenset[int]:
 
 
 def take_lock(directory: bytes, name: bytes = _NAME) -> Fd | None:
-    """Take a directory's lock (by default the service's) for as long as the fd is open; None if another process has it.
+    """Take a directory's lock (by default the service's) while the returned fd is open; None if it is already held.
 
     Only the owner may open the lock file: any user who could open it could lock it, and so keep us out. Processes that
     are forked later must close the fd, or they keep the lock after the service has ended.
@@ -75,14 +75,14 @@ def take_lock(directory: bytes, name: bytes = _NAME) -> Fd | None:
 
 
 def is_service_running(directory: bytes) -> bool:
-    """Whether a service holds the lock in its runtime directory. False if it is in another pid namespace."""
+    """Return whether a service holds the lock in its runtime directory. False if it is in another pid namespace."""
     with suppress(OSError):
         return bool(flock_holders(os.stat(directory + b"/" + _NAME)))
     return False
 
 
 def holds_service_lock(directory: bytes, pid: int) -> bool:
-    """Whether a process that claims to be the service holds the lock. Needs no permission and disturbs nothing.
+    """Return whether a process that claims to be the service holds the lock; needs no permission, disturbs nothing.
 
     False if the process is in another pid namespace.
     """

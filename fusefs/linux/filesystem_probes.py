@@ -34,7 +34,7 @@ _MAX_DEPTH = 4
 
 
 def keeps_unnamed(kernel: Kernel, dir_fd: Fd, name: bytes) -> bool:
-    """Whether a file that was created without a name still exists after it was given a name and closed.
+    """Return whether a file that was created without a name still exists after it was given a name and closed.
 
     JuiceFS reports success, shows the file as long as it is open, and then loses it.
     name    the name to use; a file that a killed probe left there is removed
@@ -64,11 +64,11 @@ def _drop(kernel: Kernel, dir_fd: Fd, name: bytes) -> None:
 
 
 def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
-    """Whether other users can neither move an unwritable directory to another parent, nor open one with mode 0700.
+    """Return whether other users can neither move an unwritable directory to another parent nor open one of mode 0700.
 
     This is true on Linux's local filesystems, but not for every client of a network filesystem, on FUSE without
     default_permissions, or on vfat, where one user owns everything. Root tries it as the user nobody. Other users, and
-    root without a second UID in its user namespace, go by the type of the filesystem.
+    root without a second UID in its user namespace, rely on the type of the filesystem.
     name    the name for a temporary directory
     Raises  OSError
     """
@@ -95,7 +95,7 @@ def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
 
 
 class _WrongMode(Exception):
-    """A directory does not have the mode that was set, or the owner."""
+    """A new directory does not have the mode that was set, or does not belong to root."""
 
 
 def _make_directory(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
@@ -109,7 +109,7 @@ def _make_directory(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
 
 
 def _is_refused(top: Fd, one: Fd, other: Fd) -> bool:
-    """Whether a move from `one` to `other`, and an open of a directory in `top` with mode 0700, are both refused.
+    """Return whether a move from `one` to `other`, and an open of a directory of mode 0700 in `top`, are both refused.
 
     This is called as another user, with root's fds, since permissions are checked for each name. Only EPERM and EACCES
     count as a refusal.
@@ -132,7 +132,7 @@ def _is_refused(top: Fd, one: Fd, other: Fd) -> bool:
 
 
 def discard_rights_probe(kernel: Kernel, dir_fd: Fd, name: Name) -> None:
-    """Remove the directories of this probe, or of a killed one. Raises  OSError"""
+    """Remove the directories that `refuses_strangers` made, even if it was killed. Raises  OSError"""
     try:
         top = kernel.open_dir(dir_fd, name)
     except FileNotFoundError:
@@ -148,7 +148,6 @@ def discard_rights_probe(kernel: Kernel, dir_fd: Fd, name: Name) -> None:
 
 
 def probe_name(name: str) -> Name:
-    """Return a name for a probe's file or directory."""
     return Name(PROBE_PREFIX + name.encode())
 
 
@@ -226,7 +225,7 @@ def find_case_folding(dir_fd: int) -> CaseFolding:
     """Determine whether a directory, and others on its filesystem, ignore the case of names.
 
     dir_fd  the directory; O_PATH is enough
-    Cost    a few calls that don't wait; otherwise part of the directory is read and two names are looked up
+    Cost    a few calls that don't wait; for other types, part of the directory is read and two names are looked up
     """
     is_flagged = False
     try:
@@ -250,7 +249,7 @@ def find_case_folding(dir_fd: int) -> CaseFolding:
 
 
 def _may_have_flag(kind: int, dir_fd: int) -> bool:
-    """Whether directories of a filesystem can have the flag; for ext4, only root can read this (in the superblock)."""
+    """Return whether a filesystem's directories can have the flag; True if an ext4 superblock can't be read."""
     if kind == _TMPFS:
         return os.path.exists(_TMPFS_FEATURE)
     if kind == _EXT:
@@ -266,7 +265,7 @@ def _device_of(dir_fd: int) -> str:
 
 
 def has_ext4_casefold(path: str) -> bool:
-    """Whether directories of an ext4 filesystem may fold case. path: the path of its block device or image"""
+    """Return whether directories of an ext4 filesystem may fold case. path: the path of its block device or image"""
     with Fd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         (features,) = _INCOMPATIBLE.unpack(os.pread(fd, _INCOMPATIBLE.size, _INCOMPATIBLE_AT))
         return bool(features & _EXT4_CASEFOLD)
@@ -280,7 +279,7 @@ def _ioctl_flags(fd: Fd, request: int, answer: struct.Struct) -> int:
 
 
 def _finds_another_spelling(fd: Fd) -> bool | None:
-    """Whether the first name with letters leads to the same inode in the other case; None: no name has letters."""
+    """Return whether the first name with letters finds the same inode in the other case; None: no name has letters."""
     for name, *_ in itertools.islice(Dirents(fd).read_from(0), _N_TRIED):
         other = name.swapcase()
         if other != name:
@@ -386,10 +385,10 @@ class FlagAnswer(Enum):
 
 
 def probe_renames(kernel: Kernel, dir_fd: Fd) -> RenameFlags:
-    """Try both flags in one of our directories.
+    """Try RENAME_EXCHANGE and RENAME_NOREPLACE in one of our directories.
 
-    For a name that the kernel knows to be taken, it refuses the call itself, so this proves nothing about the
-    filesystem. If a filesystem ignores RENAME_EXCHANGE, we don't trust it to honour RENAME_NOREPLACE.
+    If the kernel knows that a name is taken, it refuses the call itself, which proves nothing about the filesystem. If
+    a filesystem ignores RENAME_EXCHANGE, we don't trust it to honour RENAME_NOREPLACE.
     Raises  OSError
     Source  fs/namei.c, do_renameat2
     """
@@ -441,7 +440,7 @@ def _list_marks(kernel: Kernel, dir_fd: Fd, name: Name) -> list[bytes]:
 
 
 def _probe_noreplace(kernel: Kernel, dir_fd: Fd) -> bool:
-    """Whether RENAME_NOREPLACE works, with directories and files; the results are checked."""
+    """Return whether RENAME_NOREPLACE works for directories and files, judged by what is found under each name."""
     with probe_directory(kernel, dir_fd, _NOREPLACE) as fd:
         for name in (_FULL, _EMPTY):
             kernel.mkdir(fd, name)
@@ -495,7 +494,7 @@ def _read_file(kernel: Kernel, fd: Fd, name: Name) -> bytes | None:
 
 
 def discard_rename_probes(kernel: Kernel, dir_fd: Fd) -> None:
-    """Remove the directories of a killed `probe_renames`. Raises  OSError"""
+    """Remove the directories that a killed `probe_renames` left behind. Raises  OSError"""
     for name in _PAIR:
         _discard_marked(kernel, dir_fd, name)
     discard_probe_directory(kernel, dir_fd, _NOREPLACE)

@@ -16,7 +16,7 @@ _ALL = -1
 
 
 class Caller(Protocol):
-    """The process that makes a request. pid: that of its thread; 0: it is in another pid namespace"""
+    """The process that makes a request. pid: of the thread; 0: it is in another pid namespace"""
 
     @property
     def uid(self) -> int: ...
@@ -43,7 +43,7 @@ class Rights(NamedTuple):
 
 
 def read_rights(caller: Caller) -> Rights:
-    """Return the present rights of a caller; none if the process is not visible.
+    """Return the present rights of a caller; an empty Rights if its process is not visible.
 
     A thread whose IDs differ from those of the request acts for another process (overlayfs above, nfsd, io_uring), so
     its own rights don't count. But a request as root always has root's rights, since only root can have allowed it.
@@ -65,13 +65,13 @@ def read_rights(caller: Caller) -> Rights:
 
 
 def is_capable(caller: Caller, capability: Capability) -> bool:
-    """Whether a caller has a capability in our user namespace."""
+    """Return whether a caller has a capability in our user namespace."""
     rights = read_rights(caller)
     return rights.is_in_our_namespace and bool(rights.capabilities >> capability & 1)
 
 
 def may_keep_setgid(caller: Caller, uid: int, gid: int) -> bool:
-    """Whether a caller may set or keep the set-group-ID bit of an inode with this owner and group.
+    """Return whether a caller may set or keep the set-group-ID bit of an inode with this owner and group.
 
     Source  in_group_or_capable in the kernel's fs/inode.c
     """
@@ -86,7 +86,7 @@ def may_keep_setgid(caller: Caller, uid: int, gid: int) -> bool:
 
 
 def maps_ids(caller: Caller, uid: int, gid: int | None) -> bool:
-    """Whether a caller's user namespace maps an owner and a group, so that the caller's capabilities apply to them.
+    """Return whether a caller's user namespace maps an owner and a group, so that its capabilities apply to them.
 
     gid     None: any
     Source  capable_wrt_inode_uidgid in the kernel's kernel/capability.c, inode_owner_or_capable in its fs/inode.c
@@ -95,7 +95,7 @@ def maps_ids(caller: Caller, uid: int, gid: int | None) -> bool:
 
 
 def is_killed(pid: int) -> bool:
-    """Whether SIGKILL or an equivalent is pending for a thread, so that it ends as soon as the kernel lets it."""
+    """Return whether SIGKILL or an equivalent is pending for a thread, which then ends as soon as it can."""
     try:
         status = _status(pid)
     except OSError:
@@ -120,7 +120,6 @@ def _is_mapped(caller: Caller, name: str, number: int) -> bool:
 
 
 def _status(pid: int) -> bytes:
-    """Read a thread's status file."""
     fd = os.open(b"/proc/%d/status" % pid, os.O_RDONLY | os.O_CLOEXEC)
     try:
         content = b""

@@ -123,9 +123,9 @@ def abort(fd: int) -> None:
 
 @contextmanager
 def open_servers(connection: int, uid: int) -> Iterator[list[Fd]]:
-    """Return a pidfd of each process of a user that has a FUSE connection open; none before Linux 6.16.
+    """Yield pidfds of the processes of a user that have a FUSE connection open; an empty list before Linux 6.16.
 
-    Only processes that we may inspect are included.
+    Only processes that we can inspect are included.
     connection  the mount's minor device number. It may be reused soon after the unmount, so call this earlier
     uid         the user who mounted it. An open fd alone doesn't prove that a process serves the mount, since fds may
                 be passed around (e.g. through D-Bus)

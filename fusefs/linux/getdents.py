@@ -79,7 +79,7 @@ def _call(function: Callable[[int, int], list[Dirent]], offset: int, size: int) 
 
 
 class Dirents:
-    """An open directory that can be read from any offset; at the last offset, entries that were read ahead are used."""
+    """An open directory that can be read from any offset; entries that were read ahead need no system call."""
 
     def __init__(self, fd: Fd) -> None:
         """fd: readable; still belongs to the caller"""
@@ -109,7 +109,7 @@ class Dirents:
                 return
 
     def block(self, offset: int, size: int = _SIZE) -> list[Dirent]:
-        """Read entries from an offset with one system call; empty at the end. size: as for `read_from`"""
+        """Read entries from an offset with one system call; return [] at the end. size: as for `read_from`"""
         if offset == 0 or offset != self._position:
             self._seek(offset)
         entries = self._read(max(size, _LEAST_SIZE))

@@ -1,4 +1,4 @@
-"""Changes of names in a directory, from inotify(7)."""
+"""Watches directories for changes of names, with inotify(7)."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def add_watch(inotify: Fd, dir_fd: int, kinds: InotifyMask) -> int:
 
 
 def remove_watch(inotify: Fd, number: int) -> None:
-    """Remove a watch. Raises  OSError: EINVAL if it has ended already"""
+    """Remove a watch. Raises  OSError: EINVAL: the watch has already ended"""
     syscalls.inotify_rm_watch(inotify, number)
 
 
 def read_events(inotify: Fd) -> list[InotifyEvent]:
-    """Return the pending events; empty if there are none."""
+    """Return the pending events; [] if there are none."""
     try:
         buffer = os.read(inotify, _BUFFER_SIZE)
     except BlockingIOError:

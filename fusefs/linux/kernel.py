@@ -46,12 +46,12 @@ def _no_hook(_call: str) -> None:
 
 
 def is_local_kind(magic: int) -> bool:
-    """Whether a filesystem with this magic number is mounted by only one kernel at a time."""
+    """Return whether a filesystem with this magic number is mounted by only one kernel at a time."""
     return magic in _LOCAL
 
 
 def needs_no_server(magic: int) -> bool:
-    """Whether such a filesystem never needs a server for a stat; the layers of an overlayfs may need one."""
+    """Return whether such a filesystem never needs a server for a stat; the layers of an overlayfs may need one."""
     return magic in _LOCAL - {OVERLAY_MAGIC}
 
 
@@ -163,7 +163,6 @@ class Kernel:
             return os.fstat(fd)
 
     def fstat(self, fd: int) -> os.stat_result:
-        """fstat."""
         self._hook("fstat")
         return os.fstat(fd)
 
@@ -183,16 +182,16 @@ class Kernel:
         return (volume := os.fstatvfs(fd)).f_bfree * volume.f_frsize
 
     def is_read_only(self, fd: int) -> bool:
-        """Whether the filesystem, the mount or the subvolume is read-only."""
+        """Return whether the filesystem, the mount or the subvolume is read-only."""
         self._hook("statfs")
         return syscalls.is_read_only(fd)
 
     def is_local(self, fd: int) -> bool:
-        """Whether only one kernel can have this filesystem mounted, so that its locks exclude every process."""
+        """Return whether only one kernel can have this filesystem mounted, so that its locks exclude every process."""
         return is_local_kind(self.filesystem(fd))
 
     def needs_no_server(self, fd: int) -> bool:
-        """Whether the filesystem never needs a server for a stat: see `needs_no_server` above."""
+        """Return whether the filesystem never needs a server for a stat: see `needs_no_server` above."""
         return needs_no_server(self.filesystem(fd))
 
     def identify(self, fd: int) -> Identity:
@@ -224,7 +223,7 @@ class Kernel:
         os.removexattr(b"/proc/self/fd/%d" % fd, IDENTITY_XATTR)
 
     def is_named(self, fd: int, dir_fd: int, name: bytes) -> bool:
-        """Whether a name refers to the file behind an fd. Its inode number can't be reused while the fd is open."""
+        """Return whether a name refers to the file behind an fd; an open file's inode number is not reused."""
         try:
             there = self.stat(dir_fd, name)
         except OSError as error:
@@ -263,7 +262,7 @@ class Kernel:
         return os.scandir(dir_fd)
 
     def lists_types(self, dir_fd: int) -> bool:
-        """Whether listings contain the type of each entry (d_type), judging by this directory's first entries."""
+        """Return whether listings contain entries' types (d_type), judging by this directory's first entries."""
         from fusefs.linux.getdents import Dirents  # imported late: swap and rm list nothing, and it takes 0.5 ms
 
         self._hook("getdents")
@@ -271,7 +270,7 @@ class Kernel:
             return all(kind for *_, kind in Dirents(fd).block(0, _FEW_BYTES))
 
     def is_empty(self, dir_fd: int) -> bool:
-        """Whether a directory has no entries; reads only the first one."""
+        """Return whether a directory has no entries; reads only the first one."""
         with self.scan(dir_fd) as entries:
             return next(entries, None) is None
 
@@ -281,17 +280,16 @@ class Kernel:
         return os.pread(fd, size, 0)
 
     def now_ns(self) -> int:
-        """The wall time."""
+        """Return the wall-clock time."""
         return time.time_ns()
 
     def boot_ns(self) -> int:
-        """The time since boot, including suspend; this clock can't be set."""
+        """Return the time since boot, including suspend; this clock can't be set."""
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     # Changing names.
 
     def mkdir(self, dir_fd: int, name: bytes, mode: int = 0o700) -> None:
-        """mkdirat."""
         self._hook("mkdir")
         os.mkdir(name, mode, dir_fd=dir_fd)
 
@@ -301,7 +299,6 @@ class Kernel:
         os.rmdir(name, dir_fd=dir_fd)
 
     def unlink(self, dir_fd: int, name: bytes) -> None:
-        """unlinkat."""
         self._hook("unlink")
         os.unlink(name, dir_fd=dir_fd)
 
@@ -469,7 +466,6 @@ class Kernel:
         os.setxattr(fd, name, value)
 
     def remove_xattr(self, fd: int, name: str) -> None:
-        """fremovexattr."""
         self._hook("removexattr")
         os.removexattr(fd, name)
 
@@ -486,16 +482,14 @@ class Kernel:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
     def has_lease(self, fd: int) -> bool:
-        """Whether our write lease is intact, that is, no process waits to open the file."""
+        """Return whether our write lease is intact, that is, whether no process waits to open the file."""
         self._hook("lease")
         return fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_WRLCK
 
     def truncate(self, fd: int, size: int) -> None:
-        """ftruncate."""
         self._hook("truncate")
         os.ftruncate(fd, size)
 
     def ioctl(self, fd: int, request: int, buffer: bytearray) -> None:
-        """ioctl."""
         self._hook("ioctl")
         syscalls.ioctl(fd, request, buffer)

@@ -34,7 +34,7 @@ def invocation() -> Invocation:
 
 
 def invocation_of(pid: int) -> Invocation | None:
-    """Return an Invocation for records written on behalf of another process; None if that is not visible.
+    """Return an Invocation for records written on behalf of another process; None if it is not visible.
 
     pid  pid of the process or of one of its threads; 0: it is in another pid namespace
     """

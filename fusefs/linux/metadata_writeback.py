@@ -30,7 +30,7 @@ class MetadataWriteback:
 
     @classmethod
     def open_for(cls, volume_fd: int) -> Self | None:
-        """Open the device; None if the filesystem needs no help (xfs, btrfs), or if we may not open the device."""
+        """Open a volume's device; None if its filesystem needs no help (xfs, btrfs) or the device can't be opened."""
         with suppress(OSError):
             dev = os.fstat(volume_fd).st_dev
             if syscalls.statfs_type(volume_fd) == EXT_MAGIC:
@@ -63,7 +63,7 @@ class MetadataWriteback:
 
 
 def _path_of(dev: int) -> bytes:
-    """Return the path of a block device in /dev, from the kernel's name for it; it may not exist. Raises  OSError"""
+    """Return the path in /dev with the kernel's name for a block device; it might not exist. Raises  OSError"""
     with open(f"{device_directory(dev)}/uevent", "rb") as uevent:
         names = [line.partition(b"=")[2] for line in uevent.read().splitlines() if line.startswith(b"DEVNAME=")]
     return os.path.join(b"/dev", *names)

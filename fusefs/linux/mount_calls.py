@@ -101,7 +101,7 @@ def move_mount(mount_fd: int, target_fd: int) -> None:
 
 
 def check_move_mount() -> None:
-    """Raise OSError if this process may not move mounts, for example because a container's seccomp filter denies it."""
+    """Raise OSError if this process is not allowed to move mounts, e.g. by a container's seccomp filter."""
     try:
         syscalls.move_mount(_NO_FD, b"x", _NO_FD, b"x", 0)
     except OSError as error:
@@ -130,17 +130,17 @@ def remount(point_fd: int, flags: int) -> None:
 
 
 def unmount(point: bytes, flags: int = 0) -> None:
-    """umount2(2) of the topmost mount at a mount point; does not follow a symbolic link."""
+    """Unmount the topmost mount at a mount point; do not follow a symbolic link."""
     syscalls.umount2(point, flags | UMOUNT_NOFOLLOW)
 
 
 _SLUG_MAX_BYTES = 60
 _NAMESPACES = ("/proc/self/ns/mnt", "/proc/1/ns/mnt")
-"""Our mount namespace and the machine's: systemd gives a service its own namespace, which is a slave of that one."""
+"""Our mount namespace and the machine's. systemd gives a service its own, which is a slave of the machine's."""
 
 
 def claim_directory(target: bytes) -> bytes:
-    """Return the directory in /run/trashd for a mount point of this mount namespace, unique and always the same."""
+    """Return the path in /run/trashd that is reserved for a mount point in this mount namespace."""
     return MOUNTS_RUNTIME + b"/" + claim_name(target)
 
 
@@ -157,9 +157,9 @@ def claim_name(target: bytes, namespace: str = _NAMESPACES[0]) -> bytes:
 
 
 def is_mount_point_claimed(target: bytes) -> bool:
-    """Whether a daemon of root's has claimed a mount point and serves it, or is about to; its lock is not touched."""
+    """Return whether one of root's daemons serves a mount point or is about to. Does not touch the daemon's lock."""
     for namespace in _NAMESPACES:
-        with suppress(OSError):  # there is no claim, or this process may not read it
+        with suppress(OSError):  # there is no claim, or this process can't read it
             if flock_holders(os.stat(MOUNTS_RUNTIME + b"/" + claim_name(target, namespace))):
                 return True
     return False
@@ -177,7 +177,7 @@ class MountLine(NamedTuple):
 
 
 def read_mount_lines() -> Iterator[MountLine]:
-    """Find the trashd mounts in fstab and in the units' files, as far as this process may read them.
+    """Find the trashd mounts in fstab and in the units' files, as far as this process can read them.
 
     Source  fstab(5), systemd.exec(5) for EnvironmentFile=
     """
@@ -200,7 +200,7 @@ def _line(path: bytes, number: int, options: bytes) -> MountLine:
 
 
 def _lines(path: bytes) -> list[tuple[int, bytes]]:
-    """Return the lines of a file with their numbers, without comments; empty if it can't be read."""
+    """Return the numbered lines of a file without comments; [] if the file can't be read."""
     try:
         with open(path, "rb") as file:
             return [(number, line.strip()) for number, line in enumerate(file, 1) if not line.lstrip().startswith(b"#")]

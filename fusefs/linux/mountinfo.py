@@ -50,23 +50,22 @@ class Mount(NamedTuple):
     super_options: bytes = b""
 
     def is_trashd(self) -> bool:
-        """Whether it is a trashd mount."""
         return self.fstype == TRASHD_FSTYPE
 
     def is_fuse(self) -> bool:
-        """Whether it is a FUSE mount, of trashd or another program."""
+        """Return whether it is a FUSE mount, of trashd or another program."""
         return self.fstype.partition(b".")[0] in _FUSE
 
     def flags(self) -> frozenset[str]:
-        """All options of this mount and its filesystem, with mount(8)'s names."""
+        """Return all options of this mount and its filesystem, by mount(8)'s names."""
         return frozenset(os.fsdecode(self.options + b"," + self.super_options).split(","))
 
     def connection(self) -> int:
-        """The number of a FUSE mount's connection in /sys/fs/fuse/connections, which is its minor device number."""
+        """Return the number of a FUSE mount's connection in /sys/fs/fuse/connections: its minor device number."""
         return int(self.device.partition(b":")[2])
 
     def st_dev(self) -> int:
-        """The device number, as in stat."""
+        """Return the device number, as in stat."""
         major, _, minor = self.device.partition(b":")
         return os.makedev(int(major), int(minor))
 
@@ -78,7 +77,7 @@ class FilesystemPath(NamedTuple):
     path: bytes
 
     def holds(self, other: FilesystemPath) -> bool:
-        """Whether the other directory is this one or inside it."""
+        """Return whether the other directory is this one or inside it."""
         return self.device == other.device and is_inside(other.path, self.path)
 
 
@@ -120,7 +119,7 @@ def find_mount(kernel: Kernel, fd: int, mounts: Iterable[Mount]) -> Mount | None
 
 
 def is_inside(path: bytes, directory: bytes) -> bool:
-    """Whether an absolute path is the directory or below it; both must be normalized."""
+    """Return whether an absolute path is the directory or below it; both must be normalized."""
     return directory == b"/" or path == directory or path.startswith(directory + b"/")
 
 
@@ -245,7 +244,7 @@ _MOUNTINFO = "/proc/self/mountinfo"
 
 
 class MountWatch:
-    """Becomes readable when mounts in our namespace have changed since the last call of `acknowledge`.
+    """A watch that becomes readable when mounts in our namespace have changed since the last `acknowledge`.
 
     A separate thread waits for the kernel's notification, because the first poll consumes it. An event loop would lose
     changes, since it (or its epoll) polls when it begins to wait, and again when it wakes up.
@@ -266,7 +265,7 @@ class MountWatch:
         self._thread.start()
 
     def fileno(self) -> int:
-        """The fd that becomes readable."""
+        """Return the fd that becomes readable."""
         return int(self._changed)
 
     def acknowledge(self) -> None:
@@ -320,7 +319,7 @@ def disk_of(mount: Mount | None) -> Disk:
 
 
 def _is_user_mount(point: bytes) -> bool:
-    """Whether libmount recorded that a user asked for the mount. Source  mount(8), `uhelper` and `user`"""
+    """Return whether libmount recorded that a user requested the mount. Source  mount(8), `uhelper` and `user`"""
     with suppress(OSError), open(_UTAB, "rb") as lines:
         for line in lines:
             fields = dict(field.partition(b"=")[::2] for field in line.split())

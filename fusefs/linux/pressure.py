@@ -1,4 +1,4 @@
-"""Pressure stall information, block device counters, and setting the lowest priority.
+"""Reads pressure stall information and block device counters, and sets the lowest priority.
 
 The lowest priority does not help other users of the disk (measured: they wait for the journal). It helps when
 processors are busy, and for reads.
@@ -24,7 +24,7 @@ _N_READS, _READS_MS, _IN_FLIGHT, _N_FLUSHES, _FLUSHES_MS = 0, 3, 8, 15, 16
 
 
 def device_directory(dev: int) -> str:
-    """Return a block device's directory in /sys, which may not exist."""
+    """Return a block device's directory in /sys, which might not exist."""
     return f"/sys/dev/block/{os.major(dev)}:{os.minor(dev)}"
 
 
@@ -47,7 +47,6 @@ class Psi:
         return StallTimes(*(None if fd is None else _some_s(fd) for fd in self._fds))
 
     def close(self) -> None:
-        """Close the files."""
         for fd in self._fds:
             if fd is not None:
                 fd.close()
@@ -85,7 +84,7 @@ class DeviceCounters:
             return []  # ENODEV: unplugged
 
     def requests(self) -> Requests | None:
-        """Return the requests since the disk appeared; None if it is gone."""
+        """Return the requests that were completed since the disk appeared; None if the disk is gone."""
         columns = [int(column) for column in self._columns()]
         if len(columns) <= _IN_FLIGHT:
             return None
@@ -93,11 +92,10 @@ class DeviceCounters:
         return Requests(columns[_N_READS], columns[_READS_MS] / 1e3, n_flushes, flushes_ms / 1e3)
 
     def is_busy(self) -> bool:
-        """Whether the disk has any request in progress."""
+        """Return whether the disk has any request in progress."""
         return self._columns()[_IN_FLIGHT : _IN_FLIGHT + 1] not in ([], [b"0"])
 
     def close(self) -> None:
-        """Close the file."""
         self._fd.close()
 
 
@@ -113,7 +111,7 @@ _NICEST = 19
 
 
 def set_idle_priority() -> None:
-    """Run only when no other process needs a processor or the disk; inherited by processes forked from now on."""
+    """Let this process, and later forks of it, run only when no other process needs a processor or the disk."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICEST)
     with suppress(OSError):

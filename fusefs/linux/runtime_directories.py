@@ -57,7 +57,7 @@ def replace_file(
     is_durable      flush the file before it gets its name, so that a power failure leaves no empty file
     owner           UID of the file's owner, which root can set
     dir_fd          the directory that the path is relative to
-    Raises          OSError; the next call replaces an unfinished file that remains
+    Raises          OSError; an unfinished file may remain, which the next call replaces
     """
     with suppress(FileNotFoundError):
         os.unlink(path + NEW, dir_fd=dir_fd)
@@ -85,7 +85,7 @@ def temporary_name() -> bytes:
 
 
 def is_temporary_name(name: bytes) -> bool:
-    """Whether `temporary_name` could have returned this name."""
+    """Return whether `temporary_name` could have returned this name."""
     return len(name) == 16 and not name.strip(b"0123456789abcdef")
 
 
@@ -96,14 +96,13 @@ class PrivateDirectory:
     """
 
     def __init__(self, kernel: Kernel, parent: Fd, prefix: bytes) -> None:
-        """parent: where it is created, and where its content is moved to. prefix: the beginning of its name"""
+        """parent: where the directory is created, and where its content is moved to. prefix: of the directory's name"""
         self._kernel = kernel
         self._parent = parent
         self._prefix = prefix
         self._made: tuple[Name, Fd] | None = None
 
     def __enter__(self) -> Self:
-        """Remove the directory at the end of the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -114,7 +113,7 @@ class PrivateDirectory:
             self._remove(name)
 
     def open(self) -> Fd:
-        """Return the directory. Raises  OSError: EPERM if it was replaced with another one"""
+        """Return an fd of the directory, which may be new. Raises  OSError: EPERM: another directory has replaced it"""
         for _attempt in range(_ATTEMPTS):
             if self._made is None:
                 self._made = self._make()
@@ -123,7 +122,7 @@ class PrivateDirectory:
         return self._made[1]
 
     def _make(self) -> tuple[Name, Fd] | None:
-        """Create and lock it; None if another process assumed it was abandoned and removed it before it was locked."""
+        """Create and lock the directory; None if another process removed it, as abandoned, before it was locked."""
         name = Name(self._prefix + temporary_name())
         self._kernel.mkdir(self._parent, name)
         with ExitStack() as owned:

@@ -52,7 +52,7 @@ class StatxReader:
         return self.parse_buffer()
 
     def identify(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
-        """Return the attributes of a name in a directory, and its file handle; empty if there is none.
+        """Return the attributes of a name in a directory, and its file handle (b"" if there is none).
 
         If the name is replaced between the two calls, they describe different inodes; `identify_opened` avoids this.
         """
@@ -89,7 +89,6 @@ class StatxReader:
             _close(fd)  # opened with O_PATH, so closing never waits
 
     def parse_buffer(self) -> Attributes:
-        """Return the attributes in the buffer."""
         (
             mask, blksize, nlink, uid, gid, mode, ino, size, blocks, atime_s, atime_ns, btime_s, btime_ns,
             ctime_s, ctime_ns, mtime_s, mtime_ns, rdev, dev,
@@ -111,7 +110,7 @@ class StatxReader:
 
 
 class StatxReaders(threading.local):
-    """A reader for each thread that uses this."""
+    """A separate StatxReader for each thread."""
 
     def __init__(self, *, asks_server: bool = True) -> None:
         """asks_server: as for StatxReader"""

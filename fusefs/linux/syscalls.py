@@ -162,7 +162,7 @@ def check_result(result: int, name: bytes | None = None) -> int:
 
 
 def last_error(name: bytes | None = None) -> OSError:
-    """The error of the last C library call."""
+    """Return the error of the last C library call."""
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number), name)
 
@@ -181,7 +181,6 @@ def openat2(dir_fd: int, path: bytes, flags: int, resolve: int, mode: int = 0) -
 
 
 def renameat2(old_dir_fd: int, old: bytes, new_dir_fd: int, new: bytes, flags: int) -> None:
-    """renameat2(2)."""
     check_result(_libc.renameat2(old_dir_fd, old, new_dir_fd, new, flags), new)
 
 
@@ -254,7 +253,7 @@ def empty_handle_or_raise(name: bytes) -> bytes:
 
 
 def format_handle(handle: bytes) -> str:
-    """Format a file handle as `type:hex`; an empty handle as an empty text."""
+    """Format a file handle as `type:hex`; an empty handle as an empty string."""
     return f"{HANDLE_HEAD.unpack_from(handle)[1]}:{handle[HANDLE_HEAD.size :].hex()}" if handle else ""
 
 
@@ -267,7 +266,7 @@ def statfs_type(fd: int) -> int:
 
 
 def is_read_only(fd: int) -> bool:
-    """Whether a filesystem, its mount or a btrfs subvolume is read-only; statfs(2) doesn't report the latter."""
+    """Return whether a filesystem, its mount or a btrfs subvolume is read-only; statfs(2) doesn't report the latter."""
     if os.fstatvfs(fd).f_flag & os.ST_RDONLY:
         return True
     return _libc.faccessat(AT_FDCWD, b"/proc/self/fd/%d" % fd, os.W_OK, 0) < 0 and ctypes.get_errno() == errno.EROFS
@@ -305,7 +304,6 @@ def ioctl(fd: int, request: int, buffer: bytearray) -> None:
 
 
 def prctl(option: int, argument: int = 0) -> int:
-    """prctl(2) with one argument."""
     return check_result(_libc.prctl(option, argument, 0, 0, 0))
 
 
@@ -326,32 +324,26 @@ def getdents64(fd: int, size: int) -> bytes:
 
 
 def open_by_handle_at(mount_fd: int, handle: bytes, flags: int) -> int:
-    """open_by_handle_at(2)."""
     return check_result(_libc.open_by_handle_at(mount_fd, handle, flags))
 
 
 def inotify_init1(flags: int) -> int:
-    """inotify_init1(2)."""
     return check_result(_libc.inotify_init1(flags))
 
 
 def inotify_add_watch(fd: int, path: bytes, mask: int) -> int:
-    """inotify_add_watch(2)."""
     return check_result(_libc.inotify_add_watch(fd, path, mask))
 
 
 def inotify_rm_watch(fd: int, watch: int) -> None:
-    """inotify_rm_watch(2)."""
     check_result(_libc.inotify_rm_watch(fd, watch))
 
 
 def mount(source: bytes | None, target: bytes, kind: bytes | None, flags: int, data: bytes | None) -> None:
-    """mount(2)."""
     check_result(_libc.mount(source, target, kind, flags, data))
 
 
 def umount2(target: bytes, flags: int) -> None:
-    """umount2(2)."""
     check_result(_libc.umount2(target, flags), target)
 
 

@@ -1,6 +1,6 @@
 """systemd: notifications from a service (sd_notify(3), without its library), and unit properties from its tools.
 
-Also log handlers: for journald, messages with fields; for other kinds of standard error, lines with a time or priority.
+The log handlers send messages with fields to journald, or write lines with a time or priority to standard error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SEND_LIMIT_S = 1.0
 _BOOTED = "/run/systemd/system"
 _JOURNAL = "/run/systemd/journal/socket"
 _NO_WAIT_S = 10.0
-"""After the journal did not read for a second, we don't wait for it for this long: the thread has other work."""
+"""If the journal has not read for a second, the thread does not wait for it again for this long."""
 _MOST_BYTES = 16 << 10
 """The limit of one field, so that a whole message fits into a datagram (net.core.wmem_default)."""
 _LENGTH = struct.Struct("<Q")
@@ -59,17 +59,16 @@ class SystemdNotifier:
         self._send("STOPPING=1", status)
 
     def reset_watchdog(self) -> None:
-        """Reset the watchdog; this must be called at least once in `watchdog_s`, preferably twice."""
+        """Reset the watchdog. Must be called at least once every `watchdog_s` seconds, preferably twice."""
         self._send("WATCHDOG=1")
 
     def watchdog_s(self) -> float | None:
-        """Seconds without `reset_watchdog` after which the manager kills us; None: there is no watchdog."""
+        """Return after how many seconds without `reset_watchdog` the manager kills us; None: there is no watchdog."""
         if not self._watchdog_us.isdecimal() or self._watchdog_pid not in ("", str(os.getpid())):
             return None
         return int(self._watchdog_us) / 1e6 or None
 
     def close(self) -> None:
-        """Stop sending notifications."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -88,7 +87,7 @@ class SystemdFailed(Exception):
 
 
 def is_manager_running(*, for_user: bool = False) -> bool:
-    """Whether a systemd manager is running. Source  sd_booted(3)"""
+    """Return whether a systemd manager is running. Source  sd_booted(3)"""
     if for_user:
         return os.path.exists(f"{os.environ.get('XDG_RUNTIME_DIR', '')}/systemd/private")
     return os.path.isdir(_BOOTED)
@@ -116,7 +115,7 @@ def run_tool(program: str, *words: str, for_user: bool = False) -> str:
 
 
 def unit_properties(names: tuple[str, ...], units: tuple[str, ...], *, for_user: bool = False) -> list[dict[str, str]]:
-    """Return these properties of each unit; a property that its type lacks is empty.
+    """Return these properties of each unit; a property that a unit's type lacks is empty.
 
     units   names of units, or patterns that match loaded units
     Raises  SystemdFailed, FileNotFoundError if there is no systemctl
@@ -128,7 +127,7 @@ def unit_properties(names: tuple[str, ...], units: tuple[str, ...], *, for_user:
 
 
 def make_handler(identifier: str, environment: Mapping[str, str] = os.environ) -> logging.Handler:
-    """Return a log handler: for the journal if standard error is the journal, otherwise for lines with their time.
+    """Return a JournalHandler if standard error is the journal, otherwise a handler for lines that begin with the time.
 
     Source  systemd.exec(5), $JOURNAL_STREAM: device and inode of standard error if it still is the journal's stream
     """
@@ -142,7 +141,7 @@ def make_handler(identifier: str, environment: Mapping[str, str] = os.environ) -
 
 
 class StderrHandler(logging.Handler):
-    """Writes one line for each message, and more for a traceback."""
+    """Writes each message to standard error as one line, followed by the lines of a traceback."""
 
     def __init__(self, *, has_priorities: bool) -> None:
         """has_priorities: lines begin with a priority as in `<4>`, for journald (sd-daemon(3)); else with the time"""
@@ -150,7 +149,6 @@ class StderrHandler(logging.Handler):
         self._has_priorities = has_priorities
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record at once."""
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         prefix = f"<{priority(record.levelno)}>" if self._has_priorities else f"{moment} "
         text = "".join(f"{prefix}{line}\n" for line in _lines(record))
@@ -161,7 +159,7 @@ class StderrHandler(logging.Handler):
 
 
 class JournalHandler(logging.Handler):
-    """Sends to journald's own socket, because only there a message can have fields (the record's attribute `fields`).
+    """Sends messages to journald's own socket: only there can a message have fields (the record's `fields`).
 
     If journald is not available, for example during its restart, messages are written to standard error.
     Source  systemd.io/JOURNAL_NATIVE_PROTOCOL
@@ -177,7 +175,6 @@ class JournalHandler(logging.Handler):
         self._wait_again_at_s = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record."""
         self._socket.settimeout(_SEND_LIMIT_S if time.monotonic() >= self._wait_again_at_s else 0.0)
         try:
             self._socket.sendto(self._message(record), self._address)
@@ -188,7 +185,6 @@ class JournalHandler(logging.Handler):
             self._fallback.emit(record)
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
         super().close()
 
@@ -221,7 +217,7 @@ def priority(level: int) -> int:
 
 
 def _lines(record: logging.LogRecord) -> list[str]:
-    """Return the message as one line, whatever names it contains, and a traceback's lines; all safe for a terminal."""
+    """Return the message as a single line, then the lines of a traceback. All of them are safe for a terminal."""
     lines = [record.getMessage()]
     if record.exc_info:
         lines += _FORMATTER.formatException(record.exc_info).split("\n")

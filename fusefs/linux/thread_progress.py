@@ -26,7 +26,7 @@ class ThreadProgress:
             self._worked_s = time.clock_gettime(self._clock)
 
     def is_held_up(self) -> bool:
-        """Whether the thread waits or works for long in the kernel, but not for Python's lock or for a processor."""
+        """Return whether the thread waits (but not for Python's lock or a processor) or works long in the kernel."""
         try:
             with open(self._path + "/stat", "rb") as file:
                 state = file.read().rpartition(b") ")[2][:1]

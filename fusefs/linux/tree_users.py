@@ -72,7 +72,7 @@ def find_holders(trees: list[FilesystemPath]) -> Iterator[tuple[FilesystemPath, 
     """Find each reference to a file in one of the trees.
 
     Links in /proc are read as text and resolved with the process's own mount table, which handles bind mounts and
-    containers. Processes that end in the meantime, processes that we may not inspect, and this one are not reported.
+    containers. Processes that end in the meantime, processes that we can't inspect, and this one are not reported.
     """
     for pid, uid, command, mounts in processes():
         if int(pid) == os.getpid():
@@ -123,7 +123,7 @@ def kernel_holds() -> Iterator[KernelHold]:
 
 
 def serves_fuse(pid: int) -> bool:
-    """Whether a process serves a FUSE mount, and so has files open for other processes, which are reported, too."""
+    """Return whether a process serves a FUSE mount, and so has files open for other, separately reported processes."""
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):

@@ -18,7 +18,7 @@ _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def is_trusted_link(directory: os.stat_result, link: os.stat_result, trusted: Container[int]) -> bool:
-    """Whether only trusted users can have put a link into its directory."""
+    """Return whether only trusted users can have put a link into its directory."""
     is_shared = directory.st_mode & OTHERS_WRITE and not directory.st_mode & stat.S_ISVTX
     return link.st_uid in trusted and directory.st_uid in trusted and not is_shared
 
@@ -58,7 +58,6 @@ class _PathWalk:
         self._n_links = _LINKS_MAX
 
     def open(self, path: bytes) -> Fd:
-        """Walk to the end of the path."""
         names = _names(path)
         fd, here, mount = self._kernel.open_path(b"/"), b"/", None
         while names:
@@ -89,7 +88,7 @@ class _PathWalk:
         return fd
 
     def _mount_of(self, fd: Fd, path: bytes) -> Mount:
-        """Return the mount that a step led to; this is checked before any other access."""
+        """Return the mount that a step led to. Must be called before any other access. Raises  OSError EXDEV"""
         mount = self._by_id.get(self._kernel.statx(fd).mnt_id)
         if mount is None or mount.owner not in self._trusted:
             raise _refusal(errno.EXDEV, path)

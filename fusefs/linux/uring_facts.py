@@ -75,7 +75,7 @@ def _refusal() -> int:
 
 
 def _read_text(path: str) -> str:
-    """Read a small kernel file; empty if it does not exist."""
+    """Return the text of a small kernel file; "" if it can't be read."""
     try:
         with open(path, encoding="ascii") as file:
             return file.read().strip()

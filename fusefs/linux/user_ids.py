@@ -24,14 +24,14 @@ class SubuidRange(NamedTuple):
 
 
 class Subordinates:
-    """All ranges of a system."""
+    """All ranges of subordinate UIDs on a system."""
 
     def __init__(self, ranges: Iterable[SubuidRange]) -> None:
         self._ranges = sorted(ranges)
         self._starts = [one.start for one in self._ranges]
 
     def holder_of(self, uid: int) -> int:
-        """Return the user who may use a UID at any time; the UID itself if it is not subordinate."""
+        """Return the user who may use a subordinate UID; any other UID is returned as it is."""
         index = bisect_right(self._starts, uid) - 1
         if index >= 0 and uid < self._ranges[index].start + self._ranges[index].n_uids:
             return self._ranges[index].holder
@@ -39,7 +39,7 @@ class Subordinates:
 
 
 def read_subordinates(path: bytes = _FILE) -> Subordinates:
-    """Read the system's file; if there is none, or it can't be understood, no UID is subordinate.
+    """Read the system's ranges of subordinate UIDs; a missing file or an invalid line defines no range.
 
     Source  subuid(5): login name or UID, first UID, number of UIDs
     """
