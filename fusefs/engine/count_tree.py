@@ -1,8 +1,8 @@
 """Measure the space that a container's tree occupies: ask the filesystem, or walk the tree without changing it (I6).
 
 The use of memory and fds is bounded for trees of every shape. The walk counts a directory's files in listing order. It
-remembers only a limited number of subdirectories, in the order of their keys, and reads the listing again for the
-others. This is also the order of the inodes on disk.
+remembers only a limited number of subdirectories, in the order of their keys, which is also the order of the inodes on
+disk. For the other subdirectories, it reads the listing again.
 
 The walk opens every entry (O_PATH, never across a mount) and stats the fd. A stat by name would query any filesystem
 that the owner has mounted on the entry, even on a file, and could wait for its reply without reacting to SIGKILL.
@@ -126,7 +126,7 @@ class _CountingWalk:
                 self._read(after=level.last)
 
     def _is_back(self, level: _WalkLevel) -> bool:
-        """Return to a directory; False if it is no longer there."""
+        """Move back to a directory, and return whether it is still there."""
         if self._descent.mark == level.mark:
             return True
         try:
@@ -141,7 +141,7 @@ class _CountingWalk:
         return False
 
     def _enter(self, level: _WalkLevel) -> None:
-        """Enter the next subdirectory of a level; drop the level if this is its last one."""
+        """Enter the next subdirectory of a level, and drop the level if no other subdirectory remains."""
         level.last = level.keys.pop()
         self._n_keys -= 1
         if not level.keys and not level.is_cut:
@@ -159,14 +159,14 @@ class _CountingWalk:
         self._read(after=None)
 
     def _read(self, after: Key | None) -> None:
-        """Read the current directory: count all entries or, given a key, only find the subdirectories after it."""
+        """Read the current directory: count all entries, or only find the subdirectories after a key."""
         keys = nsmallest(WINDOW + 1, self._subdirectories(after))
         if keys:
             is_cut = len(keys) > WINDOW
             self._remember(keys[WINDOW - 1 :: -1], after, is_cut=is_cut)
 
     def _subdirectories(self, after: Key | None) -> Iterator[Key]:
-        """Yield the subdirectories after a key, in any order; with `after=None`, count all entries as well."""
+        """Yield the subdirectories after a key, in any order. If the key is None, yield all, and count all entries."""
         try:
             with self._kernel.scan(self._descent.fd) as entries:
                 for entry in entries:
@@ -185,7 +185,6 @@ class _CountingWalk:
             self._tally.n_failed += 1
 
     def _stat_entry(self, name: Name, *, counts: bool) -> bool:
-        """Stat an entry, count it if requested, and return whether it is a directory."""
         self._pauses()
         is_directory = self._tally.stat_entry(self._descent.fd, name, counts=counts)
         if counts and self._tally.n_entries - self._reported[0] >= _PROGRESS_EVERY:

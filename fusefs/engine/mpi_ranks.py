@@ -29,7 +29,7 @@ from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.kernel import Kernel
 
 _SLICE_S = 0.25
-"""Shortest slice; compared with it, messages and opening the directory cost little (measured: bench/nodes.py)."""
+"""Shortest slice: so long that messages and opening the directory cost little compared to it (bench/nodes.py)."""
 _SLICE_S_EACH = 0.002
 """With many slices in progress, the shortest slice is this times their number, so that the first rank keeps up: each
 slice costs it 0.15 ms."""
@@ -104,7 +104,7 @@ class DirectoriesByPath:
 
 
 class SentSlice(NamedTuple, Generic[Work]):
-    """A slice sent to a rank. number: unique among the slices under way"""
+    """A slice sent to a rank. number: unique among the running slices"""
 
     number: int
     work: Work
@@ -126,13 +126,13 @@ class RankRunner(NamedTuple, Generic[Work, Result]):
 
 
 OpensRunner = Callable[[Kernel, int], AbstractContextManager[object]]
-"""Makes a RankRunner, or another object if the rank only has to check something. Gets the number of ranks; picklable.
+"""Makes a RankRunner for a number of ranks, or another object if the rank only has to check something. Picklable.
 Raises  TrashdError, OSError: the rank can't find the volume
 """
 
 
 def least_slice_s(n_running: int) -> float:
-    """Shortest slice, in seconds, with which the first rank keeps up with this number of slices in progress."""
+    """Return the length of the shortest slice with which the first rank keeps up with this many slices in progress."""
     return max(_SLICE_S, _SLICE_S_EACH * n_running)
 
 
@@ -147,7 +147,7 @@ class SlicesOfRanks(Generic[Work]):
         self.sent: dict[int, SentSlice[Work]] = {}
 
     def send(self, work: Work, budget: SliceBudget) -> tuple[int, SentSlice[Work]]:
-        """Assign a slice to the next rank in order, and return the rank and the message for it."""
+        """Assign a slice to the next rank in order, and return the rank and the message to send to it."""
         number = self._free.popleft()
         if not budget.is_paced():
             budget = budget._replace(seconds=max(budget.seconds, least_slice_s(len(self.sent) + 1)))
@@ -301,7 +301,6 @@ class RankCrew(Generic[Work, Outcome]):
         self.n_ranks = len(n_slices)
 
     def submit(self, work: Work, budget: SliceBudget) -> None:
-        """See SlicePool."""
         rank, sent = self._slices.send(work, budget)
         if rank:
             self._job.send(sent, rank)

@@ -1,4 +1,4 @@
-"""Pace a removal with budgets for slices, which depend on the machine's load while all workers rest.
+"""Pace a removal: each slice gets a budget that depends on the load, which is measured while all workers rest.
 
 In the foreground, a removal or walk runs at the limits set by the user, or at a pace adapted to other users of the
 disk. Adapting needs no privileges: every user can read the pressure files, and the probe is written to the user's own
@@ -81,14 +81,12 @@ class ConstantSpeed(NamedTuple):
     always: Speed
 
     def tempo(self) -> Speed:
-        """See Pacer."""
         return self.always
 
     def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         """See Pacer."""
 
     def wait(self, seconds: float) -> None:
-        """See Pacer."""
         time.sleep(seconds)
 
 
@@ -132,7 +130,7 @@ class SlicePace:
         return tempo
 
     def budget(self) -> SliceBudget | None:
-        """Return the budget for a slice that starts now; None if the slice has to wait."""
+        """Return the budget for a slice that starts now, or None if the slice has to wait."""
         tempo = self.follow()
         if tempo.must_wait() or (not tempo.is_alone and not self._small.may_begin()):
             return None
@@ -155,7 +153,7 @@ class SlicePace:
         return budget
 
     def _seconds(self, tempo: Speed, now_s: float) -> float:
-        """Return the longest duration of a slice that starts now; 0 or less during a rest."""
+        """Return the longest duration of a slice that starts now. During a rest, the result is 0 or less."""
         seconds = SLICE_S if tempo.is_alone else SMALL_SLICE_S
         if not tempo.rests:
             return seconds
@@ -190,7 +188,7 @@ class SlicePace:
 
 
 class _SmallSlices:
-    """Small slices while others use the disk. They take a share of the time; each starts when the device is idle."""
+    """Schedules small slices while others use the disk: for a share of the time, and when the device is idle."""
 
     def __init__(self, is_busy: Callable[[], bool], afterwork: float, clock: MonotonicClock) -> None:
         self._is_busy = is_busy
@@ -205,7 +203,7 @@ class _SmallSlices:
     def may_begin(self) -> bool:
         """Return whether a slice may start. False is temporary, and lets the caller do other things.
 
-        Waits here for an idle device, because returning to the engine would cause a delay that others notice.
+        This waits for an idle device itself: returning to the engine would cause a delay that others notice.
         """
         now_s = self._clock.monotonic()
         if now_s < self._due_s:
@@ -247,7 +245,7 @@ class DeviceQueue:
         self._device: DeviceCounters | None = None
 
     def is_busy(self) -> bool:
-        """Whether the device has requests right now; False if no device can be found."""
+        """Return whether the device has requests right now, or False if no device can be found."""
         if not self._is_open:
             self._device = DeviceCounters.open_for(self._volume_fd)
             self._is_open = True
@@ -306,8 +304,8 @@ class PressurePacer:
         store_fd  a directory on the volume; the caller still owns this fd
         psi       by default, this machine's pressure files
         may_write  whether we may create files in the directory; if not, the duration of durable writes is not measured
-        write     writes a few bytes durably to a network filesystem: few of these support unnamed files, and the
-                  duration of the write is the only sign of what their other clients experience
+        write     writes a few bytes durably to a network filesystem: few of these support unnamed files, and only the
+                  duration of such a write shows how long other clients wait
         """
         self._kernel = kernel
         self._store_fd = store_fd
@@ -417,7 +415,7 @@ class PressurePacer:
         return is_rest is not None and has_time and now_s - self._probed_s >= _OFTEN_S
 
     def probe(self) -> None:
-        """Write a few bytes and wait until they are durable. Blocks; measures nothing if writing is impossible."""
+        """Write a few bytes durably, and record how long that took. If the write fails, record nothing."""
         self._probed_s = began_s = self._clock()
         is_rest, until_s = self._span(began_s)
         self._is_probing = True  # the counters now measure our own write

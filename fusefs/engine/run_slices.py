@@ -31,7 +31,7 @@ class HasFds(Protocol):
     """A value that can be pickled, except for the fds in it."""
 
     def fds(self) -> Sequence[int]:
-        """The fds in the value."""
+        """Return the fds in the value."""
 
     def with_fds(self, fds: Sequence[int]) -> Self:
         """Return the value for the receiving process, in which the fds have these numbers."""
@@ -83,7 +83,7 @@ class SlicePool(Protocol[Work, Outcome]):
 def worker_threads(
     n_workers: int, run_slice: Callable[[Task, SliceBudget], Result]
 ) -> Iterator[WorkerThreads[Task, Result]]:
-    """Provide threads for the block, or fewer if a limit is reached. The block's exit waits for running slices."""
+    """Provide n_workers threads, or fewer if a system limit is reached. On exit, wait for the running slices."""
     workers = WorkerThreads(run_slice)
     try:
         try:
@@ -97,7 +97,7 @@ def worker_threads(
 
 
 class WorkerThreads(Generic[Task, Result]):
-    """See SlicePool."""
+    """Threads that run slices. See SlicePool."""
 
     def __init__(self, run_slice: Callable[[Task, SliceBudget], Result]) -> None:
         self.n_workers = 0
@@ -114,11 +114,9 @@ class WorkerThreads(Generic[Task, Result]):
         self.n_workers += 1
 
     def submit(self, work: Task, budget: SliceBudget) -> None:
-        """See SlicePool."""
         self._submitted.put((work, budget))
 
     def collect_ended(self, most_s: float) -> list[EndedSlice[Task, Result]]:
-        """See SlicePool."""
         slices = []
         try:
             ended = self._ended.get(timeout=most_s)
@@ -148,7 +146,7 @@ class WorkerThreads(Generic[Task, Result]):
 def worker_processes(
     n_workers: int, run_slice: Callable[[Work, SliceBudget], Outcome]
 ) -> Iterator[WorkerProcesses[Work, Outcome]]:
-    """Provide processes for the block, or fewer if a limit is reached. The block's exit ends them all."""
+    """Provide n_workers processes, or fewer if a system limit is reached. On exit, end all of them."""
     workers = WorkerProcesses(run_slice)
     try:
         gc.freeze()  # keeps the children's garbage collectors from copying existing objects
@@ -165,7 +163,7 @@ def worker_processes(
 
 
 class WorkerProcesses(Generic[Work, Outcome]):
-    """See SlicePool. A slice runs in any free worker."""
+    """Forked processes that run slices; a slice runs in any free process. See SlicePool."""
 
     def __init__(self, run_slice: Callable[[Work, SliceBudget], Outcome]) -> None:
         self.n_workers = 0
@@ -183,17 +181,15 @@ class WorkerProcesses(Generic[Work, Outcome]):
         self._free.append(child)
 
     def submit(self, work: Work, budget: SliceBudget) -> None:
-        """See SlicePool."""
         child = self._free.pop()
         self._running[child.channel.fileno()] = child, work, budget
         self._poll.register(child.channel, select.POLLIN)
         try:
             child.send(dumps((work, budget)), work.fds())
         except ChildLost:
-            child.kill()  # poll() reports that
+            child.kill()  # poll() reports its end
 
     def collect_ended(self, most_s: float) -> list[EndedSlice[Work, Outcome]]:
-        """See SlicePool."""
         readable_fds = [fd for fd, _events in self._poll.poll(most_s * 1000)]
         stopped = (fd for fd, (child, _work, _budget) in self._running.items() if is_stopped(child.pid))
         return [self._end_slice(fd) for fd in readable_fds or list(stopped)]
@@ -205,7 +201,7 @@ class WorkerProcesses(Generic[Work, Outcome]):
         try:
             message, fds = child.receive()
         except ChildLost:
-            # A user may have stopped the process. This must not delay an administrator, and it must not continue later.
+            # A user may have stopped the process. It must not delay an administrator, and must not continue later.
             child.kill()
             return EndedSlice(work, budget, None)
         outcome: Outcome = loads(message)
@@ -218,7 +214,7 @@ class WorkerProcesses(Generic[Work, Outcome]):
 
 
 def _serve_slices(run_slice: Callable[[Work, SliceBudget], Outcome], channel: socket) -> None:
-    """The main loop of a worker; the parent process handles Ctrl-C."""
+    """Run the slices that arrive on the channel until the parent closes it. Only the parent handles Ctrl-C."""
     signal(SIGINT, SIG_IGN)
     while True:
         try:
@@ -239,7 +235,7 @@ class SliceSource(Protocol[Work]):
         """Whether there is no work for `next` to return."""
 
     def next(self) -> Work | None:
-        """Return a slice that may run in parallel with the running ones; None if there is none at the moment."""
+        """Return a slice that may run in parallel with the running ones, or None if there is none at the moment."""
 
     def lost(self, lost: Work) -> None:
         """Account for a slice that was lost with its worker; how much of it was done is unknown."""
@@ -284,11 +280,11 @@ class SliceRunner(NamedTuple, Generic[Work, Outcome]):
         return worker_processes(self.strategy.n_workers, self.run_slice)
 
     def _uses_workers(self) -> bool:
-        """Whether several slices may run in parallel, which is never so while others use the disk."""
+        """Return whether several slices may run in parallel: never while others use the disk."""
         return self.strategy.n_workers > 1 and self.pace.follow().is_alone
 
     def _begin(self) -> tuple[Work, SliceBudget] | None:
-        """Return a slice that may start now, and its budget; None if the pace or the running slices allow none."""
+        """Return a slice that may start now, and its budget, or None if the pace or the running slices allow none."""
         budget = self.pace.budget()
         if budget is None:
             return None
@@ -338,6 +334,5 @@ class SliceRunner(NamedTuple, Generic[Work, Outcome]):
                 self.pace.sleep()
 
     def _account(self, work: Work, budget: SliceBudget, outcome: Outcome) -> None:
-        """Account for the result of a slice."""
         self.pace.finish_slice(budget, WorkTotals(outcome.removed, outcome.n_bytes, outcome.busy_s))
         self.on_slice_end(work, outcome)

@@ -1,4 +1,4 @@
-"""Choose how many workers, and which kind, delete fastest here; measured in docs/internals/benchmarks/2026-11.md.
+"""Choose the number and kind of workers that delete fastest on a filesystem (docs/internals/benchmarks/2026-11.md).
 
 On xfs, each worker has an allocation group to itself while it unlinks there. Each unlink, and each release of an inode,
 briefly takes the group's lock, and sleeps if another worker holds it. Two workers in one group take more than twice as
@@ -27,10 +27,10 @@ _SERVERS_SHARE, LEAST_RANKS_SHARE, _LOCAL_SHARE = 8, 32, 1024
 _MOST_PROCESSES = 8
 _WINDOW, _SORTED_WINDOW = 16_384, 262_144
 _ROOM, _ROOM_CHARS = 1 << 20, 1 << 22
-"""The size of a window is this divided by the square of the number of workers, which also need memory themselves."""
+"""Divided by the square of the number of workers, this is the size of a window; the workers need memory, too."""
 
 _RANKS_ROOM, _RANKS_LEAST_WINDOW = 1 << 20, 256
-"""Approximate total size of all ranks' windows in a job: the first rank stores what their slices did not finish."""
+"""Approximate total size of all ranks' windows in a job: the first rank stores the unfinished work of their slices."""
 
 
 class Workers(Enum):
@@ -49,10 +49,10 @@ class Strategy(NamedTuple):
     by_inode     unlink in inode order: ext4 lists names in hash order, but stores inodes by number
     splits       two workers are faster than one in the same flat directory, because a large part of the work does not
                  need the directory's lock
-    least_share  number of names that such a worker takes, unless fewer remain: on a local disk, fewer names would be
-                 deleted before they could be distributed
-    lookup_first  look names up before unlinking them: in one directory, the kernel lets only one process at a time
-                 unlink, which includes a lookup, but lets any number of processes look names up
+    least_share  the fewest names that a worker takes from such a directory, unless fewer remain: on a local disk, a
+                 smaller share would be deleted before the next one could be assigned
+    lookup_first  look names up before unlinking them: the kernel lets only one process at a time unlink in a directory,
+                 and an unlink includes a lookup, but any number of processes can look names up
     lists_types  listings contain file types; if not, an entry is a directory if unlink fails with EISDIR
     is_at_once   a stat needs no request to a server
     group_shift  number of low bits of an inode number that give the inode's place in its allocation group; set if two
@@ -76,7 +76,7 @@ class Strategy(NamedTuple):
 
 
 def in_order(names: list[str], inos: list[int], *, by_inode: bool) -> list[str]:
-    """Return a listing's names in reverse order, as listed or by inode number: the first one is at the end.
+    """Return a listing's names in the reverse of the listed order or of the inode order: the first one is at the end.
 
     inos  the inode numbers of the names; unused if by_inode is not set
     """
@@ -88,7 +88,7 @@ def in_order(names: list[str], inos: list[int], *, by_inode: bool) -> list[str]:
 def choose_strategy(kernel: Kernel, container: Fd, n_workers: int | None = None) -> Strategy:
     """Choose the strategy for the filesystem of a container.
 
-    n_workers  as requested by the user
+    n_workers  the number that the user requested; None: the best number for the filesystem
     """
     magic = kernel.filesystem(container)
     tells_types = kernel.lists_types(container)
@@ -96,7 +96,7 @@ def choose_strategy(kernel: Kernel, container: Fd, n_workers: int | None = None)
     if magic in _NETWORK:
         most, workers = _MANY_THREADS, Workers.THREADS
     else:
-        # btrfs serialises access to its trees: a second worker gains a fifth, which a third one loses again.
+        # btrfs serialises access to its trees: two workers are a fifth faster than one, but three are not.
         useful = 2 if magic == BTRFS_MAGIC else _MOST_PROCESSES
         most = min(len(os.sched_getaffinity(0)), useful)
         workers = Workers.PROCESSES
@@ -142,7 +142,7 @@ _MOST_PASSED_OVER = 8
 def group_shift(kernel: Kernel, fd: Fd) -> int | None:
     """Return the number of low bits of an inode number that give the inode's place in its allocation group.
 
-    None if there are no groups, or they are unknown. fd: opened for reading
+    Return None if there are no groups, or if they are not known. fd: opened for reading
     """
     buffer = bytearray(_GEOMETRY_BYTES)
     try:
@@ -169,13 +169,12 @@ class AllocationGroups:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Close the lock file."""
         if self._locks is not None:
             self._locks.close()
 
     @contextmanager
     def lock_group(self, fd: Fd) -> Iterator[None]:
-        """Lock the group of a directory for the block. The kernel releases the lock of a killed process."""
+        """Lock a directory's group while the block runs. If the process is killed, the kernel releases the lock."""
         if self._locks is None:
             yield
             return

@@ -3,7 +3,7 @@
 A directory that holds a trash store is never taken whole, because trashd commands would lose access to its orphans.
 
 No action changes a name that the owner of a destination could have put there. A new directory gets its owner and mode
-in a place that no other user can enter, and only then its name.
+in a place that no other user can enter; only then is it moved to its final name.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def format_rsync_command(
     rsync uses the part of each path after `/./` as the path below its destination.
 
     directory  absolute
-    more       further arguments for `trashd sweep`, such as a list of names or a limit
+    more       additional arguments for `trashd sweep`, such as a list of names or a limit
     """
     options = format_options(selection)
     if options is None:
@@ -204,10 +204,7 @@ def _is_distant(kernel: Kernel, here: BackingAndMount, there: BackingAndMount) -
 
 
 class DeleteMatches(Action):
-    """Deletes the matches."""
-
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        """See Action."""
         refused = unlink_all(here.kernel, here.sides.names_fd(), names, are_dirs=here.are_dirs)
         return ActionResult(refused, "rmdir" if here.are_dirs else "unlink")
 
@@ -216,7 +213,6 @@ class OutputError(Exception):
     """Output could not be written."""
 
     def __init__(self, error: OSError) -> None:
-        """error: the error that the write raised"""
         super().__init__(error)
         self.error = error
 
@@ -251,7 +247,6 @@ class CountMatches(Action):
         self._oldest: list[tuple[int, bytes, int]] = []
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        """See Action."""
         stats, refused = lstat_all(here.kernel, here.sides.fd, names, needs_birth=self._field == "btime")
         for one in stats:
             self._count(here.upper, one)
@@ -267,7 +262,6 @@ class CountMatches(Action):
             _keep(self._oldest, (-time_ns, path, n_bytes))
 
     def end(self, swept: Swept) -> Swept:
-        """Add the counts."""
         sums = swept.sums._replace(n_bytes=self.n_bytes)
         largest = [Match(path, n_bytes, time_ns) for n_bytes, path, time_ns in sorted(self._largest, reverse=True)]
         oldest = [Match(path, n_bytes, -time_ns) for time_ns, path, n_bytes in sorted(self._oldest, reverse=True)]
@@ -321,7 +315,7 @@ def open_trash(kernel: Kernel, top: SweepRoot, to: ToTrash) -> Iterator[Action]:
     """Open the action that trashes, with a container for the matches.
 
     In the end, the matches in the container become an orphan, even after a kill.
-    Raises  TrashdError; then nothing is left behind
+    Raises  TrashdError, and leaves nothing behind
     """
     with find_scope(kernel, top.path) as scope:
         if not os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
@@ -331,7 +325,7 @@ def open_trash(kernel: Kernel, top: SweepRoot, to: ToTrash) -> Iterator[Action]:
 
 
 class _TrashAction(Action):
-    """Moves the matches into a container. Its state is created before the workers start, and they share it."""
+    """Moves the matches into a container. The action's state is created before the workers, which share it."""
 
     takes_dirs = True
 
@@ -366,7 +360,7 @@ class _TrashAction(Action):
             return ActionResult(refused, "renameat2", spared)
 
     def _retry(self, here: ActionPlace, into: BackingAndMount, name: Name, number: int) -> int:
-        """Retry a name after an error; return 0, or the remaining error."""
+        """Retry the rename of a name after an error. Return 0, or the errno if it fails again."""
         if number == errno.EEXIST and here.are_dirs:
             # The name exists because parts of the directory were moved earlier: merge the rest.
             from fusefs.store.restore import merge_entry  # imported late, because it loads all code of restore
@@ -386,7 +380,7 @@ class _TrashAction(Action):
         return 0
 
     def _size(self, sums: SweepSums) -> TreeSize | None:
-        """Return the orphan's size without directories, their content, and links; None if no files were stat'ed."""
+        """Return the orphan's size without directories, their content and hard links, or None if no file was stat'ed."""
         if not sums.taken_bytes:
             return None
         held = self._basket.held
@@ -395,7 +389,6 @@ class _TrashAction(Action):
         return TreeSize(sums.n_done + 1, sums.taken_bytes, 0, shared, True, "sweep", kernel.now_ns())
 
     def end(self, swept: Swept) -> Swept:
-        """See Action."""
         if self._on_end is not None:
             self._on_end(self._basket.tree.fd, swept.sums)
         is_empty = not (swept.sums.n_done or self._has_joined[0])

@@ -15,11 +15,11 @@ from fusefs.sweep.request import ActionResult, Identified
 
 _MOST_DIRS = 1024
 _MOST_LISTED = 1024
-"""Maximum number of a list's names in a slice."""
+"""Maximum number of listed names in a slice."""
 _MOST_PLACES = 256
 """Maximum number of directories in such a slice; names that the slice does not reach must be sent again."""
 _MOST_LISTINGS = 64
-"""Maximum number of open, incomplete listings; beyond it, directories are listed completely."""
+"""Maximum number of open, incomplete listings; if there are more, directories are listed completely."""
 _MOST_PASSED = 64
 """Maximum number of jobs that are checked for one that may run; if there is none, wait until a running job ends."""
 _OTHER_KIND = {"unlink": errno.EISDIR, "rmdir": errno.ENOTDIR}
@@ -30,8 +30,6 @@ _NO_INOS: Mapping[str, int] = {}
 
 
 class JobKind(Enum):
-    """The kind of a job."""
-
     ENTER = "open directories, and start listing them"
     LIST = "continue a listing"
     TAKE = "act on names that were chosen by their names only"
@@ -44,13 +42,13 @@ class Job(NamedTuple):
 
     upper   the directory's path relative to the sweep's directory
     names   of entries, in reverse order
-    packed  the names, until they are needed; as a list, they take ten times as much memory
+    packed  the names in a compact form until they are needed; a list takes ten times as much memory
     fd      the open listing to be continued
     inode   identity of the directory in which the names were found
     whose   the owner of the directory's content as root sees it (store.walk)
-    strips  delete everything in the directory, which is or is inside a chosen directory
+    strips  delete everything in the directory, which is a chosen directory or is inside one
     is_chosen  the names are those of chosen directories themselves
-    again   a worker was lost with this job, so part of it may be done
+    again   a worker was lost with this job, so part of it may already be done
     inos    the inode number that each name must have, if the list contains it
     directories  the names that were listed with a trailing slash
     """
@@ -69,11 +67,9 @@ class Job(NamedTuple):
     whose: int = 0
 
     def pack(self) -> Job:
-        """Return the job with its names packed."""
         return self._replace(names=[], packed=os.fsencode("/".join(self.names))) if self.names else self
 
     def unpack(self) -> Job:
-        """Return the job with its names as a list."""
         return self._replace(names=os.fsdecode(self.packed).split("/"), packed=b"") if self.packed else self
 
 
@@ -90,7 +86,7 @@ class SweepSlice(NamedTuple):
     most: int | None
 
     def fds(self) -> Sequence[int]:
-        """The fds to send to another process."""
+        """Return the fds to send to another process."""
         return [job.fd for job in self.jobs if job.fd >= 0]
 
     def with_fds(self, fds: Sequence[int]) -> SweepSlice:
@@ -102,7 +98,7 @@ class SweepSliceResult(NamedTuple):
     """The result of a slice.
 
     rest        unfinished jobs; the next one is at the end
-    why         why it is useless to continue; empty if it is not
+    why         the reason why it is useless to continue; empty if there is none
     remaining   number of matches on which the sweep may still act
     is_limited  whether there are more matches than that
     busy_s      the duration of the slice
@@ -128,7 +124,7 @@ class SweepSliceResult(NamedTuple):
         return self.sums.n_bytes
 
     def fds(self) -> Sequence[int]:
-        """The fds to send to another process."""
+        """Return the fds to send to another process."""
         return [job.fd for job in self.rest if job.fd >= 0]
 
     def with_fds(self, fds: Sequence[int]) -> SweepSliceResult:
@@ -142,7 +138,7 @@ def _with_fds(jobs: Sequence[Job], fds: Sequence[int]) -> tuple[Job, ...]:
 
 
 class Agenda:
-    """The jobs; the newest runs first, so that few directories are open at a time, whatever the tree's shape."""
+    """The remaining jobs. The newest runs first, so that few directories are open at a time in a tree of any shape."""
 
     def __init__(
         self,
@@ -176,7 +172,7 @@ class Agenda:
         return not self._may_be_more and self._find() is None
 
     def next(self) -> SweepSlice | None:
-        """Return a slice that may run in parallel with the running ones; None if there is none at the moment."""
+        """Return a slice that may run in parallel with the running ones, or None if there is none at the moment."""
         at = self._find()
         if at is None:
             return None
@@ -234,7 +230,7 @@ class Agenda:
         return len(self._jobs) - 1 if self._read_next() else None
 
     def _read_next(self) -> bool:
-        """Take one more job from `first`; False if there is none."""
+        """Take one more job from `first`, and return whether there was one."""
         job = next(self._first, None)
         if job is None:
             self._may_be_more = False
@@ -334,7 +330,7 @@ class SliceCounts:
         self._useless += [number for _name, number in failed if number in _USELESS]
 
     def why(self) -> str:
-        """Return why it is useless to continue; empty if it is not."""
+        """Return the reason why it is useless to continue, or an empty text if there is none."""
         return os.strerror(self._useless[-1]) if len(self._useless) >= _MOST_USELESS else ""
 
 

@@ -61,8 +61,8 @@ def is_own(name: str) -> bool:
 class EntryFilter(NamedTuple):
     """The entries to find in a directory.
 
-    is_chosen  whether a name is chosen; None: all are
-    is_pruned  whether a name is neither chosen nor entered; None: none is
+    is_chosen  whether a name is chosen; None: all names are
+    is_pruned  whether a name is neither chosen nor entered; None: no name is pruned
     kinds      types of chosen entries
     enters     whether to find directories to enter, too
     ends       possible endings of the names that is_chosen accepts
@@ -82,7 +82,7 @@ class MatchedEntries(NamedTuple):
     dirs    directories that may be entered
     chosen  directories that are chosen
     is_all  whether the listing has ended
-    untyped  candidates whose type neither the listing nor a stat provides, and the errors
+    untyped  candidates whose type is unknown because the stat failed, each with the errno
     """
 
     names: list[str]
@@ -118,7 +118,7 @@ def read_window(
 ) -> MatchedEntries:
     """Read the next entries of a directory.
 
-    window   number of entries after which to stop; None: read all, whatever the time
+    window   number of entries after which to stop; None: read all entries, even after `ends_at`
     ends_at  when to stop, by the monotonic clock
     Raises   OSError
     """
@@ -207,7 +207,7 @@ class Dirs(Enum):
 
 
 class SweepStrategy(NamedTuple):
-    """How a sweep works.
+    """The settings of a sweep that depend on its filesystem and its action.
 
     window      number of directory entries that are read together; this limits the use of memory
     by_inode    act in the order of inode numbers
@@ -263,7 +263,7 @@ class Chooser:
     def choose_files(
         self, upper: bytes, sides: BackingAndMount, names: list[str], n_bytes: int | None, *, strips: bool
     ) -> ChosenFiles:
-        """Select files from names in a directory.
+        """Choose the files that match among names in a directory.
 
         n_bytes  limit on the total size of the files chosen now, but at least one is chosen; None: no limit
         strips   choose all files
@@ -287,7 +287,7 @@ class Chooser:
         return self._bounds is not None and self._matcher.needs_stat and self._strategy.is_at_once
 
     def unlink_files(self, upper: bytes, sides: BackingAndMount, names: list[str]) -> UnlinkedMatches:
-        """Stat names and unlink those that the stat chooses (only if chooses_at_once)."""
+        """Unlink those names whose stat matches. Requires that `chooses_at_once` returns True."""
         assert self._bounds is not None
         names = self._without_mounts(upper, names)
         return unlink_matching(self._kernel, sides.fd, sides.names_fd(), names, self._bounds)
@@ -295,7 +295,7 @@ class Chooser:
     def choose_dirs(
         self, upper: bytes, sides: BackingAndMount, names: list[str], *, are_listed: bool = False
     ) -> list[str]:
-        """Return the names of those subdirectories that match."""
+        """Return those of the given subdirectory names that match."""
         is_last = are_listed or not self._matcher.selects_below(depth_in(upper))
         if self._matcher.needs_stat or self._avoided:
             stats = self._stat_names(upper, sides, names, counts_mounts=is_last)
@@ -313,7 +313,7 @@ class Chooser:
         return self._matcher.matches_stat(self._kernel.fstat(fd), born_ns)
 
     def chosen_still(self, sides: BackingAndMount, names: list[str]) -> list[str]:
-        """Select again from directories that were chosen earlier, and keep those that can't be read."""
+        """Return those of the directories chosen earlier that still match or can't be read."""
         if not self._matcher.needs_stat:
             return names
         stats, _refused = self._stat_all(sides, names)
@@ -334,9 +334,9 @@ class Chooser:
         *,
         are_again: bool,
     ) -> tuple[list[str], list[str]]:
-        """Select files and directories from listed names, and count the others.
+        """Return the files and the directories that match among listed names, and count the other names.
 
-        inos         the inode numbers that names must have; a name that is not in it may have any
+        inos         the inode number that each name must have; names that are missing here may have any number
         directories  the names that were listed with a trailing slash
         are_again    see `missing_counts`
         """
@@ -423,7 +423,7 @@ class Chooser:
     ) -> list[StatxResult]:
         """Stat names, and return the existing ones.
 
-        absent         the counts for each missing one
+        absent         the counts to add for each missing name
         counts_mounts  see `refuse`
         """
         if not names:
@@ -436,7 +436,7 @@ class Chooser:
         return stats
 
     def _without_mounts(self, upper: bytes, names: list[str]) -> list[str]:
-        """Remove files that are mount points."""
+        """Return the names that are not mount points, and count the others."""
         if not self._strategy.mounts:
             return names
         free = [name for name in names if join_path(upper, os.fsencode(name)) not in self._strategy.mounts]
@@ -444,7 +444,7 @@ class Chooser:
         return free
 
     def _is_mounted(self, path: bytes, is_last: bool) -> bool:
-        """Whether a directory is a mount point, or would take one along. is_last: it is not entered, so count it now"""
+        """Whether a directory is a mount point, or a mount would move with it. is_last: count it now, not on entry"""
         if path in self._strategy.mounts:
             self._tally.count(SweepSums(n_mounts=int(is_last)))
             return True

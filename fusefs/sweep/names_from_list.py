@@ -36,11 +36,11 @@ def jobs_of(
     refuse: Callable[[bytes, str], None],
     most: int | None = None,
 ) -> Iterator[Job]:
-    """Yield jobs for names relative to the sweep's directory, or absolute and inside it; mostly in the list's order.
+    """Yield jobs for names that are relative to the sweep's directory or absolute and inside it, mostly in list order.
 
     tops    the absolute paths of the directory
     refuse  called with a name and the reason: outside of the directory, not a plain path, ends in dots, or invalid
-    most    names per job; with 1, no name is read before the action on the previous one has started
+    most    maximum number of names in a job; with 1, no name is read before the action on the previous one has started
     """
     most = most or _TOGETHER
     places = _ListedPlaces(tops)
@@ -94,7 +94,7 @@ class _ListedPlaces:
         self._directories: dict[bytes, bytes | None] = {}
 
     def of(self, path: bytes) -> tuple[bytes, bytes] | None:
-        """Return the relative directory and the name, empty for the sweep's directory; None: outside, or invalid."""
+        """Return the relative directory and the name (empty: the sweep's directory), or None if outside or invalid."""
         at = path.rfind(b"/") + 1
         above, last = path[:at], path[at:]
         if above not in self._directories:
@@ -159,7 +159,7 @@ def _read(fd: int) -> bytes:
 
 
 def _relative(name: bytes, prefixes: Iterable[bytes]) -> bytes | None:
-    """Return the path below the sweep's directory, empty for the directory itself; None if outside, or invalid."""
+    """Return the path below the sweep's directory (empty for the directory itself), or None if outside or invalid."""
     plain = b"/".join(part for part in name.split(b"/") if part not in (b"", b"."))
     if name.startswith(b"/"):
         whole = b"/" + plain + b"/"

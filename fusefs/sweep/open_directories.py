@@ -48,7 +48,6 @@ class SkippedDirectory(NamedTuple):
 
 
 SearchResult = MatchedDirectory | SkippedDirectory
-"""A result of a search."""
 
 
 class _WildComponent(NamedTuple):

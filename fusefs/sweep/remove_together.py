@@ -1,8 +1,8 @@
 """Remove many paths with one command: all paths on one mount go into one orphan, like that of a sweep.
 
 The paths share one record and few flushes, and one restore brings all of them back. Paths that a sweep would skip or
-treat differently are removed individually: targets of links, mount points and directories above them, and inaccessible
-paths.
+treat differently are removed individually: paths through symbolic links, mount points and directories above them, and
+inaccessible paths.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class _DirectoryCache:
                 at = above
 
     def at(self, given: bytes) -> _Directory | None:
-        """Return the directory for the part of a path before the name; None: remove names in it individually."""
+        """Return the directory that precedes a name in a path, or None if its names must be removed individually."""
         try:
             return self._directories[given]
         except KeyError:

@@ -32,7 +32,7 @@ def identify(kernel: Kernel, fd: int) -> Identified:
 
 
 class IfExists(Enum):
-    """What a move does if the name exists at the destination."""
+    """The behaviour of a move if the name already exists at the destination."""
 
     SKIP = "skip"
     NUMBER = "number"
@@ -89,7 +89,7 @@ class TakingBoundary(NamedTuple):
     """The limits for root in users' trees (store.walk).
 
     whose      the owner of the content of the sweep's directory
-    seen_directories  directories of one user inside another's that an earlier run has seen; None: none
+    seen_directories  directories of one user inside another's that an earlier run has seen; None: none are known
     is_judged  the content of directories that are taken whole has just been checked
     """
 

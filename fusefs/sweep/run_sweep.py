@@ -242,7 +242,6 @@ class _SweepInProgress:
         return (self._is_limited and self._strategy.ends_at_limit()) or bool(self._why) or self._is_stopped()
 
     def finish_slice(self, share: SweepSlice, outcome: SweepSliceResult) -> None:
-        """Account for the result of a slice."""
         for fd in self.agenda.finish_slice(share, outcome):
             Fd(fd).close()
         self._tally.add(outcome.sums, outcome.failures, outcome.spared)

@@ -1,4 +1,4 @@
-"""Share a sweep that deletes among the ranks of an MPI job; each rank has the directory on its own mount.
+"""Share a deleting sweep among the ranks of an MPI job; each rank reaches the directory through its own mount.
 
 Only deletions are shared. Trashing and moving use renames, and a filesystem has only one lock for these.
 """

@@ -167,7 +167,7 @@ class _SweepRun:
         return self._ways.opener_of(self._root).beneath(upper, flags=READABLE)
 
     def _open_or_report(self, upper: bytes, inode: Identified | None = None) -> BackingAndMount | None:
-        """Open a directory for reading; None if it was replaced, must be avoided, or can't be opened (reported)."""
+        """Open a directory for reading. If it was replaced or must be avoided, or after an error, return None."""
         try:
             sides = self._open(upper)
         except OSError as error:
@@ -195,7 +195,7 @@ class _SweepRun:
             Fd(fd).close()
 
     def _enter(self, job: Job, upper: bytes) -> bool:
-        """Start with a directory; False if another directory of the job should be started first."""
+        """Start on a directory. Return False if another directory of the job should be started first."""
         sides = self._open_or_report(upper)
         if sides is None:
             return True
@@ -215,7 +215,7 @@ class _SweepRun:
         return True
 
     def _whose_is(self, job: Job, upper: bytes, fd: Fd) -> int | None:
-        """Return the owner of the content of a directory to enter; None (reported) if root must not take it."""
+        """Return the owner of a directory's content before it is entered. If root must not take it, return None."""
         if self._boundary is None:
             return 0
         if not upper:
@@ -428,7 +428,7 @@ class _SweepRun:
                 if error.errno not in GONE:
                     self._tally.fail(join_path(job.upper, raw), error.errno, "look")
                     continue
-                is_taken = True  # taking it runs into the same error
+                is_taken = True  # the action will get the same error
             if is_taken:
                 allowed.append(name)
             else:
@@ -477,7 +477,7 @@ class _SweepRun:
     # Listed names
 
     def _process_listed(self, job: Job) -> None:
-        """Select from listed names, and act on them; directories are taken, but not searched for further matches."""
+        """Act on the listed names that match. Directories are taken, but not searched for more matches."""
         upper = job.upper
         try:
             if not self._chooser.may_enter_path(upper):
