@@ -61,7 +61,6 @@ class HookRunner:
     """Queues events and runs their hooks; queueing never waits for a hook."""
 
     def __init__(self, hooks: HooksConfig) -> None:
-        """hooks: the programs, their user and their time limit."""
         self.hooks = hooks
         self._holder_of = read_subordinates().holder_of
         self._queues: dict[int | None, deque[Event]] = {}  # the next user first; None: events without a user
@@ -100,7 +99,6 @@ class HookRunner:
                 self.tally = HookCounts(n_run + 1, n_failed + (not is_well), n_dropped)
 
     def _next(self) -> Event:
-        """Return the next event of the user whose turn it is."""
         user = next(iter(self._queues))
         queue = self._queues.pop(user)
         event = queue.popleft()
@@ -254,7 +252,7 @@ def _environment(event: Event, account: _HookAccount) -> Mapping[str, str]:
 _LOG = logging.getLogger(__name__)
 _SPAN_S = 10.0
 _EVENTS_MAX = 1000
-"""Maximum number of one user's events in this time: users and their scripts rarely cause a hundred per second."""
+"""Maximum number of one user's events in _SPAN_S: users and their scripts rarely cause a hundred per second."""
 
 
 class EventLimit:
@@ -302,12 +300,10 @@ class EventOutlets:
             self._metrics(event, is_own=is_own)
 
     def publish(self, status: Status) -> None:
-        """Publish the current figures."""
         if self._metrics is not None:
             self._metrics.publish(status, self._hooks.tally)
 
     def start(self, config: Config, nursery: trio.Nursery) -> None:
-        """Start the tasks of the outlets in a nursery."""
         nursery.start_soon(self._hooks.run_hooks)
         self._serve_metrics(config.metrics, nursery)
 
@@ -360,13 +356,12 @@ def _open_audit(config: Config) -> Audit | None:
 
 
 def log_event(event: Event) -> None:
-    """Write an event to the service's log."""
     level = logging.ERROR if event.kind in ERRORS else logging.WARNING if event.kind in WARNINGS else logging.INFO
     _LOG.log(level, "%s", describe_event(event), extra={"fields": to_variables(event)})
 
 
 class Audit:
-    """An append-only file. If the disk is full, lines are lost, but the service continues."""
+    """The audit log, an append-only file. If the disk is full, lines are lost, but the service continues."""
 
     def __init__(self, path: bytes) -> None:
         """Open the file; if missing, create it with mode 0640, and create its directory. Raises  OSError"""

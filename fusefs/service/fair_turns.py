@@ -1,6 +1,6 @@
 """Choose the user whose orphans are reaped next: users take turns by start-time fair queueing; no I/O.
 
-The user who has had the least time is next. A new user starts with the same time as the others, and therefore is next
+The user who has had the least time is next. A new user starts with the same time as the others, and is therefore next
 soon; an absent user saves up no time. A user and the user's subordinate uids count as one user.
 
 Source  Goyal, Vin, Chen: Start-time fair queueing (1996)
@@ -16,7 +16,6 @@ UserOrder = Callable[[int], int]
 
 
 def by_number(uid: int) -> int:
-    """Order users by uid."""
     return uid
 
 
@@ -77,5 +76,4 @@ class _TimeShares:
         return chosen
 
     def charge(self, uid: int, seconds: float) -> None:
-        """Add the time of a turn."""
         self._had_s[uid] = self._had_s.get(uid, self._now_s) + seconds

@@ -74,7 +74,6 @@ class FolderWatches:
         return uid in self._watches and self._watches[uid].keys() == self._users[uid].parts.keys()
 
     def unwatch_user(self, uid: int) -> None:
-        """Remove all watches of a user."""
         self._users.pop(uid, None)
         self._blind.pop(uid, None)
         for base in list(self._watches.get(uid, ())):
@@ -91,7 +90,6 @@ class FolderWatches:
                 self._areas.append(self._context.watcher.add(area, mask, notice))
 
     def unwatch_areas(self) -> None:
-        """Remove the watches on the areas."""
         for number in self._areas:
             self._context.watcher.remove(number)
         self._areas.clear()
@@ -115,7 +113,6 @@ class FolderWatches:
                 user.rescan()  # changes in the unwatched time are unknown
 
     def _watch(self, store: Store, user: UserState, part: FolderPart) -> None:
-        """Watch a user's folder in one store."""
         watched = (
             (_ORPHANS, InotifyMask.MOVED_TO | InotifyMask.MOVED_FROM | InotifyMask.ATTRIB, self._on_orphans),
             (_RESTORING, InotifyMask.DELETE, self._on_restoring),

@@ -98,7 +98,7 @@ class ServiceGone(Exception):
 
 
 class Child:
-    """A child's main loop."""
+    """The main loop of a child that acts for a user."""
 
     def __init__(self, channel: socket.socket, folder: UserFolder) -> None:
         self._channel = channel
@@ -234,7 +234,7 @@ class Child:
         quarantined = [
             one for name in reported_ids if (one := self._read(folder, name, State.QUARANTINE)) and _size(one) < _LONG
         ]
-        # The last page has the current count: orphans may have arrived during the listing.
+        # The last page has the current number: orphans may have arrived during the listing.
         n_orphans = _count(folder) if is_last else listing.n_listed
         return Page(order.base, entries, "" if is_last else last, n_orphans, len(in_quarantine), quarantined)
 
@@ -334,7 +334,7 @@ class Child:
         return Measured(container, 0, 0)
 
     def _measure_when_idle(self, base: bytes, container: ContainerId) -> Measured | None:
-        """Store an orphan's size in its record; None if stopped. May be slow, since any other order stops it."""
+        """Measure an orphan, and store the size in its record; None if stopped. May be slow: other orders stop it."""
         with self._open_in(base) as folder:
             kernel = folder.store.kernel
             try:
@@ -438,7 +438,7 @@ class _WhenIdle:
         self._beside_others_since_s: float | None = None
 
     def tempo(self) -> Speed:
-        """Return the speed that the service has set, as long as nobody else uses the disk; otherwise HOLD."""
+        """Return the speed that the service has set, or HOLD while other processes use the disk."""
         tempo = self._child.tempo()
         if tempo.is_alone:
             self._beside_others_since_s = None
@@ -448,14 +448,13 @@ class _WhenIdle:
         return HOLD
 
     def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
-        """Nothing was removed, so there is nothing to add."""
+        """Do nothing, because a measurement removes nothing."""
 
     def wait(self, seconds: float) -> None:
-        """Wait for the given time, or until the service sends a message."""
         self._child.wait(seconds)
 
     def stops(self) -> bool:
-        """Whether to give up, because the work was parked or others have used the disk for too long."""
+        """Whether to give up, because the work was parked or other processes have used the disk for too long."""
         since_s = self._beside_others_since_s
         is_late = since_s is not None and time.monotonic() - since_s >= timers.current.beside_others_limit_s
         return is_late or self._child.should_stop()
@@ -728,7 +727,7 @@ class Forker:
         return ChildHandle(folder.uid, born.pid, pidfd, ours)
 
     async def read_registries(self, uids: list[int], on_registry: TakesRegistry, seconds: float) -> bool:
-        """Have a child read all users' registries, and return whether it finished within the given time.
+        """Make a child read all users' registries; return whether the child finished within the given time.
 
         on_registry  called for each user who has a registry
         Raises  ForkerLost; OSError: the fork failed
@@ -752,7 +751,6 @@ class Forker:
         return False
 
     async def _request(self, spawn: Spawn | ReadRegistries, fds: list[int]) -> tuple[Forked, Fd]:
-        """Send one request and wait for its answer."""
         async with self._in_turn:
             try:
                 await trio.lowlevel.wait_writable(self._ours)
@@ -784,7 +782,7 @@ async def _receive_registry(channel: socket.socket, on_registry: TakesRegistry) 
 
 
 def _run_forker(service: socket.socket, channel: socket.socket) -> None:
-    """The main loop of the forker."""
+    """Run the main loop of the forker."""
     service.close()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -829,14 +827,13 @@ def _live(channel: socket.socket, main: Callable[[], None]) -> None:
 
 
 def _read(request: ReadRegistries, fds: list[int]) -> None:
-    """The main function of a child that reads registries."""
     with socket.socket(fileno=fds[0]) as channel, suppress(BrokenPipeError, ConnectionResetError):
         if channel.recv(len(_GO)):
             send_registries(channel, request.uids)
 
 
 def _serve(spawn: Spawn, fds: list[int]) -> None:
-    """The main function of a child that acts for a user."""
+    """Run a child that acts for a user."""
     channel_fd, folder_fd, base_fd, store_fd, *mounted = map(Fd, fds)
     uid = spawn.person.uid
     if os.geteuid() != uid:

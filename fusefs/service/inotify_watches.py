@@ -16,8 +16,7 @@ _BREATH_S, _LONGEST_BREATH_S = 0.02, 0.5
 """Pause between two reads, so that a user who creates and removes files all day does not keep the service busy."""
 _N_RESTS = 4
 """The pause is this many times the CPU time that the thread has used since the last pause. However fast the user and
-however slow the machine, the load stays below a fifth of a core.
-"""
+however slow the machine, the load stays below a fifth of a core."""
 
 Notice = Callable[[InotifyEvent], None]
 
@@ -46,7 +45,6 @@ class InotifyWatches:
         return number
 
     def remove(self, number: int) -> None:
-        """Remove a watch."""
         if self._notices.pop(number, None) is not None:
             with suppress(OSError):
                 remove_watch(self._inotify, number)

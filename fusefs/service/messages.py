@@ -89,7 +89,7 @@ class SetTempo(msgspec.Struct, tag=True):
 
 
 class Heartbeat(msgspec.Struct, tag=True):
-    """A sign of life, with the work done since the child started.
+    """A sign of life, with the work that the child has done since it started.
 
     busy_s  total time that the workers were busy
     away    errno of the current failure of the filesystem's server, for which the child waits; 0: none
@@ -183,7 +183,7 @@ class Measured(msgspec.Struct, tag=True):
 
 
 class OrderDone(msgspec.Struct, tag=True):
-    """The order was carried out, unless `errno` reports an error of the folder or the volume."""
+    """The end of an order, which succeeded unless `errno` reports an error of the folder or the volume."""
 
     error: str = ""
     errno: Count = 0
@@ -217,7 +217,7 @@ def fits(answer: Answer, order: Order) -> bool:
 class ReadRegistries(msgspec.Struct, tag=True):
     """Asks the forker for a child that reads all registries, including root's, and sends a UserRegistry for each user.
 
-    uids  further users, who need not be in the account database
+    uids  additional users, who may be missing from the account database
     """
 
     uids: list[int]
@@ -227,7 +227,7 @@ class UserRegistry(msgspec.Struct):
     """The stores in one user's registry; an O_PATH fd of the registry's directory is sent along, if possible.
 
     words   the user's own existing stores, newest last, up to the number that is served
-    n_more  how many more there are
+    n_more  how many more of the user's stores are in the registry
     """
 
     uid: int

@@ -154,7 +154,6 @@ class PrometheusMetrics:
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics with their current values."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         if self._status is not None:

@@ -146,13 +146,11 @@ class HeldBeat:
         return beats
 
     def remove(self, name: bytes) -> None:
-        """Remove a heartbeat file. Raises  OSError"""
         with self._using():
             self._kernel.unlink(self._nodes, name)
 
 
 def own_beat_name() -> bytes:
-    """Return the name of our own heartbeat file."""
     return heartbeat_name(os.uname().nodename, boot_id())
 
 
@@ -233,11 +231,11 @@ class VolumeSpace(NamedTuple):
     total_inodes: int | None
 
     def free_share(self) -> float | None:
-        """The free share of the blocks, 0 to 1."""
+        """Return the free share of the blocks, 0 to 1; None if the size of the volume is 0."""
         return self.free_bytes / self.total_bytes if self.total_bytes else None
 
     def free_inode_share(self) -> float | None:
-        """The free share of the inodes, 0 to 1; None if they are not counted."""
+        """Return the free share of the inodes, 0 to 1; None if inodes are not counted."""
         if not self.total_inodes or self.free_inodes is None:
             return None
         return self.free_inodes / self.total_inodes
@@ -252,7 +250,6 @@ class OpenVolume(NamedTuple):
     own         the registry line, if root's service works on a user's own store: root writes nothing there, neither a
                 lock nor a probe, and takes nothing over
     public_path  the part of such a store's path that every user may see
-    disk        the disk of the filesystem
     """
 
     store: Store
@@ -279,7 +276,7 @@ class OpenVolume(NamedTuple):
         """Return the users whose folders the service must serve, and the folders that it refuses.
 
         resting  users whose new folders are not checked now
-        Raises   OSError: an object that no other user can write to can't be read
+        Raises   OSError if something that only the store's owner can write to can't be read
         """
         if self.own is not None:
             return inspect_folders(self.store, self.own.uid, plain_only=True)

@@ -65,7 +65,7 @@ _GONE = (errno.ESHUTDOWN, *DAEMON_GONE)
 TROUBLE = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.EUCLEAN, errno.ESTALE, *_GONE})
 """Errors that may mean a broken volume. Users' data can cause them, too: see `OrphanSchedule.note_user_failure`."""
 _MOST_IO_ERRORS = 3
-"""Number of a user's consecutive orphans with such an error inside, after which a failing disk is left alone."""
+"""After this many consecutive orphans of one user with such an error inside, the disk may be failing."""
 _MOST_TRIES = 3
 _ORPHANS_MAX = 100_000
 """Maximum number of one user's orphans that count for a quota or for low space; they take some tens of megabytes."""
@@ -79,7 +79,7 @@ _KINDS = {
 
 
 class Trouble(Exception):
-    """The volume is broken and is left alone for a while. The text gives the reason."""
+    """The volume is broken, so the service stops work on it for a while. The text gives the reason."""
 
 
 class RootTakeover(NamedTuple):
@@ -111,7 +111,7 @@ class OrphanSchedule:
     ) -> None:
         """Start empty.
 
-        new_parts  called when a user has folders in further stores
+        new_parts  called when a user has folders in additional stores
         holder_of  returns the user to whom a subordinate uid belongs
         grace      keeps orphans that expired while the volume was not served
         is_local   whether no other machine can have the filesystem mounted
@@ -132,7 +132,6 @@ class OrphanSchedule:
         self.for_root: list[RootTakeover] = []
 
     def handle_answer(self, user: UserState, order: Order, answer: Answer) -> None:
-        """Handle one answer to an order."""
         now_s = boot_s()
         match answer:
             case Tended():
@@ -199,8 +198,8 @@ class OrphanSchedule:
     def _measure_when_idle(self, part: FolderPart, entry: ContainerEntry, clock: Clock) -> None:
         """Schedule the measurement of an orphan of unknown size, but not at once: many are restored or deleted soon.
 
-        If space may have to be freed, this is unnecessary, because all orphans are measured. On a filesystem that other
-        machines have mounted, it is impossible, because this node can't see whether the filesystem is idle.
+        If space may have to be freed, this is unnecessary, because all orphans are measured anyway. On a filesystem
+        that other machines have mounted, this node can't see whether the filesystem is idle, so nothing is scheduled.
         """
         needs_measurement = self._is_local and not (self.must_measure() or entry.is_claimed) and entry.n_bytes is None
         age_s, pause_s = (clock.wall_ns - entry.created_ns) / 1e9, timers.current.unmeasured_pause_s
@@ -251,7 +250,6 @@ class OrphanSchedule:
             )
 
     def _handle_ended(self, user: UserState, part: FolderPart, ended: OrphanEnded, now_s: float) -> None:
-        """Handle the outcome of one orphan."""
         chosen = part.pending.pop(ended.id, DueContainer(ended.id, None))
         if ended.error or ended.lost or ended.stopped or ended.n_failed:
             user.reaping_ids.pop(ended.id, None)  # another reaper may be the next to reap it
@@ -307,7 +305,7 @@ class OrphanSchedule:
         return self._figures.hurries or self._policy.quota != Quota()
 
     def _hand_over(self, user: UserState, part: FolderPart, identifier: str, origin: bytes | None) -> None:
-        """Have root take over a quarantined orphan, if the configuration allows this."""
+        """Request that root take over a quarantined orphan, if the configuration allows this."""
         if self._is_own:
             return
         rules = self._policy.rules_for(self._policy.usual_origin(origin))
@@ -356,7 +354,6 @@ class OrphanSchedule:
         self.is_in_doubt |= number in TROUBLE
 
     def note_volume_failure(self, number: int, what: str) -> None:
-        """Note that the volume is broken."""
         self.trouble = f"{what}: {os.strerror(number)}"
 
     def _fault(self, user: UserState, what: str, detail: str = "") -> None:

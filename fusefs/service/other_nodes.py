@@ -32,7 +32,7 @@ from fusefs.store.backing_and_mount import DIRECTORY, READABLE
 from fusefs.store.layout import DROP, Store
 
 _AGAIN_S = 0.05
-"""Pause between attempts to remove our heartbeat when the service ends, since the volume may just be closing."""
+"""Pause between attempts to remove our heartbeat when the service ends, since the volume may still be closing."""
 _Key = tuple[int, bytes]
 Stamp = tuple[int, ...]
 _ORPHANS, _REAPING = (Name(state.value.encode()) for state in (State.ORPHANS, State.REAPING))
@@ -77,7 +77,7 @@ class OtherNodes:
         self._folder_states: dict[_Key, FolderState] = {}
 
     def begin(self, opened: OpenVolume) -> None:
-        """Have changes by other nodes checked at once; called after the volume was opened."""
+        """Schedule an immediate check for changes by other nodes. Call this after the volume was opened."""
         if opened.is_shared() and not self._is_shared:
             self._is_shared = True
             self._beat_at_s = self._poll_at_s = 0.0
@@ -87,7 +87,6 @@ class OtherNodes:
         return min(self._beat_at_s, self._poll_at_s)
 
     def is_due(self) -> bool:
-        """Whether a check is due now."""
         return boot_s() >= self.at_s()
 
     def list_nodes(self) -> tuple[SeenNode, ...]:
@@ -192,7 +191,7 @@ def _check(
 ) -> _CheckResult:
     """Run a check; called in a thread. Errors are ignored: the next poll, or the work itself, will report them.
 
-    beat       our heartbeat, to be written; None: not now
+    beat       our heartbeat, to be written; None: write none now
     forgotten  names of heartbeat files to be removed
     folders    the users and stores to check, and how many names may be remembered for each; None: no check now
     """
@@ -238,7 +237,7 @@ class FolderState(NamedTuple):
     """The state of a folder at a check.
 
     orphans, drop  change times of these directories, as far as the filesystem records them
-    names      the ids of the orphans; None: too many to remember
+    names      the ids of the orphans; None if there are too many to remember
     n_orphans  their number, including those in reaping/
     is_settled whether the times were the same at the previous check; if not, a second change may have the same time
     """

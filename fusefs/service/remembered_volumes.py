@@ -46,7 +46,7 @@ class RulesMissing(Unproven):
 
 
 class GraceWindow(NamedTuple):
-    """A period without service of a volume, and the end of the grace period after it, in CLOCK_BOOTTIME seconds."""
+    """A period in which a volume was not served, and the end of its grace period, in CLOCK_BOOTTIME seconds."""
 
     after_s: float
     until_s: float
@@ -89,7 +89,7 @@ class _Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the service remembers about one volume.
 
     disk     Disk.name of the disk on which it was last served
-    until_s  until when it was served, in CLOCK_BOOTTIME of the boot that `disk` names
+    until_s  the time until which it was served, in CLOCK_BOOTTIME of the boot that `disk` names
     windows  its grace windows during the same boot
     rules    the quoted path of the [[volume]] that applied to it; empty if there was none
     """
@@ -101,7 +101,7 @@ class _Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _MountedVolume(NamedTuple):
-    """on_change: makes its loop check the volume again; called with True if a copy was mounted, False if one is gone"""
+    """A mounted volume. on_change: makes its loop check it again; True: a copy was mounted, False: a copy is gone"""
 
     disk: Disk
     on_change: Callable[[bool], None]
@@ -241,7 +241,6 @@ class ServedVolume:
         self._disk = None
 
     def note_unmounted(self) -> None:
-        """Note that the volume is no longer mounted."""
         self.note_unserved()
         self._memory.forget_mounted(self._volume, self._path)
 

@@ -109,7 +109,7 @@ class RegisteredStores:
     async def read(self, users: Iterable[int]) -> None:
         """Bring `lines` up to date. Raises  ForkerLost. Checkpoint
 
-        users  those with a folder in a served store, who need not be in the account database
+        users  users with a folder in a served store, who may be missing from the account database
         """
         self._has_changed = trio.Event()
         self._began_s = boot_s()
@@ -157,7 +157,6 @@ class RegisteredStores:
                 _LOG.warning("the registry of uid %d can't be watched: %s", uid, error.strerror)
 
     def passed_over(self) -> tuple[PassedOver, ...]:
-        """Return the users who have more stores than are served."""
         return tuple(
             PassedOver(f"uid {uid}", f"{n:,} of the stores in the user's registry", "trashd reap deletes their orphans")
             for uid, n in sorted(self._n_more.items())

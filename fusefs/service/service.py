@@ -1,4 +1,4 @@
-"""The service serves all volumes, and holds what they share. It ends within a second, without need for repairs."""
+"""Runs the service, with the objects that all volumes share. It ends within a second, without need for repairs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def serve(load: Callable[[], LoadedConfig], volumes: tuple[bytes, ...]) -> None:
         import_module(name)
     loaded = load()
     with ExitStack() as owned:
-        # Fork it first: it and its children would keep open everything that was opened earlier.
+        # Start the forker first: it and its children would keep open everything that was opened earlier.
         forker = owned.enter_context(Forker())
         set_idle_priority()
         runtime = make_dir(runtime_dir())
@@ -134,16 +134,14 @@ class _Service:
         self._passed_over: tuple[PassedOver, ...] = ()
 
     def report(self, event: Event) -> None:
-        """Report an event."""
         is_own = any((loop.owner, loop.path) == (event.uid, event.volume) for loop in self._own_loops.values())
         self.outlets.report(event, is_own=is_own)
 
     def changed(self) -> None:
-        """Have the status written again."""
+        """Request that the status be written again."""
         self._changed.set()
 
     async def serve(self, mounts: MountWatch) -> None:
-        """Serve until stopped."""
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._handle_signals)
             self._nursery.start_soon(self.context.watcher.dispatch_events)
@@ -174,7 +172,6 @@ class _Service:
         self._fail(ForkerLost())
 
     def _fail(self, error: ForkerLost) -> None:
-        """End the service with an error."""
         self.failed = error
         self._nursery.cancel_scope.cancel()
 
@@ -342,7 +339,7 @@ class _Service:
             self.context.watcher.add(fd, mask, self._set_pauses)
 
     def _watch_registry(self) -> None:
-        """Find stores when one of our own user's commands registers one."""
+        """Watch our user's registry, in order to find stores that commands register."""
 
         def on_event(event: Noticed) -> None:
             if event.name == STORES:
@@ -362,7 +359,7 @@ class _Service:
             loop.set_pause(self._pause_of(loop, pauses))
 
     def _pause_of(self, loop: VolumeLoop, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
-        """Return the pause for a volume; it also pauses users' own stores there, so that an unmount is possible."""
+        """Return a loop's pause. Pauses of a volume include users' own stores on it, so that it can be unmounted."""
         if loop.owner is not None:
             by_path = {path: pause for path, pause in pauses.items() if path is not None}
             above = (pause for path, pause in by_path.items() if any(is_inside(one, path) for one in loop.paths()))

@@ -68,14 +68,13 @@ class ServiceContext:
         return self._clock
 
     def save_clock_after_report(self) -> None:
-        """Save the clock if an event was reported since the last call, so that it is not repeated after a crash."""
+        """Save the clock if an event was reported since the last call, so that no event is repeated after a crash."""
         clock = self.clock()  # so that an idle service notices a jump of the wall clock, too
         if self._has_reported:
             save_clock(self._state, clock, is_durable=False)
         self._has_reported = False
 
     def save_clock(self) -> None:
-        """Save the clock for the next service."""
         save_clock(self._state, self.clock())
 
     def allows_report(self, uid: int) -> bool:

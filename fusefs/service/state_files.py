@@ -34,7 +34,7 @@ FILE = b"status.json"
 _SIZES_DIRECTORY, _ALL_SIZES = b"sizes", b"all"
 _STATUS_MOST_BYTES = 64 << 20
 Held = dict[str, tuple[HeldByUser, ...]]
-"""The sizes of orphans, by the volume's path as it is in the status."""
+"""The sizes of orphans, by the volume's path in the status."""
 
 
 def write_status(directory: bytes, status: Status) -> None:
@@ -105,7 +105,7 @@ def _by_reader(status: Status) -> dict[bytes, Held]:
 
 
 def read_held(runtime: bytes) -> Held:
-    """Return the sizes of orphans, as known to the service in a directory: root's user reads all, others their own."""
+    """Return the orphans' sizes that a service has published: all sizes if we can read them, otherwise our own."""
     for name in (_ALL_SIZES, b"%d" % os.geteuid()):
         try:
             text = read_file(os.path.join(runtime, _SIZES_DIRECTORY, name), _STATUS_MOST_BYTES)
@@ -159,7 +159,7 @@ def remove_pause(runtime: bytes, volume: bytes | None) -> bool:
 
 
 def nudge(runtime: bytes) -> None:
-    """Have a running service read its pauses and search for new volumes; do nothing if there is no service."""
+    """Make a running service read its pauses and search for new volumes; do nothing if there is no service."""
     path = os.path.join(runtime, _PAUSE_DIRECTORY, b"nudge" + NEW)
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))

@@ -15,7 +15,7 @@ from fusefs.service.messages import ContainerEntry, DueContainer, Measure, Order
 from fusefs.store.user_folders import FolderVerdict
 
 BATCH = 20
-"""Orphans in one order: most are small, and each order costs a round trip."""
+"""Number of orphans in one order: most are small, and each order costs a round trip."""
 _ENOUGH_DUE = 500
 """With this many due orphans, reap first and continue the scan later."""
 _MOST_REMEMBERED = 1000
@@ -73,7 +73,6 @@ class DueQueue:
             self._soonest_dropped_s = min(self._soonest_dropped_s, dropped.at_s)
 
     def remove(self, identifier: str) -> None:
-        """Remove a container, if present."""
         at_s = self._times.pop(identifier, None)
         if at_s is not None:
             self._queue.pop(bisect_left(self._queue, (at_s, identifier)))
@@ -111,7 +110,6 @@ class ReapProgress(NamedTuple):
     seconds: float = 0.0
 
     def plus(self, more: ReapProgress) -> ReapProgress:
-        """Return the sum of both."""
         has_sizes = self.n_bytes is not None and more.n_bytes is not None
         n_bytes = (self.n_bytes or 0) + (more.n_bytes or 0) if has_sizes else None
         return ReapProgress(self.n_removed + more.n_removed, n_bytes, self.seconds + more.seconds)
@@ -143,7 +141,6 @@ class SizeSums:
                 self._scanned_ids.add(identifier)
 
     def forget(self, identifier: str) -> None:
-        """Remove an orphan."""
         self.n_bytes -= self._sizes.pop(identifier, 0)
 
     def begin_scan(self) -> None:
@@ -387,7 +384,6 @@ class UserState:
             self._tending.note_success()
 
     def rescan(self) -> None:
-        """Scan everything again."""
         self.tend_at_s = 0.0
         for part in self.parts.values():
             part.rescan()
@@ -450,8 +446,8 @@ class UserState:
     def put_back(self, at_s: float) -> None:
         """Schedule unfinished reaps again, for the given time.
 
-        The watches may report only now that the child had claimed some of the orphans. Such a report, of a departure
-        from `orphans`, removes the orphan from the schedule; therefore it is then read again.
+        A watch may report the claim of an orphan only after this, which removes the orphan from the schedule. So the
+        orphan is no longer noted as being reaped here: then the watch on reaping/ schedules it to be read again.
         """
         for part in self.parts.values():
             for identifier in part.pending:
@@ -559,7 +555,6 @@ class UnreadUsers:
             self._refused[uid] = refused
 
     def refused(self) -> list[FolderVerdict]:
-        """Return the unreadable folders."""
         return [refusal for refused in self._refused.values() for refusal in refused]
 
     def next_at_s(self) -> float:

@@ -65,13 +65,11 @@ class VolumeFigures:
         return SpaceNeeded(n_inodes, n_bytes)
 
     def add(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
-        """Add work done."""
         self.n_entries += n_entries
         self.n_bytes += n_bytes
         self.busy_s += busy_s
 
     def count_reaped(self, n_entries: int) -> None:
-        """Count a reaped orphan."""
         self.n_reaped += 1
         self.usual_entries += _WEIGHT * (n_entries - self.usual_entries)
 
@@ -100,7 +98,6 @@ class VolumeFigures:
         return max(n_due * self.usual_entries - n_removed, 0.0) / entries_per_s
 
     def note_idle(self) -> None:
-        """Note that the volume is idle."""
         self._lately.clear()
 
     def fault(self, at_ns: int, text: str) -> None:

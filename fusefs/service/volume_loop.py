@@ -63,7 +63,7 @@ _ID_END = 12
 
 
 class OwnStore(NamedTuple):
-    """A user's own store, and the path for which the configuration's rules apply."""
+    """A user's own store, and the path that selects the configuration's rules for it."""
 
     line_of: UserLine
     by_rules: RulePath
@@ -519,7 +519,7 @@ class VolumeLoop:
         self._watches.watch_users(opened.store, self.users)
 
     def _report_refused(self, census: FolderCensus, store: Store) -> None:
-        """Note objects that have the name of a user's folder, but are refused or unreadable, and so not served."""
+        """Report entries that have the name of a user's folder, but are refused or unreadable, and so not served."""
         where = os.path.join(split_place(self._public_path)[0], store.name)
         every = census.refused + self._unread.refused()
         refused = tuple(PassedOver(*problem) for problem in to_findings(where, every))
@@ -602,7 +602,7 @@ class VolumeLoop:
         return type(error) in (NoStore, NoBacking, NotFound, NotADirectory)
 
     def note_broken(self, why: str) -> float:
-        """Leave the volume alone for a growing interval, and return the interval."""
+        """Stop work on the volume for an interval that grows with each failure, and return the interval in seconds."""
         rest_s = min(timers.current.rest_pause_s * 2.0**self._n_breaks, timers.current.last_rest_pause_s)
         self._n_breaks += 1
         self._rests_until_s = boot_s() + rest_s

@@ -69,7 +69,7 @@ class WorkSession:
         users        the users to serve; new ones may be added during the session
         limiter      limits the threads that use this volume
         note_space   called with the free space every few seconds
-        new_parts    called when a user has folders in further stores
+        new_parts    called when a user has folders in additional stores
         check_around  called every few seconds, to find new users and changes by other nodes
         grace        keeps orphans that expired while the volume was not served
         """
@@ -111,7 +111,7 @@ class WorkSession:
         self._woken.set()
 
     def stop(self) -> None:
-        """End soon; orphans being reaped are parked."""
+        """End the session soon, and park the orphans that are being reaped."""
         self._is_stopping = True
         self.wake()
 
@@ -323,7 +323,7 @@ class WorkSession:
             self._dismiss(child)
 
     async def _carry_out(self, user: UserState, child: ChildHandle, order: Order) -> None:
-        """Have one order carried out, and handle all outcomes."""
+        """Make a child carry out an order, and handle all outcomes."""
         try:
             if isinstance(order, Reap):
                 user.note_ordered(order.ids())
@@ -457,7 +457,7 @@ def take_over(opened: OpenVolume, takeover: RootTakeover) -> ContainerId | None:
 
 
 def _store_of(upper: Store, path: bytes, owned: ExitStack) -> Store:
-    """Return the store with the given path: the open one, or one below it."""
+    """Return the store with the given path: `upper`, or a store below it, which `owned` closes."""
     if path == upper.path():
         return upper
     base, name = os.path.split(path)
