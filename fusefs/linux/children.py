@@ -92,7 +92,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _state_of(pid: int) -> bytes:
-    """Return the state letter of a process; empty if it has ended. Source  proc_pid_stat(5)"""
+    """Return the state letter of a process; b"" if it has ended. Source  proc_pid_stat(5)"""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1]
@@ -270,7 +270,7 @@ def become_user(user: UserCredentials) -> None:
     for variable in _USER_DIRECTORY_VARIABLES:
         os.environb.pop(variable, None)
     os.environb[b"HOME"] = user.home or b"/nonexistent"
-    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # the change of UID may not do it, depending on fs.suid_dumpable
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)  # depending on fs.suid_dumpable, the change of UID might not do this
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     _die_with(parent)
 

@@ -144,7 +144,7 @@ def shared_bytes(kernel: Kernel, file: Fd) -> int:
     """Return the bytes of a regular file that are in shared extents; compressed extents count with their full size.
 
     file    O_PATH is enough: it is reopened through its magic link, so that it can't be another file
-    Raises  OSError: we may not read the file; EOPNOTSUPP
+    Raises  OSError: the file can't be read; EOPNOTSUPP
     """
     with kernel.reopen(file, os.O_RDONLY | os.O_NONBLOCK) as fd:
         return sum(extent.length for extent in _extents(kernel, fd) if extent.flags & _SHARED)

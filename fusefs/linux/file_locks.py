@@ -51,7 +51,7 @@ def flock_holders(st: os.stat_result) -> list[int]:
 
 
 def uids_of(pid: int) -> frozenset[int]:
-    """Return a process's real, effective, saved and filesystem UIDs; empty if it is gone. Source  proc_pid_status(5)"""
+    """Return a process's real, effective, saved and filesystem UIDs (proc_pid_status(5)); an empty set if it ended."""
     try:
         with open(f"/proc/{pid}/status", "rb") as lines:
             return frozenset(int(uid) for line in lines if line.startswith(b"Uid:") for uid in line.split()[1:])

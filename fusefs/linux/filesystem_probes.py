@@ -244,7 +244,7 @@ def find_case_folding(dir_fd: int) -> CaseFolding:
                 return CaseFolding(bool(flags & _XFS_FSOP_GEOM_FLAGS_DIRV2CI), is_common=True)
             return CaseFolding(_finds_another_spelling(fd), is_common=True)
     except OSError as error:
-        # A kernel without this ioctl here (tmpfs until 6.6) doesn't fold; otherwise we may not read the directory.
+        # A kernel without this ioctl here (tmpfs until 6.6) doesn't fold; otherwise we can't read the directory.
         return CaseFolding(False if is_flagged and error.errno == errno.ENOTTY else None, is_common=False)
 
 
@@ -296,7 +296,7 @@ _KEEPS_PATHS = (b"ep", b"msp")
 
 
 def mergerfs_branches(fd: Fd) -> frozenset[bytes]:
-    """Return the branches that contain the file behind an fd; empty if not known."""
+    """Return the branches that contain the file behind an fd; an empty set if unknown."""
     paths, below = _read_mergerfs_xattr(fd, b"allpaths"), _read_mergerfs_xattr(fd, b"relpath")
     return frozenset(path.removesuffix(below) for path in paths.split(b"\0") if path)
 

@@ -134,7 +134,7 @@ def open_servers(connection: int, uid: int) -> Iterator[list[Fd]]:
     pidfds: list[Fd] = []
     try:
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-            with suppress(OSError):  # it has ended, or we may not inspect it
+            with suppress(OSError):  # it has ended, or we can't inspect it
                 pid_fd = Fd(os.pidfd_open(pid))  # first, so that it can't belong to a later process with the same pid
                 if (
                     pid != os.getpid()

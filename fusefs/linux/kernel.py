@@ -56,7 +56,7 @@ def needs_no_server(magic: int) -> bool:
 
 
 def _read_mark(fd: int) -> str:
-    """Read a directory's mark, in the form of a handle; empty if there is none that could be ours."""
+    """Return a directory's mark in the form of a handle; "" if it has none that could be ours."""
     try:
         digits = os.getxattr(b"/proc/self/fd/%d" % fd, IDENTITY_XATTR).decode("ascii", "replace")
     except OSError:
@@ -411,7 +411,7 @@ class Kernel:
         os.fsync(fd)
 
     def syncfs(self, fd: int) -> None:
-        """Make everything on a filesystem durable, for a directory that may not be opened for reading."""
+        """Make everything on a filesystem durable, for a directory that can't be opened for reading."""
         self._hook("syncfs")
         syscalls.syncfs(fd)
 
@@ -436,7 +436,7 @@ class Kernel:
         os.chown(fd, uid, gid)
 
     def xattr_names(self, of: int | bytes) -> Iterable[str]:
-        """Return the names of all extended attributes; empty if the filesystem has none. of: an fd or a magic link"""
+        """Return the names of all extended attributes; [] if the filesystem has none. of: an fd or a magic link"""
         self._hook("listxattr")
         try:
             return os.listxattr(of)

@@ -237,7 +237,7 @@ def other_namespaces() -> Iterator[tuple[str, list[Mount]]]:
                 namespaces.add(namespace)
                 yield pid, read_mounts(pid)
         except OSError:
-            continue  # it has ended, or we may not inspect it (see docs/explain/security.md)
+            continue  # it has ended, or we can't inspect it (see docs/explain/security.md)
 
 
 _MOUNTINFO = "/proc/self/mountinfo"
@@ -330,7 +330,7 @@ def _is_user_mount(point: bytes) -> bool:
 
 
 def _medium(device: str) -> str:
-    """Read the kernel's number for the medium in a device (or in a partition's disk); empty if not known."""
+    """Return the kernel's number for the medium in a device (or in a partition's disk); "" if unknown."""
     for place in (f"/sys/dev/block/{device}", f"/sys/dev/block/{device}/.."):
         with suppress(OSError), open(f"{place}/diskseq", encoding="ascii") as file:
             return file.read(32).strip()

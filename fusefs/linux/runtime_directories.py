@@ -134,7 +134,7 @@ class PrivateDirectory:
             st = self._kernel.fstat(fd)
             if st.st_uid != os.geteuid() or stat.S_IMODE(st.st_mode) & 0o077:
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-            with suppress(OSError):  # a network filesystem may not support locks on directories
+            with suppress(OSError):  # a network filesystem might not support locks on directories
                 if not self._kernel.lock(fd) or not self._kernel.is_named(fd, self._parent, name):
                     return None
             owned.pop_all()

@@ -101,7 +101,7 @@ class StatxReader:
         ))  # fmt: skip
 
     def handle_of(self, dir_fd: int, name: bytes, flags: int = 0) -> bytes:
-        """Return the file handle of the inode of the last call, which is still cached; empty if there is none."""
+        """Return the file handle of the inode of the last call, which is still cached; b"" if it has none."""
         handle = self._handle
         _HANDLE_HEAD.pack_into(handle, 0, _MAX_HANDLE_SZ, 0)
         if _name_to_handle(dir_fd, name, handle, self._mount_id, flags) < 0:

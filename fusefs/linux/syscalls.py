@@ -318,7 +318,7 @@ def syncfs(fd: int) -> None:
 
 
 def getdents64(fd: int, size: int) -> bytes:
-    """getdents64(2) with a buffer of this size. Returns structs linux_dirent64; empty at the end."""
+    """getdents64(2) with a buffer of this size. Returns structs linux_dirent64; b"" at the end."""
     buffer = ctypes.create_string_buffer(size)
     return ctypes.string_at(buffer, check_result(_libc.getdents64(fd, buffer, size)))
 

@@ -37,7 +37,7 @@ void free_names(struct names *names);
 /* Return a list of (name, errno) for each name whose errno is not 0. */
 PyObject *refused(const struct names *names, PyObject *list);
 
-/* Append an object to a list and drop the reference to it. Returns -1 on failure, also if the object is NULL. */
+/* Append an object to a list and drop the reference to it. Returns -1 on failure, or if the object is NULL. */
 int append(PyObject *list, PyObject *one);
 
 PyObject *bulk_read(PyObject *module, PyObject *args);

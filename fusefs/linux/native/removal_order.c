@@ -42,7 +42,7 @@ static bool has_room(struct window *window) {
     return true;
 }
 
-/* Add entries. Returns whether to continue reading. */
+/* Add entries to the window. Returns whether to continue reading. */
 static bool take(struct window *window, const char *entries, long size) {
     for (long at = 0; at < size;) {
         const struct entry *entry = (const struct entry *)(entries + at);

@@ -32,7 +32,7 @@ static char *read_file(int dir_fd, const char *name, const char *tail, uid_t uid
                     !(st.st_nlink > 1 && st.st_mode & WRITABLE_BY_OTHERS);
     if (is_plain && (text = malloc((size_t)st.st_size + 1)) != NULL) {
         ssize_t n = pread(fd, text, (size_t)st.st_size + 1, 0);
-        /* If its size has changed in the meantime, Python reads it again. */
+        /* If the file's size has changed in the meantime, Python reads the file again. */
         if (n == st.st_size) {
             *n_read = (size_t)n;
         } else {

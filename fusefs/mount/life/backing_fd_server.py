@@ -1,10 +1,10 @@
-"""Opens, for users' commands, the backing tree of a mount that covers its own source and so hides it from them.
+"""Opens directories in the backing tree for users' commands, if the mount covers its own source and hides the tree.
 
-A client sends an fd of a directory in the mount, which proves that it has access. The client gets an fd of the same
-directory in the backing tree, with the restrictions of its mount, and without access to the parent directory. For the
-root of the mount, in our own mount namespace, the client gets the root of the tree, whose parent it can't enter. Any
-other directory is opened in a clone of the mount, which is closed before the fd is sent. Otherwise a user could change
-the flags of an unattached mount in a user namespace of their own (Linux 6.18).
+A client proves that it has access to a directory in the mount by sending an fd of it. The client gets an fd of the
+same directory in the backing tree, with the restrictions of that tree's mount, and without access to the parent
+directory. If the directory is the mount's root, opened in our own mount namespace, the client gets the tree's root,
+whose parent it can't enter. Any other directory is opened in a clone of the mount, which is closed before the fd is
+sent. Otherwise a user could change the flags of an unattached mount in a user namespace of their own (Linux 6.18).
 
 The client's fd may be of any kind, and receiving or closing it may block on its filesystem. So a child process with a
 time limit serves each client. The child reads data about the fd only from /proc, because the daemon itself serves
@@ -52,9 +52,9 @@ def run_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]
 
     Must be entered on the main thread, because the kernel kills the process when the thread that forked it ends.
 
-    path    of the socket, which is not removed
-    tree    root of the backing tree (O_PATH)
-    device  of the mount that covers the tree, as in mountinfo
+    path    the socket's path; the socket is not removed
+    tree    the root of the backing tree (O_PATH)
+    device  the device of the mount that covers the tree, as in mountinfo
     Raises  OSError
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -71,7 +71,7 @@ def run_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]
 
 
 def _serve_clients(listener_fd: int, daemon_fd: int, tree: int, device: bytes) -> None:
-    """Serve clients, first those of the user with the fewest in service. No user's queue delays another's."""
+    """Serve clients, first those of the user with the fewest clients in service, so that no user delays another."""
     uid_of_child: dict[int, int] = {}
     waiting: dict[int, list[socket.socket]] = {}
     n_max = min(_N_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)

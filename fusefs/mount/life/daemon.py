@@ -59,7 +59,7 @@ _IMPORTED_LATE = (
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE_S, _POLL_S = 2.0, 0.02
 _REST_MS = 20
-"""With io_uring, how long requests in /dev/fuse may wait, since each wake-up of a reader takes time from clients."""
+"""How long requests in /dev/fuse may wait with io_uring, since each wake-up of a reader takes time from clients."""
 _GC_THRESHOLDS = (2000, 5, 20_000)
 _SHORT_TIMEOUT_S = 1.0
 _SHORT_CACHE_NOTE = "and may write to files behind the new one, so names and attributes are cached for only one second"
@@ -95,7 +95,7 @@ class _MountDaemon:
         """Set when the mount is unmounted, or has to be unmounted."""
         self._attach_lock = trio.Lock()
         self._refusal: TrashdError | None = None
-        """Why the mount was unmounted before it was ready."""
+        """The reason why the mount was unmounted before it was ready."""
 
     def serve_until_unmounted(self) -> int:
         """Serve until the mount is unmounted; return the exit code. Raises  TrashdError: the mount was never ready"""
@@ -266,7 +266,7 @@ class _MountDaemon:
         return not self._ended.is_set()
 
     async def _unmount(self) -> None:
-        """Unmount in a thread, since the kernel may send requests meanwhile. Checkpoint  until it is unmounted"""
+        """Unmount in a thread, since the kernel may send requests in the meantime. Checkpoint  until it is unmounted"""
         await trio.to_thread.run_sync(_unmount_device, self._mount.device)
         self._ended.set()
 
@@ -452,7 +452,7 @@ def _open_rings(attached: Attached, device: int, states: FastPathStates) -> Iter
 
 
 def _backing_server(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
-    """Open the backing tree for users' commands, if the mount covers its source. Otherwise, commands open SRC."""
+    """Open the backing tree for users' commands, if the mount covers SRC. Otherwise, commands open SRC themselves."""
     mount, path = attached.mount, socket_path(attached.mount.source)
     return nullcontext() if path is None else backing_fd_server.run_server(path, vfs.root, mount.device)
 

@@ -46,7 +46,7 @@ _ALWAYS: Final = (
     | _DO_READDIRPLUS  # names are sent with attributes; always, since READDIRPLUS_AUTO is not set
     | _ASYNC_DIO
     | _PARALLEL_DIROPS  # lookups in one directory do not wait for each other
-    | _HANDLE_KILLPRIV_V2  # a write removes set-user-ID bits and file capabilities without a further request
+    | _HANDLE_KILLPRIV_V2  # a write removes set-user-ID bits and file capabilities without another request
     | _INIT_EXT  # the kernel reads flags2
     | _NO_EXPORT_SUPPORT  # no file handles: the kernel makes them from a nodeid, which may later belong to another file
 )

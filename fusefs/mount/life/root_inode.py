@@ -58,7 +58,7 @@ async def attach_with_new_root(vfs: Vfs, mount: Mount, mount_fd: Fd) -> None:
 
 
 async def _move_in_child(mount: Mount, mount_fd: Fd, target: Fd) -> int:
-    """Run `attach_top` in a child; return 0 or its errno. A daemon that waits for its own replies could not be killed.
+    """Run `attach_top` in a child; return 0 or its errno. A daemon that waits for its own replies can't be killed.
 
     Checkpoint  until the child has ended, or was killed because it took too long
     """

@@ -154,14 +154,14 @@ static int chmod_as_root(const Request *request, int fd, uint32_t mode) {
     return error;
 }
 
-/* Return the mode of a file whose content is about to be changed; 0: it has neither bit. */
+/* Return the mode of a file whose content is about to be changed; 0: neither of these bits is set. */
 uint32_t setid_mode(int fd) {
     Stat st;
     return !stat_at(fd, "", 0, &st) && st.mode & BITS ? st.mode : 0;
 }
 
-/* Restore the bits if the caller may keep them: the daemon's write has cleared them. The kernel lets no other process
- * change the mode meanwhile. Returns 0 or an errno. */
+/* Restore the bits, which the daemon's write has cleared, if the caller may keep them. In between, the kernel lets no
+ * other process change the mode. Returns 0 or an errno. */
 int restore_setid_bits(const Request *request, int fd, uint32_t mode) {
     return mode && is_capable(request, FSETID) ? chmod_as_root(request, fd, mode) : 0;
 }
@@ -188,7 +188,7 @@ static int clear_setid_bits(const Request *request, int fd, const Stat *st, bool
     if (!error)
         error = fchownat(fd, "", (uid_t)-1, (gid_t)-1, AT_EMPTY_PATH) < 0 ? errno : 0;
     restore_identity(request->core, &identity);
-    /* If it is another user's file in a user's own mount, the write itself clears the bits. */
+    /* If the file is another user's, and the mount is a user's own, the write itself clears the bits. */
     return is_permission_error(error) ? 0 : error;
 }
 
@@ -276,7 +276,7 @@ static int change_inode(const Request *request, int fd, int file, const struct s
     uint32_t what = in->valid & CHANGES;
     bool is_handle = file >= 0;
     int error = 0;
-    if (what & SIZE && !is_handle) /* before all changes, since it may have to wait and be repeated */
+    if (what & SIZE && !is_handle) /* before all changes, since the open may have to wait and be repeated */
         error = open_as_caller(request, fd, st, O_WRONLY, &file);
     if (!error && !what)
         error = clear_setid_bits(request, fd, st, has_writer);

@@ -24,7 +24,7 @@ typedef struct {
     uint64_t began_ns; /* start of its request, which it or Python serves; 0: none */
     bool is_held_up;   /* that request has taken long, so another thread reads the next ones */
     char *request, *reply_buffer;
-    int wake_fd;          /* ends its wait for a request */
+    int wake_fd;          /* ends the thread's wait for a request */
     int rest_ms;          /* how long requests may wait */
     /* Whether busy waiting pays: if client and daemon share the only CPU, it keeps the client from sending a
      * request. */
@@ -76,7 +76,7 @@ static bool sleep_until_request(CoreDevice *device) {
     return is_woken && read(device->wake_fd, &n_wakes, sizeof n_wakes) > 0;
 }
 
-/* A request begins: the watch thread has to check whether it takes long. */
+/* Note that a request begins: the watch thread has to check whether it takes long. */
 static void note_request_begin(CoreDevice *device) {
     Core *core = device->worker.core;
     __atomic_store_n(&device->began_ns, now_ns(), __ATOMIC_RELAXED);

@@ -13,7 +13,7 @@ static Node *find_changed_node(Request *request, const Stat *st, bool has_ended)
     return node;
 }
 
-/* An inode has lost a name. */
+/* Note that an inode has lost a name. */
 void note_removed(Request *request, const Stat *st, const Place *place) {
     Tables *t = request->core->tables;
     bool has_ended = S_ISDIR(st->mode) || st->nlink == 1;
@@ -27,7 +27,7 @@ void note_removed(Request *request, const Stat *st, const Place *place) {
         drop_directory_fd(t, node);
 }
 
-/* An inode was renamed. */
+/* Note that an inode was renamed. */
 void note_moved(Request *request, const Stat *st, const Place *old, const Place *new) {
     Tables *t = request->core->tables;
     Node *node = find_changed_node(request, st, false);
@@ -41,8 +41,8 @@ void note_moved(Request *request, const Stat *st, const Place *old, const Place 
         invalidate_attributes(t, node);
 }
 
-/* Something is being moved out of a store, where the reaper may have worked behind the mount: nothing that was cached
- * about it may be used. Usually the kernel has forgotten it already (tree/forget_stored.py). */
+/* Note that an entry is being moved out of a store, where the reaper may have worked behind the mount: nothing that was
+ * cached about the entry may be used. Usually the kernel has already forgotten it (tree/forget_stored.py). */
 void note_left_trash(Request *request) {
     Tables *t = request->core->tables;
     request->has_left_trash = t->is_caching;
@@ -76,7 +76,7 @@ int do_forget(Request *request) {
     return NO_REPLY;
 }
 
-/* Other threads get the tables between two parts; if there are many, a pause lets another thread read requests. */
+/* Other threads get the tables between two parts. If there are many, a pause lets another thread read requests. */
 int do_batch_forget(Request *request) {
     uint32_t n;
     memcpy(&n, request->op_in, sizeof n);

@@ -221,7 +221,7 @@ static void end_in_python(Request *request) {
     request->n_unused = 0;
 }
 
-/* Have Python end unused nodes. Called without the interpreter's lock and the tables lock. */
+/* Have Python end unused nodes. Called with neither the interpreter's lock nor the tables lock. */
 void report_unused(Request *request) {
     if (!request->n_unused)
         return;
@@ -343,7 +343,7 @@ static int wait_for_number(Request *request) {
     return request->n_created_bytes;
 }
 
-/* Do a request. Called without the tables lock and the interpreter's lock. Returns the same as `serve_raw_request`. */
+/* Do a request. Called with neither the tables lock nor the interpreter's lock. Returns as `serve_raw_request` does. */
 static int do_request(Request *request, const Handler *handler) {
     Core *core = request->core;
     tables_lock(core->mutex);

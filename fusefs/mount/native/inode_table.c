@@ -245,7 +245,7 @@ Zone zone_of(Tables *t, Node *node) {
     return zone;
 }
 
-/* A node was moved: if that changes its zone, the zones of all nodes below it change, too, and a new epoch begins. */
+/* Update the zone of a node that was moved. If it changes, so do the zones of all nodes below: a new epoch begins. */
 static void update_zone(Tables *t, Node *node) {
     if (node->epoch != t->epoch)
         return; /* nor has any node in it: determining that node's zone would have determined this one, too */
@@ -263,7 +263,7 @@ static bool is_named(const NodeName *at, const Node *parent, const char *name) {
 
 bool is_at(const Node *node, const Node *parent, const char *name) { return is_named(&node->found_at, parent, name); }
 
-/* A node has lost its last name; its zone, and that of all nodes below it, stays the same. */
+/* Note that a node has lost its last name. Its zone, and that of all nodes below it, stays the same. */
 static void forget_all_names(Tables *t, Node *node) {
     zone_of(t, node);
     set_name(&node->found_at, NULL, NULL);
@@ -308,7 +308,6 @@ void set_node_name(Tables *t, Node *node, Node *parent, const char *name, bool i
     update_zone(t, node);
 }
 
-/* Remove a name of a node. */
 void forget_name(Tables *t, Node *node, Node *parent, const char *name) {
     NodeName *other = NULL;
     for (int at = 0; node->other_names != NULL && at < N_OTHERS_MAX; at++)
@@ -382,7 +381,7 @@ bool drop_unused(Tables *t, Node *node) {
     return true;
 }
 
-/* The last link of a node that is not open was removed: requests for it get its last attributes.
+/* Detach a node whose last link was removed while it was not open: requests for it get its last attributes.
  *
  * From now on, an inode with its number, or even its handle, is another one. */
 void detach_node(Tables *t, Node *node, const Stat *st) {

@@ -131,7 +131,7 @@ static int put_entries(Listing *listing, Entry *entries, int n) {
             put_name_only(listing, entry->dirent);
         else if (!entry->error)
             put_name_with_attributes(listing, entry);
-        else if (entry->error != ENOENT) /* else it was removed meanwhile */
+        else if (entry->error != ENOENT) /* else the entry was removed in the meantime */
             return entry->error;
     }
     return 0;

@@ -38,7 +38,6 @@ bool may_serve_in_core(const Request *request) {
 
 bool is_root(const Core *core, const Node *node) { return node == core->tables->root; }
 
-/* Return whether a node lies outside of all stores. */
 bool is_outside(Core *core, Node *node) { return zone_of(core->tables, node) == OUTSIDE; }
 
 /* Return whether a directory is on the mount's own filesystem, outside of all stores, and distinguishes letter case. */
@@ -233,7 +232,7 @@ void note_cached_change(Request *request, Node *node, const Place *place) {
     note_source_change(request, node == NULL ? NULL : &source, place, false);
 }
 
-/* The filesystem has refused an access that the kernel allowed: the kernel's attributes of the node are outdated.
+/* Note that the filesystem refused an access that the kernel allowed: the kernel's attributes of the node are outdated.
  * error: of the refusal */
 void note_refusal(Request *request, Node *node, int error) {
     if (!is_permission_error(error) || !request->core->acts_as_others)

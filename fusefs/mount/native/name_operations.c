@@ -145,7 +145,7 @@ static CallerAttempts attempt_to_create(const Request *request, const Place *pla
     return attempts;
 }
 
-/* A name in a directory was changed. */
+/* Note that a name in a directory was changed. */
 static void note_name_change(Request *request, const Place *place) {
     note_directory_change(request->core->tables, place->node);
     note_cached_change(request, NULL, place);

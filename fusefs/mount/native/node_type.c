@@ -260,7 +260,7 @@ static void fd_use_end(FdUse *self) {
     self->fd = NULL;
 }
 
-/* The thread's operation has ended: drop its references to fds. */
+/* Drop the references to fds of this thread's operation, which has ended. */
 void end_uses(void) {
     while (uses != NULL)
         fd_use_end(uses);

@@ -79,7 +79,6 @@ void drop_directory_fd(Tables *t, Node *node) {
     t->n_directories--;
 }
 
-/* Limit how many directories may be open. */
 void limit_directories(Tables *t, uint32_t n) {
     t->n_directories_max = n;
     while (t->n_directories > n)

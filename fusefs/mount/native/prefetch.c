@@ -69,7 +69,7 @@ static void get_xattr(Lookup *lookup, int fd, int number) {
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     ssize_t n = number ? getxattr(path, XATTRS[number], value, sizeof value) : listxattr(path, value, sizeof value);
     if (n < 0 && errno == ERANGE)
-        return; /* a request for it gets it */
+        return; /* a request for this attribute reads it */
     lookup->xattr_results[number].is_there = true;
     lookup->xattr_results[number].n = n < 0 ? -errno : (int)n;
     if (n > 0)

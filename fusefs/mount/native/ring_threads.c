@@ -239,8 +239,8 @@ static int add_entries(RingThread *thread, unsigned at, unsigned n) {
     return error ? error : flush(&thread->ring);
 }
 
-/* A request has arrived in an entry of the dispatcher's: register more entries before they are used up. n_next: results
- * that are ready, and not counted yet by this thread. */
+/* Note that a request has arrived in an entry of the dispatcher; register more entries before they are used up. n_next:
+ * results that are ready, and not counted yet by this thread. */
 static int note_entry_in_use(RingThread *dispatcher, const Entry *entry, uint32_t n_next) {
     CoreRings *rings = dispatcher->rings;
     Queue *queue = &rings->queues[entry->at];
@@ -445,7 +445,7 @@ static void request_short_slices(void) {
         uint32_t priority;
         uint64_t runtime_ns, deadline_ns, period_ns;
     } attributes = {.size = sizeof attributes, .nice = getpriority(PRIO_PROCESS, 0), .runtime_ns = 100000};
-    syscall(SYS_sched_setattr, 0, &attributes, 0); /* if refused, it only gets the CPU later */
+    syscall(SYS_sched_setattr, 0, &attributes, 0); /* if refused, this thread only gets the CPU later */
 }
 
 static RingThread *thread_of(CoreRings *rings, PyObject *number) {
@@ -493,7 +493,7 @@ static int register_entries(RingThread *thread) {
     /* Refusals have arrived by now; requests that have arrived, too, stay in the ring. */
     for (uint32_t at = *ring->cq_head; !error && at != __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE); at++)
         error = ring->cqes[at & ring->cq_mask].res < 0 ? -ring->cqes[at & ring->cq_mask].res : 0;
-    /* Submit an entry that the kernel must refuse: before all queues have entries, that turns io_uring off. */
+    /* Submit an entry that the kernel must refuse: before all queues have entries, a refusal turns io_uring off. */
     if (error && thread->kind == DISPATCHER) {
         Entry refused = {.queue = rings->queues[0].number};
         if (!submit(thread, &refused, REGISTER, 0))

@@ -76,7 +76,6 @@ StatTimer start_stat_timer(const Core *core) {
     return (StatTimer){.ns = now_ns(), .n_waits = is_in_doubt ? n_voluntary_switches() : -1, .is_meaningful = true};
 }
 
-/* Stop timing n stats. */
 void stop_stat_timer(const Core *core, StatTimer *timer, int n) {
     timer->ns = now_ns() - timer->ns;
     if (timer->n_waits >= 0 && timer->ns > n * core->quick_ns)

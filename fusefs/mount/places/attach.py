@@ -44,8 +44,8 @@ _SUBTYPE = TRASHD_FSTYPE.partition(b".")[2]
 _NO_FUSE = "load the kernel module with modprobe fuse, or start the container with --device /dev/fuse"
 _NO_FUSERMOUNT = "install it (Debian package: fuse3), or mount as root"
 _DAEMON_TIMEOUT_S, _POLL_S = 5.0, 0.02
-"""How long a daemon may take to reply to earlier requests and exit, once its mount is unmounted; and to close a file,
-once the last writer has closed it."""
+"""How long a daemon may take to reply to earlier requests and exit after its mount was unmounted, and how long it may
+take to close a file after the last writer has closed it."""
 _RESTRICTIONS = (
     mount_calls.MS_RDONLY | mount_calls.MS_NOSUID | mount_calls.MS_NODEV | mount_calls.MS_NOEXEC
     | mount_calls.MS_NOSYMFOLLOW

@@ -47,8 +47,7 @@ class FastPathStates:
         return self._states[path].why
 
     def turn_off(self, path: FastPath, why: str | None) -> None:
-        """Turn a fast path off, unless `why` is None; the first reason is kept. If the engine is turned off, so are all
-        others."""
+        """Turn a fast path off, unless `why` is None; keep the first reason. Turning off the engine turns off all."""
         if why is None or not self.is_on(path):
             return
         for one in FastPath if path is FastPath.ENGINE else (path,):

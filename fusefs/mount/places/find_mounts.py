@@ -32,7 +32,7 @@ def all_mounts() -> list[Mount]:
 
 
 def mounts_of(path: bytes) -> list[Mount]:
-    """Return the mount that contains a path; if there is none, the mounts whose source it is. Raises  NotFound"""
+    """Return the mount that contains a path, or else the mounts whose source is the path. Raises  NotFound"""
     mounts = read_mounts()
     at = _follow(os.path.abspath(path), mounts)
     mount = top_mount(at, mounts)

@@ -86,7 +86,7 @@ def _probe(point: bytes) -> bytes:
 
 
 def check_mount(source: bytes, target: bytes, *, replaces: bool) -> Mount | None:
-    """Check that a mount is possible. Returns  the dead trashd mount that it replaces, if there is one
+    """Check that a mount is possible. Returns  the dead trashd mount to be replaced, if there is one
 
     source, target  as returned by `real_path`
     Raises          Refused and its subclasses, NotFound, NotPermitted: the mount is not possible

@@ -1,6 +1,6 @@
 """Handlers for pyfuse3. Each request becomes one call to an operation of the tree, made by a worker thread.
 
-They are slow, but complete, except for requests without a pyfuse3 handler (docs/explain/mount-semantics.md).
+The handlers are slow, but complete, except for requests without a pyfuse3 handler (docs/explain/mount-semantics.md).
 Nothing is passed through, and the kernel caches no listings.
 
 A worker makes the reply while it holds the tables lock, and the trio thread sends it later. If attributes change in
@@ -51,7 +51,7 @@ R = TypeVar("R")
 _N_TASKS = 4096
 """How many requests may be in progress at a time. The limit is high, so that those that wait do not block others."""
 _N_OF_USER = 120
-"""How many requests of one user the workers serve at a time; further ones are queued."""
+"""How many requests of one user the workers serve at a time; the others are queued."""
 _XATTR_ROOM = 1 << 16
 _LISTED_BYTES = 4096
 """Size of the entries that are looked up at a time. The size of the kernel's buffer is not known here."""
@@ -221,8 +221,8 @@ class PlainHandlers(pyfuse3.Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        """If setting times is refused, but both are close to now, retry with "now", which any writer may set. pyfuse3
-        does not report whether the client requested "now"."""
+        """Set attributes. If setting two times close to now is refused, retry with "now", which any writer may set:
+        pyfuse3 does not report whether the client requested "now"."""
         try:
             reply = self.call_vfs(Opcode.SETATTR, inode, ctx, _changes_of(attr, fields, fh))
         except PermissionError:
@@ -282,8 +282,8 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_handler
     def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        """If other machines may write, append to a file opened with O_APPEND, since the kernel's offset may be
-        outdated. Otherwise, the kernel knows the end of the file."""
+        """Write to a file. If it is open with O_APPEND, and other machines may write to it, append, since the kernel's
+        offset may be outdated."""
         flags = os.O_APPEND if self._vfs.is_shared and self._vfs.nodes.appends(fh) else 0
         reply = self.call_vfs(Opcode.WRITE, ROOT, None, wire.WRITE_IN.pack(fh, off, len(buf), flags) + buf)
         return wire.read_written(reply)
@@ -297,7 +297,7 @@ class PlainHandlers(pyfuse3.Operations):
         self.call_vfs(Opcode.FSYNC, ROOT, None, wire.FSYNC_IN.pack(fh, wire.FSYNC_DATA_ONLY if datasync else 0))
 
     async def release(self, fh: FileHandleT) -> None:
-        """Note at once that a program has ended, since the next writer of its file may be quicker than the worker."""
+        """Release a handle. Note at once that a program has ended: its file's next writer may outpace the worker."""
         mark_not_executed = partial(self._vfs.nodes.mark_not_executed, fh)
         release = partial(self.call_vfs, Opcode.RELEASE, ROOT, None, wire.HANDLE_IN.pack(fh))
         await self._serve_release("release", release, before=mark_not_executed)
@@ -309,7 +309,7 @@ class PlainHandlers(pyfuse3.Operations):
         return FileHandleT(wire.read_handle(self.call_vfs(Opcode.OPENDIR, inode, ctx, bytes(wire.OPEN_IN.size))))
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        """Use the token only on the trio thread, because pyfuse3 frees its memory when the request is cancelled."""
+        """List a directory. Use the token only on the trio thread: pyfuse3 frees it when the request is cancelled."""
         while True:
             listed = await self.serve("readdir", None, partial(self._list, fh, start_id))
             for n_taken, (name, entry, following, _nodeid) in enumerate(listed):
@@ -352,7 +352,6 @@ def _strings(*strings: bytes) -> bytes:
 
 
 def _entry_in(reply: bytes, nodes: Tables) -> EntryAttributes:
-    """Return the entry at the beginning of a reply."""
     return _entry(wire.read_entry(reply), nodes)
 
 
@@ -391,7 +390,6 @@ def _with_numbers(entry: EntryAttributes, numbers: tuple[int, ...]) -> EntryAttr
 
 
 def _attributes_in(reply: bytes) -> EntryAttributes:
-    """Return the attributes in a reply."""
     attr = wire.read_attr(reply)
     entry = EntryAttributes()
     entry.attr_timeout = attr.attr_s
@@ -405,7 +403,6 @@ def _file_info(reply: bytes) -> FileInfo:
 
 
 def _statvfs(reply: bytes) -> StatvfsData:
-    """Return the fields of a reply to STATFS."""
     data = StatvfsData()
     for field, number in zip(_STATVFS, wire.STATFS_OUT.unpack(reply), strict=True):
         setattr(data, field, number)

@@ -20,7 +20,7 @@ from fusefs.linux.uring_facts import split_cores
 from fusefs.mount.native._core import N_RING_THREADS, Core, CoreRings
 
 _N_FDS = 5
-"""Fds that the rings of a core need."""
+"""How many fds the rings of one core need."""
 _START_TIMEOUT_S = 10.0
 
 _log = logging.getLogger(__name__)

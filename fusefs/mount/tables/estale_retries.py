@@ -79,7 +79,7 @@ class EstaleRetries:
                 self._token.run_sync_soon(self._set_has_any)
 
     def note_moved(self, pid: int, place: tuple[Node, bytes], source: SourceKey, fd: Fd) -> None:
-        """Note that a process moved an inode to a place where it keeps no name. fd: of the inode, now owned by us"""
+        """Note that a process moved an inode to a place without keeping its name. fd: of the inode, now owned by us"""
         self._drop_moved(pid)
         node = self._nodes.find(source)
         self._moved[pid] = _Held(time.monotonic(), node, fd, place)
@@ -125,7 +125,7 @@ class EstaleRetries:
     async def expire_until_cancelled(self) -> None:
         """Until cancelled, drop processes that retried long ago, because nothing reports when they are done.
 
-        This must not depend on further requests: an open fd prevents a filesystem mounted inside SRC from being
+        This must not depend on later requests: an open fd prevents a filesystem mounted inside SRC from being
         unmounted.
 
         Checkpoint  while there is no process, and while one is held
@@ -148,8 +148,8 @@ class EstaleRetries:
         self._has_any.set()
 
     def release_node(self, node: Node) -> None:
-        """Release a node that has ended, but keep its process, which has not found its inode yet: the kernel looks up
-        twice before it opens anything, and forgets the first result."""
+        """Release a node that has ended, but keep its process in the table: the kernel looks up a name twice before it
+        opens anything, and forgets the first result."""
         for pid, held in list(self._retries.items()):
             if held.node is node:
                 self._retries[pid] = _Held(held.since_s)

@@ -28,7 +28,7 @@ from fusefs.store.layout import is_store_name
 _BATCH = 256
 _N_QUEUES = 16
 _N_THREADS_MAX = 256
-"""For all directories together. Other requests do not depend on these threads."""
+"""The limit for all directories together. Other requests do not depend on these threads."""
 _N_KEPT = 2
 """How many batches keep their results for the next reply, even if the cache does not keep them."""
 _NAMES_MAX, _N_TAKEN_MAX = 1 << 17, 1 << 12
@@ -36,7 +36,7 @@ _N_SKIPPED_MAX = 1 << 10
 """How many cached names one request may skip; other requests wait during that time."""
 _POLL_S = 0.001
 _LOOKUP_TIMEOUT_S = 2.0
-"""How long a reply waits for a lookup that hangs. The name is then sent without attributes; requests for them wait."""
+"""How long a reply waits for a lookup that hangs. The name is then sent without attributes; requests for these wait."""
 _N_REFUSED_MAX = 64
 _Kind = tuple[bytes, bool]
 """The name of an extended attribute, and whether it is read from directories (otherwise, from files). A filesystem may
@@ -151,7 +151,7 @@ class Prefetch:
         return sum(queue.n_pending() for queue in self._queues.values())
 
     def close(self) -> None:
-        """Begin no further lookups."""
+        """Begin no more lookups."""
         self._prefetcher.end()
 
     def begin(self, directory: Node) -> PrefetchQueue:
@@ -201,7 +201,7 @@ class Prefetch:
         return queue
 
     def uncached_names(self, queue: PrefetchQueue, directory: Node, names: Sequence[bytes]) -> Sequence[bytes]:
-        """Return which names in the next reply are not completely cached."""
+        """Return those names of the next reply that are not completely cached."""
         queue.note_taken(names)
         return [name for name in names if not self._is_cached(directory, name)]
 
@@ -287,7 +287,7 @@ class PrefetchQueue:
 
     names      names that were returned, but whose attributes are not fetched yet
     n_allowed  how many of them may be fetched; grows with each request
-    is_active  whether a process has begun to stat names, so that attributes are sent with further names
+    is_active  whether a process has begun to stat names, so that attributes are sent with later names
     """
 
     def __init__(self, number: int) -> None:

@@ -78,7 +78,7 @@ class Submounts:
             self._read()
 
     def are_up_to_date(self, device: int) -> bool:
-        """Return whether attributes from this device are current: statx asks the device's server, or there is none."""
+        """Return whether statx returns current attributes on this device: it asks its server, or none is needed."""
         self.note_device(device)
         return self.asks_server or device not in self.devices
 

@@ -69,7 +69,7 @@ class DropAdoption:
         old         the entry's directory and name
         attributes  of the entry
         Returns     an O_PATH fd of the entry, owned by the caller; None: not a drop directory, or no orphan can be
-                    made. In that case, the entry has not moved; a plain rename works, or reports why it does not
+                    made. In that case, the entry has not moved; a plain rename succeeds, or reports why it can't
         Raises      OSError: nothing was changed
         """
         store = _store_above(self._nodes, new_directory)

@@ -75,8 +75,8 @@ class StoredNotices:
         self._wake()
 
     def _take_names(self) -> list[tuple[NodeId, bytes]]:
-        """Remove and return the noted names, with their directories, that the kernel may still have cached; none while
-        more are added."""
+        """Remove and return the noted names, with their directories, that the kernel may still have cached. While more
+        names are being added, return nothing."""
         if time.monotonic() - self._last_named_s < _MOVES_DELAY_S:
             return []
         expiring_names, self._expiring_names = self._expiring_names, {}
@@ -129,7 +129,7 @@ class StoredNotices:
             pause_s = _MOVES_DELAY_S if is_progressing else min(2 * pause_s, _RECHECK_MAX_S)
 
     async def _expire_names(self, device: int) -> None:
-        """Make the kernel look up names in drop directories again, once no more are added. Checkpoint  for each name"""
+        """Make the kernel look up names in drop directories again after the last move. Checkpoint  for each name"""
         with self._lock:
             names = self._take_names()
         for directory, name in names:

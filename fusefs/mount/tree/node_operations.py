@@ -187,8 +187,8 @@ class NodeOperations:
         return reply
 
     def _lookup_moved(self, request: Request, directory: Node, name: bytes, caller: CallerIds) -> bytes | None:
-        """Look up, once, the entry that this client has just moved to a name in a drop directory; None if it moved none
-        there."""
+        """Look up, once, the entry that this client has just moved to a name in a drop directory; return None if the
+        client has moved nothing there."""
         fd = self._retries.take_moved_fd(caller.pid, (directory, name))
         if fd is None:
             return None

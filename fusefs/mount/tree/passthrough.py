@@ -53,8 +53,8 @@ def stack_depth(root: int) -> int:
 
 
 def why_refused(device: int) -> str | None:
-    """Return why the kernel refuses backing files for this mount; None if it accepts them. To find out, try it with a
-    file in memory."""
+    """Return why the kernel refuses backing files for this mount; None if it accepts them. This is tried with a file in
+    memory."""
     with Fd(os.memfd_create("trashd")) as fd:
         try:
             close_backing(device, open_backing(device, fd))
@@ -96,7 +96,7 @@ class Passthrough:
         self._nodes.passes_through = True
 
     def stop(self) -> None:
-        """Stop passing further files through. Files that are open stay as they are."""
+        """Pass through no more files; open files are not affected."""
         self._on_give_up = None
         self._nodes.passes_through = False
 

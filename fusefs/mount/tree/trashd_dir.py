@@ -98,9 +98,9 @@ class DropLinks:
         trusted."""
 
     def stat_link(self, uid: int, caller: Caller) -> Attributes:
-        """Return the attributes of a user's link. If its target is missing and that user asks, create the target.
+        """Return the attributes of a user's link. If that user is the caller, create the target if it is missing.
 
-        Raises  OSError ENOENT: no store, or another user asks for a missing target; or the error from creating it
+        Raises  OSError ENOENT: no store, or another user's target is missing; or the error from creating the target
         """
         with self._open(uid, caller) as folder:
             folder_stat, target = stat_at(folder.fd), _target(folder)

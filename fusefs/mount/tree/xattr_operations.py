@@ -132,7 +132,7 @@ class XattrOperations:
             self._mount.prefetch.note_getxattr(name, node, fd)
 
     def _visible_names(self, answer: bytes | int, name: bytes, caller: Caller) -> bytes | int:
-        """Remove from a list of names those that the caller may not see."""
+        """Remove from a list of names those that the caller must not see."""
         if name != NAMES or isinstance(answer, int):
             return answer
         names = [one for one in answer.split(b"\0")[:-1] if self._shows(one)]
@@ -147,7 +147,7 @@ def _name_in(request: Request) -> bytes:
 
 
 def _reply_body(answer: bytes | int, request: Request) -> bytes:
-    """Return the reply's body: the value, or its size if the client asks for that. Raises  OSError: there is no value;
+    """Return the reply's body: the value, or its size if the client requests that. Raises  OSError: there is no value;
     ERANGE"""
     (room,) = wire.GETXATTR_IN.unpack_from(request, wire.REQUEST_HEAD_SIZE)
     if isinstance(answer, int) or (room and len(answer) > room):
