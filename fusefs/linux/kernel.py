@@ -294,7 +294,6 @@ class Kernel:
         os.mkdir(name, mode, dir_fd=dir_fd)
 
     def rmdir(self, dir_fd: int, name: bytes) -> None:
-        """Remove a directory; fails if it is not empty."""
         self._hook("rmdir")
         os.rmdir(name, dir_fd=dir_fd)
 

@@ -43,7 +43,6 @@ class Psi:
         self._fds = [_open(f"{directory}/{what}") for what in _PSI]
 
     def read(self) -> StallTimes:
-        """Read the present sums."""
         return StallTimes(*(None if fd is None else _some_s(fd) for fd in self._fds))
 
     def close(self) -> None:

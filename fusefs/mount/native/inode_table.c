@@ -248,7 +248,7 @@ Zone zone_of(Tables *t, Node *node) {
 /* Update the zone of a node that was moved. If it changes, so do the zones of all nodes below: a new epoch begins. */
 static void update_zone(Tables *t, Node *node) {
     if (node->epoch != t->epoch)
-        return; /* nor has any node in it: determining that node's zone would have determined this one, too */
+        return; /* its zone is unknown, and so are those of all nodes in it, which can't be found without it */
     Zone before = node->zone;
     node->epoch = NEVER;
     if (zone_of(t, node) != before && node->is_directory)

@@ -13,7 +13,7 @@
  * - The clerk queues the dispatcher's requests for workers of the pool while no helper is free.
  *
  * The kernel uses the entry that was committed last, so the servers register theirs after the dispatcher. If all
- * entries of its queue are in use, a request waits in the kernel until one is committed: a new entry does not help it.
+ * entries of its queue are in use, a request waits in the kernel until one is committed: a new entry does not help.
  * So the dispatcher registers more entries before they are used up, and gets the CPU before the clients that wake it.
  *
  * Source  linux/fuse.h: fuse_uring_req_header, fuse_uring_cmd_req; fs/fuse/dev_uring.c; docs/internals/decisions/0060 */

@@ -78,7 +78,6 @@ class Counters:
                 self._token.run_sync_soon(self._has_changed.set)
 
     def set_device(self, device: int) -> None:
-        """Record the st_dev of the mount."""
         self.cells[_LAYOUT.device] = device
 
     async def update_gauges(self, read_gauges: Callable[[], Gauges]) -> None:

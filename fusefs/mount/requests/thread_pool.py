@@ -90,7 +90,6 @@ class ThreadPool:
             return True
 
     def n_under_way(self) -> int:
-        """Return how many tasks are in progress."""
         with self._mutex:
             return self._n_under_way.total()
 

@@ -89,11 +89,9 @@ class CacheFill:
         return node is not None and node.is_passed
 
     def learn_target(self, source: SourceKey, target: bytes) -> None:
-        """Cache the target of a symbolic link."""
         self._metadata.learn_target(source, target, self._epoch, self._began_s)
 
     def learn_listing(self, directory: Node, entries: PackedEntries) -> None:
-        """Cache all entries of a directory."""
         self._metadata.learn_listing(directory.source, entries, self._epoch, self._began_s)
 
     def valid_s(self, source: SourceKey | None, *, named: NameIn | None) -> float:

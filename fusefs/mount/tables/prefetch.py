@@ -271,7 +271,6 @@ class PrefetchBatch:
 
     @property
     def n_pending(self) -> int:
-        """The number of names that have not been looked up yet."""
         return len(self._names) - len(self.results)
 
     def wait_for(self, names: Iterable[bytes]) -> None:
@@ -321,7 +320,6 @@ class PrefetchQueue:
         self._taken.clear()
 
     def add(self, batch: PrefetchBatch) -> None:
-        """Add a batch that is being fetched."""
         self._batches = [*self.batches(), batch]
 
     def batches(self) -> Sequence[PrefetchBatch]:

@@ -44,7 +44,6 @@ class XattrOperations:
         self._hides_labels = not is_selinux_enabled()
 
     def answer(self, request: Request) -> bytes:
-        """Handle a request; return the reply's body."""
         _size, opcode, _unique, nodeid, *_caller = wire.read_head(request)
         node = self._nodes.get(nodeid)
         if node is None or not self._lock.is_slow or not self._are_shown:
