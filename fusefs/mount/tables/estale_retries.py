@@ -79,7 +79,7 @@ class EstaleRetries:
                 self._token.run_sync_soon(self._set_has_any)
 
     def note_moved(self, pid: int, place: tuple[Node, bytes], source: SourceKey, fd: Fd) -> None:
-        """Note that a process moved an inode to a place where its name is not kept. fd: of the inode, now owned by us"""
+        """Note that a process moved an inode to a place where its name is not kept. fd: the inode's, owned by us"""
         self._drop_moved(pid)
         node = self._nodes.find(source)
         self._moved[pid] = _Held(time.monotonic(), node, fd, place)

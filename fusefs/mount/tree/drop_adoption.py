@@ -119,7 +119,7 @@ class DropAdoption:
         """Rename as the caller, so that the backing filesystem checks permissions. A user's daemon renames as the user.
 
         The kernel has only checked the owners and modes that it was last sent. If they were changed behind the mount, a
-        rename as root would still succeed for a former owner. If the caller owns all inodes involved, the first try uses
+        rename as root would still work for a former owner. If the caller owns all inodes involved, the first try uses
         only the caller's ids, since groups can't matter then. If that is refused, or other owners are involved, the
         caller's groups and capabilities in /proc are used, too. They are not kept for later requests.
         """
