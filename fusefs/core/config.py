@@ -23,13 +23,13 @@ from fusefs.core.toml_reader import (
 )
 
 POLL_S = 600
-"""On network filesystems, where inotify misses changes, they are noticed within ten minutes; a check is cheap."""
+"""On network filesystems, where inotify misses changes, polling finds them within ten minutes; a check is cheap."""
 HOOK_TIMEOUT_S = 30
-"""A hook such as reloading a log writer takes a second. One that takes this long hangs, and delays other hooks."""
+"""A hook such as reloading a log writer takes a second. One that takes this long has hung, and delays others."""
 GRACE_S = 3600
 """One hour: enough time to notice that a mounted volume is a copy, or that a service is back after a long absence."""
 WARN_BEFORE_S = 21_600
-"""Six hours: with the default retention of 24 h it leaves an evening to inspect the orphans."""
+"""Six hours: with the default retention of 24 h, this leaves an evening to inspect the orphans."""
 AUDIT_FILE = "/var/log/trashd/audit.log"
 _LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _OFF = Watermark(0.0, 0.0)
@@ -74,7 +74,7 @@ class Config(NamedTuple):
     grace_s: int = GRACE_S
 
     def find_section(self, path: bytes, identifier: str = "") -> VolumePolicy | None:
-        """Return the section for the volume that is mounted at a path; None if there is none.
+        """Return the section for the volume that is mounted at a path, or None if there is none.
 
         identifier  the volume's ID; empty if not known yet. A section that has an ID applies only to the volume with
                     that ID, wherever it is mounted
@@ -84,7 +84,7 @@ class Config(NamedTuple):
         return next(by_id, None) or next(by_path, None)
 
     def rules_path(self, path: bytes, identifier: str) -> bytes:
-        """Return the path of the section whose rules apply to a mounted volume; empty if only the defaults apply.
+        """Return the path of the section whose rules apply to a mounted volume, or b"" if only the defaults apply.
 
         The volume also has rules of its own if the defaults' `keep` has a path pattern that lies inside it.
         """
@@ -203,7 +203,6 @@ class _ConfigBuilder(SettingsBuilder):
     """Builds a Config from settings."""
 
     def build(self, base: Config) -> Config:
-        """Build the whole configuration."""
         defaults = self._build_volume(("defaults",), base.defaults)
         volumes = tuple(
             self._build_volume(("volume", path), defaults._replace(path=path)) for path in self._paths("volume")
@@ -219,11 +218,11 @@ class _ConfigBuilder(SettingsBuilder):
         )
 
     def _values(self, at: Key, keys: Iterable[str], base: Iterable[Any]) -> Iterator[Any]:
-        """The values of some keys of a table, in order; for a key that is not set, its value in `base`."""
+        """Return the values of some keys of a table, in order; if a key is not set, take its value from `base`."""
         return (self.get(*at, key, otherwise=value) for key, value in zip(keys, base, strict=True))
 
     def _paths(self, *above: str | bytes) -> list[bytes]:
-        """The paths of the tables in an array, in the order in which they first occur."""
+        """Return the paths of the tables in an array, in the order in which they first occur."""
         return [path for key in self.settings if key[:-1] == above and isinstance(path := key[-1], bytes)]
 
     def _build_volume(self, at: Key, base: VolumePolicy) -> VolumePolicy:
@@ -357,6 +356,6 @@ def _format_table(values: Mapping[str, Any], schema: Schema, origins: list[Key],
 
 
 def _format_place(key: Key, settings: Settings) -> str:
-    """Return a comment that names the file of a setting; empty for a default."""
+    """Return a comment that names the file of a setting, or an empty text for a default."""
     setting = settings.get(key)
     return "" if setting is None else f"  # {setting.place.file}"

@@ -1,6 +1,6 @@
 """The states of a container, the moves between them, and how recovery completes or undoes unfinished moves.
 
-Every window in docs/internals/crash-windows.md has a StageAction or RestoringAction. Also the default retention.
+Every window in docs/internals/crash-windows.md has a StageAction or RestoringAction. The default retention is here too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LEGAL_MOVES = frozenset(
 
 
 class StageAction(Enum):
-    """What to do with a container in stage/ that no process holds."""
+    """An action on a container in stage/ that no process holds."""
 
     UNMADE = "rmdir the container: without a record, it never held a victim"
     BACK = "the victim was never moved in: drop the prepared entries"
@@ -52,11 +52,11 @@ class StageAction(Enum):
 
 
 class RestoringAction(Enum):
-    """What to do with a container in restoring/ that no process holds."""
+    """An action on a container in restoring/ that no process holds."""
 
     RETIRE = "the tree is back at its name: drop the container"
     GIVE_BACK = "the tree is still here: it is an orphan again"
-    PLACE = "the fresh directory was set aside and the name is missing: place the tree"
+    PLACE = "the replacement was set aside and the name is missing: place the tree"
     REST = "a sweep's tree, put back entry by entry: the rest is an orphan again; without a rest, drop the container"
     KEEP = "not understood: keep and report"
 
@@ -118,7 +118,7 @@ def decide_restoring(
 
 
 def _lacks_the_mark(tree: Identity, record: Record, is_victim: IdentityMatch) -> bool:
-    """Whether a tree may be the victim and can't be the replacement, because that has a mark and the tree has none.
+    """Whether a tree may be the victim and can't be the replacement, because only the replacement has a mark.
 
     If the replacement has lost its mark, it is adopted as an empty orphan, and no data is lost.
     """

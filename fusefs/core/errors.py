@@ -113,7 +113,6 @@ class ConfigProblem(NamedTuple):
     is_warning: bool = False
 
     def __str__(self) -> str:
-        """Format the problem on one line."""
         text = ": ".join(filter(None, (self.file, self.key, self.what)))
         return f"{text} ({self.fix})" if self.fix else text
 
@@ -202,7 +201,7 @@ class OtherFilesystem(Refused):
 
 
 class NotPermitted(TrashdError):
-    """The user may not do this"""
+    """The user is not permitted to do this"""
 
     exit_code = Exit.NOT_PERMITTED
     errno = _errno.EACCES

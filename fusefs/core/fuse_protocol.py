@@ -26,7 +26,7 @@ _REQUEST_HEAD = Struct("=IIQQIII4x")
 read_head: Final[Callable[[Request], tuple[int, ...]]] = _REQUEST_HEAD.unpack_from
 """The header of a request: its size, opcode, unique number, nodeid, and the caller's uid, gid and pid."""
 _BODY_BYTES_MAX = 1 << 20
-"""The limit of a reply's body: the kernel reads no more at a time than it may write."""
+"""The largest body of a reply: the kernel never requests more bytes at a time than it may write at a time."""
 REQUEST_BYTES_MAX: Final = (1 << 20) + (1 << 12)
 """The largest write that libfuse negotiates, plus its header: the kernel refuses to read into a smaller buffer."""
 FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR, FOPEN_PASSTHROUGH = 1 << 1, 1 << 3, 1 << 7
@@ -203,7 +203,7 @@ def check_name(name: bytes) -> None:
 
 
 class CallerIds(NamedTuple):
-    """The IDs of the process that makes a request. pid: that of its thread"""
+    """The IDs of the process that makes a request. pid: the ID of its thread"""
 
     uid: int
     gid: int
@@ -229,7 +229,7 @@ def read_entry_name(request: Request) -> bytes:
 
 
 def replace_nodeid(body: bytes, nodeid: int) -> bytes:
-    """Replace the nodeid in a reply that begins with fuse_entry_out; it is also the inode number that users see."""
+    """Replace the nodeid, which is also the inode number for users, in a reply that begins with fuse_entry_out."""
     number = _NUMBER.pack(nodeid)
     return number + body[8:_ATTRIBUTES_AT] + number + body[_ATTRIBUTES_AT + 8 :]
 
@@ -286,7 +286,7 @@ def read_attr(body: bytes) -> Entry:
 
 
 def read_opened(body: bytes) -> tuple[int, int, int]:
-    """Return the handle in a reply to OPEN, the FOPEN_* flags, and the backing ID for passthrough, or 0."""
+    """Return the handle in a reply to OPEN, the FOPEN_* flags, and the backing ID for passthrough (0: none)."""
     fh, flags, backing_id = _OPEN.unpack(body)
     return fh, flags, backing_id
 
@@ -298,7 +298,7 @@ def read_written(body: bytes) -> int:
 
 
 def read_caller(request: Request) -> CallerIds:
-    """Return the process that made a request."""
+    """Return the IDs of the process that made a request."""
     return CallerIds(*read_head(request)[4:])
 
 
@@ -423,7 +423,7 @@ def read_direntplus(reply: bytes) -> Iterator[ListedDirent]:
 
 
 def encode_dirent_without_node(name: bytes, offset: int, ino: int, kind: int) -> bytes:
-    """Encode an entry of a listing without a node, which the kernel looks up when needed. kind: DT_DIR etc."""
+    """Encode an entry of a listing without its node: the kernel looks it up when needed. kind: DT_DIR etc."""
     return _direntplus((len(name) + 7) >> 3)(*_NO_ATTRIBUTES, ino, offset, len(name), kind, name)
 
 

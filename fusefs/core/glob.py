@@ -80,7 +80,7 @@ def _join_literals(tokens: Iterable[_Token]) -> str:
 
 
 def _tokenize(pattern: str, folds: _Fold | None) -> list[_Token]:
-    """Split a pattern into tokens. folds: removes the case of a text; None if case matters. Raises  ValueError"""
+    """Split a pattern into tokens. folds: removes the case of a text; None: case matters. Raises  ValueError"""
     tokens: list[_Token] = []
     at = 0
     while at < len(pattern):
@@ -143,10 +143,10 @@ def _checked_range(pattern: str, match: re.Match[str], folds: _Fold | None) -> t
 
 
 def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> NameTest | None:
-    """Return a test with string methods for the most frequent patterns (exact, prefix, suffix, both, infix), or None.
+    """Return a test that uses string methods if a pattern is exact, a prefix, a suffix, both or an infix, or else None.
 
-    It need not distinguish characters from bytes: in UTF-8, comparing either gives the same result. If case is ignored,
-    this is not true of names that are not UTF-8, so the pattern must be ASCII then.
+    The test need not distinguish characters from bytes: in UTF-8, comparing either gives the same result. If case is
+    ignored, that is not true of names that are not UTF-8, so the pattern must then be ASCII.
     """
     if not _is_utf8(pattern) or (ignores_case and not pattern.isascii()):
         return None
@@ -257,7 +257,7 @@ _OF_IDEOGRAPHS = frozenset({"alnum", "alpha", "graph", "print"})
 
 @cache
 def class_members(name: str) -> str:
-    """Return the content of a regular expression's set for a class, including non-ASCII; similar to the C library's.
+    """Return the content of a regular expression's set for a class in all of Unicode, similar to the C library's.
 
     The first call for each class takes a while. Combining marks (such as vowel signs in Hindi) are not letters here.
     """

@@ -34,7 +34,7 @@ class Identity(NamedTuple):
     ino       inode number; 0 if it is not persistent (FUSE without birth times: libfuse assigns numbers on demand)
     btime_ns  birth time in nanoseconds; 0 if the filesystem records none
 
-    The st_dev is not part of it, since it changes with loop and device numbers, and on btrfs with each mount.
+    st_dev is not part of an identity, since it changes with loop and device numbers, and on btrfs with each mount.
     Source    name_to_handle_at(2), statx(2), docs/internals/store-format.md
     """
 
@@ -46,9 +46,9 @@ class Identity(NamedTuple):
 def compare(a: Identity | None, b: Identity | None) -> IdentityMatch:
     """Decide whether two identities belong to the same incarnation of the same inode.
 
-    If both identities have a handle, the handles decide; otherwise the inode number and the birth time do. An equal
-    inode number by itself proves nothing, because numbers are reused; a different one proves a difference. A missing
-    mark proves nothing, because attributes may get lost. An inode in a btrfs snapshot counts as the same as its source,
+    If both identities have a handle, the handles decide; otherwise the inode number and the birth time do. The same
+    inode number alone proves nothing, because numbers are reused; a different one proves a difference. A missing mark
+    proves nothing, because attributes may get lost. An inode in a btrfs snapshot counts as the same as its source,
     since after a rollback only the snapshot exists (`is_in_snapshot` distinguishes the two).
     """
     if a is None or b is None:
@@ -91,7 +91,7 @@ class _Btrfs(NamedTuple):
 
 
 def _split_btrfs(handle: str) -> _Btrfs | None:
-    """Split a btrfs handle into its parts; None if the handle is from another filesystem.
+    """Split a btrfs handle into its parts. Return None if the handle is from another filesystem.
 
     Source  fs/btrfs/export.h, struct btrfs_fid: objectid u64, root_objectid u64, gen u32; FILEID_BTRFS_WITHOUT_PARENT
     """
@@ -107,7 +107,7 @@ def format_identity(identity: Identity) -> str:
 
 
 def parse_identity(text: bytes) -> Identity | None:
-    """Parse what `format_identity` wrote; None for anything else."""
+    """Parse what `format_identity` wrote. Return None for anything else."""
     handle, *numbers = text.decode("ascii", "replace").split(" ")
     if len(numbers) != _N_NUMBERS or not all(one.isdigit() and len(one) <= _MOST_DIGITS for one in numbers):
         return None

@@ -46,12 +46,11 @@ class Attributes(NamedTuple):
     btime_ns: int
 
     def gives_rights(self) -> bool:
-        """Whether it is a setuid or setgid program."""
+        """Whether the inode is a setuid or setgid program."""
         is_set = self.mode & stat.S_ISUID or (self.mode & stat.S_ISGID and self.mode & stat.S_IXGRP)
         return bool(is_set) and self.mode & _S_IFMT == stat.S_IFREG
 
     def is_directory(self) -> bool:
-        """Whether it is a directory."""
         return self.mode & _S_IFMT == stat.S_IFDIR
 
 
@@ -84,7 +83,7 @@ def is_cached_xattr(name: bytes) -> bool:
 def pack_xattrs(answers: UserAnswers) -> bytes:
     """Encode the results that may be cached: no temporary errors, no long values, no other names.
 
-    A program's capabilities are not cached: they are read each time that it is run.
+    A program's capabilities are not cached: they are read each time the program is run.
     ENOSYS becomes EOPNOTSUPP, because the kernel's FUSE would apply ENOSYS to all files.
     """
     parts = []
@@ -115,7 +114,7 @@ def unpack_xattrs(packed: bytes, at: int = 0) -> UserAnswers:
 
 
 NodeId = NewType("NodeId", int)
-"""The kernel's number for a node: the backing inode's number, unless another live node has that."""
+"""The kernel's number for a node: the backing inode's number, unless another live node has that number."""
 SourceKey = tuple[int, bytes] | tuple[int, int, int]
 """One incarnation of one backing inode: (device, file handle), or (device, ino, birth time) without handles."""
 ROOT = NodeId(1)
@@ -130,7 +129,7 @@ def source_key(attributes: Attributes, handle: bytes) -> SourceKey:
 
 
 class NodeZone(enum.IntEnum):
-    """Where a node lies: outside trash stores; in a store, or a store itself; in a tree that a reaper is deleting."""
+    """The place of a node: outside trash stores; a store or inside one; in a tree that a reaper is deleting."""
 
     OUTSIDE = 0
     STORE = 1
@@ -142,12 +141,11 @@ Dirent = tuple[bytes, int, int, int]
 
 
 class PackedEntries:
-    """Entries in the order of their directory; can only be extended, and stay unchanged once a cache holds them."""
+    """The entries of a directory, in order. Entries can be appended, but not once a cache holds the object."""
 
     __slots__ = ("_following", "_inos", "_kinds", "_names", "_starts")
 
     def __init__(self, entries: Iterable[Dirent] = ()) -> None:
-        """entries: the first entries"""
         self._names = bytearray()
         self._starts = array("Q", (0,))
         self._inos = array("Q")
@@ -156,7 +154,6 @@ class PackedEntries:
         self.extend(entries)
 
     def extend(self, entries: Iterable[Dirent]) -> None:
-        """Append entries."""
         columns = tuple(zip(*entries, strict=True))
         if not columns:
             return
@@ -168,23 +165,20 @@ class PackedEntries:
         self._kinds += bytes(kinds)
 
     def __len__(self) -> int:
-        """The number of entries."""
         return len(self._inos)
 
     def __getitem__(self, index: int) -> Dirent:
-        """Return the entry at an index."""
         name = bytes(self._names[self._starts[index] : self._starts[index + 1]])
         return name, self._inos[index], self._following[index], self._kinds[index]
 
     def after(self, offset: int) -> int | None:
-        """Return the index of the entry at an offset; None if no entry has it as the offset of the next entry."""
+        """Return the index of the entry at an offset, or None if no entry has this offset as that of the next entry."""
         try:
             return self._following.index(offset) + 1
         except ValueError:
             return None
 
     def __iter__(self) -> Iterator[Dirent]:
-        """Iterate over the entries, in order."""
         return map(self.__getitem__, range(len(self)))
 
     @property
@@ -269,7 +263,7 @@ _NAMES_BYTES = _allocated(getsizeof(object.__new__(_NamesOfDirectory))) + _NUMBE
 
 
 class _CachedInode:
-    """What is cached for one inode."""
+    """The cached facts about one inode."""
 
     __slots__ = ("listing", "names", "packed", "target", "xattrs")
 
@@ -281,7 +275,7 @@ class _CachedInode:
         self.listing: tuple[PackedEntries, float, int] | None = None  # entries, expiry, and their counted bytes
 
     def extra_bytes(self) -> int:
-        """The memory for the facts that not every inode has."""
+        """Return the memory for the facts that not every inode has."""
         return (
             (0 if self.target is None else _UNTIL_BYTES + _BYTES_BYTES + len(self.target[0]))
             + (0 if self.xattrs is None else _BYTES_BYTES + len(self.xattrs))
@@ -353,7 +347,7 @@ class MetadataCache:
         return epoch == self.epoch or not self._was_renamed(epoch, directory, name)
 
     def attributes(self, source: SourceKey, now_s: float) -> tuple[Attributes, float] | None:
-        """Return an inode's attributes, and for how many seconds (more than 0) they stay valid; None: not cached."""
+        """Return an inode's attributes and the seconds for which they stay valid, or None if they are not cached."""
         item = self._items.get(source)
         if item is None or item.packed is None:
             return None
@@ -365,7 +359,7 @@ class MetadataCache:
         return tuple.__new__(Attributes, fields[:_N_FIELDS]), remaining_s
 
     def name(self, directory: SourceKey, name: bytes, now_s: float) -> tuple[SourceKey | None, float] | None:
-        """Return a name's inode (None: no such name), and for how many seconds it stays valid; None: not cached."""
+        """Return a name's inode (None: no such name) and the seconds for which it is valid, or None if not cached."""
         item = self._items.get(directory)
         if item is None or item.names is None:
             return None
@@ -384,7 +378,7 @@ class MetadataCache:
         return item is not None and item.names is not None
 
     def target(self, source: SourceKey, now_s: float) -> bytes | None:
-        """Return the target of a symbolic link; None: not cached."""
+        """Return the target of a symbolic link, or None if it is not cached."""
         item = self._items.get(source)
         if item is None or item.target is None or item.target[1] <= now_s:
             return None
@@ -392,7 +386,7 @@ class MetadataCache:
         return item.target[0]
 
     def xattr(self, source: SourceKey, name: bytes, now_s: float, uid: int = 0) -> bytes | int | None:
-        """Return an extended attribute, or the errno that the user got for it; None: not cached."""
+        """Return an extended attribute or the errno that the user got for it, or None if neither is cached."""
         return self._xattrs(source, now_s)[0].get((uid, name))
 
     def _xattrs(self, source: SourceKey, now_s: float) -> tuple[UserAnswers, float]:
@@ -410,7 +404,7 @@ class MetadataCache:
         return self._xattrs(source, now_s)[0].keys() >= {(0, name) for name in names}
 
     def listing(self, directory: SourceKey, now_s: float) -> PackedEntries | None:
-        """Return all entries of a directory, in order; None: not cached."""
+        """Return all entries of a directory, in order, or None if they are not cached."""
         item = self._items.get(directory)
         if item is None or item.listing is None or item.listing[1] <= now_s:
             return None
@@ -436,7 +430,7 @@ class MetadataCache:
     def learn_name(
         self, directory: SourceKey, name: bytes, source: SourceKey | None, epoch: Epoch, now_s: float
     ) -> None:
-        """Store the inode of a name; None: no such name."""
+        """Store the inode of a name, or None if there is no such name."""
         if epoch != self.epoch and self._was_renamed(epoch, directory, name):
             return
         item = self._item(directory)

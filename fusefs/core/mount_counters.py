@@ -1,4 +1,4 @@
-"""The counters of a mount's daemon, the file where other processes read them, and detection of a slow backing.
+"""A mount daemon's counters, the file where other processes read them, and detection of a slow backing filesystem.
 
 The file consists of a header, a table of names in JSON, and 64-bit counters in the machine's byte order, which the
 daemon updates in place. Readers take the names from the file, so they can read the file of another version's daemon.
@@ -139,7 +139,7 @@ class CacheHits(NamedTuple):
     n_misses: int
 
     def rate(self) -> float | None:
-        """The share of hits; None if there was no lookup."""
+        """Return the share of hits, or None if there was no lookup."""
         n = self.n_hits + self.n_misses
         return self.n_hits / n if n else None
 
@@ -158,16 +158,16 @@ class Operation(NamedTuple):
     bounds_ns: tuple[int, ...]
 
     def n(self) -> int:
-        """The number of requests: the sum of the buckets, so that both agree while the daemon continues to count."""
+        """Return the number of requests: the sum of the buckets, so that both agree while the daemon is counting."""
         return sum(self.counts)
 
     def mean_ns(self) -> float | None:
-        """The mean time; None if there was no request."""
+        """Return the mean time, or None if there was no request."""
         n = self.n()
         return self.total_ns / n if n else None
 
     def percentile_ns(self, share: float) -> float | None:
-        """Return the approximate time within which this share of requests was answered; None if there were none.
+        """Return the approximate time within which this share of requests was answered, or None if there were none.
 
         The times of the requests in one bucket are assumed to be evenly distributed.
 

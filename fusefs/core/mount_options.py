@@ -67,7 +67,7 @@ class UringMode(Enum):
     """Whether requests arrive through io_uring, with a queue for each core.
 
     AUTO  if the machine's switch is on and the kernel is trusted
-    ON    always, on any kernel; if that is impossible, the mount fails. If root mounts, the switch is turned on
+    ON    always, on any kernel; if that is impossible, the mount fails. A mount made by root turns the switch on
     OFF   never
     """
 
@@ -122,7 +122,7 @@ _WITHOUT_EFFECT: Final = {
     **dict.fromkeys(
         ("without=parallel-lookups", "without=kept-listings", "without=kept-root-acl", "without=unopened-directories",
          "without=kept-links", "without=kill-privileges"),
-        "the mount uses it where possible; engine=plain does without it",
+        "the mount uses this feature where possible; engine=plain disables it",
     ),
 }  # fmt: skip
 """Words of mount(8) and earlier versions that have no effect; they are accepted so that an fstab with them works."""
@@ -135,7 +135,7 @@ class MountOptions:
     timeout_s            how long the kernel and the daemon together may cache names, negative entries and attributes
     cache_bytes          memory for the daemon's metadata cache of a slow backing filesystem; 0: no cache
     has_xattrs           extended attributes, and thus ACLs, are available
-    n_in_flight          most concurrent requests to a slow backing filesystem
+    n_in_flight          maximum number of concurrent requests to a slow backing filesystem
     show_trash           a listing of the root directory contains `.trashd`
     allow_other          users other than the one who mounts may use the mount
     default_permissions  the kernel checks permissions; otherwise the backing filesystem checks those of the daemon
@@ -214,7 +214,7 @@ class MountOption(NamedTuple):
     default  the default value; None if it depends on other options
     read     converts a whole word, such as `cache_size=64M`, or raises UsageError; None if the option is a switch
     value    the possible values after the `=`, for hints
-    metavar  the same for the help, if different
+    metavar  the possible values as the help shows them, if different
     help     empty if the command line has no option for it
     is_documented  whether the help and the manual page list it among the words of `-o`
     """
@@ -297,7 +297,7 @@ def parse_options(
 ) -> MountOptions:
     """Parse the texts of all `-o` options; a later word overrides an earlier one.
 
-    as_root    root mounts, so all users may use the mount by default; other users mount for themselves
+    as_root    whether root makes the mount; by default, all users may use it then, and otherwise only its maker
     is_sloppy  ignore unknown words
     default_coherence  the coherence if no word sets it
     Raises     UsageError
@@ -345,7 +345,7 @@ def find_without_effect(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def flags_after(texts: Sequence[str], flags: frozenset[str], *, is_sloppy: bool = False) -> frozenset[str] | None:
-    """Return the kernel's flags after `-o remount,…`; None if `remount` is not among the words.
+    """Return the kernel's flags after `-o remount,…`, or None if `remount` is not among the words.
 
     flags    the present flags. Other words, which mount(8) adds from fstab or from the kernel's mount list, are ignored
     Raises  UsageError

@@ -67,7 +67,6 @@ def may_be_same_container(called: ContainerId, container: ContainerId) -> bool:
 
 
 def is_volume_id(text: str) -> bool:
-    """Whether a text has the form of a volume ID."""
     return len(text) == _VOLUME_ID_CHARS and is_hex(text)
 
 
@@ -77,7 +76,7 @@ def is_hex(text: str) -> bool:
 
 
 def parse_uid_name(name: bytes) -> int | None:
-    """Return the UID in a name of the form `<uid>` or `<uid>.<12 hex digits>`; None for any other name."""
+    """Return the UID in a name of the form `<uid>` or `<uid>.<12 hex digits>`, or None for any other name."""
     digits, dot, suffix = name.partition(b".")
     if not digits.isdigit() or len(digits) > len(str(_MOST_UID)) or digits != b"%d" % int(digits):
         return None
@@ -92,7 +91,7 @@ def user_store_name(uid: int) -> Name:
 
 
 def parse_user_store_name(name: bytes) -> int | None:
-    """Return the owner of a user's own store from its name; None for any other name, including that of root's store."""
+    """Return the owner of a user's own store from its name, or None for any other name, such as root's store."""
     return parse_uid_name(name[len(_OF_USER) :]) if name.startswith(_OF_USER) else None
 
 

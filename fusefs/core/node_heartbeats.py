@@ -108,11 +108,11 @@ class HeartbeatWatch:
         return _WatchedHeartbeat(last.beat, last.unchanged_s + passed_s, last.has_changed)
 
     def alive_nodes(self) -> set[bytes]:
-        """The nodes whose heartbeats changed within the last SILENT_S."""
+        """Return the nodes whose heartbeats changed within the last SILENT_S."""
         return {name for name, one in self._watched.items() if _is_alive(one)}
 
     def expired_names(self) -> list[bytes]:
-        """The names of heartbeats that have not changed for FORGOTTEN_S."""
+        """Return the names of the heartbeats that have not changed for FORGOTTEN_S."""
         return [name for name, one in self._watched.items() if one.unchanged_s >= FORGOTTEN_S]
 
     def list_nodes(self, own: bytes | None) -> tuple[SeenNode, ...]:
@@ -150,7 +150,7 @@ class PollInterval:
         self._wait_s = least_s / 2
 
     def next_wait_s(self, duration_s: float, most_s: float, *, is_lively: bool) -> float:
-        """Seconds until the next check.
+        """Return the seconds until the next check.
 
         duration_s  how long the last check took
         most_s      the longest wait allowed, whatever duration_s is

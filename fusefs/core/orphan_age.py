@@ -20,8 +20,8 @@ _ERAS_READ = 32
 class Era(NamedTuple):
     """A period in which nobody set the wall clock.
 
-    since_ns  the earliest true time at which it may have begun, which is that of the check before; 0 for the first
-              era, which began before all records
+    since_ns  the earliest true time at which the era may have begun, that is, the time of the previous check; 0 for
+              the first era, which began before all records
     ahead_ns  how far the wall clock was ahead of true time, at least; negative if it was behind
     seen_ns   the true time at which the era was noticed: the era before may have lasted until then
     spread_ns  how much further ahead the wall clock may have been, if several eras were merged into this one
@@ -52,11 +52,11 @@ class Clock(NamedTuple):
     boot: str = ""
 
     def true_ns(self) -> int:
-        """The true time at the last check."""
+        """Return the true time at the last check."""
         return self.origin_ns + self.boot_ns
 
     def ahead_ns(self) -> int:
-        """How far the wall clock is ahead of the true time; negative if it is behind."""
+        """Return how far the wall clock is ahead of the true time; the result is negative if it is behind."""
         return self.eras[-1].ahead_ns
 
 
@@ -66,7 +66,7 @@ class Now(NamedTuple):
     wall_ns  CLOCK_REALTIME
     boot_ns  CLOCK_BOOTTIME
     boot     the boot id: boot_ns values of different boots can't be compared
-    clocks   histories saved by earlier services and commands, brought up to now; the one with the lowest age counts
+    clocks   histories saved by earlier services and commands, updated to now; the one that gives the lowest age is used
     """
 
     wall_ns: int
@@ -75,7 +75,7 @@ class Now(NamedTuple):
     clocks: tuple[Clock, ...] = ()
 
     def since(self, wall_ns: int, boot_ns: int | None, boot: str) -> int:
-        """Nanoseconds since an event; negative for one in the future.
+        """Return the nanoseconds since an event; the result is negative for an event in the future.
 
         If the event's boot_ns is from this boot, this uses the clock that can't be set. Otherwise it uses the wall
         clock, corrected for its known changes.
@@ -85,7 +85,7 @@ class Now(NamedTuple):
         return min([self.wall_ns - wall_ns, *(record_age_ns(clock, wall_ns) for clock in self.clocks)])
 
     def clock_change_ns(self, wall_ns: int, boot_ns: int | None, boot: str) -> int:
-        """How far the wall clock was set forward since an event (back: negative); 0 for less than a second."""
+        """Return how far the wall clock was set forward since an event (negative: back), or 0 if less than a second."""
         set_ns = self.wall_ns - wall_ns - self.since(wall_ns, boot_ns, boot)
         return set_ns if abs(set_ns) >= STEP_NS else 0
 
@@ -95,7 +95,7 @@ class Now(NamedTuple):
 
 
 class FirstSight(NamedTuple):
-    """When the service first saw an orphan, and the age that it computed then.
+    """The moment at which the service first saw an orphan, and the age that it computed then.
 
     boot_ns  CLOCK_BOOTTIME of this boot
     age_ns   the orphan's age at first sight
@@ -109,7 +109,7 @@ def start_clock(wall_ns: int, boot_ns: int, boot: str = "", saved: Clock | None 
     """Return the clock at the start of a service.
 
     saved  the clock that an earlier service saved, if any. No service watches the clocks during a reboot, so the wall
-           clock is trusted then, unless it went back: true time never does
+           clock is trusted then, unless it went back: true time never goes back
     """
     if saved is None:
         return Clock(wall_ns, boot_ns, wall_ns - boot_ns, (Era(0, 0),), boot)
@@ -140,7 +140,7 @@ def _bounded(eras: tuple[Era, ...]) -> tuple[Era, ...]:
 
 
 def first_sight(clock: Clock, created_ns: int) -> FirstSight:
-    """The first sight of an orphan; keep it as long as the orphan exists."""
+    """Return the first sight of an orphan, which the caller must keep as long as the orphan exists."""
     return FirstSight(clock.boot_ns, record_age_ns(clock, created_ns))
 
 
@@ -214,7 +214,7 @@ def encode_clock(clock: Clock) -> bytes:
 
 
 def decode_clock(text: bytes) -> Clock | None:
-    """Decode a clock that this version, 0.2.0 or 0.3.0 saved; None for anything else: then trust the wall clock."""
+    """Decode a clock that this version, 0.2.0 or 0.3.0 saved. For anything else, return None: trust the wall clock."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):

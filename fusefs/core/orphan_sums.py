@@ -37,7 +37,7 @@ class Survey(NamedTuple):
     n_spare_names: int = 0
 
     def freed_inodes_and_bytes(self) -> tuple[int, int]:
-        """The inodes and the bytes that a delete frees."""
+        """Return the numbers of inodes and bytes that a delete frees."""
         return self.n_entries - self.n_spare_names, max(self.n_bytes - self.linked_bytes - self.shared_bytes, 0)
 
 
@@ -72,7 +72,7 @@ _AGES_S = (0, _HOUR_S, _DAY_S, 7 * _DAY_S, 30 * _DAY_S, 90 * _DAY_S)
 
 
 class SumBy(Enum):
-    """How orphans are grouped."""
+    """The property by which orphans are grouped."""
 
     USER = "user"
     PROJECT = "project"
@@ -80,7 +80,7 @@ class SumBy(Enum):
 
 
 class SumKey(NamedTuple):
-    """What the orphans of a group have in common; None for other kinds of groups, and if no record states it.
+    """The common property of a group of orphans. Fields of other kinds of groups, and unknown values, are None.
 
     project  the first directories of their original paths, below the directory that holds the store
     from_s, under_s  their age bracket; under_s: None for the oldest one
@@ -95,7 +95,7 @@ class SumKey(NamedTuple):
 class OrphanSum(NamedTuple):
     """The sum of a group of orphans.
 
-    n_bytes    size of the orphans whose size is known; that of `n_unknown` others is not
+    n_bytes    size of the orphans whose size is known; the size of `n_unknown` others is not
     is_at_least  the actual sum may be larger
     n_due      number of expired orphans
     oldest_s   age of the oldest orphan; None: no record states an age
@@ -109,7 +109,6 @@ class OrphanSum(NamedTuple):
     oldest_s: int | None = None
 
     def plus(self, other: OrphanSum) -> OrphanSum:
-        """The sum of both."""
         ages = [one for one in (self.oldest_s, other.oldest_s) if one is not None]
         return OrphanSum(
             self.n_orphans + other.n_orphans,
@@ -149,7 +148,6 @@ class OrphanSums:
         self._sums: dict[SumKey, OrphanSum] = {}
 
     def add(self, one: OrphanToSum) -> None:
-        """Add one orphan."""
         size = one.size
         is_at_least = size is None or size.is_at_least
         is_due = one.expires_in_s is not None and one.expires_in_s <= 0
@@ -186,7 +184,7 @@ def age_key(age_s: int | None) -> SumKey:
 
 
 def project_of(base: bytes, origin: bytes, depth: int) -> bytes:
-    """Return the first directories of an original path below `base`; `base` itself if the path is no deeper."""
+    """Return the first directories of an original path below `base`, or `base` itself if the path is no deeper."""
     top = base.rstrip(b"/")
     inside = origin[len(top) :].strip(b"/").split(b"/")[:depth]
     return top + b"/" + b"/".join(inside) if inside != [b""] else base

@@ -57,7 +57,7 @@ class SliceBudget(NamedTuple):
 class NamesPerClockCheck:
     """The number of entries that a worker handles between two readings of the clock; low if each waits for a server.
 
-    It is kept from slice to slice: a slice that began with one entry would need several rounds to find the number.
+    The number is kept for the next slice: a slice that began with one entry would need several rounds to find it.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,6 @@ class Speed(NamedTuple):
     share: float = 1.0
 
     def is_limited(self) -> bool:
-        """Whether a rate is limited."""
         return self.entries_per_s is not None or self.bytes_per_s is not None
 
     def must_wait(self) -> bool:
@@ -122,7 +121,7 @@ class TokenBucket:
         self._most = 2 * self._least
 
     def change(self, per_s: int, now_s: float, slice_s: float = SLICE_S) -> None:
-        """Use another rate from now on. The balance, which may be negative, stays."""
+        """Use another rate from now on, and keep the balance, which may be negative."""
         self._fill(now_s)
         self._set(per_s, slice_s)
 
@@ -144,7 +143,7 @@ class TokenBucket:
         self._balance += n
 
     def wait_s(self) -> float:
-        """Seconds until tokens can be taken; 0 if they can be now; infinite at a rate of 0."""
+        """Return the seconds until tokens can be taken: 0 if they are available now, infinity at a rate of 0."""
         missing = max(0.0, self._least - self._balance)
         if not self._per_s:
             return math.inf if missing else 0.0
@@ -186,7 +185,7 @@ _REQUESTS = 2
 _N_RESTS_WITH_OTHERS, _N_RESTS_CHECKED = 2, 3
 """Other users are assumed if they were detected in two of three rests; in only one, it may have been the journal."""
 _N_RESTS_ALONE = 4
-"""After this many long rests, of which others were detected in at most one, we assume that there are no other users."""
+"""If others were detected in at most one of this many long rests, we assume that there are no other users."""
 _PLANNED_PART, _LAST_PART = 0.9, 0.01
 """Parts of the horizon: the part after which all work should be done, since new orphans need time, too; and the part
 over which overdue work is spread.
@@ -375,7 +374,7 @@ def _with_requests(state: PacingState, sample: Sample) -> PacingState:
 
 
 def harm_ratio(state: PacingState) -> float | None:
-    """Return how many times as long others wait while we work as during rests; None if not known.
+    """Return how many times as long others wait while we work as during rests, or None if that is not known.
 
     This is computed from the device's request times or, if it reports none, from probes. Stalls can't be used: while we
     work, they include our own.

@@ -48,7 +48,7 @@ class MoveAction(NamedTuple):
 
 
 class PurgeNotice(NamedTuple):
-    """Purge lists: for each user, a list, which only they can read, of the files that will expire within a period."""
+    """Purge lists of the files that will expire within a period: for each user, one that only they can read."""
 
     directory: bytes
     ahead_s: int
@@ -62,7 +62,7 @@ class RuleAge(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Which entries to select, and what to do with them.
+    """A selection of entries, and the action on them.
 
     place      the rule's place in its file
     directory  an absolute path, which may contain wildcards, as in a shell
@@ -70,7 +70,7 @@ class Rule(NamedTuple):
     age        the age condition, if any
     is_unit    the directory's own entries are units: each is taken as a whole if everything in it is old. Otherwise
                entries at any depth are selected one by one, and `selection` contains the age condition
-    most       the most matches; None: unlimited
+    most       maximum number of matches; None: unlimited
     trusts_atime  use access times even if the mount doesn't update them
     """
 
@@ -85,7 +85,7 @@ class Rule(NamedTuple):
     trusts_atime: bool = False
 
     def times(self) -> tuple[TimeBound, ...]:
-        """All conditions on times, including those of units."""
+        """Return all conditions on times, including those of units."""
         age = RuleAge((), 0) if self.age is None else self.age
         return (*self.selection.times, *(TimeBound(field, before_ns=age.before_ns) for field in age.fields))
 
@@ -118,9 +118,9 @@ class SkippedRule(NamedTuple):
 
 
 class PurgeListsResult(NamedTuple):
-    """The present purge lists in one directory. error: why they are still the previous ones, if they are
+    """The present purge lists in one directory. error: why they are still the previous ones; None: they are new
 
-    is_whole  False if entries are missing because they could not be read; the lists state that
+    is_whole  False if entries could not be read and are missing; the lists then state that
     """
 
     directory: bytes
@@ -134,7 +134,7 @@ RuleOutcome = RuleResult | SkippedRule | PurgeListsResult
 
 
 class PlanContext(NamedTuple):
-    """The time, the users and other things on which the reading of a plan depends.
+    """The time, the users and the callbacks that are needed to read a plan.
 
     now_ns            wall time, to which ages are relative
     local_s           see human_units.parse_time
@@ -230,7 +230,7 @@ def read_plan(sources: Sequence[Source], context: PlanContext) -> tuple[Rule, ..
 
 
 def _unknown_keys(document: Document) -> Iterator[ConfigProblem]:
-    """Return problems for keys outside rules."""
+    """Yield a problem for each key outside rules."""
     for key in document.tree:
         if key != "rule":
             fix = (
@@ -242,7 +242,7 @@ def _unknown_keys(document: Document) -> Iterator[ConfigProblem]:
 
 
 def _check_purge_lists(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
-    """Return problems for purge lists in a directory that a rule sweeps, since the rule could remove the lists."""
+    """Yield a problem for purge lists in a directory that a rule sweeps, since the rule could remove the lists."""
     for rule in rules:
         for other in rules:
             if rule.purge is not None and _matches_or_contains(other.directory, rule.purge.directory):
@@ -269,7 +269,7 @@ class _RuleBuilder(SettingsBuilder):
         self._context = context
 
     def build(self) -> Rule | None:
-        """Return the rule; None if there is a problem."""
+        """Return the rule, or None if there is a problem."""
         n_before = len(self.problems)
         if self._is_absent("directory"):
             self._add_rule_problem("no directory", 'add directory = "/…"')
@@ -291,7 +291,7 @@ class _RuleBuilder(SettingsBuilder):
         return key in self.settings
 
     def _is_wrong(self, *key: str) -> bool:
-        """Whether a key's value is invalid. That is already reported, so it should cause no further problem."""
+        """Whether a key's value is invalid. The value has been reported, so it should cause no further problem."""
         return key in self._table.invalid_keys
 
     def _is_absent(self, *key: str) -> bool:

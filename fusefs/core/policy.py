@@ -42,7 +42,7 @@ def parse_window(text: str) -> TimeWindow:
 
 
 def opens_in_s(windows: Iterable[TimeWindow], second: int) -> int:
-    """Return the seconds until a window opens; 0 if one is open, or if there are no windows.
+    """Return the seconds until a window opens, or 0 if one is open or there are no windows.
 
     second  of the local day. Because of daylight saving time, callers must repeat the call at least every hour
     """
@@ -164,7 +164,7 @@ class VolumePolicy(NamedTuple):
         return None if rate is None else max(rate // self.n_nodes, 1)
 
     def closed_s(self, second: int, *, hurries: bool) -> int:
-        """Return the seconds until a window opens; 0 if one is open, if there are none, or if space is low.
+        """Return the seconds until a window opens, or 0 if one is open, if there are none, or if space is low.
 
         second  of the local day
         """
@@ -176,7 +176,7 @@ class VolumePolicy(NamedTuple):
         return self.rules if deepest is None else dict(self.paths)[deepest]
 
     def deepest_rules_path(self, origin: bytes | None) -> bytes | None:
-        """Return the path in `paths` whose rules apply; None: the volume's own rules apply."""
+        """Return the path in `paths` whose rules apply, or None if the volume's own rules apply."""
         paths = (path for path, _rules in self.paths if origin is not None and is_at_or_below(origin, path))
         return max(paths, key=len, default=None)
 
@@ -214,7 +214,7 @@ def is_at_or_below(path: bytes, top: bytes) -> bool:
 
 
 def due_in_s(orphan: KnownOrphan, rules: RetentionRules, clock: Clock, *, early: bool = False) -> float | None:
-    """Return the seconds until an orphan may be reaped, 0 or less if it may be now; None: never automatically.
+    """Return the seconds until an orphan may be reaped (0 or less: now), or None if it is never reaped automatically.
 
     early  space is low, so the retention is ignored, but not the minimum age
     """
@@ -235,7 +235,7 @@ def due_in_s(orphan: KnownOrphan, rules: RetentionRules, clock: Clock, *, early:
 
 
 def warning_in_s(orphan: KnownOrphan, rules: RetentionRules, clock: Clock, before_s: float) -> float | None:
-    """Return the seconds until the warning that an orphan expires soon, 0 or less if it is due; None: no warning.
+    """Return the seconds until the warning that an orphan expires soon (0 or less: it is due), or None for no warning.
 
     before_s  how long before the expiry the warning is due. An orphan whose retention is not longer needs no warning,
               since its owner has only just trashed it; neither does one that has expired or is being deleted
@@ -247,7 +247,6 @@ def warning_in_s(orphan: KnownOrphan, rules: RetentionRules, clock: Clock, befor
 
 
 def age_s(orphan: KnownOrphan, clock: Clock) -> float:
-    """Return the age of an orphan in seconds."""
     return age_ns(clock, orphan.created_ns, orphan.sight or first_sight(clock, orphan.created_ns)) / 1e9
 
 
@@ -269,7 +268,6 @@ class SpaceNeeded(NamedTuple):
     n_bytes: int = 0
 
     def is_met(self) -> bool:
-        """Whether nothing more is needed."""
         return self.n_inodes <= 0 and self.n_bytes <= 0
 
     def minus(self, size: OrphanSize) -> SpaceNeeded:
@@ -301,8 +299,8 @@ def choose_early_deletions(
     """Choose the orphans to delete early, to free the amount needed: the oldest of the users with the most trash.
 
     There is a level such that cutting every user down to it frees enough. No user loses more than the excess over this
-    level: a user with less trash loses nothing, whatever others have pinned. Pinned, protected or too young orphans
-    stay.
+    level: a user with less trash loses nothing, whatever others have pinned. Pinned and protected orphans are never
+    chosen, nor are orphans that are too young.
     is_exact   whether the exact amount matters; otherwise orphans that are too small to help are not chosen
     """
     held = {uid: list(_counted(orphans)) for uid, orphans in trash.items()}
@@ -350,7 +348,7 @@ def _counted(trash: Iterable[KnownOrphan]) -> Iterator[tuple[KnownOrphan, Orphan
 
 
 def _excess(sizes: Iterable[int], limit: int | None) -> int:
-    """Return how far the sum exceeds a limit; 0 or less if it does not."""
+    """Return how far the sum exceeds a limit; the result is 0 or less if it does not."""
     return 0 if limit is None else sum(sizes) - limit
 
 

@@ -24,7 +24,7 @@ MAX_FAILURES = 50
 
 
 class Method(Enum):
-    """How the tree was moved into the store."""
+    """The way in which a tree was moved into the store."""
 
     EXCHANGE = "exchange"
     TWO_RENAME = "two-rename"
@@ -81,7 +81,7 @@ class KeptEntries(NamedTuple):
     directories: tuple[KeptDirectory, ...]
 
     def names(self) -> tuple[bytes, ...]:
-        """The names of all of them, sorted."""
+        """Return the names of all these entries, sorted."""
         return tuple(sorted([*self.files, *(one.name for one in self.directories)]))
 
 
@@ -126,15 +126,15 @@ class TreeSize(NamedTuple):
     at_ns: int
 
     def most_freed(self) -> int:
-        """The bytes that a delete frees if nothing shares them; entries that were not counted are ignored."""
+        """Return the bytes that a delete frees if nothing shares them; entries that were not counted are ignored."""
         return max(self.n_bytes - self.linked_bytes, 0)
 
     def surely_freed(self) -> int:
-        """The bytes that a delete frees even if everything in shared_bytes is shared."""
+        """Return the bytes that a delete frees even if everything in shared_bytes is shared."""
         return max(self.most_freed() - (self.shared_bytes or 0), 0)
 
     def may_share(self) -> bool:
-        """Whether a delete may free less because the tree may share blocks with other files."""
+        """Whether a delete might free less because the tree might share blocks with other files."""
         return self.shared_bytes != 0
 
 
@@ -146,7 +146,7 @@ class Record(NamedTuple):
     parent       the victim's parent directory; for a sweep, the swept directory
     fresh        the replacement, which took the victim's place; None if there is none
     victim       the tree; a sweep creates it and moves the matches into it
-    host, boot   machine ID (or host name) and boot ID of the host that made it, or last claimed it for a restore
+    host, boot   machine ID (or host name) and boot ID of the host that made it or last claimed it for a restore
     created_ns   wall time
     boot_ns      the same moment in CLOCK_BOOTTIME of that boot, which can't be set; None: not recorded
     retention_s  seconds until the orphan may be reaped; None: only on request
@@ -166,9 +166,9 @@ class Record(NamedTuple):
     entered      directories of other users in which a reap stopped or failed
     partial      a reap has begun, so the tree is no longer complete
     failures     why the container is in quarantine
-    invocation   the command that took the tree, for `restore --last`; None if it was not a user's command, or an older
-                 version
-    size         the size of the tree when it was last measured; None: not known, or part of it was moved out since then
+    invocation   the command that took the tree, for `restore --last`; None if it was not a user's command, or if the
+                 record is from an older version
+    size         the size of the tree when it was last measured; None: not known, or parts of it were moved out since
     parts        paths in the tree that a restore moved to the replacement: restoring the whole tree moves them back
     unknown      keys of a later minor version, which are kept but never interpreted
     """
@@ -203,11 +203,11 @@ class Record(NamedTuple):
     unknown: tuple[tuple[str, Any], ...] = ()
 
     def adopted_expires_ns(self) -> int | None:
-        """Wall-clock time after which the orphan may be reaped, once its heir, if any, has it; None for never."""
+        """Return the wall time after which the orphan may be reaped once its heir, if any, has it; None means never."""
         return (self if self.heir is None else self._replace(retention_s=self.heir.retention_s)).expires_ns()
 
     def expires_ns(self, now: Now | None = None) -> int | None:
-        """Wall-clock time after which the orphan may be reaped; None for never.
+        """Return the wall time after which the orphan may be reaped; None means never.
 
         now  used to correct this time for changes to the wall clock since the record was made
         """
@@ -216,11 +216,11 @@ class Record(NamedTuple):
         return self.created_ns + self.retention_s * 1_000_000_000 + (0 if now is None else self.clock_set_ns(now))
 
     def clock_set_ns(self, now: Now) -> int:
-        """How far the wall clock was set forward since the record was made; negative if it was set back."""
+        """Return how far the wall clock was set forward since the record was made (negative: back)."""
         return now.clock_change_ns(self.created_ns, self.boot_ns, self.boot)
 
     def age_ns(self, now: Now) -> int:
-        """The time since the record was made; negative if the clock of the host that made it was ahead of ours."""
+        """Return the time since the record was made, or a negative time if the clock of its host was ahead of ours."""
         return now.since(self.created_ns, self.boot_ns, self.boot)
 
 

@@ -44,7 +44,7 @@ class Reaped(NamedTuple):
 
     lost        why another process had the orphan; None if this process reaped it
     report      what was removed and what failed; if something failed, the orphan is in quarantine now
-    survey      the result of counting the orphan before, if requested
+    survey      the result of counting the orphan before the reap, if that was requested
     """
 
     id: ContainerId
@@ -54,7 +54,7 @@ class Reaped(NamedTuple):
 
 
 class WaitReasonKind(Enum):
-    """Why the goal of a wait has not been reached."""
+    """The kind of reason why a wait has not reached its goal."""
 
     OPEN = "open"  # a process still has deleted files open
     LEFT = "left"  # not everything could be removed, so the orphan is in quarantine
@@ -67,7 +67,7 @@ class WaitReasonKind(Enum):
 
 
 class WaitReason(NamedTuple):
-    """One reason. n_bytes: size of the deleted files that a process has open; 0 for all other kinds"""
+    """A reason why a wait has not ended. n_bytes: size of the deleted files that a process has open; otherwise 0"""
 
     kind: WaitReasonKind
     detail: str
@@ -101,7 +101,7 @@ EXPLANATIONS = {
     "directory above it), or delete it too with trashd reap --with-stores ID",
     PINNED: "pinned in a trash store, so nothing outside that store deletes it; restore it, or release it "
     "(trashd keep --release) with --volume DIR, where DIR is the directory above that store",
-    LATE_ARRIVAL: "it was moved in or changed after the swap, perhaps by a user who may not delete it; "
+    LATE_ARRIVAL: "it was moved in or changed after the swap, perhaps by a user with no right to delete it; "
     "trashd restore ID restores it, trashd reap --force ID deletes it",
 }
 """Explanations of these reasons, to be shown to people."""
@@ -142,17 +142,16 @@ class ListedDirectory(NamedTuple):
     packed: bytearray
 
     def names(self) -> Iterator[bytes]:
-        """Iterate over the names."""
         import re  # imported late: needed only if there are names
 
         return (found[0] for found in re.finditer(rb"[^\0]+", self.packed))
 
     def paths_as_given(self) -> Iterator[bytes]:
-        """Their paths, as the user gave them."""
+        """Return the paths of the names, as the user gave them."""
         return (self.given + name for name in self.names())
 
     def paths(self) -> Iterator[bytes]:
-        """Their absolute paths."""
+        """Return the absolute paths of the names."""
         above = self.path.rstrip(b"/") + b"/"
         return (above + name for name in self.names())
 
@@ -164,15 +163,14 @@ class RemovalGroup(NamedTuple):
     directories: tuple[ListedDirectory, ...]
 
     def n_names(self) -> int:
-        """The number of names."""
         return sum(listed.packed.count(b"\0") for listed in self.directories)
 
     def paths_as_given(self) -> Iterator[bytes]:
-        """Their paths, as the user gave them."""
+        """Return the paths of all names, as the user gave them."""
         return chain.from_iterable(listed.paths_as_given() for listed in self.directories)
 
     def paths_without(self, remaining: Container[bytes]) -> Iterator[bytes]:
-        """The absolute paths of all names except those in `remaining`, which are given as on the command line."""
+        """Return the absolute paths of all names except those in `remaining`, which are as the user gave them."""
         paths = chain.from_iterable(listed.paths() for listed in self.directories)
         return (path for given, path in zip(self.paths_as_given(), paths, strict=True) if given not in remaining)
 
@@ -222,11 +220,10 @@ class SweepSums(NamedTuple):
     taken_bytes: int = 0
 
     def n_not_chosen(self) -> int:
-        """The number of names that were counted otherwise before they could be matched against the selection."""
+        """Return the number of names that were counted otherwise before they could be matched with the selection."""
         return self.n_missing + self.n_vanished + self.n_failed + self.n_mounts + self.n_spared
 
     def plus(self, other: SweepSums) -> SweepSums:
-        """The sum of both."""
         return SweepSums(*map(sum, zip(self, other, strict=True)))
 
 
@@ -265,10 +262,10 @@ class Swept(NamedTuple):
 
     failures    the first failures, at most `core.record.MAX_FAILURES`
     spared      the first entries that were spared
-    is_stopped  it was stopped, on request or because of `why`
+    is_stopped  the sweep was stopped, on request or because of `why`
     is_limited  there are more matches than `Request.most`; the others were not touched
     orphan      the container of the trashed entries; None if there are none
-    expires_ns  wall time at which the orphan expires; None: not automatically
+    expires_ns  wall time at which the orphan expires; None: never automatically
     store       the user's folder that holds the orphan
     volume      the directory that holds the store, if it is not the root of the mount: commands then need --volume
     where       the directory to which entries were moved

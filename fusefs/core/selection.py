@@ -185,7 +185,7 @@ _ALL = frozenset(KINDS)
 
 
 def kind_letter(mode: int) -> str:
-    """Return the letter in KINDS for a mode; `?` if find has none."""
+    """Return the letter in KINDS for a mode, or `?` if find has none."""
     return _LETTERS.get(stat.S_IFMT(mode), "?")
 
 
@@ -258,14 +258,14 @@ class Matcher:
         self.needs_stat = bool(stat_conditions.checks())
 
     def names_in(self, upper: str) -> NameTest | None:
-        """Return the test that selects names in a directory; None: all names are selected.
+        """Return the test that selects names in a directory, or None if all names are selected.
 
         upper  the directory's relative path; empty for the swept directory itself
         """
         return _all(_checks_inside(upper, self._by_name, self._by_path))
 
     def pruned_in(self, upper: str) -> NameTest | None:
-        """Return the test for excluded names in a directory; None: no names are excluded. upper: as in `names_in`"""
+        """Return the test for excluded names in a directory, or None if no name is excluded. upper: as in `names_in`"""
         return _any(_checks_inside(upper, self._pruned_name, self._pruned_path))
 
     def selects_depth(self, depth: int) -> bool:
@@ -283,7 +283,7 @@ def _compile_regex(text: str) -> NameTest:
 
 
 def _all(several: Sequence[NameTest]) -> NameTest | None:
-    """Return a test that passes if all of several tests do; None if there are none."""
+    """Return a test that passes if all of several tests pass, or None if there are no tests."""
     match several:
         case []:
             return None
@@ -295,7 +295,7 @@ def _all(several: Sequence[NameTest]) -> NameTest | None:
 
 
 def _any(several: Sequence[NameTest]) -> NameTest | None:
-    """Return a test that passes if one of several tests does; None if there are none."""
+    """Return a test that passes if any of several tests passes, or None if there are no tests."""
     match several:
         case []:
             return None
@@ -385,7 +385,7 @@ def parse_types(text: str) -> frozenset[str]:
 
 
 def common_types(several: Iterable[frozenset[str]]) -> frozenset[str]:
-    """Return the types that are in each of several lists; empty if there is no list, which means the default types.
+    """Return the types that are in each of several lists, or no types (the default types) if there is no list.
 
     Raises  ValueError if no type is in all lists, since an empty result would mean the default types
     """
@@ -417,9 +417,9 @@ def parse_size_bound(text: str) -> SizeBound:
 
 
 def common_depths(several: Iterable[tuple[int, int | None]]) -> tuple[int, int | None]:
-    """Return the depths that are in each of several ranges; all depths if there is no range.
+    """Return the depths that are in each of several ranges, or all depths if there is no range.
 
-    Raises  ValueError if there are none, since nothing would be selected
+    Raises  ValueError if there are no such depths, since nothing would be selected
     """
     ranges = list(several)
     least = max((one for one, _most in ranges), default=1)
@@ -452,7 +452,7 @@ def parse_depths(text: str) -> tuple[int, int | None]:
 
 
 def format_options(selection: Selection) -> list[str] | None:
-    """Format a selection as options of `trashd sweep`; None if it uses several times, which options can't express."""
+    """Format a selection as options of `trashd sweep`. Return None if it uses several times, which options can't do."""
     fields = {bound.field for bound in selection.times}
     if len(fields) > 1:
         return None

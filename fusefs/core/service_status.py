@@ -16,11 +16,11 @@ from fusefs.core.record import unquote_path
 Count = Annotated[int, msgspec.Meta(ge=0)]
 MOST_FAULTS = 10
 HIDDEN = "….".encode()
-"""Together with the end of the store's ID, this replaces those names in a path that other users may not see."""
+"""Together with the end of the store's ID, this replaces the names in a path that other users must not see."""
 
 
 class HookCounts(NamedTuple):
-    """Numbers of hooks since the service started: those that ran, those that failed or were killed, those dropped."""
+    """The numbers of hooks that ran, that failed or were killed, and that were dropped since the service started."""
 
     n_run: int = 0
     n_failed: int = 0
@@ -175,11 +175,11 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[SeenNode, ...] = ()
 
     def root_path(self) -> bytes:
-        """The directory that holds the store."""
+        """Return the directory that holds the store."""
         return unquote_path(self.path)
 
     def public_path(self) -> bytes:
-        """The part of that path that all users may see."""
+        """Return the part of the directory's path that all users may see."""
         path = self.root_path()
         return path if self.owner is None else path.partition(b"/" + HIDDEN)[0] or b"/"
 

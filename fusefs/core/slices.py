@@ -79,7 +79,7 @@ class SliceWork(msgspec.Struct, eq=False):
     cut_bytes: int | None = None
 
     def skip_failed(self, name: str) -> None:
-        """Skip an entry that can't be removed from now on."""
+        """Skip an entry from now on, because it can't be removed."""
         self.n_failed += 1
         if len(self.failed) < MAX_FAILED_NAMES:
             self.failed.add(name)
@@ -89,7 +89,7 @@ class SliceWork(msgspec.Struct, eq=False):
         return bool(self.names or self.bundles or self.subdirs or self.emptied or self.cut_bytes) or not self.is_listed
 
     def relist_if_needed(self) -> None:
-        """At the end, request another listing of the directory if some entries failed and others were removed.
+        """Request another listing of a finished directory if some entries failed and others were removed.
 
         With some servers, readdir skips entries while others are removed. Usually rmdir then fails and shows this, but
         a directory with entries that can't be removed gets no rmdir.
@@ -134,7 +134,7 @@ class Slice(NamedTuple):
     is_shared: bool = False
 
     def fds(self) -> Sequence[int]:
-        """The fds to be sent to another process together with the slice."""
+        """Return the fds to be sent to another process together with the slice."""
         return (self.fd,)
 
     def with_fds(self, fds: Sequence[int]) -> Slice:
@@ -182,7 +182,7 @@ class RemovalSliceResult(NamedTuple):
     doubts: frozenset[int] = frozenset()
 
     def fds(self) -> Sequence[int]:
-        """The fds to be sent to another process together with the result."""
+        """Return the fds to be sent to another process together with the result."""
         return [unfinished.fd for unfinished in self.remaining]
 
     def with_fds(self, fds: Sequence[int]) -> RemovalSliceResult:
@@ -327,7 +327,7 @@ class SlicePlan:
             choice.reconsider(key)
 
     def add_subdirs(self, key: int, subdirs: tuple[str, ...]) -> None:
-        """Add subdirectories to be removed to a directory that was added before."""
+        """Add subdirectories to the work in a directory that was added before."""
         self._nodes[key].work.subdirs += subdirs
         self._reconsider(key)
 
@@ -340,7 +340,7 @@ class SlicePlan:
         return any(node.work.cut_bytes for node in self._nodes.values())
 
     def next(self) -> Slice | None:
-        """Return a slice that may run in parallel with those already running; None if there is none at the moment."""
+        """Return a slice that may run in parallel with the running ones, or None if there is none at the moment."""
         key = self._find()
         if key is None:
             return None
@@ -416,7 +416,7 @@ class SlicePlan:
         self._reconsider(lost.key)
 
     def _finish(self, key: int) -> list[FinishedDirectory]:
-        """Drop a directory that has no work left, and ancestors that have none either. Returns  those dropped"""
+        """Drop a directory without remaining work, and its ancestors without any. Returns  the dropped directories"""
         finished: list[FinishedDirectory] = []
         while True:
             node = self._nodes[key]
@@ -444,7 +444,6 @@ class SlicePlan:
                 self._entered[one.handle] = one
 
     def entered(self) -> tuple[Entered, ...]:
-        """The recorded directories."""
         return tuple(self._entered.values())
 
     def count_removed(self, removed: int) -> None:
@@ -452,7 +451,7 @@ class SlicePlan:
         self._removed += removed
 
     def unfinished_fds(self) -> list[int]:
-        """The fds of unfinished directories, which the caller must close if it abandons the removal."""
+        """Return the fds of unfinished directories, which the caller must close if it abandons the removal."""
         return [node.fd for node in self._nodes.values() if node.parent is not None and node.fd >= 0]
 
     def report(self, *, paced: bool, stopped: bool) -> Report:

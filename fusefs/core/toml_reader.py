@@ -86,7 +86,7 @@ def _read_text(raw: Any) -> str:
 
 
 def read_texts(raw: Any) -> tuple[str, ...]:
-    """Read one text or a list of texts; ValueError for anything else."""
+    """Read one text or a list of texts. Raises  ValueError for anything else"""
     return tuple(map(_read_any_text, raw)) if isinstance(raw, list) else (_read_any_text(raw),)
 
 
@@ -275,11 +275,9 @@ class ConfigKey(NamedTuple):
     key: str = ""
 
     def __str__(self) -> str:
-        """Format the place for people."""
         return f"{self.file}: {self.key}" if self.key else self.file
 
     def problem(self, what: str, fix: str, *, is_warning: bool = False) -> ConfigProblem:
-        """Return a problem at this place."""
         return ConfigProblem(self.file, self.key, what, fix, is_warning)
 
 
@@ -535,7 +533,7 @@ class SettingsBuilder:
 
 
 def _schema_in(kind: ValueKind | Schema | Tables | RemovedKey | RenamedKey) -> Schema:
-    """Return the schema of a table, or of each table in an array; empty for a single value."""
+    """Return the schema of a table or of each table in an array, or an empty schema for a single value."""
     if isinstance(kind, ValueKind | RemovedKey | RenamedKey):
         return {}
     return kind.schema if isinstance(kind, Tables) else kind

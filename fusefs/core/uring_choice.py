@@ -28,7 +28,7 @@ class UringFacts(NamedTuple):
     is_enabled  whether the machine's switch is on; None: the kernel has no such switch
     refusal     the errno of io_uring_setup(2); 0: it succeeds
     disabled    kernel.io_uring_disabled: 0 means allowed for all, 1 only for root and a group, 2 for nobody
-    barred      online cores on which this process may not run
+    barred      online cores on which this process can't run
     """
 
     release: str
@@ -39,7 +39,7 @@ class UringFacts(NamedTuple):
 
 
 def find_obstacle(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
-    """Return why requests can't use io_uring, as far as that is known before trying; None: no reason is known.
+    """Return the reason why requests can't use io_uring, or None if none is known before trying.
 
     trusts_all  also accept kernels that may have known bugs
     """
@@ -64,7 +64,7 @@ def find_obstacle(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
 
 
 def known_faults(release: str) -> str | None:
-    """Describe the bugs that a kernel may have, judging by its release; None: it is known to have none of them.
+    """Describe the bugs that a kernel may have, judging by its release, or return None if it is known to have none.
 
     A distribution may have fixed an older kernel; the release doesn't show that.
     Source  docs/internals/decisions/0060
@@ -132,7 +132,6 @@ class FastPathReport(msgspec.Struct, frozen=True):
 
 
 def encode_report(report: FastPathReport) -> bytes:
-    """Encode as JSON."""
     return msgspec.json.format(msgspec.json.encode(report)) + b"\n"
 
 

@@ -58,7 +58,7 @@ class DirectoriesByPath:
     def open(self, path: bytes) -> Fd:
         """Open a directory for reading, component by component, never through a link or a mount; the caller closes it.
 
-        Raises  OSError: ENOENT or ESTALE if this machine does not see the directory; EPERM if it may not be entered
+        Raises  OSError: ENOENT or ESTALE if this machine does not see the directory; EPERM if it must not be entered
         """
         try:
             return self._open_below(path)

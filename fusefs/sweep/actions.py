@@ -380,7 +380,7 @@ class _TrashAction(Action):
         return 0
 
     def _size(self, sums: SweepSums) -> TreeSize | None:
-        """Return the orphan's size without directories, their content and hard links, or None if no file was stat'ed."""
+        """Return the orphan's size without directories, their content and hard links, or None if none was stat'ed."""
         if not sums.taken_bytes:
             return None
         held = self._basket.held

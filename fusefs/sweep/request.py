@@ -228,7 +228,7 @@ def refuse_stale(scope: Scope, times: Iterable[TimeBound], now_ns: int, *, takes
     """Refuse to choose by access times that a directory's mounts do not record.
 
     takes_dirs  directories are chosen, too
-    key         the option with which the user accepts these times nevertheless
+    key         the option with which the user accepts these times anyway
     Raises      Refused
     """
     bounds = [bound for bound in times if bound.field == "atime"]

@@ -81,7 +81,7 @@ def run_request(kernel: Kernel, request: Request, options: SweepOptions = DEFAUL
 
 
 def usual_boundary(top: SweepRoot) -> TakingBoundary | None:
-    """Return the default limits of a sweep; None for users other than root. Raises  AcrossUsers"""
+    """Return the default limits of a sweep for root, or None for any other user. Raises  AcrossUsers"""
     if not must_check_owners():
         return None
     if top.whose is None:
