@@ -209,7 +209,6 @@ class Child:
         return page if order == ahead_order and time.monotonic() - read_at_s <= _AHEAD_S else None
 
     def _read_next_page(self, folder: UserFolder, order: ReadRecords) -> Page:
-        """Read the next page of the listing."""
         if not order.after or self._listing.base != order.base or self._listing.last != order.after:
             self._listing = _list(folder, order)
         listing = self._listing
@@ -303,7 +302,7 @@ class Child:
         return msgspec.structs.replace(ended, origin=origin, seconds=time.monotonic() - began)
 
     def _outage(self) -> OutageOptions:
-        """Return the options for waiting for a server; other users' turns do not extend the wait."""
+        """Return the options for waiting for a filesystem's server. Other users' turns do not extend the wait."""
         since_s, limit_s = self._away_since_s, timers.current.outage_limit_s
         remaining_s = limit_s if since_s is None else max(since_s + limit_s - time.monotonic(), 0.0)
         return OutageOptions(remaining_s, self._is_away, self.wait, timers.current.doubt_pauses_s)
@@ -587,7 +586,7 @@ class ChildHandle:
         self._inbox_end, self._inbox = trio.open_memory_channel[Answer](_ANSWERS)
 
     def close(self) -> None:
-        """Kill the child if it still runs, and close the handle."""
+        """Kill the child if it is still running, and close the handle."""
         self.kill("no longer needed")
         self._channel.close()
         self._inbox_end.close()
@@ -626,7 +625,7 @@ class ChildHandle:
             self._tempo = tempo
 
     def park(self, *, now: bool = False) -> None:
-        """Order the child to leave its work unfinished and answer soon. now: even while it truncates a large file"""
+        """Order the child to leave work unfinished and answer soon. now: interrupt even a large file's truncation"""
         self._send_or_kill(Park(now))
 
     async def answers(self, order: Order) -> AsyncGenerator[Answer]:
@@ -874,7 +873,7 @@ def send_registries(channel: socket.socket, uids: Iterable[int]) -> None:
 
 
 def _to_user_registry(uid: int, lines: Sequence[UserLine]) -> UserRegistry:
-    """Return the newest of a user's stores, up to the limits."""
+    """Return the newest of a user's stores, as many as the limits allow."""
     served: list[UserLine] = []
     n_bytes = 0
     for line_of in reversed(lines[-_MOST_STORES:]):

@@ -37,7 +37,7 @@ class InotifyWatches:
     def add(self, dir_fd: int, mask: InotifyMask, notice: Notice) -> int:
         """Watch a directory, and return the number of the watch.
 
-        notice  called for each event in it; with OVERFLOW if events were lost, with IGNORED if the watch is gone
+        notice  called for each event in the directory; OVERFLOW: events were lost, IGNORED: the watch is gone
         Raises  OSError: ENOSPC when the kernel's limit is reached
         """
         number = add_watch(self._inotify, dir_fd, mask)

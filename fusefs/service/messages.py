@@ -113,7 +113,7 @@ class ContainerEntry(NamedTuple):
 
     is_claimed  it is in reaping/, because a reap has begun
     problem     why the record can't be read; the other fields are then empty
-    is_kept     it is in quarantine because trashd kept entries in it; its owner, not root, decides what to do
+    is_kept     trashd put it in quarantine because some of its entries must be kept; the owner decides, not root
     boot_ns     CLOCK_BOOTTIME of its creation during this boot; None if not recorded
     n_bytes     its size; None if unknown, or only partly known
     """
@@ -152,10 +152,10 @@ class OrphanEnded(msgspec.Struct, tag=True):
 
     origin   its original path, according to its record
     seconds  time from the claim to the end of the reap, or until the reap was parked
-    lost     why it could not be claimed; empty if it was claimed
+    lost     why the orphan could not be claimed; empty if it was claimed
     n_bytes  bytes freed; None if unknown
     stopped  the reap was parked: the orphan stays in reaping/, and the next reap continues
-    failure  the first of `n_failed` failures, because of which it is in quarantine
+    failure  the first of the `n_failed` failures because of which the orphan is in quarantine
     is_kept  trashd kept some entries; the orphan's owner, not root, decides what to do
     error    why the container itself is unusable
     """

@@ -297,11 +297,9 @@ class OpenVolume(NamedTuple):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     def folder(self, uid: int) -> UserFolder | None:
-        """Open a user's folder; None if it is gone."""
         return open_user_folder(self.store, uid, plain_only=self.own is not None)
 
     def space(self) -> VolumeSpace:
-        """Return the current space of the volume. Raises  OSError"""
         return space_at(self.store.base.fd)
 
 
@@ -468,8 +466,8 @@ def _beat(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> HeldBeat |
 def all_views(mounts: list[Mount], earlier: Iterable[MountView]) -> list[MountView]:
     """Return the views of trashd mounts, latest first, including earlier ones that are about to be mounted again.
 
-    `trashd mount --replace` detaches the dead mount before it mounts the new one. In between, the directory below must
-    not become a different volume with different rules, since the mount point still belongs to the daemon.
+    `trashd mount --replace` detaches the dead mount before it mounts the new one. In between, the directory under the
+    mount point must not become a different volume with different rules, since the path still belongs to the daemon.
     earlier  the result of the previous call
     """
     now = trashd_views(mounts, trusted_owners(os.geteuid()))
@@ -531,7 +529,7 @@ def open_base(kernel: Kernel, line_of: UserLine, mounts: Sequence[Mount]) -> Fd:
 
 
 def is_own(kernel: Kernel, line_of: UserLine, mounts: Sequence[Mount]) -> bool:
-    """Whether a store belongs to the user. Registries also contain root's stores, which are served anyway.
+    """Whether a user's registry line leads to that user's own store. Root's stores may be listed, too.
 
     May block forever.
     """

@@ -41,8 +41,8 @@ _ORPHANS, _REAPING = (Name(state.value.encode()) for state in (State.ORPHANS, St
 class _CheckResult(NamedTuple):
     """The result of a check.
 
-    beats    all heartbeats by name; None if ours could not be written
-    wrote_s  how long it took to write ours
+    beats    all heartbeats by name; None if our heartbeat could not be written
+    wrote_s  how long it took to write our heartbeat
     areas    times that change when users' folders are created or removed
     """
 
@@ -94,7 +94,7 @@ class OtherNodes:
         return self._watch.list_nodes(self._own_beat)
 
     def forget(self) -> None:
-        """Forget everything except the count of our heartbeats, because the volume is gone or a different one."""
+        """Forget everything except the count of our heartbeats, because the volume is gone or is a different one."""
         self._is_shared = False
         self._own_beat = None
         self._beat_at_s = self._poll_at_s = math.inf

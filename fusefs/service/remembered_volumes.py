@@ -185,7 +185,7 @@ class RememberedVolumes:
     def refuse_without_rules(self, volume: str, path: bytes, config: Config) -> None:
         """Refuse to apply the defaults to a volume that had its own rules at another path. Raises  RulesMissing
 
-        If the volume is at the same path, and has no rules there any longer, an administrator removed them on purpose.
+        If a volume at the same path no longer has rules, an administrator removed them on purpose.
         """
         entry, rules = self._of(volume), config.rules_path(path, volume)
         had = unquote_path(entry.rules) if entry.rules else b""

@@ -100,7 +100,7 @@ class RegisteredStores:
         self._has_changed.set()
 
     async def wait_for_changes(self) -> None:
-        """Wait until the registries should be read again; called once the last result is applied. Checkpoint"""
+        """Wait until the registries should be read again. Call this after the last result was applied. Checkpoint"""
         took_s = boot_s() - self._began_s
         await trio.sleep(max(timers.current.registries_pause_s, timers.current.registries_pauses * took_s))
         with trio.move_on_after(self._context.config.poll_s):

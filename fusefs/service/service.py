@@ -167,7 +167,7 @@ class _Service:
         self.outlets.close()
 
     async def _end_with_forker(self) -> None:
-        """Exit when the forker dies, even when idle, so that systemd restarts the service."""
+        """End the service when the forker dies, even if the service is idle, so that systemd restarts it."""
         await self.context.forker.until_lost()
         self._fail(ForkerLost())
 
@@ -176,7 +176,6 @@ class _Service:
         self._nursery.cancel_scope.cancel()
 
     async def _handle_signals(self) -> None:
-        """Handle signals: SIGHUP reloads the configuration, SIGTERM and SIGINT end the service."""
         with trio.open_signal_receiver(signal.SIGHUP, signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 if number == signal.SIGHUP:
@@ -251,7 +250,6 @@ class _Service:
             self._nursery.start_soon(self._run_loop, loop)
 
     async def _serve_own_stores(self) -> None:
-        """Serve users' own stores according to their registries."""
         own_stores = self._own_stores = RegisteredStores(self.context)
         try:
             while True:
@@ -359,7 +357,7 @@ class _Service:
             loop.set_pause(self._pause_of(loop, pauses))
 
     def _pause_of(self, loop: VolumeLoop, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
-        """Return a loop's pause. Pauses of a volume include users' own stores on it, so that it can be unmounted."""
+        """Return a loop's pause. A volume's pause also covers users' own stores on it, so that it can be unmounted."""
         if loop.owner is not None:
             by_path = {path: pause for path, pause in pauses.items() if path is not None}
             above = (pause for path, pause in by_path.items() if any(is_inside(one, path) for one in loop.paths()))

@@ -54,7 +54,6 @@ class DueQueue:
         return len(self._queue)
 
     def clear(self) -> None:
-        """Remove all entries, before a new scan."""
         self._times.clear()
         self._queue.clear()
         self._soonest_dropped_s = math.inf
@@ -132,7 +131,6 @@ class SizeSums:
         return len(self._sizes)
 
     def note(self, identifier: str, n_bytes: int | None) -> None:
-        """Note the size of an orphan; None: unknown."""
         self.forget(identifier)
         if n_bytes is not None and len(self._sizes) < self._most:
             self._sizes[identifier] = n_bytes
@@ -206,7 +204,6 @@ class FolderPart:
         note_once(self.departed_ids, identifier)
 
     def forget(self, identifier: str) -> None:
-        """Remove everything about an orphan that is gone."""
         self._drop(identifier)
         self._sights.forget(identifier)
 
@@ -400,7 +397,6 @@ class UserState:
         return next((order for order in orders if order is not None), None)
 
     def take_back_order(self, order: Order) -> None:
-        """Take back an order that was not carried out."""
         match order:
             case Tend():
                 self.tend_at_s = 0.0
@@ -446,8 +442,8 @@ class UserState:
     def put_back(self, at_s: float) -> None:
         """Schedule unfinished reaps again, for the given time.
 
-        A watch may report the claim of an orphan only after this, which removes the orphan from the schedule. So the
-        orphan is no longer noted as being reaped here: then the watch on reaping/ schedules it to be read again.
+        A watch may report the claim of such an orphan only later, and this report removes the orphan from the schedule.
+        So these orphans no longer count as reaped by this service: then the watch on reaping/ schedules a new read.
         """
         for part in self.parts.values():
             for identifier in part.pending:
@@ -455,7 +451,7 @@ class UserState:
             part.put_back(at_s)
 
     def set_current(self, identifier: str | None) -> None:
-        """Note the orphan that is being reaped now; None: none."""
+        """Note the orphan that is being reaped now; None: no orphan."""
         self.current = identifier
         self.had_s = 0.0
         self.n_removed = 0
@@ -496,7 +492,6 @@ class UserState:
         return self._retries.get(identifier) or RetryClock(0.0, 0.0)
 
     def forget(self, identifier: str) -> None:
-        """Remove everything about an orphan that is gone."""
         self.arrived_ids.pop(identifier, None)
         self._n_parked.pop(identifier, None)
         self._sofar.pop(identifier, None)

@@ -153,7 +153,7 @@ class VolumeLoop:
             self.check_mount()
 
     def retry(self) -> None:
-        """Check now, because the store may have been repaired or created again."""
+        """Check the store now, because it may have been repaired or created again."""
         self._rests_until_s = 0.0
         self.check_mount()
 

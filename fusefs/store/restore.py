@@ -459,9 +459,9 @@ def _with_temporary_permission(
 def settle_claim(claim: RestoreClaim) -> None:
     """Settle a claimed container as recovery would do: move it back, or finish the restore if its tree was moved.
 
-    An error in the middle of a restore does not show how far it came, but the disk does. Recovery relies on identities,
-    which differ in a copy of a volume; here, the tree is still open from the claim. If this fails, the next recovery
-    completes it.
+    An error in the middle of a restore does not show how far the restore came, but the disk does. Recovery relies on
+    identities, which differ in a copy of a volume; here, the tree is still open from the claim. If this function fails,
+    the next recovery settles the container.
     """
     held = claim.held
     back_to = State.QUARANTINE if claim.source is State.QUARANTINE else State.ORPHANS
@@ -514,7 +514,7 @@ def _move_tree(kernel: Kernel, held: HeldContainer, destination: RestoreDestinat
 
 
 def _check_replacement(kernel: Kernel, held: HeldContainer, fd: Fd, destination: RestoreDestination) -> None:
-    """Raise Occupied unless the entry with the name is the replacement that the swap put there.
+    """Raise Occupied unless the entry at the destination is the replacement that the swap put there.
 
     If identities prove nothing (network filesystems without attributes), any directory may be moved away; its contents
     become a separate orphan.

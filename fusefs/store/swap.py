@@ -227,7 +227,7 @@ def format_differences(differing: Differences) -> list[str]:
 
 
 def _is_exchanged(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
-    """Return whether the exchange happened, judging by earlier fds; False if the filesystem ignores the flag.
+    """Return whether the exchange happened, judging by fds opened before it; False if the filesystem ignores the flag.
 
     Raises  Refused if a new entry had the name by then, and has it again; Unsettled if that entry could not
             get its name back, and everything is in stage/; OSError, TakenOver
@@ -244,7 +244,7 @@ def _is_exchanged(staged: Staged, victim: Victim, visible: VisibleRename) -> boo
 
 
 def _undo_exchange(staged: Staged, victim: Victim, visible: VisibleRename) -> NoReturn:
-    """Give the name back to the entry that had it, and raise; if that fails, keep everything and raise Unsettled."""
+    """Give the name back to the entry that had it, and raise Refused; if that fails, raise Unsettled."""
     _raise_if_taken_over(staged)
     kernel = staged.held.folder.store.kernel
     assert staged.replacement is not None

@@ -202,7 +202,7 @@ def _try_rename(kernel: Kernel, scope: Scope, held: HeldContainer) -> None:
 
 
 def _prune(kernel: Kernel, tree: BackingAndMount) -> None:
-    """Remove directories below `tree` that contain no other entries than directories."""
+    """Remove directories below `tree` that contain nothing but directories."""
     with DeepOpener(kernel, tree) as opener:
         for path, names in walk_inwards(RelPath(b"")):
             if names is not None:

@@ -138,7 +138,6 @@ class FolderVerdict(NamedTuple):
     is_proven: bool = False
 
     def describe(self) -> str:
-        """Return the sentence to report."""
         if self.is_used:
             return f"only uid {self.uid} reaps anything in it: {self.why}"
         return f"not used as uid {self.uid}'s directory: {self.why}"
@@ -341,7 +340,7 @@ class RegisteredFolder(NamedTuple):
 
 
 def read_registered(store: Store, uid: int) -> RegisteredFolder:
-    """Read a user's entry in root's registry; an empty one if the file is missing or invalid. Raises  OSError"""
+    """Return a user's entry in root's registry, or an empty entry if its file is missing or invalid. Raises  OSError"""
     nothing, kernel = RegisteredFolder(uid), store.kernel
     if store.areas.registry_fd is None:
         return nothing
@@ -639,7 +638,6 @@ def inspect_folders(store: Store, only: int | None = None, *, plain_only: bool =
 
 
 def make_registry_line(store: Store) -> RegistryLine:
-    """Return the registry line for a store. Raises  OSError"""
     filesystem = os.fstatvfs(store.fd).f_fsid & (1 << 64) - 1
     return RegistryLine(store.kernel.identify(store.fd), store.volume.id, filesystem, place_of_store(store), store.name)
 
@@ -746,7 +744,7 @@ def add_pointer(folder: UserFolder, lower: RelPath) -> None:
 
 
 def list_pointers(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
-    """Yield each pointer's name and path; None instead of a path that is not plain and relative: users write pointers.
+    """Yield each pointer's name and path. The path is None if it is not plain and relative, since users write pointers.
 
     Yield nothing if `pointers/` itself is not a directory, which `trashd doctor` reports.
     """

@@ -124,7 +124,7 @@ class Victim(NamedTuple):
             self.fd.close()
 
     def path(self) -> bytes:
-        """The victim's path, with links resolved."""
+        """Return the victim's path, with links resolved."""
         return os.path.join(self.parent.root_path, self.parent.relative, self.name)
 
     def is_directory(self) -> bool:
@@ -524,7 +524,7 @@ class StoreItem(NamedTuple):
     name: bytes
 
     def relative_path(self) -> RelPath:
-        """The item's path relative to the store."""
+        """Return the item's path relative to the store."""
         return join_path(self.folder, b"" if self.state is None else self.state.value.encode(), self.name)
 
 
@@ -617,7 +617,7 @@ def _list_at(kernel: Kernel, dir_fd: int, path: bytes) -> list[bytes] | None:
 
 
 def stores_below(kernel: Kernel, root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[RelPath]:
-    """Yield the directories below a directory that hold a non-empty store, relative to it, as they are found.
+    """Yield the paths, relative to a directory, of the directories below it that hold a non-empty store, as found.
 
     root_fd    the highest directory that is checked (O_PATH); upper stores are in it, or on the way down
     root_path  its path, for messages

@@ -113,7 +113,6 @@ class TransferRename(NamedTuple):
         return outcome.gap_ns
 
     def _rename_through(self, move: VisibleMove, given: Fd | None) -> _RenameOutcome:
-        """Rename through a transfer directory, which is removed afterwards."""
         with transfer_directory(self.kernel, self.container) as through:
             if given is not None:
                 self.kernel.rename(self.container, _SOURCE_NAMES[move], through, _SOURCE_NAMES[move])

@@ -50,7 +50,7 @@ model (directories are O_PATH)."""
 
 
 class _OpenDirectories(Generic[D]):
-    """The open directories on the way down from a top directory, which still belongs to its owner.
+    """The open directories on the way down from a top directory, which this object does not close.
 
     If there are too many, every other one is closed, so they are dense at the end and sparser towards the top.
 
@@ -95,7 +95,7 @@ class Descent(_OpenDirectories[Fd]):
     """
 
     def __init__(self, kernel: Kernel, top: Fd) -> None:
-        """top: still belongs to its owner"""
+        """top: not closed by this object"""
         super().__init__(top, _FDS_MAX)
         self._kernel = kernel
         self._path = bytearray()
@@ -146,7 +146,7 @@ class DeepOpener(_OpenDirectories[BackingAndMount]):
     """
 
     def __init__(self, kernel: Kernel, root: BackingAndMount) -> None:
-        """root: where the paths begin; still belongs to its owner"""
+        """root: where the paths begin; not closed by this object"""
         super().__init__(root, _MAX_OPEN)
         self._kernel = kernel
         self._last_path = b""
@@ -407,7 +407,7 @@ def _path() -> bytes:
 
 
 def _read(path: bytes) -> list[bytes]:
-    """Read the file's entries, if it is root's and only root can write to it; empty if it can't be understood."""
+    """Return the entries of a file that only root can write to; return [] if the file is missing or invalid."""
     with suppress_errno(errno.ENOENT, errno.EPERM, errno.EFBIG):
         text = read_file(path, len(_HEAD) + _SEEN_MAX * _ENTRY_BYTES, owner=os.geteuid())
         if text.startswith(_HEAD):
