@@ -1,18 +1,19 @@
-"""Root's work for other users, in processes of those users: restore, `swap --for-owner`, and `reap --force`.
+"""Acts as root for other users, partly in processes of those users: restore, `swap --for-owner`, `reap --force`.
 
-Restore: root makes the renames at the one name that the administrator gave, on request of the user's process. Root
-checks everything in a user's container itself, before and after the rename. Only the tree that the record names may get
-the name; anything else is moved back.
+Restore: the user's process asks root for each rename at the one name that the administrator gave. Root itself checks
+the user's container before and after the rename. Only the tree that the record identifies keeps the name; root moves
+any other entry back.
 
-`swap --for-owner`: root swaps into root's own folder, where only root can replace the replacement. Then one rename
-moves the old tree into a container that a process of its owner has staged. So nothing that the owner could choose ever
-gets the name. Until then the orphan is root's, as its record states, and does not expire.
+`swap --for-owner`: root swaps the directory into root's own folder, where no other user can exchange the replacement.
+Then one rename moves the old tree into a container that a process of the tree's owner has staged. So the owner can't
+choose the entry that gets the name. Until that rename, the orphan belongs to root, as its record states, and does not
+expire.
 
-Seizing (`reap --force`): root moves a container from a user's quarantine into root's own folder. Where its owner may
-rename entries, root must not use names: a claim there would put root's records and directories into the user's folder,
-and read the user's record. So root moves the whole container, as `trashd rm` would, with one rename between two
-directories that root holds open. The result is root's own orphan, which root reaps in a folder that no other user can
-enter (I13). Root locks the record, which it never reads, to keep reapers and restores out.
+Seizing (`reap --force`): root moves a container from a user's quarantine into root's own folder. Root can't claim the
+container in the user's folder, where the user may rename entries: root would create records and directories there, and
+read the user's record. So root moves the whole container, as `trashd rm` would, with one rename between two directories
+that root holds open. The result is root's own orphan, which root reaps in a folder that no other user can enter (I13).
+Root locks the record to keep reapers and restores out, but never reads it.
 """
 
 from __future__ import annotations
@@ -78,11 +79,11 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 OWNER_RESTORES_HINT = "inspect it with ls; its owner can restore it: trashd restore ID --to PATH"
-"""The hint about a tree that root refuses to move to the name."""
+"""The hint if root refuses to move a tree to the requested name."""
 
 
 class RenameQuestion(NamedTuple):
-    """A child's request to root: rename its tree to the name, identify the entry there, or refresh the mount's view.
+    """A child's request to root: move a tree to the visible name, identify the entry there, or refresh the mount.
 
     what            the name of a VisibleMove, "found" or "refresh"
     wanted, method  from the record: the tree's identity, and how it was moved into the store
@@ -104,20 +105,20 @@ class RenameAnswer(NamedTuple):
 
 
 class _TreeRefused(Exception):
-    """The reason why a tree must not be moved to the name."""
+    """The reason why a tree must not be moved to the requested name."""
 
 
 class RootRename(NamedTuple):
     """Renames trees from one user's containers to the visible name.
 
-    visible  the renames at that name; None if the administrator gave no name
+    visible  makes the renames at that name; None if the administrator gave no name
     """
 
     folder: UserFolder
     visible: DirectRename | None
 
     def answer(self, message: bytes) -> bytes:
-        """Answer a child, and make the rename if it is between the name and a container of this user."""
+        """Answer a child's request; make a rename only if it is between the visible name and this user's container."""
         try:
             question = json.decode(message, type=RenameQuestion)
             if self.visible is None:
@@ -150,7 +151,7 @@ class RootRename(NamedTuple):
         return RenameAnswer()
 
     def _move_to_name(self, visible: DirectRename, question: RenameQuestion, container: Fd) -> None:
-        """Rename the container's tree to the name. No other entry keeps the name, whatever the user does."""
+        """Rename the container's tree to the visible name; if the user has replaced the tree, move the entry back."""
         kernel, name = self.folder.store.kernel, question.container.encode()
         with kernel.open_beneath(container, TREE) as tree:
             why = explain_mismatch(question.method, question.wanted, kernel.fstat(tree), kernel.identify(tree))
@@ -166,8 +167,8 @@ class RootRename(NamedTuple):
     def _give_back(self, visible: DirectRename, state: State, name: bytes, container: Fd) -> None:
         """Move an entry that wrongly got the name back into the container, under another name if `tree` is taken.
 
-        If the user has removed the container, it is moved to a directory where only root can remove entries. Raises
-        OSError
+        If the user has removed the container, move the entry to a directory where only root can remove entries.
+        Raises  OSError
         """
         beside = Name(b"refused." + os.urandom(6).hex().encode())
         for to in (TREE, beside):
@@ -178,10 +179,10 @@ class RootRename(NamedTuple):
 
 
 def explain_mismatch(method: Method, recorded: Identity | None, st: os.stat_result, identity: Identity) -> str:
-    """Return why root does not accept a tree as the one that its record names; empty if it does.
+    """Return the reason why a tree is not accepted as the one that its record identifies; empty if it is accepted.
 
-    If identities prove nothing, the tree is not accepted.
-    method, recorded  from the record: how the victim was moved into the store, and its identity
+    A tree whose identity can't be verified is not accepted.
+    method, recorded  from the record: how the victim was moved into the store, and the victim's identity
     st, identity      of the tree
     """
     kind = stat.S_IFMT(st.st_mode)
@@ -201,7 +202,7 @@ def explain_mismatch(method: Method, recorded: Identity | None, st: os.stat_resu
 
 
 class _ChildsError(NamedTuple):
-    """An error in the child, to be raised in the parent. error: the name of its class; empty if there was no error"""
+    """An error in the child, to be raised in the parent. error: the error's class; empty if there was none"""
 
     error: str = ""
     detail: str = ""
@@ -212,12 +213,12 @@ class _ChildsError(NamedTuple):
 def call_as_owner(
     folder: UserFolder, body: Callable[[VisibleRename | None], T], result_type: Any, visible: DirectRename | None = None
 ) -> T:
-    """Run `body` in this process if the folder is ours, or else, as root, in a process of its owner; return its result.
+    """Run `body` and return its result: in this process if we own the folder, or else, as root, in the owner's process.
 
-    body     gets an object that makes renames at a visible name: our own, or one that asks root
-    result_type  type of the result, for msgspec: the child's message is validated like any user input
-    visible  the renames at the one name that root may change for the child
-    Raises   errors from `body`; AuthorityLost; NotPermitted if it is another user's folder and we are not root
+    body     gets `visible`, or in a child an object that asks root to make each rename
+    result_type  the result's type for msgspec, which validates the child's message like any user input
+    visible  makes the renames at the one name that root may change for the child
+    Raises   errors from `body`; AuthorityLost; NotPermitted if the folder is another user's and we are not root
     """
     uid = os.geteuid()
     if folder.uid == uid:
@@ -231,11 +232,11 @@ def call_as_owner(
 
 
 def make_folder_for(store: Store, uid: int) -> UserFolder:
-    """Open a user's folder in a store, and make it if it is missing; needs root.
+    """Open a user's folder in a store; make the folder if it is missing. Needs root.
 
-    Root makes it or, if root can't give it away (on a network filesystem), a process of the user. Operations that this
-    user's killed commands left in it are completed or undone.
-    Raises  AuthorityLost, or the error that prevented this
+    If root can't change the folder's owner (on a network filesystem), a process of the user makes the folder. This also
+    completes or undoes the operations that the user's killed commands left unfinished in it.
+    Raises  AuthorityLost, or the error from making or opening the folder
     """
     if store.is_ours_as_root():
         with suppress(OSError, NoStore):
@@ -253,10 +254,10 @@ def make_folder_for(store: Store, uid: int) -> UserFolder:
 
 
 def run_in_user_process(uid: int, body: Callable[[Ask], T], result_type: Any, answer: Ask) -> T:
-    """Run `body` in a process of a user, which may ask root questions, and return its result.
+    """Run `body` in a process of a user and return its result. `body` can ask root questions, which `answer` answers.
 
-    The child must not import modules, since its user may be unable to read trashd's files. So all modules that the
-    child needs are imported before, at the top of this module or by the parent.
+    The child must not import modules, since its user may be unable to read trashd's files. So the modules that the
+    child needs must have been imported earlier: at the top of this module, or by the parent.
     result_type, Raises  as for `call_as_owner`
     """
     try:
@@ -288,23 +289,20 @@ def _encode_outcome(body: Callable[[Ask], T], ask: Ask) -> bytes:
 
 
 class _RenameThroughRoot(NamedTuple):
-    """The renames at the visible name, for the child: it asks root to make each of them."""
+    """Implements VisibleRename in a child, by asking root to make each rename."""
 
     ask: Ask
 
     def make(self, move: VisibleMove, held: HeldContainer) -> int:
-        """See VisibleRename."""
         self._ask_root(
             RenameQuestion(move.name, held.state, held.name().decode(), held.record.victim, held.record.method)
         )
         return 0
 
     def stat_name(self) -> tuple[int, int] | None:
-        """See VisibleRename."""
         return self._ask_root(RenameQuestion("found")).dev_ino
 
     def refresh(self, held: HeldContainer) -> None:
-        """See VisibleRename."""
         self._ask_root(RenameQuestion("refresh", held.state, held.name().decode()))
 
     def _ask_root(self, question: RenameQuestion) -> RenameAnswer:
@@ -338,7 +336,7 @@ def _swap_for_owner(own: UserFolder, victim: Victim, options: SwapOptions, visib
 
 
 def give_unfinished_to_heirs(folder: UserFolder) -> list[str]:
-    """Give each tree that a killed `swap --for-owner` left in root's folder to its heir; return problems as text."""
+    """Complete killed `swap --for-owner` commands by giving each tree to its heir; return the problems as text."""
     if folder.uid or os.geteuid():
         return []
     problems: list[str] = []
@@ -366,7 +364,7 @@ def _is_due_to_heir(held: HeldContainer) -> bool:
 
 
 def give_to_heir(held: HeldContainer) -> Adopted:
-    """Give the tree in root's container to the container's heir, or make it root's orphan if that fails.
+    """Give the tree in root's container to the heir that the record names; if that fails, make the tree root's orphan.
 
     Raises  OSError; then the tree is in one of the two containers
     """
@@ -394,7 +392,7 @@ def give_to_heir(held: HeldContainer) -> Adopted:
 
 
 def _receive_tree(heir_folder: UserFolder, record: Record, ask: Ask) -> None:
-    """Receive a tree from root, as the heir: make a container with a durable record, then ask root for the rename.
+    """As the heir, make a container with a durable record, then ask root to move the tree into the container.
 
     Raises  OSError
     """
@@ -410,7 +408,7 @@ def _receive_tree(heir_folder: UserFolder, record: Record, ask: Ask) -> None:
 
 
 class _RenameToOwner:
-    """Root's part: makes one rename, from root's container into one of the heir's.
+    """Root's part: moves the tree with one rename, from root's container into one of the heir's containers.
 
     received_id  the ID of the heir's container that has received the tree; None if none has
     """
@@ -457,15 +455,14 @@ _QUARANTINE = Name(State.QUARANTINE.value.encode())
 def seize(
     folder: UserFolder, container: ContainerId, own: UserFolder, note: str, retention_s: int | None = None
 ) -> Swapped | ClaimLost:
-    """Turn a container in a user's quarantine into root's orphan; to be run as root.
+    """Turn a container in a user's quarantine into root's orphan, which can be restored only with --to; needs root.
 
-    folder       the user's folder, in which nothing is made
+    folder       the user's folder; nothing is created in it
     own          root's folder in the same store
-    note         the note in the orphan's record; the orphan can be restored only with --to
     retention_s  None: the orphan never expires
-    Raises       NotProven if another user may have put the container there; BadRecord if it has no record of this user
-                 that can be locked; TrashdError as for `remove`: then the container is where it was or, for Unsettled,
-                 at the place that the message names
+    Raises       NotProven if another user may have put the container there; BadRecord if the container does not belong
+                 to this user, or its record is not this user's regular file; TrashdError as for `remove`: then the
+                 container is where it was or, for Unsettled, at the place that the message names
     """
     kernel = folder.store.kernel
     name = Name(container.encode())
@@ -493,14 +490,14 @@ def seize(
 
 
 def _make_taken_container(kernel: Kernel, fd: Fd, uid: int) -> TakenContainer:
-    """Return the facts by which root's reaper recognises entries that were moved in later (reaper/late_arrivals.py)."""
+    """Return the data by which root's reaper recognises entries that are moved in later (reaper/late_arrivals.py)."""
     st = kernel.fstat(fd)
     is_private = st.st_uid == uid and stat.S_IMODE(st.st_mode) == stat.S_IRWXU
     return TakenContainer(max(0, kernel.statx(fd, asks_server=True).btime_ns), uid if is_private else None)
 
 
 def _open_to_lock(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
-    """Open the record, after checking its type: opening a device node that a user put there could have effects."""
+    """Open the record, after checking its type: opening a device node that a user put there could have side effects."""
     with kernel.open_beneath(container_fd, RECORD) as path_fd:
         st = kernel.fstat(path_fd)
         if not stat.S_ISREG(st.st_mode) or st.st_uid != uid:

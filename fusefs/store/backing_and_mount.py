@@ -28,11 +28,10 @@ FILE_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 FILE_TO_LOCK = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
 """Flags to open a file that others may have replaced: links are not followed, and a FIFO does not block."""
 ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
-"""Errors from a lookup if there is no such entry: it is gone, of another type, a link, or covered by a mount."""
+"""Errors from a lookup of an entry that is absent, has another type, is a link, or is covered by a mount."""
 UNREACHABLE_ERRNOS = (*ABSENT_ERRNOS, errno.EACCES)
-"""Errors from a lookup of an entry that is absent or that we may not see."""
+"""ABSENT_ERRNOS, and the error from a lookup for which we have no permission."""
 NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-"""Errors that report a lack of space."""
 
 
 class suppress_errno(suppress):  # noqa: N801 - as its base
@@ -50,7 +49,7 @@ _STALE_N_TRIES, _STALE_PAUSE_S = 500, 0.001
 
 
 class BackingAndMount(NamedTuple):
-    """One directory.
+    """A directory that is open on one side or both.
 
     fd       the directory on the backing filesystem (O_PATH)
     mounted  the directory in the mount (O_PATH); None if none of our mounts shows it
@@ -68,21 +67,19 @@ class BackingAndMount(NamedTuple):
             self.mounted.close()
 
     def close_mounted(self) -> None:
-        """Close the fd in the mount, if any; the fd on the backing filesystem stays open."""
         if self.mounted is not None:
             self.mounted.close()
 
     def names_fd(self) -> Fd:
-        """The fd through which names in the directory must be changed."""
+        """Return the fd through which names in the directory must be changed."""
         return self.fd if self.mounted is None else self.mounted
 
     def reopen(self, kernel: Kernel) -> BackingAndMount:
-        """Open this directory once more. Raises  OSError"""
         with close_on_error(kernel.open_beneath(self.fd, b".", DIRECTORY)) as fd:
             return BackingAndMount(fd, self.mounted and kernel.open_beneath(self.mounted, b".", DIRECTORY))
 
     def beneath(self, kernel: Kernel, path: bytes, flags: int = DIRECTORY) -> BackingAndMount:
-        """Open a directory beneath. It has no mounted side if the mount shows another directory there, or none.
+        """Open a directory beneath this one, without a mounted side if the mount shows another directory there or none.
 
         flags   flags for the backing side
         Raises  OSError
@@ -92,7 +89,7 @@ class BackingAndMount(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """An opened directory in which a command acts, on the backing filesystem even if one of our mounts shows it.
+    """An open directory in which a command acts: on the backing filesystem, even if one of our mounts shows it.
 
     root        the highest directory on its mount that we can reach, or the root of our mount that shows the directory;
                 nothing below it is opened by its full path
@@ -100,8 +97,8 @@ class Scope(NamedTuple):
     root_place  the place of `root` in its filesystem
     relative    path of the directory relative to `root`; empty if it is `root`
     sides       the directory itself
-    mount       the mount that it is on
-    mounts      all mounts at the time when it was opened
+    mount       the mount that the directory is on
+    mounts      all mounts at the time when the directory was opened
     """
 
     root: BackingAndMount
@@ -120,16 +117,16 @@ class Scope(NamedTuple):
             pass
 
     def path(self) -> bytes:
-        """The directory's path, with links resolved."""
+        """Return the directory's path, with links resolved."""
         return os.path.join(self.root_path, self.relative) if self.relative else self.root_path
 
     def place(self) -> FilesystemPath:
-        """The directory's place in its filesystem, which is the same in every mount namespace."""
+        """Return the directory's place in its filesystem, which is the same in every mount namespace."""
         return place_below(self.root_place, self.relative)
 
 
 def open_beneath_on_both(kernel: Kernel, sides: BackingAndMount, path: bytes) -> BackingAndMount:
-    """Open a directory beneath another one, on both sides if that one is. Then changes are visible at once, or fail.
+    """Open a directory beneath `sides`, on both sides if `sides` has both, so that changes are visible at once or fail.
 
     Raises  OSError: ESTALE if the mount shows another directory there, or none
     """
@@ -148,7 +145,6 @@ def require_both_sides(sides: BackingAndMount, lower: BackingAndMount, path: byt
 
 
 def is_same_directory(kernel: Kernel, one: int, other: int) -> bool:
-    """Whether two fds refer to the same directory."""
     return os.path.samestat(kernel.fstat(one), kernel.fstat(other))
 
 
@@ -160,7 +156,7 @@ def choose_rename_fds(one: BackingAndMount, other: BackingAndMount) -> tuple[Fd,
 
 
 def add_mounted_side(kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> BackingAndMount:
-    """Find the mounted side of an open directory (O_PATH), if one of our mounts shows it; takes ownership of the fd.
+    """Add the mounted side to an open directory (O_PATH), if one of our mounts shows it; takes ownership of the fd.
 
     above, path  a directory in the mount, and the path from there
     """
@@ -182,7 +178,7 @@ class borrow_both_sides:  # noqa: N801 - used like a context manager function
 
 
 def is_taken(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
-    """Whether a name exists in a directory, even if it is covered by a mount. Raises  OSError"""
+    """Return whether a name exists in a directory, even if a mount covers the entry. Raises  OSError"""
     try:
         with suppress_errno(errno.EXDEV):
             kernel.stat(dir_fd, name)
@@ -192,7 +188,7 @@ def is_taken(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
 
 
 def open_in_mount(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd | None:
-    """Open the directory of `fd` (O_PATH) as the mount shows it; None if the mount shows another one there, or none.
+    """Open the mounted side of the directory `fd` (O_PATH); None if the mount shows another directory there, or none.
 
     above, path  a directory in the mount, and the path from there
     """
@@ -209,7 +205,7 @@ def open_in_mount(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd |
 def refresh_in_mount(kernel: Kernel, above: Fd, path: bytes) -> None:
     """Make our mount refresh a directory whose attributes were changed on the backing filesystem.
 
-    This changes nothing, so it does no harm if it fails, or refreshes another directory that is there by now.
+    Nothing on disk changes, so a failure does no harm, nor does a refresh of another directory with this path.
     """
     with suppress(OSError), kernel.open_beneath(above, path, DIRECTORY) as mounted:
         kernel.invalidate_attributes(mounted)
@@ -233,14 +229,14 @@ def retry_stale(lookup: Callable[[], T]) -> T:
 
 
 def is_same_in_mount(backing: os.stat_result, mounted: os.stat_result) -> bool:
-    """Whether our mount may show `backing` as `mounted`. The mount keeps inode numbers, except for a private range."""
+    """Return whether `mounted` can be our mount's view of `backing`: with the same inode number or a private one."""
     is_same_kind = stat.S_IFMT(backing.st_mode) == stat.S_IFMT(mounted.st_mode)
     return is_same_kind and (mounted.st_ino in (backing.st_ino, _ROOT_INO) or mounted.st_ino >= _PRIVATE_INOS)
 
 
 @contextmanager
 def preserved_times(kernel: Kernel, fd: Fd) -> Iterator[None]:
-    """Restore a directory's times after a block that leaves its contents as they were, if we may."""
+    """After a block that leaves a directory's contents unchanged, restore its times if we have the permission."""
     before = kernel.fstat(fd)
     try:
         yield

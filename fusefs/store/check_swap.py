@@ -37,18 +37,18 @@ from fusefs.store.victim_rename import DirectRename
 class Preflight(NamedTuple):
     """The result of `trashd check`.
 
-    store       the store that would get the orphan; None if none would
+    store       the store that would get the orphan; None if there is none
     exists      whether that store exists already
     method      exchange, two-rename, or unknown if nothing could be tried
     project     the project id whose quota the orphan still counts against; None if there are no projects
     refusals    why swap would refuse, each reason with its hint
     unlike      the attributes that the caller could not give to the replacement, as text
-    n_holders   how many processes have the directory open (of those that the caller may see)
+    n_holders   how many processes have the directory open (of those that the caller can see)
     kept        the top-level entries that would stay in place
     exit_code   swap's exit code
-    missing     the system calls that this process may not use, and the consequences
+    missing     the system calls that this process is not allowed to use, and the consequences
     is_shared   whether other machines may have mounted the filesystem, judging by its type
-    gap_ns      how long the name was missing when two renames were tried; None if they were not
+    gap_ns      how long the name was missing when two renames were tried; None if they were not tried
     noreplace   that store's `Volume.noreplace`
     takeover_s  how long another node's command must be silent before it is taken over; None on a local filesystem
     """
@@ -77,7 +77,7 @@ class Preflight(NamedTuple):
         return self._replace(refusals=reasons, exit_code=self.exit_code or error.exit_code)
 
     def with_store(self, store: Store, *, exists: bool) -> Preflight:
-        """Add what is known about a store before anything is tried."""
+        """Add the facts about a store that are known before anything is tried."""
         return self._replace(
             store=store.path(),
             exists=exists,
@@ -90,7 +90,7 @@ class Preflight(NamedTuple):
 def check_swap(
     kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, accept_differences: bool = False
 ) -> Preflight:
-    """Do a swap up to the exchange, try the exchange with stand-ins, and undo everything. Processes are not counted.
+    """Do a swap up to the exchange, try the exchange with stand-ins, and undo everything. Leave `n_holders` at 0.
 
     keep    globs for the entries that would stay in place
     accept_differences  whether to accept a replacement that differs from the old directory
@@ -213,7 +213,7 @@ def _try_store(store: Store, victim: Victim, options: SwapOptions, result: Prefl
 def _try_rename(staged: Staged, victim: Victim, result: Preflight) -> Preflight:
     """Try the swap's renames with two empty directories: one in the container, one beside the victim.
 
-    If this is killed, recovery removes them, as it knows their names. Raises  OSError
+    If the check is killed, recovery finds them by their names, and removes them. Raises  OSError
     """
     kernel, held, parent = staged.held.folder.store.kernel, staged.held, victim.parent.sides.fd
     assert staged.replacement is not None
@@ -242,7 +242,7 @@ def _try_rename(staged: Staged, victim: Victim, result: Preflight) -> Preflight:
 
 
 def _refuse_unmovable(kernel: Kernel, victim: Victim) -> None:
-    """Raise NotPermitted if modes or flags show that the victim may not be moved; EROFS if it is read-only."""
+    """Raise NotPermitted if modes or flags forbid moving the victim; OSError EROFS if the filesystem is read-only."""
     uid, parent_fd = os.geteuid(), victim.parent.sides.fd
     if kernel.is_read_only(victim.fd) or kernel.is_read_only(victim.parent.sides.names_fd()):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

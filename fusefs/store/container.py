@@ -1,4 +1,4 @@
-"""Containers: made with a complete, durable, locked record, moved between states, and claimed by one process."""
+"""Makes containers with complete, durable, locked records, moves them between states, and claims them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fusefs.store.layout import (
 )
 
 UNFINISHED_PREFIX = REPLACEMENT + b"."
-"""Prefix of a directory that is made next to the tree, and then moved into a sweep's tree or to its origin."""
+"""Prefix of the directories that a sweep or restore makes next to the tree and then moves to their final place."""
 GONE_ERRNOS = (errno.ENOENT, errno.ESTALE)
 """Errors that a server may report for an entry that another node has removed."""
 _N_RMDIR_TRIES, _PAUSE_S = 100, 0.01
@@ -47,7 +47,7 @@ class HeldContainer(NamedTuple):
 
     fd      the container's directory, open for reading
     record  the record as it is on disk
-    owned   closes the fds that keep the lock; closing it once is enough, even if several values share it
+    owned   closes the fds that hold the lock; several values may share it, and closing one of them is enough
     stored_as  the name in the state's directory if the container took another one's place; None: the ID is the name
     """
 
@@ -63,34 +63,30 @@ class HeldContainer(NamedTuple):
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Release the lock."""
         self.owned.close()
 
     def name(self) -> bytes:
-        """The container's name in the state's directory."""
         return (self.stored_as or self.id).encode()
 
     def relative_path(self) -> RelPath:
-        """The container's path relative to the directory that holds the store."""
+        """Return the container's path relative to the directory that holds the store."""
         return self.folder.relative_path_to(self.state, self.name())
 
 
 def open_inside(held: HeldContainer, name: Name) -> BackingAndMount:
-    """Open a directory in a container, also through one of our mounts if it is visible there. Raises  OSError"""
+    """Open a directory in a container, on both sides if one of our mounts shows it. Raises  OSError"""
     store = held.folder.store
     fd = store.kernel.open_beneath(held.fd, name, DIRECTORY)
     return add_mounted_side(store.kernel, fd, store.base.mounted, join_path(held.relative_path(), name))
 
 
 def new_id(kernel: Kernel, victim: bytes) -> ContainerId:
-    """Make an ID from the current time."""
     now_ns = kernel.now_ns()
     utc = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now_ns // 1_000_000_000))
     return make_id(utc, now_ns // 1_000_000 % 1000, victim, os.urandom(6))
 
 
 def make_container_directory(folder: UserFolder, state: State, container: ContainerId) -> Fd:
-    """Make an empty container, and open it for reading."""
     kernel, name = folder.store.kernel, container.encode()
     with folder.open(state) as parent:
         make_unique(kernel, parent, name)
@@ -98,7 +94,7 @@ def make_container_directory(folder: UserFolder, state: State, container: Contai
 
 
 def superblock_in(st: os.stat_result) -> str:
-    """Return "major:minor" of the filesystem as mounted by this kernel: processes with the same number share its locks.
+    """Return a mounted filesystem's "major:minor" in this kernel. Processes that see the same number share its locks.
 
     The number is reused only after the filesystem is unmounted and all its locks are gone.
     """
@@ -106,12 +102,12 @@ def superblock_in(st: os.stat_result) -> str:
 
 
 def is_taken_over(held: HeldContainer) -> bool:
-    """Whether another node assumed that our process is dead, and moved the contents into its own container."""
+    """Return whether another node assumed that our process is dead, and took over the container's contents."""
     return held.folder.store.is_shared() and has_lost_record(held.folder.store.kernel, held.fd)
 
 
 def has_lost_record(kernel: Kernel, container: Fd) -> bool:
-    """Whether the server reports that a container's record, or the container itself, is gone."""
+    """Return whether the server reports that a container's record, or the container itself, is gone."""
     try:
         kernel.stat(container, RECORD)
     except OSError as error:
@@ -120,7 +116,7 @@ def has_lost_record(kernel: Kernel, container: Fd) -> bool:
 
 
 def read_fs_clock_ns(kernel: Kernel, fd: Fd) -> int:
-    """Return the filesystem's own time in ns: the ctime after a chmod of a container that changes nothing else."""
+    """Return the time by the filesystem's clock: a container's ctime after a chmod to the mode that it has already."""
     kernel.chmod(fd, 0o700)
     return max(0, kernel.fstat(fd).st_ctime_ns)
 
@@ -128,7 +124,6 @@ def read_fs_clock_ns(kernel: Kernel, fd: Fd) -> int:
 def create_record(store: Store, container_fd: Fd, record: Record) -> Fd:
     """Create a container's first record and return its locked fd. The record appears complete and durable.
 
-    store   the container's store
     Raises  FileNotFoundError if recovery removed the container before it had a record: the caller should start again
     """
     kernel = store.kernel
@@ -162,7 +157,7 @@ def _drop_new(kernel: Kernel, container_fd: Fd) -> None:
 
 
 def _publish(kernel: Kernel, fd: Fd, record: Record, appear: Callable[[], None]) -> Fd:
-    """Lock, write and flush a file, then give it its name: so no process ever sees a record unlocked or incomplete."""
+    """Lock, write and flush a file, then give it its name, so that no process sees an unlocked or incomplete record."""
     with close_on_error(fd):
         if not kernel.lock(fd):
             raise FileNotFoundError(errno.ENOENT, "another process is already recovering this container")
@@ -183,7 +178,7 @@ def fill_record(kernel: Kernel, fd: Fd, record: Record) -> None:
 
 
 def move_to_state(held: HeldContainer, to: State) -> HeldContainer:
-    """Move the container to its next state. A state changes in no other way (I4)."""
+    """Move the container to its next state with one rename, which is the only way to change a state (I4)."""
     assert (held.state, to) in LEGAL_MOVES, (held.state, to)
     kernel = held.folder.store.kernel
     with held.folder.open(held.state) as source, held.folder.open(to) as target:
@@ -207,8 +202,8 @@ def rewrite_record(held: HeldContainer, record: Record) -> HeldContainer:
 def mark_complete(held: HeldContainer, size: TreeSize | None) -> HeldContainer:
     """Mark a sweep's container as complete: entries that are moved into it later count as late arrivals.
 
-    If the record can't be rewritten, entries that other users could have moved there are in doubt.
-    size  size of the tree, as far as it is known; recording it takes no additional write
+    If the record can't be rewritten, directories that other users could have moved there count as late arrivals.
+    size  the tree's size, if known; recording it takes no additional write
     """
     kernel = held.folder.store.kernel
     with suppress(OSError):
@@ -228,7 +223,7 @@ def flush_directory(held: HeldContainer, fd: Fd) -> None:
     try:
         readable = kernel.open_dir(fd)
     except PermissionError:
-        kernel.syncfs(held.fd)  # it may be changed, but not listed
+        kernel.syncfs(held.fd)  # we may change the directory, but not list it
         return
     with readable:
         kernel.fsync(readable)
@@ -291,12 +286,12 @@ def _drop_hidden(kernel: Kernel, state: Fd, name: bytes) -> None:
 
 
 def unfinished_name() -> bytes:
-    """Make up a name for a directory that is made next to the tree, then moved into a sweep's tree or to its origin."""
+    """Return a new name with UNFINISHED_PREFIX."""
     return UNFINISHED_PREFIX + os.urandom(6).hex().encode()
 
 
 def drop_unfinished(held: HeldContainer) -> None:
-    """Remove directories from `unfinished_name` that a killed sweep or restore left."""
+    """Remove the directories with UNFINISHED_PREFIX that a killed sweep or restore left."""
     kernel = held.folder.store.kernel
     for name in kernel.list_reopened(held.fd):
         if name.startswith(UNFINISHED_PREFIX):
@@ -327,7 +322,7 @@ _N_LOCK_TRIES, _LOCK_RETRY_S = 20, 0.025
 
 
 class ClaimLost(Enum):
-    """Why a container could not be locked. Losing a race is a result, not an error."""
+    """The reason why a container could not be locked. Losing a race is a result, not an error."""
 
     GONE = "gone"
     BUSY = "busy"
@@ -387,7 +382,7 @@ def decode_record(text: bytes, folder: UserFolder, container: ContainerId) -> Re
 
 
 def read_record_unlocked(folder: UserFolder, state: State, container: ContainerId) -> Record:
-    """Read a container's present record without locking it.
+    """Read a container's current record without locking it.
 
     Raises  FileNotFoundError if the container or its record is gone; BadRecord, OSError
     """
@@ -436,7 +431,7 @@ def hold(
 
 
 def hold_soon(folder: UserFolder, state: State, container: ContainerId) -> HeldContainer | ClaimLost:
-    """Like `hold`, but wait a moment for a locked orphan: another process may be recording its size."""
+    """Like `hold`, but retry for a moment if an orphan is locked, as another process may be recording its size."""
     for _ in range(_N_LOCK_TRIES if state is State.ORPHANS else 0):
         held = hold(folder, state, container)
         if held is not ClaimLost.BUSY:
@@ -453,7 +448,7 @@ def _is_of_ended_boot(folder: UserFolder, record_fd: Fd, container: ContainerId,
 
 
 def _still_has_name(folder: UserFolder, fd: Fd, state_fd: Fd, name: bytes) -> bool:
-    """Whether a container without a record still has its name. Caches may show one that another node has moved."""
+    """Return whether a container without a record still has its name, even if a cache is out of date."""
     kernel = folder.store.kernel
     return kernel.is_named(fd, state_fd, name) and (
         not folder.store.is_shared() or name in kernel.list_reopened(state_fd)
@@ -467,8 +462,8 @@ def _always(_record: Record) -> bool:
 def _mark_begun(held: HeldContainer, still_applies: Callable[[Record], bool]) -> HeldContainer | ClaimLost:
     """On shared filesystems, mark a container that was moved to reaping/ as begun, or make it an orphan again.
 
-    There, a lock may be lost, and the server may execute a claim after its caller is gone. A command that keeps the
-    orphan may have come first, so the record is checked once more.
+    A lock may be lost there, and the server may execute a claim after the process that made it has ended. Another
+    command may have prolonged the retention before that, so the record is checked again.
     """
     kernel = held.folder.store.kernel
     if held.folder.store.is_shared() and BEGUN not in kernel.list_reopened(held.fd):
@@ -490,8 +485,8 @@ def claim(
 ) -> HeldContainer | ClaimLost:
     """Lock a container and move it to reaping/ with one rename; only one of several claims succeeds (I5).
 
-    still_applies  whether the record still permits the claim; called when no other process can change the record, and
-              on shared filesystems, where a lock may be lost, again after the move. If False, the container stays
+    still_applies  whether the record still permits the claim; if not, the container is not claimed. Called when no
+              other process can change the record and, where a lock may be lost (on shared filesystems), after the move
     """
     held = hold(folder, source, container)
     if isinstance(held, ClaimLost):
@@ -527,8 +522,7 @@ def resume(
 def record_size(folder: UserFolder, container: ContainerId, size: TreeSize) -> None:
     """Record the size of an orphan's tree; to be run as the folder's owner.
 
-    Do nothing if that is impossible because another process holds the orphan, it is gone, or the volume is full or
-    read-only.
+    Do nothing if another process holds the orphan, the orphan is gone, or the volume is full or read-only.
     """
     with suppress(OSError, BadRecord):
         held = hold(folder, State.ORPHANS, container)
@@ -539,10 +533,7 @@ def record_size(folder: UserFolder, container: ContainerId, size: TreeSize) -> N
 
 
 def drop_recorded_size(held: HeldContainer) -> HeldContainer:
-    """Drop the recorded size before entries are moved out of the tree.
-
-    On a full volume, the old size remains in the record.
-    """
+    """Drop the recorded size before entries are moved out of the tree; on a full volume, the old size remains."""
     with suppress(OSError):
         if held.record.size is not None:
             held = rewrite_record(held, held.record._replace(size=None))

@@ -1,4 +1,4 @@
-"""Checks a store for invariants I1 to I6, and the caller's registry of stores; changes nothing."""
+"""Checks the invariants I1 to I6 in a store, and checks the caller's registry of stores; changes nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _UNREAD_HINT = (
 )
 _GONE_HINT = "no action is needed: the entry is removed when the next store is added"
 _RECORD_RETRY_S = 0.2
-"""Much longer than a command needs to remove a container after its record."""
+"""Much longer than a command takes to remove a container whose record it has just removed."""
 _BY_KILLED_KEEP = bytes(RECORD_NEW)
 """Left by a killed `keep`. The next command that changes the orphan removes it; recovery does not check all orphans."""
 
@@ -128,7 +128,7 @@ def check_folder(folder: UserFolder) -> list[Finding]:
 
 
 class _NoRecord(Exception):
-    """A container has no record: a command is removing it, or was killed, or it is not ours."""
+    """A container has no record: a command is removing it, or was killed, or trashd did not make the container."""
 
 
 def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator[Finding]:
@@ -149,7 +149,7 @@ def _check_unrecorded(folder: UserFolder, state: State, name: bytes) -> Iterator
 
 
 def _check_container(folder: UserFolder, state: State, name: bytes) -> Iterator[Finding]:
-    """Yield the problems of an entry in a state's directory; none if it is locked or was moved. Raises  _NoRecord"""
+    """Yield the problems of an entry in a state's directory, unless it is locked or was moved. Raises  _NoRecord"""
     where = printable(folder.path_to(state, name))
     text = name.decode("ascii", "replace")
     if not is_container_id(text):
@@ -200,7 +200,7 @@ def _check_held(held: HeldContainer, where: str) -> Iterator[Finding]:
 
 
 def _check_temporary_permission(held: HeldContainer, where: str) -> Iterator[Finding]:
-    """Yield a problem if an orphan's tree still has a temporary permission, which should have ended before."""
+    """Yield a problem if an orphan's tree still has a temporary permission, which should have ended by now."""
     record, kernel = held.record, held.folder.store.kernel
     if record.lent_mode is None or held.state is not State.ORPHANS or record.partial:
         return
@@ -243,7 +243,7 @@ def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
 
 
 def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
-    """Yield why the caller's registry can't be used, and its lines for missing stores in or below a directory."""
+    """Yield why the caller's registry is not used, and its lines for missing stores in or below a directory."""
     unread = explain_unused_registry()
     if unread is not None:
         where, why = unread
@@ -256,7 +256,7 @@ def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
 
 
 def check_vouched(folder: UserFolder) -> list[Finding]:
-    """Return a finding if automatic reaps skip a folder because its store may be a copy. Call this as its user."""
+    """Return a finding if automatic reaps skip a user's folder, as its store may be a copy. Call this as that user."""
     store = folder.store
     if is_vouched(store):
         return []

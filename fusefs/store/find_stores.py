@@ -46,19 +46,19 @@ _HAS_STORE = b"found"
 
 
 _CACHED_S = 1.0
-"""For how long the result of a search everywhere is reused, because a command needs it several times."""
+"""How long the result of a search everywhere is reused: one command needs the result several times."""
 
 
 def discover_stores(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | None = None) -> Iterator[Store]:
     """Open the stores for some paths, or all known stores; the caller closes each.
 
-    All of them are trusted. For root, they include users' own stores, each for its owner only.
-    paths   each path stands for the stores in it, or else the nearest ones above it on the same mount, and for no
-            others, because users must name what is deleted. Without paths: the stores at every mount point, above the
-            working directory, and in registries (the caller's, and for root all users')
-    silent  gets the mount points that do not respond and are skipped; for those in `paths`, the search waits
+    All stores are trusted. For root, users' own stores are included, each opened for its owner only.
+    paths   each path stands for the stores in it or, if it has none, for the nearest stores above it on the same mount.
+            No other stores are opened, because users must name what is deleted. Without paths: the stores at every
+            mount point, above the working directory, and in registries (the caller's, and for root all users')
+    silent  gets the mount points that do not respond and are skipped; mount points in `paths` are waited for
     Raises  NoBacking if a path is in one of our mounts whose backing tree we can't use; Untrusted if an entry at a path
-            looks like a store but can't be used; BrokenStore for any of these stores, after all others
+            looks like a store but can't be used; BrokenStore, after all other stores, if a store is broken
     """
     seen_inodes: set[tuple[int, int]] = set()
     requested_paths = [os.path.realpath(path) for path in paths]
@@ -93,7 +93,7 @@ def _stores_at_paths(kernel: Kernel, requested_paths: list[bytes]) -> Iterator[S
 
 
 def _nearest_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store]:
-    """Open the stores in a directory, or else in the nearest one above it on its mount; renames can't leave a mount."""
+    """Open the stores in a directory, or in the nearest one above it on its mount: renames can't leave a mount."""
     mount = covering_mount_id(path, mounts)
     for above in _upwards(path):
         if covering_mount_id(above, mounts) != mount:
@@ -135,7 +135,7 @@ class _Discovered(NamedTuple):
     """All places with stores, as found by child processes.
 
     for_whom  the effective UID and the mounts for which this is valid
-    until_s   until when it is valid, by time.monotonic
+    until_s   the time.monotonic until which this is valid
     """
 
     for_whom: tuple[int, list[Mount]]
@@ -147,7 +147,7 @@ class _Discovered(NamedTuple):
 def _find_places(
     kernel: Kernel, mounts: list[Mount], users: set[int], silent: list[bytes]
 ) -> Iterator[bytes | UserLine]:
-    """Find all places with stores. users: users to include; more may be added while the mount points are searched"""
+    """Find all places with stores. users: as for `stores_of_users`; the caller may add some meanwhile"""
     for_whom, last = (os.geteuid(), mounts), kernel.cached_stores
     if isinstance(last, _Discovered) and last.for_whom == for_whom and time.monotonic() < last.until_s:
         silent += last.silent
@@ -208,7 +208,7 @@ def _places_with_store(kernel: Kernel, mounts: list[Mount], silent: list[bytes])
 
 
 def _registered_places(kernel: Kernel, mounts: list[Mount], users: Iterable[int]) -> Iterator[UserLine]:
-    """Find the lines of registries whose stores exist now."""
+    """Find the lines of registries that lead to an existing store. users: as for `stores_of_users`"""
     own = [UserLine(os.geteuid(), line) for line in read_own_lines()]
     yield from (entry for entry, lead in find_targets(kernel, own, mounts) if lead is RegistryTarget.THERE)
     if os.geteuid() == 0:
@@ -258,7 +258,7 @@ def open_store_at(kernel: Kernel, path: bytes, mounts: list[Mount], name: Name =
 
 
 def mount_points(mounts: Iterable[Mount]) -> list[bytes]:
-    """Return the mount points that may have a store, our own mounts first, so that stores have the paths users know.
+    """Return the mount points that may have a store, our own mounts first, so that stores have paths that users know.
 
     Other users' mounts are skipped, since their daemons could show anything, or hang.
     """
@@ -275,7 +275,7 @@ def _upwards(path: bytes) -> Iterator[bytes]:
 
 
 def folders_for_caller(store: Store, census: FolderCensus | None = None) -> Iterator[UserFolder]:
-    """Open the users' folders in a store that concern the caller, for root all of them; the caller closes each.
+    """Open the caller's folders in a store, or for root all users' folders; the caller closes each.
 
     A user's own store serves that user only.
     census  gets folders that are refused or could not be read
@@ -284,7 +284,7 @@ def folders_for_caller(store: Store, census: FolderCensus | None = None) -> Iter
 
 
 def with_lower_folders(folder: UserFolder) -> Iterator[UserFolder]:
-    """Yield a user's folder, and that user's folders in the stores to which it points; to be run as that user.
+    """Yield a user's folder, and that user's folders in the stores to which its pointers lead; to be run as that user.
 
     The caller closes the first folder; each other one is closed when the next is requested.
     Raises  NotPermitted if others could have changed the folder, which root may have been unable to check

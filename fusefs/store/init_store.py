@@ -1,4 +1,4 @@
-"""`trashd init`: make or repair a directory's store, or replace an entry that only has a store's name."""
+"""Implements `trashd init`: makes or repairs a directory's store, or replaces an entry with a store's name."""
 
 from __future__ import annotations
 
@@ -145,13 +145,13 @@ def initialise(
 ) -> tuple[Store, Initialised]:
     """Make the caller's store in a directory, or check and repair the existing one; takes ownership of `base`.
 
-    A store that another user could change, or could have assembled from root's directories, is refused. If root
-    requests it, such a store is replaced: it is moved unchanged into a new store. It is unknown which users moved
-    entries into it, or moved it as a whole. So each owner's next command takes only their own folder out of it.
+    A store that another user could change, or could have assembled from root's directories, is refused. With
+    `replaces`, such a store is moved unchanged into a new store. Any user may have moved entries into the old store, or
+    moved it as a whole. So each owner's next command takes only that owner's folder out of the old store.
     is_made_by_root  root confirms that root made the existing store, although nothing shows this (it was made on
                      another machine, or is a copy)
-    replaces  root requests that an entry with the name of root's store is replaced if it is not such a store
-    Raises    NoStore if `.trashd` is not a directory; Untrusted; NotPermitted; Busy if another command repairs it;
+    replaces  root requests that an entry with the name of root's store is replaced if it is not a trusted store
+    Raises    NoStore if `.trashd` is not a directory; Untrusted; NotPermitted; Busy if another command is repairing it;
               UnknownFormat
     """
     with close_on_error(base):
@@ -181,7 +181,7 @@ def initialise(
 class _InitStep(NamedTuple):
     """The result of `_ensure_store`.
 
-    identity  identity of a store to be recorded as made by root; None if it was recorded before, or is not root's
+    identity  the identity of the store that was made or repaired; None if another process made the store
     """
 
     is_new: bool
@@ -215,13 +215,13 @@ def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_made
 
 
 def _recover_abandoned(store: Store) -> None:
-    """Recover the contents of folders that have no name yet: a user's first command may have been a killed check."""
+    """Recover folders that still have a temporary name: the user's first command may have been a killed check."""
     for folder in abandoned_folders(store):
         recover(folder)
 
 
 def _remove_killed_checks(kernel: Kernel, base: BackingAndMount) -> None:
-    """Remove folders that killed checks left in stores which were made for these checks."""
+    """Remove folders that killed checks left in unfinished stores that the checks had made."""
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
             if name.startswith(NEW_PREFIX) and owner_of(kernel, base.fd, name) == os.geteuid():
@@ -244,7 +244,6 @@ def _ensure_store(
     is_made_by_root: bool,
     replaces: bool,
 ) -> _InitStep:
-    """Make, repair or replace our store."""
     _remove_killed_checks(kernel, base)
     repaired = discard_abandoned_stores(kernel, base)
     where = os.path.join(base_path, name)
@@ -280,7 +279,7 @@ def _ensure_store(
 
 
 def _registered_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | None:
-    """Find the volume ID in the caller's registry if volume.json is lost: with another ID, no record would be valid."""
+    """Return a store's volume ID from the caller's registry, since no record would be valid with another ID."""
     identity = kernel.identify(fd)
     candidates = (
         one
@@ -291,7 +290,7 @@ def _registered_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | Non
 
 
 def _open_untrusted(kernel: Kernel, base: BackingAndMount, where: bytes, name: Name, *, replaces: bool) -> Fd | None:
-    """Open the entry with a store's name; None if there is none. replaces: it need not be a directory"""
+    """Open the entry with a store's name; None if there is none. replaces: also open a file"""
     try:
         return kernel.open_beneath(base.fd, name, READABLE)
     except FileNotFoundError:
@@ -308,7 +307,7 @@ def _open_untrusted(kernel: Kernel, base: BackingAndMount, where: bytes, name: N
 
 
 def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
-    """Whether users other than root could have changed a `.trashd`; the mode includes an ACL's mask.
+    """Return whether users other than root could have changed a `.trashd`; the group bits include an ACL's mask.
 
     Raises  NoStore if something is mounted in it; OSError
     """
@@ -322,7 +321,7 @@ def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
         except OSError as error:
             if error.errno == errno.EXDEV:  # mounted by root, as no other user may mount there
                 raise NoStore(os.path.join(os.readlink(fd.path()), name), UNMOUNT) from error
-            raise  # otherwise this error would cause a sound store to be set aside
+            raise  # returning True could cause a sound store to be replaced
         if not stat.S_ISDIR(st.st_mode) or not _is_roots(st, sticky=name == NEW):
             return True
     return False
@@ -357,7 +356,7 @@ def _repair(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: Vo
 
 
 def _rename_after_owners(kernel: Kernel, area_fd: Fd) -> list[str]:
-    """Rename entries that have another user's name after their real owners. Nothing in them is changed."""
+    """Rename each entry in new/ that has another user's name to a name with its owner's UID; change nothing in it."""
     moved = []
     for name in kernel.list_reopened(area_fd):
         if owner_of(kernel, area_fd, name) is None:
@@ -374,7 +373,7 @@ def _rename_after_owners(kernel: Kernel, area_fd: Fd) -> list[str]:
 
 
 def _move_foreign_entries(kernel: Kernel, fd: Fd) -> list[str]:
-    """Move away entries that could get in our way: all except areas, nodes, old stores and root's files."""
+    """Rename entries that could be in the way of ours: all except areas, nodes, old stores and root's files."""
     moved = []
     for name in kernel.list_reopened(fd):
         if name in AREA_MODES or name.startswith(OLD):
@@ -390,7 +389,7 @@ def _move_foreign_entries(kernel: Kernel, fd: Fd) -> list[str]:
 
 
 def _read_untrusted_volume(kernel: Kernel, fd: Fd, where: bytes) -> Volume | None:
-    """Read volume.json with any owner: its ID must be kept, because the records in this store contain it.
+    """Read volume.json, whatever its owner: the volume ID must be kept, because the store's records contain that ID.
 
     Raises  OSError if the file can't be read now: it may contain an ID, without which no record would be valid;
             UnknownFormat
@@ -409,7 +408,7 @@ def _read_untrusted_volume(kernel: Kernel, fd: Fd, where: bytes) -> Volume | Non
 
 
 def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:
-    """Write volume.json, after new tests of the filesystem, if it is missing, untrusted, invalid or another store's."""
+    """If volume.json is missing, untrusted, invalid or another store's, test the filesystem and write a new one."""
     cache_s = None
     with suppress(FileNotFoundError, Untrusted, BrokenStore):
         old_volume = read_volume(kernel, fd, base_path, name=name)

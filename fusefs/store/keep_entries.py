@@ -1,12 +1,12 @@
-"""Entries in the replacement that belong to the old tree: those that `swap --keep` keeps in place, and restored parts.
+"""Moves entries between the old tree and the replacement: those kept by `swap --keep`, and parts restored earlier.
 
-Before the exchange, `swap --keep` gives each entry that is not a directory another hard link, in the replacement. So
-its name is never missing, and the old tree has the file, too. A directory can have only one name, so it is renamed
+Before the exchange, `swap --keep` makes a hard link in the replacement for each kept entry that is not a directory. So
+the name is never missing, and the old tree keeps the file, too. A directory can have only one name, so it is renamed
 right after the exchange. The record lists these directories: recovery completes the renames, and a restore undoes them.
 
-A part that was restored before the whole is in the replacement, under its path in the tree, if that path was free. When
-the whole is restored, the entry that has this path in the replacement moves into the tree, because it is newer. Nothing
-is replaced.
+A part that was restored before the whole orphan is in the replacement, at its path in the tree, if that path was free.
+When the whole orphan is restored, the entry at that path moves from the replacement into the tree, because it is newer.
+No existing entry is replaced.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fusefs.store.stage import Staged, identify_at
 from fusefs.store.victim import Victim
 
 _NAMES_MAX_BYTES = 48 * 1024
-"""The space that a record has for these names besides the longest origin."""
+"""The space in a record for the names of kept directories, if the origin has the maximum length."""
 _NO_LINK_ERRNOS = (errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _PERMANENT_ERRNOS = (*UNREACHABLE_ERRNOS, errno.EEXIST, errno.EPERM, errno.EBUSY, errno.EMLINK)
 """Errors that concern the entry and will recur; other errors may be gone when recovery tries again."""
@@ -104,7 +104,7 @@ def _matching_entries(kernel: Kernel, dir_fd: Fd, matchers: _Matchers) -> Iterat
 
 
 def find_keep_refusals(kernel: Kernel, victim: Victim, kept_entries: KeptEntries) -> Iterator[NotKept]:
-    """Find reasons why entries can't be kept, as far as this can be known without trying."""
+    """Yield the reasons why entries can't be kept, as far as they can be found without trying."""
     for name in kept_entries.files:
         with suppress(FileNotFoundError), kernel.open_beneath(victim.fd, name) as fd:
             st = kernel.fstat(fd)
@@ -116,7 +116,7 @@ def find_keep_refusals(kernel: Kernel, victim: Victim, kept_entries: KeptEntries
 
 
 def _immovable(kernel: Kernel, victim: Victim, directories: Iterable[KeptDirectory]) -> Iterator[NotKept]:
-    """Find reasons why directories can't be moved. They are moved after the exchange, which could not be undone."""
+    """Yield the reasons why directories can't be moved: after the exchange, it would be too late to refuse."""
     top, uid = kernel.fstat(victim.fd), os.geteuid()
     for one in directories:
         with suppress(FileNotFoundError), kernel.open_beneath(victim.fd, one.name) as fd:
@@ -160,7 +160,7 @@ class KeptLinks(NamedTuple):
     inos: dict[bytes, int]
 
     def finish(self) -> list[str]:
-        """After the exchange, move the directories, and apply changes that were made after the links.
+        """After the exchange, move the directories, and apply changes that were made since the links were made.
 
         Returns  descriptions of entries that were not moved and why, for messages
         Raises   OSError if recovery should try again
@@ -169,7 +169,7 @@ class KeptLinks(NamedTuple):
         return unmoved + self._apply_late_changes()
 
     def _apply_late_changes(self) -> list[str]:
-        """Keep the latest state of files that were made, removed or replaced between their link and the exchange.
+        """Apply changes that were made after the links: files created, removed or replaced before the exchange.
 
         Nothing is removed: two names are exchanged, or one is moved.
         """
@@ -200,7 +200,6 @@ class KeptLinks(NamedTuple):
         return unmoved
 
     def _is_still_linked(self, name: bytes) -> bool:
-        """Whether the replacement still has the link that was made there."""
         try:
             return self.kernel.stat(self.replacement.fd, name).st_ino == self.inos[name]
         except FileNotFoundError:
@@ -271,10 +270,10 @@ def _open_sides(staged: Staged, victim: Victim) -> tuple[BackingAndMount, Backin
 
 
 def settle_kept(held: HeldContainer, at_name: BackingAndMount | None) -> list[str]:
-    """Move each kept entry, and each part that was restored before the whole, to where it belongs.
+    """Move kept entries, and parts that were restored before the whole orphan, to the directory where they belong.
 
-    A replacement that has the victim's name keeps them. A replacement that does not have it, before the exchange or
-    after a restore, gives them back to the old tree and loses the links.
+    If the replacement has the victim's name, they belong in the replacement. If not (before the exchange, or after a
+    restore), they belong in the old tree, and the links are removed from the replacement.
     at_name  the entry at the victim's name; None if there is none
     Returns  descriptions of entries that were not moved and why, for messages
     Raises   OSError
@@ -315,7 +314,7 @@ def _open_inside(held: HeldContainer, name: Name, owned: ExitStack) -> BackingAn
 
 
 def find_missing_kept(held: HeldContainer, tree: Fd) -> list[str]:
-    """Return the directories that a swap kept and that a restored tree did not get back."""
+    """Return the directories that a swap kept in place and that are missing in the restored tree."""
     kernel = held.folder.store.kernel
     kept = held.record.kept or ()
     return [printable(one.name) for one in kept if identify_at(kernel, tree, one.name) is None]
@@ -324,7 +323,7 @@ def find_missing_kept(held: HeldContainer, tree: Fd) -> list[str]:
 def _move_directories(
     kernel: Kernel, kept: Iterable[KeptDirectory], source: BackingAndMount, target: BackingAndMount
 ) -> list[str]:
-    """Move recorded directories; return descriptions of those that stay and why, for messages."""
+    """Move recorded directories; return descriptions of those that were not moved, with the reasons, for messages."""
     unmoved = []
     source_fd, target_fd = choose_rename_fds(source, target)
     for one in kept:
@@ -361,14 +360,14 @@ def _is_same_file(kernel: Kernel, a: Fd, b: Fd, name: bytes) -> bool:
 
 
 _RECORD_MAX_BYTES = 24 * 1024
-"""The most bytes of a record with parts: recovery and a reap need space for keys that they add later."""
+"""The maximum size of a record with parts: recovery and a reap need space for keys that they add later."""
 
 
 def record_part(held: HeldContainer, inside: RelPath, *, is_home: bool) -> tuple[HeldContainer, list[str]]:
     """Before a part is moved out of a tree, drop the container's recorded size and record the part.
 
-    is_home  the part is moved to its own place in the replacement, if the swap made one
-    Returns  the container, and a warning if this could not be recorded; the part is restored nevertheless
+    is_home  whether the part is restored to its original path, which is in the replacement if the swap made one
+    Returns  the container, and a warning if the part could not be recorded; the caller restores it nevertheless
     """
     record = held.record._replace(size=None)
     why = ""
@@ -397,9 +396,9 @@ def _has_room(record: Record) -> bool:
 
 
 def merge_parts(held: HeldContainer, replacement: BackingAndMount, tree: BackingAndMount) -> list[str]:
-    """Move recorded parts from a replacement that has lost its name into the tree; return those that stay.
+    """Move recorded parts into the tree from a replacement that has lost its name; return those that were not moved.
 
-    This can be repeated after a kill, since parts that were moved are no longer in the replacement.
+    A killed merge can be repeated, since parts that were moved are no longer in the replacement.
     """
     unmoved = []
     for part in held.record.parts:
@@ -422,7 +421,7 @@ def _merge(held: HeldContainer, replacement: BackingAndMount, tree: BackingAndMo
             kernel.rename_free(source_fd, name, target_fd, name)
         flush_directory(held, source.fd)  # as in `restore_inside`
     with suppress(OSError):
-        while above:  # remove the directories that were made for it and are now empty
+        while above:  # remove the directories that were made for the part and are now empty
             upper, _, last = above.rpartition(b"/")
             with open_beneath_on_both(kernel, replacement, upper) as directory:
                 kernel.rmdir(directory.names_fd(), last)
@@ -430,7 +429,7 @@ def _merge(held: HeldContainer, replacement: BackingAndMount, tree: BackingAndMo
 
 
 def _has_part(held: HeldContainer, replacement: BackingAndMount, part: RelPath) -> bool:
-    """Whether the replacement has a part, so that the error was due to a missing directory in the tree."""
+    """Return whether the replacement has a part; if so, the error was due to a missing directory in the tree."""
     kernel = held.folder.store.kernel
     with suppress(OSError), open_beneath_on_both(kernel, replacement, RelPath(os.path.dirname(part))) as source:
         kernel.stat(source.fd, os.path.basename(part))

@@ -48,7 +48,7 @@ COPY_PREFIX = NEW_PREFIX + b"copy-"
 Only its maker can enter it. If the maker is killed, everything in it exists elsewhere, too.
 """
 SWAP_PREFIX = NEW_PREFIX + b"swap-"
-"""Prefix of a directory to be exchanged with the entry at the name of root's store, and later of that entry."""
+"""Prefix of a directory that is exchanged with the entry at the name of root's store, and then of that entry."""
 PLANTED = b".planted-"
 """Part of the new name of a foreign entry that was in the way in root's store."""
 OLD = b"old-"
@@ -73,7 +73,7 @@ RECORD_NEW = Name(b"record.json.new")
 TRANSFER_PREFIX = b"gate."
 """Prefix of the transfer directories in a container, each for a single rename (store/transfer_directory.py)."""
 LATE_PREFIX = b"late."
-"""Prefix of entries that came into a container late or for a second time."""
+"""Prefix of entries that arrived in a container late or for a second time."""
 OLD_CONTAINER = Name(b"old")
 """The replaced container, in the container that took its place (store/take_over.py)."""
 BEGUN = Name(b"begun")
@@ -91,7 +91,7 @@ DROP = Name(b"drop")
 POINTERS = Name(b"pointers")
 RESERVE = Name(b"reserve")
 NEW_PART = b".new-"
-"""Prefix of the name of an unfinished user's folder, or of an unfinished directory in one."""
+"""Prefix of the name of a user's folder, or of a directory in one, that is unfinished."""
 FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RESERVE)
 VOLUME_MAX_BYTES = 4096
 FOLDER_MODE = 0o700
@@ -158,7 +158,7 @@ class Areas(NamedTuple):
 class Store(NamedTuple):
     """An opened, trusted store.
 
-    base        the directory that holds it
+    base        the directory that holds the store
     base_path   that directory's path for messages, as it was found
     fd          the opened `.trashd`
     areas       the directories that contain users' folders
@@ -211,11 +211,11 @@ class Store(NamedTuple):
         return self._replace(maker=find_maker(self.kernel, self.fd, places))
 
     def has_unknown_maker(self) -> bool:
-        """Return whether another user may have made it from root's directories, so that nothing in it is trusted."""
+        """Return whether another user may have assembled this store from root's directories; then it is not trusted."""
         return self.maker is StoreMaker.UNKNOWN
 
     def is_ours_as_root(self) -> bool:
-        """Return whether it is root's store and we are root, who has to inspect everything that is doubtful in it."""
+        """Return whether this is root's store and we are root, and so have to inspect all doubtful entries in it."""
         return self.is_common() and os.geteuid() == 0
 
 
@@ -251,19 +251,17 @@ class UserFolder(NamedTuple):
         return RelPath(join_path(self.store.name, self.area, self.name))
 
     def relative_path_to(self, state: State, container: bytes) -> RelPath:
-        """Return the path of one of its containers, relative to the directory that holds the store."""
         return join_path(self.relative_path(), state.value.encode(), container)
 
     def path_to(self, state: State, container: bytes) -> bytes:
-        """Return the path of one of its containers, for messages."""
         return os.path.join(self.store.base_path, self.relative_path_to(state, container))
 
     def may_be_reaped_by(self, uid: int) -> bool:
-        """Return whether `uid` may delete expired orphans in it: it is proven, or belongs to `uid`, who is not root."""
+        """Return whether `uid` may delete expired orphans here: the folder is proven, or `uid` (not 0) owns it."""
         return self.is_proven or self.uid == uid != 0
 
     def list(self, folder: Name | State) -> list[bytes]:
-        """Return the names in one of its directories; empty if that is missing, as listing does not create it."""
+        """Return the names in one of the folder's directories; if that is missing, return none and do not create it."""
         try:
             fd = self.store.kernel.open_dir(self.fd, folder.value.encode() if isinstance(folder, State) else folder)
         except FileNotFoundError:
@@ -272,7 +270,7 @@ class UserFolder(NamedTuple):
             return self.store.kernel.list(fd)
 
     def open(self, folder: Name | State) -> Fd:
-        """Open one of its directories for reading; make it if it is missing."""
+        """Open one of the folder's directories for reading; make it if it is missing."""
         kernel, name = self.store.kernel, folder.value.encode() if isinstance(folder, State) else folder
         try:
             return kernel.open_dir(self.fd, name)
@@ -289,8 +287,8 @@ class UserFolder(NamedTuple):
 def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
     """Make a directory that only its maker can enter, and open it for reading.
 
-    It gets mode 0700 and no ACLs, whatever its parent's ACL and the umask are. No other process may use its name
-    before.
+    It gets mode 0700 and no ACLs, whatever its parent's ACL and the umask are. No other process must use its name
+    before this returns.
     """
     kernel.mkdir(dir_fd, name)
     with kernel.open_beneath(dir_fd, name, DIRECTORY) as made:
@@ -303,9 +301,9 @@ def make_private(kernel: Kernel, dir_fd: int, name: bytes) -> Fd:
 
 
 def make_unique(kernel: Kernel, dir_fd: Fd, name: bytes) -> None:
-    """Make a directory whose name has 48 random bits, so that no other process uses it.
+    """Make a directory whose name has 48 random bits, so that no other process uses the name.
 
-    EEXIST is ignored: after a restart, a server may report it for a mkdir that it did itself.
+    EEXIST is ignored: after a restart, a server may report it for a mkdir that the server itself has executed.
     Raises  OSError
     """
     with suppress(FileExistsError):
@@ -368,7 +366,6 @@ def list_users_stores(kernel: Kernel, base_fd: Fd) -> list[Name]:
 
 
 def encode_volume(volume: Volume) -> bytes:
-    """Encode volume.json in the current format."""
     fields: dict[str, Any] = {"magic": MAGIC, **volume._asdict(), "format": FORMAT}
     fields["store"] = None if volume.store is None else volume.store._asdict()
     return json.dumps(fields, indent=1).encode() + b"\n"
@@ -384,9 +381,8 @@ def volume_fields(text: bytes) -> dict[str, Any]:
 
 
 def decode_volume(text: bytes, store: bytes) -> Volume | None:
-    """Decode volume.json; None if it is not trashd's.
+    """Decode the volume.json of the store at a path; None if it is not trashd's.
 
-    store   the store's path
     Raises  UnknownFormat if it is trashd's, but not in the current format
     """
     fields = volume_fields(text)
@@ -413,7 +409,6 @@ def decode_volume(text: bytes, store: bytes) -> Volume | None:
 
 
 def decode_identity(fields: object) -> Identity | None:
-    """Decode an identity from JSON fields; None for anything else."""
     if not isinstance(fields, dict):
         return None
     handle, ino, btime_ns = (fields.get(key) for key in Identity._fields)
@@ -443,7 +438,7 @@ def open_store(
     """Open the store in a directory; None if there is none. Takes ownership of `base`.
 
     name    `.trashd`, which may also be a user's own store made by 0.3.0; or the name of a user's own store
-    of      the uid that must own it; root then opens it for that user only, and trusts nothing about others in it
+    of      the uid that must own it; root then opens it for that user only, and trusts it for no other user
     Raises  Untrusted if its owner is not trusted: root trusts root, other users trust root and themselves; BrokenStore
             if the owner is trusted, but volume.json is invalid
     """
@@ -474,10 +469,10 @@ def store_of(
     owners: tuple[int, ...],
     name: Name = STORE,
 ) -> Store:
-    """Return the store in an opened directory; `owned` closes what this opens.
+    """Return the store in an open directory; `owned` closes the fds that this opens.
 
     owners  the uids that may own it
-    name    its name, now or later; the name of a user's own store contains its owner
+    name    the store's present or future name; the name of a user's own store contains the owner's uid
     Raises  Untrusted; BrokenStore; OSError
     """
     dev, path, whom = kernel.fstat(base.fd).st_dev, os.path.join(base_path, name), parse_user_store_name(name)

@@ -45,9 +45,9 @@ def call_inside(
     visit: Callable[[Fd, UserFolder, RelPath], T],
     result_type: Any,
 ) -> T:
-    """Call `visit` for a path in an orphan, in a process of its owner if we are root, and return the result.
+    """Call `visit` for a path in an orphan, in a process of the orphan's owner if we are root, and return the result.
 
-    visit   gets the entry (O_PATH), its folder, and the path in the tree
+    visit   gets the entry (O_PATH), the user's folder, and the path in the tree
     result_type  type of the result of `visit`
     Raises  NotFound; UsageError; TrashdError
     """
@@ -82,7 +82,7 @@ def entries_inside(
     """Return the entries of a directory, sorted by name; for anything else, one entry with an empty name.
 
     is_selected  selects names, which are decoded with os.fsdecode
-    most         the most entries to read
+    most         the maximum number of entries
     Raises       OSError
     """
     if not stat.S_ISDIR((st := kernel.fstat(fd)).st_mode):
@@ -101,7 +101,7 @@ def _entry(name: bytes, st: os.stat_result, fd: Fd) -> EntryInside:
 
 
 def content_of(kernel: Kernel, fd: Fd, path: bytes) -> Iterator[bytes]:
-    """Read a regular file in parts. fd: O_PATH is enough. Raises  OSError; Refused if it is not regular, or archived"""
+    """Read a regular file in parts. fd: may be O_PATH. Raises  OSError; Refused if it is not regular, or is archived"""
     if not stat.S_ISREG(kernel.fstat(fd).st_mode):
         raise Refused(f"{printable(path or b'.')}: not a regular file", "trashd ls shows its type")
     if may_be_archived(kernel, fd):
@@ -134,12 +134,12 @@ class Difference(NamedTuple):
 
 
 def find_differences(kernel: Kernel, tree: Fd, now: Fd, prefix: bytes, *, includes_new: bool) -> Iterator[Difference]:
-    """Find the differences between a directory in an orphan and the present one.
+    """Yield the differences between a directory in an orphan and the directory that is now at its original path.
 
     Types, sizes and link targets are compared, and contents if the times differ. An entry that exists on only one side
-    is one difference, whatever it contains.
+    counts as one difference, whatever it contains.
     prefix     the path of both directories
-    includes_new  include entries that exist only in the present directory
+    includes_new  include entries that exist only in the directory at the original path
     """
     device = kernel.fstat(now).st_dev
     pending = [b""]
@@ -193,7 +193,7 @@ def _compare(
 
 
 def _have_same_content(kernel: Kernel, one: Fd, other: Fd, name: bytes) -> bool:
-    """Whether two files have the same content. Raises  OSError, also if an archive would have to recall data"""
+    """Return whether two files have the same content. Raises  OSError, also if an archive would have to recall data"""
     with (
         Fd(os.open(name, _READ, dir_fd=one)) as before,
         Fd(os.open(name, _READ, dir_fd=other)) as after,

@@ -1,9 +1,9 @@
-"""Makes a user's folder: complete before it gets its name, and one per user, whatever other users create beside it.
+"""Makes users' folders: each is complete before it gets its name, and each user gets only one.
 
-This module also contains root's first inspection of the folders that users made themselves. Until then, a folder serves
-only its user. If the folder and all its containers meet the conditions, root registers it and moves it to where only
-root can create entries; this makes it proven. If not, root records a refusal, which later corrections do not change. No
-user loses access to anything.
+This module also contains root's first inspection of folders that users made themselves. Before the inspection, a folder
+serves only its user. If the folder and all its containers meet the conditions, root registers the folder and moves it
+to `u/`, where only root can create entries. From then on, the folder is proven. If not, root records that it is
+refused; later corrections do not change this. In both cases, users keep access to everything.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _N_LOCK_TRIES, _LOCK_PAUSE_S = 100, 0.02
 def make_user_folder(store: Store, uid: int | None = None, *, waits: bool = True) -> UserFolder:
     """Make a folder for the caller, or open the one that another command of the same user has just made.
 
-    It is completed under a temporary name and then renamed to the plain name, or to a random one if another user has
-    taken the plain name. In that case, two commands could each make a folder. So once its own is visible, each checks
-    for an unfinished folder of the other, and then for a finished one: at least one of them gives up.
-    uid     the user who is to own it, if this thread acts with a different fsuid (setfsuid)
+    The folder is completed under a temporary name, then renamed to the plain name, or to a random name if another user
+    has taken the plain name. With random names, two commands of a user could each make a folder. So each command, once
+    its own folder is visible, checks for an unfinished, then for a finished folder of the other: at least one gives up.
+    uid     the user who will own the folder, if this thread acts with a different fsuid (setfsuid)
     Raises  OSError; NoStore if modes or owners have no effect (FAT, NFS with root squash); Busy if the plain name is
             taken, another command of that user is making a folder, and `waits` is False
     """
@@ -84,7 +84,7 @@ def make_user_folder(store: Store, uid: int | None = None, *, waits: bool = True
                     kernel.rename_free(u_fd, new, u_fd, name)
                     return _open_settled(store, uid, u_fd, name, fd)
         except FileNotFoundError:
-            # Before it was locked, another process removed it, taking its maker for dead; or the whole store is gone.
+            # Another process removed the unlocked folder, taking this command for dead; or the whole store is gone.
             if turn >= _ATTEMPTS:
                 raise
             continue
@@ -94,11 +94,11 @@ def make_user_folder(store: Store, uid: int | None = None, *, waits: bool = True
 
 
 def _open_settled(store: Store, uid: int, area_fd: Fd, name: Name, fd: Fd) -> UserFolder:
-    """Open the folder that a user has after this process made one.
+    """Open a user's folder after this process has made one.
 
-    Root may have moved the new one already. If another command's folder is used instead, the new one, which is still
-    empty, is removed.
-    Raises  OSError; FileNotFoundError if there is none, and the caller must start again
+    Root may already have moved the new folder. If another command's folder is the valid one, the new folder, which is
+    still empty, is removed.
+    Raises  OSError; FileNotFoundError if the user has no folder; then the caller must start again
     """
     kernel = store.kernel
     folder = open_user_folder(store, uid)
@@ -113,7 +113,7 @@ def _open_settled(store: Store, uid: int, area_fd: Fd, name: Name, fd: Fd) -> Us
 def make_proven(store: Store, uid: int) -> UserFolder | None:
     """Make a user's folder as root, registered before it gets its name; None if another process is registering folders.
 
-    If the user has a folder, return that. Needs root and root's store.
+    If the user has a folder, return that one. Needs root and root's store.
     Raises  OSError; NoStore if modes or owners have no effect
     """
     kernel = store.kernel
@@ -136,7 +136,7 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
                     write_registered(kernel, registry_fd, entry._replace(name=name, identity=kernel.identify(fd)))
                     kernel.rename_free(u_fd, new, u_fd, name)
                 break
-            except FileNotFoundError:  # before it was locked, an init removed it, taking its maker for dead
+            except FileNotFoundError:  # an init removed the unlocked folder, taking its maker for dead
                 if attempt == _ATTEMPTS - 1:
                     raise
         return open_user_folder(store, uid)
@@ -179,10 +179,10 @@ def lock_registry(store: Store, owned: ExitStack) -> Fd | None:
 
 @contextmanager
 def unnamed_folder(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, Fd]]:
-    """Make a complete folder under a temporary name, locked while its maker runs; remove it after the block if unused.
+    """Make a complete, locked folder under a temporary name; remove it after the block unless the block renames it.
 
-    Raises  OSError; NoStore; FileNotFoundError if another command took its maker for dead and removed it before it was
-            locked
+    Raises  OSError; NoStore; FileNotFoundError if another command took this one for dead and removed the folder before
+            it was locked
     """
     kernel = store.kernel
     new = Name(NEW_PART + _another_name(uid))
@@ -221,13 +221,13 @@ def folder_for_check(store: Store) -> Iterator[UserFolder]:
 
 
 def _chown_to(kernel: Kernel, fd: Fd, uid: int) -> None:
-    """Give a directory that root made for a user to that user; users' own directories need no chown. Raises  OSError"""
+    """If root made a directory for a user, change its owner to that user. Raises  OSError"""
     if os.geteuid() == 0 and kernel.fstat(fd).st_uid == 0 != uid:
         kernel.chown(fd, uid, user_credentials(uid).gid)
 
 
 def abandoned_folders(store: Store) -> Iterator[UserFolder]:
-    """Yield the caller's folders that dead makers left under a temporary name, locked. A killed check may be in one."""
+    """Lock and yield the caller's folders that killed commands, which may be checks, left under a temporary name."""
     kernel, uid = store.kernel, os.geteuid()
     for area, area_fd in store.areas.all():
         for name in kernel.list_reopened(area_fd):
@@ -238,10 +238,10 @@ def abandoned_folders(store: Store) -> Iterator[UserFolder]:
 
 
 def discard_abandoned_folders(kernel: Kernel, u_fd: Fd, only: int | None, *, except_name: Name | None = None) -> bool:
-    """Remove the unfinished folders of killed makers; return whether other makers are active now.
+    """Remove unfinished folders that killed commands left; return whether other commands are making folders now.
 
-    On network filesystems, locks prove nothing: nothing is removed, and makers on other hosts are ignored.
-    only  only this user's folders; None for all users'
+    On network filesystems, locks prove nothing: nothing is removed, and commands on other hosts are ignored.
+    only  the only user whose folders are removed; None: all users
     """
     has_rivals = False
     for name in kernel.list_reopened(u_fd):
@@ -250,7 +250,7 @@ def discard_abandoned_folders(kernel: Kernel, u_fd: Fd, only: int | None, *, exc
             continue
         with suppress(OSError), kernel.open_dir(u_fd, name) as fd:
             st = kernel.fstat(fd)
-            # A folder that belongs to root is one that root has not given to its user yet.
+            # If a folder belongs to root, root has not changed its owner yet.
             if st.st_uid not in (0, uid) or explain_not_private(st, st.st_uid) or not kernel.is_local(fd):
                 continue
             if kernel.lock(fd):
@@ -272,12 +272,12 @@ def discard_folder(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
 _MAX_PER_INSPECTION = 300
 """How many registry entries one inspection may write: each takes a millisecond to become durable.
 
-Further subordinate uids wait for the next inspection, so that they delay no other user's.
+The remaining subordinate uids wait for the next inspection, so that they do not delay other users' folders.
 """
 
 
 def inspect_new_folders(store: Store, resting: Collection[int] = ()) -> list[FolderVerdict]:
-    """Register the folders that users made in root's store since the last inspection; return those not readable now.
+    """Register the folders that users made in root's store since the last inspection; return those that can't be read.
 
     Do nothing if another of root's processes is doing this, or if the volume is full or read-only. Needs root.
     resting  users to skip now
@@ -352,9 +352,9 @@ def _has_folder(store: Store, entry: RegisteredFolder) -> bool:
 
 
 def _inspect(store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name) -> tuple[RegisteredFolder, str]:
-    """Inspect one of a user's names, and register or refuse the folder.
+    """Inspect the folder with one of a user's names, and register or refuse it.
 
-    Returns  the user's registry entry (the same object if it has not changed); why the name can't be read now, or ""
+    Returns  the user's registry entry (the same object if it is unchanged), and why the name can't be read now, or ""
     Raises   OSError from root's own directories
     """
     kernel, (_area, new_fd) = store.kernel, store.areas.area_for_new_folders()

@@ -79,8 +79,8 @@ AREA_MODES = {USERS: 0o755, NEW: 0o1777, REGISTRY: 0o755}
 def name_for_new(kernel: Kernel, base: BackingAndMount) -> Name | None:
     """Return the name for a store that the caller makes in a directory; None if root's name is taken.
 
-    If the plain name of a user's own store is taken, which any user can cause, the store gets another name. Raises
-    OSError
+    If the plain name of a user's own store is taken, which any user can cause, the store gets a random name.
+    Raises  OSError
     """
     if makes_root_store():
         return None if is_taken(kernel, base.fd, STORE) else STORE
@@ -106,7 +106,7 @@ def make_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Na
 
 
 def make_unnamed_store(made: ExitStack, kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name) -> Store:
-    """Make a store like `make_store`, but with a name that no process uses, and remove it when `made` closes."""
+    """Make a store like `make_store`, but under a name that no process uses, and remove it when `made` closes."""
     from fusefs.store.make_folder import lock_registry
 
     made.close()  # remove the previous one, which could not take the victim
@@ -126,7 +126,7 @@ def make_unnamed_store(made: ExitStack, kernel: Kernel, base: BackingAndMount, b
 
 
 def mark_if_new(store: Store, made: Identity | None) -> Store:
-    """If `made` is an opened store's identity, record that root made it; takes ownership of `store`. Raises  OSError"""
+    """Record that root made a store, if `made` is its identity; takes ownership of `store`. Raises  OSError"""
     if not store.is_ours_as_root() or made is None:
         return store
     with close_on_error(store):
@@ -142,7 +142,7 @@ def build_store(
     *,
     replaces: Fd | None = None,
 ) -> Identity | None:
-    """Make a store without opening it; return its identity, or None if there is another store.
+    """Make a store without opening it; return its identity, or None if another store has the name.
 
     name        the store's name
     identifier  the volume ID, if there is one already
@@ -192,7 +192,7 @@ def _build(
 
 
 def lock_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
-    """Take the lock for repairing an opened `.trashd`, which `owned` releases; return whether it was free.
+    """Take the repair lock of an opened `.trashd`, and return whether it was free; `owned` releases the lock.
 
     If the lock file can't be made (full or read-only volume, another user's store), no lock is needed.
     Raises  OSError
@@ -211,8 +211,8 @@ def unfinished_store(
     """Make a complete, locked store under a name that no process uses.
 
     It is removed after the block, unless the block renames it or moves an old store into it.
-    name    the name that it is to get
-    new     its name until then
+    name    the final name
+    new     the name until then
     Raises  OSError; FileNotFoundError if another init removed it before it was locked
     """
     if kernel.is_read_only(base.names_fd()):  # through our read-only mount, the store could not be removed again
@@ -237,7 +237,7 @@ def _exchange(kernel: Kernel, base: BackingAndMount, new: Name, old_fd: Fd) -> b
     """Exchange a new store with the entry that has the name of root's store.
 
     This is one step, so no user can put another entry there in between. If the entry is a store that another init has
-    just made, exchange them back.
+    just made, exchange the two back.
     old_fd   the entry to be replaced; it may be root's own store with an area that others could change
     Returns  False if the filesystem does not support exchange, or the name is free
     Raises   OSError
@@ -264,7 +264,7 @@ def _set_aside(kernel: Kernel, base: BackingAndMount, name: Name, store_fd: Fd) 
 
 
 def _is_new_store(kernel: Kernel, base: BackingAndMount, name: Name) -> bool:
-    """Whether the entry with a name for exchanges is still the new store, or is an empty one. Raises  OSError"""
+    """Return whether the entry with a SWAP_PREFIX name is still the new store, or an empty store. Raises  OSError"""
     with suppress_errno(*UNREACHABLE_ERRNOS), kernel.open_dir(base.fd, name) as fd:
         return kernel.fstat(fd).st_uid == 0 and all(_is_empty_in(kernel, fd, area) for area in (USERS, NEW))
     return False
@@ -275,7 +275,7 @@ def _finish_exchange(kernel: Kernel, base: BackingAndMount, name: Name) -> list[
     with kernel.open_beneath(base.names_fd(), STORE, READABLE) as store_fd:
         st = kernel.fstat(store_fd)
         if st.st_uid != 0 or st.st_mode & OTHERS_WRITE:
-            return []  # the next init does it, when there is a store that belongs to root
+            return []  # the next init does it, once the store belongs to root
         _set_aside(kernel, base, name, store_fd)
     return [f"moved {printable(name)} aside"]
 
@@ -307,7 +307,7 @@ def _move_into_new(kernel: Kernel, base: BackingAndMount, new: Name, old_fd: Fd)
 
 
 def _move_old_stores(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
-    """Move old stores from a new store into root's store, if another init has made one; return whether there is one.
+    """Move old stores from a new store into root's store that another init has made; return False if there is none.
 
     Raises  OSError
     """
@@ -328,7 +328,7 @@ def _move_old_stores(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
 
 
 def _has_old_store(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
-    """Whether a new store that does not have its final name yet contains, or may contain, an old one."""
+    """Return whether a new store without its final name contains an old store, or may contain one."""
     try:
         with kernel.open_dir(base.fd, new) as fd:
             return any(one.startswith(OLD) for one in kernel.list(fd))
@@ -339,7 +339,7 @@ def _has_old_store(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
 
 
 def is_being_replaced(kernel: Kernel, base: BackingAndMount) -> bool:
-    """Whether another init is at work and has moved the old store into a new one that has no final name yet.
+    """Return whether another running init has moved the old store into a new store without its final name.
 
     On a network filesystem, this can't be distinguished from a killed init, so the result is False.
     Raises  OSError
@@ -354,7 +354,7 @@ def is_being_replaced(kernel: Kernel, base: BackingAndMount) -> bool:
 def _finish_new_store(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
     """Give a new store its final name if it contains an old store; return whether the new store must stay.
 
-    This completes a killed init. If another init has made a store by now, that store gets the old one instead.
+    This completes a killed init. If another init has made a store by now, the old store is moved into that one.
     """
     names = kernel.list(fd)
     if VOLUME not in names or not any(one.startswith(OLD) for one in names):
@@ -370,7 +370,7 @@ def _finish_new_store(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd)
 def discard_abandoned_stores(kernel: Kernel, base: BackingAndMount) -> list[str]:
     """Remove or complete new stores that our killed commands left unfinished; return messages.
 
-    A running command has a lock; on network filesystems, another host may have it, so nothing is done there.
+    A running command holds a lock. On network filesystems, another host may hold it, so nothing is done there.
     """
     messages = []
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
@@ -394,9 +394,9 @@ def discard_abandoned_stores(kernel: Kernel, base: BackingAndMount) -> list[str]
 
 
 def _is_empty_after_cleanup(kernel: Kernel, fd: Fd) -> bool:
-    """Whether a directory is empty after removing what a killed command can have left in such a directory.
+    """Remove from an unfinished directory what a killed command can have left; return whether it is empty now.
 
-    The parent's owner can give such a name to any of our directories there, so nothing else is removed.
+    Nothing else is removed, since the parent's owner can give such a name to any of our directories there.
     """
     st = kernel.fstat(fd)
     if st.st_uid != os.geteuid() or st.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -417,7 +417,7 @@ def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
 
 def _fill(kernel: Kernel, fd: Fd, name: Name, identifier: VolumeId) -> None:
     is_common = name == STORE
-    _check_empty(kernel, fd)  # before its mode changes: the name may belong to a closed directory of root's now
+    _check_empty(kernel, fd)  # before the mode changes: the name may now belong to a private directory of root
     take_ownership(kernel, fd, store_mode_of(name))
     _check_empty(kernel, fd)  # the parent's default ACL may have let others in until now
     for area in AREA_MODES if is_common else (USERS,):
@@ -436,7 +436,6 @@ def _check_empty(kernel: Kernel, fd: Fd) -> None:
 
 
 def store_mode_of(name: Name) -> int:
-    """Return the mode for a store with this name."""
     return STORE_MODE if parse_user_store_name(name) is None else FOLDER_MODE
 
 
@@ -453,7 +452,6 @@ def make_area(kernel: Kernel, fd: Fd, name: Name, mode: int) -> None:
 
 
 def write_volume(kernel: Kernel, fd: Fd, volume: Volume) -> None:
-    """Write volume.json durably. Raises  OSError"""
     write_small(kernel, fd, VOLUME, encode_volume(volume), 0o644)
     kernel.fsync(fd)
 
@@ -474,7 +472,7 @@ def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> boo
     """Remove an unfinished store that a killed `make_store` left; return whether it is gone.
 
     A finished store may also have such a name, after an exchange with a new one, or because a user gave it the name.
-    If any user has a folder in it, it stays.
+    If any user has a folder in the store, the store is kept.
     """
     try:
         fd = kernel.open_dir(base.fd, name)
@@ -528,7 +526,7 @@ def needs_repair(kernel: Kernel, fd: Fd, mode: int) -> bool:
 
 
 def unmake_store(kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name) -> None:
-    """Remove one of our stores that is unused; keep it if it is used by now.
+    """Remove one of our stores, unless it is in use by now.
 
     If all folders are gone, the store first gets the name of an unfinished store, so that no process begins to use it.
     Directories are removed only with rmdir: if a folder appears nevertheless, it is kept, and so is the store.

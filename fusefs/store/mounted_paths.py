@@ -1,7 +1,7 @@
-"""Our own mounts: the backing directory of a mounted directory, and the mounted view of a backing directory.
+"""Finds the backing directory of a directory in a trashd mount, and the mounted view of a backing directory.
 
 All work on a store is done in the backing directory. Only renames that others see are made in the mount, so that the
-kernel moves its own dentries. For this, a command that is given the backing path of a mounted tree uses the mount, too.
+kernel moves its own dentries. So even a command that is given the backing path of a mounted tree uses the mount.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def open_both_sides(kernel: Kernel, path: bytes, mounts: list[Mount] | None = No
 
 
 def sides_of_fd(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> BackingAndMount:
-    """Open the other side of an open directory (O_PATH), if one of our mounts shows it; takes ownership of the fd.
+    """Return an open directory (O_PATH), on both sides if one of our mounts shows it; takes ownership of the fd.
 
     Raises  OSError; NoBacking
     """
@@ -75,11 +75,11 @@ def _open_both(kernel: Kernel, root: BackingAndMount, path: bytes) -> BackingAnd
 
 
 def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -> tuple[BackingAndMount, bytes] | None:
-    """Open the root, on both sides, of our mount that shows a directory; return it with the root's path.
+    """Open, on both sides, the root of our mount that shows a directory; return the root and its path.
 
     path     the directory's absolute path, without links; it may be in the mount or in its backing tree
     mount    the mount that the directory is on
-    Raises   NoBacking if it is in one of our mounts whose backing tree we can't use or don't trust
+    Raises   NoBacking if the directory is in one of our mounts whose backing tree we can't use or don't trust
     Returns  None if none of our mounts is involved
     """
     if mount.is_trashd():
@@ -185,9 +185,9 @@ def _open_backing(kernel: Kernel, mount: Mount, mounted: Fd, mounts: list[Mount]
 
 
 def to_mount_path(path: bytes) -> bytes:
-    """Convert a path in the private tree below a mount that covers its source to the path that users know.
+    """Convert a path in the private backing tree of a mount that covers its own source to the path that users know.
 
-    Other paths are returned unchanged. While the mount's daemon is dead, commands use the private path of its store.
+    Other paths are returned unchanged. While the mount's daemon is dead, commands use the private path of the store.
     """
     from fusefs.linux.backing_fd_socket import TREE
 
@@ -237,7 +237,7 @@ def _volume_text(kernel: Kernel, base: Fd) -> bytes:
 
 
 def refuse_mounted(kernel: Kernel, fd: Fd) -> None:
-    """Refuse to reap through one of our mounts. Raises  NoBacking"""
+    """Raise NoBacking if an fd is in one of our mounts, since nothing is reaped through a mount."""
     if kernel.filesystem(fd) == FUSE_MAGIC:
         mount = find_mount(kernel, fd, read_mounts())
         if mount is not None and mount.is_trashd():

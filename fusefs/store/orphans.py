@@ -1,4 +1,4 @@
-"""The orphans in all stores that the caller may see: lists them from records, finds them, changes their retention.
+"""Lists and finds orphans in all stores that the caller may see, from their records, and changes their retention.
 
 Each record is read by a process of its owner. The origin in a record is only its owner's claim, so the owner must be
 checked before the origin is used.
@@ -108,23 +108,22 @@ class ListedContainer(NamedTuple):
     size: TreeSize | None = None
 
     def base_path(self) -> bytes:
-        """The directory that holds the store."""
+        """Return the directory that holds the store."""
         return os.path.dirname(self.store_path())
 
     def store_path(self) -> bytes:
-        """The path of the store."""
         return self.path.rsplit(b"/", 4)[0]  # STORE/AREA/FOLDER/STATE/ID
 
     def remaining_s(self, now_ns: int) -> int | None:
-        """Seconds until the orphan expires, negative if it has expired; None: never."""
+        """Return the seconds until the orphan expires, negative if it has expired; None: never."""
         return None if self.expires_ns is None else (self.expires_ns - now_ns) // 1_000_000_000
 
     def age_s(self, now_ns: int) -> int:
-        """Seconds since the tree was moved into the store."""
+        """Return the seconds since the tree was moved into the store."""
         return (now_ns - self.created_ns - self.clock_set_ns) // 1_000_000_000
 
     def may_be_reaped_by(self, uid: int) -> bool:
-        """Whether a process of this user may reap it without its ID, as in `UserFolder`."""
+        """Return whether a process of this user may reap the orphan without being given its ID, as in `UserFolder`."""
         return self.is_proven or self.uid == uid != 0
 
 
@@ -140,7 +139,7 @@ def list_containers(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
 
 
 def scan_containers(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
-    """List a folder's containers like `list_containers`, but in any number, unsorted, and without `is_vouched`.
+    """List a folder's containers like `list_containers`, but in bounded memory, unsorted, and without `is_vouched`.
 
     A container whose state changes in the meantime may be listed twice.
     """
@@ -189,7 +188,7 @@ def _read_entries(
 
 
 def _read_closely(folder: UserFolder, state: State, state_fd: Fd, name: bytes) -> tuple[bytes, bool]:
-    """Read a container's record, and find out whether a reaper has begun on it and no process works on it now.
+    """Return a container's record, and whether a reaper has begun to delete the container but none is at work now.
 
     Raises  BadRecord, OSError
     """
@@ -248,7 +247,7 @@ def explain_failure(failure: Failure) -> str:
 
 
 def explain_first(failure: Failure | None, n_failed: int) -> str:
-    """Describe the first failure of a removal and the number of further failures; empty without a failure."""
+    """Describe the first failure of a removal and the number of other failures; empty if there is none."""
     if failure is None:
         return ""
     why = explain_failure(failure)
@@ -258,7 +257,7 @@ def explain_first(failure: Failure | None, n_failed: int) -> str:
 ID_LEAST_CHARS = 4
 """The minimum length of an abbreviated ID. Without a minimum, an empty variable in a script would match any orphan."""
 _MOST_LISTED = 100_000
-"""The most orphans listed for another user: so many take some hundred megabytes in that user's process, and in ours."""
+"""The maximum number of another user's orphans in a listing, which take some hundred megabytes in each process."""
 T = TypeVar("T")
 
 
@@ -372,8 +371,6 @@ class _FolderListing:
 
 
 class _FolderSums(NamedTuple):
-    """The sums of a folder's orphans. path: the folder's path"""
-
     path: bytes
     sums: list[KeyedSum]
 
@@ -386,7 +383,7 @@ def sum_orphans(
     lost: list[TrashdError] | None = None,
     clocks: tuple[Clock, ...] = (),
 ) -> OrphanSums:
-    """Sum up orphans from their records alone, in bounded memory; one that changes its state may count twice.
+    """Sum up orphans from their records alone, in bounded memory; an orphan whose state changes may count twice.
 
     new_sums    makes empty sums
     is_counted  whether an orphan counts at a wall time
@@ -479,7 +476,7 @@ def _lower_paths(folder: UserFolder, _visible: VisibleRename | None) -> list[byt
 
 
 def _may_be_tidied(folder: UserFolder, caller_uid: int) -> bool:
-    """Whether recovery, which moves paths that records name, may act on a folder at this caller's request.
+    """Return whether recovery, which moves paths that records name, may act on a folder at this caller's request.
 
     This includes folders in a copy of a store, since only the store's owner can have put the contents of `u/` there.
     """
@@ -488,7 +485,6 @@ def _may_be_tidied(folder: UserFolder, caller_uid: int) -> bool:
 
 
 def find_container(kernel: Kernel, volumes: Sequence[bytes], identifier: str) -> ListedContainer:
-    """Find the container with an ID; errors as for `find_containers`."""
     return find_containers(kernel, volumes, [identifier])[0]
 
 
@@ -519,7 +515,7 @@ def find_containers(
 
 
 def match_id(volumes: Sequence[bytes], identifier: str, listed: Sequence[ListedContainer]) -> ListedContainer | None:
-    """Find the listed container by its ID, or by the beginning or end of it. Raises  UsageError: several match"""
+    """Return the listed container with an ID, or with its beginning or end. Raises  UsageError if several match"""
     exact = [entry for entry in listed if entry.id == identifier]
     matches = exact or [e for e in listed if e.id.startswith(identifier) or e.id.endswith(identifier)]
     if not matches:
@@ -597,7 +593,7 @@ def call_in_folder(
 
 @contextmanager
 def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer) -> Iterator[UserFolder]:
-    """Open the folder that has an entry, in this process, for actions that root takes itself.
+    """Open, in this process, the folder that has an entry, for actions that root itself takes.
 
     Raises  NotFound if it is gone; Untrusted if its owner's pointer leads to a store that we don't trust
     """
@@ -617,7 +613,7 @@ def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContain
 
 
 def _open_store_beneath(upper: Store, path: bytes) -> Store | None:
-    """Open the store with this path, in the same directory as another store or beneath; None if there is none."""
+    """Open the store with this path, in the same directory as another store or beneath it; None if there is none."""
     base, name = os.path.split(path)
     way = relative_to(base, upper.base_path)
     try:
@@ -643,9 +639,9 @@ class OrphanFromPath(NamedTuple):
 def find_by_origin(
     kernel: Kernel, volumes: Sequence[bytes], path: bytes, listed: Iterable[ListedContainer]
 ) -> list[OrphanFromPath]:
-    """Find the restorable orphans that came from a path, named through any mount; newest first.
+    """Find the restorable orphans that came from a path, or contain it; the newest comes first.
 
-    path  neither the path nor the directories above it need exist; links in those are followed, but not a final link
+    path  may lead through any mount, and need not exist; links in its directories are followed, but not a final link
     """
     mounts = read_mounts()
     path_by_base = _relative_paths(kernel, path, mounts)
@@ -716,7 +712,6 @@ def _identity(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, in
 
 
 def _has_part(folder: UserFolder, name: str, inside: bytes, flags: int) -> bool:
-    """Whether a part of an orphan can be opened with these flags."""
     kernel, path = folder.store.kernel, join_path(name.encode(), TREE, inside)
     try:
         with folder.open(State.ORPHANS) as orphans, kernel.open_beneath(orphans, path, flags):
@@ -842,7 +837,6 @@ def _retention_s(age_ns: int, term: NewRetention) -> int | None:
 
 
 def _explain_gone(folder: UserFolder, container: ContainerId) -> NotFound | Refused:
-    """Explain why a container is not an orphan."""
     name = container.encode()
     for state, (what, hint) in _STATE_REFUSALS.items():
         if name in folder.list(state):

@@ -1,4 +1,4 @@
-"""Recovery: completes, undoes, or keeps and reports what a killed command left in stage/ and restoring/.
+"""Recovers from killed commands: completes, undoes, or reports what they left in stage/ and restoring/.
 
 Recovery decides by the record and by identities (core.container_states), never by names or ages. It does not touch
 locked containers. It removes directories only with rmdir, which fails if the decision was wrong. When a tree is back,
@@ -76,7 +76,7 @@ RESCUED_RETENTION_S = 7 * 24 * 3600
 
 
 class KeptContainer(Exception):
-    """Why a container was left as it is."""
+    """The reason why recovery left a container as it is."""
 
     def __init__(self, what: str, hint: str = WAY_OUT) -> None:
         super().__init__(what)
@@ -84,7 +84,6 @@ class KeptContainer(Exception):
 
 
 def to_finding(folder: UserFolder, where: str, error: OSError) -> Finding:
-    """Return a finding about a failed system call on a container."""
     hint = ELSEWHERE if folder.store.is_shared() else WAY_OUT
     return Finding(where, from_os(error, where).message_about(where), hint)
 
@@ -92,12 +91,12 @@ def to_finding(folder: UserFolder, where: str, error: OSError) -> Finding:
 def recover(folder: UserFolder, ended_boots: Collection[str] = (), waits: Wait | None = None) -> list[Finding]:
     """Settle the unlocked containers in one user's stage/ and restoring/, as that user; report those that were kept.
 
-    In reaping/, only containers without a record are removed, which are the remains of a killed reap. In orphans/, only
+    In reaping/, only containers without a record are removed: they are the remains of killed reaps. In orphans/, only
     those without a tree are checked: on btrfs, another process's flush may write an adoption, but not the plain rename
     that moved the tree there (docs/internals/crash-windows.md).
     ended_boots  IDs of boots that the administrator declared ended: none of their processes is running
-    waits  called to wait until another node's containers have been watched for long enough. Without it, they are
-           reported, and a later recovery continues the watch
+    waits  called to wait until another node's containers have been watched for long enough. If None, these containers
+           are reported, and a later recovery continues the watch
     """
     while True:
         watched: list[float] = []
@@ -218,8 +217,8 @@ def _settle_held(held: HeldContainer) -> None:
 def _remove_unrecorded(folder: UserFolder, state: State, name: bytes, watched: list[float]) -> None:
     """Remove a container without a record, with rmdir: it never contained a victim, or is empty by now.
 
-    Another node, whose lock is not visible, may be making it. So it is watched first, except in reaping/, where
-    containers are not made.
+    Another node, whose lock is not visible, may be making the container. So it is watched first, except in reaping/,
+    where containers are not made.
     """
     kernel = folder.store.kernel
     with folder.open(state) as state_fd, suppress(FileNotFoundError):
@@ -246,10 +245,10 @@ def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
 
 
 def _may_be_alive(held: HeldContainer) -> KeptContainer | None:
-    """Return why the process that worked on a container, locked by us, may still be running; None if it is dead.
+    """Return why the process that worked on a container may be running, although we have the lock; None if it is dead.
 
-    Its lock would be visible on a local filesystem, and in this boot through the same mount. Machine IDs prove nothing,
-    because machines are cloned, and a filesystem that is mounted twice may have two sets of locks.
+    On a local filesystem, and in this boot through the same mount, that process's lock would have kept us out. Machine
+    IDs prove nothing, because machines are cloned. A filesystem that is mounted twice may have two sets of locks.
     """
     kernel, record = held.folder.store.kernel, held.record
     if kernel.is_local(held.fd):
@@ -267,7 +266,7 @@ def _may_be_alive(held: HeldContainer) -> KeptContainer | None:
 
 
 def _hint_with_boot(record: Record, volume: bytes, *first: str) -> str:
-    """Return the hint that contains the boot ID. first: other remedies"""
+    """Return a hint to declare the record's boot ended. first: other remedies, which come before it"""
     import re  # late: there is seldom anything to report
 
     if not re.fullmatch(_BOOT, record.boot):
@@ -361,7 +360,7 @@ def _settle_empty(held: HeldContainer, origin: Origin) -> None:
 
 
 def _end_permission_of_dropped(held: HeldContainer) -> None:
-    """End the temporary permission of a tree in `drop/`. Its record has no origin, so it is found by its identity."""
+    """End the temporary permission of a tree in `drop/`. The record has no origin, so identities are compared."""
     kernel, record = held.folder.store.kernel, held.record
     if record.lent_mode is None:
         return
@@ -380,7 +379,7 @@ def _end_permission_of_tree(held: HeldContainer) -> None:
 
 
 def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State.ORPHANS) -> None:
-    """Complete or undo a restore, depending on what is found.
+    """Complete or undo a restore, as decided by the record and the identities of the entries.
 
     back_to  the state to return to if the restore did not happen
     Raises   OSError; KeptContainer if it is unclear what happened
@@ -440,7 +439,7 @@ def rescue_replacement(held: HeldContainer, name: Name) -> ContainerId | None:
 
 
 def rescue_hoisted(held: HeldContainer) -> ContainerId | None:
-    """Make an orphan of the directories that a reaper has moved up from deep inside; their origin is unknown."""
+    """Make an orphan of the directories that a reaper has moved up from deep inside a tree; their origin is unknown."""
     note = f"directories from deep inside {held.id}, moved up by the reaper"
     return keep_as_orphan(held, HOISTED, None, note)
 
@@ -504,7 +503,7 @@ def make_orphan(
 ) -> ContainerId:
     """Make an orphan of an entry in a directory of the same user: write the record, then rename the entry.
 
-    mode_before  the entry's mode before a temporary permission that was granted already; this function restores it
+    mode_before  the entry's mode before a temporary permission that was granted already; it is restored
     Raises  OSError; then the entry is where it was
     """
     kernel = folder.store.kernel
@@ -537,7 +536,7 @@ def make_orphan(
 
 
 def adopt_dropped(folder: UserFolder) -> list[Finding]:
-    """Make orphans of all entries in `drop/`; return the problems with those that stay there."""
+    """Make orphans of all entries in `drop/`; return the problems with entries that stay there."""
     problems: list[Finding] = []
     names = folder.list(DROP)
     if not names:
@@ -581,12 +580,12 @@ class Origin:
             self.parent_fd.close()
 
     def identity(self) -> Identity | None:
-        """The identity of the entry at the name; None if there is none, or the directory can't be reached."""
+        """Return the identity of the entry at the name; None if there is none, or the parent can't be reached."""
         return None if self.parent_fd is None else identify_at(self._kernel, self.parent_fd, self.name)
 
     @contextmanager
     def visible(self) -> Iterator[DirectRename]:
-        """Make renames at the name possible, through a mount if it is visible in one. The parent must be reachable."""
+        """Yield an object for renames at the name, in a mount if one shows the parent, which must be reachable."""
         assert self.parent_fd is not None
         # Opened only when needed: checking what needs no repair must not wait for a mount's daemon.
         above = self._held.folder.store.base.mounted
@@ -603,7 +602,7 @@ class Origin:
                     end_temporary_permission(self._held, fd, mode, visible)
 
     def unmark(self) -> None:
-        """Remove the mark from our replacement if that still has the name, since the mark is no longer needed."""
+        """Remove the mark, which is no longer needed, from our replacement if that still has the name."""
         replacement = self._held.record.fresh
         if is_marked(replacement) and self.parent_fd is not None:
             with suppress(OSError), self._kernel.open_beneath(self.parent_fd, self.name, DIRECTORY) as fd:
@@ -631,7 +630,7 @@ class Origin:
         return True
 
     def settle_kept(self) -> list[str]:
-        """Settle kept entries and restored parts at the name, while a temporary permission lasts: see `settle_kept`.
+        """Call the function `settle_kept` for the entry at the name; call this while a temporary permission lasts.
 
         Returns  descriptions of the entries that were not moved, for messages
         Raises   OSError
