@@ -65,23 +65,19 @@ class Browser(CommandApp):
         self._orphans = OrphansScreen(volumes)
 
     def on_mount(self) -> None:
-        """Show the list of orphans."""
         self.set_class(self.no_color or "utf" not in locale.getpreferredencoding().lower(), "-plain")
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end, Exit.TERMINATED)
         self.push_screen(self._orphans)
 
     def reload(self) -> None:
-        """See CommandApp."""
         self._orphans.reload()
         if isinstance(self.screen, TableScreen):
             self.screen.reload()
 
     def show_message(self, *lines: str) -> None:
-        """See CommandApp."""
         next(one for one in reversed(self.screen_stack) if isinstance(one, TableScreen)).show_message(*lines)
 
     def action_help(self) -> None:
-        """Show the list of keys."""
         if isinstance(self.screen, TableScreen):
             self.push_screen(Notice("Keys", _HELP.splitlines()))
 

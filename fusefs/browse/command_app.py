@@ -37,7 +37,7 @@ class CommandApp(App[int]):
         self.typed_s = time.monotonic()
 
     async def on_event(self, event: events.Event) -> None:
-        """Record the time of a key press. See App."""
+        """Record the time of each key press."""
         if isinstance(event, events.Key):
             self.typed_s = time.monotonic()
         await super().on_event(event)
@@ -52,7 +52,7 @@ class CommandApp(App[int]):
 
 
 class CommandAnswer(NamedTuple):
-    """The result of a command. out, err: lines that are safe for a terminal; objects: its converted JSON objects"""
+    """The result of a command. out, err: lines that are safe for a terminal; objects: the converted JSON objects"""
 
     code: int
     out: list[str]
@@ -106,7 +106,7 @@ class OtherCommands:
         return code, out, err if code >= 0 else err + f"signal {-code} ended the command\n".encode()
 
     def _check_ending(self) -> None:
-        """Raises  CancelledError when the application quits, since no screen could show a result any more"""
+        """Raise CancelledError if the application is quitting, since no screen could show a result any more."""
         if self._is_ending:
             raise asyncio.CancelledError
 

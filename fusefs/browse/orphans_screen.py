@@ -45,7 +45,6 @@ class _Dialog(ModalScreen[T]):
         self._heading, self._lines, self._keys = heading, lines, keys
 
     def compose(self) -> ComposeResult:
-        """See Screen."""
         with VerticalScroll(classes="dialog"):
             yield Static(Content(self._heading).stylize("bold"))
             yield Static(Content("\n".join(["", *self._lines, ""])))
@@ -101,12 +100,10 @@ class LineTyped(_Dialog[str | None]):
         self._nothing = nothing
 
     def compose_answer(self) -> ComposeResult:
-        """See _Dialog."""
         yield Input(compact=True, select_on_focus=False, placeholder=f"({self._nothing})")
         yield Static("")
 
     def on_input_submitted(self, typed: Input.Submitted) -> None:
-        """Return the line."""
         self.dismiss(typed.value.strip())
 
 
@@ -123,7 +120,7 @@ async def restore(app: CommandApp, row: OrphanRow, inside: bytes | None = None) 
 
 
 async def keep(app: CommandApp, row: OrphanRow) -> None:
-    """Ask for how long to keep an orphan, then keep it."""
+    """Ask how long to keep an orphan, then keep it."""
     lines = [row.path(), "", "Keep it for how long (12h, 7d, 2w)?"]
     term = await app.push_screen_wait(LineTyped("Keep", lines, "until you release it with u", "keep"))
     if term is not None:
@@ -133,7 +130,7 @@ async def keep(app: CommandApp, row: OrphanRow) -> None:
 
 
 async def release(app: CommandApp, row: OrphanRow) -> None:
-    """Release an orphan that was kept."""
+    """Release a kept orphan, after a confirmation."""
     lines = [
         row.path(),
         "",
@@ -158,7 +155,7 @@ async def reap(app: CommandApp, row: OrphanRow) -> None:
 
 
 async def count(app: CommandApp, row: OrphanRow) -> None:
-    """Count the space that an orphan uses; the list shows it afterwards."""
+    """Measure the space that an orphan uses; the list shows it afterwards."""
     app.show_message(f"counting {row.path()}...")
     volume = row.entry.base_path()
     answer = await app.commands.ask(dict, "du", "--json", "--volume", volume, "--", row.entry.id)
@@ -208,11 +205,9 @@ class InsideScreen(TableScreen):
         self._came_from = ""
 
     def on_mount(self) -> None:
-        """List the directory."""
         self.reload()
 
     def reload(self) -> None:
-        """See TableScreen."""
         self.run_worker(self._load(), exclusive=True, group="look")
 
     async def _load(self, rest_s: float = 0.0) -> None:
@@ -238,7 +233,6 @@ class InsideScreen(TableScreen):
         self.redraw()
 
     def refilter(self) -> None:
-        """See TableScreen."""
         if self._is_cut and self._rows is not None:
             self.run_worker(self._load(_REST_S), exclusive=True, group="look")
         else:
@@ -252,12 +246,10 @@ class InsideScreen(TableScreen):
         self.fill(self.picked(rows or []), nothing)
 
     def title_text(self) -> str:
-        """See TableScreen."""
         cut = f"  (first {_MOST:,} entries; / finds others)" if self._is_cut else ""
         return f"{self._orphan.path()}: /{printable(self._path)}{cut}"
 
     def detail_text(self) -> Sequence[str]:
-        """See TableScreen."""
         row = self.table.chosen()
         return "" if row is None else row.text(), self._orphan.entry.id
 
@@ -282,7 +274,6 @@ class InsideScreen(TableScreen):
             self.dismiss()
 
     def leave(self) -> None:
-        """See TableScreen."""
         self.action_up()
 
     def action_restore(self) -> None:
@@ -322,7 +313,6 @@ class OrphansScreen(TableScreen):
         self._is_wanted = asyncio.Event()
 
     def on_mount(self) -> None:
-        """Start listing the orphans."""
         self.refilter()
         self.run_worker(self._reload_periodically())
 
@@ -333,7 +323,7 @@ class OrphansScreen(TableScreen):
             began_s = time.monotonic()
             await self._load()
             ended_s = time.monotonic()
-            # The longer the user has not pressed a key, the longer the pauses are.
+            # The longer ago the last key was pressed, the longer the pauses are.
             pause_s = max(_LEAST_S, _SHARE * (ended_s - began_s), (ended_s - self.browser.typed_s) / 10)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_wanted.wait(), min(pause_s, _MOST_S))
@@ -349,18 +339,15 @@ class OrphansScreen(TableScreen):
         self.refilter()
 
     def reload(self) -> None:
-        """See TableScreen."""
         self._is_wanted.set()
 
     def refilter(self) -> None:
-        """See TableScreen."""
         order = ORDERS[self._order]
         rows = sorted(self._rows or (), key=lambda row: row.rank(order))
         nothing = "no matching orphans" if rows else "no orphans" if self._rows is not None else self.waiting()
         self.fill(self.picked(rows), nothing)
 
     def title_text(self) -> str:
-        """See TableScreen."""
         rows = self._rows or []
         known_bytes = sum(row.n_bytes for row in rows if row.n_bytes >= 0)
         n_unknown = sum(row.n_bytes < 0 for row in rows)
@@ -371,7 +358,6 @@ class OrphansScreen(TableScreen):
         return f"{title}  {where}" if where else title
 
     def detail_text(self) -> Sequence[str]:
-        """See TableScreen."""
         row = self.table.chosen()
         if not isinstance(row, OrphanRow):
             return ()

@@ -78,13 +78,11 @@ class OrphanRow(NamedTuple):
         return "?" if self.entry.problem else format_duration(max(self.entry.age_s(now_ns), 0))
 
     def cells(self, now_ns: int) -> tuple[str, ...]:
-        """Return the text of each column."""
         swept = " (swept)" if self.entry.method is Method.SWEEP else ""
         where = printable_text(self.entry.problem) or self.path() + swept
         return (self.age(now_ns), self.left(now_ns), self.size, self.owner, where)
 
     def style(self, now_ns: int) -> Style:
-        """Return the colour of the row."""
         left_s = self.entry.remaining_s(now_ns)
         if self.entry.problem or self.entry.state is not State.ORPHANS:
             return _PAST
@@ -150,21 +148,17 @@ class InsideRow(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name of the entry."""
         return os.fsdecode(self.name)
 
     def is_directory(self) -> bool:
-        """Return whether the entry can be opened."""
         return stat.S_ISDIR(self.mode)
 
     def cells(self, now_ns: int) -> tuple[str, ...]:
-        """Return the text of each column."""
         day = format_utc(self.mtime_ns, "%Y-%m-%d %H:%M", "after 9999")
         size = "" if self.is_directory() else format_size(self.n_bytes)
         return (stat.filemode(self.mode), size, day, self.owner, self.text())
 
     def style(self, now_ns: int) -> Style:
-        """Return the colour of the row."""
         return _OPENS if self.is_directory() else _PLAIN
 
     def text(self) -> str:
@@ -271,15 +265,13 @@ class RowTable(Widget):
         self.refresh()
 
     def move_to_key(self, key: str) -> None:
-        """Select the row with a key, if there is one."""
+        """Select the row that has the key, if there is one."""
         self.move_to(next((at for at, row in enumerate(self._rows) if row.key == key), self._at))
 
     def n_visible(self) -> int:
-        """Return the number of visible rows."""
         return max(self.size.height - 1, 1)
 
     def on_resize(self) -> None:
-        """Keep the selected row in view."""
         self.move_to(self._at)
 
     def render_line(self, y: int) -> Strip:
@@ -322,7 +314,6 @@ class TableScreen(Screen[None]):
         self._is_troubled = False
 
     def compose(self) -> ComposeResult:
-        """See Screen."""
         yield Static(id="title")
         with Horizontal(id="find"):
             yield Static("Find: ")
@@ -334,21 +325,17 @@ class TableScreen(Screen[None]):
 
     @property
     def browser(self) -> CommandApp:
-        """The application."""
         return cast("CommandApp", self.app)
 
     @property
     def table(self) -> RowTable:
-        """The table."""
         return self.query_one(RowTable)
 
     @property
     def filter_text(self) -> str:
-        """The filter as typed."""
         return self.query_one(Input).value
 
     def title_text(self) -> str:
-        """Return the title line."""
         raise NotImplementedError
 
     def detail_text(self) -> Sequence[str]:
@@ -391,7 +378,7 @@ class TableScreen(Screen[None]):
         self.query_one("#status", Static).update(Content("\n".join(lines)))
 
     def show_errors(self, lines: Sequence[str]) -> None:
-        """Show the errors of a refresh until a refresh has no errors."""
+        """Show the errors of a refresh, until a refresh without errors."""
         if lines or self._is_troubled:
             self.show_message(*lines)
         self._is_troubled = bool(lines)
@@ -401,15 +388,12 @@ class TableScreen(Screen[None]):
         return "" if self._is_troubled else "loading..."
 
     def on_input_changed(self, _typed: Input.Changed) -> None:
-        """Apply the changed filter."""
         self.refilter()
 
     def on_input_submitted(self, _typed: Input.Submitted) -> None:
-        """Leave the input field."""
         self.set_focus(None)
 
     def on_resize(self) -> None:
-        """Redraw for the new size."""
         self.call_after_refresh(self.redraw)
 
     def action_move(self, n_rows: int) -> None:
@@ -418,15 +402,13 @@ class TableScreen(Screen[None]):
         self.redraw()
 
     def action_page(self, n_pages: int) -> None:
-        """Move the selection by a page."""
         self.action_move(n_pages * self.table.n_visible())
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
-        """See Screen. While the filter has the focus, `/` is typed into it."""
+        """Disable the key `/` while the filter has the focus, so that it is typed into the filter."""
         return action != "filter" or self.focused is None
 
     def action_filter(self) -> None:
-        """Focus the filter."""
         self.set_focus(self.query_one(Input))
 
     def action_back(self) -> None:
@@ -437,7 +419,6 @@ class TableScreen(Screen[None]):
             self.leave()
 
     def clear_filter(self) -> None:
-        """Clear the filter."""
         self.set_focus(None)
         self.query_one(Input).value = ""
 
@@ -445,7 +426,6 @@ class TableScreen(Screen[None]):
         """Go back to the previous screen."""
 
     def action_reload(self) -> None:
-        """Refresh the rows."""
         self.reload()
 
 

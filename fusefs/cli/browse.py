@@ -44,7 +44,7 @@ def command(volumes: tuple[bytes, ...]) -> int:
 
 
 def _check_terminal() -> None:
-    """Raises  Refused if there is no terminal, or if it does not support cursor positioning"""
+    """Raise Refused unless standard input and output are a terminal that supports cursor positioning."""
     import curses
 
     if not (os.isatty(0) and os.isatty(1)):
@@ -54,7 +54,7 @@ def _check_terminal() -> None:
     else:
         try:
             curses.setupterm()
-        except curses.error:  # a terminal without a terminfo entry is new, and supports this
+        except curses.error:  # a terminal without a terminfo entry is a new one, which supports cursor positioning
             return
         can_place, n_colours = curses.tigetstr("cup") is not None, curses.tigetnum("colors")
     if not can_place:

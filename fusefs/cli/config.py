@@ -113,8 +113,8 @@ def _missing(loaded: LoadedConfig) -> Iterator[ConfigProblem]:
 @_system_option
 @json_option
 def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
-    """Print the configuration in force as TOML. With PATH, print the settings that apply to the volume that contains
-    PATH, or to orphans that came from PATH.
+    """Print the configuration in force as TOML. If PATH is a volume, print the settings of that volume; otherwise print
+    the settings for orphans that came from PATH.
 
     For each value that is not the default, a comment names the file that sets it. With --json, each key name ends with
     the unit of its value.

@@ -1,4 +1,4 @@
-"""Finds the size of an orphan: in its record, from the filesystem, or by counting in a process of the owner."""
+"""Finds the size of an orphan in its record, from the filesystem, or by counting in a process of its owner."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """trashd doctor: check stores, configuration, plans, units, the running service, and kernel settings.
 
-When root runs it, it checks the system's units and service; for other users it checks their own. A kernel setting is a
-problem only if something on this machine needs it.
+For root, doctor checks the system's units and service; for other users, it checks their own. A kernel setting is
+reported only if something on this machine needs it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _PROGRAM = re.compile(r"\{ path=(.*?) ; argv\[\]=")
 _URING_SETTINGS = tuple(f"{place}/tmpfiles.d/trashd-uring.conf" for place in ("/etc", "/usr/local/lib", "/usr/lib"))
 _FUSE_CONF = "/etc/fuse.conf"
 _BY_USERS = frozenset({"user", "users", "owner", "group"})
-"""The options in fstab with which users other than root may mount. Source  mount(8)"""
+"""The fstab options that allow users other than root to mount. Source  mount(8)"""
 
 
 @click.command(
@@ -83,10 +83,10 @@ _BY_USERS = frozenset({"user", "users", "owner", "group"})
 def command(volume: bytes | None, repair: bool, waits: bool, ended: tuple[str, ...], as_json: bool) -> int:
     """Check trash stores, configuration, plans and services, and print each problem with a hint.
 
-    With VOLUME, doctor checks only the trash store in that directory. Without it, doctor checks all known stores and
-    your own configuration, plans and service. For root, it checks the system's configuration, plans and service
-    instead, and also the kernel settings. If there are no problems, the exit code is 0, and nothing is printed except
-    on a terminal.
+    With VOLUME, doctor checks only the trash store in that directory. Without VOLUME, doctor checks all known stores
+    and your own configuration, plans and service. When run by root, it checks the system's configuration, plans and
+    service instead, and also the kernel settings. If there are no problems, the exit code is 0, and nothing is printed
+    except on a terminal.
 
     On a shared filesystem, --repair takes over an unfinished operation of another node only once that operation has
     made no progress for 90 or 180 seconds, depending on the filesystem. `takeover_s` in trashd.conf(5) changes this
@@ -133,7 +133,7 @@ def _examine_all(repair: bool, ended: Sequence[str], waits: Wait | None, *, as_j
 
 
 def _examine_machine(*, is_reaping: bool) -> Iterator[Finding]:
-    """Check everything outside of stores that the caller could change. is_reaping: there are stores"""
+    """Check everything outside the stores that the caller can change. is_reaping: whether there are stores"""
     for problem in (*problems_in_force(), *problems_in_plans()):
         place = f"{problem.file}: {problem.key}" if problem.key else problem.file
         yield Finding(place, problem.what, problem.fix)
@@ -240,7 +240,7 @@ def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Findin
 
 
 def _check_files(place: InstallPlace, user_option: str) -> Iterator[Finding]:
-    """Check the files of `service install`. A unit may differ, since an administrator may have edited it."""
+    """Check the files that `service install` writes. A unit may differ, since an administrator may have edited it."""
     again = f"trashd service install {user_option}".rstrip()
     try:
         pieces = place.pieces(has_uring=place.has_uring())
@@ -295,7 +295,6 @@ def _check_unit(unit: Mapping[str, str], user_option: str, *, is_needed: bool) -
 
 
 def _check_running(running: ObservedStatus, user_option: str) -> Iterator[Finding]:
-    """Check the running service."""
     directory = runtime_dir()
     if running.status.version != version("trashd"):
         what = f"the running service is trashd {running.status.version}, but this command is {version('trashd')}"
@@ -305,7 +304,7 @@ def _check_running(running: ObservedStatus, user_option: str) -> Iterator[Findin
 
 
 def _mounts() -> Iterator[Finding]:
-    """Find mounts whose daemon is dead, or can open only few files for its users."""
+    """Find mounts whose daemon is dead or has a low limit of open files."""
     from fusefs.cli.mount import few_files
     from fusefs.mount.places.find_mounts import all_mounts, read_counters
 
@@ -321,13 +320,16 @@ def _mounts() -> Iterator[Finding]:
 
 
 def _uring(lines: Sequence[MountLine]) -> Iterator[Finding]:
-    """Check FUSE over io_uring. A mount with uring=on enables it itself; the boot setting may not be in force."""
+    """Check whether FUSE over io_uring is available if fstab or a boot setting requests it.
+
+    A mount with uring=on switches it on, even if the boot setting is not in force.
+    """
     settings = next(filter(os.path.exists, _URING_SETTINGS), None)
     mounts = [line.place for line in lines if "uring=on" in line.options]
     place = mounts[0] if mounts else settings
     if place is None:
         return
-    facts = read_facts()._replace(barred=frozenset())  # a daemon may use cores that this command may not use
+    facts = read_facts()._replace(barred=frozenset())  # a daemon can use cores that this command must not use
     if mounts and facts.is_enabled is False:
         facts = facts._replace(is_enabled=True)
     why = find_obstacle(facts)
@@ -345,7 +347,7 @@ def _uring(lines: Sequence[MountLine]) -> Iterator[Finding]:
 
 
 def _allow_other(lines: Sequence[MountLine]) -> Iterator[Finding]:
-    """Check whether fusermount3 would refuse a mount that users may make for all users."""
+    """Find a mount in fstab that users may make for all users, but that fusermount3 would refuse."""
     places = [line.place for line in lines if "allow_other" in line.options and line.options & _BY_USERS]
     if places and "user_allow_other" not in map(str.strip, _text(_FUSE_CONF).splitlines()):
         what = f"users can't mount this: allow_other requires the line user_allow_other in {_FUSE_CONF}"
@@ -387,7 +389,7 @@ def _pressure() -> Iterator[Finding]:
 
 
 def _text(path: str) -> str:
-    """Return the text of a file; empty if it can't be read."""
+    """Return the text of a file, or an empty string if it can't be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

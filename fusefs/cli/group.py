@@ -19,8 +19,8 @@ SECTIONS = {
     "Watch": ("status", "doctor"),
     "Administer": ("init", "mount", "umount", "service", "pause", "resume", "config"),
 }  # fmt: skip
-"""The commands under each heading, in the order of the help. A command is `command` in the module of its name, unless
-_BESIDE lists it.
+"""The commands under each heading, in the order of the help. The module with a command's name defines it as `command`;
+_BESIDE lists the exceptions.
 """
 _BESIDE = {"undo": "restore", "resume": "pause", "umount": "mount", "cat": "ls", "diff": "ls", "check": "swap"}
 """Commands that are defined in another command's module, as `<name>_command`."""
@@ -53,7 +53,6 @@ class _AskingGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command to run; the error for an unknown name suggests similar ones."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
@@ -69,7 +68,6 @@ class _AskingGroup(click.Group):
         return " or ".join(get_close_matches(word, self.list_commands(ctx), _N_MEANT))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the epilog and the name of the manual page."""
         super().format_epilog(ctx, formatter)
         write_manual_page(ctx, formatter)
 
@@ -78,11 +76,9 @@ class LazyGroup(_AskingGroup):
     """The group of all commands, each of which is imported when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all commands, in the order of the help."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
         if cmd_name not in _COMMANDS:
             return None
         module = import_module(f"fusefs.cli.{_BESIDE.get(cmd_name, cmd_name)}")
@@ -92,7 +88,7 @@ class LazyGroup(_AskingGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command to run; `help COMMAND` is `COMMAND --help`."""
+        """Find the command to run; treat `help COMMAND` as `COMMAND --help`."""
         if args[0] == "help" and not ctx.resilient_parsing:  # when a shell completes words, commands follow `help`
             args = [*args[1:], "--help"]
             if len(args) == 1:
@@ -105,7 +101,6 @@ class LazyGroup(_AskingGroup):
         return _SAID_ELSEWHERE.get(word) or super().suggestions(ctx, word)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands under their headings."""
         for section, names in SECTIONS.items():
             commands = [(name, self.get_command(ctx, name)) for name in names]
             with formatter.section(section):
@@ -119,7 +114,6 @@ class OrderedGroup(_AskingGroup):
     command_class = Command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands, in the order in which they are defined."""
         return list(self.commands)
 
 

@@ -59,7 +59,7 @@ def holders_of(paths: list[bytes]) -> list[HeldTree]:
 
 
 def _places(path: bytes, mounts: list[Mount], ours: list[MountView]) -> list[FilesystemPath]:
-    """Find all places of a path: on the backing filesystem, and in each trashd mount that shows it."""
+    """Return every place where a path appears: on the backing filesystem, and in each trashd mount that shows it."""
     place = find_place(path, mounts)
     if place is None:
         return []
@@ -77,7 +77,7 @@ def _places(path: bytes, mounts: list[Mount], ours: list[MountView]) -> list[Fil
 
 
 def holders_of_path(kernel: Kernel, path: bytes) -> HeldTree:
-    """Find the processes that use a directory or file, or the filesystem mounted there.
+    """Find the processes that use a directory or file, or the filesystem that is mounted on it.
 
     Raises  TrashdError like `find_victim`
     """
@@ -126,7 +126,7 @@ def command(what: bytes, volumes: tuple[bytes, ...], as_json: bool) -> int:
 
 
 def _is_path(what: bytes) -> bool:
-    """Return whether an argument is a path: it contains a slash, or the name exists here, even as a dead mount."""
+    """Return whether an argument contains a slash or names an existing file, which may be a dead mount."""
     try:
         os.lstat(what)
     except FileNotFoundError:

@@ -32,16 +32,20 @@ class RefusedFolders(NamedTuple):
 @click.argument("volume", type=PathBytes())
 @click.option("--known", "is_known", is_flag=True, help="Trust the existing store: you confirm that root created it.")
 @click.option(
-    "--replace", "replaces", is_flag=True, help="Replace a .trashd that is not root's, and keep it in the new store."
+    "--replace",
+    "replaces",
+    is_flag=True,
+    help="Replace a .trashd that is not root's, keeping the old one in the new store.",
 )
 @json_option
 def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int:
     """Create the trash store of VOLUME, or check and repair it. VOLUME is a mount point, or a directory in a volume.
 
-    Root creates VOLUME/.trashd, which serves all users: each has a folder that only they and root can read. A user
-    creates VOLUME/.trashd-UID, which serves only that user. Running the command again changes nothing.
+    When run by root, init creates VOLUME/.trashd, which serves all users: each user has a folder in it that only they
+    and root can read. When run by another user, init creates VOLUME/.trashd-UID, which serves only that user. If the
+    store is intact, running init again changes nothing.
 
-    A .trashd is refused if init can't verify that root created it; then use --known or --replace.
+    init refuses an existing .trashd if it can't verify that root created it; in that case, use --known or --replace.
 
     \b
     Examples:
@@ -60,7 +64,7 @@ def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int
         open_own_folder(store).fd.close()
         refused = find_refused_names(store, os.geteuid() or None)
         copies = record_chosen_disk(store)
-    nudge(runtime_dir())  # a running service serves it at once
+    nudge(runtime_dir())  # so that a running service serves the store at once
     if as_json:
         output.as_json(done, RefusedFolders(tuple(refused)))
         return 0

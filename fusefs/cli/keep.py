@@ -35,7 +35,7 @@ from fusefs.store.orphans import (
 @volume_option
 @json_option
 def command(identifier: str, seconds: int | None, release: bool, volumes: tuple[bytes, ...], as_json: bool) -> int:
-    """Pin an orphan (a trashed tree): it does not expire, however full the volume is, until you release it.
+    """Pin an orphan (a trashed tree), so that it does not expire until you release it, however full the volume is.
 
     With --for, the orphan expires after that time instead, which may be earlier or later than before. Unlike a pinned
     orphan, it may be deleted sooner if the volume runs low on space. A released orphan may expire at once.

@@ -70,11 +70,10 @@ class OrphanFilter(NamedTuple):
     least: int | None = None
 
     def picks(self, entries: Iterable[ListedContainer], now_ns: int) -> list[ListedContainer]:
-        """Return the entries that match. An unreadable entry has neither an age nor a path."""
+        """Return the entries that match. An unreadable entry has no age and no path, so conditions on them fail."""
         return [entry for entry in entries if self.matches(entry, now_ns)]
 
     def matches(self, entry: ListedContainer, now_ns: int) -> bool:
-        """Return whether an entry meets all conditions."""
         if self.uid not in (None, entry.uid) or (self.state is not None and entry.state is not _STATES[self.state]):
             return False
         if self.older_s is not None and (entry.problem or entry.age_s(now_ns) <= self.older_s):
@@ -151,7 +150,7 @@ def command(
 
     Users see their own orphans; root sees everyone's. IDs are shortened to their last characters, which every command
     accepts. Sizes are shown if they are known; trashd du measures the others. "(swept)" after an original path means
-    that a sweep took some of the files there; the directory itself is still in place.
+    that a sweep trashed some of the files there; the directory itself is still in place.
 
     \b
     Examples:
@@ -222,7 +221,7 @@ def _row(entry: ListedContainer, owner: str, now_ns: int) -> tuple[str, ...]:
 
 
 def _explain_quarantine(entry: ListedContainer) -> list[str]:
-    """Return the first reasons why an orphan could not be deleted; none if it is not in quarantine."""
+    """Return the first few reasons why an orphan could not be deleted; an empty list if it is not in quarantine."""
     if entry.state is not State.QUARANTINE or entry.problem:
         return []
     if not entry.failures:

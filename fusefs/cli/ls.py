@@ -126,8 +126,8 @@ def diff_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_js
     """Compare an orphan (a trashed tree), or a directory in it, with what is now at its original path.
 
     Files differ if their sizes or their contents do; contents are read only if the modification times differ. Symbolic
-    links differ if their targets do. A directory on one side only is reported once, without its contents. For an
-    orphan of a sweep, only the swept files are compared.
+    links differ if their targets do. A directory that exists on only one side is reported once, without its contents.
+    For an orphan of a sweep, only the swept files are compared.
 
     \b
     Examples:

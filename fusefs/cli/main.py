@@ -35,14 +35,13 @@ def main() -> None:
 
 
 class _LateSite:
-    """The last module finder if Python was started without `site`, as debian/launchers do.
+    """The last module finder if Python was started without `site`, as debian/launchers start it.
 
     A swap needs no module that only `site` makes available. The first import of such a module loads `site`.
     """
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Load `site` on the first import of a module that can't be found without it."""
         if path is not None:
             return None
         sys.meta_path.remove(_LateSite)
@@ -57,14 +56,12 @@ class _Stderr(io.TextIOWrapper):
     """A standard error stream that ignores failed writes, since it may be a file on a full volume."""
 
     def write(self, text: str) -> int:
-        """Write, and ignore errors."""
         try:
             return super().write(text)
         except OSError:
             return len(text)
 
     def flush(self) -> None:
-        """Flush, and ignore errors."""
         with suppress(OSError):
             super().flush()
 
@@ -73,7 +70,7 @@ def settle_streams() -> None:
     """Open closed standard streams on /dev/null, and make standard error ignore failed writes.
 
     Otherwise the next file to be opened would get the number of a closed stream. `sys.__stdin__` and `sys.__stdout__`
-    stay None.
+    stay None if they were closed.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -106,7 +103,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _run_words(arguments: list[str]) -> int:
-    """Run a plain `swap` or `rm` without click, whose import takes longer than their work; otherwise use click."""
+    """Run a plain `swap` or `rm` without click, because importing click would take longer; otherwise use click."""
     act = _find_plain_line(arguments)
     # Lists of thousands of objects contain no cycles; collecting after every 700 of them takes a third of the time.
     gc.set_threshold(_GC_THRESHOLD)

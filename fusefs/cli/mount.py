@@ -1,6 +1,6 @@
 """trashd mount, its --explain, trashd umount, and mount.fuse.trashd, which mount(8) runs for lines in fstab.
 
-The daemon detaches from the terminal only when the mount works, so that its errors appear on the terminal.
+The daemon detaches from the terminal only once the mount works, so that errors until then appear on the terminal.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _command_line(option: MountOption) -> Decorator:
     "--explain",
     "explains",
     is_flag=True,
-    help="Mount nothing; print which fast paths the existing mount of SRC uses, and why any are off.",
+    help="Mount nothing; print which fast paths the existing mount of SRC uses, and why the others are off.",
 )
 @json_option
 def command(
@@ -109,7 +109,6 @@ def command(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """See _HELP."""
     values = ((option, given.get(option.name)) for option in OPTIONS)
     words = [*texts, *(option.word(value) for option, value in values if value not in (None, False))]
     if explains:
@@ -126,7 +125,8 @@ def _explain(path: bytes, *, as_json: bool) -> int:
     """Print the fast paths of the mounts that a path belongs to. Never access a mount, since it may hang.
 
     Returns  the exit code
-    Raises   NotFound if there is no mount, or if it publishes no fast paths; NotPermitted for another user's mount
+    Raises   NotFound if there is no mount, or if a daemon publishes no fast paths; NotPermitted for another user's
+             mount
     """
     from fusefs.mount.places.find_mounts import mounts_of, read_counters
 
@@ -224,7 +224,7 @@ def _warn_of_other_ways(target: bytes) -> None:
 
 
 def few_files(mount: ObservedMount) -> Finding | None:
-    """Return a finding if a daemon that runs as root has a low limit of open files; None if it is high or unknown."""
+    """Return a finding if a daemon that runs as root has a low limit of open files; None if the limit is unknown."""
     from fusefs.mount.native._core import max_handles_of_user
     from fusefs.mount.tree.mount_state import n_client_handles
 
@@ -244,8 +244,8 @@ def few_files(mount: ObservedMount) -> Finding | None:
 def run_in_background(body: Callable[[Ready], int]) -> int:
     """Run `body` in a child process; the parent waits until the child reports that it is ready.
 
-    Until then the child prints its errors on the terminal, and stays in our process group: while systemd mounts for an
-    automount, processes in other groups wait at the mount point. Afterwards it logs to syslog and has no terminal.
+    Until then, the child prints its errors on the terminal. It also stays in our process group, because processes in
+    other groups wait at the mount point of an automount. Afterwards, the child logs to syslog and has no terminal.
 
     Returns  twice: in the parent, the exit code, which is 0 if the child is ready; in the child, the result of `body`
     """

@@ -1,4 +1,4 @@
-"""Options that several commands share, the types of their values, clocks, and the recovery that runs before a list."""
+"""Options that several commands share, the types of their values, clock readings, and the recovery before a command."""
 
 from __future__ import annotations
 
@@ -63,17 +63,14 @@ DURATION = ParsedValue("duration", parse_duration)
 RATE = ParsedValue("rate", parse_rate)
 """A number of entries or bytes per second."""
 NOTE = ParsedValue("text", read_note)
-"""A note, which lists of orphans show."""
+"""A note to show in lists of orphans."""
 _MOST_WORKERS = 64
 
 
 class PathBytes(ParamType[bytes]):
-    """A path, as bytes."""
-
     name = "path"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
-        """Encode an argument in the encoding of the filesystem."""
         return value if isinstance(value, bytes) else os.fsencode(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -88,7 +85,10 @@ json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="P
 
 
 def _check_volumes(_ctx: click.Context, _param: click.Parameter, volumes: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Return the volumes. Raises  TrashdError if stat fails for one, since the list of its orphans would look empty"""
+    """Return the volumes unchanged.
+
+    Raises  TrashdError if stat fails for one, because the list of its orphans would otherwise look empty
+    """
     for volume in volumes:
         with errors_about(volume):
             os.stat(volume)
@@ -115,7 +115,7 @@ null_option: Decorator = click.option(
 
 
 def note_usage(error: UsageError, ctx: click.Context) -> None:
-    """Add the command and its usage line to an error, which prints them."""
+    """Add the command and its usage line to an error, so that they are printed with the error."""
     error.command = ctx.command_path
     error.usage = " ".join([ctx.command_path, *ctx.command.collect_usage_pieces(ctx)])
 
@@ -140,7 +140,6 @@ class Command(click.Command):
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for each heading."""
         listed = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
@@ -155,7 +154,6 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the epilog and the name of the manual page."""
         super().format_epilog(ctx, formatter)
         write_manual_page(ctx, formatter)
 
@@ -236,13 +234,10 @@ class OrphanId(ParamType[str]):
     name = "id"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Complete the IDs of the caller's own orphans."""
         return _complete_id(incomplete)
 
 
 class OrphanIdOrPath(PathBytes):
-    """An ID or a path."""
-
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Complete IDs if the word may be an ID; otherwise complete paths."""
         items = [] if "/" in incomplete or incomplete.startswith(".") else _complete_id(incomplete)
@@ -265,8 +260,8 @@ def _complete_id(incomplete: str) -> list[CompletionItem]:
 def _own_orphans() -> list[tuple[str, str]]:
     """Return the IDs and origins of the caller's orphans in all known stores, newest first.
 
-    A child process lists them, since a dead mount may block it; if it takes too long, nothing is completed. The child
-    keeps none of our files open: a shell reads our output until every process has closed it.
+    A child process lists them, because a dead mount may block the listing; if it takes too long, nothing is completed.
+    The child keeps none of our files open, because a shell reads our output until every process has closed it.
     """
     from fusefs.linux.children import ask_each
     from fusefs.store.orphans import list_all_containers
@@ -283,7 +278,7 @@ def _own_orphans() -> list[tuple[str, str]]:
 
 
 def watched(*, notes: bool = True) -> tuple[Clock, ...]:
-    """Return readings of the wall clock that this user's service and commands stored; none for a user without a home.
+    """Return the readings of the wall clock that this user's service and commands stored; empty without a home.
 
     notes  store the current reading for the next command
     """
@@ -295,7 +290,7 @@ def watched(*, notes: bool = True) -> tuple[Clock, ...]:
 
 
 class AgeCutoffs:
-    """Converts an age to a time: older files have an earlier time. Corrects for changes to the wall clock."""
+    """Converts an age to a cutoff: files with earlier times are older. Corrects for changes to the wall clock."""
 
     def __init__(self, kernel: Kernel, *, notes: bool) -> None:
         """notes: store the current reading of the clock for the next command."""
@@ -322,7 +317,7 @@ def tended(
 
     ended, waits  passed to `recover`
     """
-    from fusefs.store.orphans import tidy_all_folders  # late: half of the commands use no orphans
+    from fusefs.store.orphans import tidy_all_folders  # imported late: half of the commands use no orphans
 
     kernel = kernel or Kernel()
     for problem in tidy_all_folders(kernel, volumes, ended, waits):

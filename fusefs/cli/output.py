@@ -28,7 +28,7 @@ _LEAST_ROOM = 8
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Return whether a command line asks for JSON, even if it is wrong otherwise."""
+    """Return whether a command line asks for JSON, even if it is otherwise invalid."""
     return "--json" in arguments[: arguments.index("--") if "--" in arguments else None]
 
 
@@ -68,7 +68,7 @@ def to_error(error: TrashdError | OSError) -> TrashdError:
 
 
 def flush() -> None:
-    """Write the buffered output; the process ends without the cleanup in which Python would do it."""
+    """Write the buffered output, because the process ends without the cleanup in which Python would write it."""
     print(end="", flush=True)
 
 
@@ -89,7 +89,6 @@ def exit_code(codes: Sequence[int]) -> int:
 
 
 def warn(text: str) -> None:
-    """Print a warning on stderr."""
     print(f"trashd: warning: {printable_text(text)}", file=sys.stderr)
 
 
@@ -191,7 +190,7 @@ def print_pace(why: str) -> None:
 
 
 def print_outage(number: int | None, limit_s: float) -> None:
-    """Report that a server does not respond, or that it responds again (None)."""
+    """Report that a server does not respond, or, if `number` is None, that it responds again."""
     if number is None:
         print_pace("the filesystem's server responds again")
     else:
@@ -260,8 +259,9 @@ def _print_done(swapped: Swapped, *, kept: bool) -> None:
 
 
 def until(expires_ns: int | None) -> str:
-    """Format the time until which an orphan can be restored. If no service is running,
-    add the command that deletes it after that time.
+    """Format the time until which an orphan can be restored.
+
+    If no reaper service is running, append the command that deletes the orphan after that time.
 
     expires_ns  None if it never expires
     """

@@ -35,7 +35,7 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
     """Pause the reaper service on VOLUMEs, or on all volumes, until you run trashd resume, or until the next boot.
 
     The service releases a volume within a second, so that it can be unmounted. Orphans that are partly deleted stay as
-    they are. Users can pause only their own reaper service. `trashd keep` protects one orphan from root's reaper.
+    they are. Users can pause only their own reaper service. To protect one orphan from root's reaper, use trashd keep.
 
     \b
     Examples:
@@ -71,8 +71,9 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
 
 
 def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
-    """Raise NotPermitted if root's reaper serves the volume; for all volumes (None), if it serves any for a caller
-    who runs no reaper.
+    """Raise NotPermitted if root's reaper serves the volume.
+
+    volume  None for all volumes: raise only if root's reaper serves one of them and the caller runs no reaper
     """
     roots = served_by_root()
     if volume is None and (is_running(runtime) or not roots):
@@ -87,7 +88,7 @@ def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
 
 
 def served_by_root() -> list[VolumeStatus]:
-    """Return the volumes that root's reaper serves for the caller; none if the caller is root."""
+    """Return the volumes that root's reaper serves for the caller; an empty list if the caller is root."""
     from fusefs.service.state_files import served_volumes
 
     if os.geteuid() == 0:
@@ -99,7 +100,7 @@ def served_by_root() -> list[VolumeStatus]:
 
 
 def _stores_at(volume: bytes) -> list[tuple[str, int]]:
-    """Return the volume IDs and owners of the stores in a directory that the caller may use."""
+    """Return the volume IDs and owners of those stores in a directory that the caller can use."""
     from fusefs.store.find_stores import stores_at
 
     there = list[tuple[str, int]]()
@@ -124,7 +125,7 @@ def _wait_until_let_go(runtime: bytes, volumes: list[bytes | None]) -> None:
 
 
 def _may_be_in(one: VolumeStatus, volume: bytes | None) -> bool:
-    """Return whether a pause applies to a served volume; the path of a user's own store may be only partly known."""
+    """Return whether a pause may apply to a served volume; the path of a user's own store may be only partly known."""
     if volume is None or one.owner is None:
         return volume in (None, one.root_path())
     public_path = one.public_path()
@@ -150,7 +151,7 @@ def is_running(runtime: bytes) -> bool:
 @volumes_argument
 @json_option
 def resume_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
-    """Let the reaper service continue on VOLUMEs, or on all paused volumes if none is named.
+    """Resume deletion by the reaper service on VOLUMEs, or on all paused volumes if no VOLUME is given.
 
     \b
     Examples:

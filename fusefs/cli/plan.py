@@ -97,7 +97,7 @@ def show_command(**options: Any) -> int:
 @tempo_options
 @json_option
 def apply_command(**options: Any) -> int:
-    """Carry out the rules of the plans, and print the results.
+    """Carry out the rules in each PLAN, or in your own plan files if no PLAN is given, and print the results.
 
     Plan files must belong to you or root, and must not be writable by anyone else.
 
@@ -144,14 +144,14 @@ def problems_in_plans() -> tuple[ConfigProblem, ...]:
 
 
 def has_plans() -> bool:
-    """Return whether the caller has any rules, valid or not."""
+    """Return whether the caller has any plan files, valid or not."""
     with suppress(OSError):  # reported as a problem
         return any(is_drop_in(name) for own in _own() for name in os.listdir(own))
     return False
 
 
 def refused_rules(rules: Sequence[Rule], now_ns: int) -> Iterator[ConfigProblem]:
-    """Find rules whose directory is missing or records no access times. Skip wildcards: they may match later."""
+    """Find rules whose directory is missing or records no access times. Skip wildcards, which may match later."""
     from fusefs.sweep.open_directories import has_wildcards
 
     mounts = read_mounts()
@@ -170,7 +170,7 @@ def refused_rules(rules: Sequence[Rule], now_ns: int) -> Iterator[ConfigProblem]
 
 
 def _why_refused(rule: Rule, now_ns: int) -> bytes:
-    """Return why a rule would be refused, as text; empty if it would be carried out."""
+    """Return the reason why a rule would be refused, or an empty value if it would be carried out."""
     from fusefs.store.victim import find_scope
     from fusefs.sweep.request import refuse_stale
 
@@ -250,7 +250,6 @@ class _PlanReport:
         self._n_bytes = 0
 
     def print_outcome(self, outcome: RuleOutcome) -> None:
-        """Print the outcome of a rule in a directory."""
         match outcome:
             case RuleResult(rule, swept):
                 self._print_done(rule, swept)
@@ -260,7 +259,6 @@ class _PlanReport:
                 self._print_lists(outcome)
 
     def print_sum(self) -> None:
-        """Print the sum."""
         if self._as_json:
             return
         size = f" ({format_size(self._n_bytes)})" if self._n_bytes else ""
@@ -313,7 +311,7 @@ class _PlanReport:
 
 
 def _action(rule: Rule) -> tuple[str, str]:
-    """Return the action of a rule, as a word and as a participle."""
+    """Return the action of a rule, as a verb and as a participle."""
     match rule.action:
         case TrashAction():
             return "trash", "trashed"

@@ -185,11 +185,11 @@ class ReapOptions(NamedTuple):
     paced      yield to other users of the disk
     counts     count before removing
     waits      wait for the space; then print how much became free, and which processes hold the rest
-    with_stores  remove trash stores inside the orphan that are not empty
+    with_stores  also remove trash stores inside the orphan that are not empty
     force      reap from quarantine, with the caller's own rights
     job        the MPI job that shares the work (engine.mpi_ranks.MpiJob), or None
-    is_meant   called with the record when an orphan is claimed; returns whether to reap it, since its owner may have
-               pinned it
+    is_meant   called with the record after an orphan is claimed; returns whether to reap the orphan, because its owner
+               may have pinned it in the meantime
     """
 
     identifiers: tuple[str, ...] = ()
@@ -214,7 +214,7 @@ class ReapOptions(NamedTuple):
     is_meant: Callable[[ListedContainer, Record], bool] = is_due_as_chosen
 
     def check(self) -> None:
-        """Raises  UsageError if options can't be combined"""
+        """Raise UsageError if the options can't be combined."""
         if self.identifiers and (self.everything or self.pinned):
             raise UsageError(f"ID can't be combined with {'--all' if self.everything else '--pinned'}")
         if self.with_stores and not self.identifiers:
@@ -337,7 +337,7 @@ def _reap_by_force(
     stop: StopSignals,
     is_away: bool,
 ) -> Reaped:
-    """Reap an orphan in the caller's own folder; root first moves it there.
+    """Reap an orphan in the caller's own folder; root first moves another user's orphan to root's folder.
 
     Raises  Busy, NotFound, and the errors of `seize` and `_reap`
     """
@@ -362,7 +362,6 @@ def _reap_by_force(
 
 
 def _print_result(entry: ListedContainer, reaped: Reaped, *, force: bool, as_json: bool) -> int:
-    """Print the result for one orphan; return its exit code."""
     report = reaped.report
     where = "quarantine" if reaped.id == entry.id else f"root's quarantine as {reaped.id}"
     removed = f"{output.counted(report.removed, 'entry', 'entries')} removed"
@@ -448,7 +447,7 @@ def _by_ranks(job: Any) -> Any:
 @click.option(
     "--force",
     is_flag=True,
-    help="After asking, delete an orphan in quarantine, named by ID, with your own rights, as rm -rf would.",
+    help="Ask, then delete the quarantined orphan ID with your own rights, as rm -rf would.",
 )
 @volume_option
 @json_option
@@ -480,7 +479,6 @@ def command(**options: Any) -> int:
 
 
 def _reap_selected(how: ReapOptions) -> int:
-    """Carry out a command line; return the exit code."""
     how.check()
     kernel, clocks = tended(how.volumes), watched()
     lost: list[TrashdError] = []
@@ -641,7 +639,7 @@ def ask_about(early: Sequence[ListedContainer]) -> None:
 
 
 def check_quarantined(entries: Sequence[ListedContainer]) -> None:
-    """Raises  Refused if an orphan is not in quarantine; BadRecord if its record can't be read"""
+    """Raise Refused if an orphan is not in quarantine, or BadRecord if its record can't be read."""
     for entry in entries:
         if entry.problem:
             raise BadRecord(f"{entry.id}: {entry.problem}")
@@ -688,7 +686,7 @@ def enough_to_free(
     """Choose orphans whose deletion frees `wanted_bytes`; return the expired ones and the others. Pinned orphans are
     never chosen. Expired orphans come first, the oldest first, then those that expire next.
 
-    Unknown sizes are counted. Space that other hard links keep, or that may be shared, does not count.
+    Unknown sizes are measured. Space that other hard links keep, or that may be shared, is not included.
     yes     choose unexpired orphans without asking
     Raises  Refused if the answer is no, or there is no terminal; Incomplete if all orphans together free less
     """

@@ -94,7 +94,7 @@ def command(
 
 
 def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> int:
-    """Restore the orphans of the caller's last command in this session that are still there, newest first.
+    """Restore those orphans of the caller's last command in this session that still exist, newest first.
 
     An orphan that can't be restored is reported, and the others are restored.
     Raises  NotFound if there is no such orphan
@@ -175,7 +175,7 @@ def print_restored(done: Restored, *, as_json: bool) -> int:
 def undo_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     """Restore everything that your last swap, rm or sweep in this terminal removed.
 
-    The command first prints what it will restore. Run it again to undo the command before that, and so on. It is
+    undo first prints what it will restore. Run undo again to undo the command before that one, and so on. undo is
     equivalent to trashd restore --last.
 
     \b
@@ -191,7 +191,7 @@ def chosen(
 ) -> OrphanFromPath:
     """Find the orphan, or the part of an orphan, that an ID or a path names.
 
-    inside  a path inside it
+    inside  a path inside the orphan
     uid     the owner of the orphan; None: any user if an ID is given, the caller if a path is given
     Raises  TrashdError; UsageError if several orphans match and there is no terminal to ask on
     """
@@ -241,7 +241,7 @@ def _choose_of_all(kernel: Kernel, volumes: Sequence[bytes], uid: int | None) ->
 
 
 def _whose(uid: int | None) -> int:
-    """Return the user whose orphans to restore: uid or the caller. Raises  NotPermitted: only root may name others"""
+    """Return the user whose orphans to restore. Raises  NotPermitted if a user other than root names another user"""
     if uid not in (None, os.geteuid()) and os.geteuid():
         raise NotPermitted("--user", "only root can restore orphans of other users")
     return os.geteuid() if uid is None else uid
@@ -263,7 +263,7 @@ def _choose(
 
 
 def _lines(kernel: Kernel, volumes: Sequence[bytes], orphans: Sequence[OrphanFromPath]) -> list[str]:
-    """Format a line for each orphan. Unknown sizes are counted for half a second; an incomplete count is a minimum."""
+    """Format a line for each orphan. Unknown sizes are measured for half a second; an incomplete size is a minimum."""
     now_ns, end_s, lines = time.time_ns(), time.monotonic() + _PATIENCE_S, []
     for entry, inside in orphans:
         part = f" (only {printable(inside)})" if inside is not None else ""

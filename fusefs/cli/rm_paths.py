@@ -79,7 +79,7 @@ LINE = PlainLine(
 
 
 def _is_accepted(path: bytes) -> bool:
-    """Return whether the user confirms a removal. A missing path needs none, as its removal reports it."""
+    """Return whether the user confirms a removal. A missing path needs no confirmation; the removal reports it."""
     kind = "directory" if os.path.isdir(path) and not os.path.islink(path) else "file"
     return not os.path.lexists(path) or is_confirmed(f"Remove {kind} {printable(path)}?")
 
@@ -90,7 +90,7 @@ def _without_full(paths: Iterable[bytes], codes: list[int], *, as_json: bool) ->
         try:
             is_full = stat.S_ISDIR(os.lstat(path).st_mode) and bool(os.listdir(path))
         except OSError:
-            is_full = False  # its removal reports the error
+            is_full = False  # the removal reports the error
         if is_full:
             refusal = Refused(f"{printable(path)}: directory not empty", "-r removes it with its contents")
             codes.append(output.print_error(refusal, as_json=as_json))
@@ -109,7 +109,6 @@ class _RmCommand(NamedTuple):
     as_json: bool
 
     def remove_all(self, paths: Iterator[bytes]) -> int:
-        """Remove the paths; return the exit code."""
         singles, groups = [*islice(paths, 2)], list[RemovalGroup]()
         if len(singles) > 1:
             from fusefs.sweep.remove_together import group_paths
@@ -150,7 +149,6 @@ class _RmCommand(NamedTuple):
         return [] if stop() else remaining
 
     def _reap(self, base: bytes, orphan: str) -> int:
-        """Delete the orphan at once; return the exit code."""
         from fusefs.cli.reap import reap_one
 
         return reap_one(base, orphan, as_json=self.as_json)

@@ -120,7 +120,7 @@ class InstallPlace:
         return self._root == "/" and not self._for_user
 
     def check_permitted(self) -> None:
-        """Raise NotPermitted if only root can do this, before anything is changed."""
+        """Raise NotPermitted if this is the system-wide installation and the caller is not root."""
         if not self._for_user and self._root == "/" and os.geteuid():
             raise NotPermitted("the system-wide service", "use sudo, or --user for your own service")
 
@@ -153,7 +153,6 @@ class InstallPlace:
         return [InstalledFile(f"{self._prefix}/lib/{name}", _read(f"systemd/{name}")) for name in _URING]
 
     def pieces(self, *, has_uring: bool) -> list[InstalledFile]:
-        """Return the files to install."""
         if self._for_user:
             unit = _unit("systemd/user/trashd-reaper.service", find_command())
             unit_path = f"{self._data}/systemd/user/trashd-reaper.service"
@@ -175,7 +174,7 @@ class InstallPlace:
         """Remove trashd's own directories if they are empty."""
         own = (f"{self._share}/doc/trashd/examples", f"{self._share}/doc/trashd", "/etc/trashd")
         for directory in () if self._for_user or self._is_dry else own:
-            with suppress(OSError):  # it has other files
+            with suppress(OSError):  # the directory contains other files
                 os.rmdir(self._at(directory))
 
     def compare(self, pieces: Iterable[InstalledFile]) -> list[FileReport]:
@@ -262,7 +261,7 @@ def find_command(name: str = "trashd") -> str:
 
 
 def pieces_for_all(prefix: str) -> list[InstalledFile]:
-    """Return the files for root's service, mounts and all users. prefix: /usr/local, or PACKAGES for a package"""
+    """Return the files of a system-wide installation. prefix: /usr/local, or PACKAGES for a package"""
     units, share = f"{prefix}/lib/systemd", f"{prefix}/share"
     examples = f"{share}/doc/trashd/examples"
     is_package = prefix == PACKAGES
@@ -331,10 +330,10 @@ def unit_word(path: str) -> str:
 
 
 def who_else_may_change(command: str) -> str | None:
-    """Return the first path that users other than root can change, among those that root uses when it runs a command.
+    """Return the first path that root uses to run a command and that other users can change; None if there is none.
 
     Check the command, its modules, each directory in which Python searches for modules, and all parent directories.
-    Links are followed, since the command of a virtual environment runs the system's interpreter. None: no such path
+    Follow links, since the command of a virtual environment runs the system's interpreter.
     """
     is_fine = set[str]()
     for path in (*_run_by(command), *_imported_from()):
@@ -394,7 +393,10 @@ root_option = click.option(
     "--root", default="/", metavar="DIR", help="Use DIR as the root directory, for building packages. [default: /]"
 )
 prefix_option = click.option(
-    "--prefix", default=PREFIX, metavar="DIR", help=f"Use DIR for units and manual pages. [default: {PREFIX}]"
+    "--prefix",
+    default=PREFIX,
+    metavar="DIR",
+    help=f"Use DIR as the prefix of units and manual pages. [default: {PREFIX}]",
 )
 dry_run_option = click.option("-n", "--dry-run", is_flag=True, help="Only print what would be done.")
 
@@ -466,7 +468,8 @@ def run_command(directory: bytes | None, volumes: tuple[bytes, ...]) -> int:
 @dry_run_option
 @json_option
 def install_command(for_user: bool, root: str, prefix: str, uring: bool | None, dry_run: bool, as_json: bool) -> int:
-    """Install the systemd units, which run this trashd, and the other files that the services need. Start nothing.
+    """Install the systemd units and the other files that the services need. The units run this copy of trashd. Nothing
+    is started.
 
     An existing unit or setting whose content differs is kept, and the new version is written beside it as FILE.new.
     Manual pages, completions and examples are replaced. Running the command again changes nothing. The command is

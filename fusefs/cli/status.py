@@ -88,7 +88,7 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
 
 
 def find_services() -> list[tuple[bytes, ObservedStatus]]:
-    """Return the running services with their directories, root's first; if none runs, return those that have ended.
+    """Return the running services with their directories, root's first; if none is running, those that have ended.
 
     Raises  NotRunning if none ever ran
     """
@@ -152,7 +152,6 @@ def _numbers(mount: ObservedMount) -> MountNumbers:
 
 
 def mount_lines(mounts: Sequence[ObservedMount], now_ns: int) -> list[str]:
-    """Format a table of all mounts."""
     rows = [_HEADS, *(_row(one, now_ns) for one in mounts)]
     first, *numbers, last = zip(*rows, strict=True)
     widths = [max(map(len, column)) for column in (first, *numbers)]

@@ -64,7 +64,7 @@ def backlog(volume: VolumeStatus, now_ns: int) -> str:
 
 
 def held(volume: VolumeStatus) -> str | None:
-    """Format the total size of the orphans whose size the caller may know; None if there are none."""
+    """Format the total size of the orphans whose sizes the caller is allowed to know; None if there are none."""
     if not volume.held:
         return None
     n_unknown = sum(one.n_unknown for one in volume.held)
@@ -141,7 +141,7 @@ def format_deleted(volume: VolumeStatus) -> str | None:
 
 
 def nodes(volume: VolumeStatus) -> str | None:
-    """Format the machines that serve the volume, according to their heartbeats; None if there can be only this one."""
+    """Format the machines that serve the volume, according to their heartbeats; None if only this machine can."""
     parts = [f"{printable_text(one.host)} ({_node(one)})" for one in volume.nodes[:_SHOWN_NODES]]
     if len(volume.nodes) > _SHOWN_NODES:
         parts.append(f"and {len(volume.nodes) - _SHOWN_NODES:,} more (--json)")

@@ -73,7 +73,7 @@ class StatusView:
         volumes = [(directory, volume) for directory, service in services for volume in service.status.volumes]
         for directory, volume in volumes:
             self._rates[directory, volume.path].append(volume.entries_per_s)
-        volumes.sort(key=lambda pair: _RANKS.get(pair[1].phase, _OTHER_RANK))  # stable: otherwise the service's order
+        volumes.sort(key=lambda pair: _RANKS.get(pair[1].phase, _OTHER_RANK))  # equal ranks keep their order
         n_free = n_lines - len(head)
         # Draw as many panels as possible while each other volume still gets a line, but at least one panel if it fits.
         n_panels = (n_free - len(volumes)) // (_PANEL_LINES - 1)

@@ -38,7 +38,7 @@ class _SwapCommand(Command):
     """A command with `--wait[=SIZE]`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Add the default value to a bare `--wait`, for which click would take the next argument, a directory."""
+        """Add the default value to a bare `--wait`; otherwise click would take the next argument as the value."""
         options = [one for one in self.params if isinstance(one, click.Option) and not one.is_flag]
         with_value = {name for option in options for name in option.opts}
         words, at = list(args), 0

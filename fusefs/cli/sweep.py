@@ -294,7 +294,7 @@ class SweepOptions(NamedTuple):
         return not (self.delete or self.target is not None or self.prints_any())
 
     def check(self) -> None:
-        """Raises  UsageError if options can't be combined"""
+        """Raise UsageError if the options can't be combined."""
         actions = [
             name
             for name, is_given in (
@@ -436,7 +436,10 @@ def command(**arguments: Any) -> int:
 
 
 def _refuse_stale(kernel: Kernel, options: SweepOptions) -> None:
-    """Refuse to select by access times that are not reliable there. Raises  Refused, and the errors of `find_scope`"""
+    """Refuse to select by access times if these are not reliable in the directory.
+
+    Raises  Refused, and the errors of `find_scope`
+    """
     from fusefs.store.victim import find_scope
     from fusefs.sweep.request import refuse_stale
 
@@ -647,7 +650,7 @@ def _begun(names: Iterator[ListedPath], source: bytes) -> Iterator[ListedPath]:
 
 
 def _absolute(here: bytes, names: Iterable[ListedPath]) -> Iterator[ListedPath]:
-    """Make paths absolute; a list format that has more than paths already has absolute ones.
+    """Make paths absolute. List formats that contain more than paths already have absolute ones.
 
     `here` contains no symbolic links, so a leading `..` can be resolved in the text; a later `..` can't.
     """

@@ -70,7 +70,6 @@ class FollowedOrphan:
             self._tree = self.folder.store.kernel.open_beneath(self.folder.fd, self._path(State.ORPHANS, TREE))
 
     def close(self) -> None:
-        """Close the tree."""
         if self._tree is not None:
             self._tree.close()
             self._tree = None
@@ -87,7 +86,7 @@ class FollowedOrphan:
                 call_with_room(self.folder, SPARE_FOR_REAPER, lambda: move_to_state(held, State.REAPING))
 
     def state(self) -> State | None:
-        """Find the orphan's state; None if it is in none. Check twice: it may move to a state that was just checked."""
+        """Return the orphan's state; None if it is gone. Check twice: it may move to a state that was just checked."""
         for _ in range(2):
             for state in (State.ORPHANS, State.REAPING, State.QUARANTINE, State.RESTORING, State.STAGE):
                 with suppress(FileNotFoundError):
@@ -139,7 +138,7 @@ class VolumeWait:
         self._reasons: list[WaitReason] = []
 
     def came_bytes(self) -> int:
-        """Return the largest amount that became free at any time; other processes may have used it since."""
+        """Return the most space that has become free at any time; other processes may have used it since."""
         self._highest = max(self._highest, self._kernel.free_bytes(self._fd))
         return self._highest - self._before
 
@@ -148,7 +147,6 @@ class VolumeWait:
         return 0 < self._goal_bytes <= self.came_bytes()
 
     def add_reaped(self, reaped: Reaped) -> None:
-        """Add the result of the reap of an orphan."""
         if reaped.lost is None and not reaped.report.stopped:
             self.ids.append(reaped.id)
             if reaped.report.n_failed:
@@ -251,7 +249,7 @@ class VolumeWait:
         return [_name_holder(*who, [one for one in held if (one.pid, one.command) == who]) for who in holders]
 
     def _find_held(self) -> list[DeletedFile]:
-        """Return the deleted files that processes have open; none if their total size is within the tolerance."""
+        """Return the deleted files that processes have open; an empty list if their size is within the tolerance."""
         device = find_device(self._fd)
         parts = [b"/%s/" % one.encode() for one in self.ids]
         held = list(find_deleted(device, lambda path: any(part in path for part in parts))) if device else []
@@ -353,6 +351,5 @@ def print_waited(waited: Waited, *, as_json: bool) -> int:
 
 
 def _show_progress(as_json: bool, text: str) -> None:
-    """Draw the progress line if stderr is a terminal."""
     if not as_json and sys.stderr.isatty():
         os.write(2, b"\r" + text[: get_terminal_size().columns - 1].encode() + b"\x1b[K")

@@ -1,7 +1,7 @@
-"""Protect directories with a `.trashd-keep`, files locked with flock(2), live sockets, and devices from rules.
+"""Protects directories that contain a `.trashd-keep`, locked files, live sockets and devices from rules.
 
-In a shared directory, any user can create that file, and any reader can lock the directory. Therefore such a mark on a
-directory counts only if the directory's owner or root made it; other users' marks are reported.
+In a shared directory, any user can create that file, and any reader can lock the directory with flock(2). Therefore
+such a mark on a directory counts only if the directory's owner or root made it; other users' marks are reported.
 
 Source  systemd-tmpfiles(8) and tmpreaper(8)
 """
@@ -41,11 +41,11 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 def why_spared(
     kernel: Kernel, sides: BackingAndMount, *, holds: bool, since_ns: int | None = None
 ) -> str | ReportedMark | None:
-    """Return why a rule must not touch a directory (sweep.request.SparesDirectory); None if it may.
+    """Return the reason why a rule must not touch a directory, or None (see sweep.request.SparesDirectory).
 
     holds     keep the directory locked while it is listed, so that no program can lock it after the rule has taken a
-              part of it; if not set, only check for a lock
-    since_ns  directories that were restored then or later are spared
+              part of it; if False, only check for a lock
+    since_ns  directories that were restored at this time or later are spared
     """
     kept = why_kept(kernel, sides.fd)
     if isinstance(kept, str):
@@ -64,7 +64,7 @@ def why_spared(
 
 
 def why_kept(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
-    """Return why a directory and its content are spared because of its name or a `.trashd-keep`; None if not spared."""
+    """Return the reason why a directory is spared because of its name or a `.trashd-keep`, or None."""
     is_lost_found = os.path.basename(os.readlink(directory.path())) == _LOST_FOUND
     if is_lost_found and kernel.fstat(directory).st_uid == 0:
         return _SYSTEMS
@@ -72,7 +72,11 @@ def why_kept(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
 
 
 def find_keep_file(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
-    """Find a `.trashd-keep` of any file type, and whether its owner's mark counts. Raises  OSError"""
+    """Return KEPT if a `.trashd-keep` of any file type protects a directory, and a ReportedMark if it does not count.
+
+    Returns  None if there is no such file
+    Raises   OSError
+    """
     try:
         st = kernel.stat(directory, KEEP_FILE)
     except FileNotFoundError:
@@ -89,9 +93,12 @@ def find_keep_file(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
 
 
 def find_lock(kernel: Kernel, directory: Fd, *, holds: bool) -> str | ReportedMark | None:
-    """Find another process's lock on a directory, and whether that process's user may protect it; see `lock`.
+    """Return LOCKED if another process's lock protects a directory, and a ReportedMark if the lock does not count.
 
-    /proc/locks names the process that took a lock. If that has ended (flock(1) with a shell's fd), its user is unknown.
+    /proc/locks names the process that took a lock. If that process has ended (flock(1) with a shell's fd), its user is
+    unknown.
+    holds    as in `lock`
+    Returns  None if no other process has locked the directory
     """
     if lock(kernel, directory, holds=holds):
         return None
@@ -110,9 +117,9 @@ def _has_say(uid: int, directory: os.stat_result) -> bool:
 
 
 def why_exempt(found: Fd, st: os.stat_result, name: bytes) -> str | None:
-    """Return why a file is spared because of its type or name; None if it isn't, or is a directory.
+    """Return the reason why a file is spared because of its type or name; None if it isn't, or is a directory.
 
-    found  the open file, at least with O_PATH
+    found  the file, opened at least with O_PATH
     """
     if stat.S_ISDIR(st.st_mode):
         return None
@@ -126,18 +133,18 @@ def why_exempt(found: Fd, st: os.stat_result, name: bytes) -> str | None:
 
 
 def why_restored(found: Fd, st: os.stat_result, since_ns: int | None) -> str | None:
-    """Return why a recently restored file is spared; None if it wasn't restored. A restore changes the ctime."""
+    """Return RESTORED if a file was restored at `since_ns` or later, otherwise None. A restore changes the ctime."""
     if since_ns is None or st.st_ctime_ns < since_ns or restored_ns(found) < since_ns:
         return None
     return RESTORED
 
 
 def is_live(found: Fd) -> bool:
-    """Return whether a process has bound a unix socket; True if that is unknown.
+    """Return whether a process is bound to a unix socket; True if that is unknown.
 
-    This connects a datagram socket to it, which the owner does not notice: the kernel refuses a socket of another type,
-    and otherwise only records the peer. /proc/net/unix is not a substitute: it lists names as they were bound, even
-    relative ones, and only those of one network namespace. A connect uses the inode, in every namespace.
+    The check connects a datagram socket, which the other process does not notice: the kernel refuses a socket of
+    another type, and otherwise only records the peer. /proc/net/unix is not a substitute: it lists names as they were
+    bound, even relative ones, and only those of one network namespace. A connect uses the inode, in every namespace.
     Source  unix_find_bsd() in net/unix/af_unix.c
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as asking:
@@ -185,7 +192,7 @@ class Locking(Action):
 
         holds       False in a dry run, which only checks for locks
         is_guarded  directories were checked already, and may be locked by us
-        since_ns    files that were restored then or later are spared, too
+        since_ns    files that were restored at this time or later are spared, too
         """
         self.takes_dirs, self.is_single, self.avoided = action.takes_dirs, action.is_single, action.avoided
         self._action = action
@@ -194,7 +201,6 @@ class Locking(Action):
         self._since_ns = since_ns
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        """See Action."""
         if here.are_dirs and self._is_guarded:
             return self._action.take(here, names)
         with ExitStack() as locks:
@@ -207,7 +213,7 @@ class Locking(Action):
             return taken._replace(spared=(*taken.spared, *spared))
 
     def _find_reason(self, here: ActionPlace, name: str, locks: ExitStack) -> str | None:
-        """Return why a file is spared; None if it isn't. It then stays locked until `locks` closes."""
+        """Return the reason why a file is spared, or lock the file until `locks` closes and return None."""
         there = Name(os.fsencode(name))
         kept = locks if self._holds else None
         why = why_locked(here.kernel, here.sides.fd, there, kept, self._since_ns)
@@ -220,7 +226,7 @@ class Locking(Action):
 def why_locked(
     kernel: Kernel, directory: Fd, path: bytes, locks: ExitStack | None = None, since_ns: int | None = None
 ) -> str | None:
-    """Return why a file or directory is spared (a lock, or another reason); None if it isn't spared, or is gone.
+    """Return the reason why a file or directory is spared, such as a lock; None if it isn't spared or no longer exists.
 
     locks  receives our own lock on the file or directory; if None, only check whether it is locked
     """
@@ -236,7 +242,7 @@ def why_locked(
 
 
 def why_held(kernel: Kernel, found: Fd, st: os.stat_result, locks: ExitStack | None = None) -> str | None:
-    """Return why an open file or directory (at least O_PATH) is spared because of its lock; see `why_locked`."""
+    """Return the reason why an open file or directory is spared because of a lock, or None; see `why_locked`."""
     if not stat.S_ISREG(st.st_mode) and not stat.S_ISDIR(st.st_mode):
         return None  # opening a tape would rewind it; a symbolic link can't be locked
     # A file with several names is not locked: under its other name it would look locked by another process.
@@ -249,7 +255,7 @@ def why_held(kernel: Kernel, found: Fd, st: os.stat_result, locks: ExitStack | N
             if locks is not None and holds:
                 locks.push(owned.pop_all())
     except OSError as error:
-        return LOCKED if error.errno == errno.EWOULDBLOCK else _unsure(error)  # a lease
+        return LOCKED if error.errno == errno.EWOULDBLOCK else _unsure(error)  # another process has a lease
     return None
 
 

@@ -1,7 +1,7 @@
-"""Purge lists name the files that a plan will take, in one list for each user, some time before it takes them.
+"""Writes purge lists, which show each user in advance which of their files a plan will take.
 
 `<user>.list` belongs to that user; no other user can read it. A line is a time, a tab and a path. Users may write
-anything into their own lists, so no decision depends on the content, and no error in it ends a plan.
+anything into their own lists, so no decision depends on the content, and no error in a list stops a plan.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _BYTES_OF_A_LIST = 1 << 12
 _HEAD = (
     b"# trashd plan takes these files then, unless they are used before. In paths \\\\ is a backslash, \\xNN a byte.\n"
 )
-"""The first line identifies a purge list; a file that begins otherwise is not one."""
+"""The first line identifies a purge list; a file that begins differently is not one."""
 _LACKING = b"# Incomplete: some directories could not be read this time.\n"
 _HINT = "remove it, or name another directory for the purge lists"
 _MORE = b"# \xe2\x80\xa6 and %d more: this list has reached its size limit.\n"
 
 
 class CountedPurges:
-    """Counts what would be listed: the purge lists of a dry run.
+    """The purge lists of a dry run, which only count the entries that would be listed.
 
     way       the lists' directory and all directories above it
     is_whole  False if some directory could not be read
@@ -86,7 +86,7 @@ class PurgeLists(CountedPurges):
         self._error: OSError | None = None
 
     def add(self, uid: int, path: bytes, goes_ns: int) -> None:
-        """Note that a user's file or unit expires at a time, in nanoseconds since the epoch.
+        """List a user's file or unit. goes_ns: when it expires, in nanoseconds since the epoch
 
         A write error is raised later, by `publish`, so that no sweep fails because of it.
         """
@@ -116,7 +116,7 @@ class PurgeLists(CountedPurges):
 
         Raises  OSError: the old lists are in place, or some of the new ones
                 Refused: one of root's files is in the way, and would be lost
-                Incomplete: all lists are in place, except those that it names
+                Incomplete: all lists are in place, except those that the error names
         """
         if self._error is not None:
             raise self._error

@@ -68,7 +68,7 @@ _Ways = Mapping[bytes, frozenset[Identified]]
 class PlanOptions(NamedTuple):
     """Options for applying rules.
 
-    runs    apply them; otherwise only report what they would do
+    runs    apply the rules; otherwise only report what they would do
     now_ns  the time to which ages are relative
     most    the maximum speed
     report_pace  called with a sentence when the run starts and stops yielding to other users of the disk; None: never
@@ -196,7 +196,7 @@ def _check_holds_none(kernel: Kernel, scope: Scope, ways: _Ways) -> None:
 
 
 def _why_unlisted(kernel: Kernel, sides: BackingAndMount, since_ns: int | None) -> str | ReportedMark | None:
-    """Return why a directory is spared. A mark that doesn't count is ignored, since the run itself reports it."""
+    """Return the reason why a directory is spared. Ignore marks that don't count, since the run itself reports them."""
     why = why_spared(kernel, sides, holds=False, since_ns=since_ns)
     return why if not isinstance(why, ReportedMark) or why.is_spared else None
 
@@ -301,7 +301,7 @@ class _RuleRun:
         return refused
 
     def _due_ns(self, time_ns: int) -> int:
-        """Return when a file of a given time expires: at the rule's age, or now if it is older."""
+        """Return when a file with a given time expires: when it reaches the rule's age, or now if it is older."""
         assert self._rule.age is not None
         return max(time_ns + self._how.now_ns - self._rule.age.before_ns, self._how.now_ns)
 
@@ -317,9 +317,9 @@ def _act(rule: Rule) -> ToTrash | ToDelete | ToMove:
 
 
 def _rsync_line(rule: Rule, directory: bytes) -> str:
-    """Return the rsync command for a move to another filesystem; for units, only an outline with NAME to be filled in.
+    """Return the rsync command for a move to another filesystem.
 
-    rsync can't select units by age.
+    For units, the user has to fill in NAME, because rsync can't select units by age.
     """
     assert isinstance(rule.action, MoveAction)
     if rule.is_unit:
@@ -330,13 +330,12 @@ def _rsync_line(rule: Rule, directory: bytes) -> str:
 
 
 class _UnitSorter:
-    """Sorts the judged units of one directory: due, listed or spared."""
+    """Sorts the judged units of one directory into those that are due, listed or spared."""
 
     def __init__(self, directory: bytes, before_ns: int, due_ns: Callable[[int], int], lists: CountedPurges) -> None:
-        """Start with no units.
+        """before_ns: a unit is due if its newest file is older; other old units expire soon
 
-        before_ns  a unit is due if its newest file is older; other old units expire soon
-        due_ns     returns when a file of a given time expires
+        due_ns  returns when a file with a given time expires
         """
         self._directory = directory
         self._before_ns = before_ns
@@ -363,7 +362,7 @@ class _UnitSorter:
                     self.tally.fail(name, number, call)
 
     def complete(self, swept: Swept) -> Swept:
-        """Complete the result of a sweep of the due units with the units that the sweep did not receive."""
+        """Complete the result of a sweep of the due units: add the units that were not passed to the sweep."""
         vanished = swept.sums.n_vanished + swept.sums.n_missing  # each existed when it was judged
         return swept._replace(
             sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0, n_unmatched=0).plus(self.tally.sums),

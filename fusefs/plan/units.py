@@ -29,7 +29,7 @@ from fusefs.sweep.request import TakingBoundary
 
 MOUNTED = "contains a mount point"
 _PATH_MAX_BYTES = 1 << 16
-"""Limit on the length of paths, by which directories in a unit are opened: a chain of a million would take hours."""
+"""Limit on the paths with which directories in a unit are opened: a chain of a million directories would take hours."""
 _NEVER_NS = 1 << 63
 """The birth time of a file if the filesystem records none; such a file never counts as old."""
 
@@ -108,7 +108,7 @@ def open_quietly(kernel: Kernel, top: Fd, path: bytes) -> Fd:
 
 
 class _Decided(Exception):
-    """Ends the walk of a unit: the result is certain."""
+    """Ends the walk of a unit, because the result is certain."""
 
     def __init__(self, judged: Young | Spared | Failure) -> None:
         super().__init__()
@@ -116,8 +116,6 @@ class _Decided(Exception):
 
 
 class _UnitWalk:
-    """A walk through one unit."""
-
     def __init__(
         self,
         kernel: Kernel,
@@ -234,7 +232,7 @@ class _UnitWalk:
         self._newest_ns = max(time_ns, self._newest_ns or time_ns)
 
     def _spared(self, why: str | ReportedMark) -> _Decided:
-        """Spare the unit. A mark that does not count is reported, but still spares the unit, as any new file would."""
+        """Return the decision to spare the unit. If a mark does not count, the result is a failure instead."""
         if isinstance(why, ReportedMark):
             return _Decided(Failure(self.name, errno.EPERM, why.why))
         return _Decided(Spared(self.name, why))

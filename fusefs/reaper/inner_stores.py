@@ -1,7 +1,7 @@
-"""Inner stores: the reaper keeps a trash store inside an orphan if it has content.
+"""Inner stores: the reaper keeps a trash store inside an orphan if the store has content.
 
-The reaper removes an inner store that is empty, or that a third user only made to look like a store. So users can't
-make each other's orphans last for ever.
+The reaper removes an inner store that is empty, or a directory that a third user only made to look like a store.
+Otherwise users could keep each other's orphans from being deleted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class InnerStores:
     """Checks whether directories in a container are inner stores with content."""
 
     def __init__(self, kernel: Kernel, container: Fd, *, with_stores: bool = False) -> None:
-        """with_stores: whether the user asked for their removal; even then, their pinned orphans stay"""
+        """with_stores: whether the user requested the removal of inner stores; pinned orphans in them still stay"""
         self._kernel = kernel
         self._with_stores = with_stores
         self._owners = {0, os.geteuid()}
@@ -53,8 +53,8 @@ class InnerStores:
     def stop_at(self, dir_fd: Fd, path: bytes, name: str) -> InnerStoreStop | None:
         """Return the reason not to enter a directory; None if it is not an inner store with content.
 
-        path    its parent directory's path below the container
-        Raises  OSError; then nothing is known about its contents
+        path    the path of its parent directory below the container
+        Raises  OSError if the contents can't be read
         """
         if not (name.startswith(_BEGINS) or not path):
             return None
@@ -70,7 +70,10 @@ class InnerStores:
 
 
 def _pinned_in(kernel: Kernel, dir_fd: int, name: bytes, owners: Collection[int]) -> Iterator[StoreItem]:
-    """Yield an inner store's orphans that are pinned or have unreadable records; their owner's process reads these."""
+    """Yield an inner store's orphans that are pinned or have unreadable records.
+
+    A process that runs as the orphans' owner reads the records.
+    """
     by_folder: dict[tuple[int, RelPath], list[StoreItem]] = {}
     for thing in list_items(kernel, dir_fd, name, owners):
         if not thing.name:
@@ -93,7 +96,7 @@ def _pinned_of(kernel: Kernel, dir_fd: int, name: bytes, uid: int, things: list[
             try:
                 pinned_flags = call_in_child_as(uid, lambda _ask: flags())
             except ChildLost:
-                pinned_flags = b"\1"  # its user stopped it: as nothing is known, all count as pinned
+                pinned_flags = b"\1"  # the user stopped the child: nothing is known, so all count as pinned
     if len(pinned_flags) != len(things):
         return things
     return [thing for thing, is_pinned in zip(things, pinned_flags, strict=True) if is_pinned]

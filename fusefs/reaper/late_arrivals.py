@@ -1,16 +1,16 @@
-"""Late arrivals: the reaper keeps directories that other users moved into an orphan while it waited.
+"""Late arrivals: the reaper keeps directories that other users moved into an orphan while the orphan waited.
 
 While an orphan waits, a process with an old fd or working directory in it can move other users' directories into it.
-Files need no check: users who may rename a file may unlink it. But a directory moves with its whole contents, and the
-user who moves it only has to be allowed to write to it, not to delete these contents. A rename changes a directory's
+Files need no check: users who can rename a file can also unlink it. But a directory moves with its whole contents, and
+users can move it if they can write to it, even if they can't delete these contents. A rename changes a directory's
 ctime, which no process can set. So a directory is in doubt if it has changed since the tree came into the container,
-unless only the requesting user and root can have moved it. If its ctime is older, it has the same entries as then, and
-the same holds for its parents.
+unless only the requesting user and root can have moved it. If its ctime is older, it has the same entries as at that
+time, and so have its parents.
 
-The reaper changes directories, too. It first makes each directory that it enters its user's own, and denies others
-write access. Such a directory is not in doubt the next time, and keeps other users out. The reaper can't do this with
-other users' directories (unless it runs as root): if a reap is stopped, or fails in one, it notes them in the record.
-A killed reap leaves them in doubt.
+The reaper also changes directories. It first makes each directory that it enters its own: the reaper's user owns the
+directory, and no other user can write to it. Such a directory keeps other users out, and is not in doubt the next time.
+Unless the reaper runs as root, it can't do this with other users' directories. If a reap is stopped, or fails in such a
+directory, the reaper notes the directory in the record. A killed reap leaves it in doubt.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _TICKS, _TICK_S = 50, 0.001
 
 
 class LateArrivals:
-    """Decides whether a directory was in the tree when it came into the container; if so, makes it the reaper's own."""
+    """Decides whether a directory came into the container with the tree; if so, makes it the reaper's own."""
 
     def __init__(self, kernel: Kernel, container: Fd, uid: int, record: Record, *, without_doubt: bool = False) -> None:
-        """Use a container's record, which may have been written by the user at whose request the tree is deleted.
+        """uid: the user whose folder contains the container; the reaper runs as this user
 
-        uid     the user whose folder contains the container; the reaper runs as this user
-        without_doubt  whether everything may be deleted, because the user, who could delete it anyway, requests this
+        record         the container's record, which the requesting user may have written
+        without_doubt  whether to accept every directory, because a user who can delete it anyway requests the removal
         """
         self._kernel = kernel
         self._without_doubt = without_doubt
@@ -62,7 +62,7 @@ class LateArrivals:
     def admit(self, fd: Fd, path: bytes) -> bool:
         """Return whether a directory may be removed; if so, make it the reaper's own, as far as possible.
 
-        path    its path below the container
+        path    the path of the directory below the container
         Raises  OSError
         """
         st = self._kernel.fstat(fd)
@@ -80,7 +80,7 @@ class LateArrivals:
         return True
 
     def is_own(self, fd: Fd) -> bool:
-        """Return whether it stays certain that a directory is the reaper's own, whatever the reaper changes in it."""
+        """Return whether a directory is the reaper's own, and remains so whatever the reaper changes in it."""
         return _is_own(self._kernel.fstat(fd), {self._uid})
 
     def is_lasting(self, fd: Fd, path: bytes) -> bool:

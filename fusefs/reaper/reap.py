@@ -1,4 +1,4 @@
-"""Reaps an orphan: claims it, removes its contents and the container; if anything remains, quarantines it."""
+"""Reaps an orphan: claims it, and removes its contents and the container, or quarantines what remains."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SharesRemovals(Protocol):
     def crew(self, held: HeldContainer, options: RemovalOptions) -> Crew:
         """Return the ranks that remove a container's contents, for a `with` block.
 
-        held    its record must be the same as on disk
+        held    the container; its record must be the same as on disk
         Raises  Refused if a rank can't find the container; TrashdError, OSError
         """
 
@@ -58,13 +58,13 @@ class RemovalOptions(NamedTuple):
     n_workers  how many slices run at a time; None: the best number for the filesystem
     pace       the speed, read before each slice; full speed by default
     progress   called after each slice with the numbers of entries and bytes removed
-    stops      called between slices; whether to stop
-    parks      like `stops`, but not called while a large file is being truncated step by step, as a stop would free the
-               rest of it at once
+    stops      called between slices; returns whether to stop
+    parks      like `stops`, but not called while a large file is being truncated step by step, because a stop would
+               free the rest of the file at once
     by_force   whether to clear immutable and append-only flags that forbid a removal
     without_doubt  whether to remove late arrivals, too (reaper/late_arrivals.py): the user is asking for this now
     with_stores  whether to remove inner stores with content, too, except for their pinned orphans
-    counted    called with the size before anything is removed; None: do not count, as this costs a stat per file
+    counted    called with the size before anything is removed; None: do not count, since counting costs a stat per file
     counting   called with the progress of the count
     outage     how long to wait for a server that does not answer
     job        the MPI job that shares the removal
@@ -105,7 +105,8 @@ def reap(
     """Reap an orphan, or finish one that a killed reaper left behind. Call this as the folder's owner.
 
     If the reap is stopped, or the server stays away, the orphan stays in reaping/, where the next reap continues.
-    is_still_due  called with the record after the claim, since the owner may have pinned the orphan before it
+    is_still_due  called with the record after the claim; returns whether to reap the orphan, since its owner may have
+                  pinned it in the meantime
     Raises   BadRecord; ServerAway; NoBacking if the folder is reached through one of our mounts; OSError from the
              container
     """
@@ -255,7 +256,7 @@ def _with_recorded_size(report: Report, record: Record, *, is_whole: bool) -> Re
 
 
 def _retire(held: HeldContainer, report: Report) -> Report:
-    """Remove the container itself. Report ENOTEMPTY if a process still creates files in it through an open fd."""
+    """Remove the container itself. Report ENOTEMPTY if a process is still creating files in it."""
     try:
         with Origin(held) as origin:
             origin.unmark()
@@ -319,8 +320,6 @@ def remove_contents(
 
 
 class _Removal:
-    """A removal in progress."""
-
     def __init__(
         self,
         kernel: Kernel,
@@ -410,7 +409,7 @@ class _Removal:
             self._plan.record_entered(self._late_arrivals.note(fds))
 
     def _open_hoisted(self) -> None:
-        """Add the directory that contains the hoisted ones to the plan, even if a killed reaper left it."""
+        """Add the directory of hoisted directories to the plan, even if a killed reaper left it behind."""
         if self._hoisted is None:
             with suppress(FileNotFoundError):
                 fd = self._owned.enter_context(self._kernel.open_dir(self._container, HOISTED))

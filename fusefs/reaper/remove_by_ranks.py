@@ -34,7 +34,7 @@ from fusefs.store.layout import UserFolder
 from fusefs.store.user_folders import open_user_folder
 
 _GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
-"""Errors that mean that nothing, or something else, is at a slice's path; its parent's slice handles this."""
+"""Errors that mean that a slice's directory is no longer at its path; the parent directory's slice handles this."""
 _PATIENCE_S, _PAUSE_S = 30.0, 0.2
 """How long a rank tries to find a container that the first rank has just claimed, and the pause between attempts."""
 _PathRunner = RankRunner[Slice, RemovalSliceResult | None]
@@ -46,12 +46,10 @@ class RemovalByRanks(NamedTuple):
     job: MpiJob
 
     def check_folder(self, folder: UserFolder) -> None:
-        """See SharesRemovals."""
         self.job.prepare(SharedFolder.of(folder).opened)
 
     @contextmanager
     def crew(self, held: HeldContainer, options: RemovalOptions) -> Iterator[RankCrew[Slice, RemovalSliceResult]]:
-        """See SharesRemovals."""
         flags = options.by_force, options.without_doubt, options.with_stores
         folder, called = SharedFolder.of(held.folder), held.stored_as or held.id
         removal = SharedRemoval(folder, called, held.record, options.n_workers, *flags)
@@ -62,7 +60,7 @@ class RemovalByRanks(NamedTuple):
 
 
 def _run_local(runner: _PathRunner, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
-    """Run a slice in the first rank; a directory that it does not find has been removed."""
+    """Run a slice in the first rank; a directory that the rank does not find has been removed."""
     return runner.run_slice(work, budget) or RemovalSliceResult(0, 0, (), 0, SliceWork())
 
 
@@ -131,7 +129,7 @@ class SharedRemoval(NamedTuple):
                 yield RankRunner(PathRemover(remover, directories).run_slice, strategy)
 
     def _claimed(self, kernel: Kernel) -> Fd:
-        """Open the container. For a while, this machine's cache may show it at its place before the claim."""
+        """Open the container. Retry for a while, since this machine's cache may show the state before the claim."""
         ends_s = time.monotonic() + _PATIENCE_S
         while True:
             try:

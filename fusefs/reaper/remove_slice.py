@@ -1,11 +1,11 @@
 """Runs a slice of a removal: empties a directory through its fd, one component at a time.
 
-It never goes through a link, across a mount, or upwards (I6). Each name is unlinked first and checked only after an
-error: for a directory, the kernel reports EISDIR. So no file costs a stat, and the reaper enters only directories.
+A slice never follows a link, crosses a mount or goes upwards (I6). Each name is unlinked first and checked only after
+an error: for a directory, the kernel reports EISDIR. So no file costs a stat, and the reaper enters only directories.
 
-A large file is truncated step by step at the pace, and only while no other process can see it. A write lease proves
-that no process has the file open, and the link count after the unlink proves that no link remains. Without the second
-check, a link created in between would lose its content (measured).
+A large file is truncated step by step at the requested pace, and only while no other process can see it. A write lease
+proves that no process has the file open, and the link count after the unlink proves that no link remains. Without the
+second check, a file that was linked in between would lose its content (measured).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class LargeFiles:
         return None
 
     def _unlink_to_cut(self, dir_fd: Fd, entry_stat: StatxResult) -> Fd | None:
-        """Unlink a file to be truncated; return None if that can't be done: it kept its name, or was deleted whole."""
+        """Unlink a file to be truncated; return its fd, or None if it kept its name or was deleted as a whole."""
         try:
             fd = self._open(dir_fd, entry_stat.name)
         except OSError:
@@ -394,7 +394,7 @@ class _RemovalRun:
         return True
 
     def _open(self, frame: _Frame, name: str) -> Fd | None:
-        """Open a directory for reading, and add missing permissions if it is ours. Return None if it is in doubt."""
+        """Open a directory for reading, adding missing permissions if we own it. Return None if it is in doubt."""
         try:
             return self._admit(frame, name, self._kernel.open_dir(frame.fd, encode_name(name)))
         except PermissionError:
@@ -451,7 +451,7 @@ class _RemovalRun:
         work.is_listed = window.is_all
 
     def _leave(self, frame: _Frame) -> None:
-        """Finish a directory that has no more work: remove it unless an entry in it failed. A file is already gone."""
+        """Finish a directory or large file that has no more work. Remove a directory unless an entry in it failed."""
         if frame.work.cut_bytes is None:
             parent = self._frames[-2]
             with self._remover.groups.lock_group(frame.fd):
@@ -494,9 +494,9 @@ class _RemovalRun:
     def _hoist(self, frame: _Frame, name: str) -> bool:
         """Hoist a deep directory, that is, rename it up into the container. Return whether it was moved.
 
-        A boundary or a permission may forbid this. The first one becomes the directory that contains the others, as a
-        full volume has no space for a new one. A directory that can't be made the reaper's own stays, since in its new
-        place nothing would prove that it belongs to the tree.
+        A boundary or a permission may forbid this. The first hoisted directory becomes the one that contains the
+        others, because a full volume has no space for a new one. A directory that can't be made the reaper's own is not
+        hoisted, since nothing would prove that it belongs to the tree once it has been moved.
         """
         try:
             deep = self._open(frame, name)
@@ -570,7 +570,7 @@ class _RemovalRun:
         add_failures(self._failures, [Failure(join_path(frame.path, reported_path or encode_name(name)), number, call)])
 
     def _is_outage(self, number: int | None) -> bool:
-        """Return whether an error means that the server does not answer, not that an entry is unreadable."""
+        """Return whether an error means that the server does not answer, rather than that an entry is unreadable."""
         if self._remover.has_server and number in CUT_OFF | DOUBTFUL and not self._has_probed:
             self._has_probed = True  # one probe per slice is enough, as slices are short
             self._away = probe_server(self._kernel, self._remover.container)
@@ -612,7 +612,7 @@ def _read_window(
 def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:
     """Clear a file's and its directory's flags, and unlink the file.
 
-    Raises  OSError: EPERM if the file has more names, which would lose the flags together with this one
+    Raises  OSError: EPERM if the file has other names, since they would lose the flags, too
     """
     thaw(kernel, dir_fd)
     with kernel.open_beneath(dir_fd, encode_name(name), _TO_INSPECT) as path_fd:

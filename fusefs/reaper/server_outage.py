@@ -1,10 +1,10 @@
-"""Wait while the server of a network filesystem does not answer during a reap.
+"""Waits while the server of a network filesystem does not answer during a reap.
 
 An error may affect only one entry, or only one of many servers. So the reaper stats a random name in the container,
 which no cache can know. If the server answers, the failure is in doubt: the reaper removes everything else, and tries
 the rest again at the end. It retries errors that mean "no answer" up to the time limit, but EIO and ESTALE, which may
-be permanent for an entry, only twice. After each wait, it trusts no open fd: it claims the container anew by its name,
-with its lock, and opens everything below it again.
+be permanent for an entry, only twice. After each wait, the reaper trusts no open fd: it claims and locks the container
+again by its name, and opens everything below the container again.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ServerOutage:
     """Waits out server outages during a reap."""
 
     def __init__(self, kernel: Kernel, options: OutageOptions, stops: ShouldStop) -> None:
-        """stops: called during waits; whether to stop"""
+        """stops: called during waits; returns whether to stop"""
         self._kernel = kernel
         self._options = options
         self._stops = stops
@@ -125,7 +125,7 @@ class ServerOutage:
     def wait_after(self, error: OSError, fd: int) -> bool:
         """Wait after a failed call outside of slices. Return whether to continue; False if asked to stop.
 
-        Raises  ServerAway; the error itself if the server does not cause it, or if it persists
+        Raises  ServerAway; the error itself if the server did not cause it, or if it persists
         """
         number = error.errno or errno.EIO
         if number in CUT_OFF or (number in DOUBTFUL and probe_server(self._kernel, fd)):
