@@ -99,7 +99,7 @@ class Config(NamedTuple):
         return self.defaults._replace(path=path) if named is None else named._replace(mounted_at=path)
 
     def may_serve(self, path: bytes) -> bool:
-        """Whether the volume that is mounted at a path may be served, as long as its ID is not known."""
+        """Whether the volume that is mounted at a path may be served while its ID is not yet known."""
         return self.policy_of(path).is_served or any(volume.id and volume.is_served for volume in self.volumes)
 
     def policy_inside(self, path: bytes, point: bytes) -> VolumePolicy:
@@ -200,8 +200,6 @@ def read_config_with_places(
 
 
 class _ConfigBuilder(SettingsBuilder):
-    """Builds a Config from settings."""
-
     def build(self, base: Config) -> Config:
         defaults = self._build_volume(("defaults",), base.defaults)
         volumes = tuple(

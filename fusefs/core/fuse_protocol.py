@@ -429,5 +429,4 @@ def encode_dirent_without_node(name: bytes, offset: int, ino: int, kind: int) ->
 
 @lru_cache(maxsize=64)
 def _timeout(timeout_s: float) -> tuple[int, int]:
-    """Split a timeout into seconds and nanoseconds."""
     return divmod(int(timeout_s * NANO), NANO)

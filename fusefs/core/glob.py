@@ -227,7 +227,6 @@ def _fold(name: str) -> str:
 
 
 def _fold_ascii(name: str) -> str:
-    """Fold the case of a name's ASCII letters only."""
     return name.encode("utf-8", "surrogateescape").lower().decode("utf-8", "surrogateescape")
 
 

@@ -18,8 +18,6 @@ MARK = "mark:"
 
 
 class IdentityMatch(Enum):
-    """The result of comparing two identities."""
-
     SAME = "same"
     OTHER = "other"
     UNKNOWN = "unknown"

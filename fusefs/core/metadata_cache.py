@@ -324,7 +324,6 @@ class MetadataCache:
 
     @property
     def size_bytes(self) -> int:
-        """The memory that the cache uses."""
         return self._n_bytes + getsizeof(self._items)
 
     def begin_lookup(self) -> Epoch:
@@ -373,7 +372,6 @@ class MetadataCache:
         return source, until_s - now_s
 
     def has_names(self, directory: SourceKey) -> bool:
-        """Whether any names of a directory are cached."""
         item = self._items.get(directory)
         return item is not None and item.names is not None
 
@@ -447,7 +445,6 @@ class MetadataCache:
         self._make_room()
 
     def learn_target(self, source: SourceKey, target: bytes, epoch: Epoch, now_s: float) -> None:
-        """Store the target of a symbolic link."""
         if epoch != self.epoch and self._has_changed(epoch, source):
             return
         item = self._item(source)

@@ -171,9 +171,9 @@ def age_ns(clock: Clock, created_ns: int, sight: FirstSight) -> int:
     """Return the lowest age that an orphan can have; never negative.
 
     sight    as `first_sight` or `FirstSights.get` returned it in this boot
-    Returns  at most its age at first sight plus the time since then. Also at most its present age according to its
-             record, in case the wall clock was wrong at first sight and has been set back. But at least the time since
-             first sight, so that an orphan from the future ages, too.
+    Returns  its age at first sight plus the time since then. If the wall clock was wrong at first sight and has been
+             set back, the present age according to the record may be lower, and is returned. The result is at least the
+             time since first sight, so that an orphan from the future ages, too.
     """
     since_ns = max(0, clock.boot_ns - sight.boot_ns)
     return min(sight.age_ns + since_ns, max(record_age_ns(clock, created_ns), since_ns))

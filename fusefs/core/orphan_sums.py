@@ -23,8 +23,8 @@ class Survey(NamedTuple):
     shared_bytes  the most that may remain in use after a delete, because snapshots or reflinks share it; 0 if not
                   requested. Blocks that only files of this tree share are included, since they can't be distinguished
     n_failed      number of entries that could not be read; an unreadable directory counts as one
-    is_at_least   there were too many hard links to remember: each further name adds its share of the inode's size, and
-                  counts as not linked from outside
+    is_at_least   there were too many files with hard links to remember: each name of the others adds its share of the
+                  file's size, and counts as not linked from outside
     n_spare_names  entries whose removal frees no inode, because it has other names inside or outside the tree
     """
 
@@ -139,8 +139,6 @@ class OrphanToSum(NamedTuple):
 
 
 class OrphanSums:
-    """Sums up orphans by group."""
-
     def __init__(self, by: SumBy, depth: int = 1) -> None:
         """depth: how many directories of a path form a project's name"""
         self._by = by

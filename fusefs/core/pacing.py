@@ -1,8 +1,8 @@
 """The pace of a removal: how much a slice may do, and how fast slices may follow each other if others use the disk.
 
 All reapers on a machine rest at the same moments of one clock. So stalls, reads and flushes during a rest are caused by
-other processes. If these wait longer outside the rests than during them, we are the cause. Thus nothing needs to be
-known about the disk. The pace is the share of time in which the kernel may work for us, whether an unlink takes 10 µs
+other processes. If these wait longer outside the rests than during them, we are the cause. Therefore pacing needs no
+knowledge of the disk. The pace is the share of time in which the kernel may work for us, whether an unlink takes 10 µs
 or 10 ms.
 
     only user of the disk  full speed, with a short rest now and then to check for other users
@@ -71,7 +71,6 @@ class NamesPerClockCheck:
             self.n = self._most = _NAMES_IN_SMALL_SLICE
 
     def record(self, n: int, seconds: float) -> None:
-        """Record that n entries took this long."""
         fits = int(n * _OVERRUN_S / max(seconds, 1e-6))
         self.n = max(1, min(fits, _GROWS * self.n, self._most))
 
@@ -106,8 +105,8 @@ HOLD = Speed(entries_per_s=0, is_alone=False)
 class TokenBucket:
     """A token bucket that fills over time, gives out tokens for at least one slice at once, and may be overdrawn.
 
-    It may be overdrawn because the size of a file is known only when it is deleted: the next slice waits until the debt
-    is repaid.
+    Overdrawing is allowed because a file's size is known only when the file is deleted: the next slice waits until the
+    debt is repaid.
     """
 
     def __init__(self, per_s: int, now_s: float, slice_s: float = SLICE_S) -> None:
@@ -242,7 +241,6 @@ class Requests(NamedTuple):
     flushes_s: float = 0.0
 
     def since(self, before: Requests) -> Requests:
-        """Return the requests since `before`."""
         return Requests(*map(sub, self, before))
 
     def weighted_after(self, seconds: float) -> Requests:
@@ -251,7 +249,6 @@ class Requests(NamedTuple):
         return Requests(*(one * by for one in self))
 
     def plus_sample(self, sample: Sample) -> Requests:
-        """Return the sum of these requests and those of a sample."""
         return Requests(*map(add, self, sample.requests or Requests()))
 
 
@@ -325,7 +322,6 @@ def shows_others(sample: Sample) -> bool:
 
 
 def after_sample(state: PacingState, sample: Sample) -> PacingState:
-    """Return the state after a sample."""
     if sample.io is None and sample.requests is None:
         state = state._replace(cannot_detect_others=True, others=OtherUsers.SOME)
     if sample.is_rest:
@@ -444,7 +440,6 @@ def after_progress(state: PacingState, n_entries: int, busy_s: float) -> PacingS
 
 
 def speed_now(state: PacingState, caps: RateCaps, backlog: Backlog) -> Speed:
-    """Return the speed that is allowed now."""
     entries, n_bytes = caps.entries_per_s, caps.bytes_per_s
     if backlog.hurries:
         return Speed(entries, n_bytes)

@@ -261,8 +261,6 @@ def _matches_name(pattern: str, name: str) -> bool:
 
 
 class _RuleBuilder(SettingsBuilder):
-    """Builds one rule from its settings."""
-
     def __init__(self, table: SettingsReader, context: PlanContext, problems: list[ConfigProblem]) -> None:
         super().__init__(table.settings, problems)
         self._table = table

@@ -89,7 +89,6 @@ class RetentionRules(NamedTuple):
     clears_flags: bool = False
 
     def deletes_as_root(self, uid: int, name: str) -> bool:
-        """Whether root deletes this user's orphans."""
         return self.delete_as is DeleteAs.ROOT and (name in self.users or str(uid) in self.users)
 
     def keeps(self, origin: bytes | None) -> bool:
@@ -160,7 +159,6 @@ class VolumePolicy(NamedTuple):
         return self.path.rstrip(b"/") + below or b"/"
 
     def node_share(self, rate: int | None) -> int | None:
-        """Return one node's share of the volume's rate."""
         return None if rate is None else max(rate // self.n_nodes, 1)
 
     def closed_s(self, second: int, *, hurries: bool) -> int:
@@ -209,7 +207,6 @@ class KnownOrphan(NamedTuple):
 
 
 def is_at_or_below(path: bytes, top: bytes) -> bool:
-    """Whether an absolute path is `top` or below it."""
     return path == top or path.startswith(top.rstrip(b"/") + b"/")
 
 

@@ -269,11 +269,9 @@ class Matcher:
         return _any(_checks_inside(upper, self._pruned_name, self._pruned_path))
 
     def selects_depth(self, depth: int) -> bool:
-        """Whether entries at a depth can be selected."""
         return self._min_depth <= depth and (self._max_depth is None or depth <= self._max_depth)
 
     def selects_below(self, depth: int) -> bool:
-        """Whether entries below a depth can be selected."""
         return self._max_depth is None or depth < self._max_depth
 
 
@@ -452,7 +450,7 @@ def parse_depths(text: str) -> tuple[int, int | None]:
 
 
 def format_options(selection: Selection) -> list[str] | None:
-    """Format a selection as options of `trashd sweep`. Return None if it uses several times, which options can't do."""
+    """Format a selection as options of `trashd sweep`, or return None if it limits several timestamps, not just one."""
     fields = {bound.field for bound in selection.times}
     if len(fields) > 1:
         return None

@@ -239,7 +239,6 @@ def age_s(status: Status, boot_id: str, boot_ns: int, wall_ns: int) -> float:
 
 
 def encode_status(status: Status) -> bytes:
-    """Encode as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(status), indent=1) + b"\n"
 
 

@@ -48,7 +48,6 @@ def pack_names(names: list[str]) -> list[bytes]:
 
 
 def unpack_names(bundle: bytes) -> list[str]:
-    """Return the names in a bundle."""
     return bundle.decode("utf-8", "surrogateescape").split("/")
 
 
@@ -85,7 +84,6 @@ class SliceWork(msgspec.Struct, eq=False):
             self.failed.add(name)
 
     def has_rest(self) -> bool:
-        """Whether any work remains."""
         return bool(self.names or self.bundles or self.subdirs or self.emptied or self.cut_bytes) or not self.is_listed
 
     def relist_if_needed(self) -> None:
@@ -182,11 +180,9 @@ class RemovalSliceResult(NamedTuple):
     doubts: frozenset[int] = frozenset()
 
     def fds(self) -> Sequence[int]:
-        """Return the fds to be sent to another process together with the result."""
         return [unfinished.fd for unfinished in self.remaining]
 
     def with_fds(self, fds: Sequence[int]) -> RemovalSliceResult:
-        """Return the result with the numbers that its fds have in the process that received them."""
         return self._replace(remaining=tuple(one._replace(fd=fd) for one, fd in zip(self.remaining, fds, strict=True)))
 
 
@@ -245,7 +241,7 @@ def _has_names(work: SliceWork) -> bool:
 
 
 class _LastBegun:
-    """Finds the last begun directory for which a condition holds; fast even if very many were begun."""
+    """Finds the most recently begun directory for which a condition holds; fast even if very many were begun."""
 
     def __init__(self, holds: Callable[[_Node], bool], nodes: dict[int, _Node]) -> None:
         self._holds = holds
@@ -260,7 +256,7 @@ class _LastBegun:
             heappush(self._keys, -key)
 
     def find(self) -> int | None:
-        """Return the last begun directory for which the condition holds; later ones are skipped until reconsidered."""
+        """Return the most recently begun directory for which the condition holds; forget the later ones."""
         while self._keys:
             key = -self._keys[0]
             node = self._nodes.get(key)
@@ -355,7 +351,7 @@ class SlicePlan:
         return Slice(key, node.fd, node.path, share, depth, node.is_hoisted, is_below, is_shared)
 
     def _find(self) -> int | None:
-        """Return the last begun directory where a slice can run, preferably one where no other slice unlinks."""
+        """Return the most recently begun directory for a slice, preferably one where no other slice unlinks."""
         return next((key for choice in self._choices if (key := choice.find()) is not None), None)
 
     def _take_share(self, node: _Node) -> SliceWork:

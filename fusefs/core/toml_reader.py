@@ -73,7 +73,6 @@ def format_key(text: str) -> str:
 
 
 def format_array(items: tuple[str, ...]) -> str:
-    """Format texts as an array in TOML."""
     return f"[{', '.join(map(quote_text, items))}]"
 
 
@@ -262,8 +261,6 @@ PROBLEMS_MAX = 100
 
 
 class Source(NamedTuple):
-    """A configuration file's name and text."""
-
     name: str
     text: str
 
@@ -387,8 +384,6 @@ class RenamedKey(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A value and its place."""
-
     value: Any
     place: ConfigKey
 

@@ -97,7 +97,6 @@ class DirectoriesByPath:
                 self._open.pop(next(iter(self._open))).close()
 
     def close(self) -> None:
-        """Close all cached directories."""
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()
@@ -121,7 +120,6 @@ class RankRunner(NamedTuple, Generic[Work, Result]):
     strategy: Strategy
 
     def run_sent(self, sent: SentSlice[Work], budget: SliceBudget) -> Result:
-        """Run a slice in a thread of the rank."""
         return self.run_slice(sent.work, budget)
 
 

@@ -525,12 +525,10 @@ class ForegroundPacer:
         return self._tick() if time.monotonic() >= self._next_s else self._tempo
 
     def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
-        """Account for a finished slice."""
         work = self._work_done
         self._work_done = WorkTotals(work.n_entries + n_entries, work.n_bytes + n_bytes, work.busy_s + busy_s)
 
     def wait(self, seconds: float) -> None:
-        """Wait for the given time, or until the speed changes."""
         before, until_s = self._tempo, time.monotonic() + seconds
         while (now := time.monotonic()) < until_s and self.tempo() == before:
             time.sleep(max(min(until_s, self._next_s) - now, 0.0))

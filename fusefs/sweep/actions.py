@@ -434,7 +434,6 @@ class _MoveAction(Action):
             return ActionResult(self._settle_existing(here, target, refused), "renameat2", spared)
 
     def end(self, swept: Swept) -> Swept:
-        """Add the path of the destination."""
         return swept._replace(where=self._destination.path) if swept.sums.n_done else swept
 
     def _settle_existing(self, here: ActionPlace, target: Fd, refused: RefusedNames) -> RefusedNames:

@@ -74,7 +74,7 @@ class Job(NamedTuple):
 
 
 class SweepSlice(NamedTuple):
-    """The work of one slice.
+    """The work of one slice; see HasFds.
 
     jobs         the next one is at the end
     lists_whole  whether to complete a listing before any work on its entries starts
@@ -86,11 +86,9 @@ class SweepSlice(NamedTuple):
     most: int | None
 
     def fds(self) -> Sequence[int]:
-        """Return the fds to send to another process."""
         return [job.fd for job in self.jobs if job.fd >= 0]
 
     def with_fds(self, fds: Sequence[int]) -> SweepSlice:
-        """Return the value for the receiving process, in which the fds have these numbers."""
         return self._replace(jobs=_with_fds(self.jobs, fds))
 
 
@@ -101,7 +99,7 @@ class SweepSliceResult(NamedTuple):
     why         the reason why it is useless to continue; empty if there is none
     remaining   number of matches on which the sweep may still act
     is_limited  whether there are more matches than that
-    busy_s      the duration of the slice
+    busy_s      the duration of the slice; for the other members, see SliceOutcome
     """
 
     sums: SweepSums
@@ -115,20 +113,16 @@ class SweepSliceResult(NamedTuple):
 
     @property
     def removed(self) -> int:
-        """See SliceOutcome."""
         return self.sums.n_done + self.sums.n_inside
 
     @property
     def n_bytes(self) -> int:
-        """See SliceOutcome."""
         return self.sums.n_bytes
 
     def fds(self) -> Sequence[int]:
-        """Return the fds to send to another process."""
         return [job.fd for job in self.rest if job.fd >= 0]
 
     def with_fds(self, fds: Sequence[int]) -> SweepSliceResult:
-        """Return the value for the receiving process, in which the fds have these numbers."""
         return self._replace(rest=_with_fds(self.rest, fds))
 
 
@@ -168,7 +162,6 @@ class Agenda:
         self._remaining = most
 
     def is_dry(self) -> bool:
-        """Whether there is no work for `next` to return."""
         return not self._may_be_more and self._find() is None
 
     def next(self) -> SweepSlice | None:
@@ -289,7 +282,6 @@ class SliceCounts:
         self.sums = self.sums.plus(sums)
 
     def add(self, sums: SweepSums, failures: Iterable[Failure], spared: Iterable[Spared]) -> None:
-        """Add the result of a slice."""
         self.count(sums)
         self.failures += list(failures)[: MAX_FAILURES - len(self.failures)]
         self.spared += list(spared)[: MAX_FAILURES - len(self.spared)]

@@ -477,7 +477,7 @@ def _freed_bytes(one: StatxResult) -> int:
 
 
 def _fitting(lengths: Sequence[int], n_bytes: int) -> int:
-    """Return how many of the first lengths fit into n_bytes; at least one."""
+    """Return how many of the first lengths fit into n_bytes; the result is at least 1."""
     for at, length in enumerate(lengths):
         n_bytes -= length
         if n_bytes <= 0:

@@ -51,8 +51,6 @@ SearchResult = MatchedDirectory | SkippedDirectory
 
 
 class _WildComponent(NamedTuple):
-    """A path component with wildcards."""
-
     text: str
     matches: Callable[[str], bool]
 
@@ -156,7 +154,6 @@ class _PatternSearch:
                 yield from self._enter(fd, path, name, rest, n_links, whose, is_named=True)
 
     def _matches(self, fd: Fd, wild: _WildComponent) -> list[bytes]:
-        """Return the names in a directory that match a wildcard."""
         with self._kernel.reopen(fd, os.O_RDONLY | os.O_DIRECTORY) as listed:
             names = self._kernel.list(listed)
         hidden = not wild.text.startswith(".")

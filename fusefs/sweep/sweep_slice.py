@@ -77,8 +77,6 @@ class SweepWorker(NamedTuple):
 
 
 class _SweepRun:
-    """A single run of a slice."""
-
     def __init__(self, worker: SweepWorker, work: SweepSlice, budget: SliceBudget, owned: ExitStack) -> None:
         self._kernel = worker.kernel
         self._root = worker.root
@@ -185,7 +183,6 @@ class _SweepRun:
         return sides
 
     def _leave(self, sides: BackingAndMount) -> None:
-        """Close the fds of a directory."""
         sides.close_mounted()
         self._close(sides.fd)
 
