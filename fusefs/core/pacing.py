@@ -221,8 +221,10 @@ class WorkTotals(NamedTuple):
 
 
 class Pressure(NamedTuple):
-    """The state of the machine, to be shown to people: the shares of the last rest in which a task stalled (None: the
-    kernel does not report them), and how long a small durable write and one of our unlinks took.
+    """The state of the machine, to be shown to people.
+
+    io, memory, cpu      shares of the last rest in which a task stalled; None: the kernel does not report them
+    probe_ms, unlink_us  how long a small durable write and one of our unlinks took
     """
 
     io: float | None = None

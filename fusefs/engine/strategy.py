@@ -51,8 +51,8 @@ class Strategy(NamedTuple):
                  need the directory's lock
     least_share  the fewest names that a worker takes from such a directory, unless fewer remain: on a local disk, a
                  smaller share would be deleted before the next one could be assigned
-    lookup_first  look names up before unlinking them: the kernel lets only one process at a time unlink in a directory,
-                 and an unlink includes a lookup, but any number of processes can look names up
+    lookup_first  look names up before unlinking them. The kernel lets only one process at a time unlink in a directory,
+                 and an unlink includes a lookup; but any number of processes can look names up
     lists_types  listings contain file types; if not, an entry is a directory if unlink fails with EISDIR
     is_at_once   a stat needs no request to a server
     group_shift  number of low bits of an inode number that give the inode's place in its allocation group; set if two
