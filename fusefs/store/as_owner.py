@@ -86,7 +86,7 @@ class RenameQuestion(NamedTuple):
     """A child's request to root: move a tree to the visible name, identify the entry there, or refresh the mount.
 
     what            the name of a VisibleMove, "found" or "refresh"
-    wanted, method  from the record: the tree's identity, and how it was moved into the store
+    wanted, method  from the record: the tree's identity, and how the tree was moved into the store
     """
 
     what: str
@@ -118,7 +118,7 @@ class RootRename(NamedTuple):
     visible: DirectRename | None
 
     def answer(self, message: bytes) -> bytes:
-        """Answer a child's request; make a rename only if it is between the visible name and this user's container."""
+        """Answer a child's request; make a rename only between the visible name and a container of this user."""
         try:
             question = json.decode(message, type=RenameQuestion)
             if self.visible is None:
@@ -202,7 +202,7 @@ def explain_mismatch(method: Method, recorded: Identity | None, st: os.stat_resu
 
 
 class _ChildsError(NamedTuple):
-    """An error in the child, to be raised in the parent. error: the error's class; empty if there was none"""
+    """An error in the child, to be raised in the parent. error: the class's name; empty if there was none"""
 
     error: str = ""
     detail: str = ""

@@ -202,7 +202,7 @@ def rewrite_record(held: HeldContainer, record: Record) -> HeldContainer:
 def mark_complete(held: HeldContainer, size: TreeSize | None) -> HeldContainer:
     """Mark a sweep's container as complete: entries that are moved into it later count as late arrivals.
 
-    If the record can't be rewritten, directories that other users could have moved there count as late arrivals.
+    If the record can't be rewritten, directories that other users could have moved there earlier count as late, too.
     size  the tree's size, if known; recording it takes no additional write
     """
     kernel = held.folder.store.kernel
@@ -334,8 +334,8 @@ def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
 
     The record may have a second hard link, since some backup programs make them. In a folder that only its owner can
     enter, only that user and root can have put the record there, and a changed record is a new file.
-    Raises  FileNotFoundError if there is no record; BadRecord unless it is a small regular file that belongs to this
-            user, and to which no other user can write through another link: the user may have put a FIFO, a link to
+    Raises  FileNotFoundError if there is no record; BadRecord unless it is a small regular file that belongs to
+            `uid` and that no other user can change through another link. The user may have put a FIFO, a link to
             another user's file, or a gigabyte there
     """
     flags = os.O_NOFOLLOW | os.O_NONBLOCK

@@ -135,7 +135,7 @@ class _Discovered(NamedTuple):
     """All places with stores, as found by child processes.
 
     for_whom  the effective UID and the mounts for which this is valid
-    until_s   the time.monotonic until which this is valid
+    until_s   the time (time.monotonic) until which this is valid
     """
 
     for_whom: tuple[int, list[Mount]]
@@ -147,7 +147,7 @@ class _Discovered(NamedTuple):
 def _find_places(
     kernel: Kernel, mounts: list[Mount], users: set[int], silent: list[bytes]
 ) -> Iterator[bytes | UserLine]:
-    """Find all places with stores. users: as for `stores_of_users`; the caller may add some meanwhile"""
+    """Find all places with stores. users: as for `stores_of_users`; the caller may add users meanwhile"""
     for_whom, last = (os.geteuid(), mounts), kernel.cached_stores
     if isinstance(last, _Discovered) and last.for_whom == for_whom and time.monotonic() < last.until_s:
         silent += last.silent
@@ -258,7 +258,7 @@ def open_store_at(kernel: Kernel, path: bytes, mounts: list[Mount], name: Name =
 
 
 def mount_points(mounts: Iterable[Mount]) -> list[bytes]:
-    """Return the mount points that may have a store, our own mounts first, so that stores have paths that users know.
+    """Return the mount points that may have a store. Our own mounts come first, so that users know the stores' paths.
 
     Other users' mounts are skipped, since their daemons could show anything, or hang.
     """

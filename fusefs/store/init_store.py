@@ -83,7 +83,7 @@ _MOST_BYTES = 1 << 16
 
 
 def read_chosen() -> dict[str, str]:
-    """Return the names of the disks that the caller has chosen since the boot, by volume ID."""
+    """Return the names of the disks that the caller has chosen since the last boot, by volume ID."""
     try:
         lines = read_file(os.path.join(persistent_dir(), _CHOSEN_DISKS_FILE), _MOST_BYTES).decode("ascii").splitlines()
     except (OSError, ValueError):
@@ -290,7 +290,7 @@ def _registered_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | Non
 
 
 def _open_untrusted(kernel: Kernel, base: BackingAndMount, where: bytes, name: Name, *, replaces: bool) -> Fd | None:
-    """Open the entry with a store's name; None if there is none. replaces: also open a file"""
+    """Open the entry with a store's name; None if there is none. replaces: also open an entry of another type"""
     try:
         return kernel.open_beneath(base.fd, name, READABLE)
     except FileNotFoundError:

@@ -148,7 +148,7 @@ def _not_kept(victim: Victim, name: Name, why: str) -> NotKept:
 class KeptLinks(NamedTuple):
     """The entries that a swap keeps, after their links have been made.
 
-    tree, replacement  the old directory and the new one, wherever they are; open as long as the staged container
+    tree, replacement  the old directory and the new one, wherever they are now; open as long as the staged container
     inos               the name and inode number of each link before the exchange; any other name in the replacement
                        was made by another process
     """
@@ -169,7 +169,7 @@ class KeptLinks(NamedTuple):
         return unmoved + self._apply_late_changes()
 
     def _apply_late_changes(self) -> list[str]:
-        """Apply changes that were made after the links: files created, removed or replaced before the exchange.
+        """Apply changes that others made between the links and the exchange: files created, removed or replaced.
 
         Nothing is removed: two names are exchanged, or one is moved.
         """

@@ -48,18 +48,18 @@ COPY_PREFIX = NEW_PREFIX + b"copy-"
 Only its maker can enter it. If the maker is killed, everything in it exists elsewhere, too.
 """
 SWAP_PREFIX = NEW_PREFIX + b"swap-"
-"""Prefix of a directory that is exchanged with the entry at the name of root's store, and then of that entry."""
+"""Prefix of a new store until it is exchanged with the entry at the name of root's store, and then of that entry."""
 PLANTED = b".planted-"
-"""Part of the new name of a foreign entry that was in the way in root's store."""
+"""Part of the new name of a foreign entry that was moved aside in root's store."""
 OLD = b"old-"
-"""Prefix of a previous store's name in the new store, into which root moved it when taking over the volume."""
+"""Prefix of the name of an old store that root moved into the store that replaced it."""
 VOLUME = Name(b"volume.json")
 CACHEDIR_TAG = Name(b"CACHEDIR.TAG")
 CACHEDIR_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by trashd: what lies here waits for its end.\n"
 USERS = Name(b"u")
 """The directory of users' folders that only the store's owner can have put there."""
 NEW = Name(b"new")
-"""The directory of folders that users made themselves in root's store, until root inspects them."""
+"""In root's store, the directory of folders that users made and root has not inspected yet."""
 LOCK = Name(b".lock")
 """A lock file for changes to a store or one of its directories; only the store's owner can open it."""
 REGISTRY = Name(b"folders")
@@ -161,8 +161,6 @@ class Store(NamedTuple):
     base        the directory that holds the store
     base_path   that directory's path for messages, as it was found
     fd          the opened `.trashd`
-    areas       the directories that contain users' folders
-    owner       the owner's uid
     filesystem  the filesystem's magic number
     is_named    whether it was found through a pointer in the user's folder or the user's registry
     maker       who made it, if it is root's store and root has checked; other users' commands do not need this
@@ -222,7 +220,7 @@ class Store(NamedTuple):
 class UserFolder(NamedTuple):
     """A user's folder in a store: everything in it belongs to `uid`, whatever a record states (I13).
 
-    area       the store's area that contains it
+    area       the store's area that contains the folder
     is_proven  whether only that user or root can have put it there; if not, no other user's process deletes anything in
                it
     doubt      why it will never be proven; empty if it is proven, or if root has not inspected it yet
@@ -261,7 +259,7 @@ class UserFolder(NamedTuple):
         return self.is_proven or self.uid == uid != 0
 
     def list(self, folder: Name | State) -> list[bytes]:
-        """Return the names in one of the folder's directories; if that is missing, return none and do not create it."""
+        """Return the names in one of the folder's directories, without creating it; empty if it is missing."""
         try:
             fd = self.store.kernel.open_dir(self.fd, folder.value.encode() if isinstance(folder, State) else folder)
         except FileNotFoundError:
@@ -333,7 +331,7 @@ def is_container_file(name: bytes) -> bool:
 
 
 def is_store_name(name: bytes) -> bool:
-    """Return whether a name is any user's store, finished or not."""
+    """Return whether a name is that of any user's store, finished or unfinished."""
     return name.startswith(STORE) and (
         name == STORE or name.startswith(NEW_PREFIX) or parse_user_store_name(name) is not None
     )

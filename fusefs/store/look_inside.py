@@ -48,7 +48,6 @@ def call_inside(
     """Call `visit` for a path in an orphan, in a process of the orphan's owner if we are root, and return the result.
 
     visit   gets the entry (O_PATH), the user's folder, and the path in the tree
-    result_type  type of the result of `visit`
     Raises  NotFound; UsageError; TrashdError
     """
     try:
@@ -138,7 +137,7 @@ def find_differences(kernel: Kernel, tree: Fd, now: Fd, prefix: bytes, *, includ
 
     Types, sizes and link targets are compared, and contents if the times differ. An entry that exists on only one side
     counts as one difference, whatever it contains.
-    prefix     the path of both directories
+    prefix     prepended to the path of each difference
     includes_new  include entries that exist only in the directory at the original path
     """
     device = kernel.fstat(now).st_dev
@@ -175,7 +174,6 @@ def _stat(directory: Fd, name: bytes) -> os.stat_result | None:
 def _compare(
     kernel: Kernel, one: Fd, other: Fd, name: bytes, before: os.stat_result, after: os.stat_result
 ) -> str | None:
-    """Return how two entries with the same name differ; None if they don't."""
     if stat.S_IFMT(before.st_mode) != stat.S_IFMT(after.st_mode) or before.st_rdev != after.st_rdev:
         return "changed"
     try:

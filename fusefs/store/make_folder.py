@@ -84,7 +84,7 @@ def make_user_folder(store: Store, uid: int | None = None, *, waits: bool = True
                     kernel.rename_free(u_fd, new, u_fd, name)
                     return _open_settled(store, uid, u_fd, name, fd)
         except FileNotFoundError:
-            # Another process removed the unlocked folder, taking this command for dead; or the whole store is gone.
+            # Another process assumed that this one is dead, and removed the unlocked folder; or the store is gone.
             if turn >= _ATTEMPTS:
                 raise
             continue
@@ -136,7 +136,7 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
                     write_registered(kernel, registry_fd, entry._replace(name=name, identity=kernel.identify(fd)))
                     kernel.rename_free(u_fd, new, u_fd, name)
                 break
-            except FileNotFoundError:  # an init removed the unlocked folder, taking its maker for dead
+            except FileNotFoundError:  # an init assumed that this process is dead, and removed it
                 if attempt == _ATTEMPTS - 1:
                     raise
         return open_user_folder(store, uid)
@@ -181,8 +181,7 @@ def lock_registry(store: Store, owned: ExitStack) -> Fd | None:
 def unnamed_folder(store: Store, area_fd: Fd, uid: int) -> Iterator[tuple[Name, Fd]]:
     """Make a complete, locked folder under a temporary name; remove it after the block unless the block renames it.
 
-    Raises  OSError; NoStore; FileNotFoundError if another command took this one for dead and removed the folder before
-            it was locked
+    Raises  OSError; NoStore; FileNotFoundError if another command removed the folder before it was locked
     """
     kernel = store.kernel
     new = Name(NEW_PART + _another_name(uid))
@@ -227,7 +226,7 @@ def _chown_to(kernel: Kernel, fd: Fd, uid: int) -> None:
 
 
 def abandoned_folders(store: Store) -> Iterator[UserFolder]:
-    """Lock and yield the caller's folders that killed commands, which may be checks, left under a temporary name."""
+    """Lock and yield the caller's unfinished folders that killed commands left; a check may have left a container."""
     kernel, uid = store.kernel, os.geteuid()
     for area, area_fd in store.areas.all():
         for name in kernel.list_reopened(area_fd):
@@ -241,7 +240,7 @@ def discard_abandoned_folders(kernel: Kernel, u_fd: Fd, only: int | None, *, exc
     """Remove unfinished folders that killed commands left; return whether other commands are making folders now.
 
     On network filesystems, locks prove nothing: nothing is removed, and commands on other hosts are ignored.
-    only  the only user whose folders are removed; None: all users
+    only  remove only this user's folders; None: all users'
     """
     has_rivals = False
     for name in kernel.list_reopened(u_fd):
@@ -352,7 +351,7 @@ def _has_folder(store: Store, entry: RegisteredFolder) -> bool:
 
 
 def _inspect(store: Store, registry_fd: Fd, entry: RegisteredFolder, name: Name) -> tuple[RegisteredFolder, str]:
-    """Inspect the folder with one of a user's names, and register or refuse it.
+    """Inspect the folder at one of a user's names, and register or refuse it.
 
     Returns  the user's registry entry (the same object if it is unchanged), and why the name can't be read now, or ""
     Raises   OSError from root's own directories

@@ -144,7 +144,6 @@ def build_store(
 ) -> Identity | None:
     """Make a store without opening it; return its identity, or None if another store has the name.
 
-    name        the store's name
     identifier  the volume ID, if there is one already
     replaces    the existing store, which is moved unchanged into the new one
     Raises      OSError
@@ -210,7 +209,7 @@ def unfinished_store(
 ) -> Iterator[Fd]:
     """Make a complete, locked store under a name that no process uses.
 
-    It is removed after the block, unless the block renames it or moves an old store into it.
+    The store is removed after the block, unless the block renames it or moves an old store into it.
     name    the final name
     new     the name until then
     Raises  OSError; FileNotFoundError if another init removed it before it was locked
@@ -352,7 +351,7 @@ def is_being_replaced(kernel: Kernel, base: BackingAndMount) -> bool:
 
 
 def _finish_new_store(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
-    """Give a new store its final name if it contains an old store; return whether the new store must stay.
+    """Give a new store its final name if it contains an old store; return whether the new store must be kept.
 
     This completes a killed init. If another init has made a store by now, the old store is moved into that one.
     """
@@ -430,7 +429,7 @@ def _fill(kernel: Kernel, fd: Fd, name: Name, identifier: VolumeId) -> None:
 
 
 def _check_empty(kernel: Kernel, fd: Fd) -> None:
-    """Raise FileNotFoundError if a user who may write in the parent has given the name to another directory."""
+    """Raise FileNotFoundError if a directory has entries: a user may have given the name to another directory."""
     if not kernel.is_empty(fd):
         raise FileNotFoundError(errno.ENOENT, "it was replaced by another directory")
 
@@ -560,7 +559,7 @@ def _remove_areas(kernel: Kernel, fd: Fd, areas: Areas) -> None:
 
 
 def _has_no_folder(kernel: Kernel, base_fd: Fd, base_path: bytes, name: Name) -> bool:
-    """Remove our own folder if it is empty; return whether no user has a folder any more."""
+    """Remove our own folder if it is empty; return whether the store contains no folder."""
     base = BackingAndMount(kernel.open_beneath(base_fd, b".", DIRECTORY))
     store = open_store(kernel, base, base_path, name)
     if store is None:

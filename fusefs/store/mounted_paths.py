@@ -78,7 +78,6 @@ def _find_root(kernel: Kernel, path: bytes, mount: Mount, mounts: list[Mount]) -
     """Open, on both sides, the root of our mount that shows a directory; return the root and its path.
 
     path     the directory's absolute path, without links; it may be in the mount or in its backing tree
-    mount    the mount that the directory is on
     Raises   NoBacking if the directory is in one of our mounts whose backing tree we can't use or don't trust
     Returns  None if none of our mounts is involved
     """
@@ -105,10 +104,9 @@ def find_mounted_scope(
 ) -> Scope | None:
     """Return the scope of a directory that one of our mounts shows.
 
-    Returns None if no mount shows it, or if the path is a backing path and the mount can't be used.
+    Return None if no mount shows it, or if the path is a backing path and the mount can't be used.
     path, real  the path as typed, for errors, and the directory's real path
     directory_fd  the directory to which the path led
-    mount       the mount that the directory is on
     Raises      TrashdError, OSError
     """
     shown = _find_root(kernel, real, mount, mounts)

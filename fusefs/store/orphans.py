@@ -257,7 +257,7 @@ def explain_first(failure: Failure | None, n_failed: int) -> str:
 ID_LEAST_CHARS = 4
 """The minimum length of an abbreviated ID. Without a minimum, an empty variable in a script would match any orphan."""
 _MOST_LISTED = 100_000
-"""The maximum number of another user's orphans in a listing, which take some hundred megabytes in each process."""
+"""The maximum number of orphans listed for another user: this many take some hundred megabytes in each process."""
 T = TypeVar("T")
 
 
@@ -272,7 +272,6 @@ def call_in_each_folder(
     """Call `body` for each user's folder, including those in lower stores, in a process of the folder's owner.
 
     stores   the stores, which are closed one after another
-    result_type  type of the result of `body`
     lost     gets the errors for folders and stores that could not be read, so that one of them does not stop the
              command; also BrokenStore, after which `discover_stores` ends
     refused  gets findings about entries that look like folders but are refused, and about folders that wait for their
@@ -385,8 +384,7 @@ def sum_orphans(
 ) -> OrphanSums:
     """Sum up orphans from their records alone, in bounded memory; an orphan whose state changes may count twice.
 
-    new_sums    makes empty sums
-    is_counted  whether an orphan counts at a wall time
+    is_counted  whether an orphan counts at a wall-clock time
     lost, clocks, Raises  as for `list_all_containers`
     """
     now = read_now(kernel, clocks)

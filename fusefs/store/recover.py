@@ -204,7 +204,6 @@ def _watch_locked(folder: UserFolder, state: State, container: ContainerId, watc
 
 
 def _settle_held(held: HeldContainer) -> None:
-    """Settle a container on which no other process is working."""
     with Origin(held) as origin:
         if held.state is State.ORPHANS:
             _settle_empty(held, origin)
@@ -503,7 +502,7 @@ def make_orphan(
 ) -> ContainerId:
     """Make an orphan of an entry in a directory of the same user: write the record, then rename the entry.
 
-    mode_before  the entry's mode before a temporary permission that was granted already; it is restored
+    mode_before  the entry's mode before a temporary permission that was granted already; this mode is restored
     Raises  OSError; then the entry is where it was
     """
     kernel = folder.store.kernel
@@ -630,7 +629,7 @@ class Origin:
         return True
 
     def settle_kept(self) -> list[str]:
-        """Call the function `settle_kept` for the entry at the name; call this while a temporary permission lasts.
+        """Call the function `settle_kept` for the entry at the name, while a temporary permission lasts.
 
         Returns  descriptions of the entries that were not moved, for messages
         Raises   OSError
