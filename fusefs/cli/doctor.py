@@ -133,7 +133,7 @@ def _examine_all(repair: bool, ended: Sequence[str], waits: Wait | None, *, as_j
 
 
 def _examine_machine(*, is_reaping: bool) -> Iterator[Finding]:
-    """Check everything outside the stores that the caller can change. is_reaping: whether there are stores"""
+    """Check all settings, units and mounts that the caller can change. is_reaping: whether there are stores"""
     for problem in (*problems_in_force(), *problems_in_plans()):
         place = f"{problem.file}: {problem.key}" if problem.key else problem.file
         yield Finding(place, problem.what, problem.fix)
@@ -160,7 +160,7 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Wait | None
                 pass  # raises an error if there is no store, or if the server squashes root
             tended([path], kernel, ended, waits)  # this also updates a store of an earlier release
         problems = [problem for store in _stores(kernel, path) for problem in check_store(store)]
-    except RootSquashed as error:  # this causes every other problem that root would find here
+    except RootSquashed as error:  # root squash causes every other problem that root would find here
         return [Finding(printable(path), SQUASHED, error.hint)]
     problems += check_registry(kernel, path)
     lost: list[TrashdError] = []
@@ -262,7 +262,7 @@ def _check_files(place: InstallPlace, user_option: str) -> Iterator[Finding]:
 
 
 def _check_unit(unit: Mapping[str, str], user_option: str, *, is_needed: bool) -> Iterator[Finding]:
-    """Check one unit. is_needed: whether there is work for it"""
+    """Check one unit. is_needed: whether the unit has work to do"""
     name, state = unit["Id"], unit["ActiveState"]
     control = f"systemctl {user_option}"
     result = "expired orphans are not deleted automatically" if name == REAPER else "plans are not applied"

@@ -140,7 +140,7 @@ def trashd() -> None:
       trashd swap /scratch/job         empty /scratch/job now; keep the old tree for 24 h
       trashd rm old.log builds/        move files or directories to the trash
       trashd list                      list what can be restored
-      trashd restore /scratch/job      restore it
+      trashd restore /scratch/job      put the old tree back
       trashd reap                      delete expired orphans
     """
 

@@ -397,7 +397,7 @@ def _mount_by_helper(arguments: list[str]) -> int:
 
 
 def _stands(source: bytes, target: bytes, words: list[str], *, is_sloppy: bool) -> bool:
-    """Return whether this user's mount already exists and works.
+    """Return whether the requested mount already exists, belongs to this user, and works.
 
     Raises  UsageError if the options are wrong; Refused if the mount does not respond
     """

@@ -132,7 +132,7 @@ class Command(click.Command):
         self._headings = dict(headings or {})
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command, and add its usage line to any UsageError that it raises."""
+        """Run the command, and add its usage line to any UsageError."""
         try:
             return super().invoke(ctx)
         except UsageError as error:

@@ -119,7 +119,7 @@ def as_json(*parts: Any, without: str = "") -> None:
     """Print one JSON object on a line: the fields of all parts. If two parts have a field, the later one wins.
 
     build_docs/json_schema.py lists the types that each command prints.
-    without  a field to omit, since it only describes another one
+    without  a field to omit, because it only describes another field
     """
     merged: dict[str, Any] = {}
     for part in parts:

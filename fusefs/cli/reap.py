@@ -184,7 +184,7 @@ class ReapOptions(NamedTuple):
     max_rate, max_bytes  upper limits, which also apply with `paced`
     paced      yield to other users of the disk
     counts     count before removing
-    waits      wait for the space; then print how much became free, and which processes hold the rest
+    waits      wait until the space is free; then print how much became free, and which processes hold the rest
     with_stores  also remove trash stores inside the orphan that are not empty
     force      reap from quarantine, with the caller's own rights
     job        the MPI job that shares the work (engine.mpi_ranks.MpiJob), or None
@@ -354,7 +354,7 @@ def _reap_by_force(
                 output.warn(warning)
             entry = entry._replace(
                 id=seized.id, expires_ns=None
-            )  # in root's folder, it has no retention that an owner chose
+            )  # in root's folder, an orphan has no retention that an owner chose
         reaped = _reap(entry, how, shows, stop, is_away, own, None)
     if reaped.lost is not None:
         raise _LOST[ClaimLost(reaped.lost)](entry.id)
@@ -558,7 +558,7 @@ class Choice(NamedTuple):
 
 
 def choose(reapable: Sequence[ListedContainer], *, everything: bool, pinned: bool, now: bool) -> Choice:
-    """Choose among all orphans, for a command line that names none."""
+    """Choose among all orphans, for a command line without IDs."""
     uid = os.geteuid()
     mine = [entry for entry in reapable if entry.may_be_reaped_by(uid)]
     # In an unproven folder, only its user may select everything, with --all.
@@ -688,7 +688,7 @@ def enough_to_free(
 
     Unknown sizes are measured. Space that other hard links keep, or that may be shared, is not included.
     yes     choose unexpired orphans without asking
-    Raises  Refused if the answer is no, or there is no terminal; Incomplete if all orphans together free less
+    Raises  Refused if the answer is no, or there is no terminal; Incomplete if all orphans together would free less
     """
     with StopSignals() as stop:
         chosen, freed_bytes = _until(kernel, volumes, ended, wanted_bytes, stop)
@@ -717,7 +717,7 @@ def enough_to_free(
 def _until(
     kernel: Kernel, volumes: Sequence[bytes], entries: Sequence[ListedContainer], wanted_bytes: int, stop: StopSignals
 ) -> tuple[list[ListedContainer], int]:
-    """Return the first entries whose deletion frees `wanted_bytes`, or all of them, and the space that they free."""
+    """Return the first entries that together free `wanted_bytes` (or all entries), and the space that they free."""
     from fusefs.cli.count_orphan import CountOptions, count_orphan  # imported late: only --free counts
 
     chosen, freed_bytes = [], 0

@@ -97,7 +97,7 @@ def restore_last(kernel: Kernel, volumes: Sequence[bytes], *, as_json: bool) -> 
     """Restore those orphans of the caller's last command in this session that still exist, newest first.
 
     An orphan that can't be restored is reported, and the others are restored.
-    Raises  NotFound if there is no such orphan
+    Raises  NotFound if no such orphan exists
     """
     lost: list[TrashdError] = []
     silent: list[bytes] = []
@@ -229,7 +229,7 @@ def chosen(
 
 
 def _choose_of_all(kernel: Kernel, volumes: Sequence[bytes], uid: int | None) -> OrphanFromPath:
-    """Ask on the terminal for one of a user's orphans. Raises  NotFound if there is none"""
+    """Ask on the terminal for one of a user's orphans. Raises  NotFound if the user has none"""
     whose, silent = _whose(uid), list[bytes]()
     listed = list_all_containers(kernel, volumes, [], (), silent)
     own = [OrphanFromPath(one, None) for one in listed if one.uid == whose and one.state is State.ORPHANS]

@@ -112,7 +112,7 @@ class InstallPlace:
         self._share = self._data if for_user else f"{self._prefix}/share"
 
     def is_live(self) -> bool:
-        """Return whether the running systemd reads these files."""
+        """Return whether the running systemd reads the files of this installation."""
         return self._root == "/" and systemd.is_manager_running(for_user=self._for_user)
 
     def is_this_machine(self) -> bool:

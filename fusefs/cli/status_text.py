@@ -22,7 +22,7 @@ def title(status: Status, now_ns: int) -> str:
 
 
 def trouble(service: ObservedStatus) -> str | None:
-    """Describe a problem with the service itself; return None if it works."""
+    """Describe a problem with the service itself; return None if the service works."""
     age = format_duration(round(service.age_s))
     if not service.is_running:
         return f"the service is not running; its last status is {age} old"

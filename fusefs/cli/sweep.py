@@ -488,7 +488,7 @@ def _confirm(kernel: Kernel, options: SweepOptions, names: Iterable[ListedPath] 
     """Count the matches, and ask for confirmation if there are more than `--confirm-above` allows.
 
     Ctrl-C ends the command at once, since nothing has begun, and a question that waits for an answer can't end cleanly.
-    Raises  Refused if the answer is no, or if there is no terminal; UsageError for a list that can't be read to its end
+    Raises  Refused if the answer is no, or if there is no terminal; UsageError if a list can't be read to its end
     """
     limit = options.limit or 0
     swept = _sweep(kernel, options, names, lambda: False, counts=True)

@@ -95,7 +95,7 @@ class FollowedOrphan:
         return None
 
     def find_end(self) -> list[WaitReason] | None:
-        """Return why the space does not become free (an empty list if it does); None while the orphan still exists."""
+        """Return the reasons why the space does not become free, if any; None while the orphan still exists."""
         state = self.state()
         if state is State.QUARANTINE:
             return [_explain_quarantine(self.id)]
@@ -236,7 +236,7 @@ class VolumeWait:
             free_bytes = self.came_bytes()
             if (
                 free_bytes > counted + counted // 50
-            ):  # in steps of 2 %, so that this ends even if others continue to free space
+            ):  # in steps of 2 %, so that the wait ends even if other processes continue to free space
                 counted, since_s = free_bytes, time.monotonic()
             else:
                 held = self._find_held()
@@ -276,7 +276,7 @@ _IDLE_PHASES = {
 
 
 def find_reaper(store: Store) -> tuple[WaitReasonKind | None, str]:
-    """Return why no reaper serves a store (None if root's or the caller's does), and the phase of that reaper."""
+    """Return the reason why no reaper deletes the orphans of a store, or None, and a description of its reaper."""
     from fusefs.service.state_files import served_volumes
 
     volumes, mounts = list[VolumeStatus](), read_mounts()
@@ -286,8 +286,9 @@ def find_reaper(store: Store) -> tuple[WaitReasonKind | None, str]:
     place = find_place(store.base_path, mounts)
 
     def serves(volume: VolumeStatus) -> bool:
-        """Return whether a served volume includes the store. A store below another one on the same filesystem is
-        served together with the upper one, through its users' pointers.
+        """Return whether a served volume includes the store.
+
+        A store below another store on the same filesystem is served with the upper store, through its users' pointers.
         """
         upper, is_below = find_place(volume.root_path(), mounts), is_inside(store.base_path, volume.root_path())
         is_upper = place is not None and upper is not None and place.device == upper.device and is_below

@@ -314,7 +314,7 @@ def _is_list(kernel: Kernel, found: Fd, st: os.stat_result, name: bytes) -> bool
         with kernel.reopen(found, os.O_RDONLY | os.O_NONBLOCK) as fd:
             begins = kernel.read(fd, len(_HEAD))
     except BlockingIOError:
-        return False  # its user holds a lease on it
+        return False  # the user holds a lease on the file
     return begins == _HEAD or (name.endswith(_NEW) and _HEAD.startswith(begins))
 
 

@@ -221,7 +221,7 @@ class _RuleRun:
         self._scope = scope
         self._since_ns = None if rule.age is None else rule.age.before_ns
         self._ahead_ns = 0 if rule.purge is None else rule.purge.ahead_s * SECOND_NS
-        # The engine opens the path again, and uses this to check that it is still the same directory.
+        # The engine opens the path again, and checks that it still leads to this directory.
         here = identify(kernel, scope.sides.names_fd())
         boundary = (
             None if found.whose is None else TakingBoundary(found.whose, seen_directories, is_judged=rule.is_unit)

@@ -159,7 +159,7 @@ class _UnitWalk:
             return Spared(self.name, MOUNTED) if is_mounted else Failure(self.name, error.errno or errno.EIO, "open")
         if self._is_across:
             return Failure(self.name, errno.EPERM, NOT_TAKEN)
-        if self._newest_ns is None:  # everything in it was removed in the meantime
+        if self._newest_ns is None:  # everything in the unit was removed in the meantime
             return Young(self.name)
         return Unit(self.name, st.st_uid, self._newest_ns, self._n_entries, self._n_bytes)
 
@@ -198,7 +198,7 @@ class _UnitWalk:
                 self._count(time_ns)
 
     def _whose(self, fd: Fd, whose: int) -> int | None:
-        """Return the owner of a directory's content; None if root must not take files from there."""
+        """Return the owner of a directory's contents; None if root must not take files from the directory."""
         return (
             0
             if self._boundary is None

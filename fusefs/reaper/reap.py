@@ -39,7 +39,7 @@ Crew = AbstractContextManager["RankCrew[Slice, RemovalSliceResult]"]
 
 
 class SharesRemovals(Protocol):
-    """An MPI job that shares the removals of its first rank (RemovalByRanks)."""
+    """An MPI job whose ranks share the removals of the first rank (RemovalByRanks)."""
 
     def check_folder(self, folder: UserFolder) -> None:
         """Check that all ranks find the folder, before anything is claimed. Raises  Refused if a rank does not"""
@@ -62,7 +62,7 @@ class RemovalOptions(NamedTuple):
     parks      like `stops`, but not called while a large file is being truncated step by step, because a stop would
                free the rest of the file at once
     by_force   whether to clear immutable and append-only flags that forbid a removal
-    without_doubt  whether to remove late arrivals, too (reaper/late_arrivals.py): the user is asking for this now
+    without_doubt  whether to remove late arrivals, too (reaper/late_arrivals.py), because the user requests this
     with_stores  whether to remove inner stores with content, too, except for their pinned orphans
     counted    called with the size before anything is removed; None: do not count, since counting costs a stat per file
     counting   called with the progress of the count
@@ -210,7 +210,7 @@ class _ReapRun:
         return held
 
     def _is_ending(self) -> bool:
-        """Return whether a container without a record has no tree: then another reap is removing its last files."""
+        """Return whether a container without a record has no tree, so another reap must be removing its last files."""
         try:
             with self._folder.open(State.REAPING) as reaping:
                 self._kernel.stat(reaping, join_path(self._container.encode(), TREE))
@@ -248,7 +248,7 @@ def _survey(kernel: Kernel, container: Fd, options: RemovalOptions) -> Survey | 
 
 
 def _with_recorded_size(report: Report, record: Record, *, is_whole: bool) -> Report:
-    """Take the removed tree's size from its record if files were not counted. is_whole: this reap removed all of it"""
+    """Take the removed tree's size from its record if files were not counted. is_whole: this reap removed it all"""
     size = record.size
     if size is None or size.is_at_least or record.partial or not is_whole or report.n_failed:
         return report
@@ -305,14 +305,14 @@ def remove_contents(
 ) -> tuple[Report, tuple[Entered, ...]]:
     """Remove a container's `tree` and `hoisted`, and continue after failures.
 
-    Directories that were moved into them later (late arrivals) stay. But entries that other processes create in the
+    Late arrivals stay: directories that other users moved in later. But entries that other processes create in the
     tree during the removal are removed, too.
     outage   the outage state of the calling reap
     crew     the ranks of the MPI job that share the removal
     Returns  the report, which contains the failures of entries; the directories noted for the next attempt by
              `LateArrivals.note`
-    Raises   ServerWasAway: call this again with the container opened anew; ServerAway, OSError; Refused if a rank can't
-             find the container
+    Raises   ServerWasAway: the caller must open the container again and repeat the call; ServerAway, OSError; Refused
+             if a rank can't find the container
     """
     with ExitStack() as owned:
         outage = outage or ServerOutage(kernel, options.outage, options.ends)
@@ -378,7 +378,7 @@ class _Removal:
         try:
             self._open_hoisted()
         except OSError:
-            names.append(HOISTED.decode())  # it is not a directory
+            names.append(HOISTED.decode())  # unlinked like a file, since it is not a directory
         self._plan.add(self._container, b"", SliceWork(names=names))
         slices = SliceRunner(
             self._plan, self._run_slice, self._strategy, self._pace, self._is_stopped, self._finish_slice, self._ranks

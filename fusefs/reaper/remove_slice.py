@@ -118,7 +118,7 @@ class LargeFiles:
         return self._kernel.fstat(fd).st_nlink == 0 and self._kernel.has_lease(fd)
 
     def cut(self, fd: Fd, size: int) -> int:
-        """Cut one step off the end of a file. Return the remaining size; 0 when it is finished."""
+        """Cut one step off the end of a file. Return the remaining size; 0 if the file is finished."""
         remaining_bytes = max(size - CUT_BYTES, 0)
         try:
             if not self._is_ours(fd):
@@ -144,7 +144,7 @@ class SliceRemover(NamedTuple):
     """Runs slices of a container's removal, in any process or thread.
 
     groups        the filesystem's allocation groups: two workers should not work in the same one
-    inner_stores  decides which directories are stores that stay
+    inner_stores  decides which directories are stores that must be kept
     per_look      the number of names per check of the clock: the only state between slices
     by_force      whether to clear flags (immutable, append-only) that forbid a removal, at an administrator's request
     has_server    whether the container is on a network filesystem, whose server may be away
@@ -246,7 +246,7 @@ class _RemovalRun:
             work.cut_bytes = self._large.cut(frame.fd, work.cut_bytes)
         elif work.emptied:
             name, n_passes = work.emptied.pop()
-            if not self._rmdir_unseen(frame, name):  # it should be empty, but the kernel objects: enter it
+            if not self._rmdir_unseen(frame, name):  # the directory should be empty, but rmdir failed: enter it
                 self._enter(frame, name, n_passes)
         elif work.names:
             self._unlink_some(frame)
@@ -348,7 +348,7 @@ class _RemovalRun:
             return
         except OSError as error:
             if error.errno in _NOT_A_DIRECTORY:
-                # Something else has this name now: unlink that, but do not repeat this for ever.
+                # Something else has this name now: unlink it, but only a limited number of times.
                 frame.work.n_passes += 1
                 if frame.work.n_passes < MAX_PASSES:
                     frame.work.names.append(name)
@@ -440,7 +440,7 @@ class _RemovalRun:
                     window = _read_window(entries, work.failed, self._remover.strategy, until_s)
         except OSError as error:
             work.is_listed = True
-            if error.errno == errno.ENOENT:  # another worker has just removed it: hoisted ones may be listed twice
+            if error.errno == errno.ENOENT:  # another worker has removed it: hoisted directories may be listed twice
                 work.n_passes += 1
             else:
                 self._fail(frame, "", error.errno or errno.EIO, "getdents")

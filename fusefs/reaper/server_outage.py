@@ -69,7 +69,7 @@ class OutageOptions(NamedTuple):
 
 
 class ServerWasAway(Exception):
-    """The server was away, or may have been: the container must be claimed anew."""
+    """The server was away, or may have been, so the container must be claimed again."""
 
     def __init__(self, report: Report, entered: tuple[Entered, ...]) -> None:
         """report: the removal so far. entered: the directories noted for the next attempt by `LateArrivals.note`"""
