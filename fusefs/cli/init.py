@@ -45,7 +45,7 @@ def command(volume: bytes, is_known: bool, replaces: bool, as_json: bool) -> int
     and root can read. When run by another user, init creates VOLUME/.trashd-UID, which serves only that user. If the
     store is intact, running init again changes nothing.
 
-    init refuses an existing .trashd if it can't verify that root created it; in that case, use --known or --replace.
+    An existing .trashd is refused if init can't verify that root created it; in that case, use --known or --replace.
 
     \b
     Examples:

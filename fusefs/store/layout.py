@@ -55,7 +55,10 @@ OLD = b"old-"
 """Prefix of the name of an old store that root moved into the store that replaced it."""
 VOLUME = Name(b"volume.json")
 CACHEDIR_TAG = Name(b"CACHEDIR.TAG")
-CACHEDIR_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Made by trashd: what lies here waits for its end.\n"
+CACHEDIR_TEXT = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n"
+    b"# Created by trashd: the trees in this directory are deleted when they expire.\n"
+)
 USERS = Name(b"u")
 """The directory of users' folders that only the store's owner can have put there."""
 NEW = Name(b"new")
