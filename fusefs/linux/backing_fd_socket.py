@@ -1,6 +1,6 @@
 """A Unix socket to which a process sends a directory as an O_PATH fd, to receive an fd of its backing directory.
 
-A conversation consists of one byte with the fd, and the reply: an errno, and an fd if the errno is 0.
+The client sends one byte with the fd. The server replies with an errno, and with an fd if the errno is 0.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fusefs.linux.mountinfo import is_inside
 from fusefs.linux.runtime_directories import MOUNTS_RUNTIME
 
 TREE, SOCKET_NAME = b"closed/tree", b"door"
-"""In the /run/trashd directory of a mount that covers SRC: the backing tree, which only root reaches by path, and the
-socket for it."""
+"""Names in the /run/trashd directory of a mount that covers SRC: the backing tree, which only root can reach by path,
+and the socket."""
 _CREDENTIALS = struct.Struct("=iII")
 _ANSWER, _FD = struct.Struct("=i"), struct.Struct("=i")
 _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_FD.size)
@@ -28,9 +28,9 @@ _PATIENCE_S, _RETRY_S = 10.0, 0.02
 
 
 class FdRequest(NamedTuple):
-    """The process that sent an fd, according to the kernel, and the fd's inode.
+    """The process that sent an fd, as reported by the kernel, and the inode of the fd.
 
-    uid, pid     as seen in our namespaces; pid 0: not visible there
+    uid, pid     of the process, as seen in our namespaces; pid 0: the process is not visible there
     ino, mnt_id  inode number and mount ID of the fd, read without access to its filesystem
     """
 
@@ -41,7 +41,7 @@ class FdRequest(NamedTuple):
 
 
 def socket_path(tree: bytes) -> bytes | None:
-    """Return the path of the socket for a backing tree; None if `tree` is not the path of one."""
+    """Return the path of the socket for a backing tree; None if the path is not that of a backing tree."""
     above = tree.removesuffix(b"/" + TREE)
     return above + b"/" + SOCKET_NAME if above != tree and is_inside(tree, MOUNTS_RUNTIME) else None
 
@@ -49,7 +49,8 @@ def socket_path(tree: bytes) -> bytes | None:
 def request_backing_fd(path: bytes, shown: int) -> Fd:
     """Send a directory (O_PATH) to the socket at a path. Returns  the fd received, which the caller must close
 
-    Raises  OSError: the errno that the server returned; EAGAIN: the server is busy; an error of connect(2): no server
+    Raises  OSError: the errno that the server returned; EAGAIN: the server is busy; or, without a server, an error of
+            connect(2)
     """
     deadline_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline_s:
@@ -68,7 +69,7 @@ def _request_once(path: bytes, shown: int) -> Fd:
 
 
 def listen(path: bytes) -> socket.socket:
-    """Create a listening socket at a path, to which every process that can reach it may connect. Raises  OSError"""
+    """Create a listening socket. Every process that can reach the path may connect. Raises  OSError"""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with close_on_error(listener):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -79,7 +80,6 @@ def listen(path: bytes) -> socket.socket:
 
 
 def peer_uid(conversation: socket.socket) -> int:
-    """Return the client's UID."""
     credentials = conversation.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1])
 
@@ -87,9 +87,9 @@ def peer_uid(conversation: socket.socket) -> int:
 def receive_request(conversation: socket.socket) -> tuple[FdRequest, Fd]:
     """Receive the client's identity and its fd, which the caller must close.
 
-    While the fd is open, its inode number is not reused. The fd may be of any kind, so receiving or closing it may
-    block until its filesystem's server responds.
-    Raises  OSError: the message does not have exactly one O_PATH fd
+    While the fd is open, its inode number is not reused. The fd may refer to any filesystem, so receiving or closing it
+    may block until that filesystem's server responds.
+    Raises  OSError: the message does not contain exactly one O_PATH fd
     """
     message, ancillary, flags, _address = conversation.recvmsg(2, _ROOM, socket.MSG_CMSG_CLOEXEC)
     credentials, fds = b"", []

@@ -49,7 +49,7 @@ _bulk = _load_bulk()
 
 
 class StatxResult(NamedTuple):
-    """The result of statx(2) for a name; fields that os.stat has, too, have the same names.
+    """The result of statx(2) for a name; fields that os.stat_result also has are named as there.
 
     Times and devices are converted only when they are read, since most callers read only one of them.
     """
@@ -98,9 +98,9 @@ class StatxResult(NamedTuple):
 
 
 def read_more(kernel: Kernel, fd: int, first: bytes = b"", last: bytes = b"") -> getdents.DirentBlock | None:
-    """Read some entries of a directory, starting at the fd's position; None at the end.
+    """Read some entries of a directory, starting at the fd's position; return None at the end.
 
-    first, last  the caller needs only directories and names with this beginning and end; others may be included
+    first, last  how the names that the caller needs begin and end. Directories and other names may be included, too
     """
     kernel.announce("getdents")
     if _bulk is None:
@@ -113,7 +113,7 @@ def read_more(kernel: Kernel, fd: int, first: bytes = b"", last: bytes = b"") ->
 
 
 class DirectoryWindow(NamedTuple):
-    """Entries of a directory; the caller takes them from the end.
+    """The first entries of a directory, in reverse order: the caller takes them from the end of the lists.
 
     bundles  names to unlink, packed (core.slices.unpack_names); these include directories if listings have no types
     subdirs  directories
@@ -126,10 +126,10 @@ class DirectoryWindow(NamedTuple):
 
 
 def read_window(kernel: Kernel, fd: int, most: int, most_bytes: int, *, by_inode: bool) -> DirectoryWindow | None:
-    """List the first entries of a directory at once; None if the caller must list it in Python.
+    """List the first entries of a directory with one call; return None if the caller must list it in Python.
 
     most, most_bytes  limits on the number of entries, and on the total length of their names
-    by_inode  order the entries by inode number, otherwise as in the listing; both in reverse
+    by_inode  order the entries by inode number instead of by position in the listing; the order is always reversed
     Raises  OSError
     """
     if _bulk is None or kernel.is_watched:
@@ -138,7 +138,7 @@ def read_window(kernel: Kernel, fd: int, most: int, most_bytes: int, *, by_inode
 
 
 def unlink_all(kernel: Kernel, dir_fd: int, names: Sequence[str], *, are_dirs: bool = False) -> RefusedNames:
-    """unlinkat of each name (rmdir for directories). Returns  the refused names, each with the errno"""
+    """Unlink each name, or rmdir it if `are_dirs`. Returns  the names that were refused, each with the errno"""
     if _bulk is not None and not kernel.is_watched:
         refused: RefusedNames = _bulk.unlink(dir_fd, list(names), syscalls.AT_REMOVEDIR if are_dirs else 0)
         return refused
@@ -155,7 +155,7 @@ def unlink_all(kernel: Kernel, dir_fd: int, names: Sequence[str], *, are_dirs: b
 
 
 def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[str]) -> RefusedNames:
-    """`Kernel.rename_free` of each name to the same name in another directory. Returns  the refused names with errno"""
+    """Move each name to another directory with `Kernel.rename_free`. Returns  the names that were refused, and why"""
     refused: RefusedNames = []
     retried: Iterable[str] = names
     if _bulk is not None and not kernel.is_watched:
@@ -174,12 +174,12 @@ def rename_all_free(kernel: Kernel, old_dir: int, new_dir: int, names: Sequence[
 def read_small_files(
     kernel: Kernel, dir_fd: int, names: list[str], tail: bytes, uid: int, most_bytes: int
 ) -> list[bytes | None]:
-    """Read the file `tail` in each of these directories.
+    """Read the file at the relative path `tail` in each of the named directories.
 
     Returns:
-        The bytes of each file; None if the caller must read it. That is the case if it is not a plain file that belongs
-        to this UID, has at most this size and can't be written by other users; if it could not be read; and always
-        without native code.
+        For each directory, the content of the file; or None if the file can't be read, is larger than `most_bytes`, or
+        is not a regular file that belongs to `uid` and that only its owner can write. Without native code, the result
+        is always None, and the caller must read the file itself.
     """
     if _bulk is None or kernel.is_watched:
         return [None] * len(names)
@@ -188,14 +188,14 @@ def read_small_files(
 
 
 def names_that_may_lack(kernel: Kernel, dir_fd: int, names: list[str], tail: bytes) -> list[str]:
-    """Return those of the directories that may lack the entry `tail`: all of them without native code."""
+    """Return the directories that may lack the entry `tail`; without native code, return all of them."""
     if _bulk is None or kernel.is_watched:
         return names
     return [name for name, _errno in _bulk.lacking(dir_fd, names, tail)]
 
 
 class FileSizes(NamedTuple):
-    """The lengths and the disk space of consecutive files; empty if they were not read."""
+    """The lengths of files, and the disk space that they use, in the same order; both are empty if not read."""
 
     lengths: list[int]
     spaces: list[int]
@@ -216,10 +216,10 @@ class MatchedByStat(NamedTuple):
 def match_by_stat(
     kernel: Kernel, dir_fd: int, names: list[str], bounds: bytes | None, *, needs_no_server: bool
 ) -> MatchedByStat:
-    """Check each name with statx.
+    """Find the names whose statx results are within the bounds.
 
-    bounds   from StatBounds.packed; None: all names must be checked one by one
-    needs_no_server  whether the filesystem needs no server; otherwise all names must be checked one by one
+    bounds   from StatBounds.packed; None: the caller must check all names one by one
+    needs_no_server  false if the filesystem needs a server: then, too, the caller must check all names one by one
     """
     if _bulk is None or bounds is None or kernel.is_watched or not needs_no_server:
         return MatchedByStat([], FileSizes([], []), names)
@@ -243,10 +243,10 @@ class UnlinkedMatches(NamedTuple):
 
 
 def unlink_matching(kernel: Kernel, stat_fd: int, unlink_fd: int, names: list[str], bounds: bytes) -> UnlinkedMatches:
-    """Check each name with statx, and unlink it at once if it matches the bounds.
+    """Check each name with statx; if it matches the bounds, unlink it before checking the next one.
 
     stat_fd    the directory on its backing filesystem, which must not need a server
-    unlink_fd  the same directory, as an fd through which names in it are changed
+    unlink_fd  another fd of the same directory, through which names are unlinked
     """
     if _bulk is None or kernel.is_watched:
         return UnlinkedMatches(0, 0, 0, [], names)
@@ -256,11 +256,11 @@ def unlink_matching(kernel: Kernel, stat_fd: int, unlink_fd: int, names: list[st
 def lstat_all(
     kernel: Kernel, dir_fd: int, names: Iterable[str], *, needs_birth: bool = False, needs_no_server: bool | None = None
 ) -> tuple[list[StatxResult], RefusedNames]:
-    """lstat of each name, but never of a file that is mounted there (EXDEV): see `Kernel.stat`.
+    """Lstat each name; refuse a name on which something is mounted (EXDEV), as `Kernel.stat` does.
 
-    needs_birth  read birth times even if each takes a request to the filesystem's server
-    needs_no_server  whether the filesystem needs no server; None: find out, which takes as long as a few names, and
-                makes xfs do work that it has deferred
+    needs_birth  read birth times even if each one takes a request to the filesystem's server
+    needs_no_server  whether the filesystem needs no server; None: find out, which takes as long as an lstat of a few
+                names, and makes xfs do work that it has deferred
     """
     results: list[StatxResult] = []
     refused: RefusedNames = []
@@ -278,14 +278,14 @@ def lstat_all(
 
 
 def _no_fast_stat(_name: str) -> None:
-    """Take the place of `fast_stat` if a server might be asked: every name then needs `_stat_by_fd`."""
+    """Replace `fast_stat` if it might contact a server: by returning None, make the caller use `_stat_by_fd`."""
 
 
 def _fast_stat_function(dir_fd: int) -> Callable[[str], StatxResult | None]:
     """Return a function that stats a name with one call, in a third of the time of `_stat_by_fd`.
 
-    It returns None if the caller must use `_stat_by_fd`. If the name is a mount point, the call reaches the mount, but
-    never contacts a server, so it does not wait; and the kernel reports that it is a mount point.
+    The function returns None if the caller must use `_stat_by_fd`. If the name is a mount point, the call reaches the
+    mount, but does not wait, since it never contacts a server; the result shows that the name is a mount point.
     Source  statx(2): AT_STATX_DONT_SYNC, STATX_ATTR_MOUNT_ROOT (Linux 5.8)
     """
     fd, buffer = ctypes.c_int(dir_fd), ctypes.create_string_buffer(syscalls.STATX_SIZE)

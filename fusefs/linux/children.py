@@ -43,10 +43,10 @@ class ChildSilent(ChildLost):
 
 
 def fork(main: Callable[[], object], fds: Sequence[int] | None = None) -> int:
-    """Fork a child that the kernel kills when this thread ends. It exits with 0, or with the errno of an OSError.
+    """Fork a child that calls `main`, and exits with 0 or the errno of an OSError. It is killed when this thread ends.
 
-    fds      the only fds that the child inherits, renumbered from 3; it also has its own session and blocks all
-             signals. None: it inherits everything
+    fds      the only fds that the child inherits, renumbered from 3; the child then also has its own session, and
+             blocks all signals. None: the child inherits all fds
     Returns  the child's pid
     Raises   OSError
     """
@@ -68,7 +68,7 @@ def fork(main: Callable[[], object], fds: Sequence[int] | None = None) -> int:
 
 
 def _detach(fds: Sequence[int]) -> None:
-    """Give up everything on which other processes may wait: pipes, locks, the terminal."""
+    """Release everything that other processes may wait for (pipes, locks, the terminal); keep only these fds."""
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     os.setsid()
     for before, after in pairwise([-1, *sorted(fds), _FD_MAX]):
@@ -110,7 +110,7 @@ def receive(channel: socket, wait: Callable[[], None] = lambda: None) -> tuple[b
     """Receive the next message and its fds, which the caller must close.
 
     wait    called before each read; may raise an exception
-    Raises  EOFError if the sender is gone, or sends anything other than such messages
+    Raises  EOFError if the sender is gone, or has sent data that is not such a message
     """
     wait()
     head, numbers, _flags, _address = recv_fds(channel, _HEAD.size, _MAX_FDS)
@@ -172,7 +172,7 @@ class Child:
     def receive(self, limit_s: float = inf, *, is_strict: bool = False) -> tuple[bytes, list[Fd]]:
         """Receive the child's next message, with its fds.
 
-        limit_s    the time limit, not counting the time during which the child runs or waits for a processor
+        limit_s    the time limit; time that the child spends running on a processor or waiting for one does not count
         is_strict  count that time, too
         Raises     ChildLost
         """
@@ -200,14 +200,14 @@ class Child:
         return message
 
     def kill(self) -> None:
-        """Kill the child, even if it is stopped: otherwise its user could let it continue later."""
+        """Kill the child, even if it is stopped: otherwise, the user as whom it acts could resume it later."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, SIGKILL)
 
     def end(self, most_s: float | None = None) -> None:
-        """Kill the child, and wait for its end.
+        """Kill the child, and wait until it has ended.
 
-        most_s  the longest wait. A child that hangs ends when its filesystem lets it; init then reaps it
+        most_s  the longest time to wait. A child that hangs ends when its filesystem responds; init then reaps it
         """
         self.channel.close()
         with suppress(ChildProcessError, ProcessLookupError):
@@ -239,7 +239,7 @@ def user_name(uid: int) -> str:
 
 
 class UserCredentials(NamedTuple):
-    """The user for whom a process acts: user, primary group, all groups, home directory (empty if none)."""
+    """The user for whom a process acts: UID, primary GID, all groups, home directory (empty if there is none)."""
 
     uid: int
     gid: int
@@ -257,9 +257,9 @@ def user_credentials(uid: int) -> UserCredentials:
 
 
 def become_user(user: UserCredentials) -> None:
-    """Make this child process act as a user for good, with that home directory and no capabilities; needs root.
+    """Make this child process permanently act as a user, with that home directory and no capabilities; needs root.
 
-    The child still ends with its parent.
+    The child is still killed when its parent ends.
     Source   capabilities(7): a change from UID 0 to another clears all sets; prctl(2): the process is not dumpable
              afterwards, so that its user can't trace it, and it loses its parent-death signal, which is set again
     """
@@ -278,7 +278,7 @@ def become_user(user: UserCredentials) -> None:
 def call_in_child_as(uid: int, body: Callable[[Ask], bytes], answer: Ask = lambda _question: b"") -> bytes:
     """Run `body` in a child with this UID and no capabilities, and return its result; needs root.
 
-    body    gets a function with which it can ask this process a question
+    body    called with a function that asks this process a question, and returns the answer
     answer  answers such a question, with this process's rights
     Raises  ChildLost if the child ended without a result or was stopped. A stopped child is killed: otherwise one user
             could block an administrator's command for all users. Errors in `body` must be part of its result
@@ -318,13 +318,13 @@ def ask_each(
     user: UserCredentials | None = None,
     limit_s: float | None = None,
 ) -> Iterator[tuple[T, bytes | None]]:
-    """Yield each question with its answer; None if it, or an earlier one about its place, was not answered in time.
+    """Yield each question and its answer; None if it, or an earlier one about the same place, was not answered in time.
 
     ask      runs in a child that has none of our fds; errors must be part of its answer
-    silent   the places (from `place_of`) that have not answered; new ones are added
+    silent   the places (from `place_of`) about which a question was not answered in time; more are added
     user     the user as whom the child acts (needs root); None for our own
-    limit_s  the time limit for one answer, whatever delays it; None: LIMIT_S, not counting the time during which the
-             child runs or waits for a processor
+    limit_s  the time limit for one answer, whatever delays it; None: LIMIT_S, not counting time that the child spends
+             running on a processor or waiting for one
     """
     child = None
     try:
@@ -341,7 +341,7 @@ def ask_each(
             except ChildLost as lost:
                 child.end(_END_S)
                 child = None
-                answer = b""  # the question ended the child; the next child continues
+                answer = b""  # the child ended during this question; a new child gets the next one
                 if isinstance(lost, ChildSilent):
                     silent.add(place_of(question))
                     answer = None

@@ -146,7 +146,7 @@ def read_sources(files: Iterable[bytes], problems: list[ConfigProblem], *, skips
 def _read_source(file: bytes, *, is_trusting: bool) -> Source:
     """Read a file.
 
-    Raises  BadConfig: it can't be read, is not a regular file, or can be changed by a user who must not configure us
+    Raises  BadConfig: the file can't be read, is not regular, or can be changed by a user who must not configure us
     """
     name = printable(file)
     try:
@@ -192,10 +192,10 @@ def load_plan(
     *,
     is_trusting: bool,
 ) -> tuple[Rule, ...]:
-    """Load the rules from files, and from the drop-ins in directories, which are sorted by name.
+    """Load the rules from files, and from directories, whose drop-ins are read in the order of their names.
 
-    now_ns       the time to which ages are relative
-    cutoff_ns    given a number of nanoseconds, returns the time before which everything is at least that old
+    now_ns       the time from which ages are counted back
+    cutoff_ns    converts an age to a time: an entry with an earlier time is at least that old
     warn         called for each key that no longer has an effect
     is_trusting  accept any owner and mode, so that a draft can be checked before it is installed
     Raises       BadConfig with all problems in the files
@@ -223,7 +223,7 @@ def load_plan(
 
 
 def _files(path: bytes, *, is_trusting: bool) -> list[bytes]:
-    """Return the file itself, or the drop-ins in a directory. Raises  OSError, BadConfig"""
+    """Return the path itself if it is a file, or the drop-ins if it is a directory. Raises  OSError, BadConfig"""
     try:
         names = sorted(os.listdir(path))
     except NotADirectoryError:

@@ -42,7 +42,7 @@ class Capability(IntEnum):
 
 
 def drop_capabilities(*dropped: Capability) -> None:
-    """Drop capabilities of this thread, and of threads that it starts, from all sets, so that no exec restores any.
+    """Drop capabilities from all sets of this thread, and of threads that it starts, so that no exec restores them.
 
     Source  capabilities(7): with CAP_FSETID, a write keeps set-user-ID bits; CAP_SYS_RESOURCE overrides quotas
     """
@@ -56,10 +56,10 @@ def drop_capabilities(*dropped: Capability) -> None:
 
 
 def prepare_to_act_as_others() -> None:
-    """Prepare this thread, and threads that it starts, for calls as other users, with those users' rights.
+    """Prepare this thread, and threads that it starts, to make calls as other users, with those users' rights.
 
     With SECBIT_NO_SETUID_FIXUP, the kernel would not drop the capabilities for files when the fsuid changes. Our groups
-    are dropped because a call as another user must not succeed thanks to one of them.
+    are dropped because otherwise, a call as another user could succeed only because we are in one of them.
     Source  SECBIT_NO_SETUID_FIXUP in capabilities(7)
     """
     with suppress(PermissionError):  # in a user namespace that forbids setgroups
@@ -71,7 +71,7 @@ def prepare_to_act_as_others() -> None:
 
 @lru_cache(_N_KEPT)
 def sets_with_effective(capabilities: int) -> bytes:
-    """Return the capability sets of all threads, with only these bits effective, as far as they are permitted."""
+    """Return our capability sets with only these bits effective; bits that are not permitted are left out."""
     _effective, permitted, inheritable, _more, more_permitted, more_inheritable = _SETS.unpack(own_capability_sets())
     low, high = capabilities & 0xFFFFFFFF & permitted, capabilities >> 32 & more_permitted
     return _SETS.pack(low, permitted, inheritable, high, more_permitted, more_inheritable)
@@ -89,10 +89,10 @@ def may_use(capability: Capability) -> bool:
 
 @cache
 def own_capability_sets() -> bytes:
-    """Return the capability sets of all threads, to be restored by `set_capability_sets`.
+    """Return the capability sets that each thread has when it does not act as another user.
 
-    After the first call, these sets are never extended, and never reduced permanently. The first call must come from a
-    thread that does not act as another user.
+    They are read by the first call, which must come from such a thread. After that, no thread must permanently gain or
+    lose a capability.
     """
     return _read_sets()
 
@@ -104,7 +104,7 @@ def _permitted_bits() -> int:
 
 
 def set_capability_sets(sets: bytes) -> None:
-    """Give this thread the capabilities that it had before, or fewer."""
+    """Set this thread's capability sets; capabilities that are no longer permitted can't be added."""
     capset(_HEADER, sets)
 
 
@@ -115,9 +115,9 @@ def _read_sets() -> bytes:
 P = ParamSpec("P")
 R = TypeVar("R")
 NO_GROUP = 0xFFFF_FFFE
-"""The highest possible group ID, to which nothing belongs."""
+"""The highest possible group ID, which no file and no user has."""
 NO_ID = 0xFFFF_FFFF
-"""Not an ID: with it, setfsuid(2) and setfsgid(2) change nothing and return the present ID."""
+"""Not an ID: with it, setfsuid(2) and setfsgid(2) change nothing and return the current ID."""
 
 
 class ThreadCredentials(NamedTuple):
@@ -142,15 +142,15 @@ OWN_CREDENTIALS = ThreadCredentials()
 
 
 def in_group(gid: int) -> ThreadCredentials:
-    """Return credentials with which root can set a set-group-ID bit for a group; users must be members of the group."""
+    """Return the credentials for setting a set-group-ID bit: root acts in the group; other users must be members."""
     return OWN_CREDENTIALS if os.geteuid() else ThreadCredentials(gid=gid)
 
 
 @cache
 def in_no_group() -> ThreadCredentials:
-    """Return credentials for root in a group that no file has, so that membership in group 0 keeps no set-group-ID bit.
+    """Return credentials with which root is in no file's group, so that being in group 0 preserves no set-group-ID bit.
 
-    In a user namespace, they are root's own credentials, because there every known ID may be that of a file.
+    In a user namespace, return root's own credentials, because any ID that is mapped there may be that of a file.
     """
     with open("/proc/self/gid_map", "rb") as mapped:
         maps_all_ids = mapped.read().split() == [b"0", b"0", b"4294967295"]
@@ -161,11 +161,11 @@ def call_as(credentials: ThreadCredentials, function: Callable[P, R], /, *args: 
     """Call a function with these credentials. The function must neither suspend this thread nor start another one.
 
     If the thread's own identity can't be restored, the process ends, so that nothing is done as the wrong user.
-    Raises  OSError EPERM: these IDs are not available here (another user namespace)
+    Raises  OSError EPERM: these IDs are not available in our user namespace
     """
     uid, gid, groups, capabilities, umask = credentials
     effective = b"" if capabilities is None else sets_with_effective(capabilities)
-    if groups and not _may_have_groups():  # nor could they be dropped again
+    if groups and not _may_have_groups():  # setgroups is forbidden, even to drop them again
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
     own_uid = own_gid = own_umask = -1
     is_itself = False

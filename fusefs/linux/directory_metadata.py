@@ -54,8 +54,8 @@ _INTERNAL = (
     | 0x40000 | 0x80000 | 0x100000 | 0x200000 | 0x400000  # huge_file extent verity ea_inode eofblocks
     | 0x10000000 | 0x80000000  # inline_data reserved
 )  # fmt: skip
-"""Flags that a filesystem sets itself, and flags that a swap handles differently. All others are copied, and the
-swap is refused if the new directory can't be given one of them.
+"""Flags that are not copied: a filesystem sets them itself, or a swap handles them separately. All others are copied,
+and the swap is refused if the new directory can't be given one of them.
 """
 _STATX_ONLY = 0x04 | 0x40  # compr nodump
 """Flags that statx also reports, for filesystems without an ioctl for flags."""
@@ -136,10 +136,10 @@ def read_metadata(kernel: Kernel, fd: int) -> DirectoryMetadata:
 def apply_metadata(kernel: Kernel, fd: int, metadata: DirectoryMetadata) -> None:
     """Set an empty directory's metadata as far as the kernel allows; `differences` then returns what is missing.
 
-    The order matters. chown clears set-id bits. Setting the ACL, which is an xattr, changes the mode. On btrfs, the
-    flag for compression resets the xattr to zlib. An encrypted directory can't be given the casefold flag without its
-    key.
-    Raises  OSError: ENOKEY if this encryption can't be set, EXDEV if the directory already has a different one
+    The order matters. chown clears set-id bits. Setting the ACL, which is an xattr, changes the mode. On btrfs,
+    setting the compression flag resets the xattr to zlib. An encrypted directory can't be given the casefold flag
+    without its key.
+    Raises  OSError: ENOKEY if this encryption can't be set, EXDEV if the directory is already encrypted differently
     """
     present = read_metadata(kernel, fd)
     uid, gid = -1 if metadata.uid == present.uid else metadata.uid, -1 if metadata.gid == present.gid else metadata.gid
@@ -218,7 +218,7 @@ def differences(wanted: DirectoryMetadata, got: DirectoryMetadata) -> list[Metad
 
 
 UNREADABLE = "unreadable"
-"""Stands for a wanted value that is not known."""
+"""Replaces a wanted value that could not be read."""
 
 
 def _format_xattr(likeness: DirectoryMetadata, name: str) -> str:
@@ -236,7 +236,7 @@ _EXTENDED = {
 
 
 def _xattrs(kernel: Kernel, fd: int, unlisted: tuple[str, ...], unreadable: list[str]) -> dict[str, bytes]:
-    """Read the xattrs to be copied. The names of those that we can't read are added to `unreadable`."""
+    """Read the xattrs to be copied; add the names of those that can't be read to `unreadable`."""
     values = {}
     listed = (one for one in kernel.xattr_names(fd) if one not in _NOT_COPIED)
     for name in (*(one for one in listed if not one.startswith(_NOT_COPIED_PREFIXES)), *unlisted):
@@ -302,7 +302,7 @@ def project_of(kernel: Kernel, fd: Fd) -> int | None:
 
 
 def inherited_project(kernel: Kernel, fd: Fd) -> int | None:
-    """Return the project ID that entries inherit from a directory and need for a rename into it; None if not set."""
+    """Return the project ID that new entries inherit, and that entries renamed into it must have; None if not set."""
     extended = _read_extended(kernel, fd)
     return extended.project if extended is not None and extended.flags & _PROJECT_INHERITED else None
 

@@ -3,10 +3,10 @@
 CephFS keeps sums for each directory. JuiceFS Enterprise Edition reports them as a directory's size; the community
 edition does not (`juicefs summary` is a walk by its daemon). btrfs has them for a subvolume if quota groups are on. A
 project quota can't be used: it counts everything with the project's ID, including the replacement of a swap, but not
-files in the tree that don't have the ID because they are older.
+older files in the tree, which lack the ID.
 
 Whether a file is archived is judged from its stat, and only on filesystems that have archives. A file that is a single
-hole, or that an underlying ZFS has compressed to nothing, can't be distinguished.
+hole, or that an underlying ZFS has compressed to nothing, can't be distinguished from it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def reported_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
 def ceph_size(xattr: Callable[[str], bytes | None], at_ns: int) -> TreeSize | None:
     """Return the size that CephFS reports for a directory in two attributes; None if they are missing or invalid.
 
-    The bytes are the lengths of the files, each counted once. The sums lag behind by some seconds. A delete does not
-    free what snapshots contain.
+    The bytes are the lengths of the files, each counted once. The sums are some seconds out of
+    date. Deleting the directory does not free data that a snapshot contains.
     xattr   returns the value of an attribute
     Source  docs.ceph.com, "CephFS Recursive Accounting" (dirstat); fs/ceph/xattr.c
     """
@@ -136,14 +136,14 @@ def never_shares(magic: int) -> bool:
 
 
 def reports_sharing(magic: int) -> bool:
-    """Return whether we can find out which blocks are shared: not with a server, nor on ZFS with snapshots."""
+    """Return whether we can find out which blocks of files are shared. Network filesystems and ZFS do not report it."""
     return may_share(magic) or never_shares(magic)
 
 
 def shared_bytes(kernel: Kernel, file: Fd) -> int:
-    """Return the bytes of a regular file that are in shared extents; compressed extents count with their full size.
+    """Return how many bytes of a regular file are in shared extents; compressed extents count with their full length.
 
-    file    O_PATH is enough: it is reopened through its magic link, so that it can't be another file
+    file    O_PATH is enough: the same file is reopened through its magic link
     Raises  OSError: the file can't be read; EOPNOTSUPP
     """
     with kernel.reopen(file, os.O_RDONLY | os.O_NONBLOCK) as fd:

@@ -1,4 +1,4 @@
-"""File locks: takes them, and finds out whether a process holds one, and which process, without touching the lock.
+"""Takes file locks, and finds out which processes hold one, without touching the lock.
 
 Covers open file description locks, flocks, and the lock that ensures that only one service runs at a time.
 """
@@ -19,12 +19,12 @@ _NAME = b"lock"
 
 
 def lock_open_file(fd: int) -> None:
-    """Lock a file for as long as this fd, or a copy of it, is open. Raises  BlockingIOError: the lock is held"""
+    """Lock a file for as long as this fd, or a copy of it, is open. Raises  BlockingIOError: it is already locked"""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def is_locked(fd: int) -> bool:
-    """Return whether a lock from `lock_open_file` is held, in any pid namespace; the fd must be open for reading."""
+    """Return whether any process, in any pid namespace, holds a lock from `lock_open_file`. fd: open for reading"""
     lock = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
     return bool(_FLOCK.unpack(lock)[0] != fcntl.F_UNLCK)
 
@@ -51,7 +51,7 @@ def flock_holders(st: os.stat_result) -> list[int]:
 
 
 def uids_of(pid: int) -> frozenset[int]:
-    """Return a process's real, effective, saved and filesystem UIDs (proc_pid_status(5)); an empty set if it ended."""
+    """Return a process's real, effective, saved and filesystem UIDs; an empty set if the process has ended."""
     try:
         with open(f"/proc/{pid}/status", "rb") as lines:
             return frozenset(int(uid) for line in lines if line.startswith(b"Uid:") for uid in line.split()[1:])
@@ -60,7 +60,7 @@ def uids_of(pid: int) -> frozenset[int]:
 
 
 def take_lock(directory: bytes, name: bytes = _NAME) -> Fd | None:
-    """Take a directory's lock (by default the service's) while the returned fd is open; None if it is already held.
+    """Take a lock in a directory (by default the service's), held while the returned fd is open; None if it is taken.
 
     Only the owner may open the lock file: any user who could open it could lock it, and so keep us out. Processes that
     are forked later must close the fd, or they keep the lock after the service has ended.
@@ -75,16 +75,17 @@ def take_lock(directory: bytes, name: bytes = _NAME) -> Fd | None:
 
 
 def is_service_running(directory: bytes) -> bool:
-    """Return whether a service holds the lock in its runtime directory. False if it is in another pid namespace."""
+    """Return whether a service holds the lock; False if the service is in another pid namespace."""
     with suppress(OSError):
         return bool(flock_holders(os.stat(directory + b"/" + _NAME)))
     return False
 
 
 def holds_service_lock(directory: bytes, pid: int) -> bool:
-    """Return whether a process that claims to be the service holds the lock; needs no permission, disturbs nothing.
+    """Return whether a process that claims to be the service holds the service's lock.
 
-    False if the process is in another pid namespace.
+    This needs no permission, and does not touch the lock. The result is False if the process is in another pid
+    namespace.
     """
     try:
         st = os.stat(directory + b"/" + _NAME)

@@ -1,6 +1,6 @@
 """Probes of a filesystem: features that a store relies on, renames, case-insensitive directories, mergerfs branches.
 
-Everything that a killed probe leaves behind has a name with the same prefix. But a user who may write in the parent
+Everything that a killed probe leaves behind has a known name or prefix. But a user who may write to the parent
 directory could give such a name to any of our directories. So if an entry inside has another name, neither the entry
 nor the directory is removed.
 """
@@ -37,7 +37,7 @@ def keeps_unnamed(kernel: Kernel, dir_fd: Fd, name: bytes) -> bool:
     """Return whether a file that was created without a name still exists after it was given a name and closed.
 
     JuiceFS reports success, shows the file as long as it is open, and then loses it.
-    name    the name to use; a file that a killed probe left there is removed
+    name    the name to use; a file of this name that a killed probe left behind is removed first
     Raises  OSError: an error that proves nothing about such files, e.g. ENOSPC
     """
     _drop(kernel, dir_fd, name)
@@ -64,11 +64,11 @@ def _drop(kernel: Kernel, dir_fd: Fd, name: bytes) -> None:
 
 
 def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
-    """Return whether other users can neither move an unwritable directory to another parent nor open one of mode 0700.
+    """Return whether other users can neither move a directory that they can't write to, nor open one of mode 0700.
 
-    This is true on Linux's local filesystems, but not for every client of a network filesystem, on FUSE without
-    default_permissions, or on vfat, where one user owns everything. Root tries it as the user nobody. Other users, and
-    root without a second UID in its user namespace, rely on the type of the filesystem.
+    Moving means to another parent. Both are refused on Linux's local filesystems, but not by every client of a network
+    filesystem, on FUSE without default_permissions, or on vfat, where one user owns everything. Root tries both as the
+    user nobody. For other users, and for root in a user namespace without a second UID, the filesystem's type decides.
     name    the name for a temporary directory
     Raises  OSError
     """
@@ -111,8 +111,8 @@ def _make_directory(kernel: Kernel, dir_fd: Fd, name: Name, mode: int) -> Fd:
 def _is_refused(top: Fd, one: Fd, other: Fd) -> bool:
     """Return whether a move from `one` to `other`, and an open of a directory of mode 0700 in `top`, are both refused.
 
-    This is called as another user, with root's fds, since permissions are checked for each name. Only EPERM and EACCES
-    count as a refusal.
+    This is called as another user, but with fds that root opened: the kernel checks permissions at each use of a name.
+    Only EPERM and EACCES count as a refusal.
     """
     try:
         os.rename(_MOVED, _MOVED, src_dir_fd=one, dst_dir_fd=other)
@@ -132,7 +132,7 @@ def _is_refused(top: Fd, one: Fd, other: Fd) -> bool:
 
 
 def discard_rights_probe(kernel: Kernel, dir_fd: Fd, name: Name) -> None:
-    """Remove the directories that `refuses_strangers` made, even if it was killed. Raises  OSError"""
+    """Remove the directories that `refuses_strangers` made, or that a killed process left behind. Raises  OSError"""
     try:
         top = kernel.open_dir(dir_fd, name)
     except FileNotFoundError:
@@ -153,7 +153,7 @@ def probe_name(name: str) -> Name:
 
 @contextmanager
 def probe_directory(kernel: Kernel, dir_fd: int, name: Name) -> Iterator[Fd]:
-    """Make a private directory, and remove it at the end. A directory that a killed probe left is removed first.
+    """Make a private directory, and remove it after the block. One that a killed probe left behind is removed first.
 
     Raises  OSError
     """
@@ -167,7 +167,7 @@ def probe_directory(kernel: Kernel, dir_fd: int, name: Name) -> Iterator[Fd]:
 
 
 def discard_probe_directory(kernel: Kernel, dir_fd: int, name: Name) -> None:
-    """Remove a probe's directory, if it exists. Raises  OSError; ENOTEMPTY if it contains anything else"""
+    """Remove a probe's directory, if it exists. Raises  OSError; ENOTEMPTY if any name in it lacks PROBE_PREFIX"""
     with suppress(FileNotFoundError):
         _discard(kernel, dir_fd, name, _MAX_DEPTH)
 
@@ -195,7 +195,7 @@ _FOLDING = frozenset(
     {_FAT, _EXFAT, _NTFS, _NTFS3, _HFS, _HFS_PLUS, _SMB, _CIFS, _SMB2, _NCP, _VBOX, _AFFS, _ADFS, _HPFS}
 )
 _FLAGGED = frozenset({_EXT, _F2FS, _TMPFS, _OVERLAY})
-"""Filesystems whose directories have a flag for case folding. The filesystems in none of these sets are probed."""
+"""Filesystems whose directories have a flag for case folding. A filesystem that is in none of these sets is probed."""
 _INCOMPATIBLE, _INCOMPATIBLE_AT, _EXT4_CASEFOLD = struct.Struct("<I"), 1024 + 0x60, 0x20000
 """s_feature_incompat of an ext4 superblock."""
 _TMPFS_FEATURE: Final = "/sys/fs/tmpfs/features/casefold"
@@ -222,10 +222,10 @@ class CaseFolding(NamedTuple):
 
 
 def find_case_folding(dir_fd: int) -> CaseFolding:
-    """Determine whether a directory, and others on its filesystem, ignore the case of names.
+    """Determine whether a directory ignores the case of names, and whether all others on its filesystem do the same.
 
     dir_fd  the directory; O_PATH is enough
-    Cost    a few calls that don't wait; for other types, part of the directory is read and two names are looked up
+    Cost    a few calls that don't wait; on an unknown filesystem, also reading part of the directory and two lookups
     """
     is_flagged = False
     try:
@@ -244,12 +244,12 @@ def find_case_folding(dir_fd: int) -> CaseFolding:
                 return CaseFolding(bool(flags & _XFS_FSOP_GEOM_FLAGS_DIRV2CI), is_common=True)
             return CaseFolding(_finds_another_spelling(fd), is_common=True)
     except OSError as error:
-        # A kernel without this ioctl here (tmpfs until 6.6) doesn't fold; otherwise we can't read the directory.
+        # A kernel that lacks this ioctl (on tmpfs until 6.6) doesn't fold. Other errors: the directory can't be read.
         return CaseFolding(False if is_flagged and error.errno == errno.ENOTTY else None, is_common=False)
 
 
 def _may_have_flag(kind: int, dir_fd: int) -> bool:
-    """Return whether a filesystem's directories can have the flag; True if an ext4 superblock can't be read."""
+    """Return whether a filesystem's directories can have the flag for case folding; True if that is unknown."""
     if kind == _TMPFS:
         return os.path.exists(_TMPFS_FEATURE)
     if kind == _EXT:
@@ -279,7 +279,7 @@ def _ioctl_flags(fd: Fd, request: int, answer: struct.Struct) -> int:
 
 
 def _finds_another_spelling(fd: Fd) -> bool | None:
-    """Return whether the first name with letters finds the same inode in the other case; None: no name has letters."""
+    """Swap the case of the first name with letters; return whether that leads to the same inode. None: no such name."""
     for name, *_ in itertools.islice(Dirents(fd).read_from(0), _N_TRIED):
         other = name.swapcase()
         if other != name:
@@ -302,7 +302,7 @@ def mergerfs_branches(fd: Fd) -> frozenset[bytes]:
 
 
 def check_mergerfs_rename(root: Fd, source: Fd, directory: Fd) -> None:
-    """Check that mergerfs's policies allow a rename of one directory into another, which may be on different branches.
+    """Check that mergerfs's policies allow moving one directory into another; the two may be on different branches.
 
     root    the mount's root, which has the settings; if they can't be read, nothing is checked
     Raises  OSError: EXDEV, EROFS
@@ -330,7 +330,7 @@ def check_overlay_rename(kernel: Kernel, parent: Fd, name: Name, filled: Name) -
     """Check that overlayfs can rename a directory: try to rename it onto a non-empty directory, which must fail.
 
     overlayfs can't rename a directory of a lower layer, and refuses that before it checks the new name. Nothing else
-    shows which directories these are.
+    shows whether a directory is in a lower layer.
     filled  the name of the non-empty directory, in the same parent
     Raises  OSError EXDEV
     Source  fs/overlayfs/dir.c, ovl_rename
@@ -398,7 +398,7 @@ def probe_renames(kernel: Kernel, dir_fd: Fd) -> RenameFlags:
 
 
 def probe_exchange(kernel: Kernel, dir_fd: Fd) -> FlagAnswer:
-    """Try how RENAME_EXCHANGE behaves here, with two temporary directories.
+    """Find out how the filesystem treats RENAME_EXCHANGE, with two temporary directories.
 
     Each of the two contains a directory with its own name. So a filesystem that ignores the flag can't replace one with
     the other (ENOTEMPTY). If a filesystem does nothing, or something else, and returns 0, the position of the inner
@@ -440,7 +440,7 @@ def _list_marks(kernel: Kernel, dir_fd: Fd, name: Name) -> list[bytes]:
 
 
 def _probe_noreplace(kernel: Kernel, dir_fd: Fd) -> bool:
-    """Return whether RENAME_NOREPLACE works for directories and files, judged by what is found under each name."""
+    """Return whether RENAME_NOREPLACE works for directories and files, judging by what each name is afterwards."""
     with probe_directory(kernel, dir_fd, _NOREPLACE) as fd:
         for name in (_FULL, _EMPTY):
             kernel.mkdir(fd, name)
@@ -501,7 +501,7 @@ def discard_rename_probes(kernel: Kernel, dir_fd: Fd) -> None:
 
 
 def _discard_marked(kernel: Kernel, parent: Fd, name: Name) -> None:
-    """Remove one of the probe's directories, and the marks in it."""
+    """Remove one of the two directories of `probe_exchange`, and the inner directories that mark them."""
     try:
         fd = kernel.open_dir(parent, name)
     except FileNotFoundError:

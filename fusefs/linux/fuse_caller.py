@@ -16,7 +16,7 @@ _ALL = -1
 
 
 class Caller(Protocol):
-    """The process that makes a request. pid: of the thread; 0: it is in another pid namespace"""
+    """The process that makes a request. pid: the thread's ID; 0: the process is in another pid namespace"""
 
     @property
     def uid(self) -> int: ...
@@ -43,7 +43,7 @@ class Rights(NamedTuple):
 
 
 def read_rights(caller: Caller) -> Rights:
-    """Return the present rights of a caller; an empty Rights if its process is not visible.
+    """Return the current rights of a caller; an empty Rights if its process is not visible.
 
     A thread whose IDs differ from those of the request acts for another process (overlayfs above, nfsd, io_uring), so
     its own rights don't count. But a request as root always has root's rights, since only root can have allowed it.
@@ -88,7 +88,7 @@ def may_keep_setgid(caller: Caller, uid: int, gid: int) -> bool:
 def maps_ids(caller: Caller, uid: int, gid: int | None) -> bool:
     """Return whether a caller's user namespace maps an owner and a group, so that its capabilities apply to them.
 
-    gid     None: any
+    gid     None: only the owner must be mapped
     Source  capable_wrt_inode_uidgid in the kernel's kernel/capability.c, inode_owner_or_capable in its fs/inode.c
     """
     return _is_mapped(caller, "uid_map", uid) and (gid is None or _is_mapped(caller, "gid_map", gid))
@@ -138,7 +138,7 @@ def _status_words(status: bytes, name: bytes) -> list[bytes]:
 
 
 def unshare_umask() -> None:
-    """Give this thread its own umask, root and working directory, independent of the process.
+    """Give this thread its own umask, root and working directory, independent of other threads.
 
     Source  unshare(2), CLONE_FS; the C library's function acts on one thread and needs no privilege
     """

@@ -36,8 +36,8 @@ def open_backing(device: int, fd: int) -> int:
     device  /dev/fuse, after the reply to INIT
     fd      the regular file; O_PATH is enough, since only its path matters. An open through the ID uses the
             credentials that this thread has now, and the client's own flags
-    Raises  OSError: EPERM without CAP_SYS_ADMIN, or if INIT has not enabled this; ELOOP: its filesystem is stacked on
-            more others than agreed; EINVAL, EISDIR: not a regular file; ENOTTY: the kernel is too old
+    Raises  OSError: EPERM without CAP_SYS_ADMIN, or if INIT has not enabled this; ELOOP: its filesystem is stacked
+            more deeply than INIT has agreed; EINVAL, EISDIR: not a regular file; ENOTTY: the kernel is too old
     Source  linux/fuse.h: FUSE_DEV_IOC_BACKING_OPEN; it does no I/O and never waits for a slow filesystem
     """
     backing_id: int = fcntl.ioctl(device, _BACKING_OPEN, bytearray(_MAP.pack(fd, 0, 0)))
@@ -54,14 +54,14 @@ def close_backing(device: int, backing_id: int) -> None:
 
 
 def forget_attributes(device: int, nodeid: int) -> None:
-    """Make the kernel drop an inode's cached attributes; cached content stays.
+    """Make the kernel drop an inode's cached attributes, but not its cached content.
 
-    This takes no lock that a process waiting for the daemon can hold, so a handler may call it before it replies.
+    This needs no lock that a process waiting for the daemon can hold, so a handler may call it before it replies.
 
     device  /dev/fuse
     Source  fs/fuse/inode.c: fuse_reverse_inval_inode, with a first byte below 0
     """
-    with suppress(FileNotFoundError):  # the kernel doesn't know the inode, or no longer
+    with suppress(FileNotFoundError):  # the kernel never knew the inode, or has forgotten it
         os.write(device, _INVAL_INODE.pack(_INVAL_INODE.size, _NOTIFY_INVAL_INODE, 0, nodeid, -1, 0))
 
 
@@ -79,7 +79,7 @@ def expire_name(device: int, directory: int, name: bytes) -> None:
 
 
 def forget_name(device: int, directory: int, name: bytes) -> None:
-    """Make the kernel forget a name and everything below. A process whose working directory is there loses its path.
+    """Make the kernel forget a name and everything below it. A working directory there no longer has a path.
 
     device, directory, Source  as for `expire_name`; this waits for the same lock
     """
@@ -89,7 +89,7 @@ def forget_name(device: int, directory: int, name: bytes) -> None:
 def _invalidate(device: int, directory: int, name: bytes, flags: int) -> None:
     size = _INVAL_ENTRY.size + len(name) + 1
     head = _INVAL_ENTRY.pack(size, _NOTIFY_INVAL_ENTRY, 0, directory, len(name), flags)
-    with suppress(FileNotFoundError, NotADirectoryError):  # the kernel doesn't know the name, or no longer
+    with suppress(FileNotFoundError, NotADirectoryError):  # the kernel never knew the name, or has forgotten it
         os.write(device, head + name + b"\0")
 
 
@@ -123,10 +123,10 @@ def abort(fd: int) -> None:
 
 @contextmanager
 def open_servers(connection: int, uid: int) -> Iterator[list[Fd]]:
-    """Yield pidfds of the processes of a user that have a FUSE connection open; an empty list before Linux 6.16.
+    """Yield pidfds of a user's processes that have a FUSE connection open; an empty list before Linux 6.16.
 
     Only processes that we can inspect are included.
-    connection  the mount's minor device number. It may be reused soon after the unmount, so call this earlier
+    connection  the mount's minor device number. It may be reused soon after the unmount, so call this before
     uid         the user who mounted it. An open fd alone doesn't prove that a process serves the mount, since fds may
                 be passed around (e.g. through D-Bus)
     Source      fs/fuse/dev.c: fuse_dev_show_fdinfo

@@ -46,12 +46,12 @@ class InotifyEvent(NamedTuple):
 
 
 def open_inotify() -> Fd:
-    """Open an inotify instance that never blocks."""
+    """Open an inotify instance; reading from it never blocks."""
     return Fd(syscalls.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def add_watch(inotify: Fd, dir_fd: int, kinds: InotifyMask) -> int:
-    """Watch a directory (O_PATH is enough). Returns  the watch's number, which is the same for the same directory
+    """Watch a directory (O_PATH is enough). Returns  the watch's number; the same for each call with this directory
 
     A watch does not keep a filesystem busy: unmounting it ends the watch, with UNMOUNT and IGNORED.
     Raises  OSError: ENOSPC: the limit fs.inotify.max_user_watches is reached

@@ -51,7 +51,7 @@ def is_local_kind(magic: int) -> bool:
 
 
 def needs_no_server(magic: int) -> bool:
-    """Return whether such a filesystem never needs a server for a stat; the layers of an overlayfs may need one."""
+    """Return whether a stat on such a filesystem never needs a server; it may on overlayfs, depending on the layers."""
     return magic in _LOCAL - {OVERLAY_MAGIC}
 
 
@@ -131,7 +131,7 @@ class Kernel:
             return self.open_beneath(dir_fd, path, flags)
 
     def open_dir(self, dir_fd: int, path: bytes = b".") -> Fd:
-        """Open a directory beneath for reading: to list it, fsync it or set its attributes."""
+        """Open a directory below another for reading: to list it, fsync it or set its attributes."""
         return self.open_beneath(dir_fd, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def reopen(self, fd: int, flags: int) -> Fd:
@@ -146,17 +146,17 @@ class Kernel:
         return Fd(os.open(name, flags, 0o600, dir_fd=dir_fd))
 
     def create_unnamed(self, dir_fd: int) -> Fd:
-        """Create a file without a name, mode 0600; one of syscalls.NO_TMPFILE if that is not possible or not safe."""
+        """Create a file without a name, mode 0600. Raises  OSError: one of syscalls.NO_TMPFILE if that is not safe"""
         self._hook("tmpfile")
         return Fd(syscalls.open_unnamed(dir_fd))
 
     # Reading.
 
     def stat(self, dir_fd: int, name: bytes) -> os.stat_result:
-        """lstat of a name in a directory; EXDEV if something is mounted there.
+        """Lstat a name in a directory; EXDEV if something is mounted there.
 
         This does not use stat(2), which would access that mount: a user's FUSE filesystem that does not respond could
-        block us, immune to SIGKILL.
+        block us so that not even SIGKILL would help.
         """
         self._hook("stat")
         with Fd(syscalls.openat2(dir_fd, name, os.O_PATH | os.O_NOFOLLOW, syscalls.BENEATH)) as fd:
@@ -197,7 +197,8 @@ class Kernel:
     def identify(self, fd: int) -> Identity:
         """Return the identity of the file behind an fd.
 
-        It has no handle if handles are not persistent (FUSE) or don't exist, unless the directory was marked (`mark`).
+        The identity has no handle if the filesystem has none, or none that lasts (FUSE), unless the file is a directory
+        that was marked (`mark`).
         """
         self._hook("identify")
         x = syscalls.statx(fd)
@@ -233,7 +234,7 @@ class Kernel:
         return os.path.samestat(self.fstat(fd), there)
 
     def list_reopened(self, dir_fd: int) -> list[bytes]:
-        """Like `list`, for a directory that this fd may have listed before: on sshfs, an fd lists names only once."""
+        """List a directory that this fd may have listed before: on sshfs, an fd lists names only once."""
         with self.open_dir(dir_fd) as fd:
             return self.list(fd)
 
@@ -248,14 +249,14 @@ class Kernel:
             return {os.fsencode(entry.name): entry.inode() for entry in entries}
 
     def first_names(self, dir_fd: int) -> bytes:
-        """Return the result of one getdents64(2) on a directory that was just opened; it contains the names."""
+        """Return the raw result of one getdents64(2) on a directory that was just opened: its first names."""
         self._hook("getdents")
         return syscalls.getdents64(dir_fd, _NAMES_BYTES)
 
     def scan(self, dir_fd: int) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
         """Iterate over the entries of a directory that may be too large for `list`.
 
-        Don't use methods of an entry that need a stat. If `lists_types` is false, this includes its type.
+        Callers must not use methods of an entry that need a stat. If `lists_types` is false, these include is_dir().
         """
         self._hook("getdents")
         os.lseek(dir_fd, 0, os.SEEK_SET)  # btrfs lists the state at the last rewind; scandir rewinds only at its end
@@ -302,16 +303,16 @@ class Kernel:
         os.unlink(name, dir_fd=dir_fd)
 
     def lookup_names(self, dir_fd: int, names: Iterable[str]) -> None:
-        """Make the kernel look up names now, so that later calls need not."""
+        """Make the kernel look up names now, so that later calls find them in its cache."""
         for name in names:
             self._hook("openat2")
             with suppress(OSError):  # a later call will report the error
                 os.close(syscalls.openat2(dir_fd, os.fsencode(name), os.O_PATH | os.O_NOFOLLOW, syscalls.BENEATH))
 
     def rename(self, old_dir: int, old: bytes, new_dir: int, new: bytes) -> None:
-        """rename(2), to be used only if the new name is ours and free, or is one of our files, to be replaced.
+        """rename(2). The new name must be ours and free, or that of one of our files, which is then replaced.
 
-        ESTALE and EIO are passed to the caller, since other nodes never move what is renamed with this method.
+        ESTALE is not handled, since no other node moves the entries that are renamed with this method.
         """
         self._hook("rename")
         os.rename(old, new, src_dir_fd=old_dir, dst_dir_fd=new_dir)
@@ -322,8 +323,9 @@ class Kernel:
         If the filesystem has no RENAME_NOREPLACE (EINVAL), we use a stat and a plain rename. In between, another
         process may take the name: then a file could be replaced, but not a tree, because a plain rename does not
         replace a directory that has content. If another node has moved a directory that this node still knows in its
-        old place, the directory must be looked up first. For that, Linux moves its dentry, which needs a lock that a
-        rename already holds: without a lookup, each rename would fail with ESTALE (d_splice_alias in fs/dcache.c).
+        old place, the directory must be looked up first. The lookup makes Linux move the directory's dentry. That
+        needs a lock which a rename already holds: without the lookup, each rename would fail with ESTALE
+        (d_splice_alias in fs/dcache.c).
         """
         try:
             self._rename_free(old_dir, old, new_dir, new)
@@ -410,7 +412,7 @@ class Kernel:
         os.fsync(fd)
 
     def syncfs(self, fd: int) -> None:
-        """Make everything on a filesystem durable, for a directory that can't be opened for reading."""
+        """Make everything on a filesystem durable; needed if a directory can't be opened for reading."""
         self._hook("syncfs")
         syscalls.syncfs(fd)
 

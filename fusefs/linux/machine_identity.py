@@ -22,7 +22,7 @@ def host_id() -> str:
 
 @cache
 def boot_id() -> str:
-    """Return the running kernel's boot ID. All containers on this kernel share the ID, and also the locks."""
+    """Return the running kernel's boot ID. All containers on this kernel share this ID, and also file locks."""
     with open("/proc/sys/kernel/random/boot_id", "rb") as file:  # text mode would load another ASCII codec
         return file.read().decode("ascii").strip()
 
@@ -34,7 +34,7 @@ def invocation() -> Invocation:
 
 
 def invocation_of(pid: int) -> Invocation | None:
-    """Return an Invocation for records written on behalf of another process; None if it is not visible.
+    """Return an Invocation for records written on behalf of another process; None if that process is not visible.
 
     pid  pid of the process or of one of its threads; 0: it is in another pid namespace
     """
@@ -63,7 +63,7 @@ def session(pid: int = 0) -> str:
             caller = _Process(parent.session)
             if caller.uid == leader.uid:
                 break
-            leader = caller  # its program created this session, for another user
+            leader = caller  # a program in the caller's session created this session, for another user
         return f"{boot_id()[:8]}.{leader.pid}.{leader.start}"
     except (OSError, ValueError):
         return ""

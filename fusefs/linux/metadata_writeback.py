@@ -20,7 +20,7 @@ from fusefs.linux.pressure import device_directory
 
 
 class MetadataWriteback:
-    """The block device that caches a volume's metadata. We neither read from it nor write to it."""
+    """A volume's block device, whose page cache holds the metadata. It is opened only to begin writeback."""
 
     def __init__(self, fd: Fd) -> None:
         self._fd = fd
@@ -30,7 +30,7 @@ class MetadataWriteback:
 
     @classmethod
     def open_for(cls, volume_fd: int) -> Self | None:
-        """Open a volume's device; None if its filesystem needs no help (xfs, btrfs) or the device can't be opened."""
+        """Open a volume's device; None if the filesystem needs no help (xfs, btrfs), or it can't be opened."""
         with suppress(OSError):
             dev = os.fstat(volume_fd).st_dev
             if syscalls.statfs_type(volume_fd) == EXT_MAGIC:
@@ -42,9 +42,9 @@ class MetadataWriteback:
         return None
 
     def begin(self) -> None:
-        """Begin to write metadata that need not wait for a journal commit. Waits only for room in the device's queue.
+        """Begin to write metadata that need not wait for a journal commit; wait only for room in the device's queue.
 
-        This runs in a thread, which may still be running when `close` is called.
+        The method runs in a thread, which may still be running when `close` is called.
         """
         if self._lock.acquire(blocking=False):
             with suppress(OSError):  # unplugged
@@ -63,7 +63,7 @@ class MetadataWriteback:
 
 
 def _path_of(dev: int) -> bytes:
-    """Return the path in /dev with the kernel's name for a block device; it might not exist. Raises  OSError"""
+    """Return a block device's path in /dev, by the kernel's name for it; the path might not exist. Raises  OSError"""
     with open(f"{device_directory(dev)}/uevent", "rb") as uevent:
         names = [line.partition(b"=")[2] for line in uevent.read().splitlines() if line.startswith(b"DEVNAME=")]
     return os.path.join(b"/dev", *names)

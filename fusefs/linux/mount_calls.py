@@ -78,7 +78,7 @@ def _attributes(flags: int) -> int:
 
 
 def new_mount(kind: bytes, source: bytes, options: Mapping[bytes, bytes], flags: int) -> Fd:
-    """Return a new, detached mount of a new filesystem: closing the fd destroys it, unless it is mounted by then.
+    """Return a detached mount of a new filesystem. Closing the fd destroys the mount, unless it was attached before.
 
     source   at most 255 bytes
     options  the filesystem's options; the value of an option without a value is empty
@@ -101,7 +101,7 @@ def move_mount(mount_fd: int, target_fd: int) -> None:
 
 
 def check_move_mount() -> None:
-    """Raise OSError if this process is not allowed to move mounts, e.g. by a container's seccomp filter."""
+    """Raise OSError if this process is not allowed to move mounts, e.g. because of a container's seccomp filter."""
     try:
         syscalls.move_mount(_NO_FD, b"x", _NO_FD, b"x", 0)
     except OSError as error:
@@ -145,7 +145,7 @@ def claim_directory(target: bytes) -> bytes:
 
 
 def claim_name(target: bytes, namespace: str = _NAMESPACES[0]) -> bytes:
-    """Return the name that belongs to a mount point in a mount namespace.
+    """Return the name in /run/trashd that is reserved for a mount point in a mount namespace.
 
     The namespace matters because /run may be shared with other namespaces, and removing a directory that is a mount
     point in another namespace removes that mount.
@@ -200,7 +200,7 @@ def _line(path: bytes, number: int, options: bytes) -> MountLine:
 
 
 def _lines(path: bytes) -> list[tuple[int, bytes]]:
-    """Return the numbered lines of a file without comments; [] if the file can't be read."""
+    """Return the lines of a file that are not comments, with their numbers; [] if the file can't be read."""
     try:
         with open(path, "rb") as file:
             return [(number, line.strip()) for number, line in enumerate(file, 1) if not line.lstrip().startswith(b"#")]

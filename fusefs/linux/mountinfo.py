@@ -19,7 +19,7 @@ from fusefs.linux.machine_identity import boot_id
 TRASHD_FSTYPE = b"fuse.trashd"
 """The type of trashd's own mounts; their source is the path of the backing tree."""
 TOP = b".trashd@"
-"""The name of the backing tree's top in a trashd filesystem, unless its root is mounted (mount/life/root_inode.py)."""
+"""The name of the backing tree's top in the root of a trashd filesystem: see mount/life/root_inode.py."""
 MERGERFS = b"fuse.mergerfs"
 DAEMON_GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECANCELED)
 """Errors in a FUSE mount whose daemon has ended; the last one occurs if the daemon used io_uring."""
@@ -31,7 +31,7 @@ class Mount(NamedTuple):
     """One line of mountinfo.
 
     device  `major:minor` of the superblock
-    root    which path in the filesystem is mounted; for trashd mounts, the path in the backing tree
+    root    the path in the filesystem that is mounted; for trashd mounts, the path in the backing tree
     point   the mount point, as seen by the process whose mountinfo it is
     options, super_options  the options of this mount, and those of the filesystem, wherever it is mounted
     owner   UID of the user who mounted it, if it is a FUSE mount
@@ -71,7 +71,7 @@ class Mount(NamedTuple):
 
 
 class FilesystemPath(NamedTuple):
-    """A directory, as a superblock and a path in it: the same in all namespaces and for all bind mounts."""
+    """A directory, identified by a superblock and a path in it: the same in all namespaces and for all bind mounts."""
 
     device: bytes
     path: bytes
@@ -113,7 +113,7 @@ def _parse_mounts(table: bytes) -> tuple[Mount, ...]:
 
 
 def find_mount(kernel: Kernel, fd: int, mounts: Iterable[Mount]) -> Mount | None:
-    """Find the mount of an fd; None if it is not visible here (in a chroot). Raises  OSError"""
+    """Find the mount of an fd; None if that mount is not visible here (in a chroot). Raises  OSError"""
     mnt_id = kernel.statx(fd).mnt_id
     return next((mount for mount in mounts if mount.mnt_id == mnt_id), None)
 
@@ -206,7 +206,7 @@ class RulePath(NamedTuple):
 
 
 def find_rule_path(path: bytes, mounts: Iterable[Mount], mount_views: Iterable[MountView]) -> RulePath:
-    """Return the path for rules. If a directory is visible in a trashd mount, rules use its path there."""
+    """Return the path with which rules refer to a directory: its path in a trashd mount, if it is visible in one."""
     place = find_place(path, mounts)
     for view in mount_views:
         if place is not None and view.backing.holds(place):
@@ -217,7 +217,7 @@ def find_rule_path(path: bytes, mounts: Iterable[Mount], mount_views: Iterable[M
 
 
 def mounts_inside(directory: FilesystemPath, mounts: Iterable[Mount]) -> Iterator[Mount]:
-    """Find the mounts whose mount point is the directory or inside it, through any bind mount of it."""
+    """Find the mounts whose mount point is the directory or inside it, even in a bind mount of the directory."""
     by_id = {mount.mnt_id: mount for mount in mounts}
     for mount in by_id.values():
         parent = by_id.get(mount.parent_id)
@@ -291,10 +291,10 @@ _UTAB = "/run/mount/utab"
 
 
 class Disk(NamedTuple):
-    """The disk of a filesystem; valid until the machine is rebooted or the medium is exchanged.
+    """The identity of a filesystem's disk; valid until the machine is rebooted or the medium is exchanged.
 
     name      the boot, the device, and the number of its medium (`diskseq`; kernels before 5.15 have none)
-    is_block  whether it is a block device; never for FUSE mounts, since any user can make them
+    is_block  whether it is a block device; never true for FUSE mounts, since any user can make them
     is_users  whether a user mounted it, through udisks or a line in fstab with `user`
     """
 

@@ -1,7 +1,7 @@
 """Reads pressure stall information and block device counters, and sets the lowest priority.
 
-The lowest priority does not help other users of the disk (measured: they wait for the journal). It helps when
-processors are busy, and for reads.
+The lowest priority does not help other processes that write to the disk (measured: they wait for the journal). It helps
+processes that read, and those that need a busy processor.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class DeviceCounters:
             return []  # ENODEV: unplugged
 
     def requests(self) -> Requests | None:
-        """Return the requests that were completed since the disk appeared; None if the disk is gone."""
+        """Return the number and duration of requests completed since the disk appeared; None if the disk is gone."""
         columns = [int(column) for column in self._columns()]
         if len(columns) <= _IN_FLIGHT:
             return None

@@ -43,8 +43,8 @@ class _CallProbe(NamedTuple):
 
     probe     makes the call, which raises OSError
     cost      what does not work, or is done instead, on a kernel without the call
-    denied    as `cost`, if a filter forbids the call and the consequences are worse
-    needs_mount_right  the call needs the right to mount, so its refusal to other users proves nothing
+    denied    replaces `cost` if a filter forbids the call, which has worse consequences
+    needs_mount_right  the call needs the right to mount; without that right, a refusal proves nothing
     is_emulated  on kernels without the call, the C library emulates it, and fails with EINVAL if it can't
     """
 
@@ -110,7 +110,7 @@ _CALL_PROBES = (
 
 
 def find_refused_calls() -> tuple[RefusedCall, ...]:
-    """Return the calls that trashd uses but that this process lacks; those that every swap needs come first."""
+    """Return the calls that trashd uses but this process can't make; those that every swap needs come first."""
     return tuple(_to_refused_call(trial, number) for trial in _CALL_PROBES if (number := _refusal(trial)))
 
 

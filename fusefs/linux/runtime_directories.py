@@ -96,7 +96,7 @@ class PrivateDirectory:
     """
 
     def __init__(self, kernel: Kernel, parent: Fd, prefix: bytes) -> None:
-        """parent: where the directory is created, and where its content is moved to. prefix: of the directory's name"""
+        """parent: where the directory is created, and where its content is moved to. prefix: how its name begins"""
         self._kernel = kernel
         self._parent = parent
         self._prefix = prefix
@@ -113,7 +113,7 @@ class PrivateDirectory:
             self._remove(name)
 
     def open(self) -> Fd:
-        """Return an fd of the directory, which may be new. Raises  OSError: EPERM: another directory has replaced it"""
+        """Return the directory's fd; create the directory at the first call. Raises  OSError: EPERM: it was replaced"""
         for _attempt in range(_ATTEMPTS):
             if self._made is None:
                 self._made = self._make()
@@ -122,7 +122,7 @@ class PrivateDirectory:
         return self._made[1]
 
     def _make(self) -> tuple[Name, Fd] | None:
-        """Create and lock the directory; None if another process removed it, as abandoned, before it was locked."""
+        """Create and lock the directory; None if another process thought it abandoned and removed it first."""
         name = Name(self._prefix + temporary_name())
         self._kernel.mkdir(self._parent, name)
         with ExitStack() as owned:
@@ -155,9 +155,9 @@ STATE_BELOW_HOME = _STATE_HOME + b"/" + _NAME
 
 
 def runtime_dir() -> bytes:
-    """Return the directory for this user's running service (status, lock), which does not survive a reboot.
+    """Return the directory for the status and the lock of this user's service; a reboot removes the directory.
 
-    If systemd passed a directory, it is used. Without XDG_RUNTIME_DIR (cron, su), the directory is where a login would
+    If systemd passed one, it is returned. Without XDG_RUNTIME_DIR (cron, su), the directory is where a login would
     have created it, or else below the user's state directory.
     """
     from_systemd = _systemd_directory(b"RUNTIME_DIRECTORY")

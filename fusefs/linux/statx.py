@@ -1,4 +1,4 @@
-"""Reads all fields of statx(2) for an inode, including its birth time, and its file handle, a persistent name for it.
+"""Reads an inode's attributes with statx(2), including its birth time, and its file handle, a lasting name for it.
 
 A listing needs this for each entry, so tens of nanoseconds matter.
 """
@@ -54,7 +54,8 @@ class StatxReader:
     def identify(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
         """Return the attributes of a name in a directory, and its file handle (b"" if there is none).
 
-        If the name is replaced between the two calls, they describe different inodes; `identify_opened` avoids this.
+        This takes two calls. If the name is replaced in between, the results describe different inodes;
+        `identify_opened` avoids that.
         """
         if _statx(dir_fd, name, self._by_name, STATX_MASK, self._statx) < 0:
             raise syscalls.last_error(name)
@@ -75,13 +76,12 @@ class StatxReader:
         return self.parse_buffer()
 
     def identify_fd(self, fd: int) -> tuple[Attributes, bytes]:
-        """Return the attributes and the file handle of an fd."""
         if _statx(fd, b"", self._by_fd, STATX_MASK, self._statx) < 0:
             raise syscalls.last_error()
         return self.parse_buffer(), self.handle_of(fd, b"", syscalls.AT_EMPTY_PATH)
 
     def identify_opened(self, dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
-        """Return the attributes and the file handle of a name, always of the same inode, whatever is renamed."""
+        """Return the attributes and the file handle of a name, both of the same inode, even if the name is replaced."""
         fd = os.open(name, OPEN_FLAGS, dir_fd=dir_fd)
         try:
             return self.identify_fd(fd)
@@ -101,7 +101,7 @@ class StatxReader:
         ))  # fmt: skip
 
     def handle_of(self, dir_fd: int, name: bytes, flags: int = 0) -> bytes:
-        """Return the file handle of the inode of the last call, which is still cached; b"" if it has none."""
+        """Return an inode's file handle; b"" if it has none. Call this right after statx, while it is cached."""
         handle = self._handle
         _HANDLE_HEAD.pack_into(handle, 0, _MAX_HANDLE_SZ, 0)
         if _name_to_handle(dir_fd, name, handle, self._mount_id, flags) < 0:

@@ -149,7 +149,7 @@ statx_with_gil: Function = _libc_with_gil.statx
 name_to_handle_at_with_gil: Function = _libc_with_gil.name_to_handle_at
 close_with_gil: Function = _libc_with_gil.close
 _libc_without_errno = _LibraryWithGil(None)
-"""For calls that can't fail, or don't report it."""
+"""For calls that can't fail, or that don't report a failure."""
 setfsuid: Function = _libc_without_errno.setfsuid
 setfsgid: Function = _libc_without_errno.setfsgid
 
@@ -233,8 +233,8 @@ def statx(fd: int, path: bytes = b"", *, asks_server: bool = False) -> Statx:
 def name_to_handle_at(dir_fd: int, name: bytes = b"") -> bytes:
     """Return the file handle (inode and generation) of a name or an fd: struct file_handle, for open_by_handle_at.
 
-    The handle is empty if there is none: after EOPNOTSUPP on overlayfs and some network filesystems, EPERM and ENOSYS
-    under a container's seccomp filter.
+    The handle is empty if the filesystem does not support handles (EOPNOTSUPP on overlayfs and some network
+    filesystems), or if a container's seccomp filter refuses the call (EPERM or ENOSYS).
     """
     buffer = ctypes.create_string_buffer(HANDLE_HEAD.pack(MAX_HANDLE_SZ, 0), HANDLE_HEAD.size + MAX_HANDLE_SZ)
     mount_id = ctypes.c_int()
@@ -246,7 +246,7 @@ def name_to_handle_at(dir_fd: int, name: bytes = b"") -> bytes:
 
 
 def empty_handle_or_raise(name: bytes) -> bytes:
-    """Return an empty handle if the last call failed because there are no handles. Raises  OSError otherwise"""
+    """Return an empty handle if the last call failed because handles are not supported or allowed. Else  OSError"""
     if ctypes.get_errno() not in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EOVERFLOW):
         raise last_error(name)
     return b""

@@ -1,4 +1,4 @@
-"""systemd: notifications from a service (sd_notify(3), without its library), and unit properties from its tools.
+"""systemd: notifications from a service (sd_notify(3), without libsystemd), unit properties, and log handlers.
 
 The log handlers send messages with fields to journald, or write lines with a time or priority to standard error.
 """

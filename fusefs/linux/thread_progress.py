@@ -1,4 +1,4 @@
-"""Detects from another thread that one of our threads is held up, that is, waits or works for long in the kernel."""
+"""Detects from another thread that one of our threads is held up: that it waits, or spends much time in the kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ class ThreadProgress:
     """Watches the thread that creates this object; another thread calls the methods."""
 
     def __init__(self) -> None:
-        """Watch the calling thread."""
         self._path = f"/proc/self/task/{threading.get_native_id()}"
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         self._worked_s = 0.0
@@ -26,7 +25,7 @@ class ThreadProgress:
             self._worked_s = time.clock_gettime(self._clock)
 
     def is_held_up(self) -> bool:
-        """Return whether the thread waits (but not for Python's lock or a processor) or works long in the kernel."""
+        """Return whether the thread is waiting, except for Python's lock or a processor, or has worked for long."""
         try:
             with open(self._path + "/stat", "rb") as file:
                 state = file.read().rpartition(b") ")[2][:1]

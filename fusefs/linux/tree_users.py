@@ -1,9 +1,9 @@
 """Files that other processes have open: the users of a tree, and deleted files whose space is not free yet.
 
 Covers open fds, working and root directories, programs and mappings, and files that the kernel itself has open for
-loop devices and swap, which no process's fds show. A filesystem that does not respond could block us, immune to
-SIGKILL. So a link in /proc to a deleted file is checked in three steps: first its text; then the mount, through our own
-O_PATH fd, without contacting a server; then the file, but only if the mount belongs to the volume.
+loop devices and swap, which no process's fds show. A filesystem that does not respond could block us so that not
+even SIGKILL would help. So a link in /proc to a deleted file is checked in three steps: first the link's text; then
+the mount, through our own O_PATH fd, without contacting a server; then the file, but only if it is on the volume.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def find_holders(trees: list[FilesystemPath]) -> Iterator[tuple[FilesystemPath, 
     """Find each reference to a file in one of the trees.
 
     Links in /proc are read as text and resolved with the process's own mount table, which handles bind mounts and
-    containers. Processes that end in the meantime, processes that we can't inspect, and this one are not reported.
+    containers. Processes that end in the meantime, processes that we can't inspect, and this process are not reported.
     """
     for pid, uid, command, mounts in processes():
         if int(pid) == os.getpid():
@@ -123,7 +123,7 @@ def kernel_holds() -> Iterator[KernelHold]:
 
 
 def serves_fuse(pid: int) -> bool:
-    """Return whether a process serves a FUSE mount, and so has files open for other, separately reported processes."""
+    """Return whether a process serves a FUSE mount, and so has files open for others, which are reported themselves."""
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
@@ -173,7 +173,7 @@ class DeletedFile(NamedTuple):
 
 
 def find_device(fd: int) -> bytes | None:
-    """Return `major:minor` of an fd's superblock, as in mountinfo; None if it is not mounted in this namespace."""
+    """Return `major:minor` of an fd's superblock, as in mountinfo; None if that is not mounted in this namespace."""
     return _device_of_fd(fd, read_mounts())
 
 

@@ -24,7 +24,7 @@ def is_trusted_link(directory: os.stat_result, link: os.stat_result, trusted: Co
 
 
 def link_target(here: bytes, target: bytes) -> tuple[bytes, list[bytes]] | None:
-    """Resolve a link. Return an absolute path that was visited before, or the root, and the names to walk from there.
+    """Resolve a link. Return a directory to continue from (the root, or one visited before), and the names to walk.
 
     Returns None for a link that contains `..` after a name, since it is not known where that name leads.
     """

@@ -1,7 +1,7 @@
 """Extended attributes of one file, and the mark on restored files.
 
 A restored tree has its old times, so a rule would match it again. To prevent this, the mark holds the time of the
-restore. Any user who may write to a file can set the mark, but such a user could also set the file's times. A mark on
+restore. Any user who may write to a file can set the mark, but could also set the file's times. A mark on
 a directory spares everything in it, so a user's mark counts only if no other user may write in that directory. Root
 sets a different mark, which links, sockets, and files of any mode can have, too. A later mark replaces an earlier one.
 """
@@ -37,7 +37,7 @@ def read_xattr(fd: int, xattr: bytes) -> bytes | int:
 def are_same_for_all_users(root: Fd) -> bool:
     """Return whether a filesystem returns the same extended attributes to every user who may read them.
 
-    Local filesystems do, and so do FUSE filesystems for which the kernel checks permissions. For others this is not
+    Local filesystems do, and so do FUSE filesystems for which the kernel checks permissions. For others, this is not
     known: NFS asks its server as each user, CIFS may have a login for each, and a FUSE daemon may check its caller.
     """
     kernel = Kernel()
@@ -50,7 +50,7 @@ def are_same_for_all_users(root: Fd) -> bool:
 
 
 def is_selinux_enabled() -> bool:
-    """Return whether SELinux labels files, enforcing or not: the kernel knows selinuxfs if and only if it does.
+    """Return whether SELinux labels files, enforcing or not: if so, the kernel has registered selinuxfs.
 
     Source  the kernel registers selinuxfs at boot, unless SELinux is compiled out, disabled on the command line, or not
             among the security modules in use; if selinuxfs isn't mounted, libselinux's is_selinux_enabled also checks

@@ -1,1 +1,1 @@
-"""Operations on hundreds of names in one directory with a single call, in C; batched_calls.py also works without it."""
+"""Operations on hundreds of names in one directory with a single call, in C; batched_calls.py can do without them."""
