@@ -1,4 +1,4 @@
-"""Protects directories that contain a `.trashd-keep`, locked files, live sockets and devices from rules.
+"""Protects devices, live sockets, locked files, and directories that contain a `.trashd-keep`, from rules.
 
 In a shared directory, any user can create that file, and any reader can lock the directory with flock(2). Therefore
 such a mark on a directory counts only if the directory's owner or root made it; other users' marks are reported.
@@ -34,7 +34,7 @@ _OF_FILESYSTEM = frozenset({b".journal", b"aquota.user", b"aquota.group", b"quot
 _READING = os.O_RDONLY | os.O_NONBLOCK
 """An open with these flags waits neither for a FIFO's writer nor for the holder of a lease."""
 _NO_EXCLUSIVE = frozenset({errno.EBADF, errno.EINVAL, errno.EISDIR})
-"""On NFS an exclusive flock needs an fd that is open for writing. Source  flock(2), NOTES"""
+"""Errors of an exclusive flock on NFS, which needs an fd that is open for writing. Source  flock(2), NOTES"""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
@@ -72,7 +72,7 @@ def why_kept(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
 
 
 def find_keep_file(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
-    """Return KEPT if a `.trashd-keep` of any file type protects a directory, and a ReportedMark if it does not count.
+    """Return KEPT if a `.trashd-keep` of any file type protects a directory, or a ReportedMark if it does not count.
 
     Returns  None if there is no such file
     Raises   OSError
@@ -84,7 +84,7 @@ def find_keep_file(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        return ReportedMark(KEPT_BY_OTHERS, is_spared=False)  # only a user would mount something on such a file
+        return ReportedMark(KEPT_BY_OTHERS, is_spared=False)  # a mount on the file: only a user would do that
     above = kernel.fstat(directory)
     # Users who can write in the directory can create a hard link to a file of its owner there.
     is_link = st.st_nlink > 1 and not stat.S_ISDIR(st.st_mode) and bool(above.st_mode & OTHERS_WRITE)
@@ -93,10 +93,10 @@ def find_keep_file(kernel: Kernel, directory: Fd) -> str | ReportedMark | None:
 
 
 def find_lock(kernel: Kernel, directory: Fd, *, holds: bool) -> str | ReportedMark | None:
-    """Return LOCKED if another process's lock protects a directory, and a ReportedMark if the lock does not count.
+    """Return LOCKED if another process's lock protects a directory, or a ReportedMark if the lock does not count.
 
     /proc/locks names the process that took a lock. If that process has ended (flock(1) with a shell's fd), its user is
-    unknown.
+    unknown, and the directory is spared.
     holds    as in `lock`
     Returns  None if no other process has locked the directory
     """
@@ -117,7 +117,7 @@ def _has_say(uid: int, directory: os.stat_result) -> bool:
 
 
 def why_exempt(found: Fd, st: os.stat_result, name: bytes) -> str | None:
-    """Return the reason why a file is spared because of its type or name; None if it isn't, or is a directory.
+    """Return the reason why a file is spared because of its type, mode or name; None for all other files.
 
     found  the file, opened at least with O_PATH
     """
@@ -156,7 +156,7 @@ def is_live(found: Fd) -> bool:
 
 
 def lock(kernel: Kernel, fd: Fd, *, holds: bool) -> bool:
-    """Return whether no other process holds a flock, shared or exclusive; True if the filesystem has no locks.
+    """Return whether no other process has a flock, shared or exclusive, on a file; True if there are no locks.
 
     holds   keep an exclusive lock of our own as long as the fd is open
     Raises  OSError

@@ -55,7 +55,6 @@ class CountedPurges:
         self.n_entries = 0
 
     def add(self, uid: int, _path: bytes, _goes_ns: int) -> None:
-        """See PurgeLists."""
         self._users.add(uid)
         self.n_entries += 1
 
@@ -64,7 +63,6 @@ class CountedPurges:
         self.is_whole = False
 
     def publish(self) -> int:
-        """See PurgeLists."""
         return len(self._users)
 
 
@@ -72,7 +70,7 @@ class PurgeLists(CountedPurges):
     """The purge lists in one directory, which contains nothing else."""
 
     def __init__(self, kernel: Kernel, directory: Fd, path: bytes, way: frozenset[Identified] = frozenset()) -> None:
-        """directory: from `open_lists`; path: its path in messages"""
+        """directory: as opened by `open_lists`; path: the directory's path for messages"""
         super().__init__(way)
         self._kernel = kernel
         self._directory = directory
@@ -114,7 +112,7 @@ class PurgeLists(CountedPurges):
 
         If some directory could not be read, earlier lists remain, because their users may still have files there.
 
-        Raises  OSError: the old lists are in place, or some of the new ones
+        Raises  OSError: none, or only some, of the old lists have been replaced
                 Refused: one of root's files is in the way, and would be lost
                 Incomplete: all lists are in place, except those that the error names
         """
@@ -168,7 +166,7 @@ class PurgeLists(CountedPurges):
             self._kernel.fsync(fd)
 
     def _flush(self) -> None:
-        """Write the collected lines. Many users have few lines each, so no file stays open."""
+        """Write the collected lines. Close each file at once, since there may be too many to keep them all open."""
         for uid, lines in self._lines.items():
             with self._begin(uid) as fd, open(fd, "ab", closefd=False) as file:
                 file.writelines(lines)
@@ -199,9 +197,9 @@ class PurgeLists(CountedPurges):
 def open_lists(kernel: Kernel, path: bytes, *, writes: bool) -> Iterator[CountedPurges]:
     """Open the purge lists of a directory; lists that are not published are removed at the end.
 
-    writes  create the directory if it is missing; otherwise nothing is changed
+    writes  create the directory if it is missing; if False, nothing is changed
     Raises  Refused: other users could put links there, or a file there would be lost
-            NotFound: the parent directory is missing; or another kernel error
+            NotFound: the parent directory is missing; TrashdError: another error from the kernel
     """
     try:
         fd = _open(kernel, path, makes=writes)
@@ -283,7 +281,7 @@ def _found_above(kernel: Kernel, path: bytes) -> Iterator[MatchedDirectory]:
 
 
 def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]:
-    """Find other users' files that are named like lists but are not lists, each with the reason to keep it.
+    """Return other users' files that are named like lists but are not lists, and the reason why each is kept.
 
     Raises  Refused: such a file belongs to root or to us, and would be replaced or removed; OSError
     """
@@ -294,7 +292,7 @@ def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]
             continue
         with suppress(FileNotFoundError), kernel.open_beneath(directory, name) as found:
             st = kernel.fstat(found)
-            # In root's directory only root can have given a file this owner and name; its content is the owner's.
+            # In root's directory, only root can have given a file this owner and name. The owner may have changed it.
             if is_roots and stat.S_ISREG(st.st_mode) and name.startswith(_file_name(st.st_uid) + b"."):
                 continue
             if _is_list(kernel, found, st, name):
@@ -307,7 +305,7 @@ def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]
 
 
 def _is_list(kernel: Kernel, found: Fd, st: os.stat_result, name: bytes) -> bool:
-    """Return whether a file begins like a purge list; an unpublished one may be shorter. Raises  OSError"""
+    """Return whether a file begins like a purge list; an unpublished list may end in its first line. Raises  OSError"""
     if not stat.S_ISREG(st.st_mode):
         return False  # opening a pipe could block forever
     try:

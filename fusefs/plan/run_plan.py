@@ -99,7 +99,7 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
         for rule in rules:
             listed = CountedPurges() if rule.purge is None else lists[rule.purge.directory]
             for result in _carry_out(kernel, rule, how, pacers, listed, ways, seen_directories):
-                # A directory that is gone is empty; any other failed directory may contain files that are not listed.
+                # A missing directory contains no files. Any other failed one may contain files that are not listed.
                 is_failed = isinstance(result, SkippedRule) and not isinstance(result.error, NotFound | None)
                 if rule.purge is not None and is_failed:
                     listed.lack()
@@ -202,7 +202,7 @@ def _why_unlisted(kernel: Kernel, sides: BackingAndMount, since_ns: int | None) 
 
 
 class _RuleRun:
-    """One rule in one directory."""
+    """Applies one rule in one directory."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class _RuleRun:
         return run_request(self._kernel, request, self._how.wishes)
 
     def list_soon(self) -> None:
-        """List the entries that expire soon."""
+        """Add the entries that will expire soon to the purge lists."""
         listing = self._request._replace(
             selection=self._rule.upcoming_selection(), action=ToPrint(self._list), most=None
         )
@@ -251,7 +251,7 @@ class _RuleRun:
             self._lists.lack()
 
     def units(self) -> Swept:
-        """Apply the rule to each of the directory's own entries as a whole."""
+        """Apply the rule to the directory's units, each as a whole."""
         assert self._rule.age is not None
         sides, age, stops = self._scope.sides, self._rule.age, self._how.wishes.stops
         with open_quietly(self._kernel, sides.fd, b".") as fd:
@@ -268,7 +268,7 @@ class _RuleRun:
             judged = judge_units(self._kernel, sides, Matcher(self._rule.selection), soon, stops, self._boundary)
             swept = self._take(sieve, judged) if self._how.runs else sieve.would_take(judged, self._rule.most, stops)
             if swept.is_limited or swept.why:
-                self._lists.lack()  # the units after this one were not judged
+                self._lists.lack()  # the remaining units were not judged
             return swept
 
     def _take(self, sieve: _UnitSorter, judged: Iterator[Judged]) -> Swept:
@@ -283,7 +283,10 @@ class _RuleRun:
         return partial(Locking, holds=self._how.runs, is_guarded=is_guarded, since_ns=since_ns)
 
     def _list(self, here: ActionPlace, names: Sequence[str]) -> list[tuple[str, int]]:
-        """List entries that expire soon; in a dry run, omit those that the rule would take now."""
+        """Add entries that will expire soon to the purge lists; return those that can't be read, each with its errno.
+
+        In a dry run, omit the entries that the rule would take now.
+        """
         assert self._rule.age is not None
         fields, before_ns = self._rule.age
         refused: list[tuple[str, int]] = []
@@ -301,7 +304,7 @@ class _RuleRun:
         return refused
 
     def _due_ns(self, time_ns: int) -> int:
-        """Return when a file with a given time expires: when it reaches the rule's age, or now if it is older."""
+        """Return when a file with a given time expires: when it reaches the rule's age, or now if that has passed."""
         assert self._rule.age is not None
         return max(time_ns + self._how.now_ns - self._rule.age.before_ns, self._how.now_ns)
 
@@ -333,7 +336,7 @@ class _UnitSorter:
     """Sorts the judged units of one directory into those that are due, listed or spared."""
 
     def __init__(self, directory: bytes, before_ns: int, due_ns: Callable[[int], int], lists: CountedPurges) -> None:
-        """before_ns: a unit is due if its newest file is older; other old units expire soon
+        """before_ns: a unit is due if its newest file is older than this; the other judged units will expire soon
 
         due_ns  returns when a file with a given time expires
         """
@@ -344,7 +347,7 @@ class _UnitSorter:
         self.tally = SliceCounts(None)
 
     def due(self, judged: Iterator[Judged]) -> Iterator[Unit]:
-        """Yield the units that are due; list those that expire soon."""
+        """Yield the units that are due; add those that will expire soon to the purge lists."""
         for one in judged:
             match one:
                 case Unit() if one.newest_ns < self._before_ns:

@@ -29,17 +29,17 @@ from fusefs.sweep.request import TakingBoundary
 
 MOUNTED = "contains a mount point"
 _PATH_MAX_BYTES = 1 << 16
-"""Limit on the paths with which directories in a unit are opened: a chain of a million directories would take hours."""
+"""The longest path by which a directory in a unit is opened; a chain of a million directories would take hours."""
 _NEVER_NS = 1 << 63
 """The birth time of a file if the filesystem records none; such a file never counts as old."""
 
 
 class Unit(NamedTuple):
-    """A unit that is old enough.
+    """A unit that is old enough for the rule.
 
     uid        its owner
     newest_ns  the time of its newest file
-    n_entries  number of entries in it, including itself
+    n_entries  the number of entries in it, including the unit itself
     """
 
     name: Name
@@ -206,7 +206,7 @@ class _UnitWalk:
         )
 
     def _judge_entry(self, path: bytes, directory: Fd, name: Name, whose: int) -> None:
-        """Judge one entry; note a directory for later."""
+        """Judge a file, or queue a directory to be listed later."""
         with self._kernel.open_beneath(directory, name) as found:
             st = self._kernel.fstat(found)
             self._n_entries += 1
@@ -226,13 +226,13 @@ class _UnitWalk:
             raise self._spared(why)
 
     def _count(self, time_ns: int) -> None:
-        """Note the time of a file inside; if the file is young, the result is certain."""
+        """Note the time of a file in the unit. Raises  _Decided if the file is too young"""
         if time_ns >= self._age.before_ns:
             raise _Decided(Young(self.name))
         self._newest_ns = max(time_ns, self._newest_ns or time_ns)
 
     def _spared(self, why: str | ReportedMark) -> _Decided:
-        """Return the decision to spare the unit. If a mark does not count, the result is a failure instead."""
+        """Return the decision to spare the unit. If the reason is a ReportedMark, the result is a failure instead."""
         if isinstance(why, ReportedMark):
             return _Decided(Failure(self.name, errno.EPERM, why.why))
         return _Decided(Spared(self.name, why))

@@ -1,7 +1,7 @@
 """Inner stores: the reaper keeps a trash store inside an orphan if the store has content.
 
-The reaper removes an inner store that is empty, or a directory that a third user only made to look like a store.
-Otherwise users could keep each other's orphans from being deleted.
+The reaper removes an inner store that is empty. It also removes a directory that looks like a store but belongs neither
+to root nor to the orphan's user. Otherwise users could keep each other's orphans from being deleted.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fusefs.store.layout import TREE, is_store_name
 from fusefs.store.victim import StoreItem, list_items
 
 _BEGINS = ".trashd"
-"""Prefix of all store names: checking this for each directory is cheaper than `is_store_name`."""
+"""The prefix of all store names. Checking it is cheaper than calling `is_store_name` for each directory."""
 _MAY_BE_PINNED = (State.ORPHANS, State.STAGE, State.RESTORING)
 
 
 class InnerStoreStop(NamedTuple):
-    """The reason not to enter a directory. path: the obstacle's path, relative to that directory's parent"""
+    """Why a directory must not be entered. path: the store or pinned orphan, relative to the directory's parent"""
 
     path: RelPath
     why: str
@@ -41,19 +41,19 @@ class InnerStores:
     """Checks whether directories in a container are inner stores with content."""
 
     def __init__(self, kernel: Kernel, container: Fd, *, with_stores: bool = False) -> None:
-        """with_stores: whether the user requested the removal of inner stores; pinned orphans in them still stay"""
+        """with_stores: whether the user requested the removal of inner stores; their pinned orphans are kept anyway"""
         self._kernel = kernel
         self._with_stores = with_stores
         self._owners = {0, os.geteuid()}
         if os.geteuid() == 0:
-            # If root takes over another user's tree, it also takes that user's stores in it.
-            with suppress(OSError):  # gone, or covered by a mount: the remover reports it
+            # If root takes over another user's tree, root also takes over that user's stores in the tree.
+            with suppress(OSError):  # the tree is gone or covered by a mount; the remover reports this
                 self._owners.add(kernel.stat(container, TREE).st_uid)
 
     def stop_at(self, dir_fd: Fd, path: bytes, name: str) -> InnerStoreStop | None:
-        """Return the reason not to enter a directory; None if it is not an inner store with content.
+        """Return the reason why a directory must not be entered; None if the reaper may remove it.
 
-        path    the path of its parent directory below the container
+        path    the path of the parent directory, relative to the container
         Raises  OSError if the contents can't be read
         """
         if not (name.startswith(_BEGINS) or not path):

@@ -1,16 +1,16 @@
-"""Late arrivals: the reaper keeps directories that other users moved into an orphan while the orphan waited.
+"""Late arrivals: the reaper keeps directories that other users moved into an orphan after the swap.
 
-While an orphan waits, a process with an old fd or working directory in it can move other users' directories into it.
-Files need no check: users who can rename a file can also unlink it. But a directory moves with its whole contents, and
-users can move it if they can write to it, even if they can't delete these contents. A rename changes a directory's
-ctime, which no process can set. So a directory is in doubt if it has changed since the tree came into the container,
-unless only the requesting user and root can have moved it. If its ctime is older, it has the same entries as at that
-time, and so have its parents.
+A process with an old fd or working directory in an orphan can move other users' directories into the orphan. Files need
+no check: users who can rename a file can also unlink it. But a directory moves with its whole contents, and users can
+move it if they can write to it, even if they can't delete these contents. A rename changes a directory's ctime, which
+no process can set. So a directory is in doubt if it has changed since the tree came into the container, unless only the
+requesting user and root can have moved it. A directory with an older ctime has the same entries as at that time, and so
+have its parents.
 
 The reaper also changes directories. It first makes each directory that it enters its own: the reaper's user owns the
 directory, and no other user can write to it. Such a directory keeps other users out, and is not in doubt the next time.
-Unless the reaper runs as root, it can't do this with other users' directories. If a reap is stopped, or fails in such a
-directory, the reaper notes the directory in the record. A killed reap leaves it in doubt.
+Unless the reaper runs as root, it can't do this with other users' directories. If the reap stops in such a directory,
+or can't empty it, the reaper notes the directory in the record. If the reaper is killed, the directory is in doubt.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class LateArrivals:
         """uid: the user whose folder contains the container; the reaper runs as this user
 
         record         the container's record, which the requesting user may have written
-        without_doubt  whether to accept every directory, because a user who can delete it anyway requests the removal
+        without_doubt  whether to accept every directory: a user who could delete all of them anyway requests this
         """
         self._kernel = kernel
         self._without_doubt = without_doubt
         self._uid = uid
-        # A directory that only root can move was moved by root. If root took over the container, moves by its former
-        # user count, too.
+        # A directory that only root can move was moved by root, so it is accepted. If root has taken over a container,
+        # a directory that only the container's former user can move is accepted, too.
         self._movers = frozenset({0, self._uid if record.taken_from is None else record.taken_from})
-        # Only its user can write to a container, so no other user can have put the top directories there.
+        # Only the container's user can write to it, so no other user can have put the top directories there.
         self._tops = frozenset({bytes(TREE)} if record.taken_from is None else {bytes(TREE), join_path(TREE, TREE)})
         self._since_ns = _since_ns(kernel, container, record)
         self._entered = dict(record.entered)
@@ -80,16 +80,16 @@ class LateArrivals:
         return True
 
     def is_own(self, fd: Fd) -> bool:
-        """Return whether a directory is the reaper's own, and remains so whatever the reaper changes in it."""
+        """Return whether a directory is the reaper's own, so that the reaper's own changes don't put it in doubt."""
         return _is_own(self._kernel.fstat(fd), {self._uid})
 
     def is_lasting(self, fd: Fd, path: bytes) -> bool:
-        """Return whether another process that later opens the directory by its path will make the same decision."""
+        """Return whether another process that later opens the admitted directory by its path will admit it, too."""
         is_known = self._without_doubt or path in self._tops
         return is_known or _is_own(self._kernel.fstat(fd), self._movers)
 
     def note(self, fds: Iterable[int]) -> tuple[Entered, ...]:
-        """Return data for the record about directories that this reap leaves, so that the next reap accepts them.
+        """Return entries for the record about the directories that remain, so that the next reap accepts them.
 
         Raises  OSError
         """
@@ -109,7 +109,7 @@ class LateArrivals:
         if _is_own(st, self._movers):
             return True
         if self._has_subvolumes and st.st_ino == _SUBVOLUME_INO and st.st_dev != self._device:
-            return False  # a snapshot has its source's ctime, and a renamed subvolume loses its own
+            return False  # its ctime proves nothing: a snapshot has its source's, and a renamed subvolume loses its own
         if st.st_ctime_ns < self._since_ns:
             return True
         return bool(self._entered) and self._entered.get(self._kernel.identify(fd).handle) == st.st_ctime_ns
@@ -132,10 +132,10 @@ def _is_own(st: os.stat_result, uids: AbstractSet[int]) -> bool:
 
 
 def _since_ns(kernel: Kernel, container: Fd, record: Record) -> int:
-    """Return the time from which a change puts a directory in doubt, on the filesystem's clock.
+    """Return the time, on the filesystem's clock, from which any change puts a directory in doubt.
 
-    If the wall clock has been set back since, this time is earlier by the same amount, as are the ctimes of directories
-    that were moved afterwards. Jumps forward and back, and jumps during an earlier boot, can't be detected.
+    If the wall clock has been set back since the tree was moved, the returned time is earlier by the same amount,
+    because the ctimes of later moves are, too. A jump forward and back, or during an earlier boot, can't be detected.
     """
     if record.moved_ns is None:
         return kernel.statx(container, asks_server=True).btime_ns  # 0 (unknown): every directory counts as changed

@@ -42,7 +42,7 @@ class SharesRemovals(Protocol):
     """An MPI job whose ranks share the removals of the first rank (RemovalByRanks)."""
 
     def check_folder(self, folder: UserFolder) -> None:
-        """Check that all ranks find the folder, before anything is claimed. Raises  Refused if a rank does not"""
+        """Check, before anything is claimed, that all ranks find the folder. Raises  Refused if one does not"""
 
     def crew(self, held: HeldContainer, options: RemovalOptions) -> Crew:
         """Return the ranks that remove a container's contents, for a `with` block.
@@ -62,7 +62,7 @@ class RemovalOptions(NamedTuple):
     parks      like `stops`, but not called while a large file is being truncated step by step, because a stop would
                free the rest of the file at once
     by_force   whether to clear immutable and append-only flags that forbid a removal
-    without_doubt  whether to remove late arrivals, too (reaper/late_arrivals.py), because the user requests this
+    without_doubt  whether to remove late arrivals (reaper/late_arrivals.py), too, at the user's request
     with_stores  whether to remove inner stores with content, too, except for their pinned orphans
     counted    called with the size before anything is removed; None: do not count, since counting costs a stat per file
     counting   called with the progress of the count
@@ -102,7 +102,7 @@ def reap(
     options: RemovalOptions = DEFAULT_REMOVAL,
     is_still_due: Callable[[Record], bool] = lambda _record: True,
 ) -> Reaped:
-    """Reap an orphan, or finish one that a killed reaper left behind. Call this as the folder's owner.
+    """Reap an orphan, or complete a reap after the reaper was killed. Must run as the folder's owner.
 
     If the reap is stopped, or the server stays away, the orphan stays in reaping/, where the next reap continues.
     is_still_due  called with the record after the claim; returns whether to reap the orphan, since its owner may have
@@ -114,7 +114,7 @@ def reap(
 
 
 class _ReapRun:
-    """A reap: the first claim and removal, and another one after each server outage."""
+    """A reap, which claims the orphan and removes its contents, and starts again after each server outage."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class _ReapRun:
             self._removed_now = report
             if report.stopped:
                 if entered:
-                    with suppress(OSError):  # without space on the volume, the next reap has doubts about them
+                    with suppress(OSError):  # if the volume is full, these directories are in doubt in the next reap
                         rewrite_record(held, _with_entered(held.record, entered))
                 return Reaped(self._container, None, report, self._counts)
             if report.n_failed == 0:
@@ -210,7 +210,7 @@ class _ReapRun:
         return held
 
     def _is_ending(self) -> bool:
-        """Return whether a container without a record has no tree, so another reap must be removing its last files."""
+        """Return whether a container without a record has no tree either, so another reap must be removing it."""
         try:
             with self._folder.open(State.REAPING) as reaping:
                 self._kernel.stat(reaping, join_path(self._container.encode(), TREE))
@@ -237,7 +237,7 @@ def _sum(before: Report, report: Report) -> Report:
 
 
 def _survey(kernel: Kernel, container: Fd, options: RemovalOptions) -> Survey | None:
-    """Count a container's contents if requested; after a stop, the count is incomplete, and nothing is removed."""
+    """Count a container's contents if requested. If the reap is stopped meanwhile, the count is incomplete."""
     if options.counted is None:
         return None
     from fusefs.engine.count_tree import survey  # imported late: few reaps count
@@ -248,7 +248,7 @@ def _survey(kernel: Kernel, container: Fd, options: RemovalOptions) -> Survey | 
 
 
 def _with_recorded_size(report: Report, record: Record, *, is_whole: bool) -> Report:
-    """Take the removed tree's size from its record if files were not counted. is_whole: this reap removed it all"""
+    """Take the removed tree's size from its record if files were not counted. is_whole: the whole tree was removed"""
     size = record.size
     if size is None or size.is_at_least or record.partial or not is_whole or report.n_failed:
         return report
@@ -270,7 +270,7 @@ def _retire(held: HeldContainer, report: Report) -> Report:
 
 
 def _within(failures: Iterable[Failure], size_bytes: int) -> Iterator[Failure]:
-    """Yield as many of the first failures as fit into `size_bytes` with their quoted names; long names are cut."""
+    """Yield the first failures whose quoted names fit into `size_bytes` together; shorten long names."""
     for failure in failures:
         name = failure.name[-_NAME_MAX_BYTES:]
         size_bytes -= len(quote_path(name))
@@ -280,7 +280,7 @@ def _within(failures: Iterable[Failure], size_bytes: int) -> Iterator[Failure]:
 
 
 def _with_entered(record: Record, entered: tuple[Entered, ...]) -> Record:
-    """Add the directories noted by this reap to a record; keep those from earlier reaps that this one did not reach."""
+    """Add the directories that this reap noted to a record; keep earlier ones that this reap did not reach."""
     handles = {one.handle for one in entered}
     all_entered = (*entered, *(one for one in record.entered if one.handle not in handles))[:MAX_ENTERED]
     return record._replace(entered=all_entered)
@@ -289,7 +289,7 @@ def _with_entered(record: Record, entered: tuple[Entered, ...]) -> Record:
 def _set_aside(held: HeldContainer, report: Report, entered: tuple[Entered, ...]) -> None:
     failures = tuple(_within(own_reasons_first(report.failures), _NAMES_MAX_BYTES))
     with suppress(OSError):
-        # A full volume may not have room for the reasons; the move to quarantine itself needs none.
+        # A full volume might have no room for the reasons; the move to quarantine itself needs no room.
         record = _with_entered(held.record, entered)
         held = rewrite_record(held, record._replace(failures=failures, partial=True, size=None))
     move_to_state(held, State.QUARANTINE)
@@ -305,8 +305,8 @@ def remove_contents(
 ) -> tuple[Report, tuple[Entered, ...]]:
     """Remove a container's `tree` and `hoisted`, and continue after failures.
 
-    Late arrivals stay: directories that other users moved in later. But entries that other processes create in the
-    tree during the removal are removed, too.
+    Late arrivals (directories that other users moved in after the swap) are kept. Entries that other processes create
+    in the tree during the removal are removed, too.
     outage   the outage state of the calling reap
     crew     the ranks of the MPI job that share the removal
     Returns  the report, which contains the failures of entries; the directories noted for the next attempt by
@@ -404,12 +404,12 @@ class _Removal:
         return report, self._plan.entered()
 
     def _note(self, fds: list[int]) -> None:
-        """Note directories that the next reap will find again."""
+        """Note directories that remain, so that the next reap accepts them."""
         with suppress(OSError):
             self._plan.record_entered(self._late_arrivals.note(fds))
 
     def _open_hoisted(self) -> None:
-        """Add the directory of hoisted directories to the plan, even if a killed reaper left it behind."""
+        """Add the container's `hoisted` to the plan if it exists; a killed reaper may have left it behind."""
         if self._hoisted is None:
             with suppress(FileNotFoundError):
                 fd = self._owned.enter_context(self._kernel.open_dir(self._container, HOISTED))

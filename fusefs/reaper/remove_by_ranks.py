@@ -1,4 +1,4 @@
-"""Removals by the ranks of an MPI job: each rank opens the container on its own mount and uses paths."""
+"""Shares removals among the ranks of an MPI job: each rank opens the container, and directories in it, by path."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RemovalByRanks(NamedTuple):
 
 
 def _run_local(runner: _PathRunner, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
-    """Run a slice in the first rank; a directory that the rank does not find has been removed."""
+    """Run a slice in the first rank. If its directory is not found, it has been removed, so the result is empty."""
     return runner.run_slice(work, budget) or RemovalSliceResult(0, 0, (), 0, SliceWork())
 
 
@@ -129,7 +129,7 @@ class SharedRemoval(NamedTuple):
                 yield RankRunner(PathRemover(remover, directories).run_slice, strategy)
 
     def _claimed(self, kernel: Kernel) -> Fd:
-        """Open the container. Retry for a while, since this machine's cache may show the state before the claim."""
+        """Open the container. Retry for a while, because this machine's cache may be older than the claim."""
         ends_s = time.monotonic() + _PATIENCE_S
         while True:
             try:
@@ -146,7 +146,7 @@ class SharedRemoval(NamedTuple):
 
 
 class PathRemover(NamedTuple):
-    """Runs slices by their paths."""
+    """Runs slices whose directories it opens by their paths."""
 
     remover: SliceRemover
     directories: DirectoriesByPath

@@ -75,7 +75,7 @@ class LargeFiles:
         return (most is not None and self.n_bytes >= most) or self.n_entries_remaining(n_removed) == 0
 
     def count(self, dir_fd: Fd, entry_stat: StatxResult) -> UnnamedLargeFile | None:
-        """Count a file's bytes before its unlink. If it is large and can be truncated, unlink and return it."""
+        """Count a file's bytes before it is unlinked. If it is large and can be truncated, unlink and return it."""
         if stat.S_ISDIR(entry_stat.st_mode) or entry_stat.st_nlink != 1:
             return None
         n_bytes = entry_stat.st_blocks * STAT_BLOCK_BYTES
@@ -87,7 +87,7 @@ class LargeFiles:
         return None
 
     def _unlink_to_cut(self, dir_fd: Fd, entry_stat: StatxResult) -> Fd | None:
-        """Unlink a file to be truncated; return its fd, or None if it kept its name or was deleted as a whole."""
+        """Unlink a file that is to be truncated; return its fd, or None if it must not be truncated."""
         try:
             fd = self._open(dir_fd, entry_stat.name)
         except OSError:
@@ -127,13 +127,13 @@ class LargeFiles:
             self._kernel.truncate(fd, remaining_bytes)
             self.n_bytes += max(before - self._kernel.fstat(fd).st_blocks, 0) * STAT_BLOCK_BYTES
         except OSError:
-            return 0  # it has no name: the rest is freed with the fd
+            return 0  # the file has no name, so closing its fd frees the rest
         return remaining_bytes
 
 
 _CHUNK, _SERVERS_CHUNK = 1024, 128
 _MOST_FRAMES = 400
-"""How many levels a slice descends where it can't hoist directories (a different project or subvolume in the tree)."""
+"""How many levels a slice descends if it can't hoist directories, for example from a different project or subvolume."""
 _DENIED = (errno.EACCES, errno.EPERM)
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 _NOT_A_DIRECTORY = (errno.ENOTDIR, errno.ELOOP)
@@ -145,11 +145,11 @@ class SliceRemover(NamedTuple):
 
     groups        the filesystem's allocation groups: two workers should not work in the same one
     inner_stores  decides which directories are stores that must be kept
-    per_look      the number of names per check of the clock: the only state between slices
+    per_look      the number of names per check of the clock; nothing else is kept from one slice to the next
     by_force      whether to clear flags (immutable, append-only) that forbid a removal, at an administrator's request
     has_server    whether the container is on a network filesystem, whose server may be away
-    by_paths      whether an unfinished slice may continue on another machine, by its path; if so, the slice finishes
-                  directories whose identity can't be proven there
+    by_paths      whether an unfinished slice may continue on another machine, by its path; if so, a slice does
+                  not end before it has finished the directories whose identity can't be proven there
     """
 
     kernel: Kernel
@@ -169,7 +169,7 @@ class SliceRemover(NamedTuple):
 
 
 class _Frame:
-    """A directory on the way down, or a large file being truncated. is_bound: only this process can continue with it"""
+    """A directory that a slice has entered, or a large file to truncate. is_bound: only this process can finish it"""
 
     __slots__ = ("fd", "is_bound", "is_listed_by_fd", "is_opened_up", "name", "path", "work")
 
@@ -333,7 +333,7 @@ class _RemovalRun:
     # Directories.
 
     def _enter(self, frame: _Frame, name: str, n_passes: int = 0) -> None:
-        if self._is_held_store(frame, name):  # check this before it is hoisted, which hides its name
+        if self._is_held_store(frame, name):  # check this before the directory is hoisted, which changes its name
             return
         if len(self._frames) > self._slice.max_depth:
             if self._hoist(frame, name):
@@ -358,7 +358,7 @@ class _RemovalRun:
                 self._fail(frame, name, error.errno or errno.EIO, "open")
             return
         if fd is None:
-            # A user who can move an empty directory can remove it.
+            # An empty directory is never kept: a user who was able to move it in could also have removed it.
             if not self._rmdir_unseen(frame, name):
                 self._fail(frame, name, errno.EPERM, LATE_ARRIVAL)
             return
@@ -372,7 +372,7 @@ class _RemovalRun:
         self._frames.append(_Frame(name, fd, path, work, is_bound=is_bound))
 
     def _is_held_store(self, frame: _Frame, name: str) -> bool:
-        """Return whether a directory is a store whose content must be kept; if so, report it."""
+        """Return whether a directory is, or may be, a store with content that must be kept; report it if so."""
         try:
             stop = self._remover.inner_stores.stop_at(frame.fd, frame.path, name)
         except OSError as error:
@@ -451,7 +451,7 @@ class _RemovalRun:
         work.is_listed = window.is_all
 
     def _leave(self, frame: _Frame) -> None:
-        """Finish a directory or large file that has no more work. Remove a directory unless an entry in it failed."""
+        """Finish a directory or large file that is done. Remove the directory unless an entry in it failed."""
         if frame.work.cut_bytes is None:
             parent = self._frames[-2]
             with self._remover.groups.lock_group(frame.fd):
@@ -466,7 +466,7 @@ class _RemovalRun:
         self._frames.pop()
 
     def _rmdir(self, parent: _Frame, frame: _Frame) -> bool:
-        """Remove an empty directory. Return whether it is finished, that is, removed or failed."""
+        """Remove an empty directory. Return False if it has new entries, so that it must be listed again."""
         name = encode_name(frame.name)
         try:
             try:
@@ -494,9 +494,10 @@ class _RemovalRun:
     def _hoist(self, frame: _Frame, name: str) -> bool:
         """Hoist a deep directory, that is, rename it up into the container. Return whether it was moved.
 
-        A boundary or a permission may forbid this. The first hoisted directory becomes the one that contains the
-        others, because a full volume has no space for a new one. A directory that can't be made the reaper's own is not
-        hoisted, since nothing would prove that it belongs to the tree once it has been moved.
+        A project or subvolume boundary, or missing permissions, can prevent this. The first hoisted directory becomes
+        `hoisted`, into which the later ones are moved, because a full volume has no space for a new directory.
+        A directory that can't be made the reaper's own is not hoisted: after the move, nothing would prove that it
+        belongs to the tree.
         """
         try:
             deep = self._open(frame, name)
@@ -510,7 +511,7 @@ class _RemovalRun:
             return False
         try:
             with self._kernel.open_dir(self._remover.container, HOISTED) as hoisted:
-                # A random name, because a number could clash with a killed run's or another worker's.
+                # The name is random, because another worker or a killed run could have used the same number.
                 new = os.urandom(8).hex()
                 if not self._rename_up(frame, name, hoisted, encode_name(new)):
                     return False
@@ -545,7 +546,7 @@ class _RemovalRun:
         return False
 
     def _retry_opened_up(self, frame: _Frame, call: Callable[[], T]) -> T:
-        """Call a function; after EACCES, add permissions and call it again. Raises  OSError"""
+        """Call a function; after EACCES, add permissions to the directory and call it again. Raises  OSError"""
         try:
             return call()
         except PermissionError:
@@ -554,7 +555,7 @@ class _RemovalRun:
         return call()
 
     def _fail(self, frame: _Frame, name: str, number: int, call: str, reported_path: bytes = b"") -> None:
-        """Note the failure of an entry or, without a name, of the directory itself.
+        """Record the failure of an entry or, if `name` is empty, of the directory itself.
 
         reported_path  the path to report instead of the name
         """
@@ -592,7 +593,7 @@ def _read_window(
     subdirs: list[str] = []
     inos: list[int] = []
     n_chars = 0
-    # Read in chunks, to free the entries early: each takes as much memory as four names do.
+    # Read in chunks, to free the entries early: an entry takes as much memory as four names.
     while len(names) + len(subdirs) < strategy.window and n_chars < strategy.window_chars:
         chunk = list(islice(entries, size))
         files = [e for e in chunk if not e.is_dir(follow_symlinks=False)] if strategy.lists_types else chunk
@@ -610,7 +611,7 @@ def _read_window(
 
 
 def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:
-    """Clear a file's and its directory's flags, and unlink the file.
+    """Clear the flags of a file and its directory, and unlink the file.
 
     Raises  OSError: EPERM if the file has other names, since they would lose the flags, too
     """

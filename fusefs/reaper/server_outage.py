@@ -45,11 +45,11 @@ CUT_OFF = frozenset(
 DOUBTFUL = frozenset({errno.EIO, errno.EREMOTEIO, errno.ESTALE})
 """Errors that mean that either the server is away, or this entry is unreadable."""
 COMMAND_LIMIT_S = 120.0
-"""How long commands at a terminal wait: more than NFS's grace period (90 s) and a server's failover take."""
+"""How long commands at a terminal wait: longer than NFS's grace period (90 s) and a server's failover."""
 
 
 DOUBT_PAUSES_S = (0.5, 2.0)
-"""The pauses before the retries of failures in doubt."""
+"""The pauses before doubtful failures are retried."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
@@ -57,9 +57,9 @@ class OutageOptions(NamedTuple):
     """How long to wait for a server, and the callbacks.
 
     limit_s         how long to wait without progress
-    on_outage       called with the errno when the wait begins, and with None when entries are removed again
+    on_outage       called with the errno when the wait begins, and with None once entries are being removed again
     sleep           waits for up to this many seconds
-    doubt_pauses_s  the pause before each retry of failures in doubt
+    doubt_pauses_s  the pause before each retry of doubtful failures
     """
 
     limit_s: float = COMMAND_LIMIT_S
@@ -98,7 +98,7 @@ class ServerOutage:
             self._options.on_outage(None)
 
     def wait(self, number: int, fd: int) -> bool:
-        """Wait until the server answers again for an fd. Return False if asked to stop. Raises  ServerAway"""
+        """Wait until the server answers calls on an fd. Return False if the reap is stopped. Raises  ServerAway"""
         if self._since_s is None:
             self._since_s = time.monotonic()
             if self._options.limit_s > 0:
@@ -111,19 +111,19 @@ class ServerOutage:
             if not self._rest(self._pause_s):
                 return False
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            # The caller must open a stale fd again by its name.
+            # ESTALE is an answer, too: the caller then opens the directory again by its name.
             if probe_server(self._kernel, fd) in (0, errno.ESTALE):
                 return True
 
     def wait_in_doubt(self) -> bool:
-        """Wait a little before a retry of failures in doubt. Return False after the last retry, or if asked to stop."""
+        """Wait before doubtful failures are retried. Return False if no retry remains, or if the reap is stopped."""
         if self._n_doubts >= len(self._options.doubt_pauses_s):
             return False
         self._n_doubts += 1
         return self._rest(self._options.doubt_pauses_s[self._n_doubts - 1])
 
     def wait_after(self, error: OSError, fd: int) -> bool:
-        """Wait after a failed call outside of slices. Return whether to continue; False if asked to stop.
+        """Wait after a call outside the slices has failed. Return whether to continue; False if the reap is stopped.
 
         Raises  ServerAway; the error itself if the server did not cause it, or if it persists
         """
