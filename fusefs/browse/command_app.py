@@ -103,7 +103,7 @@ class OtherCommands:
         ):  # the screen that started the command is gone; the command still has to close its pipes
             run.stop()
             raise
-        return code, out, err if code >= 0 else err + f"signal {-code} ended the command\n".encode()
+        return code, out, err if code >= 0 else err + f"the command was terminated by signal {-code}\n".encode()
 
     def _check_ending(self) -> None:
         """Raise CancelledError if the application is quitting, since no screen could show a result any more."""

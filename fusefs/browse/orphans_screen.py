@@ -134,7 +134,7 @@ async def release(app: CommandApp, row: OrphanRow) -> None:
     lines = [
         row.path(),
         "",
-        "It then expires after its normal retention, counted from the swap, which may be right away.",
+        "Its normal retention, counted from the swap, then applies again, so it may expire immediately.",
     ]
     if await app.push_screen_wait(YesOrNo("Release it?", lines, "release it")):
         await _run_and_show(app, f"releasing {row.path()}", row, "keep", "--release", "--", row.entry.id)

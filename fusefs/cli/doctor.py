@@ -175,7 +175,7 @@ def _examine(path: bytes, repair: bool, ended: Sequence[str], waits: Wait | None
 
 def _wait(seconds: float) -> bool:
     """Wait while another node's unfinished operation has to be watched. Runs in a process of the store's owner."""
-    output.warn(f"another node may still be working here: watching its unfinished operation for {math.ceil(seconds)} s")
+    output.warn(f"another node may still be working on this volume; watching its operation for {math.ceil(seconds)} s")
     time.sleep(seconds)
     return True
 
@@ -268,7 +268,7 @@ def _check_unit(unit: Mapping[str, str], user_option: str, *, is_needed: bool) -
     result = "expired orphans are not deleted automatically" if name == REAPER else "plans are not applied"
     if unit["LoadState"] == "masked":
         if is_needed:
-            yield Finding(name, f"masked: {result}", f"{control}unmask {name}")
+            yield Finding(name, f"masked, so {result}", f"{control}unmask {name}")
         return
     if unit["LoadState"] != "loaded":
         if unit["LoadState"] != "not-found":
@@ -287,7 +287,7 @@ def _check_unit(unit: Mapping[str, str], user_option: str, *, is_needed: bool) -
         yield Finding(name, "failed", f"journalctl {user_option}-u {name}")
     elif name in (REAPER, TIMER) and is_needed:
         if state == "inactive":
-            yield Finding(name, f"not running: {result}", f"{control}enable --now {name}")
+            yield Finding(name, f"not running, so {result}", f"{control}enable --now {name}")
         elif unit["UnitFileState"] == "disabled":
             yield Finding(
                 name, "running, but not enabled: it will not start at the next boot", f"{control}enable {name}"
@@ -335,7 +335,7 @@ def _uring(lines: Sequence[MountLine]) -> Iterator[Finding]:
     why = find_obstacle(facts)
     if why is None:
         return
-    without = "remove uring=on there" if mounts else "trashd service install --no-uring"
+    without = "remove uring=on from these mount options" if mounts else "trashd service install --no-uring"
     if facts.is_enabled is False:
         hint = f"systemd-tmpfiles --create {settings}"
     elif facts.disabled:
@@ -368,11 +368,11 @@ def _inotify() -> Iterator[Finding]:
             case _:
                 return
         most = int(_text(f"/proc/sys/{limit.replace('.', '/')}") or "0")
-        what = f"root has used up all {most:,}, so {cost}"
+        what = f"root has reached this limit of {most:,}, so {cost}"
         yield Finding(
             limit,
             what,
-            f"sysctl {limit}={max(most, 64) * 2}; to keep it after a reboot, add this setting to /etc/sysctl.d",
+            f"sysctl {limit}={max(most, 64) * 2}; to make this permanent, add it to a file in /etc/sysctl.d",
         )
 
 

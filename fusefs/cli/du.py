@@ -151,9 +151,11 @@ def _why_it_stays(size: TreeSize | None) -> str:
         return ""
     reasons = []
     if size.linked_bytes:
-        reasons.append(f"{format_size(size.linked_bytes)} stays: other hard links exist")
+        reasons.append(f"{format_size(size.linked_bytes)} will not be freed: other hard links exist")
     if size.shared_bytes:
-        reasons.append(f"up to {format_size(size.shared_bytes)} may stay: shared with reflinks or snapshots")
+        reasons.append(
+            f"up to {format_size(size.shared_bytes)} might not be freed: it is shared with reflinks or snapshots"
+        )
     elif size.shared_bytes is None:
-        reasons.append("snapshots on the server may keep it")
+        reasons.append("snapshots on the server may keep the space in use")
     return f"  ({'; '.join(reasons)})" if reasons else ""

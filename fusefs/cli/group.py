@@ -34,8 +34,8 @@ _SAID_ELSEWHERE = {
 REMOVED: dict[tuple[str, str], str] = {
     ("init", "--beside"): "set takeover_s in the configuration: man trashd.conf",
     ("", "--json-schema"): "read the file docs/json.schema.json, which is installed in fusefs/share/docs",
-    ("doctor", "--rescue"): "as the owner, move it out of the store with mv: man trashd-doctor",
-    ("doctor", "--forget"): "as the owner, move it to VOLUME/.trashd/u/UID/drop/ with mv: man trashd-doctor",
+    ("doctor", "--rescue"): "as the owner, move the orphan out of the store with mv: man trashd-doctor",
+    ("doctor", "--forget"): "as the owner, move the orphan to VOLUME/.trashd/u/UID/drop/ with mv: man trashd-doctor",
     ("sweep", "--flat"): "trashd sweep DIR … --print0 | xargs -0 mv -n -t DEST",
     ("sweep", "--copy"): "omit it: sweep prints the rsync command for a move to another filesystem",
     ("plan show", "--run"): "trashd plan apply",

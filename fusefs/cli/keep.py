@@ -69,4 +69,8 @@ def _format_term(kept: PinnedOrphan, requested_s: int | None) -> str:
     if requested_s:
         return f"expires in {format_duration(requested_s)}"
     remaining_s = (kept.expires_ns - time.time_ns()) // 1_000_000_000
-    return f"not kept: expires in {format_duration(remaining_s)}" if remaining_s > 0 else "not kept: expired"
+    return (
+        f"no longer kept; expires in {format_duration(remaining_s)}"
+        if remaining_s > 0
+        else "no longer kept; already expired"
+    )

@@ -192,7 +192,7 @@ def command(
         printed += [f"  {reason}" for reason in _explain_quarantine(entry)]
     print("\n".join(printed))
     if any(entry.problem for entry in entries):
-        output.warn(f"an orphan is unreadable: {WAY_OUT}")
+        output.warn(f"the record of an orphan can't be read: {WAY_OUT}")
     return max(codes, default=0)
 
 
@@ -225,7 +225,7 @@ def _explain_quarantine(entry: ListedContainer) -> list[str]:
     if entry.state is not State.QUARANTINE or entry.problem:
         return []
     if not entry.failures:
-        return ["no reason is recorded, because the volume was full or a user moved the orphan there"]
+        return ["no reason is recorded: the volume was full, or a user moved the orphan into quarantine"]
     reasons = [explain_failure(failure) for failure in entry.failures[:_MOST_REASONS]]
     n_more = entry.n_failed - len(reasons)
     if n_more > 0:

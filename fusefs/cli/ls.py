@@ -145,7 +145,7 @@ def diff_command(word: bytes, uid: int | None, volumes: tuple[bytes, ...], as_js
         count = 0
         with open_at_origin(kernel, folder, entry, within) as now:
             if not stat.S_ISDIR(kernel.fstat(now).st_mode):
-                raise Refused(f"{_name(entry, within)}: its original path is not a directory now")
+                raise Refused(f"{_name(entry, within)}: its original path is no longer a directory")
             for one in find_differences(kernel, fd, now, within, includes_new=tells_new):
                 count += 1
                 if as_json:

@@ -134,8 +134,8 @@ def _explain(path: bytes, *, as_json: bool) -> int:
     for one in observed_mounts:
         if not one.fast_paths:
             raise NotFound(
-                f"information about the fast paths of {printable(one.point)}",
-                "the daemon of this mount is of an older version; unmount the mount, and mount it again",
+                f"information on the fast paths of {printable(one.point)}",
+                "the daemon of this mount runs an older version of trashd; unmount the mount and mount it again",
             )
     if as_json:
         for one in observed_mounts:
@@ -184,7 +184,9 @@ def serve(
         except ImportError as error:
             if error.name != "fusefs.mount.native._core":
                 raise
-            hint = "run: apt install trashd-mount; or reinstall with gcc and python3-dev, and without TRASHD_NATIVE=0"
+            hint = (
+                "run: apt install trashd-mount; or install gcc and python3-dev, and reinstall without TRASHD_NATIVE=0"
+            )
             raise Refused(f"the C module for mounts was not built, or can't be loaded: {error}", hint) from error
 
         if source == target and options.coherence is Coherence.EXCLUSIVE:
@@ -236,7 +238,7 @@ def few_files(mount: ObservedMount) -> Finding | None:
     if limit is None or not mount.is_running or int(limit[1]) >= _FEW_FILES:
         return None
     most = max_handles_of_user(n_client_handles(int(limit[1])))
-    what = f"the limit of open files is {limit[1]} for the whole mount ({most} per user)"
+    what = f"the limit on open files is {limit[1]} for the whole mount ({most} per user)"
     hint = f"set LimitNOFILE={_MANY_FILES} in the unit, or run ulimit -Hn {_MANY_FILES} before trashd mount"
     return Finding(printable(mount.point), what, hint)
 
@@ -339,7 +341,7 @@ def umount_command(mount_point: bytes, lazy: bool, force: bool, as_json: bool) -
         output.warn(f"{where}: the daemon did not exit and was killed")
     if not done.is_ended:
         output.warn(
-            f"{where}: unmounted, but the daemon still runs: it hangs, or the mount exists in another mount namespace"
+            f"{where}: unmounted, but the daemon is still running: it hangs, or another mount namespace has the mount"
         )
     return 0
 

@@ -64,7 +64,7 @@ def to_error(error: TrashdError | OSError) -> TrashdError:
         return KernelRefused(f"standard output: {os.strerror(number)}", hint, number)
     if refused(os.getcwdb) == number:
         return NotFound("the working directory", "it was removed; change to another one: cd /")
-    return from_os(error, "a new process" if number == errno.EAGAIN else "a system call")
+    return from_os(error, "can't start a process" if number == errno.EAGAIN else "a system call")
 
 
 def flush() -> None:

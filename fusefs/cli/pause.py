@@ -59,7 +59,7 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
         else:
             print(f"{format_volume(volume)}: {pause.why}")
         if volume is not None and not _stores_at(volume):
-            output.warn(f"{format_volume(volume)}: has no trash store now")
+            output.warn(f"{format_volume(volume)}: currently has no trash store")
     _wait_until_let_go(runtime, named(volumes))
     if not is_running(runtime):
         which = "the reaper service" if os.geteuid() == 0 else "your reaper service"
@@ -165,7 +165,7 @@ def resume_command(volumes: tuple[bytes, ...], as_json: bool) -> int:
     codes = []
     for volume in paused:
         if not remove_pause(runtime, volume):
-            error = NotFound(f"a pause of {format_volume(volume)}", "trashd status shows paused volumes")
+            error = NotFound(f"pause of {format_volume(volume)}", "trashd status shows paused volumes")
             codes.append(output.print_error(error, as_json=as_json))
         elif as_json:
             output.as_json(PausedVolume(volume))

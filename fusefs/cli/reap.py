@@ -313,7 +313,7 @@ def _reap(
     from fusefs.reaper.server_outage import COMMAND_LIMIT_S, OutageOptions
 
     if entry.state in (State.STAGE, State.RESTORING):
-        raise Refused(f"{entry.id}: an unfinished operation, in {entry.state.value}/", SETTLE)
+        raise Refused(f"{entry.id}: an operation on this orphan is unfinished (it is in {entry.state.value}/)", SETTLE)
     # A user who watches a slow reap wants to know how long it will take.
     tempo = Speed(how.max_rate, how.max_bytes)
     counts = how.counts or (tempo.is_limited() and shows.is_seen)
@@ -346,7 +346,9 @@ def _reap_by_force(
 
     with opened_folder(kernel, how.volumes, entry) as folder, open_own_folder(folder.store) as own:
         if folder.uid != own.uid:
-            note = f"moved from {user_name(folder.uid)}'s quarantine to be deleted; was {output.origin(entry.origin)}"
+            note = (
+                f"moved from {user_name(folder.uid)}'s quarantine to be deleted; origin: {output.origin(entry.origin)}"
+            )
             seized = seize(folder, entry.id, own, note[:NOTE_MAX_CHARS])
             if isinstance(seized, ClaimLost):
                 raise _LOST[seized](entry.id)

@@ -149,7 +149,7 @@ def print_restored(done: Restored, *, as_json: bool) -> int:
     if done.n_left > len(done.left):
         print(f"  and {done.n_left - len(done.left):,} more")
     if done.n_left:
-        print(f"  the rest is still in the orphan {done.id}; restore it again, or to another path with --to")
+        print(f"  the rest is still in the orphan {done.id}; restore the orphan again, or elsewhere with --to PATH")
     if done.rescued:
         print(f"  files written there since the swap are kept for a week as orphan {done.rescued}")
     if done.partial:
@@ -160,7 +160,7 @@ def print_restored(done: Restored, *, as_json: bool) -> int:
         print(f"  directories that the reaper had entered may now {change}; to list them, run: {find}")
     if are_rules_in_force():
         if done.is_spared:
-            print("  rules (trashd plan) count the age of these files from now on")
+            print("  rules (trashd plan) count the age of these files from this restore")
         else:
             why = "they could not be marked as restored (no permission, or no extended attributes)"
             output.warn(f"rules (trashd plan) may remove these files again: {why}")

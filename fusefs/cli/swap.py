@@ -166,7 +166,9 @@ def command(
     if goal_bytes is None or (now and not goal_bytes):
         return swap_all(batch)
     if now:
-        raise UsageError("--now can't be combined with --wait=SIZE", "--now --wait waits for all of the space")
+        raise UsageError(
+            "--now can't be combined with --wait=SIZE", "--now --wait waits until all of the space is free"
+        )
     from fusefs.cli.wait import swap_and_wait
 
     return swap_and_wait(batch, goal_bytes, keep_for or 0)

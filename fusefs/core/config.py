@@ -25,7 +25,7 @@ from fusefs.core.toml_reader import (
 POLL_S = 600
 """On network filesystems, where inotify misses changes, polling finds them within ten minutes; a check is cheap."""
 HOOK_TIMEOUT_S = 30
-"""A hook such as reloading a log writer takes a second. One that takes this long has hung, and delays others."""
+"""Most hooks take about a second. One that takes this long has probably hung, and it delays the others."""
 GRACE_S = 3600
 """One hour: enough time to notice that a mounted volume is a copy, or that a service is back after a long absence."""
 WARN_BEFORE_S = 21_600
@@ -84,9 +84,10 @@ class Config(NamedTuple):
         return next(by_id, None) or next(by_path, None)
 
     def rules_path(self, path: bytes, identifier: str) -> bytes:
-        """Return the path of the section whose rules apply to a mounted volume, or b"" if only the defaults apply.
+        """Return the path for which a mounted volume has rules of its own, or b"" if only the defaults apply to it.
 
-        The volume also has rules of its own if the defaults' `keep` has a path pattern that lies inside it.
+        This is the path of the volume's section. If it has no section, but a pattern in the defaults' `keep` begins
+        with a path inside the volume, this is the path where it is mounted.
         """
         named = self.find_section(path, identifier)
         kept = (re.split(r"[*?[]", pattern)[0].encode() for pattern in self.defaults.rules.keep)
@@ -99,13 +100,13 @@ class Config(NamedTuple):
         return self.defaults._replace(path=path) if named is None else named._replace(mounted_at=path)
 
     def may_serve(self, path: bytes) -> bool:
-        """Whether the volume that is mounted at a path may be served while its ID is not yet known."""
+        """Whether the volume that is mounted at a path might be one to serve; its ID is not known yet."""
         return self.policy_of(path).is_served or any(volume.id and volume.is_served for volume in self.volumes)
 
     def policy_inside(self, path: bytes, point: bytes) -> VolumePolicy:
-        """Return the policy of a store inside a volume: that of the nearest configured path at or above it.
+        """Return the policy for a store at a path inside a volume: that of the nearest configured path at or above it.
 
-        point  where the filesystem of that path is mounted
+        point  where the store's filesystem is mounted; paths above this one are not considered
         """
         named = {volume.path: volume for volume in self.volumes}
         above = path.rstrip(b"/") or b"/"
@@ -130,9 +131,14 @@ VOLUME: Schema = {
     "paced": toml_reader.FLAG,
     "max_rate": toml_reader.or_none(toml_reader.RATE),
     "max_bytes": toml_reader.or_none(toml_reader.RATE),
-    "nodes": toml_reader.POSITIVE._replace(fix="write how many nodes serve it, such as 4, without quotes"),
+    "nodes": toml_reader.POSITIVE._replace(
+        fix="write the number of nodes that serve the volume, such as 4, without quotes"
+    ),
     "takeover_s": toml_reader.or_none(
-        toml_reader.POSITIVE._replace(name="a number of seconds above 0", fix="write 300, without quotes"), "auto"
+        toml_reader.POSITIVE._replace(
+            name="a number of seconds above 0", fix="write a number such as 300, without quotes"
+        ),
+        "auto",
     ),
     "windows": toml_reader.WINDOWS,
     "horizon": toml_reader.or_none(toml_reader.TIME_LIMIT),
@@ -250,15 +256,17 @@ class _ConfigBuilder(SettingsBuilder):
             self.add_problem("retention is shorter than minimum_age", fix, (*at, "retention"), (*at, "minimum_age"))
         is_root = rules.delete_as is DeleteAs.ROOT
         if is_root and not rules.users:
-            fix = 'add users = ["ci"]: the path in a record proves nothing, since users write the records'
-            self.add_problem('delete_as = "root" without users', fix, (*at, "delete_as"), (*at, "users"))
+            fix = (
+                'add users, such as users = ["ci"]: the path in a record proves nothing, since users write the records'
+            )
+            self.add_problem('delete_as = "root" needs users', fix, (*at, "delete_as"), (*at, "users"))
         if not is_root and (*at, "users") in self.settings and rules.users:
             self.add_problem(
-                'users without delete_as = "root"', 'add delete_as = "root", or remove users', (*at, "users")
+                'users needs delete_as = "root"', 'add delete_as = "root", or remove users', (*at, "users")
             )
         if rules.clears_flags and not is_root:
             fix = 'add delete_as = "root", or remove clears_flags: only root can clear these flags'
-            self.add_problem('clears_flags without delete_as = "root"', fix, (*at, "clears_flags"), (*at, "delete_as"))
+            self.add_problem('clears_flags needs delete_as = "root"', fix, (*at, "clears_flags"), (*at, "delete_as"))
         return rules
 
     def _build_watermark(self, at: Key, base: Watermark | None) -> Watermark | None:
@@ -276,7 +284,9 @@ class _ConfigBuilder(SettingsBuilder):
         allowed = self.get("metrics", "allow_remote", otherwise=False)
         if metrics.http is not None and metrics.http[0] not in _LOCAL_HOSTS and not allowed:
             what = f"http = {toml_reader.ADDRESS.write(metrics.http)} is open to other machines"
-            self.add_problem(what, 'write "127.0.0.1:9817", or add allow_remote = true', ("metrics", "http"))
+            self.add_problem(
+                what, 'write a local address such as "127.0.0.1:9817", or add allow_remote = true', ("metrics", "http")
+            )
         if metrics.textfile is not None and not metrics.textfile.endswith(".prom"):
             what = f"textfile = {toml_reader.format_value(metrics.textfile)} is not read by the node exporter"
             self.add_problem(what, "write a name that ends in .prom", ("metrics", "textfile"))

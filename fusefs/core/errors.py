@@ -1,4 +1,4 @@
-"""Errors as a user sees them: one class per kind of error, with an exit code and a hint at the next step.
+"""Errors as a user sees them: one class per kind of error, with an exit code and a hint about the next step.
 
 A message consists of the object (`detail`, which the code that raises the error passes) and the phrase of the class
 (`problem`). If a class has no phrase, its detail is printed as it is: `OBJECT: problem`, or a lower-case clause without
@@ -180,8 +180,8 @@ class NotEncrypted(NotAlike):
 
     problem = "the encryption (fscrypt) of the directory can't be preserved"
     hint = (
-        "run the command as root, or as the user who unlocked the directory, on a filesystem that shows its policy; "
-        "--unlike never drops encryption"
+        "run the command as root, or as the user who unlocked the directory, on a filesystem that shows the encryption "
+        "policy; --unlike never drops encryption"
     )
 
 
@@ -219,7 +219,8 @@ class RootSquashed(NotPermitted):
     problem = "the server maps root to nobody (root squash), or a security module restricts root"
     hint = (
         "run init, the service and reap as root on a node that the server trusts (no_root_squash; nodemap admin=1); "
-        "on this node each user runs their own: trashd service install --user, or trashd reap (docs/howto/clusters.md)"
+        "on this node, each user runs their own service (trashd service install --user) or trashd reap; "
+        "see docs/howto/clusters.md"
     )
 
 
@@ -254,7 +255,7 @@ class DaemonGone(NotFound):
     """The daemon of a mount has ended"""
 
     problem = "the daemon of this mount has ended; its last counters are shown"
-    hint = "trashd mount --replace SRC MNT restarts the mount, trashd umount MNT removes it"
+    hint = "trashd mount --replace SRC MNT restarts the mount; trashd umount MNT removes it"
 
 
 class NoStore(TrashdError):
@@ -293,7 +294,7 @@ class NoBacking(NoStore):
     """The directory on the backing filesystem can't be reached"""
 
     problem = "the directory behind this mount is not accessible"
-    hint = "at the root of the mount, mv DIR .trashd/drop/ needs only the mount"
+    hint = "at the root of the mount, you can trash a directory with: mv DIR .trashd/drop/"
 
 
 class CrossesBoundary(NoStore):
@@ -305,8 +306,8 @@ class CrossesBoundary(NoStore):
 
 
 WAY_OUT = (
-    "its owner can move it out of the store with mv, or move it into the drop directory, "
-    "which deletes it after 24 hours (man trashd-doctor)"
+    "its owner can move it out of the store with mv, or into the drop directory, "
+    "where it is deleted after 24 hours (man trashd-doctor)"
 )
 """The remedy for any entry that can't be understood. It works because the store consists of plain directories."""
 ELSEWHERE = "check the mount and the server: mount the filesystem again, or try another machine"
@@ -430,7 +431,7 @@ _GONE = (
     "the server or daemon of this filesystem is gone: unmount the filesystem and mount it again; "
     "for a trashd mount, run trashd mount --replace SRC MNT"
 )
-_FREE = "trashd du shows the space that orphans take, and trashd reap --free SIZE deletes enough of them"
+_FREE = "trashd du shows the space that orphans take, and trashd reap --free SIZE deletes enough of them to free SIZE"
 _HINTS = {
     _errno.ENOSPC: f"the volume is full: {_FREE}",
     _errno.EDQUOT: f"a quota is used up: {_FREE}",
@@ -442,7 +443,9 @@ _HINTS = {
     _errno.ENOTCONN: _GONE,
     _errno.ECONNABORTED: _GONE,
     _errno.ECANCELED: _GONE,
-    _errno.ENAMETOOLONG: "a name has at most 255 bytes, a path 4,095: change into a directory and use a relative path",
+    _errno.ENAMETOOLONG: (
+        "a name can have at most 255 bytes, and a path at most 4,095: change into a directory and use a relative path"
+    ),
 }
 
 

@@ -26,7 +26,7 @@ _REQUEST_HEAD = Struct("=IIQQIII4x")
 read_head: Final[Callable[[Request], tuple[int, ...]]] = _REQUEST_HEAD.unpack_from
 """The header of a request: its size, opcode, unique number, nodeid, and the caller's uid, gid and pid."""
 _BODY_BYTES_MAX = 1 << 20
-"""The largest body of a reply: the kernel never requests more bytes at a time than it may write at a time."""
+"""The size of the largest reply body: the kernel never requests more bytes in a read than it sends in a write."""
 REQUEST_BYTES_MAX: Final = (1 << 20) + (1 << 12)
 """The largest write that libfuse negotiates, plus its header: the kernel refuses to read into a smaller buffer."""
 FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR, FOPEN_PASSTHROUGH = 1 << 1, 1 << 3, 1 << 7
@@ -170,7 +170,7 @@ _SIZES: Final[dict[int, int]] = {
 
 
 def is_cut_off(request: Request) -> bool:
-    """Whether a request is shorter than its header and numbers. The kernel sends no such request."""
+    """Whether a request is too short for its header and the numbers of its opcode. The kernel sends no such request."""
     return len(request) < REQUEST_HEAD_SIZE or len(request) < _SIZES.get(read_head(request)[1], 0)
 
 
@@ -181,7 +181,7 @@ def read_strings(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> li
     """
     texts = bytes(request[REQUEST_HEAD_SIZE + after.size :]).split(b"\0")
     if texts.pop() or len(texts) != n:
-        raise OSError(errno.EINVAL, "strings are cut off")
+        raise OSError(errno.EINVAL, "a string is cut off")
     return texts
 
 
@@ -199,11 +199,11 @@ def read_names(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list
 def check_name(name: bytes) -> None:
     """Raise OSError EINVAL if this is not a plain name of a directory entry. The kernel sends no such name."""
     if name in {b"", b".", b".."} or b"/" in name:
-        raise OSError(errno.EINVAL, "not a name of an entry")
+        raise OSError(errno.EINVAL, "not a valid name of an entry")
 
 
 class CallerIds(NamedTuple):
-    """The IDs of the process that makes a request. pid: the ID of its thread"""
+    """The IDs of the caller of a request. pid: the ID of the calling thread"""
 
     uid: int
     gid: int
@@ -223,13 +223,13 @@ def encode_request_like(other: Request, opcode: Opcode, body: bytes) -> bytes:
 
 
 def read_entry_name(request: Request) -> bytes:
-    """Return the name in a request whose reply is the entry with that name."""
+    """Return the name in a request that looks up or creates an entry."""
     at = REQUEST_HEAD_SIZE + _BEFORE_NAME[read_head(request)[1]].size
     return bytes(request[at:]).partition(b"\0")[0]
 
 
 def replace_nodeid(body: bytes, nodeid: int) -> bytes:
-    """Replace the nodeid, which is also the inode number for users, in a reply that begins with fuse_entry_out."""
+    """Replace both the nodeid and the inode number that users see in a reply that begins with fuse_entry_out."""
     number = _NUMBER.pack(nodeid)
     return number + body[8:_ATTRIBUTES_AT] + number + body[_ATTRIBUTES_AT + 8 :]
 
@@ -298,7 +298,6 @@ def read_written(body: bytes) -> int:
 
 
 def read_caller(request: Request) -> CallerIds:
-    """Return the IDs of the process that made a request."""
     return CallerIds(*read_head(request)[4:])
 
 
@@ -322,7 +321,7 @@ def encode_statx(ino: int, attributes: Attributes, attr_s: float = 0) -> bytes:
 
 
 def read_in(request: Request) -> tuple[int, int, int]:
-    """Return the handle, the offset and the largest reply body of a READ or READDIRPLUS request."""
+    """Return the handle, the offset and the size of the largest reply body of a READ or READDIRPLUS request."""
     fh, offset, size = READ_IN.unpack_from(request, REQUEST_HEAD_SIZE)
     return fh, offset, min(size, _BODY_BYTES_MAX)
 
@@ -397,7 +396,7 @@ def _direntplus(n_words: int) -> Callable[..., bytes]:
 def encode_direntplus(
     name: bytes, offset: int, nodeid: int, ino: int, attributes: Attributes, entry_s: float, attr_s: float
 ) -> bytes:
-    """Encode an entry of a listing with its node's attributes. offset: that of the next entry"""
+    """Encode an entry of a listing with its node's attributes. offset: the offset of the next entry"""
     seconds, ns = _timeout(entry_s)
     attr_seconds, attr_ns = _timeout(attr_s)
     return _direntplus((len(name) + 7) >> 3)(
@@ -407,12 +406,10 @@ def encode_direntplus(
 
 
 def direntplus_size(name: bytes) -> int:
-    """Return the size of an entry in the reply to a listing."""
     return _ENTRY.size + _DIRENT.size + (len(name) + 7 & ~7)
 
 
 def read_direntplus(reply: bytes) -> Iterator[ListedDirent]:
-    """Iterate over the entries in the reply to a listing."""
     at = 0
     while at < len(reply):
         ino, offset, n_name, kind = _DIRENT.unpack_from(reply, at + _ENTRY.size)
@@ -423,7 +420,7 @@ def read_direntplus(reply: bytes) -> Iterator[ListedDirent]:
 
 
 def encode_dirent_without_node(name: bytes, offset: int, ino: int, kind: int) -> bytes:
-    """Encode an entry of a listing without its node: the kernel looks it up when needed. kind: DT_DIR etc."""
+    """Encode an entry of a listing without its node, which the kernel looks up when needed. kind: DT_DIR etc."""
     return _direntplus((len(name) + 7) >> 3)(*_NO_ATTRIBUTES, ino, offset, len(name), kind, name)
 
 

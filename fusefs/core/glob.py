@@ -123,7 +123,7 @@ def _read_set(pattern: str, begin: int, folds: _Fold | None) -> tuple[_Token, in
 
 def _checked_class(pattern: str, name: str, *, ignores_case: bool) -> str:
     if name not in ASCII:
-        raise ValueError(f"{pattern!r}: there is no class [:{name}:]; there are {', '.join(ASCII)}")
+        raise ValueError(f"{pattern!r}: there is no class [:{name}:]; the classes are {', '.join(ASCII)}")
     if ignores_case and name in ("lower", "upper"):
         raise ValueError(f"{pattern!r}: [:{name}:] has no meaning where case is ignored: write [:alpha:]")
     return name
@@ -143,10 +143,10 @@ def _checked_range(pattern: str, match: re.Match[str], folds: _Fold | None) -> t
 
 
 def _by_text(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> NameTest | None:
-    """Return a test that uses string methods if a pattern is exact, a prefix, a suffix, both or an infix, or else None.
+    """Return a fast test with string methods for a pattern `x`, `x*`, `*x`, `x*y` or `*x*`, or None for any other.
 
-    The test need not distinguish characters from bytes: in UTF-8, comparing either gives the same result. If case is
-    ignored, that is not true of names that are not UTF-8, so the pattern must then be ASCII.
+    In UTF-8, comparing characters gives the same result as comparing bytes. For names that are not UTF-8, this is not
+    true if case is ignored; the pattern must then be ASCII.
     """
     if not _is_utf8(pattern) or (ignores_case and not pattern.isascii()):
         return None

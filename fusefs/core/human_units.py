@@ -27,7 +27,7 @@ def parse_size(text: str) -> int:
         or not _is_number(whole, _WHOLE_DIGITS_MAX)
         or (point and not _is_number(part, _FRACTION_DIGITS_MAX))
     ):
-        raise ValueError(f"{text!r} is not a size: write 4096, 64K, 1.5G or 2T")
+        raise ValueError(f"{text!r} is not a size: write, for example, 4096, 64K, 1.5G or 2T")
     scale: int = 10 ** len(part)
     size = int(whole) * _SIZE_UNITS[unit] + int(part or 0) * _SIZE_UNITS[unit] // scale
     if size > _MOST:
@@ -50,12 +50,12 @@ def parse_rate(text: str) -> int:
     except ValueError:
         rate = 0
     if rate < 1:
-        raise ValueError(f"{text!r} is not a rate: write 5000/s, 200M/s or 1.5G/s, at least 1")
+        raise ValueError(f"{text!r} is not a rate: write, for example, 5000/s, 200M/s or 1.5G/s; the minimum is 1/s")
     return rate
 
 
 def format_size(n_bytes: int) -> str:
-    """Format with about three digits and a unit: `512 B`, `1.50 GiB`."""
+    """Format a size with about three digits and a unit: `512 B`, `1.50 GiB`."""
     size, unit = float(n_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if abs(size) < 1024:
@@ -95,7 +95,9 @@ def parse_duration(text: str) -> int:
         short = text[:_DURATION_DIGITS_MAX]
         raise ValueError(f"{short!r} has no unit: write {short}s for seconds, {short}m, {short}h or {short}d for days")
     if not (re.fullmatch(r"[0-9]+", text) or is_duration(text)):
-        raise ValueError(f"{text!r} is not a duration: write 90s, 15m, 24h, 3d, 2w, 1y or a sum such as 1d12h")
+        raise ValueError(
+            f"{text!r} is not a duration: write, for example, 90s, 15m, 24h, 3d, 2w, 1y or a sum such as 1d12h"
+        )
     parts = [(number.lstrip("0") or "0", unit) for number, unit in re.findall(r"([0-9]+) ?([a-z]*)", text)]
     seconds = sum(int(number[:_DURATION_DIGITS_MAX]) * _DURATION_UNITS.get(unit, 1) for number, unit in parts)
     if seconds > DURATION_MAX_S or any(len(number) > _DURATION_DIGITS_MAX for number, _unit in parts):
@@ -109,7 +111,7 @@ def is_duration(text: str) -> bool:
 
 
 def format_duration(seconds: int) -> str:
-    """Format with the two largest units, such as `2d3h`; 0 is `0s`, and negative durations have a minus sign."""
+    """Format a duration with its two largest units, as in `2d3h`; 0 is `0s`, and negative ones have a minus sign."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
     parts = []
@@ -123,7 +125,9 @@ def format_duration(seconds: int) -> str:
 SECOND_NS = 10**9
 CivilTime = tuple[int, int, int, int, int, int, int, int, int]
 """Year to second, then -1 three times, as time.mktime expects it."""
-_TIME_HELP = "write 7d or 12h (ago), 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for the time of a file"
+_TIME_HELP = (
+    "write, for example, 7d or 12h (ago), 2026-11-01, 2026-11-01T12:00, @SECONDS, or ./FILE for the time of a file"
+)
 _SECONDS = r"@(-?)([0-9]{1,15})(?:\.([0-9]{1,9}))?"
 _WHEN = r"""
     (?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})
@@ -147,7 +151,7 @@ def parse_time(
     A date means its first moment. A time without a time zone is local time. A number without a unit is refused: find
     would interpret it as days, and other trashd options as seconds.
     local_s    converts local time to seconds since the epoch: time.mktime
-    cutoff_ns  returns the time that was a number of nanoseconds ago; None: it is computed from `now_ns`
+    cutoff_ns  converts an age in nanoseconds to a time; None: the age is subtracted from `now_ns`
     Raises     ValueError with a message for the user
     """
     if match := re.fullmatch(_SECONDS, text, re.ASCII):

@@ -22,13 +22,13 @@ QUICK_NS = 60_000
 _SCORE_MAX = 16.0
 _SCORE_SLOW = 8.0
 _QUICK_WEIGHT_LOCAL, _QUICK_WEIGHT_REMOTE = 1 / 4, 1 / 64
-"""The weight of a quick reply: a busy machine delays some replies; a network filesystem replies mostly from memory."""
+"""The weight of a quick reply: low for a network filesystem, since most of its replies come quickly from memory."""
 
 
 class Latency:
-    """Weighs slow replies against quick ones. A single late reply proves nothing: it may be due to a busy machine.
+    """Decides whether the backing filesystem is slow. A single slow reply proves nothing: the machine may be busy.
 
-    is_slow  the verdict: whether the backing filesystem is slow
+    is_slow  the present verdict
     """
 
     __slots__ = ("_quick", "_score", "is_slow")
@@ -45,7 +45,7 @@ class Latency:
         return self._score > 0
 
     def record(self, answer_ns: float, n: int = 1) -> None:
-        """Count n consecutive replies. One cause may have delayed all of them, so slow ones count as one.
+        """Count n consecutive replies. One cause may have delayed all of them, so n slow replies count as one.
 
         answer_ns  how long each reply took
         """
@@ -158,7 +158,7 @@ class Operation(NamedTuple):
     bounds_ns: tuple[int, ...]
 
     def n(self) -> int:
-        """Return the number of requests: the sum of the buckets, so that both agree while the daemon is counting."""
+        """Return the number of requests, as the sum of the buckets, because counts read during an update may differ."""
         return sum(self.counts)
 
     def mean_ns(self) -> float | None:
@@ -249,7 +249,7 @@ def decode_counters(data: bytes | bytearray) -> MountStats:
             raise ValueError("the file has too many counters")
         cells = struct.unpack_from(f"={layout.n_cells}Q", data, begin)
     except (msgspec.MsgspecError, ValueError, struct.error) as error:
-        hint = "its daemon may be of another version; run trashd mount --replace SRC MNT to mount it again"
+        hint = "its daemon may run another version of trashd; unmount the mount and mount it again"
         raise TrashdError(f"the counters of this mount can't be read ({error})", hint) from error
     gauges = dict(zip(table.gauges, cells[layout.gauges : layout.sorts], strict=True))
     pairs = range(layout.sorts, layout.sorts + 2 * len(table.sorts), 2)

@@ -108,7 +108,7 @@ _KERNEL_FUSE_PREFIXES = ("user_id=", "group_id=", "rootmode=", "max_read=", "blk
 _REFUSED = {
     "remount": "mount -o remount,ro MNT changes the kernel's own flags; for other options, unmount and mount again",
     "auto_unmount": "a mount whose daemon died stays in place, since backup and cleanup programs would mistake an "
-    "empty directory for the real one; trashd mount --replace restarts it",
+    "empty directory for the real one; trashd mount --replace restarts such a mount",
     "allow_root": "use allow_other, which includes root",
 }
 
@@ -157,7 +157,7 @@ class MountOptions:
     flags: frozenset[str]
 
     def disabled_fast_paths(self) -> dict[FastPath, str]:
-        """Return the fast paths that are switched off, each with the option that did it."""
+        """Return the fast paths that are switched off, each with the option that switches it off."""
         off = {}
         if self.engine is EngineMode.PLAIN:
             off[FastPath.ENGINE] = "engine=plain"
@@ -233,7 +233,7 @@ class MountOption(NamedTuple):
         return f"{self.name}={value}" if self.read else self.name
 
     def switch(self) -> str:
-        """Return the command line's option."""
+        """Return the command line's option, such as `--cache-size`."""
         return "--" + self.name.replace("_", "-")
 
 
@@ -297,7 +297,7 @@ def parse_options(
 ) -> MountOptions:
     """Parse the texts of all `-o` options; a later word overrides an earlier one.
 
-    as_root    whether root makes the mount; by default, all users may use it then, and otherwise only its maker
+    as_root    whether root makes the mount; by default, root's mounts are for all users, others only for their maker
     is_sloppy  ignore unknown words
     default_coherence  the coherence if no word sets it
     Raises     UsageError

@@ -24,7 +24,7 @@ SLICE_S = 0.05
 """The length of a slice: short enough to stop or back off at once, long enough that scheduling costs almost nothing."""
 SMALL_SLICE_S = 0.00015
 """The length of a slice if others use the disk: their requests never queue behind more than a few of our calls.
-(Measured on xfs: slices twice as long slow one in a hundred of their requests; half as long, they are mostly overhead.)
+(Measured on xfs: slices twice as long slow one in a hundred of their requests; slices half as long are mostly overhead.)
 """
 MAX_NAMES_PER_CHECK = 512
 """The most entries between two readings of the clock: two or three milliseconds of work on a local disk."""
@@ -55,16 +55,16 @@ class SliceBudget(NamedTuple):
 
 
 class NamesPerClockCheck:
-    """The number of entries that a worker handles between two readings of the clock; low if each waits for a server.
+    """The number of entries that a worker handles between two readings of the clock; low if each entry takes long.
 
-    The number is kept for the next slice: a slice that began with one entry would need several rounds to find it.
+    The number is kept for the next slice, which would need several rounds to find it again.
     """
 
     def __init__(self) -> None:
         self.n, self._most = 1, MAX_NAMES_PER_CHECK
 
     def begin(self, slice_s: float) -> None:
-        """Begin a slice of this length; a small slice ends after a fixed number of entries instead."""
+        """Set the number for the beginning of a slice of this length; for small slices, it is fixed."""
         if slice_s > SMALL_SLICE_S:
             self.n, self._most = max(1, self.n // _STEP_BACK), MAX_NAMES_PER_CHECK
         else:
@@ -103,7 +103,7 @@ HOLD = Speed(entries_per_s=0, is_alone=False)
 
 
 class TokenBucket:
-    """A token bucket that fills over time, gives out tokens for at least one slice at once, and may be overdrawn.
+    """A token bucket that gives out tokens for at least one whole slice at a time, and may be overdrawn.
 
     Overdrawing is allowed because a file's size is known only when the file is deleted: the next slice waits until the
     debt is repaid.
@@ -182,7 +182,7 @@ because the scheduler already shares them."""
 _REQUESTS = 2
 """Other users are assumed after this many reads and flushes during a rest; a single one may be the journal's."""
 _N_RESTS_WITH_OTHERS, _N_RESTS_CHECKED = 2, 3
-"""Other users are assumed if they were detected in two of three rests; in only one, it may have been the journal."""
+"""Other users are assumed if they were detected in two of three rests; a single detection may be due to the journal."""
 _N_RESTS_ALONE = 4
 """If others were detected in at most one of this many long rests, we assume that there are no other users."""
 _PLANNED_PART, _LAST_PART = 0.9, 0.01
@@ -235,7 +235,7 @@ class Pressure(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Requests to a device: reads and flushes, and the sums of their times."""
+    """The reads and flushes on a device: their numbers, and the total time that each kind took."""
 
     n_reads: float = 0
     reads_s: float = 0.0
@@ -246,7 +246,7 @@ class Requests(NamedTuple):
         return Requests(*map(sub, self, before))
 
     def weighted_after(self, seconds: float) -> Requests:
-        """Return the requests with the lower weight that they have after this many seconds."""
+        """Return the numbers and times, reduced to the weight that they have after this many seconds."""
         by = exp(-seconds / _MEMORY_S)
         return Requests(*(one * by for one in self))
 
@@ -372,7 +372,7 @@ def _with_requests(state: PacingState, sample: Sample) -> PacingState:
 
 
 def harm_ratio(state: PacingState) -> float | None:
-    """Return how many times as long others wait while we work as during rests, or None if that is not known.
+    """Return the ratio of others' waiting times while we work to those while we rest, or None if it is not known.
 
     This is computed from the device's request times or, if it reports none, from probes. Stalls can't be used: while we
     work, they include our own.
@@ -388,7 +388,7 @@ def harm_ratio(state: PacingState) -> float | None:
         ratios.append(working.flushes_s / working.n_flushes / (resting.flushes_s / resting.n_flushes))
     if not ratios and min(len(state.rest_probes), len(state.work_probes)) >= _ENOUGH_PROBES:
         ratios.append(median(state.work_probes) / median(state.rest_probes))
-    # Each ratio has its own random error.
+    # Each ratio has its own random error, which the mean reduces.
     return geometric_mean(ratios) if ratios else None
 
 
@@ -470,7 +470,7 @@ def describe(state: PacingState, caps: RateCaps, backlog: Backlog) -> str:
     if share > state.share:
         return f"using {share:.0%} of the time to finish within the horizon"
     if state.cannot_detect_others:
-        return f"no pressure information (PSI), pacing by latency: using {share:.0%} of the time"
+        return f"no pressure information (PSI), so latency sets the pace: using {share:.0%} of the time"
     return f"yielding: {_describe_others(state.last)}; using {share:.0%} of the time"
 
 

@@ -48,7 +48,7 @@ class MoveAction(NamedTuple):
 
 
 class PurgeNotice(NamedTuple):
-    """Purge lists of the files that will expire within a period: for each user, one that only they can read."""
+    """Purge lists of the files that will expire within a period: for each user, a list that only this user can read."""
 
     directory: bytes
     ahead_s: int
@@ -90,7 +90,7 @@ class Rule(NamedTuple):
         return (*self.selection.times, *(TimeBound(field, before_ns=age.before_ns) for field in age.fields))
 
     def uses_directory_times(self) -> bool:
-        """Whether the times of directories matter, even if only those of empty ones."""
+        """Whether the rule uses the times of directories, if only of empty ones."""
         return self.is_unit or self.selection.empty
 
     def upcoming_selection(self) -> Selection:
@@ -168,7 +168,8 @@ def _directories(raw: Any) -> bytes:
 
 
 DIRECTORIES: Final = ValueKind(
-    "an absolute path below /, perhaps with wildcards", 'write "/scratch" or "/home/*/tmp", without `..`', _directories,
+    "an absolute path below /, perhaps with wildcards",
+    'write a path such as "/scratch" or "/home/*/tmp", without `..`', _directories,
     str,
 )  # fmt: skip
 RULE: Schema = {
@@ -183,13 +184,18 @@ RULE: Schema = {
     "older": toml_reader.TEXT,
     "newer": toml_reader.TEXT,
     "by": ValueKind(
-        "a time, or a list of times", 'write "mtime", "atime", "ctime" or "btime", or ["atime", "mtime"]', _fields, str
+        "a time, or a list of times",
+        'write "mtime", "atime", "ctime" or "btime", or a list such as ["atime", "mtime"]',
+        _fields,
+        str,
     ),
     "trusts_atime": toml_reader.FLAG,
     "user": toml_reader.NUMBER_OR_TEXT,
     "group": toml_reader.NUMBER_OR_TEXT,
     "empty": toml_reader.FLAG,
-    "depth": toml_reader.NUMBER_OR_TEXT._replace(name="a depth", fix='write 2 for at most two levels, or "2..3"'),
+    "depth": toml_reader.NUMBER_OR_TEXT._replace(
+        name="a depth", fix='write, for example, 2 for at most two levels, or "2..3"'
+    ),
     "unit": toml_reader.one_of("top"),
     "action": toml_reader.one_of("trash", "delete", "move"),
     "keep_for": toml_reader.DURATION,
@@ -246,12 +252,12 @@ def _check_purge_lists(rules: Sequence[Rule]) -> Iterator[ConfigProblem]:
     for rule in rules:
         for other in rules:
             if rule.purge is not None and _matches_or_contains(other.directory, rule.purge.directory):
-                what = f"its purgelist is in a directory that the rule of {other.place} sweeps"
+                what = f"its purgelist is in a directory that the rule at {other.place} sweeps"
                 yield rule.place.problem(what, "name a directory that no rule sweeps, such as /var/spool/trashd")
 
 
 def _matches_or_contains(pattern: bytes, path: bytes) -> bool:
-    """Whether a pattern matches a path, or a directory above it."""
+    """Whether a pattern matches a path, or one of the directories above the path."""
     patterns, names = pattern.decode().split("/"), path.decode().split("/")
     return len(patterns) <= len(names) and all(map(_matches_name, patterns[1:], names[1:]))
 
@@ -301,7 +307,7 @@ class _RuleBuilder(SettingsBuilder):
         self.problems.append(self._table.place.problem(what, fix))
 
     def _read(self, key: str, read: Callable[[Any], Any], otherwise: Any = None) -> Any:
-        """Convert a setting with `read`; if that fails, add its message as a problem."""
+        """Convert a setting with `read`. If `read` raises an error, add the error's message as a problem."""
         if not self._has(key):
             return otherwise
         try:
@@ -339,7 +345,7 @@ class _RuleBuilder(SettingsBuilder):
     def _read_times(self, age: RuleAge | None) -> tuple[TimeBound, ...]:
         newer_ns = self._read("newer", self._parse_moment)
         if self._has("by") and self._is_absent("older") and self._is_absent("newer"):
-            self.add_problem("by without older or newer", 'add older = "30d"', ("by",))
+            self.add_problem("by needs older or newer", 'add older = "30d"', ("by",))
         older = () if age is None else tuple(TimeBound(field, before_ns=age.before_ns) for field in age.fields)
         newer = () if newer_ns is None else tuple(TimeBound(field, after_ns=newer_ns) for field in self._fields())
         return older + newer
@@ -359,33 +365,33 @@ class _RuleBuilder(SettingsBuilder):
     def _check_unit(self) -> None:
         for key in filter(self._has, _NOT_OF_UNITS):
             fix = "remove the key: a unit is selected by name, owner and age, and taken as a whole"
-            self.add_problem(f'{key} with unit = "top"', fix, (key,))
+            self.add_problem(f'{key} can\'t be combined with unit = "top"', fix, (key,))
         if self._is_absent("older"):
             self.add_problem(
-                'unit = "top" without older', 'add older = "90d": the newest file inside decides', ("unit",)
+                'unit = "top" needs older', 'add older = "90d": the age of a unit is that of its newest file', ("unit",)
             )
 
     def _check_types(self, selection: Selection) -> None:
         is_whole_tree = self._is_absent("unit") and not self._is_wrong("empty")
         if self._has("type") and selection.types & DEVICES:
-            self.add_problem("it would select devices", "remove b and c: rules never touch devices", ("type",))
+            self.add_problem("the rule would select devices", "remove b and c: rules never touch devices", ("type",))
         if selection.types & DIRECTORY and not selection.empty and is_whole_tree:
             fix = 'add unit = "top" or empty = true: the age of a directory is not the age of the files in it'
-            self.add_problem("it would take a directory with everything in it", fix, ("type",))
+            self.add_problem("the rule would take directories with everything in them", fix, ("type",))
 
     def _read_action(self) -> TrashAction | DeleteAction | MoveAction:
         action = self.get("action", otherwise="trash")
         if action != "trash" and self._has("keep_for"):
             self.add_problem(
-                f'keep_for with action = "{action}"',
+                f'keep_for can\'t be combined with action = "{action}"',
                 'remove keep_for: it applies to action = "trash" only',
                 ("keep_for",),
             )
         if action != "move" and (self._has("action") or self._is_absent("action")):
             for key in filter(self._has, _OF_MOVE):
-                self.add_problem(f'{key} without action = "move"', 'add action = "move", or remove the key', (key,))
+                self.add_problem(f'{key} needs action = "move"', 'add action = "move", or remove the key', (key,))
         elif action == "move" and self._is_absent("move_to"):
-            self.add_problem('action = "move" without move_to', 'add move_to = "/…"', ("action",))
+            self.add_problem('action = "move" needs move_to', 'add move_to = "/…"', ("action",))
         match action:
             case "delete":
                 return DeleteAction()
@@ -404,13 +410,13 @@ class _RuleBuilder(SettingsBuilder):
             if not self._is_absent("purgelist", "directory" if directory is None else "ahead"):
                 return None
             missing = "directory" if directory is None else "ahead"
-            self.add_problem(f"purgelist without {missing}", 'write { directory = "/…", ahead = "7d" }', *keys)
+            self.add_problem(f"purgelist needs {missing}", 'write { directory = "/…", ahead = "7d" }', *keys)
             return None
         if self._is_wrong("older") or (self._table.has_unknown and not self._has("older")):
             return None
         if not _SPAN.fullmatch(self.get("older", otherwise="")):
             fix = 'write older = "30d": a list can name in advance only files that reach an age'
-            self.add_problem("purgelist without older, or with a fixed date", fix, *keys)
+            self.add_problem("purgelist needs older, with a duration and not a date", fix, *keys)
         elif age is not None and self._context.now_ns - age.before_ns <= ahead_s * SECOND_NS:
             self.add_problem(
                 "ahead is not shorter than older",

@@ -102,9 +102,9 @@ EXPLANATIONS = {
     PINNED: "pinned in a trash store, so nothing outside that store deletes it; restore it, or release it "
     "(trashd keep --release) with --volume DIR, where DIR is the directory above that store",
     LATE_ARRIVAL: "it was moved in or changed after the swap, perhaps by a user with no right to delete it; "
-    "trashd restore ID restores it, trashd reap --force ID deletes it",
+    "trashd restore ID restores it, and trashd reap --force ID deletes it",
 }
-"""Explanations of these reasons, to be shown to people."""
+"""For each reason why root does not delete an entry, an explanation for people."""
 
 
 def is_kept_for_owner(failures: Iterable[Failure]) -> bool:
@@ -147,7 +147,6 @@ class ListedDirectory(NamedTuple):
         return (found[0] for found in re.finditer(rb"[^\0]+", self.packed))
 
     def paths_as_given(self) -> Iterator[bytes]:
-        """Return the paths of the names, as the user gave them."""
         return (self.given + name for name in self.names())
 
     def paths(self) -> Iterator[bytes]:
@@ -166,11 +165,10 @@ class RemovalGroup(NamedTuple):
         return sum(listed.packed.count(b"\0") for listed in self.directories)
 
     def paths_as_given(self) -> Iterator[bytes]:
-        """Return the paths of all names, as the user gave them."""
         return chain.from_iterable(listed.paths_as_given() for listed in self.directories)
 
     def paths_without(self, remaining: Container[bytes]) -> Iterator[bytes]:
-        """Return the absolute paths of all names except those in `remaining`, which are as the user gave them."""
+        """Return the absolute paths of the names whose paths, as the user gave them, are not in `remaining`."""
         paths = chain.from_iterable(listed.paths() for listed in self.directories)
         return (path for given, path in zip(self.paths_as_given(), paths, strict=True) if given not in remaining)
 
@@ -184,9 +182,9 @@ UNCLEAR = "not in the list's format"
 LOCKED_BY_OTHERS = "locked by a user who is neither its owner nor root"
 LOCKED_BY_UNKNOWN = "locked by a process that is not visible here"
 KEPT_BY_OTHERS = "contains a .trashd-keep of a user who is neither its owner nor root"
-"""The same for a directory with a keep mark that is reported as a failure."""
+"""The `call` of a failure for a directory with a keep mark that is not effective."""
 OTHER_INODE = "its inode number differs from the one in the list"
-"""Why a listed name is spared."""
+"""The reason why a listed name is spared."""
 NOT_TAKEN = "another user's directory, which no earlier run found there"
 NOT_GIVEN = "the destination is another user's directory, or one that others can write to"
 """The `call` of a failure for entries that root does not move across the boundary between users."""
@@ -220,7 +218,7 @@ class SweepSums(NamedTuple):
     taken_bytes: int = 0
 
     def n_not_chosen(self) -> int:
-        """Return the number of names that were counted otherwise before they could be matched with the selection."""
+        """Return the number of names that are missing, vanished, failed, spared or mount points, whether they match or not."""
         return self.n_missing + self.n_vanished + self.n_failed + self.n_mounts + self.n_spared
 
     def plus(self, other: SweepSums) -> SweepSums:
@@ -247,9 +245,9 @@ class Spared(NamedTuple):
 
 
 class ReportedMark(NamedTuple):
-    """A keep mark on a directory that is reported as a failure.
+    """A keep mark whose directory is reported as a failure.
 
-    why      one of the reasons above
+    why      one of LOCKED_BY_OTHERS, LOCKED_BY_UNKNOWN and KEPT_BY_OTHERS
     is_spared  the whole directory is left in place; otherwise its content is swept and only the directory itself stays
     """
 
@@ -270,7 +268,7 @@ class Swept(NamedTuple):
     volume      the directory that holds the store, if it is not the root of the mount: commands then need --volume
     where       the directory to which entries were moved
     looks       whether sizes were read, so that `sums.n_bytes` is meaningful
-    largest, oldest  the first matches of a dry run in these orders
+    largest, oldest  the largest and the oldest matches of a dry run, a few of each
     warnings    steps that are unfinished, which the next command completes
     """
 

@@ -82,7 +82,6 @@ class StatBounds(NamedTuple):
     must_be_empty: bool = False
 
     def checks(self) -> list[Check]:
-        """Return one test for each condition."""
         checks: list[Check] = []
         if self.size != _ANY_SIZE:
             least, most = self.size
@@ -104,7 +103,6 @@ class StatBounds(NamedTuple):
         return checks
 
     def combined_check(self) -> Check:
-        """Return a single test for all conditions."""
         checks = self.checks()
         if len(checks) == 1:
             return checks[0]
@@ -118,7 +116,7 @@ class StatBounds(NamedTuple):
         return hold
 
     def packed(self, formats: Iterable[int]) -> bytes | None:
-        """Pack for a C function that checks many entries; return None if a time limit does not fit into 64 bits.
+        """Pack the conditions for a C function that checks many entries, or return None if a time does not fit into 64 bits.
 
         formats  the selected types, as listings report them (d_type)
         """
@@ -227,7 +225,7 @@ class Matcher:
     needs_stat       names and types are not enough to decide: call `matches_stat`
     needs_birth      `matches_stat` needs birth times
     needs_emptiness  selected directories must be empty, which the caller checks
-    types            the selected types, all of them listed
+    types            the selected types; the default types are in the set, too
     bounds           the conditions that `matches_stat` checks
     ends             the beginning and end of every selected name, as far as case-sensitive globs determine them
     matches_stat     whether an entry's stat (size, times, owner) and birth time match; whether a directory is empty is
@@ -405,7 +403,7 @@ def parse_size_bound(text: str) -> SizeBound:
     try:
         size = parse_size(amount)
     except ValueError as error:
-        how = "write +1M for larger, -64K for smaller, 4096 for exactly 4,096 bytes"
+        how = "write, for example, +1M for larger, -64K for smaller, or 4096 for exactly 4,096 bytes"
         raise ValueError(f"{text!r} is not a size limit: {how}") from error
     if sign == "-" and size == 0:
         raise ValueError(f"{text!r}: nothing is smaller than 0 bytes; write 0 for exactly 0 bytes")
@@ -436,7 +434,7 @@ def parse_depths(text: str) -> tuple[int, int | None]:
     """
     match = re.fullmatch(r"(?:([0-9]*)\.\.)?([0-9]*)", text, re.ASCII)
     if not match or not text.strip("."):
-        raise ValueError(f"{text!r} is not a depth: write 2 for at most two levels, 2..3, 2.. or ..3")
+        raise ValueError(f"{text!r} is not a depth: write, for example, 2 for at most two levels, 2..3, 2.. or ..3")
     if max(map(len, match.groups(default=""))) > _DEPTH_DIGITS_MAX:
         raise ValueError(f"{text!r} is deeper than any tree")
     least, most = int(match[1] or 1), int(match[2]) if match[2] else None
@@ -481,11 +479,11 @@ def _format_moment(time_ns: int) -> str:
 
 
 class ListedName(NamedTuple):
-    """An entry of a list that contains more than names.
+    """An entry of a list in a format that contains more than paths.
 
     path           the path as listed; the whole line if it can't be understood
     ino            the inode number when the list was made; 0: not listed
-    is_understood  whether `path` is a path
+    is_understood  whether the line was understood, so that `path` is a path
     """
 
     path: bytes

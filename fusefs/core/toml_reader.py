@@ -189,13 +189,13 @@ FLAG: Final = ValueKind(
     lambda on: str(on).lower(),
 )  # fmt: skip
 DURATION: Final = ValueKind(
-    "a duration", 'write "90s", "15m", "24h", "3d" or a sum such as "1d12h", in quotes', _text_reader(parse_duration),
-    _write_duration,
+    "a duration", 'write, for example, "90s", "15m", "24h", "3d" or a sum such as "1d12h", in quotes',
+    _text_reader(parse_duration), _write_duration,
 )  # fmt: skip
 TIME_LIMIT: Final = DURATION._replace(name="a duration above 0", read=_checked_reader(bool, DURATION.read))
 SIZE: Final = ValueKind(
     "a size",
-    'write "500G", "1.5T" or "64M", in quotes',
+    'write, for example, "500G", "1.5T" or "64M", in quotes',
     _text_reader(parse_size),
     lambda size: quote_text(_size_text(size)),
 )
@@ -204,23 +204,26 @@ TEXT: Final = ValueKind(
 )
 TEXTS: Final = ValueKind("a string or a list of strings", 'write "…" or ["…", "…"]', read_texts, str)
 NUMBER_OR_TEXT: Final = ValueKind(
-    "a name or number", 'write "anna" or 1000', lambda found: str(convert(found, _Id | _AnyText)), str
+    "a name or number",
+    'write a name or number, such as "anna" or 1000',
+    lambda found: str(convert(found, _Id | _AnyText)),
+    str,
 )
 POSITIVE: Final = ValueKind(
-    "a number above 0", "write 100000, without quotes", lambda found: convert(found, _Positive), str
+    "a number above 0", "write a number such as 100000, without quotes", lambda found: convert(found, _Positive), str
 )
-COUNT: Final = ValueKind("a number", 'write 1000000 or "1M"', _read_count, str)
+COUNT: Final = ValueKind("a number", 'write a number such as 1000000 or "1M"', _read_count, str)
 RATE: Final = ValueKind(
     "a rate",
-    'write 5000, "5000/s" or "200M/s"',
+    'write, for example, 5000, "5000/s" or "200M/s"',
     lambda found: parse_rate(str(convert(found, _Positive | _Text))),
     lambda rate: quote_text(_size_text(rate) + "/s"),
 )
 SHARE: Final = ValueKind(
-    "a percentage", 'write "10%", in quotes', _read_share, lambda share: quote_text(f"{share * 100:.6g}%")
+    "a percentage", 'write, for example, "10%", in quotes', _read_share, lambda share: quote_text(f"{share * 100:.6g}%")
 )
 PATH: Final = ValueKind(
-    "an absolute path", 'write "/scratch", without `..`', read_path,
+    "an absolute path", 'write a path such as "/scratch", without `..`', read_path,
     lambda path: quote_text(path.decode("utf-8", "backslashreplace")),
 )  # fmt: skip
 VOLUME_ID: Final = ValueKind(
@@ -231,7 +234,8 @@ VOLUME_ID: Final = ValueKind(
 )
 FILE: Final = PATH._replace(read=lambda found: read_path(found).decode(), write=quote_text)
 PATTERNS: Final = ValueKind(
-    "a list of path patterns", 'write ["/scratch/keep/*", "*.precious"]; each begins with / or *',
+    "a list of path patterns",
+    'write, for example, ["/scratch/keep/*", "*.precious"]; each begins with / or a wildcard',
     lambda found: _read_items(found, _checked_reader(lambda text: text[0] in "/*?[", _read_text)), format_array,
 )  # fmt: skip
 DELETE_AS: Final = ValueKind(
@@ -239,20 +243,24 @@ DELETE_AS: Final = ValueKind(
     lambda user: quote_text(user.value),
 )  # fmt: skip
 USERS: Final = ValueKind(
-    "a list of users", 'write ["ci", "12001"]: names or UIDs, but no groups or patterns',
+    "a list of users", 'write, for example, ["ci", "12001"]: names or UIDs, but no groups or patterns',
     lambda found: _read_items(found, _checked_reader(_is_user, _read_text)), format_array,
 )  # fmt: skip
-USER: Final = ValueKind("a user", 'write "nobody", a name or a UID', _checked_reader(_is_user, _read_text), quote_text)
+USER: Final = ValueKind(
+    "a user", 'write a name or a UID, such as "nobody"', _checked_reader(_is_user, _read_text), quote_text
+)
 WINDOWS: Final = ValueKind(
-    "a list of time windows", 'write ["22:00-06:00", "12:00-13:00"]; for no limit, omit the key or write []',
+    "a list of time windows",
+    'write, for example, ["22:00-06:00", "12:00-13:00"]; for no limit, omit the key or write []',
     lambda found: _read_items(found, _text_reader(parse_window)),
     lambda windows: format_array(tuple(map(TimeWindow.__str__, windows))),
 )  # fmt: skip
 COMMAND: Final = ValueKind(
-    "a command", 'write ["/usr/bin/logger", "gone"]: an absolute path and arguments, without a shell; [] for none',
+    "a command",
+    'write, for example, ["/usr/bin/logger", "gone"]: an absolute path and arguments, but no shell syntax; [] for none',
     _read_command, lambda words: format_array(words or ()),
 )  # fmt: skip
-ADDRESS: Final = ValueKind("an address", 'write "127.0.0.1:9817"', _read_address, _write_address)
+ADDRESS: Final = ValueKind("an address", 'write an address such as "127.0.0.1:9817"', _read_address, _write_address)
 TEXT_MAX_BYTES = 1 << 20
 LINE_MAX_CHARS = 4096
 """The time that tomllib needs is quadratic in the length of a dotted key: 40 ms for the longest key in such a line."""
@@ -394,7 +402,7 @@ Settings = dict[Key, Setting]
 class SettingsReader:
     """The settings in a document or table. Values are read one by one, and reading continues after a problem.
 
-    place         of the document or table
+    place         the place of the document or table
     invalid_keys  keys whose values are invalid; each has been reported as a problem
     has_unknown   whether there are unknown keys: any of them may be a misspelling of a key that seems to be missing
     """
@@ -445,7 +453,7 @@ class SettingsReader:
         if near:
             return f"did you mean {near[0]}?"
         if key in self._schema:
-            return "write it above all tables, or as its own table"
+            return "write the key above all tables, or as a table of its own"
         inside = [f"[{name}]" for name, inner in self._schema.items() if key in _schema_in(inner)]
         return f"it belongs in {' or '.join(inside)}" if inside else f"known keys: {', '.join(known_keys)}"
 

@@ -25,7 +25,7 @@ class UringFacts(NamedTuple):
     """What the machine allows this process to do.
 
     release     the kernel release, from uname(2)
-    is_enabled  whether the machine's switch is on; None: the kernel has no such switch
+    is_enabled  whether SWITCH is on; None: the kernel has no such switch
     refusal     the errno of io_uring_setup(2); 0: it succeeds
     disabled    kernel.io_uring_disabled: 0 means allowed for all, 1 only for root and a group, 2 for nobody
     barred      online cores on which this process can't run
@@ -39,7 +39,7 @@ class UringFacts(NamedTuple):
 
 
 def find_obstacle(facts: UringFacts, *, trusts_all: bool = True) -> str | None:
-    """Return the reason why requests can't use io_uring, or None if none is known before trying.
+    """Return the reason why requests can't use io_uring, or None if no obstacle is known before the first attempt.
 
     trusts_all  also accept kernels that may have known bugs
     """
@@ -96,7 +96,7 @@ def _describe_refusal(facts: UringFacts) -> str:
 
 
 class FastPath(Enum):
-    """The fast paths with their public names. Without the engine (plain mode), the others are off, too."""
+    """The fast paths, with their public names. In plain mode, there is no engine, and the others are off, too."""
 
     ENGINE = "engine"
     URING = "uring"
@@ -140,5 +140,5 @@ def decode_report(text: bytes) -> FastPathReport:
     try:
         return msgspec.json.decode(text, type=FastPathReport)
     except (msgspec.MsgspecError, ValueError) as error:
-        hint = "its daemon may be of another version; run trashd mount --replace SRC MNT to mount it again"
-        raise TrashdError(f"the fast paths of this mount can't be read ({error})", hint) from error
+        hint = "its daemon may run another version of trashd; unmount the mount and mount it again"
+        raise TrashdError(f"can't determine which fast paths this mount uses ({error})", hint) from error

@@ -298,7 +298,7 @@ def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]
             if _is_list(kernel, found, st, name):
                 continue
             if _is_ours(st):
-                hint = "name another directory, since files that end in .list are replaced or removed there"
+                hint = "name another directory: in a directory of purge lists, files that end in .list may be removed"
                 raise Refused(f"{printable(os.path.join(path, name))}: not a purge list made by trashd", hint)
             others[name] = "not a purge list made by trashd"
     return others

@@ -94,7 +94,7 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
         lists = {path: owned.enter_context(open_lists(kernel, path, writes=how.runs)) for path in paths}
         pacers = _Pacers(kernel, how, owned)
         ways = {path: one.way for path, one in lists.items()}
-        with errors_about("can't read the directories that earlier runs noted"):
+        with errors_about("can't read the list of directories that earlier runs found"):
             seen_directories = owned.enter_context(load_seen_directories()) if must_check_owners() else None
         for rule in rules:
             listed = CountedPurges() if rule.purge is None else lists[rule.purge.directory]
@@ -109,7 +109,7 @@ def carry_out(kernel: Kernel, rules: Sequence[Rule], how: PlanOptions) -> Iterat
         for path, one in lists.items():
             yield _publish(path, one)
         if seen_directories is not None and how.runs:
-            with errors_about("can't save the directories that this run noted"):
+            with errors_about("can't save the list of directories that this run found"):
                 seen_directories.save()
 
 

@@ -82,7 +82,7 @@ class SharedFolder(NamedTuple):
         base, name = os.path.split(self.store)
         store = open_store_at(kernel, base, read_mounts(), Name(name))
         if store is None:
-            raise NotFound(f"a trash store in {printable(base)}")
+            raise NotFound(f"trash store in {printable(base)}")
         with store:
             folder = open_user_folder(store.with_maker(), self.uid)
             if folder is None:

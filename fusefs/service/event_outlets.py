@@ -80,7 +80,7 @@ class HookRunner:
             return
         self.tally = self.tally._replace(n_dropped=self.tally.n_dropped + 1)
         if not self._n_dropped_unlogged[user]:
-            _LOG.warning("hooks%s: %d events are waiting, so further events are dropped", _for_user(user), _QUEUE_MAX)
+            _LOG.warning("hooks%s: %d events are waiting, so new events are dropped", _for_user(user), _QUEUE_MAX)
         self._n_dropped_unlogged[user] += 1
 
     async def run_hooks(self) -> None:
@@ -139,7 +139,9 @@ async def _run_hook(argv: tuple[str, ...], event: Event, user: str, timeout_s: f
     if code is None:
         _LOG.warning("%s was killed after %g s%s", name, timeout_s, output, extra=fields)
     elif code < 0:
-        _LOG.warning("%s was ended by signal %d (%s)%s", name, -code, signal.strsignal(-code), output, extra=fields)
+        _LOG.warning(
+            "%s was terminated by signal %d (%s)%s", name, -code, signal.strsignal(-code), output, extra=fields
+        )
     elif code:
         _LOG.warning("%s ended with exit code %d%s", name, code, output, extra=fields)
     else:

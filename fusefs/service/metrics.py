@@ -183,7 +183,9 @@ def _open_unshared(path: bytes) -> Fd:
     with close_on_error(Fd(os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))) as fd:
         st = os.fstat(fd)
         if st.st_uid not in (0, os.geteuid()) or st.st_mode & OTHERS_WRITE:
-            raise PermissionError(errno.EACCES, "other users can write to its directory: chown it to root, chmod go-w")
+            raise PermissionError(
+                errno.EACCES, "other users can write to its directory: run chown root and chmod go-w on it"
+            )
         return fd
 
 

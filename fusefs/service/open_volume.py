@@ -388,7 +388,8 @@ def _refuse_resting_automount(path: bytes, mounts: list[Mount]) -> None:
     top = next((mount for mount in reversed(mounts) if mount.point == path), None)
     if top is not None and top.fstype == b"autofs":
         raise NoStore(
-            path, "the automount point is not mounted; in the configuration, name the directory that it would mount"
+            path,
+            "nothing is mounted at this automount point; in the configuration, name the directory that it mounts",
         )
 
 

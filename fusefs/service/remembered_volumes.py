@@ -173,7 +173,7 @@ class RememberedVolumes:
             copies = {other: one for other, one in copies.items() if not one.disk.is_users}
         if copies and read_chosen().get(volume) != disk.name:
             where = " and ".join(printable(one) for one in (path, *copies))
-            raise CopyMounted(where, f"unmount the copy, or select the volume: trashd init {shell_word(path)}")
+            raise CopyMounted(where, f"unmount the copy; or, to select this disk, run trashd init {shell_word(path)}")
 
     def forget_mounted(self, volume: str, path: bytes) -> None:
         """Forget a mounted volume; its copies may be served from now on."""
@@ -190,7 +190,7 @@ class RememberedVolumes:
         entry, rules = self._of(volume), config.rules_path(path, volume)
         had = unquote_path(entry.rules) if entry.rules else b""
         if not rules and had not in (b"", path):
-            hint = f'mount it there, add id = "{volume}" to its [[volume]], or add a [[volume]] for this path'
+            hint = f'mount it at the earlier path, add id = "{volume}" to its [[volume]], or add a [[volume]] here'
             raise RulesMissing(f"{printable(path)} (before: {printable(had)})", hint)
         self._note(volume, msgspec.structs.replace(entry, rules=quote_path(rules) if rules else ""), is_durable=True)
 

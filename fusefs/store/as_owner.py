@@ -142,11 +142,11 @@ class RootRename(NamedTuple):
             visible.refresh_in(self.folder, question.state, name)
             return RenameAnswer()
         if VisibleMove[question.what] is not VisibleMove.BACK:
-            raise PermissionError(errno.EPERM, "only a restore may take the name")
+            raise PermissionError(errno.EPERM, "only a restore may move an entry to the requested name")
         kernel = self.folder.store.kernel
         with kernel.open_dir(self.folder.fd, join_path(question.state.value.encode(), name)) as container:
             if kernel.fstat(container).st_uid != self.folder.uid:
-                raise PermissionError(errno.EPERM, "another user's container")
+                raise PermissionError(errno.EPERM, "the container belongs to another user")
             self._move_to_name(visible, question, container)
         return RenameAnswer()
 
@@ -165,7 +165,7 @@ class RootRename(NamedTuple):
         raise _TreeRefused(f"{name.decode()}: {why}")
 
     def _give_back(self, visible: DirectRename, state: State, name: bytes, container: Fd) -> None:
-        """Move an entry that wrongly got the name back into the container, under another name if `tree` is taken.
+        """Move the wrong entry from the visible name into the container, under another name if `tree` is taken.
 
         If the user has removed the container, move the entry to a directory where only root can remove entries.
         Raises  OSError
@@ -179,7 +179,7 @@ class RootRename(NamedTuple):
 
 
 def explain_mismatch(method: Method, recorded: Identity | None, st: os.stat_result, identity: Identity) -> str:
-    """Return the reason why a tree is not accepted as the one that its record identifies; empty if it is accepted.
+    """Return the reason why a tree is not accepted as the one that its record identifies, or "" if it is accepted.
 
     A tree whose identity can't be verified is not accepted.
     method, recorded  from the record: how the victim was moved into the store, and the victim's identity
@@ -195,7 +195,8 @@ def explain_mismatch(method: Method, recorded: Identity | None, st: os.stat_resu
         case IdentityMatch.OTHER:
             assert recorded is not None
             return (
-                f"it is inode {identity.ino}, but its record names inode {recorded.ino} or an earlier use of that inode"
+                f"it is inode {identity.ino}, but its record names inode {recorded.ino}, or an earlier file that had "
+                "this number"
             )
         case IdentityMatch.UNKNOWN:
             return "it can't be verified to be the tree that its record names"
@@ -213,7 +214,7 @@ class _ChildsError(NamedTuple):
 def call_as_owner(
     folder: UserFolder, body: Callable[[VisibleRename | None], T], result_type: Any, visible: DirectRename | None = None
 ) -> T:
-    """Run `body` and return its result: in this process if we own the folder, or else, as root, in the owner's process.
+    """Run `body` as a folder's owner: in this process if we are the owner, otherwise, as root, in a child process.
 
     body     gets `visible`, or in a child an object that asks root to make each rename
     result_type  the result's type for msgspec, which validates the child's message like any user input
@@ -234,8 +235,8 @@ def call_as_owner(
 def make_folder_for(store: Store, uid: int) -> UserFolder:
     """Open a user's folder in a store; make the folder if it is missing. Needs root.
 
-    If root can't change the folder's owner (on a network filesystem), a process of the user makes the folder. This also
-    completes or undoes the operations that the user's killed commands left unfinished in it.
+    If root can't change the folder's owner (on a network filesystem), a process that runs as the user makes the folder.
+    Operations that the user's killed commands left unfinished in the folder are completed or undone.
     Raises  AuthorityLost, or the error from making or opening the folder
     """
     if store.is_ours_as_root():
@@ -254,7 +255,7 @@ def make_folder_for(store: Store, uid: int) -> UserFolder:
 
 
 def run_in_user_process(uid: int, body: Callable[[Ask], T], result_type: Any, answer: Ask) -> T:
-    """Run `body` in a process of a user and return its result. `body` can ask root questions, which `answer` answers.
+    """Run `body` in a process that runs as a user; return its result. `answer` answers the requests of `body` to root.
 
     The child must not import modules, since its user may be unable to read trashd's files. So the modules that the
     child needs must have been imported earlier: at the top of this module, or by the parent.
@@ -410,7 +411,7 @@ def _receive_tree(heir_folder: UserFolder, record: Record, ask: Ask) -> None:
 class _RenameToOwner:
     """Root's part: moves the tree with one rename, from root's container into one of the heir's containers.
 
-    received_id  the ID of the heir's container that has received the tree; None if none has
+    received_id  the ID of the heir's container that has received the tree; None until then
     """
 
     def __init__(self, held: HeldContainer, heir_folder: UserFolder, tree: Fd) -> None:

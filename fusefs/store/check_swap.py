@@ -45,12 +45,13 @@ class Preflight(NamedTuple):
     unlike      the attributes that the caller could not give to the replacement, as text
     n_holders   how many processes have the directory open (of those that the caller can see)
     kept        the top-level entries that would stay in place
-    exit_code   swap's exit code
+    exit_code   the exit code that swap would return
     missing     the system calls that this process is not allowed to use, and the consequences
     is_shared   whether other machines may have mounted the filesystem, judging by its type
     gap_ns      how long the name was missing when two renames were tried; None if they were not tried
     noreplace   that store's `Volume.noreplace`
-    takeover_s  how long another node's command must be silent before it is taken over; None on a local filesystem
+    takeover_s  how long another node's command must be silent before its container is taken over; None on a local
+                filesystem
     """
 
     path: bytes
@@ -121,7 +122,7 @@ def check_swap(
 
 
 def _refusals(kernel: Kernel, victim: Victim) -> list[TrashdError]:
-    """Return all reasons to refuse the victim. Errors after the first reason are ignored, as a swap ends there."""
+    """Return all reasons to refuse the victim. Errors after the first reason are ignored: a swap would end there."""
     reasons = []
     try:
         for reason in find_refusals(kernel, victim, directory=True):
@@ -175,7 +176,7 @@ def _try_stores(kernel: Kernel, victim: Victim, options: SwapOptions, result: Pr
                         raise
     except (OSError, TrashdError) as error:
         return result.with_refusal(to_user_error(error, victim))
-    raise AssertionError("unreachable: after the last store there is an error")
+    raise AssertionError("unreachable: if the last store fails, its error is raised")
 
 
 def _try_store(store: Store, victim: Victim, options: SwapOptions, result: Preflight) -> Preflight:

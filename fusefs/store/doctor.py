@@ -53,22 +53,22 @@ from fusefs.store.store_registry import RegistryTarget, UserLine, find_targets
 from fusefs.store.tidy_folder import find_refused_names
 from fusefs.store.user_folders import MAX_POINTERS, MOUNTED, NOT_MADE, is_vouched, list_pointers
 
-_RECOVER_HINT = "trashd doctor --repair VOLUME completes or undoes it"
+_RECOVER_HINT = "trashd doctor --repair VOLUME fills the reserve"
 _COPIED_HINT = f"in a copy or a backup of the volume this is normal, and trashd restore ID works; otherwise {WAY_OUT}"
 _EXPECTED_NAMES = {bytes(RECORD), bytes(TREE), bytes(HOISTED), bytes(BEGUN)}
 _UNREAD_HINT = (
-    "make yourself the owner, and the only user who can write to it and its directory; or remove it, since commands"
-    " create it again"
+    "make yourself its owner, and the only user who can write to it and its directory; or remove it: the next command"
+    " that needs it creates it again"
 )
 _GONE_HINT = "no action is needed: the entry is removed when the next store is added"
 _RECORD_RETRY_S = 0.2
 """Much longer than a command takes to remove a container whose record it has just removed."""
 _BY_KILLED_KEEP = bytes(RECORD_NEW)
-"""Left by a killed `keep`. The next command that changes the orphan removes it; recovery does not check all orphans."""
+"""A file left by a killed `keep`. The next command that changes the orphan removes it; recovery skips most orphans."""
 
 
 def check_store(store: Store) -> Iterator[Finding]:
-    """Yield the problems of the store itself; any user who may read it can run this."""
+    """Yield the problems of the store itself; any user who may read the store can run this."""
     kernel, init = store.kernel, f"trashd init {shell_word(store.base_path)}"
     names: list[bytes] = []
     with suppress(PermissionError), kernel.open_dir(store.base.fd) as readable:
@@ -81,7 +81,7 @@ def check_store(store: Store) -> Iterator[Finding]:
                 f"{init} completes or removes it",
             )
     if not store.volume.exchange and store.volume.filesystem != kernel.filesystem(store.fd):
-        yield Finding(_format_path(store.base_path), "tested on a different type of filesystem", init)
+        yield Finding(_format_path(store.base_path), "the store was tested on a different type of filesystem", init)
     if store.has_unknown_maker():
         yield Finding(_format_path(store.base_path), NOT_MADE, hint_for_unknown_maker(store.base_path))
     elif (
@@ -103,7 +103,11 @@ def check_folder(folder: UserFolder) -> list[Finding]:
     problems: list[Finding] = []
     if is_used(folder) and not (is_stocked(folder) and has_spare_space(folder)):
         problems.append(
-            Finding(_format_path(folder.path(), RESERVE), "no reserve of blocks for a full volume", _RECOVER_HINT)
+            Finding(
+                _format_path(folder.path(), RESERVE),
+                "the reserve of blocks for a full volume is incomplete",
+                _RECOVER_HINT,
+            )
         )
     state_by_name: dict[bytes, State] = {}
     unrecorded: list[tuple[State, bytes]] = []
@@ -111,7 +115,9 @@ def check_folder(folder: UserFolder) -> list[Finding]:
         for name in folder.list(state):
             if name in state_by_name:
                 where = printable(folder.path_to(state, name))
-                problems.append(Finding(where, f"also in {state_by_name[name].value}/ (I2)", WAY_OUT))
+                problems.append(
+                    Finding(where, f"an orphan with the same ID is also in {state_by_name[name].value}/ (I2)", WAY_OUT)
+                )
             state_by_name[name] = state
             try:
                 problems += _check_container(folder, state, name)
@@ -243,7 +249,7 @@ def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
 
 
 def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
-    """Yield why the caller's registry is not used, and its lines for missing stores in or below a directory."""
+    """Yield the reason why the caller's registry is not used, and missing stores that it lists below a directory."""
     unread = explain_unused_registry()
     if unread is not None:
         where, why = unread
@@ -256,10 +262,10 @@ def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
 
 
 def check_vouched(folder: UserFolder) -> list[Finding]:
-    """Return a finding if automatic reaps skip a user's folder, as its store may be a copy. Call this as that user."""
+    """Return a finding if automatic reaps skip a user's folder because its store may be a copy. Call as that user."""
     store = folder.store
     if is_vouched(store):
         return []
     where, owner_does = store.path(), f"trashd init {shell_word(store.base_path)}"
-    what = "it is not in its owner's registry of stores, as if it were a copy, so its orphans are reaped only by ID"
+    what = "it is not in its owner's registry of stores, so it may be a copy, and its orphans are reaped only by ID"
     return [Finding(printable(where), what, f"its owner can register it: {owner_does}")]

@@ -1,4 +1,4 @@
-"""Implements `trashd init`: makes or repairs a directory's store, or replaces an entry with a store's name."""
+"""Implements `trashd init`: makes or repairs the store in a directory, or replaces an entry that has a store's name."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def read_chosen() -> dict[str, str]:
 
 
 def record_chosen_disk(store: Store) -> list[bytes]:
-    """If copies of a store's disk are mounted, record that this disk is the original; return the copies' paths.
+    """If copies of a store are mounted from other disks, record the store's disk as the original; return their paths.
 
     Raises  OSError
     """
@@ -156,7 +156,7 @@ def initialise(
     """
     with close_on_error(base):
         if replaces and not makes_root_store():
-            raise NotPermitted(base_path, "only root can replace a .trashd, and not in a container")
+            raise NotPermitted(base_path, "only root can replace a .trashd, and only outside containers")
         name = _name_of(kernel, base, base_path, is_made_by_root=is_made_by_root)
         step = _ensure_store(kernel, base, base_path, name, is_made_by_root=is_made_by_root, replaces=replaces)
     store = open_store(kernel, base, base_path, name)
@@ -190,7 +190,7 @@ class _InitStep(NamedTuple):
 
 
 def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_made_by_root: bool) -> Name:
-    """Return the name of the store to make or repair for the caller: root's, or the one that the user's swaps use.
+    """Return the name of the store that the caller's `init` makes or repairs: root's, or the one that their swaps use.
 
     Raises  OSError
     """
@@ -215,13 +215,13 @@ def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_made
 
 
 def _recover_abandoned(store: Store) -> None:
-    """Recover folders that still have a temporary name: the user's first command may have been a killed check."""
+    """Recover folders that still have a temporary name: a killed `trashd check` may have left a container in them."""
     for folder in abandoned_folders(store):
         recover(folder)
 
 
 def _remove_killed_checks(kernel: Kernel, base: BackingAndMount) -> None:
-    """Remove folders that killed checks left in unfinished stores that the checks had made."""
+    """In each unfinished store that a killed check made, remove the folder that the check left."""
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
             if name.startswith(NEW_PREFIX) and owner_of(kernel, base.fd, name) == os.geteuid():
@@ -279,7 +279,7 @@ def _ensure_store(
 
 
 def _registered_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | None:
-    """Return a store's volume ID from the caller's registry, since no record would be valid with another ID."""
+    """Return a store's volume ID from the caller's registry: with a different ID, its records would be invalid."""
     identity = kernel.identify(fd)
     candidates = (
         one
@@ -290,7 +290,7 @@ def _registered_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | Non
 
 
 def _open_untrusted(kernel: Kernel, base: BackingAndMount, where: bytes, name: Name, *, replaces: bool) -> Fd | None:
-    """Open the entry with a store's name; None if there is none. replaces: also open an entry of another type"""
+    """Open the entry that has a store's name, or return None. replaces: also open an entry that is not a directory"""
     try:
         return kernel.open_beneath(base.fd, name, READABLE)
     except FileNotFoundError:
@@ -307,8 +307,9 @@ def _open_untrusted(kernel: Kernel, base: BackingAndMount, where: bytes, name: N
 
 
 def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
-    """Return whether users other than root could have changed a `.trashd`; the group bits include an ACL's mask.
+    """Return whether users other than root could have changed a `.trashd`.
 
+    ACLs need no separate check: the group bits of the mode include an ACL's mask.
     Raises  NoStore if something is mounted in it; OSError
     """
     if not _is_roots(kernel.fstat(fd), sticky=False):
@@ -319,7 +320,7 @@ def _may_be_changed(kernel: Kernel, fd: Fd) -> bool:
         except FileNotFoundError:
             continue
         except OSError as error:
-            if error.errno == errno.EXDEV:  # mounted by root, as no other user may mount there
+            if error.errno == errno.EXDEV:  # mounted by root, as no other user can mount there
                 raise NoStore(os.path.join(os.readlink(fd.path()), name), UNMOUNT) from error
             raise  # returning True could cause a sound store to be replaced
         if not stat.S_ISDIR(st.st_mode) or not _is_roots(st, sticky=name == NEW):
@@ -333,7 +334,7 @@ def _is_roots(st: os.stat_result, *, sticky: bool) -> bool:
 
 
 def _repair(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:
-    """Repair a store that no other user could change; return descriptions of the repairs."""
+    """Repair a store that no other user could have changed; return descriptions of the repairs."""
     repaired: list[str] = []
     if not kernel.is_read_only(fd):
         discard_trials(kernel, fd)
@@ -356,7 +357,10 @@ def _repair(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: Vo
 
 
 def _rename_after_owners(kernel: Kernel, area_fd: Fd) -> list[str]:
-    """Rename each entry in new/ that has another user's name to a name with its owner's UID; change nothing in it."""
+    """In new/, rename the entries that have a user's plain name but belong to another user or are not directories.
+
+    Each gets a name with its owner's UID. Nothing inside the entries is changed.
+    """
     moved = []
     for name in kernel.list_reopened(area_fd):
         if owner_of(kernel, area_fd, name) is None:
@@ -373,7 +377,7 @@ def _rename_after_owners(kernel: Kernel, area_fd: Fd) -> list[str]:
 
 
 def _move_foreign_entries(kernel: Kernel, fd: Fd) -> list[str]:
-    """Rename entries that could be in the way of ours: all except areas, nodes, old stores and root's files."""
+    """Rename entries whose names trashd might need: all except areas, `nodes/`, old stores and root's files."""
     moved = []
     for name in kernel.list_reopened(fd):
         if name in AREA_MODES or name.startswith(OLD):
@@ -408,7 +412,7 @@ def _read_untrusted_volume(kernel: Kernel, fd: Fd, where: bytes) -> Volume | Non
 
 
 def _renew_volume(kernel: Kernel, fd: Fd, base_path: bytes, name: Name, identifier: VolumeId | None) -> list[str]:
-    """If volume.json is missing, untrusted, invalid or another store's, test the filesystem and write a new one."""
+    """If volume.json is missing, untrusted, incomplete or another store's, test the filesystem and write a new one."""
     cache_s = None
     with suppress(FileNotFoundError, Untrusted, BrokenStore):
         old_volume = read_volume(kernel, fd, base_path, name=name)

@@ -4,8 +4,9 @@ Before the exchange, `swap --keep` makes a hard link in the replacement for each
 the name is never missing, and the old tree keeps the file, too. A directory can have only one name, so it is renamed
 right after the exchange. The record lists these directories: recovery completes the renames, and a restore undoes them.
 
-A part that was restored before the whole orphan is in the replacement, at its path in the tree, if that path was free.
-When the whole orphan is restored, the entry at that path moves from the replacement into the tree, because it is newer.
+If a part was restored before the whole orphan, and its path was free, the part is in the replacement, at the same path
+as in the tree. When the whole orphan is restored, the entry at that path moves from the replacement into the tree,
+because it is newer.
 No existing entry is replaced.
 """
 
@@ -73,7 +74,7 @@ def choose_kept_entries(kernel: Kernel, victim: Victim, globs: Sequence[str]) ->
         missed = " or ".join(f"'{printable(os.fsencode(glob))}'" for glob in globs if glob in unmatched_globs)
         raise NotKept(f"no name in {printable(victim.path())} matches {missed}")
     if sum(len(quote_path(one.name)) + len(str(one.ino)) + 7 for one in directories) > _NAMES_MAX_BYTES:
-        raise NotKept(f"{len(directories)} directories are too many for one record")
+        raise NotKept(f"the names of {len(directories)} directories do not fit into one record")
     return KeptEntries(tuple(globs), tuple(sorted(files)), tuple(sorted(directories)))
 
 
@@ -148,7 +149,7 @@ def _not_kept(victim: Victim, name: Name, why: str) -> NotKept:
 class KeptLinks(NamedTuple):
     """The entries that a swap keeps, after their links have been made.
 
-    tree, replacement  the old directory and the new one, wherever they are now; open as long as the staged container
+    tree, replacement  the old directory and the new one, wherever they are now; the staged container closes them
     inos               the name and inode number of each link before the exchange; any other name in the replacement
                        was made by another process
     """
@@ -171,7 +172,7 @@ class KeptLinks(NamedTuple):
     def _apply_late_changes(self) -> list[str]:
         """Apply changes that others made between the links and the exchange: files created, removed or replaced.
 
-        Nothing is removed: two names are exchanged, or one is moved.
+        Nothing is removed: names are linked, moved or exchanged.
         """
         added, replaced, gone = [], [], dict(self.inos)
         for one in _matching_entries(self.kernel, self.tree.fd, _matchers(self.kept_entries.globs)):
@@ -396,7 +397,7 @@ def _has_room(record: Record) -> bool:
 
 
 def merge_parts(held: HeldContainer, replacement: BackingAndMount, tree: BackingAndMount) -> list[str]:
-    """Move recorded parts into the tree from a replacement that has lost its name; return those that were not moved.
+    """Move recorded parts from a replacement without the victim's name into the tree; return those that did not move.
 
     A killed merge can be repeated, since parts that were moved are no longer in the replacement.
     """
@@ -429,7 +430,7 @@ def _merge(held: HeldContainer, replacement: BackingAndMount, tree: BackingAndMo
 
 
 def _has_part(held: HeldContainer, replacement: BackingAndMount, part: RelPath) -> bool:
-    """Return whether the replacement has a part; if so, the error was due to a missing directory in the tree."""
+    """Return whether the replacement still has a part: then the merge failed because the tree lacks a directory."""
     kernel = held.folder.store.kernel
     with suppress(OSError), open_beneath_on_both(kernel, replacement, RelPath(os.path.dirname(part))) as source:
         kernel.stat(source.fd, os.path.basename(part))

@@ -70,7 +70,7 @@ def call_inside(
     except BrokenPipeError:
         raise  # from standard output, to which `visit` may print
     except FileNotFoundError as error:
-        raise NotFound(within or entry.id, f"trashd ls {entry.id} lists its contents") from error
+        raise NotFound(within or entry.id, f"trashd ls {entry.id} lists the contents of the orphan") from error
     except OSError as error:
         raise from_os(error, within or entry.id) from error
 
@@ -104,7 +104,7 @@ def content_of(kernel: Kernel, fd: Fd, path: bytes) -> Iterator[bytes]:
     if not stat.S_ISREG(kernel.fstat(fd).st_mode):
         raise Refused(f"{printable(path or b'.')}: not a regular file", "trashd ls shows its type")
     if may_be_archived(kernel, fd):
-        hint = "reading it would recall the data; restore it first, then read it: trashd restore ID"
+        hint = "reading it would recall the data from the archive; restore it first, then read it: trashd restore ID"
         raise Refused(f"{printable(path or b'.')}: its data may exist only in an archive (HSM)", hint)
     with Fd(os.open(fd.path(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
         while part := os.read(file, _CHUNK):
@@ -201,7 +201,7 @@ def _have_same_content(kernel: Kernel, one: Fd, other: Fd, name: bytes) -> bool:
         at, end = 0, kernel.fstat(before).st_size
         if kernel.fstat(after).st_size != end:
             return False
-        # A hole reads as zeros, so only ranges are compared in which at least one file has data.
+        # A hole reads as zeros, so ranges in which neither file has data are not compared.
         while (at := min(_next_data(before, at, end), _next_data(after, at, end))) < end:
             one_part, other_part = os.pread(before, _CHUNK, at), os.pread(after, _CHUNK, at)
             n_bytes = min(len(one_part), len(other_part))

@@ -51,7 +51,7 @@ from fusefs.store.user_folders import (
 
 _ATTEMPTS = 8
 _N_TRIES, _FIRST_PAUSE_S, _MAX_DOUBLINGS = 30, 0.01, 6
-"""How often, and for how long, a user's first commands wait for each other; at first, the time doubles."""
+"""How often, and for how long, a user's first commands wait for each other; the wait doubles up to a maximum."""
 _N_LOCK_TRIES, _LOCK_PAUSE_S = 100, 0.02
 
 
@@ -60,7 +60,8 @@ def make_user_folder(store: Store, uid: int | None = None, *, waits: bool = True
 
     The folder is completed under a temporary name, then renamed to the plain name, or to a random name if another user
     has taken the plain name. With random names, two commands of a user could each make a folder. So each command, once
-    its own folder is visible, checks for an unfinished, then for a finished folder of the other: at least one gives up.
+    its own unfinished folder is visible, checks whether the other has an unfinished folder, and then whether it has a
+    finished one. So at least one of them gives up.
     uid     the user who will own the folder, if this thread acts with a different fsuid (setfsuid)
     Raises  OSError; NoStore if modes or owners have no effect (FAT, NFS with root squash); Busy if the plain name is
             taken, another command of that user is making a folder, and `waits` is False
@@ -111,15 +112,17 @@ def _open_settled(store: Store, uid: int, area_fd: Fd, name: Name, fd: Fd) -> Us
 
 
 def make_proven(store: Store, uid: int) -> UserFolder | None:
-    """Make a user's folder as root, registered before it gets its name; None if another process is registering folders.
+    """As root, make a user's folder in root's store, and register it before it gets its name.
 
-    If the user has a folder, return that one. Needs root and root's store.
+    If the user already has a folder, return that one. Return None if another process is registering folders.
     Raises  OSError; NoStore if modes or owners have no effect
     """
     kernel = store.kernel
     u_fd = store.areas.u_fd
     if store.areas.registry_fd is None:
-        raise NoStore(store.base_path, f"trashd init {shell_word(store.base_path)} creates its folders/ again")
+        raise NoStore(
+            store.base_path, f"to recreate its folders/ directory, run: trashd init {shell_word(store.base_path)}"
+        )
     with ExitStack() as owned:
         registry_fd = lock_registry(store, owned)
         if registry_fd is None:
@@ -143,7 +146,7 @@ def make_proven(store: Store, uid: int) -> UserFolder | None:
 
 
 def make_folder_as_root(store: Store, uid: int) -> UserFolder:
-    """Open a user's folder in root's store; root makes it if it is missing. Raises  OSError; NoStore; Busy"""
+    """As root, open a user's folder in root's store; make it if it is missing. Raises  OSError; NoStore; Busy"""
     for _turn in range(_N_LOCK_TRIES):
         folder = make_proven(store, uid)
         if folder is not None:
@@ -226,7 +229,7 @@ def _chown_to(kernel: Kernel, fd: Fd, uid: int) -> None:
 
 
 def abandoned_folders(store: Store) -> Iterator[UserFolder]:
-    """Lock and yield the caller's unfinished folders that killed commands left; a check may have left a container."""
+    """Lock and yield the unfinished folders that the caller's killed commands left; one may contain a container."""
     kernel, uid = store.kernel, os.geteuid()
     for area, area_fd in store.areas.all():
         for name in kernel.list_reopened(area_fd):
@@ -260,7 +263,7 @@ def discard_abandoned_folders(kernel: Kernel, u_fd: Fd, only: int | None, *, exc
 
 
 def discard_folder(kernel: Kernel, u_fd: Fd, name: bytes, fd: Fd) -> None:
-    """Remove an unused folder, only with rmdir; parts that can't be removed do no harm."""
+    """Remove an unused folder, using only rmdir; parts that can't be removed remain, and do no harm."""
     for part in FOLDERS:
         with suppress(OSError):
             kernel.rmdir(fd, part)
@@ -296,7 +299,7 @@ def inspect_new_folders(store: Store, resting: Collection[int] = ()) -> list[Fol
 
 
 def _register_new(store: Store, registry_fd: Fd, resting: Collection[int], failed: list[FolderVerdict]) -> None:
-    """Register new folders while the caller holds the registry's lock; if there are very many, only the first ones.
+    """Register new folders, at most as many as one inspection may; the caller holds the registry's lock.
 
     failed  gets the folders that could not be read, if their user has no other folder yet
     """
@@ -430,7 +433,7 @@ def register_unregistered(store: Store) -> list[str]:
                     if _has_folder(store, entry):
                         break
                 except OSError:
-                    break  # it can't be read now, so no other name may take its place
+                    break  # it can't be read now, so no other folder must take its place
                 with suppress(OSError), kernel.open_beneath(areas.u_fd, name, DIRECTORY) as fd:
                     if not explain_not_folder_deep(kernel, fd, uid, areas.dev):
                         entry = entry._replace(name=name, identity=kernel.identify(fd))

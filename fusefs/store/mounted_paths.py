@@ -120,7 +120,7 @@ def find_mounted_scope(
             sides = owned.enter_context(_open_both(kernel, root, relative))
             assert sides.mounted is not None
             if not is_same_in_mount(kernel.fstat(sides.fd), kernel.fstat(sides.mounted)):
-                raise _no_backing(mount, "the mount shows a different directory there than its source")
+                raise _no_backing(mount, "the mount and its source have different directories at this path")
             st = kernel.fstat(directory_fd)  # all fds in a mount have the same superblock
             if not any(os.path.samestat(st, kernel.fstat(fd)) for fd in (sides.fd, sides.mounted)):
                 raise NotFound(path, "the directory has been moved in the meantime")
@@ -223,12 +223,12 @@ def _place_of_root(
 def _no_backing(mount: Mount, why: str, hint: str = "") -> NoBacking:
     where = printable(mount.point)
     if not hint and mount.root == b"/":
-        hint = f"mv DIR {where.rstrip('/')}/.trashd/drop/ needs only the mount"
+        hint = f"mv DIR {where.rstrip('/')}/.trashd/drop/ trashes a directory through the mount"
     return NoBacking(f"{where} ({why})", hint)
 
 
 def _volume_text(kernel: Kernel, base: Fd) -> bytes:
-    """Read volume.json, which contains the volume's random ID; empty if there is no store. Raises  OSError"""
+    """Read volume.json, which contains the volume's random ID; return b"" if there is no store. Raises  OSError"""
     with suppress_errno(*UNREACHABLE_ERRNOS), kernel.open_beneath(base, STORE + b"/" + VOLUME, FILE_TO_READ) as fd:
         return kernel.read(fd, VOLUME_MAX_BYTES)
     return b""
@@ -239,4 +239,4 @@ def refuse_mounted(kernel: Kernel, fd: Fd) -> None:
     if kernel.filesystem(fd) == FUSE_MAGIC:
         mount = find_mount(kernel, fd, read_mounts())
         if mount is not None and mount.is_trashd():
-            raise _no_backing(mount, "nothing is reaped through a mount")
+            raise _no_backing(mount, "orphans can't be reaped through a mount")

@@ -77,10 +77,12 @@ class ListedContainer(NamedTuple):
     path        the container's directory
     origin      the tree's full original path; None for a dropped tree
     problem     why the record can't be read; then the other fields are empty
-    failures    why the container is in quarantine, as far as the record has space; there are `n_failed` in all
+    failures    the reasons why the container is in quarantine, as many as fit into the record; `n_failed` is their
+                number
     partial     the reaper has begun to delete the tree
     is_stopped  the reaper has begun, and no process is working on it now; False if other hosts may have locks
-    expires_ns, clock_set_ns  by the present wall clock, which was set forward by `clock_set_ns` since the removal
+    expires_ns  by the present wall clock; None: never
+    clock_set_ns  how far the wall clock was set forward since the removal
     is_proven   whether its folder is proven; otherwise only its user reaps it
     is_vouched  whether its store is known not to be a copy; otherwise it is reaped only by ID
     invocation  the command that created the container; None: unknown
@@ -108,14 +110,13 @@ class ListedContainer(NamedTuple):
     size: TreeSize | None = None
 
     def base_path(self) -> bytes:
-        """Return the directory that holds the store."""
         return os.path.dirname(self.store_path())
 
     def store_path(self) -> bytes:
         return self.path.rsplit(b"/", 4)[0]  # STORE/AREA/FOLDER/STATE/ID
 
     def remaining_s(self, now_ns: int) -> int | None:
-        """Return the seconds until the orphan expires, negative if it has expired; None: never."""
+        """Return the seconds until the orphan expires, negative if it has expired, or None if it never expires."""
         return None if self.expires_ns is None else (self.expires_ns - now_ns) // 1_000_000_000
 
     def age_s(self, now_ns: int) -> int:
@@ -155,7 +156,7 @@ def scan_containers(folder: UserFolder, now: Now) -> Iterator[ListedContainer]:
 
 
 _READ_AT_ONCE = 200
-"""The number of records in memory at a time; each may have 64 KiB."""
+"""The number of records in memory at a time; each may take 64 KiB."""
 
 
 def _read_entries(
@@ -247,7 +248,7 @@ def explain_failure(failure: Failure) -> str:
 
 
 def explain_first(failure: Failure | None, n_failed: int) -> str:
-    """Describe the first failure of a removal and the number of other failures; empty if there is none."""
+    """Describe the first failure of a removal and the number of other failures; return "" if there is none."""
     if failure is None:
         return ""
     why = explain_failure(failure)
@@ -301,7 +302,10 @@ def call_in_each_folder(
         for one in census.unread:
             where = os.path.join(store.path(), one.area, one.name)
             errors.append(
-                Incomplete(f"{printable(where)}: {one.why}", "its owner can inspect it; the command handled all others")
+                Incomplete(
+                    f"{printable(where)}: {one.why}",
+                    "its owner can inspect it; the command processed all other directories",
+                )
             )
         if refused is not None:
             refused += to_findings(store.path(), census.refused)
@@ -520,7 +524,8 @@ def match_id(volumes: Sequence[bytes], identifier: str, listed: Sequence[ListedC
         return None
     if len({entry.id for entry in matches}) > 1:
         raise UsageError(
-            f"{identifier} is ambiguous: it could be {matches[0].id} or {matches[1].id}", "give more of the ID"
+            f"{identifier} is ambiguous: it could be {matches[0].id} or {matches[1].id}",
+            "give more characters of the ID",
         )
     return matches[0] if len(matches) == 1 else _choose_copy(volumes, matches)
 
@@ -562,7 +567,9 @@ def call_in_folder(
     *,
     needs_proof: bool = False,
 ) -> T:
-    """Run `body` as the owner of the folder that has an entry; return the result. Arguments as for `call_as_owner`.
+    """Run `body` as the owner of the folder that contains a listed container; return the result.
+
+    body, result_type, visible  as for `call_as_owner`
 
     needs_proof  require that only the owner or root can have put the entry there, unless the folder is the caller's own
     Raises       NotFound if the folder is gone; NotProven; errors from `body`
@@ -591,7 +598,7 @@ def call_in_folder(
 
 @contextmanager
 def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer) -> Iterator[UserFolder]:
-    """Open, in this process, the folder that has an entry, for actions that root itself takes.
+    """Open, in this process, the folder that contains a listed container, for actions that root itself takes.
 
     Raises  NotFound if it is gone; Untrusted if its owner's pointer leads to a store that we don't trust
     """
@@ -611,7 +618,7 @@ def opened_folder(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContain
 
 
 def _open_store_beneath(upper: Store, path: bytes) -> Store | None:
-    """Open the store with this path, in the same directory as another store or beneath it; None if there is none."""
+    """Open the store at a path in or beneath the directory that holds another store; return None if there is none."""
     base, name = os.path.split(path)
     way = relative_to(base, upper.base_path)
     try:
@@ -700,7 +707,7 @@ def _relative_paths(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[tu
 
 
 def _identity(kernel: Kernel, path: bytes, mounts: list[Mount]) -> tuple[int, int] | None:
-    """Return a directory's device and inode number, on the backing side of our mounts; None if it can't be opened."""
+    """Return a directory's device and inode number, on the backing side of mounts, or None if it can't be opened."""
     try:
         with open_both_sides(kernel, path, mounts) as sides:
             st = kernel.fstat(sides.fd)
@@ -784,8 +791,8 @@ def write_retention(folder: UserFolder, container: ContainerId, term: NewRetenti
         raise _explain_gone(folder, container)
     with held:
         now = read_now(folder.store.kernel)
-        # If the wall clock was set, some code uses it as it is, and some corrects it. Either way the orphan must be
-        # kept long enough or, for 0 s, expire at once.
+        # After the wall clock has been set, some code corrects for that, and some code does not. For both, the orphan
+        # must be kept long enough or, for 0 s, expire at once.
         ages = held.record.age_ns(now), now.wall_ns - held.record.created_ns
         retention_s = _retention_s(
             max(ages) if isinstance(term, RetentionFromNow) and term.seconds else min(ages), term

@@ -214,7 +214,7 @@ def _settle_held(held: HeldContainer) -> None:
 
 
 def _remove_unrecorded(folder: UserFolder, state: State, name: bytes, watched: list[float]) -> None:
-    """Remove a container without a record, with rmdir: it never contained a victim, or is empty by now.
+    """Remove a container that has no record, using only rmdir: it never contained a victim, or is empty by now.
 
     Another node, whose lock is not visible, may be making the container. So it is watched first, except in reaping/,
     where containers are not made.
@@ -244,7 +244,7 @@ def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
 
 
 def _may_be_alive(held: HeldContainer) -> KeptContainer | None:
-    """Return why the process that worked on a container may be running, although we have the lock; None if it is dead.
+    """Return why the process that worked on a container may still be running although we have the lock, or None.
 
     On a local filesystem, and in this boot through the same mount, that process's lock would have kept us out. Machine
     IDs prove nothing, because machines are cloned. A filesystem that is mounted twice may have two sets of locks.
@@ -292,7 +292,7 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> None:
     action = decide_stage(record, *_collect_late(held), origin.identity())
     match action:
         case StageAction.KEEP:
-            raise KeptContainer("its `tree` is neither the old nor the new directory of its record")
+            raise KeptContainer("its `tree` is neither the old nor the new directory in its record")
         case StageAction.UNMADE | StageAction.BACK:
             origin.settle_kept()
             origin.end_temporary_permission(record.lent_mode, record.victim)
@@ -337,14 +337,15 @@ def _remove_prepared(held: HeldContainer, name: Name) -> None:
             held,
             name,
             held.record.origin,
-            f"files that {held.id} kept with --keep, and whose names have been removed since then",
+            f"files that --keep kept in place for {held.id}, and whose names have been removed since then",
         )
 
 
 def _settle_empty(held: HeldContainer, origin: Origin) -> None:
-    """Remove an orphan without a tree if its victim is still at the origin; otherwise doctor reports it.
+    """Remove an orphan that has no tree if its victim is still at the origin; otherwise leave it for `trashd doctor`.
 
-    The origin of a dropped tree is unknown: the tree is in `drop/`, or the user's own mv has not become durable either.
+    The origin of a dropped tree is unknown, but its orphan can be removed: the tree is still in `drop/`, or the user's
+    own mv has not become durable either.
     """
     record = held.record
     if set(held.folder.store.kernel.list(held.fd)) - {RECORD}:
@@ -389,7 +390,7 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
         drop_unfinished(held)
     match action:
         case RestoringAction.KEEP:
-            raise KeptContainer("its `tree` is neither the old nor the new directory of its record")
+            raise KeptContainer("its `tree` is neither the old nor the new directory in its record")
         case RestoringAction.PLACE:
             if not origin.place_entry(VisibleMove.BACK):
                 raise KeptContainer(
@@ -431,7 +432,7 @@ def retire_restored(held: HeldContainer) -> ContainerId | None:
 def rescue_replacement(held: HeldContainer, name: Name) -> ContainerId | None:
     """Remove a replacement that was moved back into a container; if it is not empty, make it an orphan.
 
-    That orphan is kept for a week, since no user requested it and its owner may not know of it.
+    That orphan is kept for a week, since no user requested it, and its owner might not know of it.
     """
     note = f"written into the new directory before {held.id} was restored"
     return keep_as_orphan(held, name, held.record.origin, note, held.record.lent_fresh)
@@ -579,14 +580,14 @@ class Origin:
             self.parent_fd.close()
 
     def identity(self) -> Identity | None:
-        """Return the identity of the entry at the name; None if there is none, or the parent can't be reached."""
+        """Return the identity of the entry at the name, or None if there is none, or the parent can't be reached."""
         return None if self.parent_fd is None else identify_at(self._kernel, self.parent_fd, self.name)
 
     @contextmanager
     def visible(self) -> Iterator[DirectRename]:
-        """Yield an object for renames at the name, in a mount if one shows the parent, which must be reachable."""
+        """Yield an object that makes renames at the name: in a mount, if one shows the parent. Needs `parent_fd`."""
         assert self.parent_fd is not None
-        # Opened only when needed: checking what needs no repair must not wait for a mount's daemon.
+        # Opened only when needed, so that checking containers that need no repair does not wait for a mount's daemon.
         above = self._held.folder.store.base.mounted
         with borrow_both_sides(self._kernel, self.parent_fd, above, self._upper) as sides:
             yield DirectRename(self._kernel, sides, self.name)
@@ -611,7 +612,7 @@ class Origin:
     def place_entry(self, move_to_it: VisibleMove) -> bool:
         """Move the container's tree or replacement to the name, and end its temporary permission.
 
-        Returns  False if `may_give` forbids it or the name is taken
+        Returns  False if `may_give` forbids the move or the name is taken
         """
         if self.parent_fd is None:
             return False

@@ -1,4 +1,4 @@
-"""Stages a container: makes it with its durable record, or undoes this."""
+"""Stages a container: makes it with a durable record, and removes a container that never got its record."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Staged(NamedTuple):
 
 
 def stage(folder: UserFolder, name: bytes, record: Record) -> Staged:
-    """Make a container for a record; on a full volume, from the reserve, or with the space that the spare file frees.
+    """Make a container for a record; on a full volume, use the reserve, or delete the spare file to free space.
 
     name    becomes part of the id
     Raises  OSError; then nothing is left behind
@@ -132,7 +132,7 @@ def stage_new(folder: UserFolder, name: bytes, record: Record) -> Staged:
                     continue
                 raise
             return Staged(HeldContainer(folder, container, State.STAGE, fd, complete, owned.pop_all()), replacement)
-    raise AssertionError("unreachable: the last attempt returns or raises")
+    raise AssertionError("unreachable: the last attempt either returns or raises an error")
 
 
 def _complete_record(kernel: Kernel, fd: Fd, container: ContainerId, replacement: Fd | None, record: Record) -> Record:
@@ -173,7 +173,10 @@ def discard_unmade(folder: UserFolder, state: State, container: ContainerId) -> 
 
 
 def remove_unrecorded(kernel: Kernel, state: Fd, name: bytes) -> None:
-    """Remove a container without a record, using only rmdir, which fails if anything else is in it. Raises  OSError"""
+    """Remove a container that has no record. Only rmdir is used for directories, so this fails if any contains data.
+
+    Raises  OSError
+    """
     with kernel.open_dir(state, name) as fd:
         names = kernel.list_reopened(fd)
         for directory in (TREE, REPLACEMENT, *(name for name in names if name.startswith(UNFINISHED_PREFIX))):
@@ -185,7 +188,7 @@ def remove_unrecorded(kernel: Kernel, state: Fd, name: bytes) -> None:
 
 
 def _stage_reserve(folder: UserFolder, name: bytes, record: Record) -> Staged | None:
-    """Make a container from the reserve; None if there is no reserve, or another command is using it."""
+    """Make a container from the reserve; return None if there is no reserve, or another command is using it."""
     kernel = folder.store.kernel
     with ExitStack() as owned:
         taken = lock_reserve(folder, owned)
@@ -214,7 +217,7 @@ def make_record(
     victim: Identity | None,
     parent: Identity | None = None,
 ) -> Record:
-    """Make the record for a tree that is about to be moved into the store, without retention.
+    """Make a record, without a retention, for a tree that is about to be moved into the store.
 
     The caller adds optional fields, and `_complete_record` adds those that depend on the container.
     """
@@ -276,7 +279,7 @@ def restock(folder: UserFolder) -> None:
 
 
 def identify_at(kernel: Kernel, dir_fd: Fd, name: bytes) -> Identity | None:
-    """Return the identity of the entry with a name; None if there is none."""
+    """Return the identity of the entry with a name, or None if there is none."""
     try:
         with kernel.open_beneath(dir_fd, name) as fd:
             return kernel.identify(fd)

@@ -145,7 +145,7 @@ def swap(
             kept_links = None if victim.kept_entries is None else link_kept_entries(staged, victim)
             visible.make(VisibleMove.EXCHANGE, staged.held)
         except (OSError, TrashdError) as error:
-            # A Ctrl-C is not handled here, as it may come after the exchange: recovery settles that.
+            # A Ctrl-C is not handled here, as it may arrive after the exchange: recovery settles that.
             is_swept = isinstance(error, FileNotFoundError) and not _has_replacement(staged)
             undo_staging(staged, victim, visible, error)
             if is_swept and n_attempts > 1:
@@ -162,7 +162,7 @@ def swap(
 
 
 def unstage(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
-    """Undo a staging if the victim was not moved: links, temporary permission, replacement, record and container.
+    """Undo the staging of a victim that was not moved: links, temporary permission, replacement, record and container.
 
     Raises  OSError if the victim was moved after all, since a kernel may report a failure for a rename that it made;
             then the container stays as it is, and recovery decides
@@ -229,8 +229,8 @@ def format_differences(differing: Differences) -> list[str]:
 def _is_exchanged(staged: Staged, victim: Victim, visible: VisibleRename) -> bool:
     """Return whether the exchange happened, judging by fds opened before it; False if the filesystem ignores the flag.
 
-    Raises  Refused if a new entry had the name by then, and has it again; Unsettled if that entry could not
-            get its name back, and everything is in stage/; OSError, TakenOver
+    Raises  Refused if another entry had taken the name by then; that entry has the name again. Unsettled if it could
+            not get the name back, and everything is in stage/; OSError, TakenOver
     """
     kernel = staged.held.folder.store.kernel
     assert staged.replacement is not None
@@ -349,7 +349,7 @@ def _place_replacement(staged: Staged, victim: Victim, visible: VisibleRename) -
 
 
 def give_back_name(staged: Staged, victim: Victim, visible: VisibleRename) -> None:
-    """Move back an entry that a rename took instead of the victim. Raises  Refused; Unsettled if this fails"""
+    """Move back an entry that a rename took instead of the victim. Raises  Refused; Unsettled if the move fails"""
     _raise_if_taken_over(staged)
     where = printable(victim.path())
     try:
@@ -392,7 +392,7 @@ def swap_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
 
 
 def remove_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
-    """Remove whatever is at a path, so that it can be restored. For the errors, see `swap_path`."""
+    """Move the file or directory at a path into a store, where it can be restored. For errors, see `swap_path`."""
     return swap_or_remove_path(kernel, path, options, remove, directory=False)
 
 
@@ -439,7 +439,7 @@ def _offer_to_stores(
                     volume = volume_to_report(store, victim.parent.mounts)
                     return swapped._replace(volume=volume, unnoted=_explain_unregistered(store, volume))
             offered.discard()
-        raise AssertionError("unreachable: after the last store there is an error")
+        raise AssertionError("unreachable: if the last store fails, its error is raised")
     except OSError as error:
         raise to_user_error(error, victim) from error
 
@@ -455,7 +455,7 @@ def volume_to_report(store: Store, mounts: Iterable[Mount]) -> bytes | None:
 
 
 def _explain_unregistered(store: Store, volume: bytes | None) -> str:
-    """Return why a store is not in the caller's registry, if no service finds it because of this; empty otherwise."""
+    """Return why a store is not in the caller's registry, if no service finds it because of this, else ""."""
     is_discoverable = store.name != STORE or store.is_common()  # at a mount point, where root's service finds it, too
     if store.owner != os.geteuid() or (volume is None and (is_discoverable or is_registered_store(store))):
         return ""
@@ -477,7 +477,7 @@ def open_own_folder(store: Store) -> UserFolder:
         restock(folder)
         return folder
     with close_on_error(folder), folder.open(State.STAGE) as stage:
-        # Root does not touch a folder that others may have made to pass for root's.
+        # Root does not touch a folder that another user may have made to look like root's.
         if (folder.is_proven or folder.uid) and not kernel.is_empty(stage):
             from fusefs.store.recover import recover
 
@@ -492,7 +492,7 @@ def refuse_unknown(store: Store) -> None:
 
 
 def _first_folder(store: Store) -> UserFolder:
-    """Make the caller's first folder in a store, or take it from an old store there. Raises  OSError; NoStore; Busy"""
+    """Make the caller's first folder in a store, or take it from an old store in it. Raises  OSError; NoStore; Busy"""
     from fusefs.store.make_folder import (  # only the first command on a volume needs these
         abandoned_folders,
         make_folder_as_root,

@@ -1,8 +1,8 @@
 """The container of a sweep: the entries that the sweep takes keep their paths in it, and become one orphan at the end.
 
 The container's record is durable before anything moves, and serves as the lock. Its `tree` gets the attributes of the
-swept directory. Each directory in the tree gets those of its original. It is made under another name, so that it
-appears complete.
+swept directory. Each directory in the tree gets those of its original; it is made under another name, so that
+it appears complete.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SweepContainer(NamedTuple):
     """A locked container in stage/ into which a sweep moves entries; forked workers share it.
 
     scope    the swept directory
-    tree     the container's `tree`, also in the mount if the swept directory is in one
+    tree     the container's `tree`, also opened in the mount if the swept directory is in one
     volume   the directory that holds the store, if commands do not find the store themselves; otherwise None
     offered  the store; if it was made for this sweep and nothing was taken, it is removed
     """
@@ -99,7 +99,7 @@ class SweepContainer(NamedTuple):
             flush(self.held)
         except OSError as error:
             return self.held.id, (
-                f"{error.strerror} at the end; the next trashd command on this volume completes the sweep",
+                f"{error.strerror} at the end of the sweep; the next trashd command on this volume completes the sweep",
             )
         return self.held.id, ()
 
@@ -108,7 +108,7 @@ class SweepContainer(NamedTuple):
 def open_sweep_container(kernel: Kernel, scope: Scope, options: SwapOptions) -> Iterator[SweepContainer]:
     """Open a container for entries from a directory, in the first store that accepts them.
 
-    Without a call of `finish`, the container remains as after a killed sweep, and recovery adopts its contents.
+    If `finish` is not called, the container remains as after a killed sweep, and recovery adopts its contents.
     Raises  TrashdError; then nothing remains
     """
     with ExitStack() as owned:
@@ -136,7 +136,7 @@ def _open_first(kernel: Kernel, scope: Scope, options: SwapOptions, owned: ExitS
             if error.errno != errno.EXDEV:
                 raise
         offered.discard()
-    raise AssertionError("unreachable: after the last store there is an error")
+    raise AssertionError("unreachable: if the last store fails, its error is raised")
 
 
 def _open(
@@ -162,7 +162,7 @@ def _open(
             tree = require_both_sides(scope.sides, open_inside(staged.held, TREE), scope.path())
         owned.enter_context(tree)
     except (OSError, TrashdError):
-        with suppress(OSError):  # fails if something is in the tree, which recovery adopts
+        with suppress(OSError):  # fails if something is in the tree; then recovery adopts it
             kernel.rmdir(staged.held.fd, TREE)
             dissolve(staged.held)
         raise
@@ -170,7 +170,7 @@ def _open(
 
 
 def _metadata_for_copy(kernel: Kernel, model: Fd) -> DirectoryMetadata | None:
-    """Return the attributes for a copy of a directory, with write permission for the owner; None if we may not list it.
+    """Return the attributes for a copy of a directory, and the owner's write permission; None if we can't list it.
 
     The original may lack that permission, since the entries were taken from deeper directories. But a tree that we
     can't change could not be restored.
@@ -178,7 +178,7 @@ def _metadata_for_copy(kernel: Kernel, model: Fd) -> DirectoryMetadata | None:
     try:
         readable = kernel.open_dir(model)
     except PermissionError:
-        return None  # it can be searched but not listed; a list named the entries
+        return None  # it can be searched but not listed; the sweep got the names from a list
     with readable:
         metadata = read_metadata(kernel, readable)
     return metadata if os.geteuid() == 0 else metadata._replace(mode=metadata.mode | stat.S_IRWXU)

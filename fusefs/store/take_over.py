@@ -1,8 +1,8 @@
 """Takeover on shared filesystems: moves the contents of another process's container to a new one; removes the old one.
 
 The other process may be frozen or disconnected. Later it may continue with its open fds, or the server may execute a
-call that it had sent. Both then find nothing. A restore, or a change of the retention, takes over the orphan, too,
-since a late call may be on its way to it.
+call that it had sent. All such calls then find nothing. A restore, or a change of the retention, takes over the orphan,
+too, since a late call may still reach the old container.
 
 Source  docs/internals/decisions/0042-shared-filesystems.md
 """
@@ -96,11 +96,11 @@ def _make_successor(old: HeldContainer, to: State, record: Record) -> HeldContai
                     continue  # recovery removed it while it had no record
                 raise
             return HeldContainer(folder, old.id, to, fd, record, owned.pop_all(), called)
-    raise AssertionError("unreachable: the last attempt returns or raises")
+    raise AssertionError("unreachable: the last attempt either returns or raises an error")
 
 
 def _record_in(held: HeldContainer, name: bytes) -> Record | None:
-    """Read the record of a container that is inside another one; None if it can't be read."""
+    """Read the record of a container that is inside another one; return None if it can't be read."""
     kernel = held.folder.store.kernel
     with (
         suppress(FileNotFoundError, BadRecord),

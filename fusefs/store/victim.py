@@ -1,8 +1,8 @@
 """Opens the victim at a typed path on both sides, and finds stores that could accept it and reasons to refuse it.
 
 A directory with non-empty stores inside is refused, because their contents would be moved away and deleted. An inner
-store counts if no other user can have faked it: it and its contents must have certain owners, and only these can have
-written there. If missing permissions hide its contents, it counts as non-empty.
+store counts if no other user can have faked it: it and its contents must belong to certain users, and no others can
+have written to them. If missing permissions hide its contents, it counts as non-empty.
 
 No tree is walked to find inner stores. Pointers in upper stores name lower ones (the caller's pointers or, for root,
 all users'). The caller's registry names the stores in use. A pointer or line only leads to a check, so a false one has
@@ -128,7 +128,7 @@ class Victim(NamedTuple):
         return os.path.join(self.parent.root_path, self.parent.relative, self.name)
 
     def is_directory(self) -> bool:
-        """Whether the victim is a directory; a symbolic link to one is not."""
+        """Return whether the victim is a directory; a symbolic link to one is not."""
         return stat.S_ISDIR(self.stat.st_mode)
 
 
@@ -158,7 +158,7 @@ def to_error(error: OSError, path: bytes) -> TrashdError:
 
 
 def make_lacks_call_error() -> LacksCall | None:
-    """Return the error for system calls that every swap needs but that are refused here; None if there are none."""
+    """Return the error for system calls that every swap needs but that are refused here, or None if none is refused."""
     from fusefs.linux.refused_calls import find_refused_calls  # late: only a refused swap needs it
 
     needed = ", ".join(f"{one.call} ({one.errno})" for one in find_refused_calls() if one.is_needed)
@@ -309,7 +309,7 @@ def existing_stores(
     """Open the trusted stores in the scope's directories, highest first and root's first; the caller closes each.
 
     to_take  only stores that may accept entries from the scope
-    Raises   BrokenStore if a store is broken: as it can't get pointers to lower stores, these are not used
+    Raises   BrokenStore if a store is broken: it can't get pointers to lower stores, so lower stores are not used
     """
     for relative, path in ancestors(kernel, scope, to_take=to_take):
         for opener in (open_store, open_own_store):
@@ -387,7 +387,7 @@ def stores_for(
 
 
 def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes, make: MakeStore | None) -> Store | None:
-    """Make a store in an ancestor; None if its name is taken there, by an entry that we neither trust nor replace."""
+    """Make a store in an ancestor, or return None if an entry that we neither trust nor replace has its name there."""
     from fusefs.store.make_store import make_store, name_for_new  # late: a swap into an existing store does not need it
 
     with ExitStack() as owned:
@@ -399,7 +399,7 @@ def _make_missing(kernel: Kernel, scope: Scope, relative: RelPath, path: bytes, 
     return (make or make_store)(kernel, base, path, name)
 
 
-_MERGED = "its files are on several branches, but a rename affects only one branch; swap it on each branch"
+_MERGED = "its files are on several branches, but a rename affects only one branch; swap the directory on each branch"
 
 
 def find_refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[TrashdError]:
@@ -460,7 +460,7 @@ def _find_mounts_inside(victim: Victim, own: FilesystemPath) -> Iterator[TrashdE
 
 
 def find_held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
-    """Return the name of a trash store in the directory `name` (or in `dir_fd` if it is empty); None if none is found.
+    """Return the name of a trash store in the directory `name` (in `dir_fd` if `name` is empty), or None.
 
     Other users' stores are found only among the names that one system call returns, some hundreds. This keeps the time
     of a swap independent of the directory's size, and a reaper stops at stores anyway.
@@ -482,7 +482,7 @@ def find_held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
             if parse_user_store_name(name) is not None
         )
         for one in (user_store_name(os.geteuid()), *names):
-            with suppress_errno(*UNREACHABLE_ERRNOS):  # with this mode, it counts as a store, unopened
+            with suppress_errno(*UNREACHABLE_ERRNOS):  # with this mode, it counts as a store without being opened
                 if kernel.stat(fd, one).st_mode == stat.S_IFDIR | FOLDER_MODE:
                     return Name(one)
     return None
@@ -510,8 +510,7 @@ _NotedStore = tuple[int, RelPath]
 
 
 class StoreItem(NamedTuple):
-    """An item in a store.
-
+    """A container in a store, or an entry in a `drop/` there.
     uid     UID of the item's owner
     folder  the owner's folder, relative to the store; for an item in `drop/`, that directory
     state   the container's state; None for an item in `drop/`, or if the folder could not be listed
@@ -529,7 +528,7 @@ class StoreItem(NamedTuple):
 
 
 def list_items(kernel: Kernel, dir_fd: int, path: bytes, owners: Collection[int]) -> Iterator[StoreItem]:
-    """Yield the items in the store at a path beneath a directory, as they are found; nothing if it is not a store.
+    """Yield the items in the store at a path beneath a directory, or nothing if it is not a trusted store.
 
     owners  permitted owners of the store. In root's store, root counts all items, and a user only their own. In a
             user's own store, only that user's items count, or all items if the store is named after a user
@@ -563,7 +562,7 @@ def _areas(kernel: Kernel, store: Fd) -> Iterator[RelPath]:
 
 
 def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
-    """Return an opened store's owner; None if it is not a store, belongs to another user, or others can write to it.
+    """Return an opened store's owner, or None if it is not a store, belongs to another user, or others can write to it.
 
     volume.json is checked before it is opened, because another user's lease on it, or a FIFO, would block the open or
     make it fail.
@@ -580,7 +579,7 @@ def _owner_of(kernel: Kernel, store: Fd, owners: Collection[int]) -> int | None:
 
 
 def _list_items_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: RelPath) -> Iterator[StoreItem]:
-    """Yield the items in a user's folder, if no other user can write to this directory.
+    """Yield the items in a user's folder, if no other user can write to the folder.
 
     owners  the user, and the store's owner, who may own all files in a copy
     """
@@ -604,7 +603,7 @@ def _list_items_of(kernel: Kernel, store: Fd, owners: tuple[int, int], folder: R
 
 
 def _list_at(kernel: Kernel, dir_fd: int, path: bytes) -> list[bytes] | None:
-    """List the names in a directory; empty if there is no directory; None if we may not list it."""
+    """List the names in a directory; return [] if it does not exist, and None if we are not allowed to list it."""
     try:
         with kernel.open_dir(dir_fd, path) as fd:
             return kernel.list(fd)
@@ -617,9 +616,9 @@ def _list_at(kernel: Kernel, dir_fd: int, path: bytes) -> list[bytes] | None:
 
 
 def stores_below(kernel: Kernel, root_fd: Fd, root_path: bytes, directory: RelPath) -> Iterator[RelPath]:
-    """Yield the paths, relative to a directory, of the directories below it that hold a non-empty store, as found.
+    """Yield the paths, relative to a directory, of the directories below it that hold a non-empty store.
 
-    root_fd    the highest directory that is checked (O_PATH); upper stores are in it, or on the way down
+    root_fd    the highest directory that is checked (O_PATH); upper stores are in it, or on the path to `directory`
     root_path  its path, for messages
     directory  path of the directory in question, relative to `root_fd`; a store directly in it is not included
     Raises     OSError

@@ -206,10 +206,10 @@ class VisibleRename(Protocol):
     """The renames at a visible name, made by this process or, for a user's container, by root on request."""
 
     def make(self, move: VisibleMove, held: HeldContainer) -> int:
-        """Make the rename. Return for how many ns the name was missing in between; 0 if not at all. Raises  OSError"""
+        """Make the rename; return for how many ns the name was missing (0: it never was). Raises  OSError"""
 
     def stat_name(self) -> tuple[int, int] | None:
-        """Return the device and inode number of the entry at the name; None if there is none."""
+        """Return the device and inode number of the entry at the name, or None if there is none."""
 
     def refresh(self, held: HeldContainer) -> None:
         """Make the mount's daemon and the kernel notice that the mode of the entry or the container's tree changed."""
@@ -250,7 +250,9 @@ class DirectRename:
                 case VisibleMove.BACK:
                     self._kernel.rename_free(inside, TREE, parent, self._name)
                 case VisibleMove.REPLACE:
-                    raise AssertionError("REPLACE is only for shared filesystems; elsewhere it takes two moves")
+                    raise AssertionError(
+                        "unreachable: REPLACE is used only on shared filesystems; on others, callers make two moves"
+                    )
         return 0
 
     def move_into_container(self, folder: UserFolder, state: State, container: bytes, fd: Fd, to: Name) -> None:
@@ -322,13 +324,13 @@ class DirectRename:
             return st.st_dev, st.st_ino
 
     def open(self) -> Fd | None:
-        """Open the entry at the name (O_PATH); None if there is none, or something is mounted there."""
+        """Open the entry at the name (O_PATH); return None if there is none, or something is mounted there."""
         with suppress_errno(errno.ENOENT, errno.EXDEV):
             return self._kernel.open_beneath(self._parent_fd, self._name)
         return None
 
     def refers_to(self, fd: Fd) -> bool:
-        """Whether the name refers to the inode behind an fd."""
+        """Return whether the name refers to the inode behind an fd."""
         return self._kernel.is_named(fd, self._parent_fd, self._name)
 
     def refresh(self, held: HeldContainer) -> None:
@@ -385,10 +387,10 @@ def grant_temporary_permission(
 def end_temporary_permission(
     held: HeldContainer, fd: Fd, mode: int | None, visible: VisibleRename | None = None
 ) -> None:
-    """Restore the mode from before the temporary permission, unless it is the same already.
+    """Restore the mode that the directory had before the temporary permission, unless it already has that mode.
 
     Even setting the same mode would clear the set-group-ID bit if the owner is not in the directory's group.
-    visible  as for `grant_temporary_permission`; refreshed in any case, since a killed process may have left it stale
+    visible  as for `grant_temporary_permission`; always refreshed, since a killed process may have left it stale
     """
     if mode is None:
         return

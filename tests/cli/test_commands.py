@@ -117,7 +117,7 @@ def test_restore_of_a_sweep_says_what_has_its_name_taken_and_brings_it_later(vol
     assert done.out.splitlines() == [
         f"{victim}: restored, except 1 entry",
         "  file: File exists",
-        f"  the rest is still in the orphan {orphan}; restore it again, or to another path with --to",
+        f"  the rest is still in the orphan {orphan}; restore the orphan again, or elsewhere with --to PATH",
     ]
     assert (victim / "below/deep").read_text() == "more"
     done = trashd("restore", "--json", "--volume", volume, orphan)

@@ -179,7 +179,7 @@ def test_a_mount_that_wants_io_uring_is_told_why_it_gets_none(volume: Path, tmp_
         fstab.write_text("/srv/a /srv/b fuse.trashd uring=on 0 0\n")
         what, hint = told_without_uring(volume)["/etc/fstab:1"]
     assert "mounts with uring=on fail" in what
-    assert hint == "remove uring=on there"
+    assert hint == "remove uring=on from these mount options"
 
 
 def test_a_switch_that_somebody_set_is_told_with_what_sets_it_back(volume: Path, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_reap_that_looks_at_no_file_tells_what_was_known(volume: Path) -> None
     ("fs_type", "share", "told"),
     [
         ("xfs", ("cp", "--reflink=always", "job/old", "copy"), " <=2.00 MiB "),
-        ("btrfs", ("btrfs", "subvolume", "snapshot", ".", "snap"), "may stay: shared"),
+        ("btrfs", ("btrfs", "subvolume", "snapshot", ".", "snap"), "might not be freed: it is shared"),
     ],
 )
 def test_what_is_shared_bounds_what_comes_back(fs_type: str, share: tuple[str, ...], told: str) -> None:

@@ -29,7 +29,9 @@ def test_kept_for_a_time_says_how_long(volume: Path) -> None:
 
 def test_kept_for_no_time_goes_with_the_next_reap(volume: Path) -> None:
     identifier = str(swapped(make_tree(volume / "job", {"a": "1"}))["id"])
-    assert done_well("keep", "--for", "0", "--volume", volume, identifier).out.endswith(": not kept: expired\n")
+    assert done_well("keep", "--for", "0", "--volume", volume, identifier).out.endswith(
+        ": no longer kept; already expired\n"
+    )
     done_well("reap", "--volume", volume)
     assert done_well("list", "--json", "--volume", volume).out == ""
 

@@ -37,7 +37,7 @@ def test_with_a_reaper_there_is_nothing_to_warn_of(base: Path, volume: Path) -> 
 def test_what_has_no_store_is_paused_and_told(tmp_path: Path) -> None:
     done = done_well("pause", tmp_path)
     assert done.out == f"{tmp_path}: paused by root until resumed\n"
-    assert f"{tmp_path}: has no trash store now" in done.err
+    assert f"{tmp_path}: currently has no trash store" in done.err
 
 
 def test_json_names_the_volumes(volume: Path) -> None:

@@ -306,7 +306,7 @@ def test_a_long_path(volume: Path) -> None:
     assert in_bash(f"for n in {{1..20}}; do mkdir {name} && cd {name} || exit; done && mkdir old", volume).code == 0
     line = f"trashd init {volume}/{'/'.join([name] * 20)}"
     told = refused("A system call failed", line, volume, 11, "File name too long")
-    assert "a name has at most 255 bytes, a path 4,095" in told
+    assert "a name can have at most 255 bytes, and a path at most 4,095" in told
     assert in_bash(f"for n in {{1..20}}; do cd {name}; done && trashd swap old", volume).code == 0
 
 

@@ -212,7 +212,7 @@ def test_where_nothing_is_told_it_goes_by_latency(tmp_path: Path) -> None:
         for _ in scene.run(3.0):
             pass
         assert not scene.tempo.is_alone
-        assert "by latency" in scene.pacer.why()
+        assert "so latency sets the pace" in scene.pacer.why()
         assert scene.pacer.is_probe_due() or any(scene.pacer.is_probe_due() for _ in scene.run(2.0))
         scene.pacer.close()
 

@@ -149,6 +149,6 @@ def test_what_one_user_may_have_is_printed_by_explain_and_by_doctor_if_the_limit
         most = take(mount, HOG, one_of_many, fds)
     for text in (explained, doctored["what"]):
         assert any(
-            f"limit of open files is {N_FDS} for the whole mount ({n} per user)" in text for n in (most, most - 1)
+            f"limit on open files is {N_FDS} for the whole mount ({n} per user)" in text for n in (most, most - 1)
         )
     assert "LimitNOFILE=" in doctored["hint"]

@@ -589,7 +589,7 @@ def after_a_month(directory: Path, text: str = OLD) -> RuleOutcome:
     return told
 
 
-RESTORED = "restored more recently than the rule's age"
+RESTORED = "restored too recently for the rule's age"
 
 
 def test_what_was_restored_is_left_alone_for_the_rules_age(volume: Path) -> None:
@@ -655,7 +655,7 @@ def test_restore_says_whether_rules_leave_it_alone(volume: Path) -> None:
     for name in ("writable", "fixed"):
         alice("rm", f"{home}/data/{name}")
         said[name] = alice("restore", f"{home}/data/{name}")
-    assert "rules (trashd plan) count the age of these files from now on" in said["writable"]
+    assert "rules (trashd plan) count the age of these files from this restore" in said["writable"]
     assert "rules (trashd plan) may remove these files again" in said["fixed"]
 
 

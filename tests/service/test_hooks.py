@@ -185,7 +185,7 @@ def test_a_hooks_words_move_no_cursor() -> None:
     ("argv", "told"),
     [
         (shell("echo why >&2; exit 3"), "hook /bin/sh for reaped ended with exit code 3: why"),
-        (shell("kill -TERM $$"), "hook /bin/sh for reaped was ended by signal 15 (Terminated)"),
+        (shell("kill -TERM $$"), "hook /bin/sh for reaped was terminated by signal 15 (Terminated)"),
         (
             ("/missing",),
             "hook /missing for reaped could not be started: [Errno 2] No such file or directory: '/missing'",
@@ -242,7 +242,7 @@ def test_hooks_that_are_far_behind_cost_events_and_that_is_told_once(caplog: pyt
         runner(REAPED)
     assert runner.tally == HookCounts(0, 0, 3)
     (record,) = caplog.records
-    assert "further events are dropped" in record.getMessage()
+    assert "new events are dropped" in record.getMessage()
 
 
 def ran_of(monkeypatch: pytest.MonkeyPatch, *uids: int | None) -> list[int | None]:

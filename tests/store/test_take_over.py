@@ -156,7 +156,7 @@ def test_a_note_that_makes_no_sense_is_none(volume: Path) -> None:
 def test_doctor_waits_for_it(volume: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(silent_nodes, "takeover_s", lambda _volume: 0.3)
     assert run(["doctor", "--repair", "--wait", str(volume)]) == 0
-    assert "another node may still be working here: watching" in capfd.readouterr().err
+    assert "another node may still be working on this volume; watching" in capfd.readouterr().err
     assert is_taken_over(volume)
 
 

@@ -296,7 +296,7 @@ _IN_A_VOLUME = (
     Scenario("sweep / --name '*'", 3, "Refused"),
     Scenario("sweep victim --from victim", 11, "KernelRefused", prints=("victim: Is a directory",)),
     *(
-        Scenario(f"swap '--wait={goal}' victim", 2, "UsageError", prints=("write 4096, 64K",))
+        Scenario(f"swap '--wait={goal}' victim", 2, "UsageError", prints=("write, for example, 4096, 64K",))
         for goal in ("", "50%", "fast", "inodes:1M", "-1G")
     ),
     Scenario("swap --wait missing", 5, "NotFound", around=own_places),
@@ -310,7 +310,7 @@ _IN_A_VOLUME = (
     Scenario("pause .", around=own_places, prints=("the reaper service is not running",)),
     Scenario("pause nothing", 5, "NotFound", around=own_places, prints=("name an existing directory",)),
     Scenario("pause --for soon .", 2, "UsageError", around=own_places),
-    Scenario("resume .", 5, "NotFound", around=own_places, prints=("a pause of {volume}",)),
+    Scenario("resume .", 5, "NotFound", around=own_places, prints=("pause of {volume}",)),
     Scenario("doctor --json --ended x {volume}", 2, "UsageError"),
     Scenario("doctor --json --wait {volume}", 2, "UsageError"),
     Scenario("doctor {volume}", prepare=swap_victim, is_silent=True),
@@ -398,7 +398,7 @@ _OF_JSON = {
 SCENARIOS: Mapping[str, Scenario] = {
     **{one.words: one for one in (*_BARE, *_IN_A_VOLUME)},
     **_OF_JSON,
-    "long name": Scenario(f"swap {'x' * 300}", 11, "KernelRefused", prints=("a name has at most 255 bytes",)),
+    "long name": Scenario(f"swap {'x' * 300}", 11, "KernelRefused", prints=("a name can have at most 255 bytes",)),
     "long path": Scenario(f"swap {'x/' * 3000}", 5, "NotFound"),
 }
 """By name."""

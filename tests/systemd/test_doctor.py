@@ -38,7 +38,7 @@ def test_it_says_nothing_of_units_that_are_as_they_should_be(system: System) -> 
 def test_a_reaper_that_does_not_run_is_told_with_what_starts_it(system: System) -> None:
     system.systemctl("disable", "--now", REAPER)
     assert told(system) == {
-        REAPER: ("not running: expired orphans are not deleted automatically", f"systemctl enable --now {REAPER}")
+        REAPER: ("not running, so expired orphans are not deleted automatically", f"systemctl enable --now {REAPER}")
     }
     system.systemctl("start", REAPER)
     assert told(system) == {
@@ -51,7 +51,7 @@ def test_a_reaper_that_does_not_run_is_told_with_what_starts_it(system: System) 
 def test_a_masked_reaper_is_told_with_what_unmasks_it(system: System) -> None:
     system.systemctl("mask", "--now", "--runtime", REAPER)
     assert told(system)[REAPER] == (
-        "masked: expired orphans are not deleted automatically",
+        "masked, so expired orphans are not deleted automatically",
         f"systemctl unmask {REAPER}",
     )
     system.systemctl("unmask", "--runtime", REAPER)
@@ -67,7 +67,7 @@ def test_a_service_that_failed_is_told(system: System) -> None:
     system.systemctl("start", SWEEP, code=1)
     found = told(system)
     assert found[SWEEP][0] == "failed"
-    assert found[TIMER] == ("not running: plans are not applied", f"systemctl enable --now {TIMER}")
+    assert found[TIMER] == ("not running, so plans are not applied", f"systemctl enable --now {TIMER}")
     system.systemctl("enable", "--now", TIMER)
     (plans / "all.toml").unlink()
     system.path(f"run/systemd/system/{SWEEP}.d/test.conf").unlink()

@@ -77,7 +77,7 @@ def test_doctor_tells_its_user_when_it_does_not_run(home: System) -> None:
     assert as_alice(home, TRASHD, "doctor") == ""
     as_alice(home, "systemctl", "--user", "stop", REAPER)
     assert as_alice(home, TRASHD, "doctor", code=1) == (
-        f"{REAPER}: not running: expired orphans are not deleted automatically\n"
+        f"{REAPER}: not running, so expired orphans are not deleted automatically\n"
         f"  hint: systemctl --user enable --now {REAPER}\n"
     )
     as_alice(home, "systemctl", "--user", "start", REAPER)

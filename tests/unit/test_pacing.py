@@ -200,7 +200,7 @@ def test_without_pressure_and_device_it_goes_by_latency() -> None:
     deaf = Disk(always, hurt=3.0, has_psi=False, has_device=False)
     moment = last(simulate(deaf, 60.0))
     assert moment.tempo.share < FIRST_SHARE
-    assert "by latency" in pacing.describe(moment.state, RateCaps(), Backlog())
+    assert "so latency sets the pace" in pacing.describe(moment.state, RateCaps(), Backlog())
 
 
 def test_by_latency_alone_it_comes_near_to_full_speed_where_nobody_is_hurt() -> None:

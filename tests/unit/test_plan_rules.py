@@ -152,7 +152,7 @@ def test_rules_come_in_the_order_of_the_files() -> None:
         ('name = "*"\nexclude = ["/scratch/a"]', "exclude", ".*relative"),
         ('size = "-0"', "size", ".*nothing is smaller"),
         ('user = "nobody-has-that"', "user", "there is no user nobody-has-that"),
-        ('name = "*"\nby = "atime"', "by", "by without older"),
+        ('name = "*"\nby = "atime"', "by", "by needs older"),
         (
             'older = "3d"\nby = ["atime", "xtime"]',
             "by",
@@ -162,28 +162,28 @@ def test_rules_come_in_the_order_of_the_files() -> None:
         ('name = "*"\nmax_delete = 0', "max_delete", "expected a number above 0, got 0"),
         ('name = "*"\naction = "burn"', "action", 'expected one of .*, got "burn"'),
         ('name = "*"\nretension = "7d"', "retension", "unknown key"),
-        ('name = "*"\ntype = "d"', "type", "would take a directory"),
-        ('name = "*"\nkeep_for = "7d"\naction = "delete"', "keep_for", "keep_for with action"),
-        ('name = "*"\nmove_to = "/old"', "move_to", "move_to without action"),
-        ('name = "*"\naction = "move"', "action", "without move_to"),
-        ('unit = "top"\nname = "*"', "unit", "without older"),
-        ('unit = "top"\nolder = "9d"\nsize = "+1M"', "size", "size with unit"),
+        ('name = "*"\ntype = "d"', "type", "would take directories"),
+        ('name = "*"\nkeep_for = "7d"\naction = "delete"', "keep_for", "keep_for can't be combined with action"),
+        ('name = "*"\nmove_to = "/old"', "move_to", "move_to needs action"),
+        ('name = "*"\naction = "move"', "action", "needs move_to"),
+        ('unit = "top"\nname = "*"', "unit", "needs older"),
+        ('unit = "top"\nolder = "9d"\nsize = "+1M"', "size", "size can't be combined with unit"),
         (
             'name = "*"\npurgelist = { directory = "/l", ahead = "7d" }',
             "purgelist.directory",
-            "purgelist without older",
+            "purgelist needs older",
         ),
         (
             'older = "2026-01-01"\npurgelist = { directory = "/l", ahead = "7d" }',
             "purgelist.directory",
-            "or with a fixed date",
+            "with a duration and not a date",
         ),
         (
             'older = "7d"\npurgelist = { directory = "/l", ahead = "7d" }',
             "purgelist.directory",
             "ahead is not shorter than older",
         ),
-        ('older = "7d"\npurgelist = { directory = "/l" }', "purgelist.directory", "purgelist without ahead"),
+        ('older = "7d"\npurgelist = { directory = "/l" }', "purgelist.directory", "purgelist needs ahead"),
     ],
 )
 def test_what_can_not_be_meant_is_told_with_its_key(text: str, key: str, what: str) -> None:
@@ -259,7 +259,7 @@ def test_purge_lists_lie_nowhere_that_a_rule_goes(lists: str) -> None:
     listed = f'[[rule]]\ndirectory = "/scratch"\nolder = "30d"\npurgelist = {{ directory = "{lists}", ahead = "7d" }}\n'
     (found,) = problems(listed, '[[rule]]\ndirectory = "/home/*/tmp"\nname = "*"\n')
     assert (found.file, found.key) == ("f1", "rule[1]")
-    assert re.search(r"its purgelist is in a directory that the rule of f[12]: rule\[1\] sweeps", found.what)
+    assert re.search(r"its purgelist is in a directory that the rule at f[12]: rule\[1\] sweeps", found.what)
 
 
 @pytest.mark.parametrize("lists", ["/srv", "/srv/.lists", "/srv2/lists", "/lists/srv"])

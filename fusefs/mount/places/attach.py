@@ -198,7 +198,7 @@ def unmount(path: bytes, mode: UnmountMode) -> Unmounted:
     target = real_path(path)
     mount = top_mount(target, read_mounts())
     if mount is None or not mount.is_trashd():
-        raise NotFound(f"a trashd mount at {printable(target)}", "findmnt -t fuse.trashd lists all trashd mounts")
+        raise NotFound(f"trashd mount at {printable(target)}", "findmnt -t fuse.trashd lists all trashd mounts")
     is_killed = False
     if mode is UnmountMode.FORCE:
         # Over io_uring, requests belong to the daemon even before it reads them. If the daemon is stopped, only its
@@ -224,7 +224,7 @@ def detach(mount: Mount, mode: UnmountMode = UnmountMode.PLAIN) -> None:
     """
     path = printable(mount.point)
     busy = Busy(
-        path, f"fuser -vm {path} lists the processes; --lazy lets them continue, --force makes their calls fail"
+        path, f"fuser -vm {path} lists the processes; --lazy lets them continue, and --force makes their calls fail"
     )
     if os.geteuid():
         _detach_as_user(mount, mode, busy)

@@ -40,7 +40,7 @@ def mounts_of(path: bytes) -> list[Mount]:
         return [mount]
     serving = [one for one in mounts if one.is_trashd() and one.source == at and top_mount(one.point, mounts) is one]
     if not serving:
-        raise NotFound(f"a trashd mount at {printable(path)}", "findmnt -t fuse.trashd lists all trashd mounts")
+        raise NotFound(f"trashd mount at {printable(path)}", "findmnt -t fuse.trashd lists all trashd mounts")
     return serving
 
 
@@ -61,7 +61,7 @@ def read_counters(mount: Mount) -> ObservedMount:
                 return ObservedMount(mount.point, mount.source, stats, is_running, states)
     hint = "its daemon has no runtime directory, or runs an older version of trashd"
     if mount.owner == 0 and os.geteuid():
-        hint = "its daemon runs an older version of trashd, or in another mount namespace; root may find the counters"
+        hint = "its daemon is of an older version, or in another mount namespace; root may be able to find the counters"
     raise NotFound(f"the counters of {point}", hint)
 
 

@@ -125,7 +125,7 @@ def _find_dead_mount(target: bytes, mount: Mount | None, *, replaces: bool) -> M
     path = printable(target)
     match health(target):
         case Health.ALIVE:
-            hint = f"the mount works; to remove it: trashd umount {shell_word(target)}"
+            hint = f"the mount works; to remove it, run: trashd umount {shell_word(target)}"
             raise Refused(f"{path}: already mounted by trashd", hint)
         case Health.SILENT:
             raise silent_daemon_error(target)
