@@ -47,7 +47,6 @@ class CommandApp(App[int]):
         raise NotImplementedError
 
     def show_message(self, *lines: str) -> None:
-        """Show a message on the current screen."""
         raise NotImplementedError
 
 
@@ -76,7 +75,7 @@ class OtherCommands:
     async def ask(self, read: Callable[[dict[str, Any]], object], *words: str | bytes) -> CommandAnswer:
         """Run a command with `--json` and read its output. read: called in a thread to convert each object"""
         code, out, err = await self._run_command(words, "")
-        # For 100,000 orphans this takes a second.
+        # With 100,000 orphans, this takes a second.
         objects = await asyncio.to_thread(
             lambda: [read(json.loads(line)) for line in out[: out.rfind(b"\n") + 1].splitlines()]
         )
@@ -111,7 +110,7 @@ class OtherCommands:
             raise asyncio.CancelledError
 
     async def end(self) -> None:
-        """Stop all running commands and start no others. Nothing is lost: the next reap continues a stopped one."""
+        """Stop all running commands and start no others. Nothing is lost: the next reap continues a stopped reap."""
         self._is_ending = True
         for run in self._runs.values():
             run.stop()
@@ -137,7 +136,7 @@ class _Run:
         return process.returncode or 0, out, err
 
     def stop(self) -> None:
-        """Send SIGTERM."""
+        """Send SIGTERM to the command, now or as soon as it has started."""
         self._is_stopped = True
         if self._process is not None:
             with suppress(ProcessLookupError):

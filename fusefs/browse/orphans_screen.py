@@ -155,7 +155,7 @@ async def reap(app: CommandApp, row: OrphanRow) -> None:
 
 
 async def count(app: CommandApp, row: OrphanRow) -> None:
-    """Measure the space that an orphan uses; the list shows it afterwards."""
+    """Measure the space that an orphan uses; afterwards, the list shows the size."""
     app.show_message(f"counting {row.path()}...")
     volume = row.entry.base_path()
     answer = await app.commands.ask(dict, "du", "--json", "--volume", volume, "--", row.entry.id)
@@ -180,13 +180,13 @@ async def _run_and_show(app: CommandApp, doing: str, row: OrphanRow, command: st
 
 
 _MOST = 5000
-"""The number of entries listed in a directory: nobody reads more, and on some disks, listing more takes too long."""
+"""How many entries of a directory are listed: nobody reads more, and on some disks, listing more takes too long."""
 _REST_S = 0.3
 """How many seconds without a key press pass before a filter is applied to a large directory."""
 
 
 class InsideScreen(TableScreen):
-    """A directory in an orphan."""
+    """The screen that lists a directory in an orphan."""
 
     COLUMNS = INSIDE_COLUMNS
     KEYS = "Enter open  Left back  r restore  / find  ? help  q quit"
@@ -287,11 +287,11 @@ _VERBS: dict[str, Callable[[CommandApp, OrphanRow], Coroutine[None, None, None]]
 }  # fmt: skip
 _LEAST_S, _MOST_S = 3.0, 60.0
 _SHARE = 10
-"""Listing takes at most a tenth of the time."""
+"""Listing the orphans takes at most a tenth of the time."""
 
 
 class OrphansScreen(TableScreen):
-    """The list of orphans."""
+    """The screen that lists the orphans."""
 
     COLUMNS = ORPHAN_COLUMNS
     KEYS = "Enter open  r restore  k keep  d delete  s size  o order  / find  ? help  q quit"

@@ -223,7 +223,7 @@ _ALL = 1 << 40
 
 
 class RowTable(Widget):
-    """A header and the visible rows, one of them selected.
+    """A table with a header and rows, one of which is selected.
 
     Only visible lines are rendered, however many rows there are.
     """
@@ -237,7 +237,7 @@ class RowTable(Widget):
         self._empty = ""
 
     def fill(self, rows: Sequence[TableRow], empty: str) -> None:
-        """Show rows and keep the selection, by key or else by position. empty: the text if there are no rows"""
+        """Show rows; keep the selected row or, if it is gone, its position. empty: the text if there are no rows"""
         if chosen := self.chosen():
             here = rows[self._at].key if self._at < len(rows) else ""
             if here != chosen.key:
@@ -351,7 +351,7 @@ class TableScreen(Screen[None]):
         raise NotImplementedError
 
     def fill(self, rows: Sequence[TableRow], empty: str) -> None:
-        """Show rows. empty: the text if there are none"""
+        """Show rows. empty: the text to show if there are no rows"""
         self.table.fill(rows, empty)
         self.redraw()
 
@@ -378,7 +378,7 @@ class TableScreen(Screen[None]):
         self.query_one("#status", Static).update(Content("\n".join(lines)))
 
     def show_errors(self, lines: Sequence[str]) -> None:
-        """Show the errors of a refresh, until a refresh without errors."""
+        """Show the errors of a refresh; if there are none, clear those of the previous refresh."""
         if lines or self._is_troubled:
             self.show_message(*lines)
         self._is_troubled = bool(lines)

@@ -109,5 +109,4 @@ def size_by(kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, en
 
 
 def in_column(size: TreeSize | None) -> str:
-    """Format a size for a table."""
     return "unknown" if size is None else (">=" if size.is_at_least else "") + format_size(size.n_bytes)

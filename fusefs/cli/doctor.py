@@ -312,7 +312,7 @@ def _mounts() -> Iterator[Finding]:
         try:
             numbers = read_counters(mount)
         except TrashdError:
-            continue  # its daemon is of an older version, or it is in another mount namespace
+            continue  # the daemon is of an older version, or the mount is in another namespace
         if not numbers.is_running:
             yield Finding(printable(mount.point), "the daemon of this mount is not running", DaemonGone.hint)
         elif few := few_files(numbers):

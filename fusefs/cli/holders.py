@@ -97,9 +97,10 @@ def command(what: bytes, volumes: tuple[bytes, ...], as_json: bool) -> int:
     """List processes that have a file in a tree open or mapped, run a program from it, or have their working or root
     directory in it.
 
-    Given an orphan's ID, holders lists processes that still use the old tree; reload or restart them. Given a
-    directory, it lists processes that would keep using the old tree after a swap. PID 0 stands for the kernel, which
-    uses a file in the tree as a loop device (detach it with losetup -d) or as a swap file (disable it with swapoff).
+    Given an orphan's ID, holders lists processes that still use the old tree; reload or restart them so that they use
+    the new one. Given a directory, it lists processes that would keep using the old tree after a swap. PID 0 stands for
+    the kernel, which uses a file in the tree as a loop device (detach it with losetup -d) or as a swap file (disable it
+    with swapoff).
 
     Without root, only your own processes are visible. Any unique prefix or suffix of an ID will do, unless the current
     directory contains a file of that name.

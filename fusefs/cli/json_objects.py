@@ -45,7 +45,7 @@ class WhoseCount(NamedTuple):
 
 
 class KnownSize(NamedTuple):
-    """The size, with the keys of core.record.TreeSize; keys are null if unknown."""
+    """The size, with the keys of core.record.TreeSize; unknown values are null."""
 
     n_entries: int | None = None
     n_bytes: int | None = None
@@ -135,7 +135,7 @@ class WrittenPurgeLists(NamedTuple):
 
 
 class ServiceLife(NamedTuple):
-    """The directory of a service's status file, whether that service runs, and the age of the file."""
+    """The directory of a service's status file, whether that service is running, and the age of the file."""
 
     directory: bytes
     is_running: bool
@@ -204,7 +204,7 @@ class MountExplained(NamedTuple):
 
 
 class UnmountedPath(NamedTuple):
-    """The unmounted path, whether its daemon ended, and whether the daemon had to be killed."""
+    """The unmounted path, whether the mount's daemon ended, and whether the daemon had to be killed."""
 
     path: bytes
     is_ended: bool

@@ -70,7 +70,7 @@ class OrphanFilter(NamedTuple):
     least: int | None = None
 
     def picks(self, entries: Iterable[ListedContainer], now_ns: int) -> list[ListedContainer]:
-        """Return the entries that match. An unreadable entry has no age or path, so conditions on these fail."""
+        """Return the matching entries. An unreadable entry has no age or path, so it matches no condition on these."""
         return [entry for entry in entries if self.matches(entry, now_ns)]
 
     def matches(self, entry: ListedContainer, now_ns: int) -> bool:

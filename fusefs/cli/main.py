@@ -35,7 +35,7 @@ def main() -> None:
 
 
 class _LateSite:
-    """The last module finder if Python was started without `site`, as debian/launchers start it.
+    """The module finder of last resort if Python was started without `site`, as by debian/launchers.
 
     A swap needs no module that only `site` makes available. The first import of such a module loads `site`.
     """

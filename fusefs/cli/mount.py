@@ -226,7 +226,7 @@ def _warn_of_other_ways(target: bytes) -> None:
 
 
 def few_files(mount: ObservedMount) -> Finding | None:
-    """Return a finding if a daemon that runs as root has a low limit of open files; None if the limit is unknown."""
+    """Return a finding if a mount's daemon runs as root and its limit of open files is low, as far as known."""
     from fusefs.mount.native._core import max_handles_of_user
     from fusefs.mount.tree.mount_state import n_client_handles
 
@@ -394,7 +394,7 @@ def _mount_by_helper(arguments: list[str]) -> int:
     if remount(real_path(target), words, is_sloppy=is_sloppy):
         return 0
     if _stands(source, target, words, is_sloppy=is_sloppy):
-        return 0  # `mount -a` also calls this for existing mounts: it recognises only mounts of a filesystem's root
+        return 0  # `mount -a` runs this for existing mounts, since it recognises only mounts of a filesystem's root
     return serve(source, target, words, is_sloppy=is_sloppy)
 
 

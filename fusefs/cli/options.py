@@ -41,7 +41,7 @@ _COMPLETION_LIMIT_S = 0.15
 
 
 class ParsedValue(ParamType[T], Generic[T]):
-    """A value that a function parses; the function raises ValueError with the message for the user."""
+    """The type of a value that `parse` parses; `parse` raises ValueError with the message for the user."""
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
         self.name = name
@@ -214,7 +214,7 @@ def mpi_option(shares: Callable[[Any], Any]) -> Callable[[Callable[..., int]], C
             with join_job() as job:
                 uids = job.uids()
                 if not job.is_first:
-                    # A rank of root trusts no other rank. The first rank may run as a user; it prints the error.
+                    # A rank that runs as root trusts no other rank and does not serve. The first rank prints the error.
                     return job.serve(Kernel()) if os.geteuid() else 0
                 hint = "start all ranks as the user who owns the files"
                 if 0 in uids:
@@ -229,7 +229,7 @@ def mpi_option(shares: Callable[[Any], Any]) -> Callable[[Callable[..., int]], C
 
 
 class OrphanId(ParamType[str]):
-    """An ID, or a part of one. Shells complete the IDs of the caller's own orphans, quickly even if a mount hangs."""
+    """The type of an ID or a part of one. Shells complete the IDs of the caller's orphans, even if a mount hangs."""
 
     name = "id"
 
@@ -278,7 +278,7 @@ def _own_orphans() -> list[tuple[str, str]]:
 
 
 def watched(*, notes: bool = True) -> tuple[Clock, ...]:
-    """Return the readings of the wall clock that this user's service and commands stored; empty without a home.
+    """Return the wall clock readings that this user's service and commands stored; empty if the user has no home.
 
     notes  store the current reading for the next command
     """
@@ -290,7 +290,7 @@ def watched(*, notes: bool = True) -> tuple[Clock, ...]:
 
 
 class AgeCutoffs:
-    """Converts an age to a cutoff: files with earlier times are older. Corrects for changes to the wall clock."""
+    """Converts an age to the time that a file of that age has, and corrects it for changes to the wall clock."""
 
     def __init__(self, kernel: Kernel, *, notes: bool) -> None:
         """notes: store the current reading of the clock for the next command."""
@@ -298,7 +298,6 @@ class AgeCutoffs:
         self._set_ns = 0
 
     def ago(self, span_ns: int) -> int:
-        """Return the time that was `span_ns` ago."""
         cutoff_ns = self.now.cutoff_ns(span_ns)
         self._set_ns = max(self._set_ns, self.now.wall_ns - span_ns - cutoff_ns)
         return cutoff_ns

@@ -1,6 +1,6 @@
 """Prints what commands report: lines for people, JSON for programs, and errors with the next step.
 
-If standard output can't be written, for example on a full disk, `to_error` makes that the command's error.
+If standard output can't be written, for example on a full disk, `to_error` returns the error that the command prints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fusefs.store.swap import Swapped
 
 _NAMED_MAX = 5
 _LEAST_ROOM = 8
-"""In columns: a shorter piece of a path is useless."""
+"""The least width of a shortened path, in columns; a shorter piece would be useless."""
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
@@ -218,7 +218,7 @@ def restore_command(orphan: ContainerId, volume: bytes | None) -> str:
 
 
 def print_swapped(swapped: Swapped, *, json_lines: bool, ids_only: bool, kept: bool) -> None:
-    """Print the result of a swap or removal. ids_only: print everything except the ID on stderr"""
+    """Print the result of a swap or removal. ids_only: print only the ID on stdout, and warnings on stderr"""
     if json_lines:
         from fusefs.cli.json_objects import UndoCommand
 

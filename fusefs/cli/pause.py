@@ -73,7 +73,7 @@ def command(duration_s: int | None, volumes: tuple[bytes, ...], as_json: bool) -
 def _refuse_roots(volume: bytes | None, runtime: bytes) -> None:
     """Raise NotPermitted if root's reaper serves the volume.
 
-    volume  None for all volumes: raise only if root's reaper serves one of them and the caller runs no reaper
+    volume  None for all volumes: raise only if root's reaper serves one, and the caller's own is not running
     """
     roots = served_by_root()
     if volume is None and (is_running(runtime) or not roots):

@@ -42,7 +42,7 @@ class _PlanGroup(OrderedGroup):
     """A group whose default command is `show`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert the default command. Raises  UsageError"""
+        """Insert the default command if none is named. Raises  UsageError if the first word resembles a command"""
         first = args[0] if args else ""
         is_completed = ctx.resilient_parsing and not args  # the shell completes the commands
         if is_completed or first in self.commands or first in ctx.help_option_names:
@@ -151,12 +151,12 @@ def has_plans() -> bool:
 
 
 def refused_rules(rules: Sequence[Rule], now_ns: int) -> Iterator[ConfigProblem]:
-    """Find rules whose directory is missing or records no access times. Skip wildcards, which may match later."""
+    """Find rules whose directory is missing or records no access times. Skip patterns, which might match later."""
     from fusefs.sweep.open_directories import has_wildcards
 
     mounts = read_mounts()
     named = [rule for rule in rules if not has_wildcards(rule.directory)]
-    # Child processes check the directories, since one may hang; the check of the stores reports a hang.
+    # Child processes check the directories, since a directory may hang; the check of the stores reports that.
     answers = ask_each(
         named, lambda rule: _why_refused(rule, now_ns), set(), lambda rule: covering_mount_id(rule.directory, mounts)
     )

@@ -183,7 +183,7 @@ class ReapOptions(NamedTuple):
     n_workers  None: the best number for the filesystem
     max_rate, max_bytes  upper limits, which also apply with `paced`
     paced      yield to other users of the disk
-    counts     count before removing
+    counts     count the entries before removing them
     waits      wait until the space is free; then print how much became free, and which processes hold the rest
     with_stores  also remove trash stores inside the orphan that are not empty
     force      reap from quarantine, with the caller's own rights
@@ -392,7 +392,7 @@ def _print_result(entry: ListedContainer, reaped: Reaped, *, force: bool, as_jso
 
 
 def _sum(reaped: Sequence[Reaped], n_untried: int, elapsed_s: float) -> str:
-    """Format the last line for several orphans: how many were removed, failed or were skipped."""
+    """Format the summary of several orphans: how many were removed, failed or were skipped."""
     n_entries = sum(one.report.removed for one in reaped)
     n_failed = sum(bool(one.report.n_failed) for one in reaped)
     n_skipped = sum(one.lost is not None or one.report.stopped for one in reaped) + n_untried

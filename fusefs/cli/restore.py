@@ -241,7 +241,7 @@ def _choose_of_all(kernel: Kernel, volumes: Sequence[bytes], uid: int | None) ->
 
 
 def _whose(uid: int | None) -> int:
-    """Return the user whose orphans to restore. Raises  NotPermitted if a user other than root names another user"""
+    """Return the user whose orphans are requested. Raises  NotPermitted if a user other than root names another user"""
     if uid not in (None, os.geteuid()) and os.geteuid():
         raise NotPermitted("--user", "only root can restore orphans of other users")
     return os.geteuid() if uid is None else uid

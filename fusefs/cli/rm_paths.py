@@ -79,7 +79,7 @@ LINE = PlainLine(
 
 
 def _is_accepted(path: bytes) -> bool:
-    """Return whether the user confirms a removal. A missing path needs no confirmation; the removal reports it."""
+    """Return whether the user confirms a removal. Do not ask about a missing path, which the removal will report."""
     kind = "directory" if os.path.isdir(path) and not os.path.islink(path) else "file"
     return not os.path.lexists(path) or is_confirmed(f"Remove {kind} {printable(path)}?")
 

@@ -587,7 +587,7 @@ def _print_reports(reports: list[FileReport], *, as_json: bool, is_dry: bool) ->
 
 
 def _apply(*, for_user: bool, prefix: str, has_uring: bool) -> None:
-    """Apply the installed files: create the group and directories, set the switch, reload the units."""
+    """Apply the installed files: create the group and directories, switch on io_uring if chosen, reload the units."""
     if not for_user:
         _run_tool("systemd-sysusers", f"{prefix}/lib/sysusers.d/trashd.conf")
         settings = ("trashd.conf", "trashd-uring.conf") if has_uring else ("trashd.conf",)

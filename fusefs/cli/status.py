@@ -118,7 +118,7 @@ def unwell(service: ObservedStatus) -> list[TrashdError]:
 
 
 def _find_mounts() -> tuple[list[ObservedMount], list[TrashdError]]:
-    """Find mounts whose counters the caller may read, with an error for each that is unreadable or has no daemon."""
+    """Find mounts whose counters the caller may read; add an error for each that is unreadable or has no daemon."""
     from fusefs.mount.places.find_mounts import all_mounts, read_counters
 
     mounts: list[ObservedMount] = []

@@ -141,7 +141,7 @@ def format_deleted(volume: VolumeStatus) -> str | None:
 
 
 def nodes(volume: VolumeStatus) -> str | None:
-    """Format the machines that serve the volume, according to their heartbeats; None if only this machine can."""
+    """Format the machines that serve the volume, and their heartbeats; None if only this machine can serve it."""
     parts = [f"{printable_text(one.host)} ({_node(one)})" for one in volume.nodes[:_SHOWN_NODES]]
     if len(volume.nodes) > _SHOWN_NODES:
         parts.append(f"and {len(volume.nodes) - _SHOWN_NODES:,} more (--json)")

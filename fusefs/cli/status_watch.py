@@ -37,7 +37,7 @@ _BAD_STALL, _BAD_FREE = 0.2, 0.1
 
 
 def watch_live(find_services: FindServices) -> None:
-    """Show the services, refreshed every second, until Ctrl-C."""
+    """Show the services, refreshed every second, until the user presses Ctrl-C."""
     console = Console()
     view = StatusView(is_ascii=not console.encoding.startswith("utf"))
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -45,7 +45,7 @@ def watch_live(find_services: FindServices) -> None:
             while True:
                 try:
                     services = find_services()
-                except NotRunning:  # one may start later
+                except NotRunning:  # a service may start later
                     services = []
                 live.update(view.draw(services, time.time_ns(), console.height), refresh=True)
                 time.sleep(_REFRESH_S)
@@ -75,7 +75,7 @@ class StatusView:
             self._rates[directory, volume.path].append(volume.entries_per_s)
         volumes.sort(key=lambda pair: _RANKS.get(pair[1].phase, _OTHER_RANK))  # equal ranks keep their order
         n_free = n_lines - len(head)
-        # Draw as many panels as possible while each other volume still gets a line, but at least one panel if it fits.
+        # Draw as many panels as leave a line for each other volume, but at least one panel if it fits.
         n_panels = (n_free - len(volumes)) // (_PANEL_LINES - 1)
         n_panels = min(len(volumes), max(n_panels, int(n_free >= _PANEL_LINES + (len(volumes) > 1))))
         n_free -= n_panels * _PANEL_LINES

@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Records whether SIGINT or SIGTERM arrived in this process, its parent, or a child that acts for it.
+    """Records whether SIGINT or SIGTERM arrived in this process, its parent, or a child process that acts for it.
 
     A second signal ends the process at once; nothing is lost in that case either.
     """
@@ -34,7 +34,6 @@ class StopSignals:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def __call__(self) -> bool:
-        """Return whether to stop."""
         return self._number[0] != 0
 
     def exit_code(self) -> int:

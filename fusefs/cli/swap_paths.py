@@ -135,7 +135,7 @@ LINE = PlainLine(
 
 
 def ids_with(other: str) -> UsageError:
-    """Return the error for --print-id together with another option."""
+    """Return the error for a command line that combines --print-id with another option."""
     return UsageError(f"--print-id can't be combined with {other}")
 
 

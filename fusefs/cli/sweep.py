@@ -125,7 +125,7 @@ def _format_failure(one: Failure) -> str:
 
 
 def _first(lines: Sequence[str], count: int) -> Iterator[str]:
-    """Yield the first lines, and the number of the others. count: the number of all lines"""
+    """Yield the first lines, and how many more there are. count: the total, which may be larger than len(lines)"""
     yield from lines[:_SHOWN_MAX]
     n_more = count - min(len(lines), _SHOWN_MAX)
     if n_more > 0:
@@ -487,7 +487,7 @@ def _act_on(kernel: Kernel, options: SweepOptions) -> int:
 def _confirm(kernel: Kernel, options: SweepOptions, names: Iterable[ListedPath] | None) -> None:
     """Count the matches, and ask for confirmation if there are more than `--confirm-above` allows.
 
-    Ctrl-C ends the command at once, since nothing has begun, and a question that waits for an answer can't end cleanly.
+    Ctrl-C ends the command at once: nothing has been changed yet, and a stop request could not interrupt the question.
     Raises  Refused if the answer is no, or if there is no terminal; UsageError if a list can't be read to its end
     """
     limit = options.limit or 0
@@ -589,7 +589,7 @@ def _print_objects(options: SweepOptions, here: Any, names: Sequence[str]) -> li
 def _open_list(kernel: Kernel, options: SweepOptions) -> Iterator[Callable[[], Iterator[ListedPath]]]:
     """Open the list, and yield a function that reads it from the beginning, path by path.
 
-    If the list is read twice and can't be rewound, it is first copied to an unnamed file, not to memory.
+    If the list has to be read twice but can't be rewound, it is first copied to an unnamed file, not to memory.
     """
     from fusefs.sweep.names_from_list import read_list
 
@@ -650,7 +650,7 @@ def _begun(names: Iterator[ListedPath], source: bytes) -> Iterator[ListedPath]:
 
 
 def _absolute(here: bytes, names: Iterable[ListedPath]) -> Iterator[ListedPath]:
-    """Make paths absolute. List formats that contain more than paths already have absolute ones.
+    """Make paths absolute. In list formats that contain more than paths, the paths are absolute already.
 
     `here` contains no symbolic links, so a leading `..` can be resolved in the text; a later `..` can't.
     """

@@ -65,7 +65,7 @@ class FollowedOrphan:
         self._tree: Fd | None = None
 
     def mark(self) -> None:
-        """Open the tree and keep it open: after a restore it still has a link, after a reap it has none."""
+        """Open the tree and keep it open, to distinguish a restore from a reap, after which the tree has no link."""
         with suppress(OSError):
             self._tree = self.folder.store.kernel.open_beneath(self.folder.fd, self._path(State.ORPHANS, TREE))
 
@@ -86,7 +86,7 @@ class FollowedOrphan:
                 call_with_room(self.folder, SPARE_FOR_REAPER, lambda: move_to_state(held, State.REAPING))
 
     def state(self) -> State | None:
-        """Return the orphan's state; None if it is gone. Check twice: it may move to a state that was just checked."""
+        """Return the orphan's state; None if it is gone. Check all states twice, since it may move meanwhile."""
         for _ in range(2):
             for state in (State.ORPHANS, State.REAPING, State.QUARANTINE, State.RESTORING, State.STAGE):
                 with suppress(FileNotFoundError):
@@ -210,7 +210,7 @@ class VolumeWait:
     def conclude(self, stops: ShouldStop, *, are_gone: bool = True) -> Waited:
         """Return how the wait ended, and what still holds the space that did not become free.
 
-        are_gone  no orphan is left to follow, so wait only for space that the filesystem frees later
+        are_gone  all orphans are gone, so wait only for space that the filesystem frees later
         """
         reasons = (*self._reasons, *(self._settle(stops) if are_gone else ()))
         is_reached = self.is_reached() or (not self._goal_bytes and are_gone and not reasons)
@@ -276,7 +276,7 @@ _IDLE_PHASES = {
 
 
 def find_reaper(store: Store) -> tuple[WaitReasonKind | None, str]:
-    """Return the reason why no reaper deletes the orphans of a store, or None, and a description of its reaper."""
+    """Return the reason why no reaper deletes a store's orphans (None if one does), and a description of the reaper."""
     from fusefs.service.state_files import served_volumes
 
     volumes, mounts = list[VolumeStatus](), read_mounts()
@@ -288,7 +288,7 @@ def find_reaper(store: Store) -> tuple[WaitReasonKind | None, str]:
     def serves(volume: VolumeStatus) -> bool:
         """Return whether a served volume includes the store.
 
-        A store below another store on the same filesystem is served with the upper store, through its users' pointers.
+        A store below another store on the same filesystem is served with the upper one, whose folders point to it.
         """
         upper, is_below = find_place(volume.root_path(), mounts), is_inside(store.base_path, volume.root_path())
         is_upper = place is not None and upper is not None and place.device == upper.device and is_below
