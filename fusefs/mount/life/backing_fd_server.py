@@ -6,9 +6,10 @@ directory. If the directory is the mount's root, opened in our own mount namespa
 whose parent it can't enter. Any other directory is opened in a clone of the mount, which is closed before the fd is
 sent. Otherwise a user could change the flags of an unattached mount in a user namespace of their own (Linux 6.18).
 
-The client's fd may be of any kind, and receiving or closing it may block on its filesystem. So a child process with a
-time limit serves each client. The child reads data about the fd only from /proc, because the daemon itself serves
-the directory's filesystem. The daemon knows the directory by its inode number as long as the client's fd is open.
+The client's fd may refer to any filesystem, and receiving or closing the fd may block on that filesystem. So a child
+process with a time limit serves each client. The child reads data about the fd only from /proc, because the daemon
+itself serves the directory's filesystem. The daemon knows the directory by its inode number as long as the client's fd
+is open.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def run_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]:
-    """Run the process during the block; yield the socket through which `answer_queries` receives its queries.
+    """Run the server process during the block; yield the socket through which `answer_queries` receives its queries.
 
-    Must be entered on the main thread, because the kernel kills the process when the thread that forked it ends.
+    The block must be entered on the main thread: the kernel kills the process when the thread that forked it ends.
 
     path    the socket's path; the socket is not removed
     tree    the root of the backing tree (O_PATH)
@@ -71,7 +72,7 @@ def run_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]
 
 
 def _serve_clients(listener_fd: int, daemon_fd: int, tree: int, device: bytes) -> None:
-    """Serve clients, first those of the user with the fewest clients in service, so that no user delays another."""
+    """Serve clients, those of the user with the fewest clients in service first, so that no user delays another."""
     uid_of_child: dict[int, int] = {}
     waiting: dict[int, list[socket.socket]] = {}
     n_max = min(_N_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
@@ -113,7 +114,7 @@ def _fork_child(clients: list[socket.socket], daemon: socket.socket | None, tree
         signal.alarm(_CLIENT_TIMEOUT_S)
         os.read(start_fd, 1)  # wait until no other process has the sockets open
         for client in clients:
-            with client, suppress(OSError):  # close it while the alarm can interrupt that; at exit, it could not
+            with client, suppress(OSError):  # a close that blocks can be interrupted by the alarm, unlike one at exit
                 if daemon is not None:
                     send_answer(client, _fd_for(client, daemon, tree, device))
 
@@ -172,7 +173,7 @@ def _fetch_fd(daemon: socket.socket, request: FdRequest) -> Fd:
 
 
 async def answer_queries(channel: socket.socket, vfs: Vfs) -> None:
-    """Answer the process's queries about directories, until cancelled. Checkpoint  everywhere"""
+    """Answer the server process's queries about directories, until cancelled. Checkpoint  everywhere"""
     limiter = trio.CapacityLimiter(_N)
     async with trio.open_nursery() as nursery:
         while True:
@@ -186,7 +187,7 @@ async def answer_queries(channel: socket.socket, vfs: Vfs) -> None:
 
 
 def _open_directory(vfs: Vfs, number: int) -> Fd:
-    """Return an fd of the directory with this inode number in the mount, which a client has open.
+    """Return an fd of a directory that a client has open in the mount. number: its inode number there
 
     Raises  OSError ENOTDIR
     """

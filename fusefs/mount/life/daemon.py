@@ -80,7 +80,7 @@ class _MountDaemon:
         states: FastPathStates,
         ready: Callable[[], None],
     ) -> None:
-        """ready: called once, when the mount answers"""
+        """ready: called once, when the mount has begun to answer requests"""
         self._vfs = vfs
         self._lock = vfs.lock
         self._options = options
@@ -277,10 +277,10 @@ def serve(
     """Mount, and serve until the mount is unmounted or a signal stops the daemon; return the exit code.
 
     source, target  from mount_points.real_path; if they are the same, the directory is mounted over itself
-    ready           called once, when the mount answers
+    ready           called once, when the mount has begun to answer requests
     replaces        whether to replace a dead trashd mount at the mount point
-    Raises          the reason why SRC can't be mounted. Once it is mounted, an exception leaves the dead mount in
-                    place, because users would mistake an empty directory in its place for the real one
+    Raises          TrashdError, OSError: SRC can't be mounted. An exception after mounting leaves the dead mount in
+                    place, because users would mistake the empty directory below it for the real one
     """
     for name in _IMPORTED_LATE:
         import_module(name)
@@ -317,8 +317,8 @@ def serve(
             with suppress(OSError):  # in that case, the switch is reported as off
                 enable_uring()  # before mounting: INIT, the mount's first request, offers io_uring only if it is on
         starts_unattached = os.geteuid() == 0 and options.default_permissions and why_plain is None
-        # After a dead mount was detached, users would see an empty directory until the daemon answers, and mistake it
-        # for the real one.
+        # If a dead mount was detached, users would see an empty directory until the daemon answers, and mistake it for
+        # the real one.
         starts_unattached &= not has_replaced
         attached = _attach_mount(backing, target, options, flags, starts_unattached=starts_unattached)
         stack.callback(attached.fd.close)
@@ -433,7 +433,7 @@ def _collect_garbage_seldom() -> None:
 
 @contextmanager
 def _open_rings(attached: Attached, device: int, states: FastPathStates) -> Iterator[RingThreads | None]:
-    """Yield the ring threads; None if the connection can't be aborted, which is necessary if one of them fails."""
+    """Yield the ring threads; None if we could not abort the connection, which we must do if a thread fails."""
     try:
         abort_fd = open_abort(attached.mount.connection())
     except OSError as error:
@@ -452,13 +452,13 @@ def _open_rings(attached: Attached, device: int, states: FastPathStates) -> Iter
 
 
 def _backing_server(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
-    """Open the backing tree for users' commands, if the mount covers SRC. Otherwise, commands open SRC themselves."""
+    """Run a server that opens the backing tree for users' commands, if the mount covers SRC. Else they open SRC."""
     mount, path = attached.mount, socket_path(attached.mount.source)
     return nullcontext() if path is None else backing_fd_server.run_server(path, vfs.root, mount.device)
 
 
 async def _notify_watchdog() -> None:
-    """Report to systemd's watchdog, if enabled, that this loop runs. Only the end of a hung daemon frees its clients.
+    """Report to systemd's watchdog, if enabled, that this loop is running: clients of a hung daemon wait until it ends.
 
     Checkpoint  between two reports
     """

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 async def attach_with_new_root(vfs: Vfs, mount: Mount, mount_fd: Fd) -> None:
     """Attach a served mount to its mount point, with a second inode as its top; if that fails, with its root inode.
 
-    mount_fd    the mount, which is closed afterwards
+    mount_fd    an fd of the unattached mount, which is closed afterwards
     Raises      OSError: the mount can't be moved to the mount point
     Checkpoint  while a child process does this and the daemon replies to its requests
     """
@@ -58,7 +58,7 @@ async def attach_with_new_root(vfs: Vfs, mount: Mount, mount_fd: Fd) -> None:
 
 
 async def _move_in_child(mount: Mount, mount_fd: Fd, target: Fd) -> int:
-    """Run `attach_top` in a child; return 0 or its errno. A daemon that waits for its own replies can't be killed.
+    """Run `attach_top` in a child; return 0 or its errno. The daemon would wait for its own replies, even if killed.
 
     Checkpoint  until the child has ended, or was killed because it took too long
     """

@@ -37,7 +37,7 @@ CELL_OF: Final = _LAYOUT.operations
 LAYOUT: Final = (
     N_BUCKETS, BOUNDS_NS[0].bit_length() - 1, _LAYOUT.failed, _LAYOUT.total_ns, _LAYOUT.max_ns, _LAYOUT.buckets
 )  # fmt: skip
-"""Where the counters are, for the native core, which counts all requests in many threads at once."""
+"""The positions of counters, for the native core, which counts requests in many threads at the same time."""
 _LAG_S = 0.1
 """Delay between a change and the update of the gauges: an update after each operation would cost more than most
 operations."""
@@ -102,9 +102,9 @@ class Counters:
 
 @contextmanager
 def open_counters(target: bytes) -> Iterator[Counters]:
-    """Create the counters of a new mount, all 0, in a file that other commands find. It is removed with the mount.
+    """Create the counters of a new mount, all 0, in a file that other commands can read. Remove it with the mount.
 
-    If the file can't be created, a message is logged, and the mount works without it.
+    If the file can't be created, log that, and yield counters that no other process can read.
     """
     path = runtime_dir.path_of(target, runtime_dir.STATS)
     if path is None:
@@ -126,7 +126,7 @@ def open_counters(target: bytes) -> Iterator[Counters]:
 
 
 def _make_file(path: bytes) -> Fd:
-    """Create the file: all zeros, fully allocated, and locked, so that readers can check that this process runs."""
+    """Create the file: all zeros, fully allocated, and locked, so that readers can check that we still run."""
     make_dir(os.path.dirname(path))
     with suppress(FileNotFoundError):
         os.unlink(path + NEW)
@@ -142,7 +142,6 @@ def _make_file(path: bytes) -> Fd:
 
 
 def _map_cells(fd: Fd) -> memoryview:
-    """Map the file; return its counters."""
     mapped = mmap.mmap(fd, 0)
     return memoryview(mapped)[mapped.size() - 8 * _LAYOUT.n_cells :].cast("Q")
 

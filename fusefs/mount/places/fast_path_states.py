@@ -21,7 +21,7 @@ class FastPathStates:
     def __init__(self, target: bytes, device: int, off: Mapping[FastPath, str]) -> None:
         """Turn on all fast paths except those in `off`.
 
-        target  the mount point; `counters.open_counters` creates its runtime directory, and must outlast this object
+        target  the mount point; `open_counters` creates its runtime directory, and its block must outlast this object
         device  st_dev of the mount
         off     each fast path that the options turn off, with the reason
         """

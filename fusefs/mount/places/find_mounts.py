@@ -82,8 +82,8 @@ def remove_stale_counters(mount: Mount) -> None:
 
 
 def _counter_files(mount: Mount) -> Iterator[bytes]:
-    """Yield the paths where a mount's counters may be: first those for its present mount points, then all others, since
-    it may have been mounted elsewhere."""
+    """Yield the paths where a mount's counters may be: first those for its current mount points, then all others, since
+    it may have been moved."""
     above = MOUNTS_RUNTIME if mount.owner == 0 else runtime_dir.base_directory()
     if above is None:
         return
@@ -114,7 +114,7 @@ def _fast_paths(path: bytes, stats: MountStats) -> tuple[uring_choice.FastPathSt
 
 
 def _limited_for_now(state: uring_choice.FastPathState, stats: MountStats) -> uring_choice.FastPathState:
-    """Return the state of a fast path, including a limit that applies only at present."""
+    """Return the state of a fast path, including a limit that applies only for the moment."""
     if state.name == uring_choice.FastPath.ENGINE.value and state.is_on and stats.gauges.get("is_slow"):
         return uring_choice.FastPathState(state.name, is_on=True, why=uring_choice.SLOW_BACKING)
     return state

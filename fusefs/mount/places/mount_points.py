@@ -25,7 +25,7 @@ _DEAD = b"dead"
 
 
 class Health(Enum):
-    """Whether a daemon serves a mount. SILENT: the daemon runs, but does not answer."""
+    """Whether a daemon serves a mount. SILENT: the daemon is running, but does not answer."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -113,7 +113,7 @@ def check_mount(source: bytes, target: bytes, *, replaces: bool) -> Mount | None
 
 
 def silent_daemon_error(target: bytes) -> Refused:
-    """Return the error for a trashd mount whose daemon runs, but does not answer."""
+    """Return the error for a trashd mount whose daemon is running, but does not answer."""
     path = printable(target)
     hint = f"if this persists, remove the mount: trashd umount --force {shell_word(target)}"
     return Refused(f"{path}: already mounted by trashd, but the daemon does not respond", hint)

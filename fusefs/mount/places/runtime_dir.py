@@ -73,14 +73,14 @@ def lock_directory(target: bytes) -> Iterator[bytes]:
 
 
 def is_mounted(target: bytes) -> bool:
-    """Return whether this user's mount exists. If its daemon has ended, its last counters are still available."""
+    """Return whether this user has a trashd mount there, even a dead one: its last counters must stay available."""
     return any(mount.point == target and mount.is_trashd() and mount.owner == os.geteuid() for mount in read_mounts())
 
 
 def remove_unless_served(target: bytes, patience_s: float) -> bool:
     """Remove the runtime files of one of root's mount points, unless a daemon still serves that mount point.
 
-    Returns  whether no daemon serves it
+    Returns  True: no daemon serves it
     """
     path = claim_directory(target)
     try:

@@ -49,7 +49,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _N_TASKS = 4096
-"""How many requests may be in progress at a time. The limit is high, so that those that wait do not block others."""
+"""How many requests may be in progress at a time. The limit is high, so that requests that wait do not block others."""
 _N_OF_USER = 120
 """How many requests of one user the workers serve at a time; the others are queued."""
 _XATTR_ROOM = 1 << 16
@@ -282,8 +282,8 @@ class PlainHandlers(pyfuse3.Operations):
 
     @_handler
     def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        """Write to a file. If it is open with O_APPEND, and other machines may write to it, append, since the kernel's
-        offset may be outdated."""
+        """Write to a file. If it is open with O_APPEND, and other machines may write to it, append to it, since the
+        kernel's offset may be outdated."""
         flags = os.O_APPEND if self._vfs.is_shared and self._vfs.nodes.appends(fh) else 0
         reply = self.call_vfs(Opcode.WRITE, ROOT, None, wire.WRITE_IN.pack(fh, off, len(buf), flags) + buf)
         return wire.read_written(reply)
@@ -297,7 +297,8 @@ class PlainHandlers(pyfuse3.Operations):
         self.call_vfs(Opcode.FSYNC, ROOT, None, wire.FSYNC_IN.pack(fh, wire.FSYNC_DATA_ONLY if datasync else 0))
 
     async def release(self, fh: FileHandleT) -> None:
-        """Release a handle. Note at once that a program has ended: its file's next writer may outpace the worker."""
+        """Release a handle. If a program was executed through it, record here first that the program has ended: the
+        next open of the file for writing may come before a worker releases the handle."""
         mark_not_executed = partial(self._vfs.nodes.mark_not_executed, fh)
         release = partial(self.call_vfs, Opcode.RELEASE, ROOT, None, wire.HANDLE_IN.pack(fh))
         await self._serve_release("release", release, before=mark_not_executed)
@@ -322,7 +323,7 @@ class PlainHandlers(pyfuse3.Operations):
                 return
 
     def _list(self, fh: int, offset: int) -> list[Listed]:
-        """Return some entries from an offset on. The kernel's reference to each entry's node is counted."""
+        """Return some entries from an offset on, and count the kernel's reference to each entry's node."""
         vfs, listed = self._vfs, []
         reply = self.call_vfs(Opcode.READDIRPLUS, ROOT, None, wire.READ_IN.pack(fh, offset, _LISTED_BYTES))
         directory, _fd = vfs.nodes.handle(fh)

@@ -221,7 +221,7 @@ class FuseRequests:
     def _submit(self, request: bytes, wait_class: WaitClass, send: SendReply) -> None:
         """Have a worker serve a request."""
         _size, opcode, unique, _nodeid, uid, _gid, pid = wire.read_head(request)
-        if opcode == Opcode.RELEASE:  # the file's next writer may be quicker than the worker that releases it
+        if opcode == Opcode.RELEASE:  # the file may be opened for writing before the worker releases it
             with self._lock:
                 self._nodes.mark_not_executed(*wire.HANDLE_IN.unpack_from(request, REQUEST_HEAD_SIZE))
         self._stats.note_change()
@@ -304,7 +304,7 @@ class FuseRequests:
 
     def lose_answer(self, error: int | None, fh: int | None) -> None:
         """Handle a reply that the kernel has rejected. error: the errno; fh: the handle in the reply"""
-        if error not in GONE_ERRNOS:  # then the client got an error, too
+        if error not in GONE_ERRNOS:  # the kernel has returned an error to the client, too
             _log.error("the kernel rejected a reply: %s", os.strerror(error or 0))
         if fh:  # no client knows this handle, so none releases it
             self._pool.submit(PoolTask((None, WaitClass.SHORT), partial(self._release, fh)))

@@ -34,7 +34,7 @@ class RingThreads:
 
         device  /dev/fuse
         abort   ends the connection, whatever its state
-        n_fds   how many fds the rings of all threads may need
+        n_fds   how many fds the rings of all threads may use
         """
         self._device = device
         self._abort = abort

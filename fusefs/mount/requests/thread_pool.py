@@ -1,5 +1,5 @@
 """Worker threads for requests that may wait; each serves one request at a time. A user with too many requests does not
-delay others.
+delay other users.
 
 The process ends without waiting for the threads.
 """
@@ -31,7 +31,7 @@ Key = tuple[int | None, int]
 class PoolTask:
     """A task for a worker.
 
-    function  does the task; its argument states whether the task had to queue
+    function  does the task; its argument states whether the task was queued first
     unique    the request's number; 0: none
     pid       of the thread that sent the request
     n_bytes   memory that the task takes while it is queued
@@ -60,9 +60,9 @@ class ThreadPool:
         self._idle: list[SimpleQueue[PoolTask]] = []
 
     def submit(self, task: PoolTask) -> bool:
-        """Start a task, or queue it behind the user's others.
+        """Start a task, or queue it behind the user's other tasks.
 
-        Returns  False: neither is possible, because there are no threads, or the user has too much queued
+        Returns  False: neither is possible, because no thread can be started, or the user's queue is full
         """
         with self._mutex:
             if self._has_room(task.key) and self._start(task):
@@ -127,7 +127,7 @@ class ThreadPool:
             del self._n_queued_bytes[key]
 
     def _next(self) -> PoolTask | None:
-        """Return the next task whose user may have one more in progress."""
+        """Return the next queued task whose user may have one more in progress; None if there is none."""
         for key, queued in self._queued.items():
             if self._has_room(key):
                 return next(iter(queued.values()))

@@ -1,6 +1,6 @@
 """The daemon's cache for a slow backing filesystem, for data that the kernel has dropped, or has not requested yet.
 
-A local filesystem is not cached, since it answers just as quickly (docs/internals/decisions/0065).
+A local filesystem is not cached, since it answers as quickly as the cache (docs/internals/decisions/0065).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CacheFill:
         self.end()
 
     def end(self) -> None:
-        """Stop collecting."""
+        """Stop caching results."""
         self._metadata.end_lookup()
         self._nodes.is_caching = not self._metadata.is_idle
 
@@ -121,7 +121,7 @@ class DaemonCache:
         self._stats = stats
 
     def fill_if_slow(self) -> AbstractContextManager[CacheFill | None]:
-        """Begin a fill for one operation. It is None if the filesystem is not slow, and thus not cached."""
+        """Begin a fill for one operation; the block gets None if the filesystem is not slow, and thus not cached."""
         return self.begin_fill() if self._lock.is_slow else nullcontext()
 
     def begin_fill(self) -> CacheFill:
@@ -205,7 +205,7 @@ class DaemonCache:
 
     @contextmanager
     def reading(self, source: SourceKey) -> Iterator[None]:
-        """Drop the attributes of an inode whose atime the block changes by reading. Its extended attributes stay."""
+        """Drop the attributes of an inode whose atime the block changes by reading; keep its extended attributes."""
         if not self.metadata.is_idle:
             self.metadata.note_access(source)
         try:

@@ -27,7 +27,7 @@ from fusefs.mount.tables.tables_lock import TablesLock
 
 _N_MAX = 64
 _RETRY_S = 1.0
-"""How long an inode is held. The kernel retries at once; if a retry takes longer, slowness is the bigger problem."""
+"""How long an inode is held. The kernel retries at once; a machine where that takes longer has bigger problems."""
 
 _MOVED_S = 2.0
 """How long a moved inode is held. mv(1) stats it at once, but the machine may be busy."""
@@ -79,7 +79,7 @@ class EstaleRetries:
                 self._token.run_sync_soon(self._set_has_any)
 
     def note_moved(self, pid: int, place: tuple[Node, bytes], source: SourceKey, fd: Fd) -> None:
-        """Note that a process moved an inode to a place where its name is not kept. fd: the inode's, owned by us"""
+        """Note that a process moved an inode to a place where its name is not kept. fd: the inode's; now owned by us"""
         self._drop_moved(pid)
         node = self._nodes.find(source)
         self._moved[pid] = _Held(time.monotonic(), node, fd, place)
@@ -128,7 +128,7 @@ class EstaleRetries:
         This must not depend on later requests: an open fd prevents a filesystem mounted inside SRC from being
         unmounted.
 
-        Checkpoint  while there is no process, and while one is held
+        Checkpoint  while no inode is held, and between two checks of those that are
         """
         self._token = trio.lowlevel.current_trio_token()
         while True:

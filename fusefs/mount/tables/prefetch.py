@@ -44,7 +44,7 @@ support it only for one of the two."""
 
 
 class PrefetchXattrs:
-    """The extended attributes to prefetch. A client that reads one from a file probably reads it from the next files.
+    """The extended attributes to prefetch. A client that reads one from a file will probably do so with the next.
 
     Any thread may read this. Callers that change it must hold the tables lock.
     """
@@ -147,7 +147,7 @@ class Prefetch:
 
     @property
     def n_under_way(self) -> int:
-        """The number of names whose attributes are being fetched, or queued to be."""
+        """The number of names whose attributes are being fetched or will be fetched next."""
         return sum(queue.n_pending() for queue in self._queues.values())
 
     def close(self) -> None:
@@ -284,7 +284,7 @@ class PrefetchBatch:
 class PrefetchQueue:
     """The prefetch queue of one listing. Callers must hold the tables lock.
 
-    names      names that were returned, but whose attributes are not fetched yet
+    names      names that were returned to the kernel, but whose attributes have not been fetched yet
     n_allowed  how many of them may be fetched; grows with each request
     is_active  whether a process has begun to stat names, so that attributes are sent with later names
     """
@@ -328,5 +328,5 @@ class PrefetchQueue:
         return self._batches
 
     def n_pending(self) -> int:
-        """Return how many names are being fetched, or queued to be."""
+        """Return how many names are being fetched or will be fetched next."""
         return sum(batch.n_pending for batch in self._batches)

@@ -48,7 +48,7 @@ class Submounts:
     Requests that reach them go to a worker, even if SRC itself is local. Unless `asks_server` is true, statx with
     AT_STATX_DONT_SYNC returns the attributes that the kernel has cached. For a FUSE mount, this does not involve the
     mount's daemon, so a directory with such a mount point is listed at once. For other types (NFS, autofs), even a
-    lookup of the name may block. The mounts are known only while `watch_mounts` runs.
+    lookup of the name may block. The mounts are known only while `watch_mounts` is running.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Submounts:
             self._read()
 
     def are_up_to_date(self, device: int) -> bool:
-        """Return whether statx returns current attributes on this device: it asks its server, or none is needed."""
+        """Return whether statx returns current attributes on this device: it asks the server, or there is none."""
         self.note_device(device)
         return self.asks_server or device not in self.devices
 

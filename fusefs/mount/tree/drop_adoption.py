@@ -177,7 +177,7 @@ class DropAdoption:
 
 
 def _mapped_id(number: int) -> int:
-    """Return the id to act with; nobody's if the id is not mapped here, or absent (in the kernel's own writeback)."""
+    """Return the id to act with: nobody's if this one is not mapped here, or absent (in the kernel's own writeback)."""
     return _NOBODY if number == NO_ID else number
 
 

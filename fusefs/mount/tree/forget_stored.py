@@ -1,4 +1,4 @@
-"""Makes the kernel forget nodes in trash stores step by step, before renames have to wait or space stays occupied.
+"""Makes the kernel forget nodes in trash stores step by step, so that renames need not wait and space is freed.
 
 The reaper deletes these nodes behind the mount. As long as the kernel knows a directory, the daemon holds it open, so
 neither its blocks nor its inode are freed. When the next entry of the same name is moved into a drop directory, the
@@ -62,14 +62,14 @@ class StoredNotices:
     # Callers must hold the tables lock.
 
     def note_stored(self, node: Node, is_moved: bool) -> None:
-        """Note that a client was sent a node in a directory that holds trash, or moved the node and its tree there."""
+        """Note a node in a directory that holds trash: a client was sent the node, or moved it there with its tree."""
         if is_moved and node.is_directory:
             self._has_moved, self._nodes.is_trash_renewed = True, False
         self._stored_nodes[node] = None
         self._wake()
 
     def expire(self, directory: Node, name: bytes, node: Node) -> None:
-        """Note that the kernel is about to assign this name to a node that was moved to another place."""
+        """Note that the kernel is about to assign this name to a node that was in fact moved elsewhere."""
         self._expiring_names[directory.nodeid, name] = node
         self._last_named_s = time.monotonic()
         self._wake()

@@ -36,7 +36,7 @@ names may be in an orphan, where the reaper may delete it behind the mount."""
 
 
 class EntryParam(NamedTuple):
-    """The present state of a name or nodeid, like libfuse's fuse_entry_param.
+    """The current state of a name or nodeid, like libfuse's fuse_entry_param.
 
     nodeid     0: no such name
     timeout_s  how long the kernel may cache it; 0: not at all

@@ -195,7 +195,7 @@ class Listings:
         return self._opened(SlowListing(node, uid), wire.encode_open(0, flags))
 
     def release(self, fh: int) -> None:
-        """Release a handle of a directory or file, if no client will release it."""
+        """Release a handle of a directory or file that no client will release."""
         self.answer(wire.encode_request(Opcode.RELEASEDIR, ROOT, (0, 0, 0), wire.HANDLE_IN.pack(fh)))
 
     def _opened(self, listing: SlowListing, reply: bytes) -> bytes:
@@ -221,7 +221,8 @@ class Listings:
     def _open_to_read(self, directory: Node) -> Fd:
         """Open a directory for reading; for the kernel, it is already open.
 
-        Raises  OSError ENOENT: it was removed behind the mount; other filesystems report that even for an open one
+        Raises  OSError ENOENT: the directory was removed behind the mount; for an open directory, other filesystems
+                report ENOENT, too
         """
         try:
             return Fd(self._lock.call(os.open, self._mount.directory_fd(directory).path(), _TO_READ))
@@ -342,7 +343,7 @@ class Listings:
 
 
 def _is_cached_by_kernel(node: Node, entry: EntryParam, directory: Node, name: bytes, now_s: float) -> bool:
-    """Return whether the kernel has this entry cached, and for more than a moment; see native/listings.c."""
+    """Return whether the kernel has this entry cached, and will keep it for a while; see native/listings.c."""
     is_single_name = entry.is_steady and entry.attributes.nlink == 1 and not node.is_directory
     is_cached = is_single_name and node.cached_until_s > now_s + _SOON_S and node.nlookup
     return bool(is_cached) and node.parent is directory and node.name == name

@@ -87,7 +87,7 @@ class NodeOperations:
             fill.learn_missing(directory, name)
 
     def _directory(self, nodeid: int) -> tuple[Node, Fd]:
-        """Return a directory and its fd, which must be used at once. Raises  OSError ENOENT: the directory was removed;
+        """Return a directory and its fd, to be used immediately. Raises  OSError ENOENT: the directory was removed;
         ESTALE: no such node"""
         node = self._nodes.get(nodeid)
         if node is None:

@@ -107,7 +107,7 @@ class Passthrough:
             self._nodes.drop_backing()
 
     def note_refusal(self, node: Node, number: int, fd: int) -> None:
-        """Log that the kernel has refused a backing file, once per errno, or give up passthrough on the mount."""
+        """Give up passthrough if the kernel would refuse all files; otherwise log the refusal, once per errno."""
         if number in _REASONS and statx(fd).mnt_id == statx(self._root).mnt_id:
             on_give_up = self._on_give_up
             self.stop()

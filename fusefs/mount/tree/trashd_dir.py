@@ -58,7 +58,7 @@ def is_drop_folder(nodes: Tables, directory: Node) -> bool:
 
 
 def hides_stores(directory: Node, *, shows_trash: bool) -> bool:
-    """Return whether a listing omits stores, as in the root, where backups, searches and `rm -rf *` would find them."""
+    """Return whether a listing omits stores, as it does in the root: backups and `rm -rf *` must not find them."""
     return directory.nodeid in ROOTS and not shows_trash
 
 
