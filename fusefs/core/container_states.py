@@ -66,7 +66,7 @@ def decide_stage(
 ) -> StageAction:
     """Decide what to do with a container in stage/ that no process holds.
 
-    record  the container's record; None if there is none (it is durable before anything moves, I3)
+    record  the container's record; None if there is none (a record is durable before anything moves, I3)
     tree    the identity of `tree` in the container; None if there is none
     fresh   the identity of `fresh` in the container (two renames only); None if there is none
     name    the identity of the object at the victim's path; None if there is none
@@ -83,8 +83,8 @@ def decide_stage(
         if compare(tree, record.fresh) is IdentityMatch.SAME:
             return StageAction.BACK
         return StageAction.FORWARD if _lacks_the_mark(tree, record, is_victim) else StageAction.KEEP
-    # The other methods put nothing but the tree itself at `tree`, so an identity that proves nothing (network
-    # filesystems) is enough, but not a contradicting one.
+    # The other methods put nothing but the tree itself at `tree`. So an identity that proves nothing is accepted (on
+    # network filesystems), but not one that contradicts the record.
     if is_victim is IdentityMatch.OTHER:
         return StageAction.KEEP
     if record.method is Method.SWEEP:
@@ -118,8 +118,8 @@ def decide_restoring(
 
 
 def _lacks_the_mark(tree: Identity, record: Record, is_victim: IdentityMatch) -> bool:
-    """Whether a tree may be the victim and can't be the replacement, because only the replacement has a mark.
+    """Whether a tree of unknown identity must be the victim, because it lacks the mark of the replacement.
 
-    If the replacement has lost its mark, it is adopted as an empty orphan, and no data is lost.
+    If this is the replacement after all and has lost its mark, it is adopted as an empty orphan; no data is lost.
     """
     return is_victim is IdentityMatch.UNKNOWN and is_marked(record.fresh) and not is_marked(tree)

@@ -44,10 +44,10 @@ class Identity(NamedTuple):
 def compare(a: Identity | None, b: Identity | None) -> IdentityMatch:
     """Decide whether two identities belong to the same incarnation of the same inode.
 
-    If both identities have a handle, the handles decide; otherwise the inode number and the birth time do. The same
-    inode number alone proves nothing, because numbers are reused; a different one proves a difference. A missing mark
-    proves nothing, because attributes may get lost. An inode in a btrfs snapshot counts as the same as its source,
-    since after a rollback only the snapshot exists (`is_in_snapshot` distinguishes the two).
+    If both identities have a handle, the handles decide; otherwise the inode number and the birth time do. Equal
+    inode numbers alone prove nothing, because numbers are reused; different ones prove that the inodes differ. A
+    missing mark proves nothing, because attributes may get lost. An inode in a btrfs snapshot counts as the same as its
+    source, since after a rollback only the snapshot exists (`is_in_snapshot` distinguishes the two).
     """
     if a is None or b is None:
         return IdentityMatch.UNKNOWN

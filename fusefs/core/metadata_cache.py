@@ -76,12 +76,12 @@ UserAnswers = dict[tuple[int, bytes], bytes | int]
 
 
 def is_cached_xattr(name: bytes) -> bool:
-    """Whether an attribute is cached. Other attributes are not, since some of them change by themselves."""
+    """Whether this extended attribute is one that is cached. Some of the others change by themselves."""
     return name in _NUMBERS
 
 
 def pack_xattrs(answers: UserAnswers) -> bytes:
-    """Encode the results that may be cached: no temporary errors, no long values, no other names.
+    """Encode the results for attributes that are cached, except temporary errors and long values.
 
     A program's capabilities are not cached: they are read each time the program is run.
     ENOSYS becomes EOPNOTSUPP, because the kernel's FUSE would apply ENOSYS to all files.
@@ -116,7 +116,7 @@ def unpack_xattrs(packed: bytes, at: int = 0) -> UserAnswers:
 NodeId = NewType("NodeId", int)
 """The kernel's number for a node: the backing inode's number, unless another live node has that number."""
 SourceKey = tuple[int, bytes] | tuple[int, int, int]
-"""One incarnation of one backing inode: (device, file handle), or (device, ino, birth time) without handles."""
+"""One incarnation of one backing inode: (device, file handle) if handles exist, else (device, ino, birth time)."""
 ROOT = NodeId(1)
 TOP = NodeId(1 << 62)
 """A second ID of the root, used if the kernel has another inode number for it: see mount/life/root_inode.py."""
@@ -124,7 +124,7 @@ ROOTS = (ROOT, TOP)
 
 
 def source_key(attributes: Attributes, handle: bytes) -> SourceKey:
-    """Identify one incarnation of an inode: by its handle, or by its birth time if there are no handles."""
+    """Identify one incarnation of an inode by its file handle or, if handles are not supported, by its birth time."""
     return (attributes.dev, handle) if handle else (attributes.dev, attributes.ino, attributes.btime_ns)
 
 
@@ -141,7 +141,7 @@ Dirent = tuple[bytes, int, int, int]
 
 
 class PackedEntries:
-    """The entries of a directory, in order. Entries can be appended, but not once a cache holds the object."""
+    """The entries of a directory, in order. Entries can be appended until the object is stored in a cache."""
 
     __slots__ = ("_following", "_inos", "_kinds", "_names", "_starts")
 
@@ -172,7 +172,7 @@ class PackedEntries:
         return name, self._inos[index], self._following[index], self._kinds[index]
 
     def after(self, offset: int) -> int | None:
-        """Return the index of the entry at an offset, or None if no entry has this offset as that of the next entry."""
+        """Return the index of the entry that follows the one with this next offset, or None if no entry has it."""
         try:
             return self._following.index(offset) + 1
         except ValueError:
@@ -183,7 +183,6 @@ class PackedEntries:
 
     @property
     def n_bytes(self) -> int:
-        """The memory that the entries use."""
         columns = (self._names, self._starts, self._inos, self._following, self._kinds)
         return getsizeof(self) + sum(map(getsizeof, columns))
 
@@ -191,7 +190,7 @@ class PackedEntries:
 Epoch = NewType("Epoch", int)
 """The number of the newest change when a lookup began."""
 _PACKED = Struct("=QQIIIIQQQIqqqqd")
-"""Attributes, and the time at which they expire: a fifth of the size of the tuple with its numbers."""
+"""Attributes, and the time at which they expire, in a fifth of the memory that a tuple of numbers would use."""
 _N_FIELDS = len(Attributes._fields)
 _UNTIL = Struct("=d")
 """The expiry time that precedes packed extended attributes."""
@@ -201,9 +200,9 @@ _MOST_NOTES = 4096
 _MOST_XATTRS = 32
 """The most results that are kept for one inode: if each user gets a different result, there may be many."""
 _LISTING = b""
-"""Used in place of a name; it changes when any name changes."""
+"""Stands for the whole listing in place of a name. The listing changes when any name changes."""
 _LARGEST_SHARE = 4
-"""The cache's size divided by this limits one directory: a larger one would evict all else, then parts of itself."""
+"""One directory may use the cache's size divided by this. A larger one would evict all else, then parts of itself."""
 
 
 def _allocated(size_bytes: int) -> int:
@@ -211,7 +210,7 @@ def _allocated(size_bytes: int) -> int:
     return -(-size_bytes // 16) * 16
 
 
-_BYTES_BYTES = getsizeof(b"") + 7  # and half a step
+_BYTES_BYTES = getsizeof(b"") + 7  # the average padding to a multiple of 16 bytes
 _TUPLE_BYTES = _allocated(getsizeof((None, None)))
 _NUMBER_BYTES = _allocated(getsizeof(1 << 59))  # int and float
 _HANDLE_BYTES = _TUPLE_BYTES + _NUMBER_BYTES + _BYTES_BYTES
@@ -288,7 +287,7 @@ _ITEM_BYTES = _allocated(getsizeof(_CachedInode())) + _allocated(getsizeof(bytes
 
 
 class MetadataCache:
-    """A cache limited in bytes. It evicts the least recently used inode first, and a directory with all its names."""
+    """A cache of limited size. It evicts the least recently used inodes; a directory is evicted with all its names."""
 
     __slots__ = (
         "_changed_at", "_floor", "_items", "_lifetime_s", "_limit_bytes", "_n_bytes", "_n_lookups", "epoch",
@@ -298,8 +297,8 @@ class MetadataCache:
     def __init__(self, limit_bytes: int, lifetime_s: float) -> None:
         """Create an empty cache.
 
-        limit_bytes  limit of its memory; 0: nothing is cached, but changes are recorded
-        lifetime_s   how long a fact stays valid after it was read
+        limit_bytes  limit on the memory used; 0: nothing is cached, but changes are recorded
+        lifetime_s   how long a fact stays valid after it is read
         """
         self.epoch = Epoch(0)
         """The number of the newest change. Callers that store their results at once use it without begin_lookup."""
@@ -311,7 +310,7 @@ class MetadataCache:
         self._n_bytes = 0
         self._n_lookups = 0
         self._changed_at: dict[_Changed, Epoch] = {}
-        self._floor = self.epoch  # earlier changes are forgotten: results of lookups that began before are refused
+        self._floor = self.epoch  # results of lookups that began earlier are refused, as changes are forgotten
 
     def __len__(self) -> int:
         """The number of cached inodes."""
@@ -327,12 +326,12 @@ class MetadataCache:
         return self._n_bytes + getsizeof(self._items)
 
     def begin_lookup(self) -> Epoch:
-        """Begin a lookup; `end_lookup` must follow in any case."""
+        """Begin a lookup, and return its epoch. The caller must call `end_lookup`, even after an error."""
         self._n_lookups += 1
         return self.epoch
 
     def end_lookup(self) -> None:
-        """End a lookup, which must not store anything afterwards."""
+        """End a lookup. The caller must store its results before this call."""
         self._n_lookups -= 1
         if not self._n_lookups:
             self._forget_changes()
@@ -342,7 +341,7 @@ class MetadataCache:
         return epoch == self.epoch or not self._has_changed(epoch, source)
 
     def is_name_unchanged(self, epoch: Epoch, directory: SourceKey, name: bytes) -> bool:
-        """Whether a name still has the meaning that it had when a lookup with this epoch began."""
+        """Whether a name has been neither created nor removed nor replaced since a lookup with this epoch began."""
         return epoch == self.epoch or not self._was_renamed(epoch, directory, name)
 
     def attributes(self, source: SourceKey, now_s: float) -> tuple[Attributes, float] | None:
@@ -376,7 +375,6 @@ class MetadataCache:
         return item is not None and item.names is not None
 
     def target(self, source: SourceKey, now_s: float) -> bytes | None:
-        """Return the target of a symbolic link, or None if it is not cached."""
         item = self._items.get(source)
         if item is None or item.target is None or item.target[1] <= now_s:
             return None

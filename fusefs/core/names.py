@@ -21,7 +21,7 @@ STORE = Name(b".trashd")
 _OF_USER = STORE + b"-"
 _MOST_UID = (1 << 32) - 2
 N_HEX = 12
-"""Hexadecimal digits appended to a name whose plain form is taken."""
+"""The number of hexadecimal digits appended to a name whose plain form is taken."""
 ID_MAX_BYTES = 200
 ID_RANDOM_CHARS = 12
 """The length of the random part at the end of an ID, which is enough for users to name an orphan."""
@@ -45,7 +45,7 @@ def make_id(utc: str, milliseconds: int, victim: bytes, random: bytes) -> Contai
 
 
 def is_container_id(text: str) -> bool:
-    """Whether the text has the form of an ID: a directory in the store with any other name is not trashd's."""
+    """Whether the text has the form of an ID. Directories in a store with other names were not made by trashd."""
     slug, random = text[_TIME_CHARS : -ID_RANDOM_CHARS - 1], text[-ID_RANDOM_CHARS - 1 :]
     if not text.isascii() or not len(slug) + _TIME_CHARS + 1 + ID_RANDOM_CHARS == len(text) <= ID_MAX_BYTES:
         return False
@@ -54,7 +54,7 @@ def is_container_id(text: str) -> bool:
 
 
 def successor_id(container: ContainerId, random: bytes) -> ContainerId:
-    """Return the name of the container that takes this one's place.
+    """Return an ID for a container that replaces this one: the same ID with another random part.
 
     random  6 bytes
     """
@@ -62,7 +62,7 @@ def successor_id(container: ContainerId, random: bytes) -> ContainerId:
 
 
 def may_be_same_container(called: ContainerId, container: ContainerId) -> bool:
-    """Whether a container named `called` may be the one with this ID, or have taken its place."""
+    """Whether two IDs are equal except for the random part: either container may have replaced the other."""
     return called[:-ID_RANDOM_CHARS] == container[:-ID_RANDOM_CHARS]
 
 
@@ -108,7 +108,7 @@ def split_path(path: bytes) -> list[Name]:
 
 
 def ends_in_dots(path: bytes) -> bool:
-    """Whether a path's last component is `.` or `..`: they name a directory, but not its entry in its parent."""
+    """Whether a path ends in `.` or `..`, which name a directory, but not the directory's entry in its parent."""
     return path.rstrip(b"/").rpartition(b"/")[2] in (b".", b"..")
 
 

@@ -60,7 +60,7 @@ def is_heartbeat_name(name: bytes) -> bool:
 
 
 def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
-    """Encode as JSON, padded with blanks to HEARTBEAT_BYTES."""
+    """Encode a heartbeat as JSON, padded with blanks to HEARTBEAT_BYTES."""
     return msgspec.json.encode(heartbeat).ljust(HEARTBEAT_BYTES - 1) + b"\n"
 
 
@@ -92,7 +92,7 @@ class HeartbeatWatch:
         self._updated_s: float | None = None
 
     def update(self, heartbeats: Mapping[bytes, Heartbeat | None], now_s: float) -> set[bytes]:
-        """Record the present heartbeats (None: unreadable). Returns  the nodes that are no longer alive"""
+        """Record the present heartbeats (None: unreadable). Return the nodes that became silent since the last call."""
         alive_before = self.alive_nodes()
         passed_s = 0.0 if self._updated_s is None else min(max(now_s - self._updated_s, 0.0), _MAX_STEP_S)
         self._updated_s = now_s
@@ -142,10 +142,9 @@ def _to_seen_node(name: bytes, watched: _WatchedHeartbeat, *, is_here: bool) -> 
 
 
 class PollInterval:
-    """The time until the next check for other nodes' changes: short while there are changes, then longer and longer."""
+    """The time until the next check for other nodes' changes: short after a change, doubled after each other check."""
 
     def __init__(self, least_s: float = LEAST_POLL_S) -> None:
-        """least_s: the shortest time between two checks"""
         self._least_s = least_s
         self._wait_s = least_s / 2
 

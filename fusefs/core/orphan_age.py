@@ -85,12 +85,12 @@ class Now(NamedTuple):
         return min([self.wall_ns - wall_ns, *(record_age_ns(clock, wall_ns) for clock in self.clocks)])
 
     def clock_change_ns(self, wall_ns: int, boot_ns: int | None, boot: str) -> int:
-        """Return how far the wall clock was set forward since an event (negative: back), or 0 if less than a second."""
+        """Return how far the wall clock was set forward since an event (negative: back); 0 if less than a second."""
         set_ns = self.wall_ns - wall_ns - self.since(wall_ns, boot_ns, boot)
         return set_ns if abs(set_ns) >= STEP_NS else 0
 
     def cutoff_ns(self, span_ns: int) -> int:
-        """Return a wall time: as far as is known, every timestamp before it is at least span_ns old."""
+        """Return a wall time such that, as far as is known, every timestamp before it is at least span_ns old."""
         return min([self.wall_ns - span_ns, *(cutoff_ns(clock, span_ns) for clock in self.clocks)])
 
 
@@ -130,7 +130,7 @@ def advance_clock(clock: Clock, wall_ns: int, boot_ns: int) -> Clock:
 
 
 def _bounded(eras: tuple[Era, ...]) -> tuple[Era, ...]:
-    """Limit the eras to ERAS_MAX. Merging the oldest two keeps the lower of the ages that they allow."""
+    """Merge the oldest two eras until ERAS_MAX remain. A merged era gives the lower of the ages that the two give."""
     while len(eras) > ERAS_MAX:
         first, second, *others = eras
         least_ns = min(first.ahead_ns, second.ahead_ns)
@@ -156,7 +156,7 @@ class FirstSights:
         self._sights: dict[str, FirstSight] = {}
 
     def get(self, clock: Clock, identifier: str, created_ns: int) -> FirstSight:
-        """Return the first sight of an orphan, or an equivalent one."""
+        """Return the remembered first sight of an orphan, or one computed now, from which the same age follows."""
         sight = self._sights.get(identifier) or first_sight(clock, created_ns)
         if sight.age_ns == 0 and len(self._sights) < self._most:
             self._sights[identifier] = sight
@@ -187,7 +187,7 @@ def record_age_ns(clock: Clock, created_ns: int) -> int:
     """
     now_ns = clock.true_ns()
     ends = [*(era.seen_ns for era in clock.eras[1:]), now_ns]
-    made = (created_ns - era.ahead_ns for era in clock.eras)  # at the latest
+    made = (created_ns - era.ahead_ns for era in clock.eras)  # the latest times that are possible
     ages = [
         now_ns - min(made_ns, end_ns)
         for made_ns, era, end_ns in zip(made, clock.eras, ends, strict=True)
@@ -197,10 +197,10 @@ def record_age_ns(clock: Clock, created_ns: int) -> int:
 
 
 def cutoff_ns(clock: Clock, span_ns: int) -> int:
-    """Return a wall time: every timestamp before it is at least span_ns old, however often the wall clock was set.
+    """Return a wall time such that every timestamp before it is at least span_ns old, even if the clock was set.
 
-    Files may have been written during the span in any era that overlaps it. If the wall clock was behind in that era,
-    they seem older than they are. Files from earlier eras are old enough, whatever their timestamps are.
+    Files that were written in an era in which the wall clock was behind seem older than they are. So this considers
+    each era that overlaps the span. Files from earlier eras are old enough, whatever their timestamps are.
     """
     now_ns = clock.true_ns()
     ends = [*(era.seen_ns for era in clock.eras[1:]), now_ns]
@@ -214,7 +214,7 @@ def encode_clock(clock: Clock) -> bytes:
 
 
 def decode_clock(text: bytes) -> Clock | None:
-    """Decode a clock that this version, 0.2.0 or 0.3.0 saved. For anything else, return None: trust the wall clock."""
+    """Decode a clock that this version, 0.2.0 or 0.3.0 saved, or return None to trust the wall clock."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):

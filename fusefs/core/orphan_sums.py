@@ -23,9 +23,9 @@ class Survey(NamedTuple):
     shared_bytes  the most that may remain in use after a delete, because snapshots or reflinks share it; 0 if not
                   requested. Blocks that only files of this tree share are included, since they can't be distinguished
     n_failed      number of entries that could not be read; an unreadable directory counts as one
-    is_at_least   there were too many files with hard links to remember: each name of the others adds its share of the
-                  file's size, and counts as not linked from outside
-    n_spare_names  entries whose removal frees no inode, because it has other names inside or outside the tree
+    is_at_least   not all files with hard links could be remembered: each name of the others added its share of the
+                  file's size, and no links from outside were assumed
+    n_spare_names  entries whose removal frees no inode, because the inode has other names inside or outside the tree
     """
 
     n_entries: int
@@ -95,7 +95,7 @@ class SumKey(NamedTuple):
 class OrphanSum(NamedTuple):
     """The sum of a group of orphans.
 
-    n_bytes    size of the orphans whose size is known; the size of `n_unknown` others is not
+    n_bytes    total of the known sizes; the sizes of `n_unknown` orphans are not known
     is_at_least  the actual sum may be larger
     n_due      number of expired orphans
     oldest_s   age of the oldest orphan; None: no record states an age
@@ -127,7 +127,7 @@ class OrphanToSum(NamedTuple):
     """An orphan to be summed.
 
     base                  the directory that holds the store
-    age_s, expires_in_s   None if no record states it; expires_in_s also if the orphan is pinned
+    age_s, expires_in_s   None if no record states them; expires_in_s is also None if the orphan is pinned
     """
 
     uid: int

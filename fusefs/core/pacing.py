@@ -24,7 +24,7 @@ SLICE_S = 0.05
 """The length of a slice: short enough to stop or back off at once, long enough that scheduling costs almost nothing."""
 SMALL_SLICE_S = 0.00015
 """The length of a slice if others use the disk: their requests never queue behind more than a few of our calls.
-(Measured on xfs: slices twice as long slow one in a hundred of their requests; slices half as long are mostly overhead.)
+(Measured on xfs: slices twice as long slow one in a hundred of their requests; shorter ones are mostly overhead.)
 """
 MAX_NAMES_PER_CHECK = 512
 """The most entries between two readings of the clock: two or three milliseconds of work on a local disk."""

@@ -44,7 +44,8 @@ def parse_window(text: str) -> TimeWindow:
 def opens_in_s(windows: Iterable[TimeWindow], second: int) -> int:
     """Return the seconds until a window opens, or 0 if one is open or there are no windows.
 
-    second  of the local day. Because of daylight saving time, callers must repeat the call at least every hour
+    second  the present second of the local day. Because of daylight saving time, the result is valid for an hour at
+            most
     """
     return min((_opens_in_s(window, second) for window in windows), default=0)
 
@@ -164,7 +165,7 @@ class VolumePolicy(NamedTuple):
     def closed_s(self, second: int, *, hurries: bool) -> int:
         """Return the seconds until a window opens, or 0 if one is open, if there are none, or if space is low.
 
-        second  of the local day
+        second  the present second of the local day
         """
         return 0 if hurries else opens_in_s(self.windows, second)
 
@@ -234,8 +235,8 @@ def due_in_s(orphan: KnownOrphan, rules: RetentionRules, clock: Clock, *, early:
 def warning_in_s(orphan: KnownOrphan, rules: RetentionRules, clock: Clock, before_s: float) -> float | None:
     """Return the seconds until the warning that an orphan expires soon (0 or less: it is due), or None for no warning.
 
-    before_s  how long before the expiry the warning is due. An orphan whose retention is not longer needs no warning,
-              since its owner has only just trashed it; neither does one that has expired or is being deleted
+    before_s  how long before the expiry the warning is due. There is no warning if the whole retention is at most this
+              long, since the owner has only just trashed the tree; nor if the orphan has expired or is being deleted
     """
     due_s = None if orphan.is_claimed else due_in_s(orphan, rules, clock)
     if due_s is None or due_s <= 0 or due_s + age_s(orphan, clock) <= before_s:
@@ -275,7 +276,7 @@ class SpaceNeeded(NamedTuple):
 OrphansByUser = Mapping[int, Iterable[KnownOrphan]]
 """The orphans of each user, including those of the user's subordinate UIDs."""
 _MATTERS = 100
-"""Orphans that amount to less than a hundredth of the amount needed don't help."""
+"""Orphans that free less than one part in this many of the amount needed don't help."""
 
 
 def beyond_quota(trash: OrphansByUser, volume: VolumePolicy, total_bytes: int) -> SpaceNeeded:
@@ -293,7 +294,7 @@ def beyond_quota(trash: OrphansByUser, volume: VolumePolicy, total_bytes: int) -
 def choose_early_deletions(
     trash: OrphansByUser, needed: SpaceNeeded, volume: VolumePolicy, clock: Clock, *, is_exact: bool = True
 ) -> list[ContainerId]:
-    """Choose the orphans to delete early, to free the amount needed: the oldest of the users with the most trash.
+    """Choose orphans to delete early to free the amount needed: the oldest orphans of the users with the most trash.
 
     There is a level such that cutting every user down to it frees enough. No user loses more than the excess over this
     level: a user with less trash loses nothing, whatever others have pinned. Pinned and protected orphans are never
@@ -331,7 +332,7 @@ def choose_early_deletions(
 
 
 def _drop_too_small(chosen: list[tuple[ContainerId, OrphanSize]], needed: SpaceNeeded) -> None:
-    """Drop the last orphans, as long as the dropped ones add up to less than a hundredth of the amount needed."""
+    """Drop the orphans chosen last that together free less than a hundredth of the amount needed."""
     stays = SpaceNeeded(needed.n_inodes // _MATTERS, needed.n_bytes // _MATTERS)
     while chosen:
         stays = stays.minus(chosen[-1][1])

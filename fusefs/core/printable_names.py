@@ -40,10 +40,10 @@ def printable_text(text: str) -> str:
 
 
 def shell_word(path: bytes) -> str:
-    r"""Quote the path so that a shell, when the word is pasted into it, reads exactly these bytes; safe for a terminal.
+    r"""Quote a path so that a terminal can show the word safely, and a shell reads exactly these bytes from it.
 
-    A path with unprintable characters is written as `$'...'` with octal escapes: no shell reads more than three digits
-    of those.
+    A path with unprintable characters is written as `$'...'` with octal escapes, because no shell reads more than three
+    digits of an octal escape.
     """
     text = path.decode("utf-8", "surrogateescape")
     if text and _PLAIN.issuperset(text):

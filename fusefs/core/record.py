@@ -49,7 +49,7 @@ class Failure(NamedTuple):
 class Entered(NamedTuple):
     """A directory of another user in which a reap stopped or failed.
 
-    A later reap must not take this reap's own changes there for late arrivals.
+    A later reap must not mistake this reap's own changes in the directory for late arrivals.
 
     handle    the directory's file handle
     ctime_ns  its ctime after the last change by that reap; as long as it is the same, nothing else has changed there
@@ -146,7 +146,7 @@ class Record(NamedTuple):
     parent       the victim's parent directory; for a sweep, the swept directory
     fresh        the replacement, which took the victim's place; None if there is none
     victim       the tree; a sweep creates it and moves the matches into it
-    host, boot   machine ID (or host name) and boot ID of the host that made it or last claimed it for a restore
+    host, boot   machine ID (or host name) and boot ID of the host that made or last restored the container
     created_ns   wall time
     boot_ns      the same moment in CLOCK_BOOTTIME of that boot, which can't be set; None: not recorded
     retention_s  seconds until the orphan may be reaped; None: only on request
@@ -154,7 +154,7 @@ class Record(NamedTuple):
     lent_mode    permission bits that the victim had before its owner got a temporary permission for the rename; None
                  if none was needed. Recorded before the change, so that recovery can undo it
     lent_fresh   the same for the replacement when a restore moves it: its mode may have changed by then
-    target       where a restore puts a tree with a temporary permission, if not at its origin; relative in the same way
+    target       path to which a restore moves a tree with a temporary permission, if not `origin`, and relative like it
     heir         the user who is to get the tree while root still has it; None: the owner of the folder that holds it
     kept         directories that stay in the replacement (`swap --keep`), where files stay as hard links; None if there
                  are none
@@ -240,9 +240,9 @@ _OMITTED_IF_EMPTY = (
 
 
 def encode_record(record: Record) -> bytes:
-    """Encode as one indented JSON object.
+    """Encode a record as one indented JSON object.
 
-    Raises  ValueError if it would be longer than `RECORD_MAX_BYTES`
+    Raises  ValueError if the result would be longer than `RECORD_MAX_BYTES`
     """
     fields: dict[str, Any] = {"format": FORMAT, **record._asdict()}
     del fields["unknown"]

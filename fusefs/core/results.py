@@ -218,7 +218,7 @@ class SweepSums(NamedTuple):
     taken_bytes: int = 0
 
     def n_not_chosen(self) -> int:
-        """Return the number of names that are missing, vanished, failed, spared or mount points, whether they match or not."""
+        """Return how many names are missing, vanished, failed, spared or mount points, whether they match or not."""
         return self.n_missing + self.n_vanished + self.n_failed + self.n_mounts + self.n_spared
 
     def plus(self, other: SweepSums) -> SweepSums:

@@ -116,7 +116,7 @@ class StatBounds(NamedTuple):
         return hold
 
     def packed(self, formats: Iterable[int]) -> bytes | None:
-        """Pack the conditions for a C function that checks many entries, or return None if a time does not fit into 64 bits.
+        """Pack the conditions for a C function that checks entries, or return None if a time does not fit into 64 bits.
 
         formats  the selected types, as listings report them (d_type)
         """

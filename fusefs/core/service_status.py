@@ -120,7 +120,7 @@ class VolumeStatus(msgspec.Struct, frozen=True, kw_only=True):
     owner      UID of the owner if it is a user's own store that root's service serves
     why        a sentence that explains the phase, such as what the reaper waits for
     is_known   whether the store has been read since the service started; otherwise n_users and n_orphans are 0
-    n_unread   new orphans that were not read yet, e.g. outside the windows; the other counts don't include them
+    n_unread   new orphans that have not been read yet, e.g. outside the windows; the other counts don't include them
     n_orphans  all orphans in the store, including those being reaped; n_due of them may be deleted now
     entries_per_s, bytes_per_s  rates over the last seconds
     tempo_entries_per_s         the present limit; None: unlimited
@@ -229,7 +229,7 @@ class ObservedStatus(NamedTuple):
 
 
 def age_s(status: Status, boot_id: str, boot_ns: int, wall_ns: int) -> float:
-    """Return the age of a status, by a clock that can't be set, unless the machine was rebooted since then.
+    """Return how long ago a status was written, by CLOCK_BOOTTIME or, if the machine was rebooted, by the wall clock.
 
     boot_id, boot_ns, wall_ns  the present values; boot_ns is CLOCK_BOOTTIME
     """

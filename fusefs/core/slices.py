@@ -57,10 +57,10 @@ class SliceWork(msgspec.Struct, eq=False):
     names          entries to unlink; directories among them are moved to `subdirs`
     bundles        more names, packed: as a list, those of a large directory would need ten times the memory
     subdirs        directories to remove with their content
-    emptied        directories that were emptied and are to be removed, with how often each was listed
+    emptied        directories that were emptied and are to be removed, each with the number of its listings
     is_listed      everything that remains is listed above; otherwise the directory must be listed (again)
     failed         entries that can't be removed, which the next listing skips
-    n_failed       their number; if it is above MAX_FAILED_NAMES, not all are in `failed`
+    n_failed       number of such entries; if it is above MAX_FAILED_NAMES, not all are in `failed`
     n_passes       number of complete listings so far
     is_productive  something was removed since the last listing began
     cut_bytes      for a large file, which no longer has a name: the size still to be truncated; None for a directory
@@ -194,7 +194,7 @@ class FinishedDirectory(NamedTuple):
 
 
 class _Node(msgspec.Struct, eq=False):
-    """A directory that was begun: the work that no slice has, and the number of running slices.
+    """A directory that was begun: the work that no slice has taken, and the number of running slices.
 
     is_whole     this plan is to remove everything in the directory, including entries that are not known yet
     n_unlinking  the number of running slices that unlink in the directory
@@ -226,7 +226,7 @@ class _Node(msgspec.Struct, eq=False):
 
 
 def _can_clear(node: _Node) -> bool:
-    """Whether a slice may remove entries of a directory that are known by name, without disturbing another slice."""
+    """Whether a slice can remove entries whose names are already listed, without disturbing another slice."""
     return bool(node.work.emptied) or (_has_names(node.work) and not node.n_unlinking)
 
 
@@ -256,7 +256,7 @@ class _LastBegun:
             heappush(self._keys, -key)
 
     def find(self) -> int | None:
-        """Return the most recently begun directory for which the condition holds; forget the later ones."""
+        """Return the most recently begun directory for which the condition holds, and forget those begun after it."""
         while self._keys:
             key = -self._keys[0]
             node = self._nodes.get(key)
@@ -277,8 +277,7 @@ class SlicePlan:
 
         splits_names  whether two workers are faster than one in a flat directory on this filesystem
         least_share   the fewest names of such a directory that a slice gets, unless fewer remain
-        n_machines    number of machines on which the workers run; 0: they are processes and threads of this machine,
-                      with which the fds are shared
+        n_machines    number of machines on which the workers run; 0: they run on this one, and share its fds
         """
         self._n_workers = n_workers
         most_sharing = max(_MOST_SHARING, _SHARING_ELSEWHERE * n_machines)
@@ -351,7 +350,7 @@ class SlicePlan:
         return Slice(key, node.fd, node.path, share, depth, node.is_hoisted, is_below, is_shared)
 
     def _find(self) -> int | None:
-        """Return the most recently begun directory for a slice, preferably one where no other slice unlinks."""
+        """Return the most recently begun directory with work, preferably one in which no other slice is unlinking."""
         return next((key for choice in self._choices if (key := choice.find()) is not None), None)
 
     def _take_share(self, node: _Node) -> SliceWork:
@@ -407,12 +406,12 @@ class SlicePlan:
         return self._finish(key)
 
     def lost(self, lost: Slice) -> None:
-        """Record that a slice's worker ended. Its progress is unknown, so the whole slice is repeated."""
+        """Record that a slice was lost with its worker. The slice's progress is unknown, so all of it is repeated."""
         self._nodes[lost.key].end_slice(lost, lost.work)
         self._reconsider(lost.key)
 
     def _finish(self, key: int) -> list[FinishedDirectory]:
-        """Drop a directory without remaining work, and its ancestors without any. Returns  the dropped directories"""
+        """Drop a directory and its ancestors, up to the first that has work left. Returns  the dropped directories"""
         finished: list[FinishedDirectory] = []
         while True:
             node = self._nodes[key]

@@ -1,4 +1,4 @@
-"""Remove many paths with one command: all paths on one mount go into one orphan, like that of a sweep.
+"""Remove many paths with one command: all paths on one mount become one orphan, like the matches of a sweep.
 
 The paths share one record and few flushes, and one restore brings all of them back. Paths that a sweep would skip or
 treat differently are removed individually: paths through symbolic links, mount points and directories above them, and
