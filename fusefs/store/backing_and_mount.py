@@ -35,8 +35,6 @@ NO_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class suppress_errno(suppress):  # noqa: N801 - as its base
-    """Suppress an OSError with one of these errnos; other errors are raised."""
-
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers
 
@@ -79,7 +77,7 @@ class BackingAndMount(NamedTuple):
             return BackingAndMount(fd, self.mounted and kernel.open_beneath(self.mounted, b".", DIRECTORY))
 
     def beneath(self, kernel: Kernel, path: bytes, flags: int = DIRECTORY) -> BackingAndMount:
-        """Open a directory beneath this one, without a mounted side if the mount shows another directory there or none.
+        """Open a directory beneath this one; add the mounted side only if the mount shows the same directory there.
 
         flags   flags for the backing side
         Raises  OSError
@@ -134,7 +132,7 @@ def open_beneath_on_both(kernel: Kernel, sides: BackingAndMount, path: bytes) ->
 
 
 def require_both_sides(sides: BackingAndMount, lower: BackingAndMount, path: bytes) -> BackingAndMount:
-    """Return `lower`, which was opened beneath `sides`. If only `sides` has a mounted side, close it and raise.
+    """Return `lower`, which was opened beneath `sides`. If `lower` alone lacks a mounted side, close `lower` and raise.
 
     Raises  OSError: ESTALE
     """
@@ -158,7 +156,7 @@ def choose_rename_fds(one: BackingAndMount, other: BackingAndMount) -> tuple[Fd,
 def add_mounted_side(kernel: Kernel, fd: Fd, above: Fd | None, path: bytes) -> BackingAndMount:
     """Add the mounted side to an open directory (O_PATH), if one of our mounts shows it; takes ownership of the fd.
 
-    above, path  a directory in the mount, and the path from there
+    above, path  a directory in the mount, and the path from there to `fd`
     """
     with close_on_error(fd):
         return BackingAndMount(fd, open_in_mount(kernel, above, path, fd))
@@ -188,9 +186,9 @@ def is_taken(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
 
 
 def open_in_mount(kernel: Kernel, above: Fd | None, path: bytes, fd: Fd) -> Fd | None:
-    """Open the mounted side of the directory `fd` (O_PATH); None if the mount shows another directory there, or none.
+    """Open the mounted side of the directory `fd` (O_PATH), or return None if the mount does not show this directory.
 
-    above, path  a directory in the mount, and the path from there
+    above, path  a directory in the mount, and the path from there to `fd`
     """
     if above is None:
         return None
@@ -229,14 +227,14 @@ def retry_stale(lookup: Callable[[], T]) -> T:
 
 
 def is_same_in_mount(backing: os.stat_result, mounted: os.stat_result) -> bool:
-    """Return whether `mounted` can be our mount's view of `backing`: with the same inode number or a private one."""
+    """Return whether `mounted` can be our mount's view of `backing`: its inode number is the same, 1, or private."""
     is_same_kind = stat.S_IFMT(backing.st_mode) == stat.S_IFMT(mounted.st_mode)
     return is_same_kind and (mounted.st_ino in (backing.st_ino, _ROOT_INO) or mounted.st_ino >= _PRIVATE_INOS)
 
 
 @contextmanager
 def preserved_times(kernel: Kernel, fd: Fd) -> Iterator[None]:
-    """After a block that leaves a directory's contents unchanged, restore its times if we have the permission."""
+    """After a block that leaves a directory's contents unchanged, restore the directory's times, if permitted."""
     before = kernel.fstat(fd)
     try:
         yield

@@ -47,7 +47,7 @@ class HeldContainer(NamedTuple):
 
     fd      the container's directory, open for reading
     record  the record as it is on disk
-    owned   closes the fds that hold the lock; several values may share it, and closing one of them is enough
+    owned   closes the fds that hold the lock; several HeldContainers may share it, and one of them must be closed
     stored_as  the name in the state's directory if the container took another one's place; None: the ID is the name
     """
 
@@ -116,7 +116,7 @@ def has_lost_record(kernel: Kernel, container: Fd) -> bool:
 
 
 def read_fs_clock_ns(kernel: Kernel, fd: Fd) -> int:
-    """Return the time by the filesystem's clock: a container's ctime after a chmod to the mode that it has already."""
+    """Return the time by the filesystem's clock: a container's ctime after a chmod that does not change its mode."""
     kernel.chmod(fd, 0o700)
     return max(0, kernel.fstat(fd).st_ctime_ns)
 
@@ -171,7 +171,7 @@ def fill_record(kernel: Kernel, fd: Fd, record: Record) -> None:
     try:
         text = encode_record(record)
     except ValueError as error:
-        # Only the origin can be that long: about 20,000 bytes of names that have to be quoted.
+        # Only an origin can make a record too long: one with about 20,000 bytes of names that have to be quoted.
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)) from error
     kernel.write(fd, text)
     kernel.fsync(fd)
@@ -258,9 +258,9 @@ def dissolve(held: HeldContainer) -> None:
 
 
 def _rmdir_after_unlock(held: HeldContainer, state: Fd) -> None:
-    """Remove the container after closing its lock and fds.
+    """Remove the container after releasing its lock and closing its fds.
 
-    Until these are closed, libfuse and NFS keep an unlinked open file under a hidden name.
+    Until the fds are closed, libfuse and NFS keep an unlinked open file under a hidden name.
     """
     kernel = held.folder.store.kernel
     held.owned.close()
@@ -286,7 +286,6 @@ def _drop_hidden(kernel: Kernel, state: Fd, name: bytes) -> None:
 
 
 def unfinished_name() -> bytes:
-    """Return a new name with UNFINISHED_PREFIX."""
     return UNFINISHED_PREFIX + os.urandom(6).hex().encode()
 
 
@@ -332,8 +331,8 @@ class ClaimLost(Enum):
 def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
     """Open a container's record without locking it; read-only if the volume is read-only.
 
-    The record may have a second hard link, since some backup programs make them. In a folder that only its owner can
-    enter, only that user and root can have put the record there, and a changed record is a new file.
+    The record may have a second hard link, since some backup programs make such links. In a folder that only its owner
+    can enter, only that user and root can have put the record there, and trashd never changes a record in place.
     Raises  FileNotFoundError if there is no record; BadRecord unless it is a small regular file that belongs to
             `uid` and that no other user can change through another link. The user may have put a FIFO, a link to
             another user's file, or a gigabyte there
@@ -401,8 +400,8 @@ def hold(
     """Lock a container and return it, or the reason why that failed.
 
     ended_boots  IDs of other boots that the administrator declared ended. On shared filesystems, their locks are
-            ignored, because a server may keep a dead client's lock for a day (MooseFS). Several processes may then act
-            at once, so this is only for takeovers
+            ignored, because a server may keep a dead client's lock for a day (MooseFS). Several processes may then
+            hold the container at the same time, so this is only for takeovers
     Raises  BadRecord; FileNotFoundError if the container exists but has no record
     """
     kernel = folder.store.kernel
@@ -462,8 +461,8 @@ def _always(_record: Record) -> bool:
 def _mark_begun(held: HeldContainer, still_applies: Callable[[Record], bool]) -> HeldContainer | ClaimLost:
     """On shared filesystems, mark a container that was moved to reaping/ as begun, or make it an orphan again.
 
-    A lock may be lost there, and the server may execute a claim after the process that made it has ended. Another
-    command may have prolonged the retention before that, so the record is checked again.
+    A lock may be lost there, and the server may execute a claim only after the claiming process has ended. In the
+    meantime, another command may have prolonged the retention, so the record is checked again.
     """
     kernel = held.folder.store.kernel
     if held.folder.store.is_shared() and BEGUN not in kernel.list_reopened(held.fd):
@@ -485,8 +484,9 @@ def claim(
 ) -> HeldContainer | ClaimLost:
     """Lock a container and move it to reaping/ with one rename; only one of several claims succeeds (I5).
 
-    still_applies  whether the record still permits the claim; if not, the container is not claimed. Called when no
-              other process can change the record and, where a lock may be lost (on shared filesystems), after the move
+    still_applies  whether the record still permits the claim; if not, the container is not claimed. This is called
+              while no other process can change the record. On shared filesystems, where a lock may be lost, it is
+              called again after the move
     """
     held = hold(folder, source, container)
     if isinstance(held, ClaimLost):

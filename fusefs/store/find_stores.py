@@ -52,7 +52,7 @@ _CACHED_S = 1.0
 def discover_stores(kernel: Kernel, paths: Iterable[bytes] = (), silent: list[bytes] | None = None) -> Iterator[Store]:
     """Open the stores for some paths, or all known stores; the caller closes each.
 
-    All stores are trusted. For root, users' own stores are included, each opened for its owner only.
+    Only trusted stores are opened. For root, users' own stores are included, each opened for its owner only.
     paths   each path stands for the stores in it or, if it has none, for the nearest stores above it on the same mount.
             No other stores are opened, because users must name what is deleted. Without paths: the stores at every
             mount point, above the working directory, and in registries (the caller's, and for root all users')
@@ -134,8 +134,8 @@ def _stores_everywhere(kernel: Kernel, silent: list[bytes]) -> Iterator[Store]:
 class _Discovered(NamedTuple):
     """All places with stores, as found by child processes.
 
-    for_whom  the effective UID and the mounts for which this is valid
-    until_s   the time (time.monotonic) until which this is valid
+    for_whom  the effective UID and the mounts for which the result is valid
+    until_s   the time (time.monotonic) until which the result is valid
     """
 
     for_whom: tuple[int, list[Mount]]
@@ -147,7 +147,7 @@ class _Discovered(NamedTuple):
 def _find_places(
     kernel: Kernel, mounts: list[Mount], users: set[int], silent: list[bytes]
 ) -> Iterator[bytes | UserLine]:
-    """Find all places with stores. users: as for `stores_of_users`; the caller may add users meanwhile"""
+    """Find all places with stores. users: as for `stores_of_users`; the caller may add users during the iteration"""
     for_whom, last = (os.geteuid(), mounts), kernel.cached_stores
     if isinstance(last, _Discovered) and last.for_whom == for_whom and time.monotonic() < last.until_s:
         silent += last.silent
@@ -242,8 +242,9 @@ def stores_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Stor
 
 
 def open_store_at(kernel: Kernel, path: bytes, mounts: list[Mount], name: Name = STORE) -> Store | None:
-    """Open a store by its name in a directory; None if there is none. Root opens a user's store for that user only.
+    """Open a store by its name in a directory; return None if there is none.
 
+    Root opens a user's store for that user only.
     Raises  OSError; Untrusted; NoBacking; BrokenStore
     """
     shown = open_both_sides(kernel, path, mounts)
@@ -258,8 +259,7 @@ def open_store_at(kernel: Kernel, path: bytes, mounts: list[Mount], name: Name =
 
 
 def mount_points(mounts: Iterable[Mount]) -> list[bytes]:
-    """Return the mount points that may have a store. Our own mounts come first, so that users know the stores' paths.
-
+    """Return the mount points that may have a store. Our own mounts come first: users know a store by its path there.
     Other users' mounts are skipped, since their daemons could show anything, or hang.
     """
     owners = trusted_owners(os.geteuid())

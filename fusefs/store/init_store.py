@@ -93,7 +93,7 @@ def read_chosen() -> dict[str, str]:
 
 
 def record_chosen_disk(store: Store) -> list[bytes]:
-    """If copies of a store are mounted from other disks, record the store's disk as the original; return their paths.
+    """If copies of a store are mounted from other disks, record its disk as the original; return the copies' paths.
 
     Raises  OSError
     """
@@ -190,7 +190,7 @@ class _InitStep(NamedTuple):
 
 
 def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_made_by_root: bool) -> Name:
-    """Return the name of the store that the caller's `init` makes or repairs: root's, or the one that their swaps use.
+    """Return the name of the store that `init` makes or repairs. For a user, this is the store that their swaps use.
 
     Raises  OSError
     """
@@ -279,7 +279,7 @@ def _ensure_store(
 
 
 def _registered_id(kernel: Kernel, fd: Fd, places: set[bytes]) -> VolumeId | None:
-    """Return a store's volume ID from the caller's registry: with a different ID, its records would be invalid."""
+    """Return a store's volume ID from the caller's registry; with a new ID, the store's records would be invalid."""
     identity = kernel.identify(fd)
     candidates = (
         one

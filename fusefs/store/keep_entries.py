@@ -397,7 +397,7 @@ def _has_room(record: Record) -> bool:
 
 
 def merge_parts(held: HeldContainer, replacement: BackingAndMount, tree: BackingAndMount) -> list[str]:
-    """Move recorded parts from a replacement without the victim's name into the tree; return those that did not move.
+    """Move recorded parts into the tree from a replacement that has lost the victim's name; return the unmoved parts.
 
     A killed merge can be repeated, since parts that were moved are no longer in the replacement.
     """

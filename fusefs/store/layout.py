@@ -45,10 +45,13 @@ NEW_PREFIX = STORE + b".new-"
 COPY_PREFIX = NEW_PREFIX + b"copy-"
 """Prefix of a private directory in which files for a store are completed before they are moved into the store.
 
-Only its maker can enter it. If the maker is killed, everything in it exists elsewhere, too.
+Only its maker can enter it. If the maker is killed, nothing is lost, since everything in it also exists elsewhere.
 """
 SWAP_PREFIX = NEW_PREFIX + b"swap-"
-"""Prefix of a new store until it is exchanged with the entry at the name of root's store, and then of that entry."""
+"""Prefix of a new store's name until the store is exchanged with the entry that has the name of root's store.
+
+After the exchange, that entry's name has this prefix.
+"""
 PLANTED = b".planted-"
 """Part of the new name of a foreign entry that was moved aside in root's store."""
 OLD = b"old-"
@@ -94,7 +97,7 @@ DROP = Name(b"drop")
 POINTERS = Name(b"pointers")
 RESERVE = Name(b"reserve")
 NEW_PART = b".new-"
-"""Prefix of the name of a user's folder, or of a directory in one, that is unfinished."""
+"""Prefix of the name of an unfinished directory: a user's folder, or a directory in one."""
 FOLDERS = (*(Name(state.value.encode()) for state in State), DROP, POINTERS, RESERVE)
 VOLUME_MAX_BYTES = 4096
 FOLDER_MODE = 0o700
@@ -107,7 +110,7 @@ class Volume(NamedTuple):
     """The contents of volume.json.
 
     exchange    whether RENAME_EXCHANGE worked here; if not, a swap takes two renames
-    filesystem  the magic number of the filesystem on which this was tested; on a different one, the test is repeated
+    filesystem  the magic number of the filesystem that was tested; on another type of filesystem, the test is repeated
     unnamed     whether files made without a name (O_TMPFILE) persisted there; None: not tested
     strangers_refused  whether the filesystem refused other users the operations that would make folders unsafe; None:
         not tested
@@ -193,7 +196,7 @@ class Store(NamedTuple):
             pass
 
     def path(self) -> bytes:
-        """Return the store's path for messages, which differs from every other store's."""
+        """Return the store's path for messages; each store has a different one."""
         return os.path.join(self.base_path, self.name)
 
     def is_common(self) -> bool:
@@ -201,7 +204,7 @@ class Store(NamedTuple):
         return self.owner == 0 and self.name == STORE
 
     def is_shared(self) -> bool:
-        """Return whether other kernels may have mounted this filesystem, too; nothing orders their changes and ours."""
+        """Return whether other kernels may have mounted this filesystem; then their changes can come between ours."""
         return not is_local_kind(self.filesystem)
 
     def with_maker(self) -> Store:
@@ -262,7 +265,7 @@ class UserFolder(NamedTuple):
         return self.is_proven or self.uid == uid != 0
 
     def list(self, folder: Name | State) -> list[bytes]:
-        """Return the names in one of the folder's directories, without creating it; empty if it is missing."""
+        """Return the names in one of the folder's directories, or [] if it is missing; it is not created."""
         try:
             fd = self.store.kernel.open_dir(self.fd, folder.value.encode() if isinstance(folder, State) else folder)
         except FileNotFoundError:
@@ -312,7 +315,7 @@ def make_unique(kernel: Kernel, dir_fd: Fd, name: bytes) -> None:
 
 
 def take_lock(kernel: Kernel, dir_fd: Fd, owned: ExitStack) -> bool:
-    """Take a directory's lock and return whether it was free. Make the lock file if it is missing; `owned` closes it.
+    """Take a directory's lock and return whether it was free; `owned` releases it. Make the lock file if it is missing.
 
     Raises  OSError
     """
@@ -334,7 +337,7 @@ def is_container_file(name: bytes) -> bool:
 
 
 def is_store_name(name: bytes) -> bool:
-    """Return whether a name is that of any user's store, finished or unfinished."""
+    """Return whether a name is that of a store: root's or a user's, finished or unfinished."""
     return name.startswith(STORE) and (
         name == STORE or name.startswith(NEW_PREFIX) or parse_user_store_name(name) is not None
     )
@@ -355,7 +358,7 @@ def own_store_names(kernel: Kernel, base_fd: Fd, uid: int) -> Iterator[Name]:
 
 
 def list_users_stores(kernel: Kernel, base_fd: Fd) -> list[Name]:
-    """Return the sorted names of all users' own stores in a directory; empty if the caller may not list it.
+    """Return the sorted names of all users' own stores in a directory, or [] if the caller may not list it.
 
     Raises  OSError
     """
@@ -373,7 +376,7 @@ def encode_volume(volume: Volume) -> bytes:
 
 
 def volume_fields(text: bytes) -> dict[str, Any]:
-    """Return the fields in a volume.json with any format number; empty if it is not trashd's."""
+    """Return the fields in a volume.json with any format number, or {} if it is not trashd's."""
     with suppress(ValueError, RecursionError):
         fields = json.loads(text)
         if isinstance(fields, dict) and fields.get("magic") == MAGIC:
@@ -382,7 +385,7 @@ def volume_fields(text: bytes) -> dict[str, Any]:
 
 
 def decode_volume(text: bytes, store: bytes) -> Volume | None:
-    """Decode the volume.json of the store at a path; None if it is not trashd's.
+    """Decode the volume.json of the store at a path; return None if it is not trashd's.
 
     Raises  UnknownFormat if it is trashd's, but not in the current format
     """
@@ -419,7 +422,7 @@ def decode_identity(fields: object) -> Identity | None:
 
 
 def open_own_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> Store | None:
-    """Open the caller's own store in a directory; None if there is none. Takes ownership of `base`.
+    """Open the caller's own store in a directory; return None if there is none. Takes ownership of `base`.
 
     An entry that has such a name, but is not a store or is accessible to others, is ignored.
     Raises  BrokenStore; OSError
@@ -436,7 +439,7 @@ def open_own_store(kernel: Kernel, base: BackingAndMount, base_path: bytes) -> S
 def open_store(
     kernel: Kernel, base: BackingAndMount, base_path: bytes, name: Name = STORE, *, of: int | None = None
 ) -> Store | None:
-    """Open the store in a directory; None if there is none. Takes ownership of `base`.
+    """Open the store in a directory; return None if there is none. Takes ownership of `base`.
 
     name    `.trashd`, which may also be a user's own store made by 0.3.0; or the name of a user's own store
     of      the uid that must own it; root then opens it for that user only, and trusts it for no other user
@@ -494,7 +497,7 @@ def store_of(
 
 
 def open_areas(kernel: Kernel, store_fd: Fd, name: Name = STORE) -> Areas:
-    """Open the areas of an opened store, trusted or not. Raises  OSError; FileNotFoundError without a `u/`"""
+    """Open the areas of an opened store, trusted or not. Raises  OSError; FileNotFoundError if it has no `u/`"""
     with ExitStack() as owned:
         u_fd = owned.enter_context(kernel.open_beneath(store_fd, USERS, READABLE))
         new_fd = registry_fd = None
@@ -544,7 +547,7 @@ def _check(
 def read_small(
     kernel: Kernel, dir_fd: int, name: bytes, most_bytes: int, owners: Container[int] | None = None
 ) -> bytes | None:
-    """Read a small file; None if it is not a regular file, or if another user may have put it there or written to it.
+    """Read a small file; return None if it is not regular, or if another user may have put it there or written to it.
 
     Another user may have put it there if it has a second hard link, except in root's directories, where a backup may
     have made that link.

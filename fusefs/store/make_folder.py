@@ -299,7 +299,7 @@ def inspect_new_folders(store: Store, resting: Collection[int] = ()) -> list[Fol
 
 
 def _register_new(store: Store, registry_fd: Fd, resting: Collection[int], failed: list[FolderVerdict]) -> None:
-    """Register new folders, at most as many as one inspection may; the caller holds the registry's lock.
+    """Register at most _MAX_PER_INSPECTION new folders; the caller holds the registry's lock.
 
     failed  gets the folders that could not be read, if their user has no other folder yet
     """

@@ -77,7 +77,7 @@ AREA_MODES = {USERS: 0o755, NEW: 0o1777, REGISTRY: 0o755}
 
 
 def name_for_new(kernel: Kernel, base: BackingAndMount) -> Name | None:
-    """Return the name for a store that the caller makes in a directory; None if root's name is taken.
+    """Return the name for a store that the caller makes in a directory, or None if root's name is taken.
 
     If the plain name of a user's own store is taken, which any user can cause, the store gets a random name.
     Raises  OSError
@@ -193,7 +193,7 @@ def _build(
 def lock_store(kernel: Kernel, fd: Fd, owned: ExitStack) -> bool:
     """Take the repair lock of an opened `.trashd`, and return whether it was free; `owned` releases the lock.
 
-    If the lock file can't be made (full or read-only volume, another user's store), no lock is needed.
+    If the lock file can't be made (full or read-only volume, another user's store), no lock is needed: return True.
     Raises  OSError
     """
     if kernel.is_read_only(fd) or kernel.fstat(fd).st_uid != os.geteuid():
@@ -226,8 +226,8 @@ def unfinished_store(
             _fill(kernel, fd, name, identifier or VolumeId(os.urandom(16).hex()))
             yield fd
         finally:
-            # The name may now belong to an entry with which the store was exchanged; that must not be removed. The
-            # owner proves nothing, since a server may have changed it.
+            # The name may now belong to an entry with which the store was exchanged; that entry must not be removed.
+            # The entry's owner proves nothing, since a server may have changed it.
             if (fd is None or kernel.is_named(fd, base.fd, new)) and not _has_old_store(kernel, base, new):
                 discard_unfinished(kernel, base, new)
 
@@ -306,7 +306,7 @@ def _move_into_new(kernel: Kernel, base: BackingAndMount, new: Name, old_fd: Fd)
 
 
 def _move_old_stores(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
-    """Move old stores from a new store into root's store that another init has made; return False if there is none.
+    """Move old stores from a new store into root's store, made by another init; return False if there is no such store.
 
     Raises  OSError
     """
@@ -369,7 +369,8 @@ def _finish_new_store(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd)
 def discard_abandoned_stores(kernel: Kernel, base: BackingAndMount) -> list[str]:
     """Remove or complete new stores that our killed commands left unfinished; return messages.
 
-    A running command holds a lock. On network filesystems, another host may hold it, so nothing is done there.
+    A running command holds a lock on its store. On network filesystems, another host may hold it, so nothing is done
+    there.
     """
     messages = []
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
@@ -393,7 +394,7 @@ def discard_abandoned_stores(kernel: Kernel, base: BackingAndMount) -> list[str]
 
 
 def _is_empty_after_cleanup(kernel: Kernel, fd: Fd) -> bool:
-    """Remove from an unfinished directory what a killed command can have left; return whether it is empty now.
+    """Remove from an unfinished directory what a killed command may have left; return whether it is empty now.
 
     Nothing else is removed, since the parent's owner can give such a name to any of our directories there.
     """
@@ -408,7 +409,7 @@ def _is_empty_after_cleanup(kernel: Kernel, fd: Fd) -> bool:
 
 
 def owner_of(kernel: Kernel, dir_fd: Fd, name: bytes) -> int | None:
-    """Return the owner of an entry; None if it does not exist, or something is mounted on it."""
+    """Return the owner of an entry, or None if it does not exist, or something is mounted on it."""
     with suppress_errno(errno.ENOENT, errno.EXDEV):
         return kernel.stat(dir_fd, name).st_uid
     return None
@@ -456,7 +457,7 @@ def write_volume(kernel: Kernel, fd: Fd, volume: Volume) -> None:
 
 
 def take_ownership(kernel: Kernel, fd: Fd, mode: int) -> None:
-    """Set our UID and GID and a mode, and remove ACLs that the parent's default ACL added."""
+    """Set the owner and group to the caller's, set the mode, and remove ACLs that the parent's default ACL added."""
     drop_acls(kernel, fd)
     kernel.chown(fd, os.geteuid(), os.getegid())
     kernel.chmod(fd, mode)
@@ -470,8 +471,8 @@ def sync_dir(kernel: Kernel, fd: Fd) -> None:
 def discard_unfinished(kernel: Kernel, base: BackingAndMount, name: Name) -> bool:
     """Remove an unfinished store that a killed `make_store` left; return whether it is gone.
 
-    A finished store may also have such a name, after an exchange with a new one, or because a user gave it the name.
-    If any user has a folder in the store, the store is kept.
+    A finished store may also have an unfinished one's name: after an exchange with a new store, or because a user gave
+    it the name. If any user has a folder in the store, the store is kept.
     """
     try:
         fd = kernel.open_dir(base.fd, name)

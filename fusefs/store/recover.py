@@ -244,7 +244,7 @@ def _drop_unfinished_record(kernel: Kernel, fd: Fd) -> bool:
 
 
 def _may_be_alive(held: HeldContainer) -> KeptContainer | None:
-    """Return why the process that worked on a container may still be running although we have the lock, or None.
+    """Return why the process that worked on a container may still be running although we have the lock, else None.
 
     On a local filesystem, and in this boot through the same mount, that process's lock would have kept us out. Machine
     IDs prove nothing, because machines are cloned. A filesystem that is mounted twice may have two sets of locks.

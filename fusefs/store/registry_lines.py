@@ -89,7 +89,7 @@ def decode_lines(text: bytes) -> list[RegistryLine]:
 
 
 def read_registry(dir_fd: int) -> bytes:
-    """Read the registry in a directory. Both must belong to the caller, and no other user may be able to write to them.
+    """Read the registry in a directory. The caller must own both, and no other user may be able to write to either.
 
     Raises  FileNotFoundError if there is no registry; OSError EPERM if another user owns or can write to the registry
             or the directory; EFBIG; the kernel's error for a link or a FIFO
@@ -107,7 +107,7 @@ def read_own_lines() -> list[RegistryLine]:
 
 
 def explain_unused_registry() -> tuple[bytes, str] | None:
-    """Return the path of the caller's registry and why it is not used; None if it is used, or does not exist."""
+    """Return the path of the caller's registry and why it is not used, or None if it is used, or does not exist."""
     try:
         read_own_registry()
     except FileNotFoundError:
@@ -137,7 +137,7 @@ NO_ROOT_MARK = (
 class StoreMaker(Enum):
     """The user who made a store, as far as that can be known.
 
-    COPY     a user who could set root's attribute copied a store that root made
+    COPY     root made the original, and a user who could set root's attribute copied it
     """
 
     BY_ROOT = "by root"
@@ -150,10 +150,10 @@ _WHOLE = [0, 0, (1 << 32) - 1]
 
 
 def makes_root_store() -> bool:
-    """Whether the caller can make root's store for all users, and mark it as made by root.
+    """Return whether the caller can make root's store for all users, and mark it as made by root.
 
-    Without CAP_SYS_ADMIN, or in a user namespace, the store can't be marked, and in the next container nothing would
-    show who made it. There, root makes its own store, like any user.
+    Without CAP_SYS_ADMIN, or in a user namespace, the store can't be marked, and a Linux container started later could
+    not find out who made it. In that case, root makes a store of its own, like any other user.
     """
     if os.geteuid() != 0:
         return False
@@ -172,12 +172,12 @@ def set_root_mark(kernel: Kernel, fd: Fd) -> bool:
 
 
 def has_root_mark(kernel: Kernel, fd: Fd) -> bool:
-    """Whether an opened `.trashd` is marked as made by root, and is not a copy. Raises  OSError"""
+    """Return whether an opened `.trashd` is marked as made by root, and is not a copy. Raises  OSError"""
     return find_maker(kernel, fd) is StoreMaker.BY_ROOT
 
 
 def can_have_root_mark(kernel: Kernel, fd: Fd) -> bool:
-    """Whether the filesystem of an opened `.trashd` supports the attribute for root's mark.
+    """Return whether the filesystem of an opened `.trashd` supports the attribute for root's mark.
 
     Return False for a network or FUSE filesystem that reports a missing attribute, because it may refuse to set one.
     """
@@ -201,7 +201,7 @@ def explain_missing_mark(base_path: bytes) -> str:
 def find_maker(kernel: Kernel, fd: Fd, base_paths: Collection[bytes] = ()) -> StoreMaker:
     """Find out which user made an opened `.trashd` that belongs to root.
 
-    base_paths  paths of the directory that holds it, for which the caller (root) trusts root's registry of stores
+    base_paths  paths of the directory that holds it; if root's registry of stores lists it there, root made it
     Raises  OSError
     """
     identity, marked = kernel.identify(fd), parse_identity(kernel.get_xattr(fd, XATTR) or b"")

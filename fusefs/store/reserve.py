@@ -59,7 +59,7 @@ def _make(kernel: Kernel, reserve: Fd) -> None:
 
 
 def is_used(folder: UserFolder) -> bool:
-    """Whether a folder has a container or a reserve; an unused folder needs no reserve."""
+    """Return whether a folder has a container or a reserve; an unused folder needs no reserve."""
     kernel = folder.store.kernel
     for part in (RESERVE, *(state.value.encode() for state in State)):
         with suppress(FileNotFoundError), kernel.open_dir(folder.fd, part) as fd:
@@ -69,13 +69,13 @@ def is_used(folder: UserFolder) -> bool:
 
 
 def is_stocked(folder: UserFolder) -> bool:
-    """Whether the reserve exists and is complete."""
+    """Return whether the reserve exists and is complete."""
     with folder.open(RESERVE) as reserve:
         return _is_complete(folder.store.kernel, reserve)
 
 
 def _is_complete(kernel: Kernel, reserve: Fd) -> bool:
-    """Whether the reserve is unchanged since it was made. For example, a killed swap may have written to it.
+    """Return whether the reserve is unchanged since it was made. A killed swap, for example, may have written to it.
 
     A spare file with a second link must not be written to. On btrfs, the file may have lost its blocks in a power
     failure if a process flushed only the directory. Some other filesystems can't reserve blocks at all.
@@ -176,14 +176,14 @@ def ensure_spare_space(folder: UserFolder) -> None:
 
 
 def has_spare_space(folder: UserFolder) -> bool:
-    """Whether all spare files exist, or none are needed."""
+    """Return whether all spare files exist, or none are needed."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         return kernel.filesystem(reserve) != BTRFS_MAGIC or set(kernel.list(reserve)).issuperset(_SPARE_FILES)
 
 
 def call_with_room(folder: UserFolder, spare: Name, call: Callable[[], T]) -> T:
-    """Run `call`; if there is no space, delete the spare file and run it once more."""
+    """Run `call`; if there is no space, delete the spare file and run `call` once more."""
     try:
         return call()
     except OSError as error:

@@ -213,7 +213,7 @@ def restore_by_id(
 
 
 def _check_destination(kernel: Kernel, entry: ListedContainer, path: bytes, above: BackingAndMount) -> None:
-    """Make sure that no other user determines where root puts something, through a link or as the directory's owner.
+    """Make sure that no other user determines where root puts the tree, through a link or as the directory's owner.
 
     Raises  AcrossUsers
     """
@@ -309,7 +309,7 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
             raise Busy(container)
         if isinstance(held, HeldContainer):
             with close_on_error(held):
-                # Mark it before moving it: if we are killed in between, it must not look complete again.
+                # Mark the tree as partial before the move: if we are killed in between, it must not look complete.
                 record = held.record._replace(partial=held.record.partial or source is not State.ORPHANS)
                 if record != held.record:
                     held = call_with_room(folder, SPARE_FOR_USER, partial(rewrite_record, held, record))
@@ -331,7 +331,6 @@ def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClai
 
 
 def _explain_unclaimed(folder: UserFolder, container: ContainerId) -> NotFound | Busy | Refused:
-    """Return the error that explains why there is nothing to claim."""
     for state in (State.STAGE, State.RESTORING):
         if container.encode() in folder.list(state):
             with suppress(OSError, TrashdError):
@@ -351,7 +350,7 @@ def _open_tree(held: HeldContainer) -> Fd | None:
 
 
 def _drop_cached_names(held: HeldContainer) -> None:
-    """Make a mount forget the cached names in a tree that a reaper worked on; otherwise they would reappear with it.
+    """Make a mount forget the names in a tree that a reaper worked on; otherwise deleted names would reappear in it.
 
     If a lookup of a directory at its previous path fails, the kernel drops all cached entries below that directory.
     Source  fs/dcache.c, d_invalidate
@@ -571,7 +570,7 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
     """Restore a part of a claimed container's tree; the rest stays an orphan. Takes ownership of `claim`.
 
     inside     the part's path in the tree
-    elsewhere  the destination; None for the part's original path, where missing directories are made like the tree's
+    elsewhere  the destination; None for the part's original path, where missing directories are made as in the tree
     Raises     NotFound, Occupied, OSError
     """
     held = claim.held
@@ -620,7 +619,7 @@ def restore_inside(claim: RestoreClaim, inside: RelPath, elsewhere: RestoreDesti
 
 
 def closed_uid_of(held: HeldContainer) -> int | None:
-    """Return the owner of directories that a reaper may have made inaccessible to others; None if there are none.
+    """Return the owner of directories that a reaper may have made inaccessible to others, or None if there are none.
 
     Only a walk through the tree could find these directories.
     """
@@ -633,9 +632,11 @@ def _path_while_orphan(held: HeldContainer, inside: RelPath) -> str:
 
 
 def open_origin_directory(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name]) -> BackingAndMount:
-    """Open the original directory of the tree's directory `parents`. Missing directories are made like the tree's.
+    """Open the original path of a directory in the tree; make missing directories like those in the tree.
 
     At most six fds are open at a time, at any depth.
+
+    parents  the directory's path in the tree
     """
     if held.record.origin is None:
         raise NotFound(
@@ -697,7 +698,7 @@ def _open_or_make(
 
 
 class Unmoved(NamedTuple):
-    """The `n` entries that were not moved, with the first failures. n_unmarked: number of moved but unmarked entries"""
+    """The `n` entries that were not moved, with the first failures. n_unmarked: how many were moved but not marked"""
 
     failures: tuple[Failure, ...] = ()
     n: int = 0
@@ -757,7 +758,7 @@ def restore_swept(claim: RestoreClaim, inside: RelPath | None) -> Restored:
 
 
 def _missing_origin(held: HeldContainer, origin: RelPath, path: bytes, owned: ExitStack) -> RestoreDestination | None:
-    """Return the swept directory's path as the destination for the whole tree; None if the directory still exists."""
+    """Return the swept directory's path as the destination for the whole tree, or None if that directory exists."""
     place = owned.enter_context(Origin(held, origin))
     if place.parent_fd is None:
         raise NotFound(path, "the directory above it is missing; restore it with --to PATH")
@@ -868,7 +869,7 @@ def _move_all_entries(
 ) -> tuple[list[Name], Unmoved]:
     """Move all entries that can be moved; return the directories that exist on both sides, and what was not moved.
 
-    As servers may skip entries, the directory is read again until nothing more is moved.
+    As servers may skip entries in a listing, the directory is read again until nothing more is moved.
     """
     unmarked = Unmoved()
     with kernel.open_dir(source.fd) as readable:

@@ -1,8 +1,8 @@
 """Detects servers that map root to an unprivileged user (NFS with root_squash), and security modules that refuse root.
 
-Root can do nothing on such a filesystem, so this is reported. NFS maps root by default, Lustre if a nodemap has no
-`admin`. A security module may refuse root, too, so the message names both. On local filesystems, only a security module
-can refuse root.
+Root can do nothing on such a filesystem, so this is reported. NFS maps root by default; Lustre does if a nodemap has
+no `admin`. A security module may refuse root, too, so the message names both. On local filesystems, only a security
+module can refuse root.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ def refuse_squashed(kernel: Kernel, store_fd: Fd, base_path: bytes) -> None:
 
 
 def _overrides_modes() -> bool:
-    """Whether this process may open files regardless of their mode, as root may with the right capability."""
+    """Return whether this process may open files regardless of their mode, as root may with the right capability."""
     from fusefs.linux.credentials import Capability, may_use  # late: needed only where a server may refuse root
 
     return may_use(Capability.DAC_OVERRIDE)
 
 
 def _refuses_root(kernel: Kernel, store_fd: Fd) -> bool:
-    """Whether the server refuses root's access to an opened `.trashd`; False if the file to try is missing.
+    """Return whether the server refuses root's access to an opened `.trashd`, or False if its lock file is missing.
 
-    This changes nothing. A service may have dropped the capability to open other users' files; it can still open root's
-    own files.
+    This changes nothing. If a service has dropped the capability to open other users' files, it tries only root's file.
     """
     with suppress(FileNotFoundError):
         if kernel.stat(store_fd, LOCK).st_uid != 0 and not _overrides_modes():
@@ -54,7 +53,7 @@ def _refuses_root(kernel: Kernel, store_fd: Fd) -> bool:
 
 
 def _creates_as_other_user(kernel: Kernel, base: Fd) -> bool:
-    """Whether entries that root makes in a directory belong to another user, or root can't make any.
+    """Return whether entries that root makes in a directory belong to another user, or root can't make any.
 
     This is tried with an empty directory, which is removed again.
     """

@@ -1,9 +1,9 @@
 """Determines how long another node, or another boot, must be silent before its container is taken over.
 
-To find out whether another node still works on a container, we watch the container for some time, by our own clock. The
-observed state and its time are recorded next to the container's record, so that any later command in this boot
-continues the watch. The watch only shows which nodes may be alive. If a silent node wakes up after all, live files are
-protected by the way in which a takeover is done.
+To find out whether another node is still working on a container, we watch the container for some time, by our own
+clock. The observed state and its time are recorded next to the container's record, so that any later command in this
+boot continues the watch. The watch only shows which nodes may be alive. If a silent node wakes up after all, live files
+are protected by the way in which a takeover is done.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ Source  docs/internals/benchmarks/2026-11.md
 """
 _CACHE_TIMES = 3
 _ANNOUNCED_PART = 1 / 3
-"""The share of the time before a takeover is announced, and the least share between the announcement and the takeover.
+"""The share of the takeover time that passes before the announcement, and the minimum share that passes after it.
 
-If takeovers were announced at once, every check would stop a swap.
+If takeovers were announced immediately, every check would stop a swap.
 """
 _NOTE_MAX_BYTES = 200
 _NS_PER_S = 1_000_000_000
@@ -125,7 +125,7 @@ def _note_name(prefix: bytes) -> Name:
 
 def _digest_container(kernel: Kernel, fd: Fd) -> str:
     """Return a digest of a container: the names of its entries, including the record, with their sizes and times."""
-    from hashlib import sha256  # late: few commands meet another boot's leftovers
+    from hashlib import sha256  # late: few commands find another boot's containers
 
     digest = sha256()
     for name in kernel.list_reopened(fd):

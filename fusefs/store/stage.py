@@ -173,10 +173,7 @@ def discard_unmade(folder: UserFolder, state: State, container: ContainerId) -> 
 
 
 def remove_unrecorded(kernel: Kernel, state: Fd, name: bytes) -> None:
-    """Remove a container that has no record. Only rmdir is used for directories, so this fails if any contains data.
-
-    Raises  OSError
-    """
+    """Remove a container that has no record. Raises  OSError if it holds data: only rmdir is used for directories"""
     with kernel.open_dir(state, name) as fd:
         names = kernel.list_reopened(fd)
         for directory in (TREE, REPLACEMENT, *(name for name in names if name.startswith(UNFINISHED_PREFIX))):

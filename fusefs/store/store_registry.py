@@ -114,7 +114,7 @@ def find_target(kernel: Kernel, line: RegistryLine, mounts: Sequence[Mount], tru
 
 
 def _was_here(kernel: Kernel, line: RegistryLine, mounts: Sequence[Mount], trusted: Container[int]) -> bool:
-    """Whether the lowest existing directory of a line's path is on the filesystem on which the store was."""
+    """Return whether the lowest existing directory of a line's path is on the filesystem on which the store was."""
     path = line.path
     while path != b"/":
         path = os.path.dirname(path)
@@ -132,7 +132,7 @@ def _is_on(fd: Fd, line: RegistryLine) -> bool:
 
 
 def open_registered(kernel: Kernel, entry: UserLine, mounts: list[Mount]) -> Store | None:
-    """Open the store that a line names; None if the line leads to another store or to none.
+    """Open the store that a line names; return None if the line leads to another store or to none.
 
     This may block forever, so call `find_targets` first. If the line is from another user's registry, the store must be
     that user's own, and root opens it for that user only.
@@ -212,7 +212,7 @@ def _still_needed(kernel: Kernel, lines: Sequence[RegistryLine], new_line: Regis
 
 
 def _replaces(new_line: RegistryLine, line: RegistryLine, target: RegistryTarget) -> bool:
-    """Whether a new line replaces an old one: it has the same path, or it is the same store with a new path."""
+    """Return whether a new line replaces an old one: it has the same path, or it is the same store with a new path."""
     if new_line.volume != line.volume:
         return False
     likelihood = compare(new_line.identity, line.identity)
@@ -272,7 +272,7 @@ def stores_at_roots(kernel: Kernel, points: Sequence[bytes], mounts: Sequence[Mo
 
 
 def _line_at_root(kernel: Kernel, uid: int, path: bytes, mounts: Sequence[Mount]) -> Iterator[UserLine]:
-    """Yield the registry line for a user's own store, made in a process of that user; nothing for other stores."""
+    """Yield the registry line for a user's own store, or nothing for other stores. A process of that user makes it."""
     base_path, name = os.path.split(path)
 
     def ask(_path: bytes) -> bytes:
@@ -351,5 +351,5 @@ def _entries_of(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) ->
 
 
 def _open_registry_directory(kernel: Kernel, home: _RegistryHome, mounts: Sequence[Mount]) -> Fd:
-    """Open the directory of a user's registry, following only root's links, for any caller. Raises  OSError"""
+    """Open the directory of a user's registry; even for that user, follow only root's links. Raises  OSError"""
     return open_untrusted(kernel, os.path.join(home.path, STATE_BELOW_HOME), mounts, (0,))

@@ -92,7 +92,6 @@ class Swapped(NamedTuple):
     expires_ns: int | None = None
 
     def base(self) -> bytes:
-        """Return the directory that holds the store."""
         return base_of(self.store)
 
 

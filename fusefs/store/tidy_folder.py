@@ -7,7 +7,7 @@ and one rename. The daemon makes this rename with the rights of the user who mov
 `make_ready_container` and `finish_move`, which run as the folder's user. If the process is killed in between, the tree
 is where it was, or in a container that recovery adopts, as for `trashd rm`.
 
-If root has replaced a store, the old store lies in the new one, where no user can move it. Each owner takes their own
+If root has replaced a store, the old store is inside the new one, where no user can move it. Each owner takes their own
 folder out of it, with their own rights. Root takes nothing out, since it is unknown which users moved entries into the
 old store, or moved it as a whole. So the users' next commands empty the old store. Orphans taken out of it have no
 expiry: their place does not prove that their owners want them deleted, and only their owners may act on them.
@@ -179,7 +179,7 @@ def open_folder_of(kernel: Kernel, base_fd: Fd, store_name: Name, drop: Fd, owne
     """Open the user's folder whose drop folder is `drop`; `owned` closes everything that is opened.
 
     base_fd  the directory that holds the store
-    Raises   OSError; TrashdError unless it is a drop folder in a trusted store, and only its user can change it
+    Raises   OSError; TrashdError unless `drop` is in a trusted store, and only its user can change it
     """
     uid, whose = kernel.fstat(drop).st_uid, parse_user_store_name(store_name)
     base = BackingAndMount(kernel.open_beneath(base_fd, b".", DIRECTORY))
@@ -212,7 +212,7 @@ def make_move_record(
 
 
 def make_ready_container(folder: UserFolder, name: Name, record: Record) -> ReadyContainer:
-    """Make a container with this record, durably; closing the result's `held` closes it. name: the tree's name
+    """Make a durable container with this record; the caller closes the result's `held`. name: the tree's name
 
     Raises  OSError; then nothing remains
     """
@@ -326,7 +326,7 @@ def _open_own_in_old(store: Store, old: Name, uid: int) -> Iterator[UserFolder |
 
 
 def _move_part(old: UserFolder, part: Name, folder: UserFolder) -> None:
-    """Move one part of a folder's contents to another folder of the same user; its containers no longer expire."""
+    """Move one part of a folder's contents to another folder of the same user. Moved containers no longer expire."""
     kernel = folder.store.kernel
     for name in old.list(part):
         with ExitStack() as owned, suppress(FileNotFoundError, FileExistsError):
@@ -397,7 +397,7 @@ def discard_emptied(store: Store) -> None:
 
 
 def _discard_folders(kernel: Kernel, store_fd: Fd, area: Name) -> None:
-    """Remove users' empty folders in an area of an old store, only with rmdir. Raises  OSError"""
+    """Remove users' empty folders in an area of an old store, using only rmdir. Raises  OSError"""
     with kernel.open_dir(store_fd, area) as area_fd:
         for name in (name for names in names_in(kernel, area_fd).values() for name in names):
             with suppress(OSError), kernel.open_beneath(area_fd, name, DIRECTORY) as fd:

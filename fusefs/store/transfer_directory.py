@@ -74,7 +74,7 @@ def empty_into(kernel: Kernel, lower: Fd, upper: Fd, name: Name, container: Fd) 
         try:
             _empty(kernel, lower, upper, name, container)
         except OSError as error:
-            # Another process is moving the same entry, the server restarts, or a file is open (.nfs…, .fuse_hidden…).
+            # Another process moves the same entry, the server is restarting, or a file is open (.nfs…, .fuse_hidden…).
             failed = error
         else:
             return

@@ -199,7 +199,7 @@ def _check_registered(store: Store, entry: RegisteredFolder, area: Name, name: N
 
 
 def explain_not_folder(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int, dev: int) -> str:
-    """Return why a directory is not a user's folder; empty if it is. Missing parts are made when they are needed.
+    """Return why a directory is not a user's folder, or "" if it is. Missing parts are made when they are needed.
 
     If the mode is exactly 0700, the mask of an access ACL is empty and lets no other user in. A default ACL is not
     read: it grants nothing, as everything made in a folder has mode 0700 or 0600.
@@ -215,7 +215,7 @@ def explain_not_folder(kernel: Kernel, fd: Fd, st: os.stat_result, uid: int, dev
 
 
 def explain_not_folder_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
-    """Return why a directory is not a user's folder; empty if it is. Every container in it is checked, too.
+    """Return why a directory is not a user's folder, or "" if it is. Every container in it is checked, too.
 
     This is for root's first inspection.
     Raises  OSError; PermissionError if the server does not accept this host's root
@@ -236,7 +236,7 @@ def explain_not_folder_deep(kernel: Kernel, fd: Fd, uid: int, dev: int) -> str:
 
 
 def _explain_not_part(kernel: Kernel, dir_fd: Fd, name: bytes, uid: int, dev: int, path: bytes) -> str:
-    """Return why other users may have put something into a part of a folder; empty if they can't, or it is missing."""
+    """Return why other users may have put something into a part of a folder, or "" if they can't, or it is missing."""
     try:
         why = explain_not_private(kernel.stat(dir_fd, name), uid, dev)
     except FileNotFoundError:
@@ -249,7 +249,7 @@ def _explain_not_part(kernel: Kernel, dir_fd: Fd, name: bytes, uid: int, dev: in
 
 
 def explain_not_private(st: os.stat_result, uid: int, dev: int | None = None) -> str:
-    """Return why a file is not a directory that only this user can have put anything into; empty if it is.
+    """Return why a file is not a directory that only this user can have put anything into, or "" if it is.
 
     dev  the st_dev that it must have; None for any
     """
@@ -316,7 +316,7 @@ class RegisteredFolder(NamedTuple):
     refused: tuple[Identity, ...] = ()
 
     def proves(self, identity: Identity) -> bool:
-        """Return whether this is the folder that root registered. File handles must match: a snapshot's are different.
+        """Return whether root registered the folder with this identity. File handles must match: a snapshot's don't.
 
         If a filesystem has no identities (FUSE), the name is enough, as only root creates entries below `u/`.
         """
@@ -327,11 +327,11 @@ class RegisteredFolder(NamedTuple):
         return compare(self.identity, identity) is not IdentityMatch.OTHER
 
     def is_same(self, identity: Identity) -> bool:
-        """Return whether this is certainly the folder that root registered, wherever it is now."""
+        """Return whether the identity is certainly that of the folder that root registered, wherever it is now."""
         return self.proves(identity) and compare(self.identity, identity) is IdentityMatch.SAME
 
     def has_refused(self, identity: Identity) -> bool:
-        """Return whether this is, or may be, a directory that root refused at the first inspection."""
+        """Return whether the identity is, or may be, that of a directory that root refused at the first inspection."""
         return any(compare(one, identity) is not IdentityMatch.OTHER for one in self.refused)
 
     def is_limit_reached(self) -> bool:
@@ -421,7 +421,7 @@ def named_users(store: Store) -> dict[int, list[tuple[Name, Name]]]:
 
 
 def open_user_folder(store: Store, uid: int, *, plain_only: bool = False) -> UserFolder | None:
-    """Open a user's folder in a store; None if there is none. The caller closes it.
+    """Open a user's folder in a store; return None if there is none. The caller closes it.
 
     It is the folder that root registered below `u/`, or else the first one there or in `new/` that is not refused.
     plain_only  find it only by its plain name: the areas, which users can fill, are not listed
@@ -464,7 +464,7 @@ def _open_candidate(
 
 
 def _report_absent(kernel: Kernel, area_fd: Fd, mounted: FolderVerdict, number: int) -> list[FolderVerdict]:
-    """Return what to report about a name that could not be opened as a directory; nothing if it is gone.
+    """Return what to report about a name that could not be opened as a directory, or [] if the name is gone.
 
     mounted  what to report if something is mounted over it
     number   the errno from the open
@@ -522,7 +522,7 @@ def _open_best(
 def _report_beside(
     store: Store, entry: RegisteredFolder, area: Name, name: Name, used: UserFolder, *, opens: bool
 ) -> list[FolderVerdict]:
-    """Return why another directory with a user's name is not used; empty if it is gone.
+    """Return why another directory with a user's name is not used, or [] if it is gone.
 
     used   the user's folder
     opens  whether to check its contents, too
@@ -681,9 +681,9 @@ def is_same_store(one: RegistryLine, other: RegistryLine) -> bool:
 def register_store(store: Store) -> str:
     """Add a store to the caller's registry when it is used. Return why that failed, as a clause for messages, or "".
 
-    It fails without a writable home directory; messages about the store then contain its path. It fails for a copy, and
-    for a store that another user may have made from root's directories. Root never registers a user's store: only its
-    owner does.
+    This fails without a writable home directory; messages about the store then contain its path. It also fails for a
+    copy, and for a store that another user may have made from root's directories. Root never registers a user's store:
+    only its owner does.
     """
     if os.geteuid() == 0 != store.owner:
         return "it is a user's own store, which only that user registers"

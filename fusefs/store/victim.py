@@ -497,7 +497,6 @@ def _names_like(names: bytes, begin: bytes) -> Iterator[bytes]:
 
 
 _AREAS = (USERS, NEW)
-"""The directories that contain users' folders."""
 _MAX_FOLDERS, _MAX_READ_USERS = 2000, 100
 """Limits for root: how many users' folders are checked for pointers, and how many users' pointers are read.
 
@@ -510,7 +509,7 @@ _NotedStore = tuple[int, RelPath]
 
 
 class StoreItem(NamedTuple):
-    """A container in a store, or an entry in a `drop/` there.
+    """An item in a store: a container, or an entry in a user's `drop/`.
     uid     UID of the item's owner
     folder  the owner's folder, relative to the store; for an item in `drop/`, that directory
     state   the container's state; None for an item in `drop/`, or if the folder could not be listed

@@ -330,7 +330,6 @@ class DirectRename:
         return None
 
     def refers_to(self, fd: Fd) -> bool:
-        """Return whether the name refers to the inode behind an fd."""
         return self._kernel.is_named(fd, self._parent_fd, self._name)
 
     def refresh(self, held: HeldContainer) -> None:

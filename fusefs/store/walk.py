@@ -1,7 +1,7 @@
 """Opens directories in a tree of any depth, with few fds and without `..`, and decides which of them root may enter.
 
-Some directories on a long path stay open, so that not every directory below is reached from the top. That would take
-time quadratic in the depth: minutes for a chain of 10,000 directories.
+Some directories on a long path stay open, because reaching every directory from the top would take time quadratic in
+the depth: minutes for a chain of 10,000 directories.
 
 Root's commands never move files across the boundary between users. The same rules hold for all of these commands.
 Taking (plan, sweep): from a directory of root's, root enters any other. From a user's directory, root enters another
@@ -108,13 +108,13 @@ class Descent(_OpenDirectories[Fd]):
     def descend(self, name: Name) -> None:
         """Enter a subdirectory.
 
-        Raises  OSError: it is gone, not a directory, a mount point, or can't be opened; the position is unchanged
+        Raises  OSError, also if it is gone, not a directory, or a mount point; then the position is unchanged
         """
         self._keep(self.mark + 1 + len(name), self._kernel.open_dir(self.fd, name))
         self._path += b"/" + name
 
     def go_back(self, mark: int) -> None:
-        """Return to a directory above. The caller must check that it is still the same, since names may have moved.
+        """Return to a directory above. The caller must check that it is the same directory: names may have moved.
 
         Raises  OSError; then the position is somewhere above the directory
         """
@@ -125,7 +125,7 @@ class Descent(_OpenDirectories[Fd]):
             self._keep(stop, self._kernel.open_dir(self.fd, bytes(self._path[here + 1 : stop])))
 
     def _next_stop(self, here: int, mark: int) -> int:
-        """Choose the next directory to keep open: after half the remaining path, but at most WALK_MAX_BYTES.
+        """Return the mark of the next directory to keep open: at half the remaining path, but within WALK_MAX_BYTES.
 
         This keeps more directories near the end, because the walk is likely to return to these.
         """
@@ -141,8 +141,8 @@ class Descent(_OpenDirectories[Fd]):
 class DeepOpener(_OpenDirectories[BackingAndMount]):
     """Opens directories of a tree by their paths, one after another, starting from directories that are still open.
 
-    If an open directory is moved, it still counts as being where it was. To limit this, all are closed once the walks
-    below them were as long as the path to them. This at most doubles the total time.
+    If an open directory is moved, it still counts as being where it was. To limit this, all are closed once the paths
+    walked below them add up to the length of a full path. This at most doubles the total time.
     """
 
     def __init__(self, kernel: Kernel, root: BackingAndMount) -> None:
@@ -277,12 +277,12 @@ _HEAD = b"trashd directories seen 1\n"
 _DIGEST_BYTES, _UID_BYTES = 16, 4
 _ENTRY_BYTES = _DIGEST_BYTES + _UID_BYTES
 _SEEN_MAX, _SEEN_MAX_EACH = 65_536, 8_192
-"""The most directories that are recorded, in all and for one user; others are never entered."""
+"""The most directories that are recorded, in all and for one user; any beyond these limits are never entered."""
 _NOTES_MAX_BYTES = 16 << 20
 
 
 def must_check_owners() -> bool:
-    """Whether these rules apply, that is, whether we are root, to whom the kernel refuses nothing."""
+    """Return whether this module's rules apply, that is, whether we are root, to whom the kernel refuses nothing."""
     return os.geteuid() == 0
 
 
@@ -292,7 +292,7 @@ def must_check_owners() -> bool:
 def may_give(
     kernel: Kernel, target: Fd, owner: int, source_fd: Fd | None = None, recorded: Identity | None = None
 ) -> bool:
-    """Whether we may put a file into an existing directory.
+    """Return whether we may put a file into an existing directory.
 
     The directory may be root's or the owner's if no other user can write to it. It may also be the owner's and open to
     others, if the file comes from a directory that is open to the same users: they could have taken it before. A closed
@@ -328,7 +328,7 @@ def check_giving(
 
 
 def _is_closed(st: os.stat_result) -> bool:
-    """Whether only root and a directory's owner can move files out of the directory or into it.
+    """Return whether only root and a directory's owner can move files out of the directory or into it.
 
     A sticky directory of root's counts, too: all users can put files into it, but not take them out.
     """
@@ -362,7 +362,7 @@ class SeenDirectories(NamedTuple):
         self.notes.close()
 
     def was_there(self, kernel: Kernel, fd: Fd, whose: int) -> bool:
-        """Whether an earlier run saw a directory in its present parent. Also note the directory for the next run.
+        """Return whether an earlier run saw a directory in its present parent. Note the directory for the next run.
 
         whose   UID of the user whose directory contains it
         Raises  OSError
@@ -422,7 +422,7 @@ def _entries(text: bytes) -> list[bytes]:
 def attribute_directory(
     kernel: Kernel, fd: Fd, whose: int, seen_directories: SeenDirectories | None = None
 ) -> int | None:
-    """Return the UID to which root attributes a directory's entries; None if root must not enter it.
+    """Return the UID to which root attributes a directory's entries, or None if root must not enter it.
 
     A directory of root's in a user's directory counts as that user's, since the user may have moved it there.
     whose   the result for its parent; 0: root's, from which root may enter any directory
@@ -436,7 +436,7 @@ def attribute_directory(
 
 
 def is_parent(kernel: Kernel, inode: tuple[int, int], fd: Fd) -> bool:
-    """Whether a directory's parent has this st_dev and st_ino. Raises  OSError"""
+    """Return whether a directory's parent has this st_dev and st_ino. Raises  OSError"""
     with _open_parent(fd) as above:
         st = kernel.fstat(above)
     return (st.st_dev, st.st_ino) == inode
@@ -447,7 +447,7 @@ def _open_parent(fd: Fd) -> Fd:
 
 
 def may_take_whole(kernel: Kernel, top: Fd, whose: int, seen_directories: SeenDirectories | None) -> bool:
-    """Whether root may take a directory with all its contents, that is, may enter every directory in it.
+    """Return whether root may take a directory with all its contents, that is, may enter every directory in it.
 
     An empty directory is no obstacle: a user who could have moved it there could also have removed it.
     top     the directory, open for reading
