@@ -1,6 +1,7 @@
 """The states of a container, the moves between them, and how recovery completes or undoes unfinished moves.
 
-Every window in docs/internals/crash-windows.md has a StageAction or RestoringAction. The default retention is here too.
+Every crash window in docs/internals/crash-windows.md has a StageAction or RestoringAction. This module also defines the
+default retention.
 """
 
 from __future__ import annotations

@@ -338,7 +338,6 @@ def encode_error(unique: int, error: int) -> bytes:
 
 
 def encode_head(unique: int, body_size: int) -> bytes:
-    """Encode the header of a reply."""
     return _ANSWER_HEAD.pack(_ANSWER_HEAD.size + body_size, 0, unique)
 
 

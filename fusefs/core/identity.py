@@ -68,7 +68,6 @@ def compare(a: Identity | None, b: Identity | None) -> IdentityMatch:
 
 
 def is_marked(identity: Identity | None) -> bool:
-    """Whether this is the identity of a directory that a swap has marked."""
     return identity is not None and identity.handle.startswith(MARK)
 
 

@@ -100,7 +100,6 @@ def pack_xattrs(answers: UserAnswers) -> bytes:
 
 
 def unpack_xattrs(packed: bytes, at: int = 0) -> UserAnswers:
-    """Decode what `pack_xattrs` encoded, starting at an offset."""
     answers: UserAnswers = {}
     while at < len(packed):
         uid, number, size = _PACKED_XATTR.unpack_from(packed, at)
@@ -396,7 +395,6 @@ class MetadataCache:
         return {}, 0
 
     def has_xattrs(self, source: SourceKey, names: Iterable[bytes], now_s: float) -> bool:
-        """Whether all of these names are cached."""
         return self._xattrs(source, now_s)[0].keys() >= {(0, name) for name in names}
 
     def listing(self, directory: SourceKey, now_s: float) -> PackedEntries | None:

@@ -162,7 +162,6 @@ class Operation(NamedTuple):
         return sum(self.counts)
 
     def mean_ns(self) -> float | None:
-        """Return the mean time, or None if there was no request."""
         n = self.n()
         return self.total_ns / n if n else None
 

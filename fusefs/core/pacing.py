@@ -426,7 +426,6 @@ def _decide(state: PacingState) -> PacingState:
 
 
 def after_probe(state: PacingState, seconds: float, *, in_rest: bool) -> PacingState:
-    """Return the state after a small durable write."""
     if in_rest:
         return state._replace(rest_probes=(*state.rest_probes, seconds)[-_KEPT_PROBES:])
     return state._replace(work_probes=(*state.work_probes, seconds)[-_KEPT_PROBES:])

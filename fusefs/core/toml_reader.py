@@ -519,7 +519,6 @@ class SettingsBuilder:
     """Turns settings into values: each setting is looked up by its key and checked against related ones."""
 
     def __init__(self, settings: Settings, problems: list[ConfigProblem]) -> None:
-        """problems: every problem found is appended to it"""
         self.settings = settings
         self.problems = problems
 

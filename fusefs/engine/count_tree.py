@@ -47,14 +47,14 @@ def survey(
     stops: ShouldStop = lambda: False,
     pauses: Callable[[], None] = lambda: None,
 ) -> Survey:
-    """Count the contents of a container's `tree` and `hoisted`. Runs as the container's owner.
+    """Count the contents of a container's `tree` and `hoisted`. Must be called as the container's owner.
 
     progress     called about every thousand entries, with the numbers of entries and bytes since the last call
     with_shared  query which blocks of each file are shared with snapshots or reflinks; this costs an open and an ioctl
                  per file, and is done only on filesystems that can share blocks
     stops        called as often as progress; once it returns True, the walk ends and returns the counts so far
     pauses       called before each entry is opened; may block
-    An entry that can't be read raises no error, but is counted as failed.
+    An entry that can't be read causes no error, but is counted as failed.
     """
     with Descent(kernel, container) as descent:
         return _CountingWalk(
@@ -159,14 +159,14 @@ class _CountingWalk:
         self._read(after=None)
 
     def _read(self, after: Key | None) -> None:
-        """Read the current directory: count all entries, or only find the subdirectories after a key."""
+        """Read the current directory: find the subdirectories after a key or, without a key, count all entries, too."""
         keys = nsmallest(WINDOW + 1, self._subdirectories(after))
         if keys:
             is_cut = len(keys) > WINDOW
             self._remember(keys[WINDOW - 1 :: -1], after, is_cut=is_cut)
 
     def _subdirectories(self, after: Key | None) -> Iterator[Key]:
-        """Yield the subdirectories after a key, in any order. If the key is None, yield all, and count all entries."""
+        """Yield the subdirectories after a key, in any order. Without a key, yield them all, and count all entries."""
         try:
             with self._kernel.scan(self._descent.fd) as entries:
                 for entry in entries:
@@ -266,7 +266,7 @@ class _TreeCount:
                 if os.path.samestat(self._kernel.fstat(fd), st):
                     self._shared += min(shared_bytes(self._kernel, fd), self._bytes_of(st))
         except OSError:
-            self._shared += self._bytes_of(st)  # unknown: assume that all of it is shared
+            self._shared += self._bytes_of(st)  # it is not known how much is shared: assume all of it
 
     def _bytes_of(self, st: os.stat_result) -> int:
         inline_max = self._inline_max if stat.S_ISREG(st.st_mode) else 0
@@ -307,12 +307,12 @@ def measure_tree(
     pauses: Callable[[], None] = lambda: None,
     stops: ShouldStop = lambda: False,
 ) -> MeasuredSize:
-    """Measure a container's tree: ask the filesystem, or else walk the tree. Runs as the container's owner.
+    """Measure a container's tree: ask the filesystem, or else walk the tree. Must be called as its owner.
 
     container  open for reading
     walks   whether to walk the tree if the filesystem does not record its size
     pauses, stops  called during the walk, see `survey`
-    Raises  OSError: the container itself can't be read
+    Raises  OSError if the container itself can't be read
     """
     with suppress(OSError), kernel.open_beneath(container, TREE, _READABLE) as tree:
         fs_size = None if HOISTED in kernel.list(container) else reported_size(kernel, tree)
@@ -328,7 +328,7 @@ def measure_tree(
 def size_of(
     kernel: Kernel, container: Fd, counts: Survey, *, with_shared: bool = True, is_stopped: bool = False
 ) -> TreeSize:
-    """Convert counts to the size stored in a record. with_shared: as passed to `survey`"""
+    """Convert counts to the size stored in a record. with_shared: the argument of `survey`"""
     magic = kernel.filesystem(container)
     knows = reports_sharing(magic) if with_shared else never_shares(magic)
     shared = counts.shared_bytes if knows else None

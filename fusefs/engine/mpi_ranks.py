@@ -1,7 +1,7 @@
 """Run slices on the ranks of an MPI job: in threads within each rank, and in ranks on all machines given to mpiexec.
 
 The first rank has the plan, and also runs slices. The other ranks run the slices that they receive, each rank on its
-own mount. A slice is sent with its path, without fds. Only one thread of a rank calls MPI, and never blocks in MPI;
+own mount. A slice is sent with its path, without fds. Only one thread of a rank calls MPI, and it never blocks there;
 therefore any MPI library works, and a waiting rank uses no CPU. A lost rank ends the job.
 
 Source  docs/internals/decisions/0051-mpi.md
@@ -31,15 +31,15 @@ from fusefs.linux.kernel import Kernel
 _SLICE_S = 0.25
 """Shortest slice: so long that messages and opening the directory cost little compared to it (bench/nodes.py)."""
 _SLICE_S_EACH = 0.002
-"""With many slices in progress, the shortest slice is this times their number, so that the first rank keeps up: each
-slice costs it 0.15 ms."""
+"""With many slices in progress, the shortest slice is this times their number, so that the first rank keeps up: it
+needs 0.15 ms for each slice."""
 _POLL_S, _LONGEST_POLL_S = 0.0005, 0.004
 """Pauses between two MPI polls: right after a message or the end of a slice, and after being idle for a while."""
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")  # set by mpiexec or srun
 
 
 class DirectoriesByPath:
-    """Cache of open directories below a top directory. Thread-safe."""
+    """A thread-safe cache of open directories below a top directory."""
 
     def __init__(self, kernel: Kernel, top: Fd, may_enter: Callable[[Fd, bytes], bool], most: int = 256) -> None:
         """Start with an empty cache.
@@ -65,7 +65,7 @@ class DirectoriesByPath:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
-        self.close()  # the path of a cached directory may lead to another one by now
+        self.close()  # by now, the path of a cached directory may lead to another directory
         return self._open_below(path)
 
     def _open_below(self, path: bytes) -> Fd:
@@ -188,9 +188,9 @@ class MpiJob:
         self._mpi.Finalize()
 
     def uids(self) -> list[int]:
-        """In the first rank, return each rank's uid; in the others, return nothing.
+        """In the first rank, return the UIDs of all ranks; in the others, return an empty list.
 
-        Uids are sent as plain numbers, because unpickling can run any code.
+        The UIDs are sent as plain numbers, because unpickling can run any code.
         """
         uids = array("q", [0] * self.n_ranks) if self.is_first else None
         self._comm.Gather(array("q", [os.geteuid()]), uids)

@@ -65,7 +65,7 @@ class MonotonicClock(Protocol):
 
 
 class Pacer(Protocol):
-    """Sets the speed: constant as given on the command line, or adapted to the load on the disk."""
+    """Sets the speed: either the constant one from the command line, or one adapted to the load on the disk."""
 
     def tempo(self) -> Speed:
         """Return the currently allowed speed; called at least before each slice."""
@@ -201,9 +201,9 @@ class _SmallSlices:
         self.n_entries = 1
 
     def may_begin(self) -> bool:
-        """Return whether a slice may start. False is temporary, and lets the caller do other things.
+        """Return whether a slice may start now. If not, the caller can do other things, and then call this again.
 
-        This waits for an idle device itself: returning to the engine would cause a delay that others notice.
+        This waits up to _NAP_S for an idle device: returning to the engine would cause a delay that others notice.
         """
         now_s = self._clock.monotonic()
         if now_s < self._due_s:
@@ -330,7 +330,7 @@ class PressurePacer:
         self._new_probes: deque[tuple[float, bool]] = deque()
 
     def tick(self, work: WorkTotals, backlog: Backlog) -> Speed:
-        """Return the speed from now on; to be called after `next_tick_s`, or sooner.
+        """Return the speed from now on. The caller must call this again within `next_tick_s`.
 
         work  the work of all workers since the start
         """
@@ -378,7 +378,7 @@ class PressurePacer:
         self._last = counters
 
     def _span(self, at_s: float) -> tuple[bool | None, float]:
-        """Return whether a time is in a rest (True), between rests (False) or at an edge (None), and until when."""
+        """Return whether a time is in a rest (True), between rests (False) or at an edge (None), and when this ends."""
         if self._state.others is OtherUsers.UNKNOWN:
             begins_s, ends_s = self._began_s + _BEFORE_SAMPLE_S, self._began_s + _BEFORE_SAMPLE_S + FIRST_MEASUREMENT_S
         else:
@@ -396,16 +396,16 @@ class PressurePacer:
         return _CounterSample(self._clock(), self._psi.read(), requests)
 
     def is_probe_due(self) -> bool:
-        """Whether a small durable write is due; the caller should do it soon, in a thread that nothing waits for."""
+        """Whether a small durable write is due. The caller should make it soon, in a thread for which nothing waits."""
         if not self._may_write:
             return False
         now_s = self._clock()
         is_rest, until_s = self._span(now_s)
         listens_by_probes = self._is_remote and self._state.others is OtherUsers.NONE
         if not (listens_by_probes or pacing.needs_probes(self._state)):
-            # Measured for the status display only; never in a rest, where the write would look like others' load.
+            # This write is for the status display only. In a rest, it would be mistaken for the load caused by others.
             return is_rest is False and now_s - self._probed_s >= _PROBE_EVERY_S
-        if self._is_remote and is_rest:  # a write may take less time than during work, which we want to measure
+        if self._is_remote and is_rest:  # writes may be quicker in a rest than during work; that is to be measured
             expected_s = min(self._state.rest_probes, default=0.0)
         else:
             expected_s = self._probes[-1] if self._probes else 0.0
@@ -492,9 +492,9 @@ def open_pacer(
 ) -> Iterator[Pacer]:
     """Open the pacer for a removal on a filesystem.
 
-    directory  any directory on it; if may_write is set and the kernel permits this, unnamed files are created there
+    directory  any directory there. With may_write, unnamed files are created in it if the kernel permits this
     most       the highest speed
-    report     called with a sentence when the removal starts and stops yielding to others; None: never yield
+    report     called with a sentence when the removal starts or stops yielding to others; None: it never yields
     """
     if report is None:
         yield ConstantSpeed(most)
@@ -510,10 +510,9 @@ def open_pacer(
 
 
 class ForegroundPacer:
-    """A pacer without a timer of its own: it measures when the engine calls it or waits."""
+    """A pacer without a timer of its own: it measures only while the engine calls one of its methods."""
 
     def __init__(self, pacer: PressurePacer, report: Callable[[str], None]) -> None:
-        """report: called with a sentence when the removal starts and stops yielding to others"""
         self._pacer = pacer
         self._report = report
         self._work_done = WorkTotals()

@@ -138,7 +138,7 @@ class WorkerThreads(Generic[Task, Result]):
             outcome = None
             try:
                 outcome = self._run_slice(*submitted)
-            finally:  # after a bug the slice is lost with this thread; the main thread runs it again and raises
+            finally:  # after a bug, the slice is lost with this thread; the main thread repeats it, and raises
                 self._ended.put(EndedSlice(*submitted, outcome))
 
 
@@ -244,8 +244,8 @@ class SliceSource(Protocol[Work]):
 class SliceRunner(NamedTuple, Generic[Work, Outcome]):
     """Runs the slices of a plan at a pace.
 
-    run_slice  runs one slice; a forked worker has its own copy. The caller still owns the fds in the work; the result
-               may contain the same fds
+    run_slice  runs one slice; each forked worker has its own copy of this function's state. The caller still owns the
+               fds in the work; the result may contain the same fds
     on_slice_end  called with each slice and its result, after the pace has accounted for it
     pool  runs slices in parallel; None: workers on this machine, as chosen by the strategy
     """
@@ -280,11 +280,11 @@ class SliceRunner(NamedTuple, Generic[Work, Outcome]):
         return worker_processes(self.strategy.n_workers, self.run_slice)
 
     def _uses_workers(self) -> bool:
-        """Return whether several slices may run in parallel: never while others use the disk."""
+        """Return whether several slices may run in parallel, which they never may while others use the disk."""
         return self.strategy.n_workers > 1 and self.pace.follow().is_alone
 
     def _begin(self) -> tuple[Work, SliceBudget] | None:
-        """Return a slice that may start now, and its budget, or None if the pace or the running slices allow none."""
+        """Return a slice that may start now, and its budget, or None if the pace or the plan allows none now."""
         budget = self.pace.budget()
         if budget is None:
             return None

@@ -76,7 +76,7 @@ class Strategy(NamedTuple):
 
 
 def in_order(names: list[str], inos: list[int], *, by_inode: bool) -> list[str]:
-    """Return a listing's names in the reverse of the listed order or of the inode order: the first one is at the end.
+    """Return a listing's names in reverse listing order or reverse inode order: the first to be handled is at the end.
 
     inos  the inode numbers of the names; unused if by_inode is not set
     """
@@ -186,7 +186,7 @@ class AllocationGroups:
             fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, group)
 
     def is_crowded(self, fd: Fd) -> bool:
-        """Whether another directory should be taken first, because a worker is already in the group of this one.
+        """Whether another directory should be taken first, because a worker is already in this one's group.
 
         Only a limited number of directories is passed over in a row, because all remaining ones may be in one group.
         """

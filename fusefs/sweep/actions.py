@@ -2,8 +2,8 @@
 
 A directory that holds a trash store is never taken whole, because trashd commands would lose access to its orphans.
 
-No action changes a name that the owner of a destination could have put there. A new directory gets its owner and mode
-in a place that no other user can enter; only then is it moved to its final name.
+No action changes an entry that the owner of a destination could have put there. A new directory gets its owner and
+mode in a place that no other user can enter; only then is it moved to its final name.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class MoveDestination:
 
         upper   its path relative to the destination
         source  the corresponding directory in the swept tree
-        Raises  OSError: ENOTDIR or ELOOP if the path has a link, EINVAL if it is in the swept directory itself;
+        Raises  OSError: ENOTDIR or ELOOP if the path has a link, EINVAL if it leads back into the swept directory;
                 AcrossUsers
         """
         if self._inner_path and (upper == self._inner_path or upper.startswith(self._inner_path + b"/")):
@@ -168,7 +168,7 @@ def open_destination(kernel: Kernel, top: SweepRoot, path: bytes) -> Iterator[Mo
 
 
 def _refuse_others_links(kernel: Kernel, scope: Scope, path: bytes) -> None:
-    """Refuse a path in which another user can put a link, and so choose the destination. Raises  Refused, NotFound"""
+    """Refuse a path in which another user can place a link to choose the destination. Raises  Refused, NotFound"""
     with open_directory(kernel, path, scope.mounts) as opened:
         st = kernel.fstat(opened.fd)
         if must_check_owners() and opened.whose is None:
@@ -281,7 +281,7 @@ _CLOCK_REALTIME_COARSE = 5  # missing in Python's time module
 
 
 def noted_stores(kernel: Kernel, directory: bytes) -> frozenset[RelPath]:
-    """Return the relative paths of known stores with content below a sweep's directory.
+    """Return the relative paths of the known stores below a sweep's directory that are not empty.
 
     Raises  the errors of `find_scope`
     """
@@ -314,8 +314,8 @@ def without_stores(
 def open_trash(kernel: Kernel, top: SweepRoot, to: ToTrash) -> Iterator[Action]:
     """Open the action that trashes, with a container for the matches.
 
-    In the end, the matches in the container become an orphan, even after a kill.
-    Raises  TrashdError, and leaves nothing behind
+    At the end, the matches in the container become an orphan, even if this process is killed.
+    Raises  TrashdError; then nothing is left behind
     """
     with find_scope(kernel, top.path) as scope:
         if not os.path.samestat(kernel.fstat(scope.sides.fd), kernel.fstat(top.sides.fd)):
@@ -339,7 +339,6 @@ class _TrashAction(Action):
         """Whether a directory may have been partly merged; such a directory is not counted as done."""
 
     def take(self, here: ActionPlace, names: Sequence[str]) -> ActionResult:
-        """See Action. Uses one rename for each name."""
         names, spared = without_stores(here, names, self._noted)
         try:
             into = self._basket.open_target(here.upper, here.ways)
@@ -380,7 +379,7 @@ class _TrashAction(Action):
         return 0
 
     def _size(self, sums: SweepSums) -> TreeSize | None:
-        """Return the orphan's size without directories, their content and hard links, or None if none was stat'ed."""
+        """Return the orphan's size without directories, their content and hard links, or None if no sizes were read."""
         if not sums.taken_bytes:
             return None
         held = self._basket.held
@@ -437,7 +436,7 @@ class _MoveAction(Action):
         return swept._replace(where=self._destination.path) if swept.sums.n_done else swept
 
     def _settle_existing(self, here: ActionPlace, target: Fd, refused: RefusedNames) -> RefusedNames:
-        """Number or replace names that exist at the destination, and return the remaining errors."""
+        """Number, replace or skip the names that exist at the destination, and return the remaining errors."""
         final = []
         for name, number in refused:
             try:
@@ -463,7 +462,7 @@ class _MoveAction(Action):
         target_stat, source = kernel.stat(target, name), kernel.stat(names, name)
         if must_check_owners() and target_stat.st_uid != source.st_uid:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), name)
-        if target_stat.st_ctime_ns >= self._began_ns:  # newer than the sweep's start: it may be another match
+        if target_stat.st_ctime_ns >= self._began_ns:  # changed since the sweep began: it may be another match
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
         if os.path.samestat(target_stat, source) and not stat.S_ISDIR(target_stat.st_mode):
             kernel.unlink(names, name)  # rename does nothing for two links to one file

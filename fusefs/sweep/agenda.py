@@ -132,7 +132,7 @@ def _with_fds(jobs: Sequence[Job], fds: Sequence[int]) -> tuple[Job, ...]:
 
 
 class Agenda:
-    """The remaining jobs. The newest runs first, so that few directories are open at a time in a tree of any shape."""
+    """The remaining jobs. The newest one runs first, so that few directories are open at a time in any tree."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Agenda:
         self._lists_whole = lists_whole
         self._may_be_more = self._reads_late = reads_late
         self._jobs: list[Job] = []
-        self._running: dict[int, Job] = {}  # by their identity
+        self._running: dict[int, Job] = {}  # by id()
         self._remaining = most
 
     def is_dry(self) -> bool:
@@ -172,7 +172,7 @@ class Agenda:
         jobs = [] if self._jobs[at].kind is JobKind.ENTER else [self._jobs.pop(at)]
         if not jobs or jobs[0].kind is JobKind.TAKE:
             jobs = [*self._directories(at - len(jobs))][::-1] + jobs
-        # Take the jobs higher up on the same path together: individually, each would be opened from the top again.
+        # Take the jobs higher up on the same path together: separately, each would open its path from the top again.
         while jobs[0].kind is JobKind.AFTER and len(jobs) < _MOST_DIRS and self._may_follow(at - 1):
             at -= 1
             jobs.insert(0, self._jobs.pop(at))
@@ -209,7 +209,7 @@ class Agenda:
             yield self._jobs.pop()
 
     def _may_follow(self, at: int) -> bool:
-        """Whether a job of the kind AFTER waits only for jobs that the next slice already contains."""
+        """Whether the job at an index is of the kind AFTER, and waits only for jobs that the next slice contains."""
         above = [*self._running.values(), *self._jobs[at + 1 :]]
         return at >= 0 and self._jobs[at].kind is JobKind.AFTER and self._may_run(self._jobs[at], above)
 
@@ -258,7 +258,7 @@ class Agenda:
             del self._running[id(job)]
 
     def fds(self) -> list[int]:
-        """Return the fds of unfinished jobs, which must be closed if the sweep ends."""
+        """Return the fds of unfinished jobs. If the sweep ends early, the caller must close them."""
         return [job.fd for job in self._jobs if job.fd >= 0]
 
 
@@ -287,13 +287,13 @@ class SliceCounts:
         self.spared += list(spared)[: MAX_FAILURES - len(self.spared)]
 
     def fail(self, name: bytes, number: int | None, call: str, n: int = 1) -> None:
-        """Count failures, and note one of them by name."""
+        """Count n failures, and record one of them by name."""
         self.count(SweepSums(n_failed=n))
         if len(self.failures) < MAX_FAILURES:
             self.failures.append(Failure(name, number or errno.EIO, call))
 
     def spare(self, name: bytes, why: str) -> None:
-        """Count and note a spared entry."""
+        """Count and record a spared entry."""
         self.count(SweepSums(n_spared=1))
         if len(self.spared) < MAX_FAILURES:
             self.spared.append(Spared(name, why))

@@ -65,7 +65,7 @@ class EntryFilter(NamedTuple):
     is_pruned  whether a name is neither chosen nor entered; None: no name is pruned
     kinds      types of chosen entries
     enters     whether to find directories to enter, too
-    ends       possible endings of the names that is_chosen accepts
+    ends       the beginning and end of every name that is_chosen accepts
     """
 
     is_chosen: NameTest | None
@@ -156,7 +156,7 @@ def read_window(
 
 
 def _add_types(kernel: Kernel, fd: Fd, block: DirentBlock) -> tuple[DirentBlock, RefusedNames]:
-    """Add missing types to a block by stat; also return the entries with errors other than ENOENT."""
+    """Add missing types to a block by stat, and return the entries whose stat failed, except those that vanished."""
     unknown = [name for name, kind in zip(block.names, block.kinds, strict=True) if not kind]
     stats, refused = lstat_all(kernel, fd, unknown)
     kinds = {one.name: kind_of(one.st_mode) for one in stats}
@@ -166,7 +166,7 @@ def _add_types(kernel: Kernel, fd: Fd, block: DirentBlock) -> tuple[DirentBlock,
 
 
 def _without(block: DirentBlock, entry_filter: EntryFilter) -> DirentBlock:
-    """Remove names of stores and pruned names from a block."""
+    """Return a block without the names of stores and pruned names."""
     is_pruned = entry_filter.is_pruned or (lambda _name: False)
     keeps = [not (is_pruned(name) or is_own(name)) for name in block.names]
     return _filtered(block, keeps)
@@ -193,7 +193,7 @@ GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def missing_counts(n: int, are_again: bool) -> SweepSums:
-    """Return the counts for listed names that are missing. are_again: a worker had started on them, and was lost"""
+    """Return the counts for listed names that are missing. are_again: a worker was lost while it acted on them"""
     return SweepSums(n_vanished=n) if are_again else SweepSums(n_missing=n)
 
 
@@ -444,7 +444,7 @@ class Chooser:
         return free
 
     def _is_mounted(self, path: bytes, is_last: bool) -> bool:
-        """Whether a directory is a mount point, or a mount would move with it. is_last: count it now, not on entry"""
+        """Whether a directory is a mount point, or would be taken with one inside. is_last: count it now"""
         if path in self._strategy.mounts:
             self._tally.count(SweepSums(n_mounts=int(is_last)))
             return True
@@ -456,7 +456,7 @@ class Chooser:
         return holds
 
     def _is_empty(self, upper: bytes, sides: BackingAndMount, name: str, is_last: bool) -> bool:
-        """Whether a directory is empty. is_last: it is not entered, so report errors now"""
+        """Whether a directory is empty. is_last: it will not be entered, so report errors now"""
         try:
             with self._kernel.open_dir(sides.fd, os.fsencode(name)) as fd:
                 return self._kernel.is_empty(fd)

@@ -94,7 +94,7 @@ class _ListedPlaces:
         self._directories: dict[bytes, bytes | None] = {}
 
     def of(self, path: bytes) -> tuple[bytes, bytes] | None:
-        """Return the relative directory and the name (empty: the sweep's directory), or None if outside or invalid."""
+        """Return a path's directory and name (empty: the sweep's directory), or None if it is outside or invalid."""
         at = path.rfind(b"/") + 1
         above, last = path[:at], path[at:]
         if above not in self._directories:
@@ -135,7 +135,7 @@ def read_names(fd: int, end: bytes) -> Iterator[bytes]:
     """Yield the names in a file as soon as they can be read.
 
     end     the delimiter; empty names are skipped
-    Raises  BrokenList: the file is not a list of names, or read(2) failed, whose error is the cause
+    Raises  BrokenList: the file is not a list of names, or read(2) failed (then its error is the cause)
     """
     rest = b""
     while chunk := _read(fd):
@@ -159,7 +159,7 @@ def _read(fd: int) -> bytes:
 
 
 def _relative(name: bytes, prefixes: Iterable[bytes]) -> bytes | None:
-    """Return the path below the sweep's directory (empty for the directory itself), or None if outside or invalid."""
+    """Return a name relative to the sweep's directory (empty for this itself), or None if it is outside or invalid."""
     plain = b"/".join(part for part in name.split(b"/") if part not in (b"", b"."))
     if name.startswith(b"/"):
         whole = b"/" + plain + b"/"

@@ -150,7 +150,7 @@ class _DirectoryCache:
                 yield named
 
     def _open(self, given: bytes) -> _Directory | None:
-        """Return None if the path has a link, or is not a directory."""
+        """Open a directory, or return None if the path has a link, or is not a directory."""
         try:
             with self._kernel.open_plain(given or b".") as fd:
                 mnt_id = self._kernel.statx(fd).mnt_id

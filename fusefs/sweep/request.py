@@ -26,7 +26,6 @@ Identified = tuple[int, int]
 
 
 def identify(kernel: Kernel, fd: int) -> Identified:
-    """Return the identity of an open file. Raises  OSError"""
     st = kernel.fstat(fd)
     return st.st_dev, st.st_ino
 
@@ -90,7 +89,7 @@ class TakingBoundary(NamedTuple):
 
     whose      the owner of the content of the sweep's directory
     seen_directories  directories of one user inside another's that an earlier run has seen; None: none are known
-    is_judged  the content of directories that are taken whole has just been checked
+    is_judged  the content of directories that are taken whole has already been checked
     """
 
     whose: int
@@ -110,7 +109,7 @@ class Request(NamedTuple):
     n_workers  None: the best number for the filesystem
     inode      st_dev and st_ino that the directory must have; None: any
     spares     determines which directories are not even listed
-    wraps      wraps the action in one of the caller's
+    wraps      wraps the action in an action of the caller's own
     late       read a name only when it can be acted on at once, because the reason for its choice may soon be outdated
     boundary   limits for root; None: the default limits, or none for printing
     """
@@ -215,7 +214,7 @@ class Action:
 
 
 SparesDirectory = Callable[[Kernel, BackingAndMount], str | ReportedMark | None]
-"""Returns why to skip a directory, with its content and its own name, or None to include it.
+"""Returns the reason to skip a directory with all its content, or None to include it.
 
 Called before a directory is listed; the directory is open for reading while the caller works in it. Workers share this
 object, or have a copy after a fork.

@@ -178,14 +178,14 @@ def _walk(
 
 
 class _StopFlag:
-    """The request to stop, which this process shares with its forks."""
+    """A request to stop, which is shared between this process and its forks."""
 
     def __init__(self, options: SweepOptions) -> None:
         self._options = options
         self._shared = mmap.mmap(-1, 1)
 
     def is_set(self) -> bool:
-        """Whether the stop was requested, here or in the first process."""
+        """Whether a stop was requested, in this process or in another."""
         if not self._shared[0] and self._options.stops():
             self._shared[0] = 1
         return self._shared[0] != 0
@@ -260,9 +260,9 @@ class _SweepInProgress:
 def open_top(kernel: Kernel, directory: bytes, inode: Identified | None) -> Iterator[SweepRoot]:
     """Open the directory of a sweep.
 
-    inode   identity that it must have, on the side that the path leads to; None: any
-    Raises  the errors of `find_scope`; NotFound: it is another directory; for root, also those of `open_directory`,
-            since a link that another user can change could lead root anywhere
+    inode   identity that the directory must have, on the side that the path leads to; None: any
+    Raises  the errors of `find_scope`; NotFound: the path leads to another directory; for root, also the errors of
+            `open_directory`, since a link that another user can change could lead root anywhere
     """
     whose: int | None = 0
     with find_scope(kernel, directory) as scope:

@@ -35,7 +35,6 @@ DirectoryIdentity = tuple[int, int, int]
 
 
 def identify_anywhere(kernel: Kernel, fd: Fd) -> DirectoryIdentity:
-    """Return the identity of a directory. Raises  OSError"""
     return kernel.filesystem(fd), kernel.fstat(fd).st_ino, kernel.statx(fd, asks_server=True).btime_ns
 
 

@@ -52,7 +52,7 @@ _BUNDLE = 2048
 
 
 class SweepWorker(NamedTuple):
-    """Runs slices of one sweep, in any process or thread; between slices, it keeps only `per_look`.
+    """Runs slices of one sweep, in any process or thread; only `per_look` changes from slice to slice.
 
     root    the sweep's directory
     groups  the filesystem's allocation groups; each worker should work in a group of its own
@@ -88,7 +88,7 @@ class _SweepRun:
         self._is_stopped = worker.is_stopped
         self._per_look = worker.per_look
         self._boundary = worker.boundary
-        # libfuse may assign inode numbers dynamically.
+        # libfuse may assign inode numbers dynamically; then they do not last.
         self._numbers_last = worker.boundary is None or worker.kernel.filesystem(worker.root.fd) != FUSE_MAGIC
         self._lists_whole = work.lists_whole
         self._jobs = list(work.jobs)
@@ -99,7 +99,7 @@ class _SweepRun:
         self._per_look.begin(budget.seconds)
         self._tally = SliceCounts(work.most)
         self._chooser = Chooser(worker.kernel, worker.root, worker.matcher, worker.action, worker.strategy, self._tally)
-        # Only if no limit must be met exactly, and no caller has wrapped the action.
+        # Files are unlinked at once only if no limit must be met exactly, and no caller has wrapped the action.
         deletes = isinstance(worker.action, DeleteMatches) and not budget.is_paced() and work.most is None
         self._unlinks_at_once = deletes and self._chooser.chooses_at_once()
         self._ways = owned.enter_context(DeepOpeners(worker.kernel))
@@ -200,7 +200,7 @@ class _SweepRun:
             sides.__exit__()
             return False
         if job.is_chosen and not job.again:
-            # It was chosen when its parent was listed. Since then, a lost worker may have changed it.
+            # The directory was chosen when its parent was listed, so check it again, unless a lost worker changed it.
             may_enter = self._chooser.is_chosen_still(sides.fd)
         else:
             may_enter = job.strips or not self._is_spared(upper, sides)
@@ -501,7 +501,7 @@ class _SweepRun:
                 self._push_enter(Job(JobKind.ENTER, upper, [], strips=True, is_chosen=True, whose=whose), dirs)
             else:
                 self._take(Job(JobKind.AFTER, upper, dirs[::-1], whose=whose), sides)
-            # Use the list's order, mostly that of a listing: in reverse order, ext4 searches more of each block.
+            # Keep the list's order, which is mostly that of a listing: in reverse, ext4 searches more of each block.
             self._take(Job(JobKind.TAKE, upper, files[::-1]), sides)
         self._leave(sides)
 
