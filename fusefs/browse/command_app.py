@@ -25,8 +25,7 @@ _PATIENCE_S = 5.0
 class CommandApp(App[int]):
     """An application that does its work through other trashd commands.
 
-    commands  runs the other commands
-    typed_s   when the user last pressed a key (time.monotonic)
+    typed_s  when the user last pressed a key (time.monotonic)
     """
 
     def __init__(self, trashd: Sequence[str]) -> None:
@@ -63,7 +62,6 @@ class OtherCommands:
     """Runs other trashd commands and ends them when the application quits."""
 
     def __init__(self, trashd: Sequence[str]) -> None:
-        """trashd: the argv that starts trashd."""
         self._trashd = trashd
         self._runs: dict[asyncio.Future[tuple[int, bytes, bytes]], _Run] = {}
         self._is_ending = False

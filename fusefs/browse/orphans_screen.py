@@ -56,7 +56,6 @@ class _Dialog(ModalScreen[T]):
         yield from ()
 
     def action_scroll(self, n_lines: int) -> None:
-        """Scroll a text that does not fit."""
         self.query_one(VerticalScroll).scroll_relative(y=n_lines, animate=False)
 
 

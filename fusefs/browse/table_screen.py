@@ -61,7 +61,6 @@ class OrphanRow(NamedTuple):
         return f"{self.entry.id} {printable(self.entry.base_path())}"
 
     def path(self) -> str:
-        """Return the original path for display."""
         return "(dropped)" if self.entry.origin is None else printable(self.entry.origin)
 
     def left(self, now_ns: int) -> str:
@@ -168,7 +167,6 @@ class InsideRow(NamedTuple):
 
 
 TableRow = OrphanRow | InsideRow
-"""A row of a table."""
 INSIDE_COLUMNS = (
     Column("MODE", 10),
     Column("SIZE", 8, is_number=True),
@@ -246,7 +244,6 @@ class RowTable(Widget):
         self.move_to(self._at)
 
     def chosen(self) -> TableRow | None:
-        """Return the selected row; None if there are no rows."""
         return self._rows[self._at] if self._rows else None
 
     def place(self) -> str:
@@ -265,7 +262,6 @@ class RowTable(Widget):
         self.refresh()
 
     def move_to_key(self, key: str) -> None:
-        """Select the row that has the key, if there is one."""
         self.move_to(next((at for at, row in enumerate(self._rows) if row.key == key), self._at))
 
     def n_visible(self) -> int:
@@ -374,7 +370,6 @@ class TableScreen(Screen[None]):
         return not self.query(RowTable)
 
     def show_message(self, *lines: str) -> None:
-        """Show a message on the status line."""
         self.query_one("#status", Static).update(Content("\n".join(lines)))
 
     def show_errors(self, lines: Sequence[str]) -> None:

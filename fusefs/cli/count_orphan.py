@@ -1,4 +1,4 @@
-"""Finds the size of an orphan in its record, from the filesystem, or by counting in a process of its owner."""
+"""Finds an orphan's size: in its record, from the filesystem, or by counting in a process of its owner."""
 
 from __future__ import annotations
 
@@ -23,12 +23,7 @@ from fusefs.store.victim_rename import VisibleRename
 
 
 class CountedOrphan(NamedTuple):
-    """An orphan and its size.
-
-    size        None if it is unknown
-    n_failed    the number of entries that could not be counted
-    is_stopped  the count was stopped before it was complete
-    """
+    """An orphan and its size. n_failed: the number of entries that could not be counted"""
 
     entry: ListedContainer
     size: TreeSize | None

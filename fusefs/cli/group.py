@@ -62,7 +62,6 @@ class _AskingGroup(click.Group):
             ctx.fail(f"no such command {args[0]!r}; did you mean {meant}?")
 
     def suggestions(self, ctx: click.Context, word: str) -> str:
-        """Return the commands with similar names."""
         from difflib import get_close_matches  # imported only for typing errors
 
         return " or ".join(get_close_matches(word, self.list_commands(ctx), _N_MEANT))

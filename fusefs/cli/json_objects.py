@@ -24,7 +24,7 @@ class RestorableFor(NamedTuple):
 
 
 class SummedBy(NamedTuple):
-    """The key of the sums: `user`, `project` or `age`."""
+    """The property by which the sums are grouped: `user`, `project` or `age`."""
 
     sum_by: str
 

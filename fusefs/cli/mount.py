@@ -65,7 +65,7 @@ Ready = Callable[[], None]
 
 
 def _command_line(option: MountOption) -> Decorator:
-    """Return the command-line option for an option of `-o`."""
+    """Return the command-line option that is equivalent to an option of `-o`."""
     if option.read is None:
         return click.option(option.switch(), is_flag=True, help=option.help)
     kind = click.Choice(option.value.split("|")) if "|" in option.value else None

@@ -1,4 +1,4 @@
-"""Options that several commands share, the types of their values, clock readings, and the recovery before a command."""
+"""Options that several commands share, their value types, clock readings, and the recovery that precedes a command."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ class PathBytes(ParamType[bytes]):
         return value if isinstance(value, bytes) else os.fsencode(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Have the shell complete file names."""
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(incomplete, type="file")]

@@ -73,8 +73,6 @@ class ProgressBar:
     """A progress bar on stderr, which is drawn only if stderr is a terminal.
 
     The thread that removes entries also draws the bar, since a forked child has no other thread.
-
-    is_seen  whether it is drawn
     """
 
     def __init__(self, title: str, *, shown: bool) -> None:
@@ -120,7 +118,6 @@ class ProgressBar:
             self._bar.update(self._task, total=survey.n_entries)
 
     def advance(self, n_entries: int, n_bytes: int) -> None:
-        """Add entries and bytes that were removed."""
         self._n_entries += n_entries
         self._n_bytes += n_bytes
         self._draw(self._format)
@@ -560,7 +557,7 @@ class Choice(NamedTuple):
 
 
 def choose(reapable: Sequence[ListedContainer], *, everything: bool, pinned: bool, now: bool) -> Choice:
-    """Choose among all orphans, for a command line without IDs."""
+    """Choose the orphans to reap for a command line without IDs."""
     uid = os.geteuid()
     mine = [entry for entry in reapable if entry.may_be_reaped_by(uid)]
     # In an unproven folder, only its user may select everything, with --all.

@@ -136,7 +136,6 @@ def _of_last_command(listed: Sequence[ListedContainer]) -> list[ListedContainer]
 
 
 def print_restored(done: Restored, *, as_json: bool) -> int:
-    """Print the result of a restore; return the exit code."""
     code = Incomplete.exit_code if done.n_left else 0
     if as_json:
         output.as_json(done)

@@ -380,7 +380,6 @@ def brought_by_package() -> str | None:
 
 
 PREFIX = "/usr/local"
-"""The default of --prefix."""
 REAPER, MOUNTS = "trashd-reaper.service", "trashd-mount@*.service"
 SWEEP, TIMER = "trashd-sweep.service", "trashd-sweep.timer"
 _PROPERTIES = (

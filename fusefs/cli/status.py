@@ -132,7 +132,6 @@ def _find_mounts() -> tuple[list[ObservedMount], list[TrashdError]]:
 
 
 def _numbers(mount: ObservedMount) -> MountNumbers:
-    """Return the counters of a mount, with rates and percentiles."""
     point, source, stats, is_running, fast_paths = mount
     remembered = {name: MemoryUse(one.n_hits, one.n_misses, one.rate()) for name, one in stats.remembered.items()}
     operations = {

@@ -73,12 +73,10 @@ def held(volume: VolumeStatus) -> str | None:
 
 
 def is_busy(volume: VolumeStatus) -> bool:
-    """Return whether the reaper is removing something."""
     return bool(volume.current or volume.entries_per_s)
 
 
 def rate(volume: VolumeStatus) -> str:
-    """Format the current rate and its limit."""
     parts = [f"{volume.entries_per_s:,.0f} entries/s"]
     if volume.bytes_per_s:
         parts.append(f"{format_size(int(volume.bytes_per_s))}/s")
@@ -108,7 +106,6 @@ def stalls(volume: VolumeStatus) -> list[tuple[str, float]]:
 
 
 def latencies(volume: VolumeStatus) -> list[str]:
-    """Format recent disk latencies."""
     parts = [] if volume.probe_ms is None else [f"write {volume.probe_ms:.3g} ms"]
     return parts + ([] if volume.unlink_us is None else [f"unlink {volume.unlink_us:.3g} µs"])
 
@@ -171,7 +168,6 @@ def moment(at_ns: int, now_ns: int) -> str:
 
 
 def lines(service: ObservedStatus, now_ns: int) -> list[str]:
-    """Format the complete status."""
     text_lines = [title(service.status, now_ns)]
     if problem := trouble(service):
         text_lines.append(f"  {problem}")

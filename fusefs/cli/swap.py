@@ -35,8 +35,6 @@ class _WaitOption(click.Option):
 
 
 class _SwapCommand(Command):
-    """A command with `--wait[=SIZE]`."""
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Add the default value to a bare `--wait`; otherwise click would take the next argument as the value."""
         options = [one for one in self.params if isinstance(one, click.Option) and not one.is_flag]

@@ -1,7 +1,7 @@
 """Swaps paths from the command line or standard input, and parses plain command lines without click and msgspec.
 
-A table lists the most common options. Click parses all other command lines, and reports all errors
-(docs/internals/decisions/0045).
+A plain command line has only the most common options, which a table lists. Click parses all other command lines, and
+reports all errors (docs/internals/decisions/0045).
 """
 
 from __future__ import annotations

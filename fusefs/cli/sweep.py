@@ -286,7 +286,6 @@ class SweepOptions(NamedTuple):
         return self.limit is not None and not self.yes and not self.dry
 
     def prints_any(self) -> bool:
-        """Return whether the matches are only printed."""
         return self.prints or self.prints_null
 
     def trashes(self) -> bool:

@@ -95,7 +95,7 @@ class FollowedOrphan:
         return None
 
     def find_end(self) -> list[WaitReason] | None:
-        """Return the reasons why the space does not become free, if any; None while the orphan still exists."""
+        """Return the reasons why the space does not become free, if any; None while that is undecided."""
         state = self.state()
         if state is State.QUARANTINE:
             return [_explain_quarantine(self.id)]
@@ -116,7 +116,6 @@ def _explain_quarantine(container: ContainerId) -> WaitReason:
 class VolumeWait:
     """Follows orphans, and measures how much space of their volume becomes free after this object is created.
 
-    ids         the IDs of the orphans
     base        the directory that holds the store
     owned       the exit stack that closes the opened files
     goal_bytes  as in `Waited`
@@ -138,7 +137,7 @@ class VolumeWait:
         self._reasons: list[WaitReason] = []
 
     def came_bytes(self) -> int:
-        """Return the most space that has become free at any time; other processes may have used it since."""
+        """Return the largest amount of space that has become free so far; others may have used it since."""
         self._highest = max(self._highest, self._kernel.free_bytes(self._fd))
         return self._highest - self._before
 

@@ -191,7 +191,7 @@ class Locking(Action):
         """action: what to do with the files that are not spared.
 
         holds       False in a dry run, which only checks for locks
-        is_guarded  directories were checked already, and may be locked by us
+        is_guarded  the directories have already been checked, and may be locked by us
         since_ns    files that were restored at this time or later are spared, too
         """
         self.takes_dirs, self.is_single, self.avoided = action.takes_dirs, action.is_single, action.avoided

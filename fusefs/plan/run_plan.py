@@ -131,7 +131,6 @@ class _Pacers:
         self._pacer: dict[int, Pacer] = {}
 
     def on(self, directory: Fd) -> Pacer:
-        """Return the pacer of a directory's filesystem."""
         device = self._kernel.fstat(directory).st_dev
         if device not in self._pacer:
             fd = self._owned.enter_context(self._kernel.reopen(directory, os.O_PATH | os.O_DIRECTORY))
@@ -149,7 +148,6 @@ def _carry_out(
     ways: _Ways,
     seen_directories: SeenDirectories | None,
 ) -> Iterator[RuleResult | SkippedRule]:
-    """Apply one rule in each of its directories."""
     is_any = False
     seen_directories = None if seen_directories is None else seen_directories._replace(rule=rule.directory)
     for found in find_directories(kernel, rule.directory, None, seen_directories):
@@ -365,7 +363,7 @@ class _UnitSorter:
                     self.tally.fail(name, number, call)
 
     def complete(self, swept: Swept) -> Swept:
-        """Complete the result of a sweep of the due units: add the units that were not passed to the sweep."""
+        """Add the units that were not passed to the sweep to the result of the sweep."""
         vanished = swept.sums.n_vanished + swept.sums.n_missing  # each existed when it was judged
         return swept._replace(
             sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0, n_unmatched=0).plus(self.tally.sums),

@@ -35,12 +35,7 @@ _NEVER_NS = 1 << 63
 
 
 class Unit(NamedTuple):
-    """A unit that is old enough for the rule.
-
-    uid        its owner
-    newest_ns  the time of its newest file
-    n_entries  the number of entries in it, including the unit itself
-    """
+    """A unit that is old enough for the rule. n_entries: the number of entries in it, including the unit itself"""
 
     name: Name
     uid: int

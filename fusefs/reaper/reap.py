@@ -67,7 +67,6 @@ class RemovalOptions(NamedTuple):
     counted    called with the size before anything is removed; None: do not count, since counting costs a stat per file
     counting   called with the progress of the count
     outage     how long to wait for a server that does not answer
-    job        the MPI job that shares the removal
     """
 
     n_workers: int | None = None
@@ -307,8 +306,6 @@ def remove_contents(
 
     Late arrivals (directories that other users moved in after the swap) are kept. Entries that other processes create
     in the tree during the removal are removed, too.
-    outage   the outage state of the calling reap
-    crew     the ranks of the MPI job that share the removal
     Returns  the report, which contains the failures of entries; the directories noted for the next attempt by
              `LateArrivals.note`
     Raises   ServerWasAway: the caller must open the container again and repeat the call; ServerAway, OSError; Refused

@@ -73,7 +73,6 @@ class SharedFolder(NamedTuple):
 
     @classmethod
     def of(cls, folder: UserFolder) -> SharedFolder:
-        """Describe a folder that is open in this process."""
         return cls(folder.store.path(), folder.uid, folder.store.volume.id)
 
     @contextmanager

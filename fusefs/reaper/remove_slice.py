@@ -420,7 +420,7 @@ class _RemovalRun:
         """List a directory's entries; if it is large, only as many as the window holds."""
         work = frame.work
         was_productive, work.is_productive = work.is_productive, False
-        # Failed entries whose names are not remembered come first, as everything before them was removed.
+        # Skip failed entries whose names are not remembered: they come first, since everything before them was removed.
         n_passed = work.n_failed if work.n_failed > MAX_FAILED_NAMES else 0
         is_remote = self._remover.strategy.workers is Workers.THREADS
         # The time is limited, as some servers list names that do not exist.
