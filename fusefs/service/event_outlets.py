@@ -1,7 +1,7 @@
-"""Outlets for events and figures: log, audit log, hooks and metrics, according to a configuration that may change.
+"""Send events and figures to the log, the audit log, hooks and metrics, as the current configuration requires.
 
-The audit log records, for years, which user swapped, restored or reaped which tree, and its size, as lines of JSON.
-The service's log contains the same events as text, with fields for journald.
+The audit log, which may be kept for years, has a line of JSON for each swap, restore and reap: the user, the tree and
+its size. The service's log contains the same events as text, with fields for journald.
 
 Hooks run as an unprivileged user, in a session of their own, for a limited time, and only a few at once. Their output
 and failures are logged, and do not affect the service. Each user has a queue of events, and the queues take turns:
@@ -114,7 +114,7 @@ def _for_user(user: int | None) -> str:
 
 
 def _argv(hooks: HooksConfig, kind: EventKind) -> tuple[str, ...] | None:
-    """Return the command line of the hook for a kind of event; None if there is none."""
+    """Return the command line of the hook for a kind of event, or None if no hook is configured."""
     if kind in TAKEN:
         return hooks.on_swap
     others = {
@@ -180,7 +180,7 @@ async def _finish(
 
 
 async def _wait(process: trio.Process, timeout_s: float) -> int | None:
-    """Return the exit code; None if the process group was killed at the time limit, as far as permitted."""
+    """Wait for a hook, and return its exit code. At the time limit, kill its process group and return None."""
     try:
         with trio.move_on_after(timeout_s):
             return await process.wait()
@@ -195,7 +195,7 @@ async def _wait(process: trio.Process, timeout_s: float) -> int | None:
 
 
 class _HookOutput:
-    """Keeps the beginning of a hook's output, and reads the rest, because the hook would block on a full pipe."""
+    """The beginning of a hook's output. The rest is read and discarded, since the hook would block on a full pipe."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -237,7 +237,7 @@ def _stdin(event: Event) -> Fd:
 
 
 def _account(user: str) -> _HookAccount:
-    """Return the account for hooks: the configured one in root's service, else the service's own. Raises  KeyError"""
+    """Return the account that hooks run as: the given one in root's service, otherwise our own. Raises  KeyError"""
     if os.geteuid() != 0:
         own_entry = pwd.getpwuid(os.geteuid())
         return _HookAccount(own_entry.pw_name, own_entry.pw_dir)
@@ -270,7 +270,7 @@ class EventLimit:
         self._counts: dict[int, int] = {}
 
     def lets_pass(self, uid: int, now_s: float) -> bool:
-        """Whether to report one more event of a user now."""
+        """Count one more event of a user, and return whether to report it."""
         if now_s >= self._since_s + _SPAN_S:
             for one, count in self._counts.items():
                 if count > _EVENTS_MAX:
@@ -293,7 +293,7 @@ class EventOutlets:
         self._listening = trio.CancelScope()
 
     def report(self, event: Event, *, is_own: bool) -> None:
-        """Report an event to all outlets. is_own: it happened in a user's own store"""
+        """Report an event to all outlets. is_own: whether it happened in a user's own store"""
         log_event(event)
         if self._audit is not None:
             self._audit(event)
@@ -310,7 +310,7 @@ class EventOutlets:
         self._serve_metrics(config.metrics, nursery)
 
     def configure(self, config: Config, nursery: trio.Nursery) -> None:
-        """Apply a changed configuration. Reopens the audit log, because the file may have been renamed."""
+        """Apply a changed configuration, and reopen the audit log, because its file may have been renamed."""
         self._hooks.hooks = config.hooks  # from the next event on
         self._serve_metrics(config.metrics, nursery)
         if config.audit == self._audit_path and self._audit is not None:
@@ -366,7 +366,7 @@ class Audit:
     """The audit log, an append-only file. If the disk is full, lines are lost, but the service continues."""
 
     def __init__(self, path: bytes) -> None:
-        """Open the file; if missing, create it with mode 0640, and create its directory. Raises  OSError"""
+        """Open the file. If it is missing, create it with mode 0640, and also its directory. Raises  OSError"""
         self._path = path
         self._fd, self._is_cut = _open(path)
         self._n_lost = 0

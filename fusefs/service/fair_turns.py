@@ -1,7 +1,7 @@
-"""Choose the user whose orphans are reaped next: users take turns by start-time fair queueing; no I/O.
+"""Choose the user whose orphans are reaped next, by start-time fair queueing; no I/O.
 
-The user who has had the least time is next. A new user starts with the same time as the others, and is therefore next
-soon; an absent user saves up no time. A user and the user's subordinate uids count as one user.
+The user who has had the least time is next. A new user starts with the time of the user chosen last, and is
+therefore served soon. A user without work saves up no time. A user and the user's subordinate uids count as one user.
 
 Source  Goyal, Vin, Chen: Start-time fair queueing (1996)
 """
@@ -68,7 +68,7 @@ class _TimeShares:
         """Return the uid with the least time among those with work."""
         uid_set = set(uids)
         for one in [one for one, had_s in self._had_s.items() if one not in uid_set and had_s <= self._now_s]:
-            del self._had_s[one]  # if it returns, it starts with the same time or more
+            del self._had_s[one]  # if the uid returns, it starts with at least as much time
         for one in uids:
             self._had_s[one] = max(self._had_s.get(one, self._now_s), self._now_s)
         chosen = min(uids, key=lambda one: (self._had_s[one], self._order(one), one))

@@ -1,4 +1,4 @@
-"""Watch users' folders with inotify, to report orphans that arrive, are restored, or are dropped."""
+"""Watch users' folders with inotify, to notice orphans that arrive, are restored or are reaped."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FolderWatches:
         self.next_at_s = boot_s() + 2.0 ** min(self._n_blind, 20) if self._n_blind else math.inf
 
     def is_complete(self, uid: int) -> bool:
-        """Whether every change in a user's folders will be reported."""
+        """Return whether every change in a user's folders will be reported."""
         return uid in self._watches and self._watches[uid].keys() == self._users[uid].parts.keys()
 
     def unwatch_user(self, uid: int) -> None:

@@ -1,4 +1,4 @@
-"""The forker forks the service's children. It uses no threads and no trio, so a fork never copies a half-changed state.
+"""Fork the service's children in a process without threads and trio, so that no fork copies a half-changed state.
 
 The service forks the forker before it starts its event loop. The forker dies with the service, and the children die
 with the forker. The forker trusts requests from the service, and never reads data written by users. A child acts for
@@ -167,7 +167,7 @@ class Child:
         return Tended(bases, [problem[:_TOLD_CHARS] for problem in problems[:_TOLD_PROBLEMS]])
 
     def _served(self) -> Iterator[UserFolder]:
-        """Return this user's trusted folders in all stores; in a user's own service, also the untrusted ones."""
+        """Yield this user's trusted folders in all stores; in a user's own service, also the untrusted ones."""
         return (one for one in with_lower_folders(self._folder) if one.is_proven or not self._folder.is_proven)
 
     @contextmanager
@@ -250,7 +250,7 @@ class Child:
         return dict(zip(ids, texts, strict=True))
 
     def _read(self, folder: UserFolder, name: str, state: State, text: bytes | None = None) -> ContainerEntry | None:
-        """Read a record; None if the container is gone. text: the record's text, if already read"""
+        """Read a record; return None if the container is gone. text: the record's text, if it was already read"""
         is_claimed, container = state is State.REAPING, ContainerId(name)
         try:
             if text is None:
@@ -333,7 +333,7 @@ class Child:
         return Measured(container, 0, 0)
 
     def _measure_when_idle(self, base: bytes, container: ContainerId) -> Measured | None:
-        """Measure an orphan, and store the size in its record; None if stopped. May be slow: other orders stop it."""
+        """Measure an orphan while the disk is idle, and store the size in its record; return None if stopped."""
         with self._open_in(base) as folder:
             kernel = folder.store.kernel
             try:
@@ -356,7 +356,7 @@ class Child:
                 return Measured(container, 0, 0)
 
     def should_stop(self) -> bool:
-        """Whether to leave the current work unfinished."""
+        """Return whether to leave the current work unfinished."""
         self._listen()
         return self._is_parked or self._is_stopped
 
@@ -395,7 +395,6 @@ class Child:
         self._send_heartbeat()
 
     def _wait_message(self, seconds: float | None) -> None:
-        """Wait for one message, at most for the given time."""
         if self._poll.poll(None if seconds is None else seconds * 1e3):
             self._receive()
 
@@ -453,7 +452,7 @@ class _WhenIdle:
         self._child.wait(seconds)
 
     def stops(self) -> bool:
-        """Whether to give up, because the work was parked or other processes have used the disk for too long."""
+        """Return whether to give up, because the work was parked or other processes have used the disk for too long."""
         since_s = self._beside_others_since_s
         is_late = since_s is not None and time.monotonic() - since_s >= timers.current.beside_others_limit_s
         return is_late or self._child.should_stop()
@@ -468,7 +467,7 @@ def _complete_handovers(folder: UserFolder) -> list[str]:
 
 
 def _as_it_is(folder: UserFolder) -> UserFolder:
-    """Return the folder with its store's current volume.json, which root does not read in a user's own store.
+    """Read the volume.json of a folder's store again, since root does not read it in a user's own store.
 
     Raises  OSError: ESTALE if it belongs to another volume; Untrusted
     """
@@ -487,7 +486,7 @@ def _size(entry: ContainerEntry) -> int:
 class _ContainerListing(NamedTuple):
     """The containers of a store, oldest first. A list of strings would take 100 MiB for a million ids.
 
-    names     the listed ids, each followed by a newline; without those that earlier pages contained
+    names     the ids that no earlier page contained, each followed by a newline
     n_listed  the number of all ids, including those on earlier pages
     at        where in `names` the next page starts, after the id `last`
     """
@@ -569,7 +568,7 @@ class ChildGone(Exception):
 
 
 class ChildHandle:
-    """Handle to the child process that works for one user: sends orders, receives answers, and monitors the process."""
+    """A handle to the child that works for one user: it sends orders, receives answers, and monitors the process."""
 
     def __init__(self, uid: int, pid: int, pidfd: Fd, channel: socket.socket) -> None:
         """channel: our end of the socket pair."""
@@ -620,7 +619,7 @@ class ChildHandle:
             self._inbox_end.close()
 
     def set_speed(self, tempo: Speed) -> None:
-        """Set the child's speed. If the socket buffer is full during a long system call, the next call tries again."""
+        """Set the child's speed. If the child does not read its messages at the moment, the next call tries again."""
         if tempo != self._tempo and self._send(SetTempo(tempo)):
             self._tempo = tempo
 
@@ -668,7 +667,7 @@ class ChildHandle:
             self.kill("the process does not read its messages")
 
     def _send(self, message: ToChild) -> bool:
-        """Send a message; False if the socket buffer is full."""
+        """Send a message; return False if the socket buffer is full."""
         try:
             self._socket.send(msgspec.json.encode(message))
         except BlockingIOError:
@@ -770,7 +769,7 @@ class Forker:
 
 
 async def _receive_registry(channel: socket.socket, on_registry: TakesRegistry) -> bool:
-    """Receive one user's registry; False if there are no more."""
+    """Receive one user's registry; return False if there are no more."""
     await trio.lowlevel.wait_readable(channel)
     packet, received, flags, _address = socket.recv_fds(channel, MESSAGE_MAX, 1)
     with ExitStack() as owned:
@@ -781,7 +780,6 @@ async def _receive_registry(channel: socket.socket, on_registry: TakesRegistry) 
 
 
 def _run_forker(service: socket.socket, channel: socket.socket) -> None:
-    """Run the main loop of the forker."""
     service.close()
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -832,7 +830,6 @@ def _read(request: ReadRegistries, fds: list[int]) -> None:
 
 
 def _serve(spawn: Spawn, fds: list[int]) -> None:
-    """Run a child that acts for a user."""
     channel_fd, folder_fd, base_fd, store_fd, *mounted = map(Fd, fds)
     uid = spawn.person.uid
     if os.geteuid() != uid:

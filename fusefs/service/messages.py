@@ -200,7 +200,7 @@ FROM_CHILD: msgspec.json.Decoder[FromChild] = msgspec.json.Decoder(FromChild)
 
 
 def fits(answer: Answer, order: Order) -> bool:
-    """Whether an answer is valid for an order."""
+    """Return whether an answer is valid for an order."""
     match answer:
         case Tended():
             return isinstance(order, Tend)
@@ -215,7 +215,7 @@ def fits(answer: Answer, order: Order) -> bool:
 
 
 class ReadRegistries(msgspec.Struct, tag=True):
-    """Asks the forker for a child that reads all registries, including root's, and sends a UserRegistry for each user.
+    """A request for a child that reads all registries, including root's, and sends a UserRegistry for each user.
 
     uids  additional users, who may be missing from the account database
     """
@@ -236,7 +236,7 @@ class UserRegistry(msgspec.Struct):
 
 
 class Spawn(msgspec.Struct, tag=True):
-    """Asks the forker for a child, and describes the fds of the folder and its store, which are sent along."""
+    """A request for a child; it describes the fds of the folder and its store, which are sent along."""
 
     person: UserCredentials
     area: bytes

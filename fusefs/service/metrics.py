@@ -40,9 +40,9 @@ _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Row(NamedTuple):
-    """A metric that each volume has; absent if its value is not known.
+    """A metric of each volume, omitted if its value is not known.
 
-    adds  report one sum for all of a user's own stores, so that their names and number stay private
+    adds  whether to report one sum for all of a user's own stores, so that their names and number stay private
     """
 
     name: str
@@ -121,7 +121,7 @@ class PrometheusMetrics:
         self._is_broken = False
 
     def __call__(self, event: Event, *, is_own: bool = False) -> None:
-        """Count an event. is_own: it happened in a user's own store"""
+        """Count an event. is_own: whether it happened in a user's own store"""
         name = _own_label(event.uid) if is_own else printable(event.volume or b"")
         self._events[name, event.kind.value] += 1
 
@@ -269,7 +269,7 @@ async def serve_metrics(
 async def _answer_scrape(
     text: Callable[[], bytes], open_ones: dict[trio.CancelScope, None], stream: trio.SocketStream
 ) -> None:
-    """Answer one request; slow clients are disconnected, and so is the oldest one if there are too many."""
+    """Answer one request. A slow client is disconnected, and the oldest client if there are too many."""
     with trio.move_on_after(timers.current.metrics_limit_s) as scope:
         open_ones[scope] = None
         if len(open_ones) > _SCRAPES_AT_ONCE:

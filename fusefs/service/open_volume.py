@@ -158,7 +158,7 @@ def hold_beat(kernel: Kernel, hold: Fd) -> HeldBeat | None:
     """Lock our heartbeat file in the directory `hold`; create it if missing.
 
     Returns None if another service of this machine has the lock.
-    Raises  OSError; Untrusted: other users can write there
+    Raises  OSError; Untrusted: other users can write to `nodes/`
     """
     name = own_beat_name()
     with ExitStack() as owned:
@@ -191,7 +191,7 @@ def _open_nodes(kernel: Kernel, hold: Fd) -> Fd:
 
 
 def _read(kernel: Kernel, nodes: Fd, name: bytes) -> Heartbeat | None:
-    """Read a heartbeat; None if it is invalid. Raises  FileNotFoundError"""
+    """Read a heartbeat; return None if it is invalid. Raises  FileNotFoundError"""
     try:
         text = read_small(kernel, nodes, name, 2 * HEARTBEAT_BYTES, trusted_owners(os.geteuid()))
     except FileNotFoundError:
@@ -223,7 +223,7 @@ class Unproven(NotPermitted):
 
 
 class VolumeSpace(NamedTuple):
-    """The space of a volume: free for ordinary users, and in total. Inodes are None if they are not counted."""
+    """The space of a volume: free for ordinary users, and in total. Inodes are None if the filesystem counts none."""
 
     free_bytes: int
     total_bytes: int
@@ -262,7 +262,7 @@ class OpenVolume(NamedTuple):
     disk: Disk = Disk("", is_block=False)
 
     def is_shared(self) -> bool:
-        """Whether other machines may have the filesystem mounted; inotify does not report their changes."""
+        """Return whether other machines may have the filesystem mounted; inotify does not report their changes."""
         return not self.store.kernel.is_local(self.store.fd)
 
     def __enter__(self) -> Self:
@@ -276,7 +276,7 @@ class OpenVolume(NamedTuple):
         """Return the users whose folders the service must serve, and the folders that it refuses.
 
         resting  users whose new folders are not checked now
-        Raises   OSError if something that only the store's owner can write to can't be read
+        Raises   OSError: a part of the store that only its owner can write to can't be read
         """
         if self.own is not None:
             return inspect_folders(self.store, self.own.uid, plain_only=True)
@@ -401,7 +401,7 @@ def _refuse_served_by_root(store: Store) -> None:
     if os.geteuid() == 0:
         return
     served: tuple[VolumeStatus, ...] = ()
-    with suppress(TrashdError, OSError):  # another version's status: then claims keep the two services apart
+    with suppress(TrashdError, OSError):  # a status of another version: then only claims keep the two services apart
         served = served_volumes(SYSTEM_RUNTIME)
     # Ids are not secret: another user's own store may have the same one.
     same_store = (one for one in served if one.id == store.volume.id and (one.owner or 0) == store.owner)
@@ -449,7 +449,7 @@ def _lock(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> None:
 
 
 def _beat(kernel: Kernel, hold: Fd, path: bytes, owned: ExitStack) -> HeldBeat | None:
-    """Lock our heartbeat file, which is next to those of other machines; None if there is no space for it.
+    """Lock our heartbeat file, which is next to those of other machines; return None if there is no space for it.
 
     Raises  Elsewhere; OSError
     """
@@ -530,7 +530,7 @@ def open_base(kernel: Kernel, line_of: UserLine, mounts: Sequence[Mount]) -> Fd:
 
 
 def is_own(kernel: Kernel, line_of: UserLine, mounts: Sequence[Mount]) -> bool:
-    """Whether a user's registry line leads to that user's own store. Root's stores may be listed, too.
+    """Return whether a user's registry line leads to that user's own store. Root's stores may be listed, too.
 
     May block forever.
     """

@@ -227,7 +227,7 @@ class OrphanSchedule:
         origin: bytes | None,
         clock: Clock,
     ) -> None:
-        """Report once that an orphan expires soon, or schedule this report; only if a hook is configured."""
+        """If there is a hook for it, report once that an orphan expires soon, or schedule this report."""
         hooks = self._context.config.hooks
         if hooks.on_expires_soon is None:
             return
@@ -301,7 +301,7 @@ class OrphanSchedule:
             self._hand_over(user, part, ended.id, ended.origin)
 
     def must_measure(self) -> bool:
-        """Whether orphans may have to expire early, so that the service must measure what each user holds."""
+        """Return whether orphans may have to expire early, so that the service must measure what each user holds."""
         return self._figures.hurries or self._policy.quota != Quota()
 
     def _hand_over(self, user: UserState, part: FolderPart, identifier: str, origin: bytes | None) -> None:

@@ -101,7 +101,7 @@ class _Remembered(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _MountedVolume(NamedTuple):
-    """A mounted volume. on_change: makes its loop check it again; True: a copy was mounted, False: a copy is gone"""
+    """A mounted volume. on_change: called with True if a copy of it was mounted, and with False if a copy is gone"""
 
     disk: Disk
     on_change: Callable[[bool], None]
@@ -161,7 +161,7 @@ class RememberedVolumes:
             self._note(volume, msgspec.structs.replace(entry, until_s=served_until_s))
 
     def refuse_copy(self, volume: str, path: bytes, disk: Disk, on_change: Callable[[bool], None]) -> None:
-        """Refuse two disks with the same volume id, unless `trashd init` selected this one. Raises  CopyMounted"""
+        """Refuse disks with the same volume id, except the one that `trashd init` selected. Raises  CopyMounted"""
         if not disk.is_block:
             return
         mounted = self._mounted.setdefault(volume, {})
@@ -227,7 +227,7 @@ class ServedVolume:
         self.note_served()
 
     def _key(self) -> str:
-        """Return the key under which the volume is remembered. Users can give their own stores any id."""
+        """Return the key of the remembered volume; it contains the owner, since users can give their stores any id."""
         return self._volume if self._owner is None else f"{self._volume}{_OF_USER}{self._owner}"
 
     def note_served(self) -> None:

@@ -183,7 +183,7 @@ class OwnStoreLimit:
             yield
 
     def has_waiters(self) -> bool:
-        """Whether another store waits for this one to close."""
+        """Return whether another store waits for this one to close."""
         return any(turn.statistics().tasks_waiting for turn in self._turns)
 
     def most_remembered(self) -> int:

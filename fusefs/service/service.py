@@ -1,4 +1,4 @@
-"""Runs the service, with the objects that all volumes share. It ends within a second, without need for repairs."""
+"""Run the service, with the objects that all volumes share. It ends within a second, and leaves nothing to repair."""
 
 from __future__ import annotations
 
@@ -97,8 +97,6 @@ def serve(load: Callable[[], LoadedConfig], volumes: tuple[bytes, ...]) -> None:
 
 
 class _Service:
-    """The running service."""
-
     _nursery: trio.Nursery
 
     def __init__(
@@ -238,7 +236,7 @@ class _Service:
             self._own_stores.request_read()
 
     async def _remember_rules(self, path: bytes, mounts: list[Mount]) -> None:
-        """Note a volume's rules even if it is not served: if it is mounted elsewhere, the defaults must not apply."""
+        """Note the rules of a volume even if it is not served: at another path, it must not get the default rules."""
         volume = await in_thread(self._limiter, partial(find_id, self.context.kernel, path, mounts))
         if volume and self.context.config.find_section(path, volume) is not None:
             self.context.volumes.refuse_without_rules(volume, path, self.context.config)
@@ -357,7 +355,7 @@ class _Service:
             loop.set_pause(self._pause_of(loop, pauses))
 
     def _pause_of(self, loop: VolumeLoop, pauses: Mapping[bytes | None, Pause]) -> Pause | None:
-        """Return a loop's pause. A volume's pause also covers users' own stores on it, so that it can be unmounted."""
+        """Return a loop's pause. A volume's pause includes users' own stores on it, so that it can be unmounted."""
         if loop.owner is not None:
             by_path = {path: pause for path, pause in pauses.items() if path is not None}
             above = (pause for path, pause in by_path.items() if any(is_inside(one, path) for one in loop.paths()))

@@ -167,7 +167,7 @@ def nudge(runtime: bytes) -> None:
 
 
 def read_pauses(runtime: bytes, now_s: float) -> dict[bytes | None, Pause]:
-    """Return the pauses in force by volume; the key None stands for all volumes. An unreadable file pauses all."""
+    """Return the pauses in force by volume; None stands for all volumes, which an unreadable file also pauses."""
     pauses: dict[bytes | None, Pause] = {}
     directory = os.path.join(runtime, _PAUSE_DIRECTORY)
     with suppress(FileNotFoundError):

@@ -17,16 +17,16 @@ class ServiceTimers(NamedTuple):
     around_pause_s: float = 2.0  # between two checks of the free space and for new users during a session
     around_least_pause_s: float = 0.5  # the minimum of this pause, since users may create names in u/ all day
     space_pause_s: float = 60.0  # between two checks of the free space of an idle volume
-    window_pause_s: float = 1800.0  # between two checks of a volume outside its window, at most: clocks may be set
+    window_pause_s: float = 1800.0  # at most, between checks of a volume outside its window, since clocks may be set
     linger_pause_s: float = 2.0  # a volume stays open this long after the last work: deletions often come in groups
     copy_pause_s: float = 30.0  # a copy in drop/ is adopted this long after its last change
-    registries_pause_s: float = 2.0  # between two reads of users' registries, at least
-    registries_pauses: int = 20  # and this many times the duration of a read, so at most a twentieth of a core
+    registries_pause_s: float = 2.0  # at least, between two reads of users' registries
+    registries_pauses: int = 20  # this pause also lasts this many times as long as the last read
     elsewhere_pause_s: float = 60.0  # before another attempt to open a volume that another reaper serves
     status_pause_s: float = 1.0  # between two status files during work
-    status_least_pause_s: float = 0.05  # between two status files, at least
+    status_least_pause_s: float = 0.05  # at least, between two status files
     node_beat_pause_s: float = HEARTBEAT_S  # between two writes of this node's heartbeat file
-    node_poll_pause_s: float = LEAST_POLL_S  # between two checks of what other nodes did, at least
+    node_poll_pause_s: float = LEAST_POLL_S  # at least, between two checks of what other nodes did
 
     # Pauses after a failure; each doubles up to its maximum, last_*
     rest_pause_s: float = 60.0  # for a volume with errors
@@ -38,7 +38,7 @@ class ServiceTimers(NamedTuple):
     tend_pause_s: float = 5.0  # for a user's drop/ or stage/ with an unresolved problem
     last_pause_s: float = 3600.0  # for an orphan, and for a user
     doubt_pauses_s: tuple[float, ...] = DOUBT_PAUSES_S  # before EIO or ESTALE for one entry counts as final
-    grudge_s: float = 300.0  # after this long without a failure, a user's backoff starts again
+    grudge_s: float = 300.0  # after this long without a failure, a user's pauses start with the shortest again
 
     # Sizes
     unmeasured_pause_s: float = 60.0  # before a new orphan is measured: many are restored or deleted sooner

@@ -89,11 +89,11 @@ class DueQueue:
         return taken
 
     def is_cut(self) -> bool:
-        """Whether entries were dropped."""
+        """Return whether entries were dropped."""
         return self._soonest_dropped_s < math.inf
 
     def must_rescan(self) -> bool:
-        """Whether a dropped entry is due before all others."""
+        """Return whether a dropped entry is due before all others."""
         return self.is_cut() and (not self._queue or self._queue[0].at_s > self._soonest_dropped_s)
 
     def next_at_s(self) -> float:
@@ -208,7 +208,7 @@ class FolderPart:
         self._sights.forget(identifier)
 
     def sight(self, entry: ContainerEntry, clock: Clock) -> FirstSight:
-        """Return when the service first saw a container, and the container's age then, by the clock that is never set.
+        """Return when the service first saw a container, and the container's age then, by a clock that can't be set.
 
         If the record has a time of the current boot, the age does not depend on the wall clock. Otherwise, it depends
         on the wall clock only until this first sight.
@@ -238,7 +238,7 @@ class FolderPart:
         self.orphans.pop(identifier, None)
 
     def is_scanned(self) -> bool:
-        """Whether every orphan has been read, and measured if requested."""
+        """Return whether every orphan has been read, and measured if requested."""
         return self._after is None and not (self.unread_ids or self.to_measure)
 
     def note_page(self, last: str, now_s: float, wall_ns: int) -> None:
@@ -408,7 +408,7 @@ class UserState:
                 pass  # `put_back` handles pending ones
 
     def has_work(self, now_s: float) -> bool:
-        """Whether `next_order` has an order now."""
+        """Return whether `next_order` has an order now."""
         return self.next_at_s() <= now_s
 
     def next_at_s(self) -> float:
@@ -416,7 +416,7 @@ class UserState:
         return max(min([self.tend_at_s, *(part.next_at_s() for part in self.parts.values())]), self.retry.at_s)
 
     def is_urgent(self, now_s: float) -> bool:
-        """Whether `next_order` has an order other than a measurement on an idle disk."""
+        """Return whether `next_order` has an order other than a measurement on an idle disk."""
         urgent_at_s = min([self.tend_at_s, *(part.urgent_at_s() for part in self.parts.values())])
         return max(urgent_at_s, self.retry.at_s) <= now_s
 
@@ -442,8 +442,8 @@ class UserState:
     def put_back(self, at_s: float) -> None:
         """Schedule unfinished reaps again, for the given time.
 
-        A watch may report the claim of such an orphan only later, and this report removes the orphan from the schedule.
-        So these orphans no longer count as reaped by this service: then the watch on reaping/ schedules a new read.
+        Such an orphan no longer counts as reaped by this service. If a watch reports only now that the orphan left
+        orphans/, the orphan is removed from the schedule, but the watch on reaping/ then schedules a new read.
         """
         for part in self.parts.values():
             for identifier in part.pending:
@@ -457,7 +457,7 @@ class UserState:
         self.n_removed = 0
 
     def should_park(self, now_s: float) -> bool:
-        """Whether the current orphan should be parked in favour of other work for the user."""
+        """Return whether the current orphan should be parked in favour of other work for the user."""
         # New arrivals must be read first.
         others = (part.next_at_s() <= now_s or len(part.pending) > 1 for part in self.parts.values())
         if self.current is None or not (now_s >= self.tend_at_s or any(others)):
@@ -476,7 +476,7 @@ class UserState:
         return self._sofar.get(identifier, ReapProgress())
 
     def note_success(self, now_s: float) -> None:
-        """Note a success; if the last failure was long ago, start with the first interval again."""
+        """Note a success; if the last failure was long ago, make the next interval the shortest again."""
         if now_s > self.retry.at_s + timers.current.grudge_s:
             self.retry.note_success()
 

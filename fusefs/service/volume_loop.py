@@ -130,7 +130,7 @@ class VolumeLoop:
             self.session.wake()
 
     def reconfigure(self) -> None:
-        """Stop, scan everything again, and continue, because of a new policy or because the volume may be back."""
+        """Stop, scan everything again, and continue: the policy has changed, or the volume may be back."""
         self._must_find = True
         self._rests_until_s = self._checked_space_at_s = 0.0
         for user in self.users.values():
@@ -158,7 +158,6 @@ class VolumeLoop:
         self.check_mount()
 
     def key(self) -> Key:
-        """Return the key of a user's own store."""
         assert self._own is not None
         return self._own.line_of.uid, self._own.line_of.line.store()
 
@@ -488,7 +487,7 @@ class VolumeLoop:
         await self._nodes.check(opened, self.users, VolumePhase.LOOKING.value)
 
     def _may_find(self) -> bool:
-        """Whether there may be new users, or an unreadable folder must be checked again."""
+        """Return whether there may be new users, or an unreadable folder must be checked again."""
         return self._must_find or boot_s() >= self._unread.next_at_s()
 
     async def _find_users(self, opened: OpenVolume) -> None:
@@ -593,9 +592,9 @@ class VolumeLoop:
         return self.note_broken(why)
 
     def _is_gone(self, error: Exception) -> bool:
-        """Whether an error means that there is no store, rather than a store that needs a repair.
+        """Return whether an error means that there is no store, rather than a store that needs a repair.
 
-        For a user's own store, every error except a broken disk means that, because its owner can cause errors at will.
+        For a user's own store, this is assumed for every error except a broken disk: its owner can cause errors.
         """
         if self._own is not None:
             return isinstance(error, TrashdError) and (isinstance(error, NoStore) or error.errno not in TROUBLE)
@@ -613,7 +612,6 @@ class VolumeLoop:
         return rest_s
 
     def _forget(self) -> None:
-        """Drop the known state."""
         self._served.note_unserved()
         self._refused = ()
         self._unread = UnreadUsers()

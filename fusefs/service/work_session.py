@@ -116,7 +116,7 @@ class WorkSession:
         self.wake()
 
     def renew(self, uid: int) -> None:
-        """Use a new child for the user's next order, because the old child has a folder that was replaced."""
+        """Use a new child for the user's next order, because the old child still uses a folder that was replaced."""
         self._stale.add(uid)
 
     def request_check(self) -> None:
@@ -133,7 +133,7 @@ class WorkSession:
         return f"waiting for the server: {os.strerror(away)}" if away else self._pacer.why()
 
     def _away(self) -> int:
-        """Return the errno because of which a child waits for the filesystem's server; 0: no child waits."""
+        """Return the errno of the server's failure for whose end a child is waiting; 0 if no child is waiting."""
         return next((child.sums.away for child in self._children.values() if child.sums.away), 0)
 
     def pressure(self) -> Pressure:
@@ -438,7 +438,7 @@ async def _listen(child: ChildHandle) -> None:
 
 
 def take_over(opened: OpenVolume, takeover: RootTakeover) -> ContainerId | None:
-    """Move an orphan from a user's quarantine to root's folder, due at once; return its new id.
+    """Move an orphan from a user's quarantine to root's folder, to be reaped at once; return its new id.
 
     This is done for orphans that their owner could not delete, if an administrator configured `delete_as = "root"`.
     Returns None if another process holds the orphan.

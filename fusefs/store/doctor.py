@@ -53,7 +53,7 @@ from fusefs.store.store_registry import RegistryTarget, UserLine, find_targets
 from fusefs.store.tidy_folder import find_refused_names
 from fusefs.store.user_folders import MAX_POINTERS, MOUNTED, NOT_MADE, is_vouched, list_pointers
 
-_RECOVER_HINT = "trashd doctor --repair VOLUME fills the reserve"
+_RECOVER_HINT = "trashd doctor --repair VOLUME refills the reserve"
 _COPIED_HINT = f"in a copy or a backup of the volume this is normal, and trashd restore ID works; otherwise {WAY_OUT}"
 _EXPECTED_NAMES = {bytes(RECORD), bytes(TREE), bytes(HOISTED), bytes(BEGUN)}
 _UNREAD_HINT = (
@@ -249,7 +249,7 @@ def _check_pointers(folder: UserFolder) -> Iterator[Finding]:
 
 
 def check_registry(kernel: Kernel, directory: bytes) -> Iterator[Finding]:
-    """Yield the reason why the caller's registry is not used, and missing stores that it lists below a directory."""
+    """Yield why the caller's registry is not used, and the missing stores that it lists in or below a directory."""
     unread = explain_unused_registry()
     if unread is not None:
         where, why = unread
