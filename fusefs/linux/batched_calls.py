@@ -195,7 +195,7 @@ def names_that_may_lack(kernel: Kernel, dir_fd: int, names: list[str], tail: byt
 
 
 class FileSizes(NamedTuple):
-    """The lengths of files, and the disk space that they use, in the same order; both are empty if not read."""
+    """The lengths of files, and the disk space that they use; both lists are empty if they were not read."""
 
     lengths: list[int]
     spaces: list[int]
@@ -278,7 +278,7 @@ def lstat_all(
 
 
 def _no_fast_stat(_name: str) -> None:
-    """Replace `fast_stat` if it might contact a server: by returning None, make the caller use `_stat_by_fd`."""
+    """Stand in for `fast_stat` if a stat might contact a server: make the caller use `_stat_by_fd`."""
 
 
 def _fast_stat_function(dir_fd: int) -> Callable[[str], StatxResult | None]:

@@ -200,14 +200,15 @@ class Child:
         return message
 
     def kill(self) -> None:
-        """Kill the child, even if it is stopped: otherwise, the user as whom it acts could resume it later."""
+        """Kill the child, even if it is stopped: otherwise, the user it acts as could resume it later."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, SIGKILL)
 
     def end(self, most_s: float | None = None) -> None:
         """Kill the child, and wait until it has ended.
 
-        most_s  the longest time to wait. A child that hangs ends when its filesystem responds; init then reaps it
+        most_s  the longest time to wait. A child that hangs on a filesystem ends when this responds;
+                init then reaps it
         """
         self.channel.close()
         with suppress(ChildProcessError, ProcessLookupError):

@@ -74,7 +74,7 @@ def default_config(*, of_root: bool) -> Config:
 def load_config(directory: bytes | None = None) -> LoadedConfig:
     """Load this user's configuration, or the defaults if there is no file.
 
-    directory  contains the files; None: `config_dir()`
+    directory  the directory with the files; None: `config_dir()`
     Raises     BadConfig with all problems in the files
     """
     files, problems = _find_files(directory or config_dir())
@@ -165,7 +165,7 @@ def _read_source(file: bytes, *, is_trusting: bool) -> Source:
 
 
 def trust_problems(path: bytes, st: os.stat_result) -> Iterable[ConfigProblem]:
-    """Yield the reasons not to trust a file: users other than ourselves or root can change it."""
+    """Yield the reasons not to trust a file: users other than us and root can change it."""
     name = printable(path)
     owner = "root" if os.geteuid() == 0 else "you or root"
     if st.st_uid not in (0, os.geteuid()):

@@ -55,8 +55,8 @@ def reported_size(kernel: Kernel, tree: Fd) -> TreeSize | None:
 def ceph_size(xattr: Callable[[str], bytes | None], at_ns: int) -> TreeSize | None:
     """Return the size that CephFS reports for a directory in two attributes; None if they are missing or invalid.
 
-    The bytes are the lengths of the files, each counted once. The sums are some seconds out of
-    date. Deleting the directory does not free data that a snapshot contains.
+    The bytes are the lengths of the files, each counted once. The sums are some seconds out of date.
+    Deleting the directory does not free data that a snapshot contains.
     xattr   returns the value of an attribute
     Source  docs.ceph.com, "CephFS Recursive Accounting" (dirstat); fs/ceph/xattr.c
     """
@@ -131,7 +131,6 @@ def may_share(magic: int) -> bool:
 
 
 def never_shares(magic: int) -> bool:
-    """Return whether files on such a filesystem never share blocks."""
     return magic in _NOT_SHARING
 
 

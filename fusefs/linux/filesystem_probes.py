@@ -66,7 +66,7 @@ def _drop(kernel: Kernel, dir_fd: Fd, name: bytes) -> None:
 def refuses_strangers(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
     """Return whether other users can neither move a directory that they can't write to, nor open one of mode 0700.
 
-    Moving means to another parent. Both are refused on Linux's local filesystems, but not by every client of a network
+    The move is to another parent. Both are refused on Linux's local filesystems, but not by every client of a network
     filesystem, on FUSE without default_permissions, or on vfat, where one user owns everything. Root tries both as the
     user nobody. For other users, and for root in a user namespace without a second UID, the filesystem's type decides.
     name    the name for a temporary directory
@@ -279,7 +279,7 @@ def _ioctl_flags(fd: Fd, request: int, answer: struct.Struct) -> int:
 
 
 def _finds_another_spelling(fd: Fd) -> bool | None:
-    """Swap the case of the first name with letters; return whether that leads to the same inode. None: no such name."""
+    """Return whether the first name with letters leads to the same inode in swapped case; None: no name has letters."""
     for name, *_ in itertools.islice(Dirents(fd).read_from(0), _N_TRIED):
         other = name.swapcase()
         if other != name:

@@ -126,7 +126,7 @@ def open_servers(connection: int, uid: int) -> Iterator[list[Fd]]:
     """Yield pidfds of a user's processes that have a FUSE connection open; an empty list before Linux 6.16.
 
     Only processes that we can inspect are included.
-    connection  the mount's minor device number. It may be reused soon after the unmount, so call this before
+    connection  the mount's minor device number. Call this before the unmount: afterwards, the number may soon be reused
     uid         the user who mounted it. An open fd alone doesn't prove that a process serves the mount, since fds may
                 be passed around (e.g. through D-Bus)
     Source      fs/fuse/dev.c: fuse_dev_show_fdinfo

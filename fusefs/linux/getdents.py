@@ -92,7 +92,7 @@ class Dirents:
         """Iterate over the entries from an offset to the end. To continue later, pass the offset of the last entry.
 
         size  bytes of entries to read at a time; more if that is too few for one entry
-        call  makes each system call
+        call  runs each system call, for example with a lock released
         """
         if offset == 0 or offset != self._offset:
             self._entries_ahead = []

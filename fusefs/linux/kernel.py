@@ -34,7 +34,7 @@ NO_NOREPLACE = (errno.EINVAL, errno.ENOSYS)
 RESTORED_XATTRS = ("trusted.trashd.restored", "user.trashd.restored")
 """The marks on restored files: see linux/xattrs.py."""
 IDENTITY_XATTR = "user.trashd.fresh"
-"""A mark on a directory, for filesystems where nothing else shows whether it still is the same directory."""
+"""A mark on a directory, for filesystems where nothing else shows whether it is still the same directory."""
 _N_MARK_DIGITS = 32
 _NAMES_BYTES = 32768
 _FEW_BYTES = 4096
@@ -191,7 +191,6 @@ class Kernel:
         return is_local_kind(self.filesystem(fd))
 
     def needs_no_server(self, fd: int) -> bool:
-        """Return whether the filesystem never needs a server for a stat: see `needs_no_server` above."""
         return needs_no_server(self.filesystem(fd))
 
     def identify(self, fd: int) -> Identity:
@@ -219,7 +218,6 @@ class Kernel:
             os.setxattr(fd, IDENTITY_XATTR, os.urandom(_N_MARK_DIGITS // 2).hex().encode())
 
     def unmark(self, fd: int) -> None:
-        """Remove the mark. Raises  OSError"""
         self._hook("removexattr")
         os.removexattr(b"/proc/self/fd/%d" % fd, IDENTITY_XATTR)
 
@@ -281,7 +279,6 @@ class Kernel:
         return os.pread(fd, size, 0)
 
     def now_ns(self) -> int:
-        """Return the wall-clock time."""
         return time.time_ns()
 
     def boot_ns(self) -> int:

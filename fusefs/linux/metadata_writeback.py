@@ -30,7 +30,7 @@ class MetadataWriteback:
 
     @classmethod
     def open_for(cls, volume_fd: int) -> Self | None:
-        """Open a volume's device; None if the filesystem needs no help (xfs, btrfs), or it can't be opened."""
+        """Open a volume's device; None if that can't be opened, or the filesystem needs no help (xfs, btrfs)."""
         with suppress(OSError):
             dev = os.fstat(volume_fd).st_dev
             if syscalls.statfs_type(volume_fd) == EXT_MAGIC:

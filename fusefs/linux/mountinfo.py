@@ -65,7 +65,6 @@ class Mount(NamedTuple):
         return int(self.device.partition(b":")[2])
 
     def st_dev(self) -> int:
-        """Return the device number, as in stat."""
         major, _, minor = self.device.partition(b":")
         return os.makedev(int(major), int(minor))
 
@@ -131,7 +130,7 @@ def relative_to(path: bytes, directory: bytes) -> bytes:
 def mount_of(path: bytes, mounts: Iterable[Mount]) -> Mount | None:
     """Find the mount that contains a path (absolute, without links): the topmost one at the mount point.
 
-    To check whether it was replaced, compare the whole value: after an unmount, the kernel soon reuses the ID.
+    To check whether the mount was replaced, compare the whole Mount: after an unmount, the kernel soon reuses the ID.
     """
     best: Mount | None = None
     for mount in mounts:
@@ -147,7 +146,7 @@ def covering_mount_id(path: bytes, mounts: Iterable[Mount]) -> int:
 
 
 def place_of(path: bytes, mount: Mount) -> FilesystemPath:
-    """Return the place of a path on this mount."""
+    """Return the place (superblock, and path in it) of a path on this mount."""
     return place_below(FilesystemPath(mount.device, mount.root), relative_to(path, mount.point))
 
 
@@ -265,7 +264,6 @@ class MountWatch:
         self._thread.start()
 
     def fileno(self) -> int:
-        """Return the fd that becomes readable."""
         return int(self._changed)
 
     def acknowledge(self) -> None:
@@ -304,7 +302,7 @@ class Disk(NamedTuple):
 
 
 def disk_of(mount: Mount | None) -> Disk:
-    """Return the disk of a mount; its name is empty, and not comparable, if the mount is not visible (in a chroot)."""
+    """Return the disk of a mount. Its name is empty, and must not be compared, if no mount is visible (in a chroot)."""
     if mount is None:
         return Disk("", is_block=False)
     device = mount.device.decode()

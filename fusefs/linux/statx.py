@@ -101,7 +101,7 @@ class StatxReader:
         ))  # fmt: skip
 
     def handle_of(self, dir_fd: int, name: bytes, flags: int = 0) -> bytes:
-        """Return an inode's file handle; b"" if it has none. Call this right after statx, while it is cached."""
+        """Return an inode's file handle; b"" if it has none. Call this just after statx, while that is cached."""
         handle = self._handle
         _HANDLE_HEAD.pack_into(handle, 0, _MAX_HANDLE_SZ, 0)
         if _name_to_handle(dir_fd, name, handle, self._mount_id, flags) < 0:
@@ -113,7 +113,6 @@ class StatxReaders(threading.local):
     """A separate StatxReader for each thread."""
 
     def __init__(self, *, asks_server: bool = True) -> None:
-        """asks_server: as for StatxReader"""
         self.asks_server = asks_server
         self.reader = StatxReader(asks_server=asks_server)
 

@@ -246,7 +246,7 @@ def name_to_handle_at(dir_fd: int, name: bytes = b"") -> bytes:
 
 
 def empty_handle_or_raise(name: bytes) -> bytes:
-    """Return an empty handle if the last call failed because handles are not supported or allowed. Else  OSError"""
+    """Return an empty handle if the last call failed because handles are unsupported or forbidden. Raises  OSError"""
     if ctypes.get_errno() not in (errno.EOPNOTSUPP, errno.EPERM, errno.ENOSYS, errno.EOVERFLOW):
         raise last_error(name)
     return b""

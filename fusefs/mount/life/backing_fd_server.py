@@ -40,7 +40,7 @@ from fusefs.mount.tree.vfs import Vfs
 
 _QUERY = struct.Struct("=Q")
 _N_PER_USER, _N, _N_WAITING = 16, 256, 1024
-"""How many clients are served at a time, for one user and for all users; and how many may wait."""
+"""How many clients of one user, and of all users, are served at a time; and how many may wait."""
 _CLIENT_TIMEOUT_S, _PAUSE_S = 8, 0.02
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 

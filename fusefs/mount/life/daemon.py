@@ -182,7 +182,6 @@ class _MountDaemon:
         self._readers.begin(rest_ms)
 
     def _flags(self, init: InitRequest) -> InitFlag:
-        """Return the INIT flags for this mount."""
         flags = InitFlag(0)
         for path, flag in _FLAGS.items():
             if self._states.is_on(path):
@@ -266,7 +265,7 @@ class _MountDaemon:
         return not self._ended.is_set()
 
     async def _unmount(self) -> None:
-        """Unmount in a thread, since the kernel may send requests in the meantime. Checkpoint  until it is unmounted"""
+        """Unmount in a thread, so that requests are still answered. Checkpoint  until the mount is unmounted"""
         await trio.to_thread.run_sync(_unmount_device, self._mount.device)
         self._ended.set()
 
@@ -452,7 +451,7 @@ def _open_rings(attached: Attached, device: int, states: FastPathStates) -> Iter
 
 
 def _backing_server(attached: Attached, vfs: Vfs) -> AbstractContextManager[socket.socket | None]:
-    """Run a server that opens the backing tree for users' commands, if the mount covers SRC. Else they open SRC."""
+    """Run a server that opens the backing tree for users' commands, if the mount covers SRC, so that they can't."""
     mount, path = attached.mount, socket_path(attached.mount.source)
     return nullcontext() if path is None else backing_fd_server.run_server(path, vfs.root, mount.device)
 
@@ -487,7 +486,7 @@ async def _cancel_hung_operations(lock: TablesLock, ended: trio.Event, scope: tr
 async def _stop_on_signal(
     mount: Mount, attach_lock: trio.Lock, unmount: Callable[[], Awaitable[None]], task_status: trio.TaskStatus[None]
 ) -> None:
-    """End the service cleanly at the first signal. A second signal terminates the process.
+    """Unmount when a signal arrives, so that the service ends cleanly. A second signal terminates the process.
 
     attach_lock  while another task holds it, nothing is unmounted
     Checkpoint  while waiting for the signal, and during `unmount`

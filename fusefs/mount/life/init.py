@@ -17,7 +17,7 @@ from fusefs.core.errors import KernelRefused
 from fusefs.core.fuse_protocol import REQUEST_BYTES_MAX, REQUEST_HEAD_SIZE, Opcode, encode_head, read_head
 
 _MAJOR, _MINOR = 7, 33
-"""The protocol version in the reply, which is the oldest that the daemon supports. Newer features have flags."""
+"""The protocol version in the reply, which is the oldest that the daemon supports. Flags enable newer features."""
 _SINCE = (5, 11)
 """The Linux release with that protocol version."""
 _REQUEST = struct.Struct("=IIIII")

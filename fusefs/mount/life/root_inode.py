@@ -58,8 +58,9 @@ async def attach_with_new_root(vfs: Vfs, mount: Mount, mount_fd: Fd) -> None:
 
 
 async def _move_in_child(mount: Mount, mount_fd: Fd, target: Fd) -> int:
-    """Run `attach_top` in a child; return 0 or its errno. The daemon would wait for its own replies, even if killed.
+    """Run `attach_top` in a child; return 0 or its errno.
 
+    The daemon must not call it: a daemon that waits for its own replies can't even be killed.
     Checkpoint  until the child has ended, or was killed because it took too long
     """
     pid, pid_fd, code = 0, -1, 0

@@ -81,8 +81,8 @@ class Attached(NamedTuple):
 class Unmounted(NamedTuple):
     """What happened to the daemon when its mount was unmounted.
 
-    is_ended   it has certainly ended, so the underlying filesystem can be unmounted, too
-    is_killed  it hung and was killed
+    is_ended   the daemon has certainly ended, so the underlying filesystem can be unmounted, too
+    is_killed  the daemon hung and was killed
     """
 
     is_ended: bool
@@ -144,7 +144,7 @@ def flag_bits(flags: Iterable[str]) -> int:
 
 
 def _fuse_options(fd: Fd, options: MountOptions) -> dict[str, str]:
-    """Return the mount options for the kernel's FUSE driver. An option without a value has an empty one."""
+    """Return the mount options for the kernel's FUSE driver. The value of an option without a value is empty."""
     values = {"fd": f"{int(fd)}", "user_id": f"{os.geteuid()}", "group_id": f"{os.getegid()}"}
     return {**values, "rootmode": f"{stat.S_IFDIR:o}", **dict.fromkeys(_boolean_options(options), "")}
 

@@ -71,7 +71,7 @@ class Counters:
         self.cells[_LAYOUT.sorts + 2 * kind + 1] += 1
 
     def note_change(self) -> None:
-        """Note that a gauge may have changed. Any thread may call this."""
+        """Record that a gauge may have changed. Any thread may call this."""
         if self.needs_wake[0] and self._token is not None:
             self.needs_wake[0] = 0
             with suppress(trio.RunFinishedError):
@@ -126,7 +126,7 @@ def open_counters(target: bytes) -> Iterator[Counters]:
 
 
 def _make_file(path: bytes) -> Fd:
-    """Create the file: all zeros, fully allocated, and locked, so that readers can check that we still run."""
+    """Create the file: all zeros, fully allocated, and locked: so readers can check that we are still running."""
     make_dir(os.path.dirname(path))
     with suppress(FileNotFoundError):
         os.unlink(path + NEW)

@@ -73,7 +73,7 @@ def lock_directory(target: bytes) -> Iterator[bytes]:
 
 
 def is_mounted(target: bytes) -> bool:
-    """Return whether this user has a trashd mount there, even a dead one: its last counters must stay available."""
+    """Return whether this user has a trashd mount at `target`, even a dead one, whose last counters can be read."""
     return any(mount.point == target and mount.is_trashd() and mount.owner == os.geteuid() for mount in read_mounts())
 
 

@@ -297,8 +297,8 @@ class PlainHandlers(pyfuse3.Operations):
         self.call_vfs(Opcode.FSYNC, ROOT, None, wire.FSYNC_IN.pack(fh, wire.FSYNC_DATA_ONLY if datasync else 0))
 
     async def release(self, fh: FileHandleT) -> None:
-        """Release a handle. If a program was executed through it, record here first that the program has ended: the
-        next open of the file for writing may come before a worker releases the handle."""
+        """Release a handle. If a program was executed through it, first record, in this thread, that it has ended: the
+        next open of the program's file for writing may come before a worker releases the handle."""
         mark_not_executed = partial(self._vfs.nodes.mark_not_executed, fh)
         release = partial(self.call_vfs, Opcode.RELEASE, ROOT, None, wire.HANDLE_IN.pack(fh))
         await self._serve_release("release", release, before=mark_not_executed)

@@ -39,8 +39,8 @@ _RELEASES = (Opcode.RELEASE, Opcode.RELEASEDIR)
 _OPENING = (Opcode.OPEN, Opcode.OPENDIR, Opcode.CREATE, Opcode.TMPFILE)
 """Requests whose replies end with a handle."""
 _N_NUMBER_TRIES = 50
-"""After this many other requests, a new inode gets a nodeid other than its inode number. That number may stay in use
-for longer than clients want to wait, by a deleted file that is open, or one whose FORGET is queued behind a hundred
+"""After this many other requests, a new inode gets a nodeid other than its inode number. A deleted file may
+keep that number for longer than clients want to wait, if it is open, or if its FORGET is queued behind a hundred
 thousand others."""
 
 _log = logging.getLogger(__name__)

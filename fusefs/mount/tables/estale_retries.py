@@ -34,7 +34,7 @@ _MOVED_S = 2.0
 
 
 class _Held(NamedTuple):
-    """An inode that is held for a process, and the time since when it is held.
+    """An inode that is held for a process, and the time when that began.
 
     node, fd  the inode, and an O_PATH fd of it; None: the process has found none yet. A moved inode may have no node
     place     the directory and name where a moved inode can still be found once; None: it was found
@@ -66,7 +66,7 @@ class EstaleRetries:
         return pid in self._retries
 
     def add_process(self, pid: int) -> None:
-        """Note that a process got ESTALE. Any thread may call this. If there are too many processes, drop the oldest,
+        """Record that a process got ESTALE. Any thread may call this. If there are too many processes, drop the oldest,
         which retried long ago."""
         self._set_held(pid)
         self._notify()
@@ -79,7 +79,7 @@ class EstaleRetries:
                 self._token.run_sync_soon(self._set_has_any)
 
     def note_moved(self, pid: int, place: tuple[Node, bytes], source: SourceKey, fd: Fd) -> None:
-        """Note that a process moved an inode to a place where its name is not kept. fd: the inode's; now owned by us"""
+        """Record that a process moved an inode to a place that does not keep its name. fd: the inode's; now ours"""
         self._drop_moved(pid)
         node = self._nodes.find(source)
         self._moved[pid] = _Held(time.monotonic(), node, fd, place)
@@ -89,7 +89,7 @@ class EstaleRetries:
             self._drop_moved(next(iter(self._moved)))
 
     def take_moved_fd(self, pid: int, place: tuple[Node, bytes]) -> Fd | None:
-        """At the first call, return a new O_PATH fd of the inode that a process moved to a place; otherwise None."""
+        """Return, only once, a new O_PATH fd of the inode that a process moved to a place; None if there is none."""
         moved = self._moved.get(pid)
         if moved is None or moved.fd is None or moved.place != place:
             return None
@@ -164,7 +164,7 @@ class EstaleRetries:
     def open_name(self, pid: int, dir_fd: Fd, name: bytes) -> Fd | None:
         """Return a new O_PATH fd of the inode that a name refers to now; None if the process got no ESTALE.
 
-        Raises  OSError ENOENT: no such name. Do not look it up again: the inode then found would not be held
+        Raises  OSError ENOENT: no such name. Callers must not look it up again, since that inode would not be held
         """
         if pid not in self._retries:
             return None

@@ -44,7 +44,7 @@ support it only for one of the two."""
 
 
 class PrefetchXattrs:
-    """The extended attributes to prefetch. A client that reads one from a file will probably do so with the next.
+    """The extended attributes to prefetch. A client that reads one from a file probably reads it from others, too.
 
     Any thread may read this. Callers that change it must hold the tables lock.
     """
@@ -58,7 +58,7 @@ class PrefetchXattrs:
         self._unsupported: frozenset[_Kind] = frozenset()
 
     def begin(self) -> None:
-        """Note that a listing begins. Attributes that no client has read since the previous listing began are no longer
+        """Record that a listing begins. Attributes that no client has read since the previous one began are no longer
         fetched."""
         self._kinds, self._read_in_listing = self._kinds & self._read_in_listing, frozenset()
 
@@ -98,7 +98,7 @@ class PrefetchXattrs:
         return device == self._device and (name, is_directory) in self._unsupported
 
     def note_answers(self, attributes: Attributes, answers: Iterable[tuple[bytes, bytes | int]]) -> None:
-        """Note which attributes are unsupported, so that they are not read again. An attribute that was seen once is
+        """Record which attributes are unsupported, so that they are not read again. An attribute that was seen once is
         regarded as supported."""
         if attributes.dev != self._device or not _is_file_or_directory(attributes):
             return
@@ -114,7 +114,7 @@ class PrefetchXattrs:
                 self._kinds -= {kind}
 
     def note_supported(self, name: bytes, *, is_directory: bool) -> None:
-        """Note that a client has set an attribute, which is thus supported."""
+        """Record that an attribute is supported, since a client has set it."""
         self._unsupported -= {(name, is_directory)}
 
 
@@ -168,7 +168,7 @@ class Prefetch:
         self._queues.pop(directory, None)
 
     def note_lookup(self, directory: Node, fd: Fd | None) -> None:
-        """Note that a process stats a name in this directory, and prefetch the next names.
+        """Record that a process stats a name in this directory, and prefetch the next names.
 
         fd  of the directory, owned by the caller; None: the directory is not open, and nothing is fetched now
         """
@@ -183,7 +183,7 @@ class Prefetch:
             self.fetch(queue, directory, fd, names)
 
     def note_getxattr(self, name: bytes, node: Node, fd: Fd | None) -> None:
-        """Note that an extended attribute of a node was read. fd: of the node's directory, as for `note_lookup`"""
+        """Record that an extended attribute of a node was read. fd: of the node's directory, as for `note_lookup`"""
         if self.xattrs.add(name, is_directory=node.is_directory):
             for queue in self._queues.values():
                 queue.requeue_taken()
@@ -201,7 +201,7 @@ class Prefetch:
         return queue
 
     def uncached_names(self, queue: PrefetchQueue, directory: Node, names: Sequence[bytes]) -> Sequence[bytes]:
-        """Return those names of the next reply that are not completely cached."""
+        """Return the names in the next reply whose entries are not completely cached."""
         queue.note_taken(names)
         return [name for name in names if not self._is_cached(directory, name)]
 
@@ -311,7 +311,7 @@ class PrefetchQueue:
         return uncached
 
     def note_taken(self, names: Iterable[bytes]) -> None:
-        """Note names that are fetched before they are returned."""
+        """Record names that are fetched before they are returned to the kernel."""
         self._taken.extend(names)
 
     def requeue_taken(self) -> None:

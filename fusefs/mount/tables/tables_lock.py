@@ -72,7 +72,7 @@ class Submounts:
         self._known_devices = {device}
 
     def note_device(self, device: int) -> None:
-        """Note that an inode is on this device. If the device is new, its filesystem may have been mounted just now."""
+        """Record that an inode is on this device. If the device is new, read the mounts: it may be a new mount."""
         if device not in self._known_devices and self._top is not None:
             self._known_devices.add(device)
             self._read()
@@ -140,7 +140,7 @@ class TablesLock:
         close_unused_fds()
 
     def ensure_held(self) -> AbstractContextManager[object]:
-        """Hold the lock, unless the calling thread holds it already."""
+        """Return a context manager that holds the lock, unless the calling thread holds it already."""
         return nullcontext() if self.mutex.is_held else self
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -173,7 +173,7 @@ class TablesLock:
                 raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
 
     def note_latency(self, took_ns: int, n: int) -> bool:
-        """Note how long the native core waited for n statx calls in total. Any thread may call this.
+        """Record how long the native core waited for n statx calls in total. Any thread may call this.
 
         Returns  whether fast calls are to be reported, too
         """

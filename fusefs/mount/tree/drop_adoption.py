@@ -68,8 +68,8 @@ class DropAdoption:
 
         old         the entry's directory and name
         attributes  of the entry
-        Returns     an O_PATH fd of the entry, owned by the caller; None: not a drop directory, or no orphan can be
-                    made. In that case, the entry has not moved; a plain rename succeeds, or reports why it can't
+        Returns     an O_PATH fd of the entry, owned by the caller; None: it is not a drop directory, or no
+                    orphan can be made. In both cases, nothing has moved, and the caller must try a plain rename
         Raises      OSError: nothing was changed
         """
         store = _store_above(self._nodes, new_directory)

@@ -62,21 +62,21 @@ class StoredNotices:
     # Callers must hold the tables lock.
 
     def note_stored(self, node: Node, is_moved: bool) -> None:
-        """Note a node in a directory that holds trash: a client was sent the node, or moved it there with its tree."""
+        """Record a node in a directory with trash: a client was sent the node, or moved it there with its tree."""
         if is_moved and node.is_directory:
             self._has_moved, self._nodes.is_trash_renewed = True, False
         self._stored_nodes[node] = None
         self._wake()
 
     def expire(self, directory: Node, name: bytes, node: Node) -> None:
-        """Note that the kernel is about to assign this name to a node that was in fact moved elsewhere."""
+        """Record that the kernel is about to assign this name to a node that was in fact moved elsewhere."""
         self._expiring_names[directory.nodeid, name] = node
         self._last_named_s = time.monotonic()
         self._wake()
 
     def _take_names(self) -> list[tuple[NodeId, bytes]]:
-        """Remove and return the noted names, with their directories, that the kernel may still have cached. While more
-        names are being added, return nothing."""
+        """Remove and return the recorded names that the kernel may still have cached, with their directories. Return
+        nothing while more names are being added."""
         if time.monotonic() - self._last_named_s < _MOVES_DELAY_S:
             return []
         expiring_names, self._expiring_names = self._expiring_names, {}

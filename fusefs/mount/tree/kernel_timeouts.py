@@ -84,12 +84,12 @@ class AttrTimeouts:
         return node.has_long_timeout
 
     def note_change(self, directory: Node) -> None:
-        """Note a change in a directory, or of its attributes. Must be called before the reply to that change."""
+        """Record a change in a directory, or of its attributes. Must be called before the reply to that change."""
         directory.changed_s = time.monotonic()
         self.invalidate_sent((directory,))
 
     def note_move(self, node: Node) -> None:
-        """Note that a node was renamed: it has a new ctime and perhaps another parent."""
+        """Record that a node was renamed: it has a new ctime and perhaps another parent."""
         if node.is_directory:
             node.changed_s = time.monotonic()
         if node.is_directory or node.was_sent:

@@ -73,11 +73,11 @@ class SlowListing:
     entries      those that were read, from the offset `start` on; or all entries, from the cache
     is_complete  no more entries follow
     position     how many of the entries were returned
-    n_requested  for how many of the entries attributes were requested
+    n_requested  how many of the entries, from the first one on, have had their attributes requested
     queue        prefetches for this listing; None: nothing in this directory may be cached
-    fill         caches all entries at the end; None: they are not read from beginning to end
-    handle       its number in the tables; 0: the directory was not opened, because all its entries were cached
-    fd           of a listing without a handle; opened when something has to be read
+    fill         caches all entries at the end; None: the entries are not read from beginning to end
+    handle       the handle's number in the tables; 0: the directory was not opened, because all its entries were cached
+    fd           of the directory, for a listing without a handle; opened when something has to be read
     """
 
     def __init__(self, node: Node, uid: int, handle: int = 0) -> None:
@@ -213,7 +213,6 @@ class Listings:
             self._lock.call(listing.fd.close)
 
     def _fd(self, listing: SlowListing) -> Fd:
-        """Return the fd to read the directory from."""
         if listing.handle:
             return self._nodes.handle(listing.handle)[1]
         return listing.fd or listing.keep_fd(self._open_to_read(listing.node))

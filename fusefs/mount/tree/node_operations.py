@@ -274,7 +274,7 @@ class NodeOperations:
             return self._adopt_and_record(old_fd, (old_directory, old[1]), new_fd, (new_directory, new[1]), caller)
 
     def _adopt_and_record(self, old_fd: Fd, old: NameIn, new_fd: Fd, new: NameIn, caller: CallerIds) -> bool:
-        """Adopt the entry, and note the move in the tables. The kernel assigns the requested name to the entry; this
+        """Adopt the entry, and record the move in the tables. The kernel assigns the requested name to the entry; this
         name is expired soon (forget_stored.py)."""
         attributes, handle = self._lock.call(_stat_with_handle, old_fd, old[1])
         source = source_key(attributes, self._mount.stable_handle(handle))

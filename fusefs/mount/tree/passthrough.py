@@ -64,12 +64,11 @@ def why_refused(device: int) -> str | None:
 
 
 def _reason_of(number: int) -> str:
-    """Return the text for users that explains an errno."""
     return _REASONS.get(number) or os.strerror(number)
 
 
 class Passthrough:
-    """Decides which files of one mount are passed through. Callers must hold the tables lock, or be the trio thread.
+    """Decides which files of one mount are passed through. Callers must hold the tables lock, or be on the trio thread.
 
     While clients write to a file without the daemon, its attributes are unsteady: neither the kernel nor the daemon may
     cache them. They are steady again once no handle can write any more. But a file that was opened for reading and

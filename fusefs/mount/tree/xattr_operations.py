@@ -124,8 +124,8 @@ class XattrOperations:
         return _reply_body(self._visible_names(answer, name, caller), request)
 
     def _prefetch_beside(self, node: Node, name: bytes, uid: int) -> None:
-        """Prefetch the attribute for the entries listed with this node, which a client will probably read next. Do this
-        only for values that the daemon reads for all users."""
+        """Prefetch an attribute for the entries listed with this node: a client will probably read it from them next.
+        Do this only for values that the daemon reads for all users."""
         if self._lock.is_slow and self._cache.is_enabled and not uid:
             fd = None if node.parent is None else self._nodes.directory_fd(node.parent)
             self._mount.prefetch.note_getxattr(name, node, fd)
