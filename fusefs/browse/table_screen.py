@@ -287,7 +287,7 @@ class RowTable(Widget):
 
 
 class TableScreen(Screen[None]):
-    """The base of both screens: a table with a filter."""
+    """The base class of both screens: a table with a filter."""
 
     AUTO_FOCUS = ""
     COLUMNS: ClassVar[tuple[Column, ...]] = ()

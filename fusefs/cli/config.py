@@ -132,7 +132,7 @@ def show_command(path: bytes | None, system: bool, as_json: bool) -> int:
         text = format_config(loaded.config, loaded.settings)
     else:
         path = os.path.realpath(path)
-        # The mount point of the path's filesystem, or the directory in it that has a [[volume]] of its own.
+        # The volume is the mount point of the path's filesystem, or a directory in it that has its own [[volume]].
         points = [*(mount.point for mount in read_mounts()), *(volume.path for volume in loaded.config.volumes)]
         point = max((point for point in points if is_inside(path, point)), key=len, default=b"/")
         policy = volume = loaded.config.policy_of(point)

@@ -226,7 +226,7 @@ def _warn_of_other_ways(target: bytes) -> None:
 
 
 def few_files(mount: ObservedMount) -> Finding | None:
-    """Return a finding if a mount's daemon runs as root and its limit of open files is low, as far as known."""
+    """Return a finding if a mount's daemon runs as root and its limit of open files is known to be low."""
     from fusefs.mount.native._core import max_handles_of_user
     from fusefs.mount.tree.mount_state import n_client_handles
 

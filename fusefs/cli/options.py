@@ -195,7 +195,7 @@ tempo_options = together(
 def mpi_option(shares: Callable[[Any], Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Add `--mpi` to a command and pass it `job`, which shares the work among the ranks; `job` is None without --mpi.
 
-    Only the first rank runs the command. The others do the work that it sends them, and print nothing.
+    Only the first rank runs the command. The others do the work that the first rank sends them, and print nothing.
 
     shares  converts an engine.mpi_ranks.MpiJob into `job`
     """
@@ -259,7 +259,7 @@ def _complete_id(incomplete: str) -> list[CompletionItem]:
 def _own_orphans() -> list[tuple[str, str]]:
     """Return the IDs and origins of the caller's orphans in all known stores, newest first.
 
-    A child process lists them, because a dead mount may block the listing; if it takes too long, nothing is completed.
+    A child process lists them, since a dead mount may block it; if the child takes too long, nothing is completed.
     The child keeps none of our files open, because a shell reads our output until every process has closed it.
     """
     from fusefs.linux.children import ask_each

@@ -28,7 +28,7 @@ _LEAST_ROOM = 8
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Return whether a command line asks for JSON, even if it is otherwise invalid."""
+    """Return whether a command line requests JSON, even if it is otherwise invalid."""
     return "--json" in arguments[: arguments.index("--") if "--" in arguments else None]
 
 

@@ -90,7 +90,7 @@ def command(watch: bool, prometheus: bool, as_json: bool) -> int:
 def find_services() -> list[tuple[bytes, ObservedStatus]]:
     """Return the running services with their directories, root's first; if none is running, those that have ended.
 
-    Raises  NotRunning if none ever ran
+    Raises  NotRunning if no service has ever run
     """
     from fusefs.service.state_files import read_held, read_status
 
@@ -198,7 +198,7 @@ def _daemon(mount: ObservedMount, now_ns: int) -> str:
 
 
 def _time_text(ns: float | None) -> str:
-    """Format a short duration with three digits: `12.3 µs`; a dash if there is none."""
+    """Format a short duration with three digits: `12.3 µs`; a dash for None or 0."""
     if not ns:
         return "-"
     unit, size = next(((unit, size) for unit, size in _UNITS if ns >= 0.9995 * size), _UNITS[-1])

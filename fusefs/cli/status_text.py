@@ -95,7 +95,7 @@ def now(volume: VolumeStatus) -> str:
 
 
 def eta(volume: VolumeStatus) -> str | None:
-    """Format the time until all expired orphans are deleted; None if unknown."""
+    """Format the time until all expired orphans are deleted; None if that is unknown."""
     return None if volume.eta_s is None else f"about {format_duration(round(volume.eta_s))} for all expired orphans"
 
 
@@ -128,7 +128,7 @@ def space(volume: VolumeStatus) -> str | None:
 
 
 def format_deleted(volume: VolumeStatus) -> str | None:
-    """Format what the reaper has deleted since the service started; None if nothing."""
+    """Format what the reaper has deleted since the service started; None if it has deleted nothing."""
     if not volume.removed_entries and not volume.n_reaped:
         return None
     parts = [counted(volume.n_reaped, "orphan"), counted(volume.removed_entries, "entry", "entries")]

@@ -47,7 +47,7 @@ _MARKED_MAX = 200
 """How many trees are kept open, to distinguish a restore from a reap."""
 _NAMED_MAX = 3
 TOLERANCE_BYTES = 256 << 10
-"""How much space may still be in deleted files that processes have open."""
+"""How much space deleted files that are still open may take without being reported."""
 _HINTS = {
     WaitReasonKind.NOBODY: "trashd reap --now --wait --volume {volume} {ids}",
     WaitReasonKind.PAUSED: "trashd resume {volume}",
@@ -173,7 +173,7 @@ class VolumeWait:
         raise NotFound(swapped.store)
 
     def follow(self, show_progress: Callable[[str], None], stops: ShouldStop, *, keeps: bool) -> Waited:
-        """Follow the orphans until all are deleted or settled, the requested amount is free, or no reaper serves them.
+        """Follow the orphans until all are gone or in quarantine, enough space is free, or no reaper serves them.
 
         show_progress  called with a text, a few times a second
         stops          returns whether to end the wait now and leave everything as it is

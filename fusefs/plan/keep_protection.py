@@ -1,6 +1,6 @@
 """Protects devices, live sockets, locked files, and directories that contain a `.trashd-keep`, from rules.
 
-In a shared directory, any user can create that file, and any reader can lock the directory with flock(2). Therefore
+In a shared directory, any user can create a `.trashd-keep`, and any reader can lock the directory with flock(2). So
 such a mark on a directory counts only if the directory's owner or root made it; other users' marks are reported.
 
 Source  systemd-tmpfiles(8) and tmpreaper(8)
@@ -156,7 +156,7 @@ def is_live(found: Fd) -> bool:
 
 
 def lock(kernel: Kernel, fd: Fd, *, holds: bool) -> bool:
-    """Return whether no other process has a flock, shared or exclusive, on a file; True if there are no locks.
+    """Return whether no other process has a flock, shared or exclusive, on a file; True if flock is not supported.
 
     holds   keep an exclusive lock of our own as long as the fd is open
     Raises  OSError
@@ -237,7 +237,7 @@ def why_locked(
             return exempt or why_held(kernel, found, st, locks)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.EXDEV):
-            return None  # the action gets the same error
+            return None  # the action will get the same error
         return _unsure(error)
 
 

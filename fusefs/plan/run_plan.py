@@ -363,7 +363,7 @@ class _UnitSorter:
                     self.tally.fail(name, number, call)
 
     def complete(self, swept: Swept) -> Swept:
-        """Add the units that were not passed to the sweep to the result of the sweep."""
+        """Complete a sweep's result with the units that were not passed to the sweep."""
         vanished = swept.sums.n_vanished + swept.sums.n_missing  # each existed when it was judged
         return swept._replace(
             sums=swept.sums._replace(n_bytes=0, n_vanished=vanished, n_missing=0, n_unmatched=0).plus(self.tally.sums),

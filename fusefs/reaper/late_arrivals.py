@@ -44,7 +44,7 @@ class LateArrivals:
         """uid: the user whose folder contains the container; the reaper runs as this user
 
         record         the container's record, which the requesting user may have written
-        without_doubt  whether to accept every directory: a user who could delete all of them anyway requests this
+        without_doubt  whether to accept every directory, because a user who could delete them all requests the removal
         """
         self._kernel = kernel
         self._without_doubt = without_doubt
@@ -62,7 +62,7 @@ class LateArrivals:
     def admit(self, fd: Fd, path: bytes) -> bool:
         """Return whether a directory may be removed; if so, make it the reaper's own, as far as possible.
 
-        path    the path of the directory below the container
+        path    the path of the directory, relative to the container
         Raises  OSError
         """
         st = self._kernel.fstat(fd)
@@ -80,7 +80,7 @@ class LateArrivals:
         return True
 
     def is_own(self, fd: Fd) -> bool:
-        """Return whether a directory is the reaper's own, so that the reaper's own changes don't put it in doubt."""
+        """Return whether a directory is the reaper's own, so that changes by the reaper don't put it in doubt."""
         return _is_own(self._kernel.fstat(fd), {self._uid})
 
     def is_lasting(self, fd: Fd, path: bytes) -> bool:

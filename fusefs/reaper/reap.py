@@ -83,7 +83,7 @@ class RemovalOptions(NamedTuple):
     job: SharesRemovals | None = None
 
     def ends(self) -> bool:
-        """Return whether to stop; called where no large file is being truncated."""
+        """Return whether to stop; must be called only where no large file is being truncated."""
         return self.stops() or self.parks()
 
 
@@ -106,8 +106,7 @@ def reap(
     If the reap is stopped, or the server stays away, the orphan stays in reaping/, where the next reap continues.
     is_still_due  called with the record after the claim; returns whether to reap the orphan, since its owner may have
                   pinned it in the meantime
-    Raises   BadRecord; ServerAway; NoBacking if the folder is reached through one of our mounts; OSError from the
-             container
+    Raises   BadRecord; ServerAway; OSError; NoBacking if the folder is reached through one of our mounts
     """
     return _ReapRun(folder, container, options, is_still_due).reap()
 
@@ -236,7 +235,7 @@ def _sum(before: Report, report: Report) -> Report:
 
 
 def _survey(kernel: Kernel, container: Fd, options: RemovalOptions) -> Survey | None:
-    """Count a container's contents if requested. If the reap is stopped meanwhile, the count is incomplete."""
+    """Count a container's contents if requested. If the reap is stopped during the count, it is incomplete."""
     if options.counted is None:
         return None
     from fusefs.engine.count_tree import survey  # imported late: few reaps count
@@ -247,7 +246,7 @@ def _survey(kernel: Kernel, container: Fd, options: RemovalOptions) -> Survey | 
 
 
 def _with_recorded_size(report: Report, record: Record, *, is_whole: bool) -> Report:
-    """Take the removed tree's size from its record if files were not counted. is_whole: the whole tree was removed"""
+    """Take the removed size from the record if files were not counted. is_whole: no earlier reap removed a part"""
     size = record.size
     if size is None or size.is_at_least or record.partial or not is_whole or report.n_failed:
         return report

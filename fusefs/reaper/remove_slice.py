@@ -118,7 +118,7 @@ class LargeFiles:
         return self._kernel.fstat(fd).st_nlink == 0 and self._kernel.has_lease(fd)
 
     def cut(self, fd: Fd, size: int) -> int:
-        """Cut one step off the end of a file. Return the remaining size; 0 if the file is finished."""
+        """Cut one step off the end of a file. Return the remaining size; 0 if nothing remains to be cut."""
         remaining_bytes = max(size - CUT_BYTES, 0)
         try:
             if not self._is_ours(fd):
@@ -268,7 +268,7 @@ class _RemovalRun:
 
     def _unlink_some(self, frame: _Frame) -> None:
         """Unlink as many names as fit between two checks of the clock."""
-        # Take names from the end of the list, which costs nothing; the listing put the first ones there.
+        # Take names from the end of the list, which is cheap; the listing put those to be unlinked first at the end.
         n, began_at = self._remover.per_look.n, time.monotonic()
         names = frame.work.names[: -n - 1 : -1]
         del frame.work.names[-n:]
@@ -427,7 +427,7 @@ class _RemovalRun:
         until_s = self._ends_at if is_remote and work.n_passes < MAX_PASSES else None
         try:
             with ExitStack() as owned:
-                # Some servers list an open directory only once, and a slice does not wait for the end of a listing.
+                # Open it again, since some servers list an open directory only once, and a slice may stop midway.
                 again = is_remote and frame.is_listed_by_fd
                 fd = owned.enter_context(self._kernel.open_dir(frame.fd)) if again else frame.fd
                 frame.is_listed_by_fd = True
@@ -626,7 +626,7 @@ def _unlink_flagged(kernel: Kernel, dir_fd: Fd, name: str) -> None:
 
 
 def _clear_flags(kernel: Kernel, *directories: Fd) -> bool:
-    """Clear the directories' flags. Return whether any had flags."""
+    """Clear the directories' immutable and append-only flags. Return whether any flag was set."""
     has_flags = False
     for fd in directories:
         with suppress(OSError):
