@@ -226,7 +226,7 @@ class _ConfigBuilder(SettingsBuilder):
         return (self.get(*at, key, otherwise=value) for key, value in zip(keys, base, strict=True))
 
     def _paths(self, *above: str | bytes) -> list[bytes]:
-        """Return the paths of the tables in an array, in the order in which they first occur."""
+        """Return the `path` of each table in an array, in the order of their first occurrence."""
         return [path for key in self.settings if key[:-1] == above and isinstance(path := key[-1], bytes)]
 
     def _build_volume(self, at: Key, base: VolumePolicy) -> VolumePolicy:

@@ -191,7 +191,7 @@ def _by_regex(pattern: str, tokens: Sequence[_Token], ignores_case: bool) -> Nam
 
 
 def _compile(tokens: Sequence[_Token], in_class: Callable[[str], str]) -> Callable[[str], re.Match[str] | None]:
-    """Compile tokens to a regular expression; fnmatch's translation never backtracks over `*`, so it is not slow."""
+    """Compile tokens to a regular expression. It is fast, since fnmatch's translation never backtracks over `*`."""
     sets = (_format_set(token, in_class) for token in tokens if isinstance(token, _Set))
     text = translate("".join(token if isinstance(token, str) else "\0" for token in tokens))
     return re.compile(re.sub("\0", lambda _found: next(sets), text)).fullmatch

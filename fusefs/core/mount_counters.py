@@ -87,7 +87,7 @@ class CachedKind(IntEnum):
     MISSING_XATTR = 6
 
     def label(self) -> str:
-        """Return the name of this kind in the file."""
+        """Return the name of this kind in the counter file."""
         return self.name.lower()
 
 

@@ -86,7 +86,7 @@ def parse_uid_name(name: bytes) -> int | None:
 
 
 def user_store_name(uid: int) -> Name:
-    """Return the name of a user's own store; if it is taken, a dot and 12 hex digits are appended to it."""
+    """Return the name of a user's own store. If it is taken, the store's name ends in a dot and 12 hex digits."""
     return Name(_OF_USER + b"%d" % uid)
 
 

@@ -55,7 +55,7 @@ class PurgeNotice(NamedTuple):
 
 
 class RuleAge(NamedTuple):
-    """An entry is old if all its times in these fields are before `before_ns`."""
+    """A condition on age: an entry is old if all its times in these fields are before `before_ns`."""
 
     fields: tuple[Field, ...]
     before_ns: int

@@ -127,7 +127,7 @@ class VolumePolicy(NamedTuple):
     paths              rules for orphans from certain directories; those of the deepest matching directory apply
     max_entries_per_s, max_bytes_per_s  None: limited only by other users of the disk
     windows            the times in which the reaper works; empty: always
-    horizon_s          time within which the backlog should be deleted; None: other users of the disk decide
+    horizon_s          time within which the backlog should be deleted; None: no limit
     blocks, inodes     watermarks; None: the reaper never hurries
     paced              whether the reaper yields to other users of the disk
     n_nodes            number of nodes that serve the volume and share the rates and the backlog
@@ -163,7 +163,7 @@ class VolumePolicy(NamedTuple):
         return None if rate is None else max(rate // self.n_nodes, 1)
 
     def closed_s(self, second: int, *, hurries: bool) -> int:
-        """Return the seconds until a window opens, or 0 if one is open, if there are none, or if space is low.
+        """Return the seconds until a window opens; 0 if one is open, there are no windows, or space is low.
 
         second  the present second of the local day
         """

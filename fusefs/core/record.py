@@ -203,7 +203,10 @@ class Record(NamedTuple):
     unknown: tuple[tuple[str, Any], ...] = ()
 
     def adopted_expires_ns(self) -> int | None:
-        """Return the wall time after which the orphan may be reaped once its heir, if any, has it; None means never."""
+        """Return the wall time after which the orphan may be reaped; None means never.
+
+        If the orphan has an heir, the heir's retention applies.
+        """
         return (self if self.heir is None else self._replace(retention_s=self.heir.retention_s)).expires_ns()
 
     def expires_ns(self, now: Now | None = None) -> int | None:

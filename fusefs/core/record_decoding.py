@@ -123,7 +123,7 @@ def decode_record(text: bytes) -> Record:
 
 
 def _decode_with_unknown(text: bytes) -> Record:
-    """Decode a record that may have keys of a later version; takes twice as long as `decode_record`.
+    """Decode a record that may have keys of a later version; this takes twice as long as `decode_record`.
 
     Raises  BadRecord, msgspec.MsgspecError, ValueError
     """

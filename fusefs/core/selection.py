@@ -220,7 +220,7 @@ class Selection(NamedTuple):
 
 
 class Matcher:
-    """A compiled selection, for one process. Names and paths are decoded as os.fsdecode does it.
+    """A selection, compiled for use in this process. Names and paths are decoded as os.fsdecode does it.
 
     needs_stat       names and types are not enough to decide: call `matches_stat`
     needs_birth      `matches_stat` needs birth times

@@ -89,8 +89,8 @@ class SliceWork(msgspec.Struct, eq=False):
     def relist_if_needed(self) -> None:
         """Request another listing of a finished directory if some entries failed and others were removed.
 
-        With some servers, readdir skips entries while others are removed. Usually rmdir then fails and shows this, but
-        a directory with entries that can't be removed gets no rmdir.
+        With some servers, readdir skips entries while others are removed. Usually, the failure of rmdir reveals this,
+        but rmdir is not called on a directory with entries that can't be removed.
         """
         if self.failed and self.is_productive and self.n_failed <= MAX_FAILED_NAMES and self.n_passes < MAX_PASSES:
             self.is_listed = False

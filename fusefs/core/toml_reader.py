@@ -528,7 +528,7 @@ class SettingsBuilder:
         return otherwise if setting is None else setting.value
 
     def add_problem(self, problem: str, fix: str, *keys: Key) -> None:
-        """Add a problem at the first of these keys that is set; do nothing if none is."""
+        """Add a problem at the first of these keys that is set; do nothing if none of them is set."""
         place = next((self.settings[key].place for key in keys if key in self.settings), None)
         if place is not None:
             self.problems.append(place.problem(problem, fix))

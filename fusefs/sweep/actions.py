@@ -75,7 +75,7 @@ class MoveDestination:
     def open(self, upper: bytes, ways: DeepOpeners, source: Fd) -> Fd:
         """Open the directory that corresponds to one in the swept tree; if missing, create it with the same attributes.
 
-        upper   its path relative to the destination
+        upper   the directory's path relative to the destination
         source  the corresponding directory in the swept tree
         Raises  OSError: ENOTDIR or ELOOP if the path has a link, EINVAL if it leads back into the swept directory;
                 AcrossUsers

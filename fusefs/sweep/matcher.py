@@ -78,7 +78,7 @@ class EntryFilter(NamedTuple):
 class MatchedEntries(NamedTuple):
     """Entries found in a directory.
 
-    names   chosen entries without directories, in the order of the work; the first one is at the end
+    names   chosen entries that are not directories, in the order of the work; the first one is at the end
     dirs    directories that may be entered
     chosen  directories that are chosen
     is_all  whether the listing has ended
@@ -173,7 +173,7 @@ def _without(block: DirentBlock, entry_filter: EntryFilter) -> DirentBlock:
 
 
 def _of_kinds(block: DirentBlock, kinds: frozenset[int]) -> DirentBlock:
-    """Return the entries of a block that have chosen types, without directories."""
+    """Return the entries of a block that have chosen types and are not directories."""
     if block.kinds.count(stat.S_IFREG >> 12) == len(block.kinds) and stat.S_IFREG >> 12 in kinds:
         return block
     return _filtered(block, [kind in kinds and kind != DIRECTORY_KIND for kind in block.kinds])
@@ -295,7 +295,7 @@ class Chooser:
     def choose_dirs(
         self, upper: bytes, sides: BackingAndMount, names: list[str], *, are_listed: bool = False
     ) -> list[str]:
-        """Return those of the given subdirectory names that match."""
+        """Return the names of those subdirectories that match."""
         is_last = are_listed or not self._matcher.selects_below(depth_in(upper))
         if self._matcher.needs_stat or self._avoided:
             stats = self._stat_names(upper, sides, names, counts_mounts=is_last)
@@ -386,7 +386,7 @@ class Chooser:
                 self._tally.spare(join_path(upper, os.fsencode(one.name)), OTHER_INODE)
 
     def may_enter_path(self, upper: bytes) -> bool:
-        """Whether the selection permits entering a directory that no walk has reached. Raises  OSError"""
+        """Whether the selection permits entering a directory that was not reached by a walk. Raises  OSError"""
         parts = upper.split(b"/") if upper else []
         for at, part in enumerate(parts):
             above, path = b"/".join(parts[:at]), b"/".join(parts[: at + 1])

@@ -159,7 +159,7 @@ def _read(fd: int) -> bytes:
 
 
 def _relative(name: bytes, prefixes: Iterable[bytes]) -> bytes | None:
-    """Return a name relative to the sweep's directory (empty for this itself), or None if it is outside or invalid."""
+    """Return a name's path below the sweep's directory (empty: that directory), or None if it is outside or invalid."""
     plain = b"/".join(part for part in name.split(b"/") if part not in (b"", b"."))
     if name.startswith(b"/"):
         whole = b"/" + plain + b"/"

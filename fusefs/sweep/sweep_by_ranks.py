@@ -46,7 +46,7 @@ class SweepByRanks(NamedTuple):
     def crew(
         self, worker: SweepWorker, directory: bytes, selection: Selection, n_workers: int | None
     ) -> AbstractContextManager[RankCrew[SweepSlice, SweepSliceResult]]:
-        """Prepare all ranks for a sweep. Raises  Refused: a rank has another directory there; TrashdError, OSError"""
+        """Prepare all ranks for a sweep. Raises  Refused: a rank finds another directory; TrashdError, OSError"""
         kernel, root = worker.kernel, worker.root.fd
         shared = SharedSweep(
             directory, identify_anywhere(kernel, root), boot_id(), selection, worker.strategy.dirs, n_workers

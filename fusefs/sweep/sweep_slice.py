@@ -229,7 +229,7 @@ class _SweepRun:
         return whose
 
     def _whose_is_at(self, upper: bytes) -> int | None:
-        """Return the same as `_whose_is` for a directory that no walk has reached. Raises  OSError"""
+        """Return the same as `_whose_is` for a directory that was not reached by a walk. Raises  OSError"""
         if self._boundary is None:
             return 0
         whose: int | None = self._boundary.whose
