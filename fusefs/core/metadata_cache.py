@@ -261,8 +261,6 @@ _NAMES_BYTES = _allocated(getsizeof(object.__new__(_NamesOfDirectory))) + _NUMBE
 
 
 class _CachedInode:
-    """The cached facts about one inode."""
-
     __slots__ = ("listing", "names", "packed", "target", "xattrs")
 
     def __init__(self) -> None:

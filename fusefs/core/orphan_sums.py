@@ -37,7 +37,6 @@ class Survey(NamedTuple):
     n_spare_names: int = 0
 
     def freed_inodes_and_bytes(self) -> tuple[int, int]:
-        """Return the numbers of inodes and bytes that a delete frees."""
         return self.n_entries - self.n_spare_names, max(self.n_bytes - self.linked_bytes - self.shared_bytes, 0)
 
 

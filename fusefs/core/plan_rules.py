@@ -273,7 +273,6 @@ class _RuleBuilder(SettingsBuilder):
         self._context = context
 
     def build(self) -> Rule | None:
-        """Return the rule, or None if there is a problem."""
         n_before = len(self.problems)
         if self._is_absent("directory"):
             self._add_rule_problem("no directory", 'add directory = "/…"')

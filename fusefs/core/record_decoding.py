@@ -65,8 +65,6 @@ class _Size(msgspec.Struct):
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of a Record in JSON."""
-
     format: int
     id: _ShortText
     volume: _ShortText

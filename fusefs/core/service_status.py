@@ -86,7 +86,7 @@ class HeldByUser(msgspec.Struct, frozen=True):
 
 
 class PassedOver(msgspec.Struct, frozen=True):
-    """A name that looks like a user's folder or store but is not used, with advice for a person; `where` is printable."""
+    """A name that looks like a user's folder or store but is not used, with advice for people; `where` is printable."""
 
     where: str
     what: str

@@ -523,7 +523,6 @@ class SettingsBuilder:
         self.problems = problems
 
     def get(self, *key: str | bytes, otherwise: Any = None) -> Any:
-        """Return the value that is set for a key, or `otherwise`."""
         setting = self.settings.get(key)
         return otherwise if setting is None else setting.value
 

@@ -162,7 +162,6 @@ class SlicePace:
         return min(seconds, begins_s - now_s)
 
     def finish_slice(self, budget: SliceBudget, work: WorkTotals) -> None:
-        """Account for a finished slice and its budget."""
         self.give_back(budget, work.n_entries, work.n_bytes)
         if not self._tempo.is_alone:
             self._small.finish_slice(work, self._tempo.share, self._clock.monotonic())
@@ -278,8 +277,6 @@ _KEPT_PROBES = 5
 
 
 class _CounterSample(NamedTuple):
-    """All counters at one moment."""
-
     at_s: float
     stalls: StallTimes
     requests: Requests | None
@@ -453,7 +450,6 @@ class PressurePacer:
         return self._state.others is OtherUsers.SOME and not self._backlog.hurries
 
     def pressure(self) -> Pressure:
-        """Return the values measured most recently."""
         from statistics import median  # importing it takes as long as a short sweep
 
         rest = self._state.last or Sample(True, 0.0)

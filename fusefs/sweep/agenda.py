@@ -293,7 +293,6 @@ class SliceCounts:
             self.failures.append(Failure(name, number or errno.EIO, call))
 
     def spare(self, name: bytes, why: str) -> None:
-        """Count and record a spared entry."""
         self.count(SweepSums(n_spared=1))
         if len(self.spared) < MAX_FAILURES:
             self.spared.append(Spared(name, why))

@@ -112,7 +112,6 @@ def _open(kernel: Kernel, top: SweepRoot, request: Request) -> Iterator[Action]:
 
 
 def _dirs(action: ActionRequest | None) -> Dirs:
-    """Return the treatment of directories that are chosen."""
     match action:
         case ToTrash() | ToMove():
             return Dirs.WHOLE
