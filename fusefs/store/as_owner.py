@@ -165,7 +165,7 @@ class RootRename(NamedTuple):
         raise _TreeRefused(f"{name.decode()}: {why}")
 
     def _give_back(self, visible: DirectRename, state: State, name: bytes, container: Fd) -> None:
-        """Move the wrong entry from the visible name into the container, under another name if `tree` is taken.
+        """Move an entry that is not the recorded tree from the visible name into the container, as `tree` if possible.
 
         If the user has removed the container, move the entry to a directory where only root can remove entries.
         Raises  OSError
@@ -393,10 +393,7 @@ def give_to_heir(held: HeldContainer) -> Adopted:
 
 
 def _receive_tree(heir_folder: UserFolder, record: Record, ask: Ask) -> None:
-    """As the heir, make a container with a durable record, then ask root to move the tree into the container.
-
-    Raises  OSError
-    """
+    """As the heir, make a container with a durable record; then ask root to move the tree into it. Raises  OSError"""
     name = os.path.basename(record.origin or b"")
     with stage(heir_folder, name, record) as staged:
         held = staged.held
@@ -409,7 +406,7 @@ def _receive_tree(heir_folder: UserFolder, record: Record, ask: Ask) -> None:
 
 
 class _RenameToOwner:
-    """Root's part: moves the tree with one rename, from root's container into one of the heir's containers.
+    """Root's part in giving a tree to an heir: one rename, from root's container into one of the heir's.
 
     received_id  the ID of the heir's container that has received the tree; None until then
     """

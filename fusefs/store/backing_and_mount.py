@@ -47,7 +47,7 @@ _STALE_N_TRIES, _STALE_PAUSE_S = 500, 0.001
 
 
 class BackingAndMount(NamedTuple):
-    """A directory that is open on one side or both.
+    """A directory that is open on the backing filesystem and, if one of our mounts shows it, in that mount.
 
     fd       the directory on the backing filesystem (O_PATH)
     mounted  the directory in the mount (O_PATH); None if none of our mounts shows it
@@ -124,7 +124,7 @@ class Scope(NamedTuple):
 
 
 def open_beneath_on_both(kernel: Kernel, sides: BackingAndMount, path: bytes) -> BackingAndMount:
-    """Open a directory beneath `sides`, on both sides if `sides` has both, so that changes are visible at once or fail.
+    """Open a directory beneath `sides`: on both sides if `sides` has both, so that the mount shows changes immediately.
 
     Raises  OSError: ESTALE if the mount shows another directory there, or none
     """
@@ -132,10 +132,7 @@ def open_beneath_on_both(kernel: Kernel, sides: BackingAndMount, path: bytes) ->
 
 
 def require_both_sides(sides: BackingAndMount, lower: BackingAndMount, path: bytes) -> BackingAndMount:
-    """Return `lower`, which was opened beneath `sides`. If `lower` alone lacks a mounted side, close `lower` and raise.
-
-    Raises  OSError: ESTALE
-    """
+    """Return `lower`, opened beneath `sides`. If only `lower` lacks a mounted side, close it and raise ESTALE."""
     if sides.mounted is not None and lower.mounted is None:
         lower.fd.close()
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
@@ -227,7 +224,7 @@ def retry_stale(lookup: Callable[[], T]) -> T:
 
 
 def is_same_in_mount(backing: os.stat_result, mounted: os.stat_result) -> bool:
-    """Return whether `mounted` can be our mount's view of `backing`: its inode number is the same, 1, or private."""
+    """Return whether `mounted` can be our mount's view of `backing`, judging by the types and inode numbers."""
     is_same_kind = stat.S_IFMT(backing.st_mode) == stat.S_IFMT(mounted.st_mode)
     return is_same_kind and (mounted.st_ino in (backing.st_ino, _ROOT_INO) or mounted.st_ino >= _PRIVATE_INOS)
 

@@ -91,7 +91,7 @@ class Preflight(NamedTuple):
 def check_swap(
     kernel: Kernel, path: bytes, keep: tuple[str, ...] = (), *, accept_differences: bool = False
 ) -> Preflight:
-    """Do a swap up to the exchange, try the exchange with stand-ins, and undo everything. Leave `n_holders` at 0.
+    """Do a swap up to the exchange, try the exchange with stand-ins, and undo everything. The caller sets `n_holders`.
 
     keep    globs for the entries that would stay in place
     accept_differences  whether to accept a replacement that differs from the old directory
@@ -150,7 +150,7 @@ def _project(kernel: Kernel, victim: Victim) -> int | None:
 
 
 def _first_store(kernel: Kernel, victim: Victim, result: Preflight) -> Preflight:
-    """Add the existing store that would be tried first, without trying it."""
+    """Add to the result the existing store that a swap would try first, without trying it."""
     with suppress(OSError, BrokenStore):
         for _relative, store in existing_stores(kernel, victim.parent, []):
             with store:
@@ -180,10 +180,7 @@ def _try_stores(kernel: Kernel, victim: Victim, options: SwapOptions, result: Pr
 
 
 def _try_store(store: Store, victim: Victim, options: SwapOptions, result: Preflight) -> Preflight:
-    """Stage a container in a store, try the rename, and dissolve the container.
-
-    Raises  OSError, TrashdError like the swap
-    """
+    """Stage a container, try the rename, and dissolve the container. Raises  OSError, TrashdError like the swap"""
     kernel = store.kernel
     visible = DirectRename(kernel, victim.parent.sides, victim.name)
     refuse_unknown(store)

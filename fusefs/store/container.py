@@ -102,7 +102,7 @@ def superblock_in(st: os.stat_result) -> str:
 
 
 def is_taken_over(held: HeldContainer) -> bool:
-    """Return whether another node assumed that our process is dead, and took over the container's contents."""
+    """Return whether another node has assumed that our process is dead, and taken over the container's contents."""
     return held.folder.store.is_shared() and has_lost_record(held.folder.store.kernel, held.fd)
 
 
@@ -258,10 +258,7 @@ def dissolve(held: HeldContainer) -> None:
 
 
 def _rmdir_after_unlock(held: HeldContainer, state: Fd) -> None:
-    """Remove the container after releasing its lock and closing its fds.
-
-    Until the fds are closed, libfuse and NFS keep an unlinked open file under a hidden name.
-    """
+    """Remove the container after closing its fds: until then, libfuse and NFS keep unlinked files under other names."""
     kernel = held.folder.store.kernel
     held.owned.close()
     for n in range(_N_RMDIR_TRIES):
@@ -359,10 +356,7 @@ def open_record(kernel: Kernel, container_fd: Fd, uid: int) -> Fd:
 
 
 def read_record(kernel: Kernel, record_fd: Fd, folder: UserFolder, container: ContainerId) -> Record:
-    """Read a record from its fd; the ID and volume in it must be those of the container.
-
-    Raises  BadRecord
-    """
+    """Read a record from its fd; the ID and volume in it must be those of the container. Raises  BadRecord"""
     return decode_record(kernel.read(record_fd, RECORD_MAX_BYTES + 1), folder, container)
 
 
@@ -381,10 +375,7 @@ def decode_record(text: bytes, folder: UserFolder, container: ContainerId) -> Re
 
 
 def read_record_unlocked(folder: UserFolder, state: State, container: ContainerId) -> Record:
-    """Read a container's current record without locking it.
-
-    Raises  FileNotFoundError if the container or its record is gone; BadRecord, OSError
-    """
+    """Read a container's current record without a lock. Raises  FileNotFoundError if it is gone; BadRecord, OSError"""
     kernel = folder.store.kernel
     with (
         folder.open(state) as state_fd,

@@ -93,7 +93,7 @@ def _stores_at_paths(kernel: Kernel, requested_paths: list[bytes]) -> Iterator[S
 
 
 def _nearest_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store]:
-    """Open the stores in a directory, or in the nearest one above it on its mount: renames can't leave a mount."""
+    """Open the stores in a directory, or in the nearest one above it on its mount, as renames can't leave a mount."""
     mount = covering_mount_id(path, mounts)
     for above in _upwards(path):
         if covering_mount_id(above, mounts) != mount:
@@ -218,8 +218,8 @@ def _registered_places(kernel: Kernel, mounts: list[Mount], users: Iterable[int]
 def stores_at(kernel: Kernel, path: bytes, mounts: list[Mount]) -> Iterator[Store]:
     """Open the stores in a directory: root's, the caller's own, and for root all users'; the caller closes each.
 
-    Raises  OSError; NoBacking; after all other stores, BrokenStore for root's or the caller's own; Untrusted for root's
-            store if there is no other
+    Raises  OSError; NoBacking; after all other stores, BrokenStore if root's or the caller's own is broken, or
+            Untrusted if root's is not trusted and there is no other
     """
     uid, n_stores = os.geteuid(), 0
     wrong: list[Untrusted | BrokenStore] = []
@@ -260,6 +260,7 @@ def open_store_at(kernel: Kernel, path: bytes, mounts: list[Mount], name: Name =
 
 def mount_points(mounts: Iterable[Mount]) -> list[bytes]:
     """Return the mount points that may have a store. Our own mounts come first: users know a store by its path there.
+
     Other users' mounts are skipped, since their daemons could show anything, or hang.
     """
     owners = trusted_owners(os.geteuid())

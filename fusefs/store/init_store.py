@@ -93,10 +93,7 @@ def read_chosen() -> dict[str, str]:
 
 
 def record_chosen_disk(store: Store) -> list[bytes]:
-    """If copies of a store are mounted from other disks, record its disk as the original; return the copies' paths.
-
-    Raises  OSError
-    """
+    """If a store's copies are mounted, record its disk as the original; return the copies' paths. Raises  OSError"""
     kernel, mounts = store.kernel, read_mounts()
     mount = find_mount(kernel, store.fd, mounts)
     disk = disk_of(mount)
@@ -179,10 +176,7 @@ def initialise(
 
 
 class _InitStep(NamedTuple):
-    """The result of `_ensure_store`.
-
-    identity  the identity of the store that was made or repaired; None if another process made the store
-    """
+    """The result of `_ensure_store`. identity: of the store that was made or repaired; None if another init made it"""
 
     is_new: bool
     identity: Identity | None
@@ -190,10 +184,7 @@ class _InitStep(NamedTuple):
 
 
 def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_made_by_root: bool) -> Name:
-    """Return the name of the store that `init` makes or repairs. For a user, this is the store that their swaps use.
-
-    Raises  OSError
-    """
+    """Return the name of the store that `init` makes or repairs: root's, or the user's present one. Raises  OSError"""
     if makes_root_store():
         return STORE
     with suppress(Untrusted):

@@ -165,7 +165,7 @@ class Store(NamedTuple):
     """An opened, trusted store.
 
     base        the directory that holds the store
-    base_path   that directory's path for messages, as it was found
+    base_path   that directory's path, by which the store was found; for messages
     fd          the opened `.trashd`
     filesystem  the filesystem's magic number
     is_named    whether it was found through a pointer in the user's folder or the user's registry
@@ -358,10 +358,7 @@ def own_store_names(kernel: Kernel, base_fd: Fd, uid: int) -> Iterator[Name]:
 
 
 def list_users_stores(kernel: Kernel, base_fd: Fd) -> list[Name]:
-    """Return the sorted names of all users' own stores in a directory, or [] if the caller may not list it.
-
-    Raises  OSError
-    """
+    """List the names of users' own stores in a directory, sorted; return [] if that is not allowed. Raises  OSError"""
     with suppress_errno(errno.EACCES), kernel.open_dir(base_fd) as fd, kernel.scan(fd) as entries:
         return sorted(
             Name(name) for entry in entries if parse_user_store_name(name := os.fsencode(entry.name)) is not None
@@ -441,7 +438,7 @@ def open_store(
 ) -> Store | None:
     """Open the store in a directory; return None if there is none. Takes ownership of `base`.
 
-    name    `.trashd`, which may also be a user's own store made by 0.3.0; or the name of a user's own store
+    name    `.trashd`, which may also be a user's own store (from trashd 0.3.0); or the name of a user's own store
     of      the uid that must own it; root then opens it for that user only, and trusts it for no other user
     Raises  Untrusted if its owner is not trusted: root trusts root, other users trust root and themselves; BrokenStore
             if the owner is trusted, but volume.json is invalid

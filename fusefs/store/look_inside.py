@@ -212,7 +212,7 @@ def _have_same_content(kernel: Kernel, one: Fd, other: Fd, name: bytes) -> bool:
 
 
 def _next_data(fd: Fd, at: int, end: int) -> int:
-    """Return the offset of the next data at or after `at`; `end` if there is none. Source  lseek(2), SEEK_DATA"""
+    """Return the offset of the next data at or after `at`, or `end` if there is none. Source  lseek(2), SEEK_DATA"""
     try:
         return os.lseek(fd, at, os.SEEK_DATA)
     except OSError as error:

@@ -61,7 +61,7 @@ def make_user_folder(store: Store, uid: int | None = None, *, waits: bool = True
     The folder is completed under a temporary name, then renamed to the plain name, or to a random name if another user
     has taken the plain name. With random names, two commands of a user could each make a folder. So each command, once
     its own unfinished folder is visible, checks whether the other has an unfinished folder, and then whether it has a
-    finished one. So at least one of them gives up.
+    finished one. At least one of them therefore gives up.
     uid     the user who will own the folder, if this thread acts with a different fsuid (setfsuid)
     Raises  OSError; NoStore if modes or owners have no effect (FAT, NFS with root squash); Busy if the plain name is
             taken, another command of that user is making a folder, and `waits` is False
@@ -282,7 +282,7 @@ def inspect_new_folders(store: Store, resting: Collection[int] = ()) -> list[Fol
     """Register the folders that users made in root's store since the last inspection; return those that can't be read.
 
     Do nothing if another of root's processes is doing this, or if the volume is full or read-only. Needs root.
-    resting  users to skip now
+    resting  users to skip this time
     Raises   OSError from root's own directories; errors from users' directories are returned
     """
     kernel, areas = store.kernel, store.areas

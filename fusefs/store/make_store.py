@@ -288,10 +288,7 @@ def _is_empty_in(kernel: Kernel, dir_fd: Fd, name: Name) -> bool:
 
 
 def _move_into_new(kernel: Kernel, base: BackingAndMount, new: Name, old_fd: Fd) -> None:
-    """Move a store into a new one that will take its place; do nothing if another entry has the name by now.
-
-    Raises  OSError
-    """
+    """Move a store into a new one that will replace it, unless another entry has the name by now. Raises  OSError"""
     if not stat.S_ISDIR(kernel.fstat(old_fd).st_mode):
         raise NoStore(
             f"{printable(old_fd.path())} (not a directory)", "move it away: this filesystem can't exchange names"
@@ -306,10 +303,7 @@ def _move_into_new(kernel: Kernel, base: BackingAndMount, new: Name, old_fd: Fd)
 
 
 def _move_old_stores(kernel: Kernel, base: BackingAndMount, new: Name) -> bool:
-    """Move old stores from a new store into root's store, made by another init; return False if there is no such store.
-
-    Raises  OSError
-    """
+    """Move old stores from a new store into another init's store; return False if there is none. Raises  OSError"""
     with ExitStack() as owned:
         try:
             target_fd = owned.enter_context(kernel.open_beneath(base.names_fd(), STORE, READABLE))
@@ -353,7 +347,7 @@ def is_being_replaced(kernel: Kernel, base: BackingAndMount) -> bool:
 def _finish_new_store(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
     """Give a new store its final name if it contains an old store; return whether the new store must be kept.
 
-    This completes a killed init. If another init has made a store by now, the old store is moved into that one.
+    This completes the work of a killed init. If another init has made a store by now, the old one is moved into that.
     """
     names = kernel.list(fd)
     if VOLUME not in names or not any(one.startswith(OLD) for one in names):
@@ -440,10 +434,7 @@ def store_mode_of(name: Name) -> int:
 
 
 def make_area(kernel: Kernel, fd: Fd, name: Name, mode: int) -> None:
-    """Make a directory with this mode and no ACL in an opened `.trashd`, or repair an existing one.
-
-    Raises  OSError
-    """
+    """Make a directory with this mode and no ACL in an opened `.trashd`, or repair an existing one. Raises  OSError"""
     with suppress(FileExistsError):
         kernel.mkdir(fd, name)
     with kernel.open_dir(fd, name) as area:

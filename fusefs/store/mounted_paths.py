@@ -40,19 +40,13 @@ from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
 
 
 def open_both_sides(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -> BackingAndMount:
-    """Open a directory at a path that the user named, on both sides (backing and mount) if one of our mounts shows it.
-
-    Raises  OSError; NoBacking
-    """
+    """Open a directory that the user named, on both sides if one of our mounts shows it. Raises  OSError; NoBacking"""
     mounts = read_mounts() if mounts is None else mounts
     return sides_of_fd(kernel, kernel.open_path(path), mounts)
 
 
 def sides_of_fd(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> BackingAndMount:
-    """Return an open directory (O_PATH), on both sides if one of our mounts shows it; takes ownership of the fd.
-
-    Raises  OSError; NoBacking
-    """
+    """Add the mounted side, if any, to an open directory; takes ownership of `fd`. Raises  OSError; NoBacking"""
     with ExitStack() as owned:
         owned.enter_context(fd)
         mount = find_mount(kernel, fd, mounts) if any(one.is_trashd() for one in mounts) else None

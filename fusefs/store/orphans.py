@@ -189,10 +189,7 @@ def _read_entries(
 
 
 def _read_closely(folder: UserFolder, state: State, state_fd: Fd, name: bytes) -> tuple[bytes, bool]:
-    """Return a container's record, and whether a reaper has begun to delete the container but none is at work now.
-
-    Raises  BadRecord, OSError
-    """
+    """Return a container's record, and whether a reaper began to delete it but stopped. Raises  BadRecord, OSError"""
     kernel = folder.store.kernel
     with kernel.open_dir(state_fd, name) as fd, open_record(kernel, fd, folder.uid) as record_fd:
         text = kernel.read(record_fd, RECORD_MAX_BYTES + 1)
@@ -386,7 +383,7 @@ def sum_orphans(
     lost: list[TrashdError] | None = None,
     clocks: tuple[Clock, ...] = (),
 ) -> OrphanSums:
-    """Sum up orphans from their records alone, in bounded memory; an orphan whose state changes may count twice.
+    """Sum up orphans from their records alone, in bounded memory; an orphan whose state changes may be counted twice.
 
     is_counted  whether an orphan counts at a wall-clock time
     lost, clocks, Raises  as for `list_all_containers`
@@ -570,7 +567,6 @@ def call_in_folder(
     """Run `body` as the owner of the folder that contains a listed container; return the result.
 
     body, result_type, visible  as for `call_as_owner`
-
     needs_proof  require that only the owner or root can have put the entry there, unless the folder is the caller's own
     Raises       NotFound if the folder is gone; NotProven; errors from `body`
     """
@@ -635,7 +631,7 @@ def _open_store_beneath(upper: Store, path: bytes) -> Store | None:
 
 
 class OrphanFromPath(NamedTuple):
-    """An orphan that came from a path or contains it. inside: the path in the orphan; None: the whole orphan"""
+    """An orphan that contains what was at a path. inside: its path in the orphan; None: it is the whole orphan"""
 
     entry: ListedContainer
     inside: bytes | None
@@ -765,10 +761,7 @@ NewRetention = DefaultRetention | RetentionFromNow
 def change_retention(
     kernel: Kernel, volumes: Sequence[bytes], entry: ListedContainer, term: NewRetention
 ) -> PinnedOrphan:
-    """Change the retention of a listed orphan, in a process of its owner.
-
-    Raises  TrashdError; then the record is unchanged
-    """
+    """Change the retention of a listed orphan, as its owner. Raises  TrashdError; then the record is unchanged"""
     return call_in_folder(
         kernel, volumes, entry, lambda folder, _visible: write_retention(folder, entry.id, term), PinnedOrphan
     )

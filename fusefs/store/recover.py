@@ -186,10 +186,7 @@ def _settle(
 
 
 def _watch_locked(folder: UserFolder, state: State, container: ContainerId, watched: list[float]) -> None:
-    """Watch a container that another boot has locked: the server may keep a dead client's lock for a day.
-
-    Raises  KeptContainer
-    """
+    """Watch a container that another boot has locked: a dead client's lock may last a day. Raises  KeptContainer"""
     kernel = folder.store.kernel
     with suppress(FileNotFoundError):
         record = read_record_unlocked(folder, state, container)
@@ -325,7 +322,7 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> None:
 
 
 def _remove_prepared(held: HeldContainer, name: Name) -> None:
-    """Remove a replacement that never got its name. If it contains the last link to a kept file, it becomes an orphan.
+    """Remove a replacement that never got its name. If it contains the last link to a kept file, make it an orphan.
 
     Raises  OSError if it is not empty although the swap was to keep nothing
     """
@@ -464,10 +461,7 @@ def settle_late(held: HeldContainer) -> None:
 
 
 def keep_hoisted(held: HeldContainer) -> list[str]:
-    """Make an orphan of the directories that a reaper has moved up; return a warning if there were any.
-
-    Raises  OSError
-    """
+    """Make an orphan of directories that a reaper has moved up; return a warning if there were any. Raises  OSError"""
     deep = rescue_hoisted(held)
     what = f"directories that the reaper had moved up from deep inside lost their structure; they are kept as {deep}"
     return [] if deep is None else [what]
@@ -593,7 +587,7 @@ class Origin:
             yield DirectRename(self._kernel, sides, self.name)
 
     def end_temporary_permission(self, mode: int | None, granted_to: Identity | None) -> None:
-        """End a temporary permission, if the entry at the name is the one that it was granted to."""
+        """End a temporary permission, if the entry at the name is the one to which the permission was granted."""
         if mode is None or self.parent_fd is None:
             return
         with suppress(FileNotFoundError), self._kernel.open_beneath(self.parent_fd, self.name) as fd:
@@ -602,7 +596,7 @@ class Origin:
                     end_temporary_permission(self._held, fd, mode, visible)
 
     def unmark(self) -> None:
-        """Remove the mark, which is no longer needed, from our replacement if that still has the name."""
+        """Remove the mark, which is no longer needed, from our replacement if the replacement still has the name."""
         replacement = self._held.record.fresh
         if is_marked(replacement) and self.parent_fd is not None:
             with suppress(OSError), self._kernel.open_beneath(self.parent_fd, self.name, DIRECTORY) as fd:

@@ -92,7 +92,7 @@ def _is_complete(kernel: Kernel, reserve: Fd) -> bool:
 
 
 def _discard(kernel: Kernel, reserve: Fd, name: Name) -> bool:
-    """Remove the remains of a reserve: only empty directories and our own files. Return False if it is in use."""
+    """Remove the remains of a reserve: only empty directories and our own files. Return False if this is in use."""
     try:
         fd = kernel.open_dir(reserve, name)
     except FileNotFoundError:
@@ -193,10 +193,7 @@ def call_with_room(folder: UserFolder, spare: Name, call: Callable[[], T]) -> T:
 
 
 def release_spare(folder: UserFolder, name: Name) -> bool:
-    """Delete a spare file; return whether it existed.
-
-    Its space counts as free only after a commit, so this calls syncfs.
-    """
+    """Delete a spare file; return whether it existed. Calls syncfs: its space counts as free only after a commit."""
     kernel = folder.store.kernel
     with folder.open(RESERVE) as reserve:
         try:

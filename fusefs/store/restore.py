@@ -213,10 +213,7 @@ def restore_by_id(
 
 
 def _check_destination(kernel: Kernel, entry: ListedContainer, path: bytes, above: BackingAndMount) -> None:
-    """Make sure that no other user determines where root puts the tree, through a link or as the directory's owner.
-
-    Raises  AcrossUsers
-    """
+    """Make sure that no other user determines, by a link or as owner, where root puts the tree. Raises  AcrossUsers"""
     there = printable(path)
     try:
         absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
@@ -279,10 +276,7 @@ def _restore_elsewhere(
 
 
 def check_for_root(folder: UserFolder, container: ContainerId) -> None:
-    """Raise in advance the error that root's rename would raise, while the tree is still where it was listed.
-
-    Raises  Refused; BadRecord; OSError
-    """
+    """Before the tree is moved, raise the error that root's rename would raise. Raises  Refused; BadRecord; OSError"""
     kernel = folder.store.kernel
     for state in _SOURCES:
         with suppress(FileNotFoundError):
@@ -294,10 +288,7 @@ def check_for_root(folder: UserFolder, container: ContainerId) -> None:
 
 
 def claim_for_restore(folder: UserFolder, container: ContainerId) -> RestoreClaim:
-    """Lock a container and move it to restoring/.
-
-    Raises  NotFound; Busy if another process is, or may be, working on it (a reaper, if it is in reaping/)
-    """
+    """Lock a container and move it to restoring/. Raises  NotFound; Busy if another process may be working on it"""
     is_shared = folder.store.is_shared()
     for source in _SOURCES:
         if is_shared and source is not State.ORPHANS:
@@ -409,20 +400,14 @@ def restore(claim: RestoreClaim, destination: RestoreDestination) -> Restored:
 def _check_giving(
     kernel: Kernel, held: HeldContainer, destination: RestoreDestination, owner: int, like: Fd | None = None
 ) -> None:
-    """Make sure that root puts nothing into another user's directory. For `owner` and `like`, see `may_give`.
-
-    Raises  AcrossUsers
-    """
+    """Raise AcrossUsers if root would put the tree into another user's directory. owner, like: see `may_give`"""
     is_parents = destination.at_origin and held.record.method is not Method.SWEEP
     recorded = held.record.parent if is_parents else None
     check_giving(kernel, destination.parent_fd, os.path.dirname(destination.path), owner, like, recorded)
 
 
 def _return_kept(held: HeldContainer, tree: Fd, destination: RestoreDestination) -> list[str]:
-    """Move the entries kept by the swap, and parts restored earlier, from the replacement back into the tree.
-
-    Returns  the entries that were not moved, for messages
-    """
+    """Move kept entries and restored parts from the replacement back into the tree; return those that did not move."""
     warnings = []
     if destination.at_origin:
         with Origin(held) as origin:
@@ -632,10 +617,9 @@ def _path_while_orphan(held: HeldContainer, inside: RelPath) -> str:
 
 
 def open_origin_directory(kernel: Kernel, held: HeldContainer, tree: Fd, parents: list[Name]) -> BackingAndMount:
-    """Open the original path of a directory in the tree; make missing directories like those in the tree.
+    """Open the directory at the original path of a directory in the tree; make missing ones like those in the tree.
 
     At most six fds are open at a time, at any depth.
-
     parents  the directory's path in the tree
     """
     if held.record.origin is None:
@@ -808,10 +792,7 @@ def _finish_merge(held: HeldContainer) -> tuple[str, ...]:
 def merge_entry(
     kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name: Name, above: RelPath
 ) -> Unmoved:
-    """Move an entry from one directory into another; return what was not moved.
-
-    above  the first directory's path, for messages
-    """
+    """Move an entry from one directory to another; return what was not moved. above: the first's path, for messages"""
     number = _move_entry(kernel, source, target, name)
     if number == _IN_BOTH:
         unmoved = merge_directories(kernel, source, target, RelPath(name))
@@ -824,7 +805,7 @@ def merge_entry(
 def merge_directories(
     kernel: Kernel, source: BackingAndMount, target: BackingAndMount, start: RelPath, recorded: Identity | None = None
 ) -> Unmoved:
-    """Move a directory's entries into the directory with the same path on the other side; return what was not moved.
+    """Move the entries of a directory below `source` to the same path below `target`; return what was not moved.
 
     The emptied directory is removed, except `source` itself. A failed removal is reported unless entries remain in it.
     start     the path; empty for `source` and `target` themselves
@@ -867,7 +848,7 @@ def merge_directories(
 def _move_all_entries(
     kernel: Kernel, source: BackingAndMount, target: BackingAndMount, upper: RelPath
 ) -> tuple[list[Name], Unmoved]:
-    """Move all entries that can be moved; return the directories that exist on both sides, and what was not moved.
+    """Move all entries that can be moved; return the directories that exist in both, and what was not moved.
 
     As servers may skip entries in a listing, the directory is read again until nothing more is moved.
     """
@@ -906,7 +887,7 @@ def _mark_moved(kernel: Kernel, target: BackingAndMount, name: Name) -> Unmoved:
 
 
 def _move_entry(kernel: Kernel, here: BackingAndMount, there: BackingAndMount, name: Name) -> int:
-    """Move an entry; return 0, the errno, or EISDIR if it is a directory on both sides."""
+    """Move an entry; return 0, the errno, or EISDIR if it is a directory in both places."""
     source, target = choose_rename_fds(here, there)
     try:
         kernel.rename_free(source, name, target, name)

@@ -40,7 +40,7 @@ def _overrides_modes() -> bool:
 def _refuses_root(kernel: Kernel, store_fd: Fd) -> bool:
     """Return whether the server refuses root's access to an opened `.trashd`, or False if its lock file is missing.
 
-    This changes nothing. If a service has dropped the capability to open other users' files, it tries only root's file.
+    This changes nothing. A service without the capability to open other users' files tries only a lock file of root's.
     """
     with suppress(FileNotFoundError):
         if kernel.stat(store_fd, LOCK).st_uid != 0 and not _overrides_modes():

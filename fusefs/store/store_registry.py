@@ -238,8 +238,8 @@ class _RegistryHome(NamedTuple):
 def stores_of_users(kernel: Kernel, mounts: Sequence[Mount], uids: Iterable[int] = ()) -> Iterator[UserLine]:
     """Find the lines of all users' registries that lead to a store now; needs root.
 
-    If a child does not respond within a few seconds, because of its user or a mount, its lines are skipped.
-    uids  users who may be missing in the list of accounts, since a directory service need not list all
+    If a child does not respond within a few seconds, since its user stopped it or a mount hangs, its lines are skipped.
+    uids  users who may be missing from the list of accounts, since a directory service need not list all
     """
     homes = _homes(kernel, uids)
     entries = [entry for home in _with_registry(kernel, homes, mounts) for entry in _entries_of(kernel, home, mounts)]
@@ -295,7 +295,7 @@ def _line_at_root(kernel: Kernel, uid: int, path: bytes, mounts: Sequence[Mount]
 
 
 def _homes(kernel: Kernel, uids: Iterable[int]) -> list[_RegistryHome]:
-    """Read users' home directories from the account database; with a time limit, as a directory service may be slow."""
+    """Read users' home directories from the account database, within a time limit: a directory service may be slow."""
 
     def ask(uid: int | None) -> bytes:
         with suppress(KeyError):

@@ -383,10 +383,7 @@ SwapFunction = Callable[[UserFolder, Victim, SwapOptions, VisibleRename], Swappe
 
 
 def swap_path(kernel: Kernel, path: bytes, options: SwapOptions) -> Swapped:
-    """Swap the directory at a path.
-
-    Raises  TrashdError; unless it is Unsettled, the directory is where it was
-    """
+    """Swap the directory at a path. Raises  TrashdError; unless it is Unsettled, the directory is where it was"""
     return swap_or_remove_path(kernel, path, options, swap, directory=True)
 
 
@@ -454,7 +451,7 @@ def volume_to_report(store: Store, mounts: Iterable[Mount]) -> bytes | None:
 
 
 def _explain_unregistered(store: Store, volume: bytes | None) -> str:
-    """Return why a store is not in the caller's registry, if no service finds it because of this, else ""."""
+    """Return the reason why a store is not registered if, as a result, no service can find it; otherwise ""."""
     is_discoverable = store.name != STORE or store.is_common()  # at a mount point, where root's service finds it, too
     if store.owner != os.geteuid() or (volume is None and (is_discoverable or is_registered_store(store))):
         return ""
@@ -485,7 +482,7 @@ def open_own_folder(store: Store) -> UserFolder:
 
 
 def refuse_unknown(store: Store) -> None:
-    """If we are root, refuse a store that belongs to root without proof that root made it. Raises  NoStore"""
+    """If we are root, refuse a store of root's if there is no proof that root made it. Raises  NoStore"""
     if store.is_ours_as_root() and store.has_unknown_maker():
         raise NoStore(f"{printable(store.base_path)} ({NOT_MADE})", hint_for_unknown_maker(store.base_path))
 

@@ -47,7 +47,7 @@ def take_over(
 
     This closes the old container.
     to      the state of the new container
-    change  returns a changed record
+    change  returns the record with the requested changes
     Raises  OSError; then the process that takes over the new container does the rest
     """
     kernel, folder = old.folder.store.kernel, old.folder
@@ -112,7 +112,7 @@ def _record_in(held: HeldContainer, name: bytes) -> Record | None:
 
 
 def empty_old_containers(held: HeldContainer) -> None:
-    """Move the contents of older containers and of transfer directories into our container, and remove both.
+    """Move the contents of older containers and of transfer directories into our container, and remove these.
 
     If a process was killed during a takeover, its own container still contains the previous one. Raises  OSError
     """

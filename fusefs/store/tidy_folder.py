@@ -349,10 +349,7 @@ def _move_part(old: UserFolder, part: Name, folder: UserFolder) -> None:
 
 
 def _remove_expiry(held: HeldContainer, folder: UserFolder) -> bool:
-    """Remove the expiry of a container in an old store; return whether there was space to record this.
-
-    folder  the container's destination
-    """
+    """Remove the expiry of a container in an old store; return whether there was space. folder: its destination"""
     is_begun = held.record.partial or held.state is State.REAPING
     record = held.record._replace(retention_s=None, partial=is_begun)
     with suppress_errno(*NO_SPACE_ERRNOS):

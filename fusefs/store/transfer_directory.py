@@ -47,10 +47,7 @@ def transfer_directory(kernel: Kernel, container: Fd) -> Iterator[Fd]:
 
 
 def remove_transfer_directories(kernel: Kernel, lower: Fd, container: Fd) -> None:
-    """Remove the transfer directories that a killed process left in a container, or in one that it took over.
-
-    Raises  OSError
-    """
+    """Remove transfer directories that a killed process left in a container, or in one it took over. Raises  OSError"""
     for name, fd in _open_transfer_directories(kernel, lower):
         empty_into(kernel, fd, lower, name, container)
 

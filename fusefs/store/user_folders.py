@@ -316,7 +316,7 @@ class RegisteredFolder(NamedTuple):
     refused: tuple[Identity, ...] = ()
 
     def proves(self, identity: Identity) -> bool:
-        """Return whether root registered the folder with this identity. File handles must match: a snapshot's don't.
+        """Return whether root registered the folder with this identity. File handles must match: a snapshot's differ.
 
         If a filesystem has no identities (FUSE), the name is enough, as only root creates entries below `u/`.
         """
@@ -377,10 +377,7 @@ def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -
 
 
 def _use_spare(kernel: Kernel, registry_fd: Fd, file: Name, text: bytes) -> None:
-    """Write an entry into the spare file, which already has its blocks, and give that file the entry's name.
-
-    Raises  OSError
-    """
+    """Write an entry into the spare file, which has its blocks already, and rename the file. Raises  OSError"""
     with kernel.open_beneath(registry_fd, _SPARE, FILE_TO_LOCK) as fd:
         kernel.write(fd, text)
         kernel.chmod(fd, 0o644)
@@ -744,7 +741,7 @@ def add_pointer(folder: UserFolder, lower: RelPath) -> None:
 
 
 def list_pointers(folder: UserFolder) -> Iterator[tuple[Name, RelPath | None]]:
-    """Yield each pointer's name and path. The path is None if it is not plain and relative, since users write pointers.
+    """Yield each pointer's name and path. Users write pointers, so the path is None unless it is plain and relative.
 
     Yield nothing if `pointers/` itself is not a directory, which `trashd doctor` reports.
     """

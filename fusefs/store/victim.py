@@ -306,7 +306,7 @@ def ancestors(kernel: Kernel, scope: Scope, *, to_take: bool = True) -> Iterator
 def existing_stores(
     kernel: Kernel, scope: Scope, untrusted: list[Untrusted], *, to_take: bool = True
 ) -> Iterator[tuple[RelPath, Store]]:
-    """Open the trusted stores in the scope's directories, highest first and root's first; the caller closes each.
+    """Open the trusted stores in the scope's directories, from the top, root's first; the caller closes each.
 
     to_take  only stores that may accept entries from the scope
     Raises   BrokenStore if a store is broken: it can't get pointers to lower stores, so lower stores are not used
@@ -331,10 +331,7 @@ MakeStore = Callable[[Kernel, BackingAndMount, bytes, Name], Store]
 
 
 class OfferedStore(NamedTuple):
-    """A store that could accept the victim.
-
-    made_in  the scope for which it has just been made; None if it existed before
-    """
+    """A store that could accept the victim. made_in: the scope for which it has just been made; None if it is older"""
 
     store: Store
     made_in: Scope | None = None
@@ -403,10 +400,7 @@ _MERGED = "its files are on several branches, but a rename affects only one bran
 
 
 def find_refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[TrashdError]:
-    """Yield every reason to refuse the victim.
-
-    directory  whether it must be a directory (swap), or may be anything (rm)
-    """
+    """Yield every reason to refuse the victim. directory: whether it must be a directory (swap), or not (rm)"""
     above = victim.parent
     own = place_below(above.root_place, join_path(above.relative, victim.name))
     if directory and not victim.is_directory():
@@ -435,7 +429,7 @@ def _make_is_store_error(store: bytes, then: str = "") -> IsStore:
 
 
 def _find_mounts_inside(victim: Victim, own: FilesystemPath) -> Iterator[TrashdError]:
-    """Find mounts on the victim or in it, also where our own mounts show it: a swap would move them away.
+    """Find mounts on the victim or in it, also where our own mounts show it: a swap would move those mounts away.
 
     own  the victim's place in its filesystem, which is the same in every mount namespace
     """
@@ -462,8 +456,8 @@ def _find_mounts_inside(victim: Victim, own: FilesystemPath) -> Iterator[TrashdE
 def find_held_store(kernel: Kernel, dir_fd: Fd, name: bytes) -> Name | None:
     """Return the name of a trash store in the directory `name` (in `dir_fd` if `name` is empty), or None.
 
-    Other users' stores are found only among the names that one system call returns, some hundreds. This keeps the time
-    of a swap independent of the directory's size, and a reaper stops at stores anyway.
+    Other users' stores are found only among the few hundred names that one system call returns. This keeps the time of
+    a swap independent of the directory's size, and a reaper stops at stores anyway.
     Raises  OSError ESTALE if `dir_fd` itself was removed by another node
     """
     try:
@@ -510,6 +504,7 @@ _NotedStore = tuple[int, RelPath]
 
 class StoreItem(NamedTuple):
     """An item in a store: a container, or an entry in a user's `drop/`.
+
     uid     UID of the item's owner
     folder  the owner's folder, relative to the store; for an item in `drop/`, that directory
     state   the container's state; None for an item in `drop/`, or if the folder could not be listed
@@ -651,7 +646,7 @@ def _noted_in_registry(root_fd: Fd, root_path: bytes, directory: RelPath) -> Ite
 
 
 def _noted_by_pointers(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Iterator[_NotedStore]:
-    """Yield the lower stores that pointers in the stores above name; each directory is opened from its parent."""
+    """Yield the lower stores named by pointers in the stores above; each directory is opened from its parent."""
     names = directory.split(b"/") if directory else []
     rest = directory + b"/"
     with ExitStack() as owned:

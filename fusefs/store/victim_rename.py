@@ -134,10 +134,7 @@ class TransferRename(NamedTuple):
             self.kernel.rename(self.parent, self.name, through, to)
 
     def move_part_to_name(self, path: RelPath) -> None:
-        """Rename a part of the container's tree to the name; move it back into the tree if that fails.
-
-        Raises  OSError
-        """
+        """Rename a part of the container's tree to the name; move it back if that fails. Raises  OSError"""
         upper, _, last = join_path(TREE, path).rpartition(b"/")
         with self._convert_lost_record(), self.kernel.open_beneath(self.container, upper, DIRECTORY) as source:
             part = late_name()  # if we are killed here, recovery makes it a separate orphan
@@ -190,10 +187,7 @@ class TransferRename(NamedTuple):
 
     @contextmanager
     def _convert_lost_record(self) -> Iterator[None]:
-        """Convert an error that occurs because the container has lost its record and is no longer ours.
-
-        Raises  TakenOver
-        """
+        """Raise TakenOver instead of an error that occurs because the container has lost its record."""
         try:
             yield
         except OSError as error:
@@ -233,7 +227,7 @@ class DirectRename:
         return self.make_in(move, held.folder, held.state, held.name(), held.fd)
 
     def make_in(self, move: VisibleMove, folder: UserFolder, state: State, container: bytes, fd: Fd) -> int:
-        """Like `make`, for a container that is open but not locked; ESTALE if the mount shows another container."""
+        """Like `make`, for a container that is open but not locked. Raises  OSError ESTALE, too"""
         with ExitStack() as owned:
             inside, parent = self._choose_fds(owned, folder, state, container, fd)
             if folder.store.is_shared():

@@ -53,7 +53,6 @@ class _OpenDirectories(Generic[D]):
     """The open directories on the way down from a top directory, which this object does not close.
 
     If there are too many, every other one is closed, so they are dense at the end and sparser towards the top.
-
     A mark is the depth of a directory: the length of its path, with one slash per name. The top's mark is 0.
     """
 
@@ -106,10 +105,7 @@ class Descent(_OpenDirectories[Fd]):
         return self._last()
 
     def descend(self, name: Name) -> None:
-        """Enter a subdirectory.
-
-        Raises  OSError, also if it is gone, not a directory, or a mount point; then the position is unchanged
-        """
+        """Enter a subdirectory. Raises  OSError, also for a mount point; then the position is unchanged"""
         self._keep(self.mark + 1 + len(name), self._kernel.open_dir(self.fd, name))
         self._path += b"/" + name
 
@@ -164,10 +160,7 @@ class DeepOpener(_OpenDirectories[BackingAndMount]):
         return self._step(path, at, len(path), make, flags)
 
     def open_on_both(self, path: bytes, make: MakeDirectories | None = None) -> BackingAndMount:
-        """Open a directory below the root, on both sides if the root is.
-
-        Raises  OSError: ESTALE as for `require_both_sides`
-        """
+        """Open a directory below the root, on the same sides as the root. Raises  OSError, as `require_both_sides`"""
         return require_both_sides(self._top, self.beneath(path, make), path)
 
     def remove(self, path: bytes) -> None:
