@@ -219,7 +219,7 @@ def match_by_stat(
     """Find the names whose statx results are within the bounds.
 
     bounds   from StatBounds.packed; None: the caller must check all names one by one
-    needs_no_server  false if the filesystem needs a server: then, too, the caller must check all names one by one
+    needs_no_server  whether the filesystem needs no server; if it needs one, the caller must check all names, too
     """
     if _bulk is None or bounds is None or kernel.is_watched or not needs_no_server:
         return MatchedByStat([], FileSizes([], []), names)

@@ -110,7 +110,7 @@ def receive(channel: socket, wait: Callable[[], None] = lambda: None) -> tuple[b
     """Receive the next message and its fds, which the caller must close.
 
     wait    called before each read; may raise an exception
-    Raises  EOFError if the sender is gone, or has sent data that is not such a message
+    Raises  EOFError if the sender is gone, or has sent anything other than messages
     """
     wait()
     head, numbers, _flags, _address = recv_fds(channel, _HEAD.size, _MAX_FDS)
@@ -207,8 +207,7 @@ class Child:
     def end(self, most_s: float | None = None) -> None:
         """Kill the child, and wait until it has ended.
 
-        most_s  the longest time to wait. A child that hangs on a filesystem ends when this responds;
-                init then reaps it
+        most_s  the longest time to wait. A child that hangs for longer is reaped by init when it has ended
         """
         self.channel.close()
         with suppress(ChildProcessError, ProcessLookupError):
@@ -280,7 +279,7 @@ def call_in_child_as(uid: int, body: Callable[[Ask], bytes], answer: Ask = lambd
     """Run `body` in a child with this UID and no capabilities, and return its result; needs root.
 
     body    called with a function that asks this process a question, and returns the answer
-    answer  answers such a question, with this process's rights
+    answer  answers a question of `body`, with this process's rights
     Raises  ChildLost if the child ended without a result or was stopped. A stopped child is killed: otherwise one user
             could block an administrator's command for all users. Errors in `body` must be part of its result
     """

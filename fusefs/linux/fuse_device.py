@@ -1,4 +1,4 @@
-"""The FUSE device, except requests: mounting with fusermount3, notifications, backing IDs, ending a connection."""
+"""The FUSE device, except for requests: mounting with fusermount3, notifications, backing IDs, ending a connection."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ class Dirents:
         try:
             os.lseek(self.fd, offset, os.SEEK_SET)
         except OSError as error:
-            # On ext4, no offset is valid once the directory has been removed. Elsewhere, reading would fail with
-            # ENOENT then, which libc treats as the end.
+            # On ext4, no offset is valid once the directory has been removed. On other filesystems, reading would
+            # then fail with ENOENT, which libc treats as the end.
             if error.errno != errno.EINVAL or os.fstat(self.fd).st_nlink:
                 raise
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error

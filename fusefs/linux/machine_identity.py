@@ -92,7 +92,7 @@ def read_now(kernel: Kernel, clocks: tuple[Clock, ...] = ()) -> Now:
 
 
 def clocks_ns() -> tuple[int, int]:
-    """Read CLOCK_REALTIME and CLOCK_BOOTTIME at once: a stall in between would look like a change of the wall clock."""
+    """Read CLOCK_REALTIME and CLOCK_BOOTTIME without a stall in between, which would look like a wall-clock change."""
     while True:
         began_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         wall_ns, boot_ns = time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -53,7 +53,6 @@ class Mount(NamedTuple):
         return self.fstype == TRASHD_FSTYPE
 
     def is_fuse(self) -> bool:
-        """Return whether it is a FUSE mount, of trashd or another program."""
         return self.fstype.partition(b".")[0] in _FUSE
 
     def flags(self) -> frozenset[str]:

@@ -62,7 +62,6 @@ class StatxReader:
         return self.parse_buffer(), self.handle_of(dir_fd, name)
 
     def stat_from_server(self, fd: int) -> Attributes:
-        """Return the attributes of an fd as the filesystem's server has them."""
         if _statx(fd, b"", BY_FD | syscalls.AT_STATX_FORCE_SYNC, STATX_MASK, self._statx) < 0:
             raise syscalls.last_error()
         return self.parse_buffer()

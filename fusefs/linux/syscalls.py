@@ -276,7 +276,7 @@ def open_unnamed(dir_fd: int) -> int:
     """Open a new file without a name (O_TMPFILE) for reading and writing, with mode 0600.
 
     This fails on FUSE: there, a file that is linked later may be lost when it is closed (JuiceFS 1.4.2, measured).
-    Raises  OSError ENOENT: the directory was removed (ext4 returns EPERM then, see __ext4_new_inode, and others
+    Raises  OSError ENOENT: the directory was removed (for which ext4 returns EPERM, see __ext4_new_inode, and others
             succeed); one of NO_TMPFILE: the filesystem doesn't support such files
     """
     if statfs_type(dir_fd) == FUSE_MAGIC:
@@ -313,7 +313,6 @@ def sync_file_range(fd: int, flags: int) -> None:
 
 
 def syncfs(fd: int) -> None:
-    """syncfs(2): make everything on a filesystem durable."""
     check_result(_libc.syncfs(fd))
 
 
@@ -348,27 +347,23 @@ def umount2(target: bytes, flags: int) -> None:
 
 
 def open_tree(dir_fd: int, path: bytes, flags: int) -> int:
-    """open_tree(2), Linux 5.2."""
     return check_result(_libc.open_tree(dir_fd, path, flags))
 
 
 def move_mount(from_fd: int, path: bytes, to_fd: int, to_path: bytes, flags: int) -> None:
-    """move_mount(2), Linux 5.2."""
     check_result(_libc.move_mount(from_fd, path, to_fd, to_path, flags))
 
 
 def fsopen(kind: bytes, flags: int) -> int:
-    """fsopen(2), Linux 5.2."""
     return check_result(_libc.fsopen(kind, flags))
 
 
 def fsconfig(fd: int, command: int, key: bytes | None, value: bytes | None) -> None:
-    """fsconfig(2), Linux 5.2, without its number argument."""
+    """fsconfig(2), with 0 as its last argument."""
     check_result(_libc.fsconfig(fd, command, key, value, 0))
 
 
 def fsmount(fd: int, flags: int, attributes: int) -> int:
-    """fsmount(2), Linux 5.2."""
     return check_result(_libc.fsmount(fd, flags, attributes))
 
 
@@ -401,7 +396,6 @@ def close_range(first: int, last: int) -> None:
 
 
 def unshare(flags: int) -> None:
-    """unshare(2), of the calling thread."""
     check_result(_libc.unshare(flags))
 
 

@@ -72,7 +72,7 @@ def run_server(path: bytes, tree: int, device: bytes) -> Iterator[socket.socket]
 
 
 def _serve_clients(listener_fd: int, daemon_fd: int, tree: int, device: bytes) -> None:
-    """Serve clients, those of the user with the fewest clients in service first, so that no user delays another."""
+    """Serve clients, each time one of the user with the fewest in service, so that no user delays another."""
     uid_of_child: dict[int, int] = {}
     waiting: dict[int, list[socket.socket]] = {}
     n_max = min(_N_WAITING, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)

@@ -77,8 +77,6 @@ def _handler(
 
 
 class PlainHandlers(pyfuse3.Operations):
-    """The handlers of one mount."""
-
     supports_dot_lookup = False
     enable_writeback_cache = False
 
@@ -152,7 +150,6 @@ class PlainHandlers(pyfuse3.Operations):
         return self._vfs.answer(wire.encode_request(opcode, nodeid, ids, body))
 
     def call_for_entry(self, opcode: Opcode, nodeid: int, caller: RequestContext, body: bytes) -> EntryAttributes:
-        """Handle a request whose reply is an entry."""
         return _entry_in(self.call_vfs(opcode, nodeid, caller, body), self._vfs.nodes)
 
     # Names.

@@ -46,8 +46,6 @@ class _Reader:
 
 
 class DeviceReaders:
-    """The readers of one mount."""
-
     def __init__(self, requests: FuseRequests, core: Core, on_gone: Callable[[], object]) -> None:
         """Set up, without starting a thread. on_gone: called by a thread that finds the connection closed"""
         self._requests = requests

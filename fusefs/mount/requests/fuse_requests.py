@@ -113,8 +113,6 @@ class _NewNodeReply(NamedTuple):
 
 
 class FuseRequests:
-    """The requests of one mount."""
-
     def __init__(self, vfs: Vfs, device: int, pool: ThreadPool) -> None:
         """Set up to serve the requests of a device.
 

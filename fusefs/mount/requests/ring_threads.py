@@ -27,8 +27,6 @@ _log = logging.getLogger(__name__)
 
 
 class RingThreads:
-    """The ring threads of one mount."""
-
     def __init__(self, device: int, abort: Callable[[], None], n_fds: int) -> None:
         """Set up, without starting a thread.
 

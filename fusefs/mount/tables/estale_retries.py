@@ -1,7 +1,7 @@
 """Retries after ESTALE: the inode that a process finds in its second lookup is held open until the process is done.
 
-Between the lookup of a name and the open, the inode may be unlinked. Other filesystems open it all the same, since a
-lookup holds the inode. The daemon holds only files that are open, since otherwise the space of deleted files could not
+Between the lookup of a name and the open, the inode may be unlinked. Other filesystems open it anyway, since a lookup
+holds the inode. The daemon holds only files that are open, since otherwise the space of deleted files could not
 be freed. So it replies ESTALE. The kernel then repeats the lookup and the open once. If it gets ESTALE again, it
 returns ESTALE to the program, which does not expect it. The same applies to chmod, readlink and all other calls.
 

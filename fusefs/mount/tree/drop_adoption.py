@@ -120,7 +120,7 @@ class DropAdoption:
 
         The kernel has only checked the owners and modes that it was last sent. If they were changed behind the mount, a
         rename as root would still work for a former owner. If the caller owns all inodes involved, the first try uses
-        only the caller's ids, since groups can't matter then. If that is refused, or other owners are involved, the
+        only the caller's ids, since groups do not matter then. If that is refused, or other owners are involved, the
         caller's groups and capabilities in /proc are used, too. They are not kept for later requests.
         """
         rename = partial(self.kernel.rename, old_fd, old[1], ready.target_fd, TREE)

@@ -231,7 +231,7 @@ class NodeOperations:
     # Renames.
 
     def _rename(self, request: Request, opcode: int, old_parent: int, caller: CallerIds) -> bytes:
-        """Rename an entry. If it is moved into a drop directory, make it an orphan at once.
+        """Rename an entry. If it is moved into a drop directory, make it an orphan immediately.
 
         If that is impossible, rename it, but without replacing anything (EEXIST), because the reaper must make an
         orphan of each entry.

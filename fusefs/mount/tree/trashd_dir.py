@@ -143,7 +143,7 @@ class DropLinks:
 
 
 def _make_by_root(store: Store, uid: int) -> UserFolder | None:
-    """Create a user's folder as root, so that it is trusted at once; return None if the user has to create it."""
+    """Create a user's folder as root, so that it is trusted immediately; return None if the user has to create it."""
     if not store.is_ours_as_root():
         return None
     with suppress(OSError, NoStore):

@@ -141,7 +141,6 @@ class XattrOperations:
 
 
 def _name_in(request: Request) -> bytes:
-    """Return the name of the attribute that a request reads."""
     return NAMES if wire.read_head(request)[1] == Opcode.LISTXATTR else wire.read_strings(request, wire.GETXATTR_IN)[0]
 
 
