@@ -634,7 +634,7 @@ def ask_about(early: Sequence[ListedContainer]) -> None:
     is_one = len(early) == 1
     which = "this orphan before it expires" if is_one else f"these {len(early):,} orphans before they expire"
     if not is_confirmed(f"Permanently delete {which}?"):
-        raise Refused("nothing was deleted")
+        raise Refused("not confirmed, so nothing was deleted")
 
 
 def check_quarantined(entries: Sequence[ListedContainer]) -> None:
@@ -654,7 +654,7 @@ def ask_about_force(entries: Sequence[ListedContainer]) -> None:
         print(f"{entry.id}  {user_name(entry.uid)}  {output.origin(entry.origin)}", file=sys.stderr)
     extent = "files of other users" if os.geteuid() == 0 else "directories that were added or changed after the swap"
     if not is_confirmed(f"Permanently delete this, including {extent}?"):
-        raise Refused("nothing was deleted")
+        raise Refused("not confirmed, so nothing was deleted")
 
 
 def print_early(early: Sequence[ListedContainer]) -> None:

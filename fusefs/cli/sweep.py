@@ -502,7 +502,7 @@ def _confirm(kernel: Kernel, options: SweepOptions, names: Iterable[ListedPath] 
         hint = "confirm with --yes, or see the largest and the oldest with --dry-run"
         raise Refused(f"{path}: {what}, more than {limit:,}", hint)
     if not is_confirmed(f"{path}: {what}. Continue?"):
-        raise Refused("nothing was touched")
+        raise Refused("not confirmed, so nothing was touched")
 
 
 def _sweep(

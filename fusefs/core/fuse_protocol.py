@@ -181,7 +181,7 @@ def read_strings(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> li
     """
     texts = bytes(request[REQUEST_HEAD_SIZE + after.size :]).split(b"\0")
     if texts.pop() or len(texts) != n:
-        raise OSError(errno.EINVAL, "a string is cut off")
+        raise OSError(errno.EINVAL, "a string in the request is truncated")
     return texts
 
 
@@ -199,7 +199,7 @@ def read_names(request: Request, after: Struct = NO_NUMBERS, n: int = 1) -> list
 def check_name(name: bytes) -> None:
     """Raise OSError EINVAL if this is not a plain name of a directory entry. The kernel sends no such name."""
     if name in {b"", b".", b".."} or b"/" in name:
-        raise OSError(errno.EINVAL, "not a valid name of an entry")
+        raise OSError(errno.EINVAL, "not a valid name for an entry")
 
 
 class CallerIds(NamedTuple):

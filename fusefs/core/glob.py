@@ -132,7 +132,9 @@ def _checked_class(pattern: str, name: str, *, ignores_case: bool) -> str:
 def _checked_range(pattern: str, match: re.Match[str], folds: _Fold | None) -> tuple[str, str]:
     for group in range(1, 3):
         if match[group] == "[" and pattern.startswith((":", "=", "."), match.end(group)):
-            what = f"{pattern!r}: [{pattern[match.end(group)]} begins a class, as in [[:digit:]], or is locale-specific"
+            what = (
+                f"{pattern!r}: [{pattern[match.end(group)]} begins a class, as in [[:digit:]], or a locale-specific set"
+            )
             raise ValueError(rf"{what}: write \[ for the character itself")
     low, high = (text[-1] for text in match.groups(default=match[1]))
     if folds:

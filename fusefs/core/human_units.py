@@ -93,7 +93,9 @@ def parse_duration(text: str) -> int:
     """
     if re.fullmatch(r"0*[1-9][0-9]*", text, re.ASCII):
         short = text[:_DURATION_DIGITS_MAX]
-        raise ValueError(f"{short!r} has no unit: write {short}s for seconds, {short}m, {short}h or {short}d for days")
+        raise ValueError(
+            f"{short!r} has no unit: write {short}s, {short}m, {short}h or {short}d for seconds, minutes, hours or days"
+        )
     if not (re.fullmatch(r"[0-9]+", text) or is_duration(text)):
         raise ValueError(
             f"{text!r} is not a duration: write, for example, 90s, 15m, 24h, 3d, 2w, 1y or a sum such as 1d12h"

@@ -190,7 +190,7 @@ def _size(word: str) -> int:
     try:
         size_bytes = parse_size(word.partition("=")[2])
     except ValueError as error:
-        raise UsageError(f"invalid value in {word}", "write a size, such as 64M, or 0 for none") from error
+        raise UsageError(f"invalid value in {word}", "write a size, such as 64M, or 0 for no cache") from error
     if size_bytes > _CACHE_BYTES_MAX:
         raise UsageError(
             f"the size in {word} is too large",

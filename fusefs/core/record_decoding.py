@@ -108,7 +108,7 @@ def decode_record(text: bytes) -> Record:
     Raises  BadRecord for anything else: another format, a wrong type, a path that leads outside, too many bytes
     """
     if len(text) > RECORD_MAX_BYTES:
-        raise BadRecord("larger than 64 KiB")
+        raise BadRecord("it is larger than 64 KiB")
     try:
         try:
             wire = _DECODER.decode(text)

@@ -312,7 +312,7 @@ def decode_source(name: str, raw: bytes) -> Source:
         return Source(name, raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise _file_problem(name, f"line {line} is not UTF-8", "save it as UTF-8") from error
+        raise _file_problem(name, f"line {line} is not UTF-8", "save the file as UTF-8") from error
 
 
 def read_document(source: Source, problems: list[ConfigProblem], manual: str = "trashd.conf(5)") -> Document:
@@ -327,7 +327,9 @@ def read_document(source: Source, problems: list[ConfigProblem], manual: str = "
         if len(text) > TEXT_MAX_BYTES:
             raise _too_large(name)
         if text.startswith("\ufeff"):
-            raise _file_problem(name, "the file begins with a byte order mark", "save it as UTF-8 without one")
+            raise _file_problem(
+                name, "the file begins with a byte order mark", "save the file as UTF-8 without the mark"
+            )
         if too_long is not None:
             what = f"line {too_long} has more than {LINE_MAX_CHARS} characters"
             raise _file_problem(name, what, "break the array into several lines")

@@ -28,7 +28,7 @@ from fusefs.sweep.request import Action, ActionPlace, ActionResult
 KEEP_FILE = Name(b".trashd-keep")
 LOCKED, KEPT = "locked", f"contains {KEEP_FILE.decode()}"
 RESTORED = "restored too recently for the rule's age"
-_LIVE, _DEVICE, _STICKY, _SYSTEMS = "a live socket", "a device", "its sticky bit is set", "belongs to the filesystem"
+_LIVE, _DEVICE, _STICKY, _SYSTEMS = "a socket in use", "a device", "its sticky bit is set", "belongs to the filesystem"
 _LOST_FOUND = b"lost+found"
 _OF_FILESYSTEM = frozenset({b".journal", b"aquota.user", b"aquota.group", b"quota.user", b"quota.group"})
 _READING = os.O_RDONLY | os.O_NONBLOCK

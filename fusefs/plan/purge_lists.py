@@ -130,7 +130,7 @@ class PurgeLists(CountedPurges):
             except OSError as error:
                 if error.errno != errno.EDQUOT:
                     raise
-                left[name] = "its user's disk quota is used up"
+                left[name] = "the user's disk quota is used up"
                 continue
             self._kernel.rename(self._directory, new, self._directory, name)
             published.add(name)
@@ -143,7 +143,7 @@ class PurgeLists(CountedPurges):
         if left:
             name, why = min(left.items())
             more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
-            raise Incomplete(f"{printable(os.path.join(self._path, name))}{more} was not replaced: {why}", _HINT)
+            raise Incomplete(f"{printable(os.path.join(self._path, name))}{more} could not be replaced: {why}", _HINT)
         return len(published)
 
     def drop(self) -> None:

@@ -254,5 +254,6 @@ def _refuse_unmovable(kernel: Kernel, victim: Victim) -> None:
     above = os.stat(parent)
     if uid and above.st_mode & stat.S_ISVTX and uid not in (above.st_uid, victim.stat.st_uid):
         raise NotPermitted(
-            victim.path(), "its parent directory has the sticky bit (like /tmp), and you own neither of them"
+            victim.path(),
+            "its parent directory has the sticky bit (like /tmp), and you own neither the path nor its parent",
         )

@@ -125,7 +125,9 @@ def _immovable(kernel: Kernel, victim: Victim, directories: Iterable[KeptDirecto
                 yield _not_kept(victim, one.name, "moving a directory needs write permission on it")
             elif top.st_mode & stat.S_ISVTX and uid not in (0, top.st_uid, kernel.fstat(fd).st_uid):
                 yield _not_kept(
-                    victim, one.name, "its parent directory has the sticky bit, and you own neither of them"
+                    victim,
+                    one.name,
+                    "its parent directory has the sticky bit, and you own neither the entry nor its parent",
                 )
             elif is_frozen(fd):
                 yield _not_kept(victim, one.name, _FROZEN)

@@ -289,7 +289,7 @@ def _settle_staged(held: HeldContainer, origin: Origin) -> None:
     action = decide_stage(record, *_collect_late(held), origin.identity())
     match action:
         case StageAction.KEEP:
-            raise KeptContainer("its `tree` is neither the old nor the new directory in its record")
+            raise KeptContainer("`tree` is neither the old nor the new directory that the record names")
         case StageAction.UNMADE | StageAction.BACK:
             origin.settle_kept()
             origin.end_temporary_permission(record.lent_mode, record.victim)
@@ -387,11 +387,11 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
         drop_unfinished(held)
     match action:
         case RestoringAction.KEEP:
-            raise KeptContainer("its `tree` is neither the old nor the new directory in its record")
+            raise KeptContainer("`tree` is neither the old nor the new directory that the record names")
         case RestoringAction.PLACE:
             if not origin.place_entry(VisibleMove.BACK):
                 raise KeptContainer(
-                    "can't move its tree back: the name is taken, or its parent directory is missing or was replaced"
+                    "its tree can't be moved back: the name is taken, or the parent directory is missing or replaced"
                 )
             retire_restored(held)
         case RestoringAction.RETIRE:

@@ -1,7 +1,7 @@
 """Restores a tree, or a part of it, to its original path with a single exchange or rename, or to another path.
 
-Entries taken by a sweep go back into their original directory, one by one. A directory that is missing there is moved
-as a whole; one that exists is merged. An entry whose name is taken stays in the orphan and is reported. Nothing is ever
+Entries taken by a sweep are moved back to their original directory one by one. A directory that is missing there is
+moved as a whole; one that exists is merged. An entry whose name is taken stays in the orphan and is reported. Nothing is ever
 replaced.
 """
 
@@ -224,7 +224,9 @@ def _check_destination(kernel: Kernel, entry: ListedContainer, path: bytes, abov
             raise from_os(error, path) from error
         is_it = False
     if not is_it:
-        raise AcrossUsers(f"{there} (another user can change where this path leads)", "name the directory itself")
+        raise AcrossUsers(
+            f"{there} (another user can change where this path leads)", "use a path that no other user can change"
+        )
     if entry.uid:
         check_giving(kernel, above.fd, path, entry.uid)
 
@@ -792,7 +794,7 @@ def _finish_merge(held: HeldContainer) -> tuple[str, ...]:
 def merge_entry(
     kernel: Kernel, source: BackingAndMount, target: BackingAndMount, name: Name, above: RelPath
 ) -> Unmoved:
-    """Move an entry from one directory to another; return what was not moved. above: the first's path, for messages"""
+    """Move an entry from one directory to another; return what was not moved. above: path of the first, for messages"""
     number = _move_entry(kernel, source, target, name)
     if number == _IN_BOTH:
         unmoved = merge_directories(kernel, source, target, RelPath(name))
@@ -861,8 +863,8 @@ def _move_all_entries(
             with kernel.scan(readable) as entries:
                 for entry in entries:
                     name = Name(os.fsencode(entry.name))
-                    # The kernel would report this, too, but only after it has walked up from both directories, which
-                    # takes long deep in a tree.
+                    # The kernel would report this, too, but only after walking up from both directories, which takes a
+                    # long time deep in a tree.
                     if entry.is_dir(follow_symlinks=False) and _are_dirs(kernel, source, target, name):
                         in_both.append(name)
                         continue

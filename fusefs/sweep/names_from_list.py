@@ -144,7 +144,8 @@ def read_names(fd: int, end: bytes) -> Iterator[bytes]:
         *whole, rest = (rest + chunk).split(end)
         if len(rest) > _LONGEST:
             raise BrokenList(
-                "the list contains a name without an end", "end each name with a newline, or with NUL for -0"
+                "the list contains a name that is too long or not terminated",
+                "end each name with a newline, or with NUL for -0",
             )
         yield from filter(None, whole)
     if rest:

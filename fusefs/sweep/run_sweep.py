@@ -86,7 +86,9 @@ def usual_boundary(top: SweepRoot) -> TakingBoundary | None:
         return None
     if top.whose is None:
         why = f"{printable(top.path)} (the path leads from one user's directory into another's)"
-        raise AcrossUsers(why, "sweep it as its owner, or with a plan's rule, which includes it from the second run on")
+        raise AcrossUsers(
+            why, "sweep the directory as its owner, or by a rule in a plan, which includes it from the second run on"
+        )
     return TakingBoundary(top.whose)
 
 

@@ -121,7 +121,7 @@ def test_a_list_that_stays_is_told_by_the_exit_code_when_all_is_done(volume: Pat
     lists = f'purgelist = {{ directory = "{volume}/lists", ahead = "7d" }}'
     done = plan(volume, rule(volume, 'action = "delete"', lists), "apply")
     assert (done.code, left(volume)) == (13, {"new"})
-    assert f"{volume}/lists/gone.list was not replaced: not a purge list made by trashd" in done.err
+    assert f"{volume}/lists/gone.list could not be replaced: not a purge list made by trashd" in done.err
     assert "remove it, or name another directory" in done.err
 
 

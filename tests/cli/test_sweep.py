@@ -154,7 +154,7 @@ def test_a_closed_standard_input_is_nobody_to_read_from_or_to_ask(top: Path, wor
     ("words", "stdin", "why"),
     [
         (("--from", "-"), b"a.log\0b.txt\0", "contains NUL characters"),
-        (("-0",), b"a" * 2_000_000, "a name without an end"),
+        (("-0",), b"a" * 2_000_000, "a name that is too long or not terminated"),
     ],
 )
 @pytest.mark.parametrize("action", [(), ("--delete",)])

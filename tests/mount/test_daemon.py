@@ -176,7 +176,7 @@ def test_a_missing_pyfuse3_is_told_with_what_to_do_where_it_is_needed(bench: Pat
     done_well("umount", bench / "target")
     done = trashd("mount", "-o", "engine=plain", bench / "source", bench / "target", PYTHONPATH=str(bench))
     assert done.code == 3
-    assert "engine=plain: this needs pyfuse3" in done.err
+    assert "the engine is off (engine=plain), and pyfuse3" in done.err
     assert "no libfuse3.so.3" in done.err
     assert "pipx inject trashd pyfuse3" in done.err
 

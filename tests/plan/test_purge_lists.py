@@ -216,7 +216,7 @@ def test_list_that_is_no_users_any_more_stays_and_is_told_after_all_others_are_w
     """As of an account that was removed, or has another name."""
     make(there / "gone.list")
     os.chown(there / "gone.list", MALLORY, MALLORY)
-    with pytest.raises(Incomplete, match=r"gone\.list was not replaced: not a purge list made by trashd") as error:
+    with pytest.raises(Incomplete, match=r"gone\.list could not be replaced: not a purge list made by trashd") as error:
         write_lists(there, ALICE)
     assert error.value.exit_code == 13
     assert sorted(os.listdir(there)) == [f"{ALICE}.list", "gone.list"]
@@ -245,7 +245,7 @@ def test_user_whose_quota_is_used_up_keeps_no_other_from_a_list(there: Path) -> 
     with open_lists(Kernel(first_refused), bytes(there), writes=True) as lists:
         for uid in (MALLORY, ALICE, ALICE + 1):
             lists.add(uid, b"/scratch/new", 0)
-        with pytest.raises(Incomplete, match=rf"{MALLORY}\.list was not replaced: its user's disk quota"):
+        with pytest.raises(Incomplete, match=rf"{MALLORY}\.list could not be replaced: the user's disk quota"):
             lists.publish()
     told = {name: lines[0].rpartition("/")[2] for name, lines in published(there).items()}
     assert told == {f"{MALLORY}.list": str(MALLORY), f"{ALICE}.list": "new", f"{ALICE + 1}.list": "new"}

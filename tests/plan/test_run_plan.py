@@ -483,7 +483,7 @@ def test_a_live_socket_stays_and_a_dead_one_goes(volume: Path, action: str, kind
         pass
     with listening(volume / "s/tmux/default", kind):
         told = swept(volume / "s", f"{OLD}\n{action.format(volume)}")
-    assert told.spared == (Spared(b"tmux/default", "a live socket"),)
+    assert told.spared == (Spared(b"tmux/default", "a socket in use"),)
     assert files(volume / "s") == {"tmux/default"}
 
 
@@ -491,14 +491,14 @@ def test_so_does_the_unit_that_it_is_in(volume: Path) -> None:
     put(volume / "s/job/file", 60)
     with listening(volume / "s/job/agent"):
         told = swept(volume / "s", f'{OLD}\nunit = "top"')
-        assert told.spared == (Spared(b"job", "a live socket"),)
+        assert told.spared == (Spared(b"job", "a socket in use"),)
     assert swept(volume / "s", f'{OLD}\nunit = "top"').sums.n_done == 1
 
 
 def test_a_socket_that_is_live_through_a_mount_stays(volume: Path) -> None:
     (volume / "source/s").mkdir(parents=True)
     with trashd_mount(volume / "source") as mounted, listening(mounted.path / "s/agent"):
-        assert swept(volume / "source/s", OLD).spared == (Spared(b"agent", "a live socket"),)
+        assert swept(volume / "source/s", OLD).spared == (Spared(b"agent", "a socket in use"),)
 
 
 def test_what_has_the_sticky_bit_is_a_device_or_the_filesystems_own_stays(volume: Path) -> None:

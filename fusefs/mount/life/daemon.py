@@ -345,7 +345,9 @@ def _why_plain(options: MountOptions) -> str | None:
             import_module("fusefs.mount.plain.handlers")
         except ImportError as error:
             hint = "apt install trashd-mount, or pipx inject trashd pyfuse3 (on Debian: apt install libfuse3-dev first)"
-            raise Refused(f"{why}: this needs pyfuse3, which can't be loaded ({error})", hint) from error
+            raise Refused(
+                f"the engine is off ({why}), and pyfuse3, which is then needed, can't be loaded ({error})", hint
+            ) from error
     return why
 
 
