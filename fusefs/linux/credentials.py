@@ -158,7 +158,7 @@ def in_no_group() -> ThreadCredentials:
 
 
 def call_as(credentials: ThreadCredentials, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function with these credentials. The function must neither suspend this thread nor start another one.
+    """Call a function with these credentials. It must not let another task run on this thread, or start a thread.
 
     If the thread's own identity can't be restored, the process ends, so that nothing is done as the wrong user.
     Raises  OSError EPERM: these IDs are not available in our user namespace

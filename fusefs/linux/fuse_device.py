@@ -79,7 +79,7 @@ def expire_name(device: int, directory: int, name: bytes) -> None:
 
 
 def forget_name(device: int, directory: int, name: bytes) -> None:
-    """Make the kernel forget a name and everything below it. A working directory there no longer has a path.
+    """Make the kernel forget a name and everything below it; a working directory there then has no path.
 
     device, directory, Source  as for `expire_name`; this waits for the same lock
     """

@@ -87,7 +87,7 @@ def read_mounts(pid: str = "self") -> list[Mount]:
 
 @lru_cache(maxsize=2)
 def _parse_mounts(table: bytes) -> tuple[Mount, ...]:
-    """Parse a table; cached, because a command reads it several times and it seldom changes in between.
+    """Parse a mount table. The result is cached, because a command reads the same table several times.
 
     The kernel escapes blanks, tabs and newlines in names, but not carriage returns or form feeds. So lines are split at
     blanks only: a user must not be able to add fields by mounting at a path with such a character.
@@ -290,7 +290,7 @@ _UTAB = "/run/mount/utab"
 class Disk(NamedTuple):
     """The identity of a filesystem's disk; valid until the machine is rebooted or the medium is exchanged.
 
-    name      the boot, the device, and the number of its medium (`diskseq`; kernels before 5.15 have none)
+    name      boot ID, device, and number of the medium (`diskseq`; kernels before 5.15 have none)
     is_block  whether it is a block device; never true for FUSE mounts, since any user can make them
     is_users  whether a user mounted it, through udisks or a line in fstab with `user`
     """

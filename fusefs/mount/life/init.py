@@ -19,7 +19,7 @@ from fusefs.core.fuse_protocol import REQUEST_BYTES_MAX, REQUEST_HEAD_SIZE, Opco
 _MAJOR, _MINOR = 7, 33
 """The protocol version in the reply, which is the oldest that the daemon supports. Flags enable newer features."""
 _SINCE = (5, 11)
-"""The Linux release with that protocol version."""
+"""The first Linux release with protocol version 7.33."""
 _REQUEST = struct.Struct("=IIIII")
 """Major and minor version, max_readahead, flags, flags2."""
 _REPLY = struct.Struct("=IIIIHHIIHHII24x")

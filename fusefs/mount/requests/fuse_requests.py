@@ -168,7 +168,7 @@ class FuseRequests:
     def answer_later(
         self, node: Node, body: bytes, unique: int, pid: int, opcode: int, begun_ns: int, send: SendReply
     ) -> None:
-        """Reply to a request that has created a node, once the node has its own number. Any thread may call this."""
+        """Reply to a request that has created a node, once the nodeid is the inode number. Any thread may call this."""
         if not self._try_number(
             _NewNodeReply(_ReplyTo(opcode, unique, pid, begun_ns, send), node, body), is_last=False
         ):

@@ -98,8 +98,8 @@ class PrefetchXattrs:
         return device == self._device and (name, is_directory) in self._unsupported
 
     def note_answers(self, attributes: Attributes, answers: Iterable[tuple[bytes, bytes | int]]) -> None:
-        """Record which attributes are unsupported, so that they are not read again. An attribute that was seen once is
-        regarded as supported."""
+        """Record which attributes are unsupported, so that they are not read again. An attribute that was ever
+        supported is not recorded."""
         if attributes.dev != self._device or not _is_file_or_directory(attributes):
             return
         for name, answer in answers:

@@ -101,7 +101,7 @@ class DropAdoption:
     def _prepare(
         self, base_fd: Fd, store: Name, drop: Fd, dir_fd: Fd, name: Name, origin: RelPath | None, caller: Caller
     ) -> _PreparedMove:
-        """Create a container for the entry. Raises  OSError, TrashdError: nothing of the container remains"""
+        """Create a container for the entry. Raises  OSError, TrashdError: no part of the container remains"""
         kernel = self.kernel
         with ExitStack() as owned, close_on_error(kernel.open_beneath(dir_fd, name)) as item:
             folder = open_folder_of(kernel, base_fd, store, drop, owned)

@@ -83,7 +83,7 @@ class StoredNotices:
         return [place for place, node in expiring_names.items() if self._nodes.get(node.nodeid) is node]
 
     def _take_nodes(self, remaining: Sequence[Node]) -> list[Node]:
-        """Remove and return the nodes that may be in a store, the oldest first. remaining: from the last check"""
+        """Remove and return the nodes that may be in a store, the oldest first. remaining: nodes to be checked again"""
         stored_nodes, self._stored_nodes = self._stored_nodes, {}
         has_moved, self._has_moved = self._has_moved, False
         return list(self._nodes) if has_moved else [*dict.fromkeys([*remaining, *stored_nodes])]

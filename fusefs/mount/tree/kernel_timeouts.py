@@ -39,7 +39,7 @@ class EntryParam(NamedTuple):
     """The current state of a name or nodeid, like libfuse's fuse_entry_param.
 
     nodeid     0: no such name
-    timeout_s  how long the kernel may cache it; 0: not at all
+    timeout_s  how long the kernel may cache this state; 0: not at all
     is_steady  False: the attributes may change without a request, so that only the name may be cached
     """
 

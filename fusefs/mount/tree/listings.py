@@ -70,7 +70,7 @@ def why_opendir_is_needed(root: Fd, *, checks_permissions: bool) -> str | None:
 class SlowListing:
     """The progress of listing a slow directory through one handle.
 
-    entries      those that were read, from the offset `start` on; or all entries, from the cache
+    entries      the entries read so far, from the offset `start` on; or all entries, if they come from the cache
     is_complete  no more entries follow
     position     how many of the entries were returned
     n_requested  how many of the entries, from the first one on, have had their attributes requested
