@@ -441,7 +441,7 @@ class _RenameToOwner:
             ) as inside:
                 DirectRename(kernel, inside, TREE).make(VisibleMove.BACK, held)
             if kernel.is_named(self._tree, held.fd, TREE):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))  # this filesystem reports success and does nothing
+                raise OSError(errno.EIO, os.strerror(errno.EIO))  # the filesystem reported success but did nothing
         self.received_id = container
         # With this flush, btrfs writes both sides of a plain rename before the heir's container moves.
         kernel.fsync(held.fd)

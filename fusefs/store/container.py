@@ -264,7 +264,7 @@ def _rmdir_after_unlock(held: HeldContainer, state: Fd) -> None:
     for n in range(_N_RMDIR_TRIES):
         try:
             if n == _N_RMDIR_TRIES // 2:
-                _drop_hidden(kernel, state, held.name())  # from a client that died
+                _drop_hidden(kernel, state, held.name())  # left by a client that died
             kernel.rmdir(state, held.name())
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -409,7 +409,7 @@ def hold(
                 return ClaimLost.GONE  # removed on another node
             if not isinstance(error, FileNotFoundError) or _still_has_name(folder, fd, state_fd, name):
                 raise
-            return ClaimLost.GONE  # another process took it and has finished
+            return ClaimLost.GONE  # another process took it, and has removed it by now
         if not kernel.lock(record_fd) and not _is_of_ended_boot(folder, record_fd, container, ended_boots):
             return ClaimLost.BUSY
         # The process that held the lock before us may have moved the container or replaced its record.

@@ -184,7 +184,7 @@ class _InitStep(NamedTuple):
 
 
 def _name_of(kernel: Kernel, base: BackingAndMount, base_path: bytes, *, is_made_by_root: bool) -> Name:
-    """Return the name of the store that `init` makes or repairs: root's, or the user's present one. Raises  OSError"""
+    """Return the name of the store that `init` makes or repairs: the one for the caller's swaps. Raises  OSError"""
     if makes_root_store():
         return STORE
     with suppress(Untrusted):
@@ -216,7 +216,7 @@ def _remove_killed_checks(kernel: Kernel, base: BackingAndMount) -> None:
     with suppress(PermissionError), kernel.open_dir(base.fd) as readable:
         for name in kernel.list(readable):
             if name.startswith(NEW_PREFIX) and owner_of(kernel, base.fd, name) == os.geteuid():
-                with suppress(OSError, TrashdError), ExitStack() as owned:  # it may be incomplete
+                with suppress(OSError, TrashdError), ExitStack() as owned:  # the store may be incomplete
                     here = owned.enter_context(base.reopen(kernel))
                     fd = owned.enter_context(kernel.open_dir(here.fd, name))
                     ours = STORE if makes_root_store() else user_store_name(os.geteuid())

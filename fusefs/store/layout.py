@@ -284,7 +284,7 @@ class UserFolder(NamedTuple):
             try:
                 kernel.rename_free(self.fd, new, self.fd, name)
             except FileExistsError:
-                kernel.rmdir(self.fd, new)  # another command was faster
+                kernel.rmdir(self.fd, new)  # another command has made it first
             return kernel.open_dir(self.fd, name)
 
 

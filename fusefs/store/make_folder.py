@@ -151,7 +151,7 @@ def make_folder_as_root(store: Store, uid: int) -> UserFolder:
         folder = make_proven(store, uid)
         if folder is not None:
             return folder
-        # Another of root's processes is registering a folder, which takes a command some milliseconds.
+        # Another of root's processes is registering a folder, which takes a command a few milliseconds.
         time.sleep(_LOCK_PAUSE_S)
     raise Busy(store.base_path)
 

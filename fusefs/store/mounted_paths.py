@@ -149,7 +149,7 @@ def _open_root(kernel: Kernel, mount: Mount, mounts: list[Mount]) -> BackingAndM
             try:
                 backing = request_backing_fd(path, mounted)
             except OSError as error:
-                kernel.fstat(mounted)  # if the daemon is dead, this raises that error, with the hint to restart it
+                kernel.fstat(mounted)  # if the daemon is dead, this raises an error with the hint to restart it
                 raise _no_backing(
                     mount, f"its daemon gives no access to the backing directory ({error.strerror})"
                 ) from error

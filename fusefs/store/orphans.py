@@ -189,7 +189,7 @@ def _read_entries(
 
 
 def _read_closely(folder: UserFolder, state: State, state_fd: Fd, name: bytes) -> tuple[bytes, bool]:
-    """Return a container's record, and whether a reaper began to delete it but stopped. Raises  BadRecord, OSError"""
+    """Return a record, and whether a reaper began to delete its container but stopped. Raises  BadRecord, OSError"""
     kernel = folder.store.kernel
     with kernel.open_dir(state_fd, name) as fd, open_record(kernel, fd, folder.uid) as record_fd:
         text = kernel.read(record_fd, RECORD_MAX_BYTES + 1)
@@ -425,7 +425,7 @@ def tidy_all_folders(
 
     def tidy(folder: UserFolder) -> list[str]:
         if not _may_be_tidied(folder, caller_uid):
-            return []  # it is in a lower store
+            return []  # the folder is in a lower store
         return [*tidy_folder(folder, ended_boots, waits), *give_unfinished_to_heirs(folder)]
 
     settled = [

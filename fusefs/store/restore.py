@@ -1,8 +1,8 @@
 """Restores a tree, or a part of it, to its original path with a single exchange or rename, or to another path.
 
 Entries taken by a sweep are moved back to their original directory one by one. A directory that is missing there is
-moved as a whole; one that exists is merged. An entry whose name is taken stays in the orphan and is reported. Nothing is ever
-replaced.
+moved as a whole; one that exists is merged. An entry whose name is taken stays in the orphan and is reported.
+Nothing is ever replaced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Takeover on shared filesystems: moves the contents of another process's container to a new one; removes the old one.
+"""Takes over containers of other processes on shared filesystems: moves their contents to new ones, and removes them.
 
 The other process may be frozen or disconnected. Later it may continue with its open fds, or the server may execute a
 call that it had sent. All such calls then find nothing. A restore, or a change of the retention, takes over the orphan,

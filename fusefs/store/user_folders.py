@@ -377,7 +377,7 @@ def write_registered(kernel: Kernel, registry_fd: Fd, entry: RegisteredFolder) -
 
 
 def _use_spare(kernel: Kernel, registry_fd: Fd, file: Name, text: bytes) -> None:
-    """Write an entry into the spare file, which has its blocks already, and rename the file. Raises  OSError"""
+    """Write an entry into the spare file, which has its blocks already, and rename it to `file`. Raises  OSError"""
     with kernel.open_beneath(registry_fd, _SPARE, FILE_TO_LOCK) as fd:
         kernel.write(fd, text)
         kernel.chmod(fd, 0o644)
@@ -494,7 +494,7 @@ def _open_best(
     with ExitStack() as owned:
         for area, name in places:
             if best is not None and (best.is_registered or not entry.name):
-                beside.append((area, name))  # none can be better
+                beside.append((area, name))  # no other can be better
                 continue
             candidate = _open_candidate(store, entry, area, name, refused)
             if candidate is None:

@@ -400,7 +400,7 @@ _MERGED = "its files are on several branches, but a rename affects only one bran
 
 
 def find_refusals(kernel: Kernel, victim: Victim, *, directory: bool) -> Iterator[TrashdError]:
-    """Yield every reason to refuse the victim. directory: whether it must be a directory (swap), or not (rm)"""
+    """Yield every reason to refuse the victim. directory: whether it must be a directory (for rm, it need not)"""
     above = victim.parent
     own = place_below(above.root_place, join_path(above.relative, victim.name))
     if directory and not victim.is_directory():
@@ -663,7 +663,7 @@ def _noted_by_pointers(kernel: Kernel, root_fd: Fd, directory: RelPath) -> Itera
             except OSError as error:
                 if error.errno not in UNREACHABLE_ERRNOS:
                     raise
-                return  # it was moved
+                return  # the directory was moved
             owned.close()
             current_fd = owned.enter_context(following)
 
