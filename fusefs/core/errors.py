@@ -219,8 +219,7 @@ class RootSquashed(NotPermitted):
     problem = "the server maps root to nobody (root squash), or a security module restricts root"
     hint = (
         "run init, the service and reap as root on a node that the server trusts (no_root_squash; nodemap admin=1); "
-        "on this node, each user runs their own service (trashd service install --user) or trashd reap; "
-        "see docs/howto/clusters.md"
+        "here, users run trashd reap or their own service (trashd service install --user); see docs/howto/clusters.md"
     )
 
 
