@@ -177,9 +177,9 @@ def read_small_files(
     """Read the file at the relative path `tail` in each of the named directories.
 
     Returns:
-        For each directory, the content of the file; or None if the file can't be read, is larger than `most_bytes`, or
-        is not a regular file that belongs to `uid` and that only its owner can write. Without native code, the result
-        is always None, and the caller must read the file itself.
+        For each directory, the content of the file, or None if the caller must read the file itself. That is so if the
+        file can't be read, is larger than `most_bytes`, or is not a regular file that belongs to `uid` and that only
+        its owner can write. Without native code, it is always so.
     """
     if _bulk is None or kernel.is_watched:
         return [None] * len(names)

@@ -2,8 +2,8 @@
 
 Covers open fds, working and root directories, programs and mappings, and files that the kernel itself has open for
 loop devices and swap, which no process's fds show. A filesystem that does not respond could block us so that not
-even SIGKILL would help. So a link in /proc to a deleted file is checked in three steps: first the link's text; then
-the mount, through our own O_PATH fd, without contacting a server; then the file, but only if it is on the volume.
+even SIGKILL would help. So a link in /proc to a deleted file is checked in three steps. First, its text is read. Next,
+the mount is found with an O_PATH fd, without contacting a server. The file is accessed only if it is on the volume.
 """
 
 from __future__ import annotations
