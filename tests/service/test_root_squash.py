@@ -57,7 +57,7 @@ def test_init_says_that_root_is_squashed() -> None:
     with squashing_volume() as served:
         done = trashd("init", served.path)
         assert (done.code, SQUASHED in done.err.replace("Root", "root")) == (4, True)
-        assert "each user runs their own" in done.err
+        assert "users run trashd reap or their own service" in done.err
         assert not os.listdir(served.path)
 
 
