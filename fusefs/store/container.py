@@ -232,7 +232,7 @@ def flush_directory(held: HeldContainer, fd: Fd) -> None:
 def dissolve(held: HeldContainer) -> None:
     """Remove a container that contains nothing but its record.
 
-    Raises  OSError ENOTEMPTY if it contains anything else; then the record is kept, to describe the contents
+    Raises  OSError ENOTEMPTY if it contains other entries; then the record is kept, to describe them
     """
     kernel = held.folder.store.kernel
     is_shared = held.folder.store.is_shared()

@@ -122,7 +122,7 @@ _MAX_KEPT_NAME_BYTES = 200
 class Initialised(NamedTuple):
     """The result of `trashd init`: the store's path, whether it was just made, and what was repaired.
 
-    unnoted  the consequences if root's store has no mark that root made it; empty if it has one
+    unnoted  what follows if root's store has no mark that root made it; empty if it has the mark
     """
 
     path: bytes

@@ -114,7 +114,7 @@ def _open_settled(store: Store, uid: int, area_fd: Fd, name: Name, fd: Fd) -> Us
 def make_proven(store: Store, uid: int) -> UserFolder | None:
     """As root, make a user's folder in root's store, and register it before it gets its name.
 
-    If the user already has a folder, return that one. Return None if another process is registering folders.
+    If the user already has a folder, return that folder. Return None if another process is registering folders.
     Raises  OSError; NoStore if modes or owners have no effect
     """
     kernel = store.kernel

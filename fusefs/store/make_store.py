@@ -347,7 +347,7 @@ def is_being_replaced(kernel: Kernel, base: BackingAndMount) -> bool:
 def _finish_new_store(kernel: Kernel, base: BackingAndMount, name: Name, fd: Fd) -> bool:
     """Give a new store its final name if it contains an old store; return whether the new store must be kept.
 
-    This completes the work of a killed init. If another init has made a store by now, the old one is moved into that.
+    This completes the work of a killed init. If another init has made a store by now, move the old store into it.
     """
     names = kernel.list(fd)
     if VOLUME not in names or not any(one.startswith(OLD) for one in names):

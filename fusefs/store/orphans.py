@@ -270,7 +270,7 @@ def call_in_each_folder(
     """Call `body` for each user's folder, including those in lower stores, in a process of the folder's owner.
 
     stores   the stores, which are closed one after another
-    lost     gets the errors for folders and stores that could not be read, so that one of them does not stop the
+    lost     gets the errors for folders and stores that could not be read, so that one such error does not stop the
              command; also BrokenStore, after which `discover_stores` ends
     refused  gets findings about entries that look like folders but are refused, and about folders that wait for their
              owners in an old store

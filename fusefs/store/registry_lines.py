@@ -107,7 +107,7 @@ def read_own_lines() -> list[RegistryLine]:
 
 
 def explain_unused_registry() -> tuple[bytes, str] | None:
-    """Return the path of the caller's registry and why it is not used, or None if it is used, or does not exist."""
+    """Return the path of the caller's registry and why it is not used; None if it is used, or does not exist."""
     try:
         read_own_registry()
     except FileNotFoundError:

@@ -24,7 +24,7 @@ _TRIAL = b".trashd-squash-"
 def refuse_squashed(kernel: Kernel, store_fd: Fd, base_path: bytes) -> None:
     """Check whether the server treats us as root, using an opened `.trashd` of any owner.
 
-    Raises  RootSquashed if we are root, but may not open a file that the store's owner and root may open
+    Raises  RootSquashed if we are root, but can't open a file that only the store's owner and root can open
     """
     if os.geteuid() == 0 and not kernel.is_local(store_fd) and _refuses_root(kernel, store_fd):
         raise RootSquashed(base_path)

@@ -83,7 +83,7 @@ def takeover_s(store: Store) -> float:
 def _configured_s(store: Store, mounts: list[Mount]) -> int:
     """Return the larger of the values in the system's and the caller's configuration for a volume, or 0 if none is set.
 
-    A configuration that has an error, or that the caller may not read, counts as having no value.
+    A configuration that has an error, or that the caller can't read, counts as having no value.
     """
     from fusefs.linux.config_files import load_config, load_system_config  # late: seldom needed
 

@@ -61,7 +61,7 @@ class SwapOptions(NamedTuple):
     accept_differences  whether to accept a replacement that differs from the old directory
     keep         globs for the top-level entries that a swap keeps in place
     taken_container  set if the victim is a user's container (store/as_owner.py); not an option for users
-    heir         the uid for which root swaps; that user gets the orphan, which does not expire until then
+    heir         the uid for which root swaps; the orphan does not expire until that user has received it
     invocation   the command line, if a user typed one
     """
 

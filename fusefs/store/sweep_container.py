@@ -170,7 +170,7 @@ def _open(
 
 
 def _metadata_for_copy(kernel: Kernel, model: Fd) -> DirectoryMetadata | None:
-    """Return a directory's attributes for a copy, with write permission for the owner; None if we may not list it.
+    """Return a directory's attributes for a copy, with write permission for the owner; None if we can't list it.
 
     The original may lack that permission, since the entries were taken from deeper directories. But a tree that we
     can't change could not be restored.

@@ -2,8 +2,8 @@
 
 Names that are refused as users' folders are reported; trashd neither changes nor repairs them.
 
-A tree that is being moved into a drop folder through a mount is adopted at once: with a container, a durable record
-and one rename. The daemon makes this rename with the rights of the user who moves the tree, between
+A tree that is being moved into a drop folder through a mount is adopted by that move: with a container, a durable
+record and one rename. The daemon makes this rename with the rights of the user who moves the tree, between
 `make_ready_container` and `finish_move`, which run as the folder's user. If the process is killed in between, the tree
 is where it was, or in a container that recovery adopts, as for `trashd rm`.
 
@@ -83,7 +83,7 @@ def find_refused_names(store: Store, uid: int | None = None) -> list[Finding]:
 
 
 def make_not_proven_error(folder: UserFolder) -> NotProven:
-    """Return the error for a folder in which only its user may reap, with a command that changes this, if any."""
+    """Return the error for a folder in which only its user may reap; its hint names a remedy, if there is one."""
     if folder.doubt not in ("", NOT_REGISTERED):
         return NotProven(folder.path())
     proves = f"trashd init {shell_word(folder.store.base_path)}"

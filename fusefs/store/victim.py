@@ -107,7 +107,7 @@ class Victim(NamedTuple):
 
     parent   the directory that contains it
     fd       the entry itself (O_PATH); while it is open, no other entry can get its inode number
-    kept_entries  the entries in it that a swap keeps in place; None if there are none
+    kept_entries  the entries in it that a swap keeps in place; None if --keep was not used
     """
 
     parent: Scope

@@ -227,7 +227,7 @@ class DirectRename:
         return self.make_in(move, held.folder, held.state, held.name(), held.fd)
 
     def make_in(self, move: VisibleMove, folder: UserFolder, state: State, container: bytes, fd: Fd) -> int:
-        """Like `make`, for a container that is open but not locked. Raises  OSError ESTALE, too"""
+        """Like `make`, for a container that is open but not locked. Raises  as for `make`"""
         with ExitStack() as owned:
             inside, parent = self._choose_fds(owned, folder, state, container, fd)
             if folder.store.is_shared():

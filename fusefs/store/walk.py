@@ -52,7 +52,7 @@ model (directories are O_PATH)."""
 class _OpenDirectories(Generic[D]):
     """The open directories on the way down from a top directory, which this object does not close.
 
-    If there are too many, every other one is closed, so they are dense at the end and sparser towards the top.
+    If more than `n_max` are open, every other one is closed, so they are dense at the end and sparser towards the top.
     A mark is the depth of a directory: the length of its path, with one slash per name. The top's mark is 0.
     """
 
