@@ -139,11 +139,5 @@ def open_handle(mount_fd: int, handle: bytes, flags: int) -> Fd:
 
     mount_fd  any fd on the same mount
     Raises    OSError: ESTALE if the inode is gone, EPERM without CAP_DAC_READ_SEARCH
-    Source    fs/inode.c: while a new file is getting this inode number, iget_locked fails, which appears as ENOMEM
     """
-    try:
-        return Fd(syscalls.open_by_handle_at(mount_fd, handle, flags | os.O_CLOEXEC))
-    except OSError as error:
-        if error.errno == errno.ENOMEM:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from error
-        raise
+    return Fd(syscalls.open_by_handle_at(mount_fd, handle, flags | os.O_CLOEXEC))

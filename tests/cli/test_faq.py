@@ -13,7 +13,7 @@ from tests.support.make_trees import make_tree
 from tests.support.open_files import held
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import btrfs_subvolume, loop_volume, tmpfs_volume
-from tests.support.service_process import places, service
+from tests.support.service_process import SCALED, places, service
 from tests.support.store_verbs import assert_silent, init
 from tests.support.trashd_command import done_well, swapped
 from tests.support.tried_pages import TriedPage, constants, in_bash
@@ -112,7 +112,9 @@ def test_after_rm_of_the_store_users_make_their_own_until_init(fs_type: str) -> 
         init(volume)
         swapped(make_job(volume))
         as_user(ALICE, partial(make_tree, volume / "hers", {"file": "1"}))
-        with places() as base, service(base, volume) as running:
+        # The service may read the store while rm removes it: it is broken then, until the next try.
+        timers = SCALED._replace(rest_pause_s=0.2)
+        with places() as base, service(base, volume, timers=timers) as running:
             running.until_phase(volume, VolumePhase.IDLE)
             running.until(running.is_alone)  # no child makes directories there while rm removes them
             PAGE.typed("rm -rf DIR/.trashd", volume, DIR=volume)

@@ -86,10 +86,12 @@ static int open_by_name(const Core *core, const Node *node, int dir_fd, const ch
     return error;
 }
 
+/* Open a node by its file handle (O_PATH). Returns 0 or an errno: ESTALE: the inode is gone. ENOMEM means the same:
+ * the inode is gone, and its number is just being given to a new file (ilookup and iget_locked in fs/inode.c). */
 static int open_by_handle(const Core *core, const Node *node, Stat *st, int *fd) {
     int held = open_by_handle_at(core->mount_fd, (struct file_handle *)(uintptr_t)node->handle, OPEN_PATH_FLAGS);
     if (held < 0)
-        return errno;
+        return errno == ENOMEM ? ESTALE : errno;
     int error = stat_at(held, "", core->statx_flags, st);
     if (error)
         close(held);
