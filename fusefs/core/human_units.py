@@ -81,7 +81,7 @@ _DURATION_UNITS = {
 }
 _SUM = r"(?:[0-9]+ ?[a-z]+ ?)*[0-9]+ ?[a-z]+"
 DURATION_MAX_S = 1000 * 366 * 86_400
-"""A thousand years: a record can hold this, and the expiry in nanoseconds still fits, whatever the clock shows."""
+"""A thousand years: the longest retention."""
 _DURATION_DIGITS_MAX = 15
 
 

@@ -48,8 +48,8 @@ _SPARE_FDS, _SPARE_FDS_MAX = 64, 2048
 """Fds for the daemon itself, and for operations that hold one briefly; with many waiting threads, these add up."""
 _N_DIRECTORIES_MIN = 16
 _RACY_NS = 2_000_000_000
-"""The coarsest timestamp granularity of any filesystem. Another machine's clock may be off by more; in that case, it
-is not trusted."""
+"""The coarsest timestamp granularity of any filesystem. If a server's clock is behind ours by more than this, two
+writes in one tick of its clock can leave pages cached that are out of date."""
 _WITHOUT_HANDLES = 1 << 30
 """Value of WITHOUT_HANDLES in native/core.h."""
 _COUNTER_NAMES = {
