@@ -24,7 +24,7 @@ from fusefs.core.results import Finding, Reaped, Swept, Waited
 from fusefs.core.service_status import Status
 from fusefs.store.check_swap import Preflight
 from fusefs.store.init_store import Initialised
-from fusefs.store.look_inside import Difference, EntryInside
+from fusefs.store.orphan_contents import Difference, EntryInside
 from fusefs.store.orphans import ListedContainer, PinnedOrphan
 from fusefs.store.restore import Restored
 from fusefs.store.swap import Swapped

@@ -22,7 +22,7 @@ from fusefs.linux.children import user_name
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import Kernel
 from fusefs.store.layout import UserFolder
-from fusefs.store.look_inside import (
+from fusefs.store.orphan_contents import (
     EntryInside,
     call_inside,
     content_of,

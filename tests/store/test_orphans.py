@@ -23,7 +23,7 @@ from fusefs.core.record_decoding import decode_record
 from fusefs.linux.disk_usage import may_be_archived
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import read_now
-from fusefs.store.look_inside import Difference, content_of, find_differences
+from fusefs.store.orphan_contents import Difference, content_of, find_differences
 from fusefs.store.orphans import (
     DefaultRetention,
     NewRetention,

@@ -368,7 +368,7 @@ PyObject *fd_object(Fd *fd);
 void end_uses(void);
 int import_types(void);
 
-/* mount_state.c */
+/* caching_rules.c */
 bool is_root(const Core *core, const Node *node);
 bool is_plain(Core *core, Node *directory);
 bool is_drop_directory(Tables *t, const Node *directory);

@@ -17,7 +17,7 @@ from typing import ParamSpec, Self, TypeVar, TypeVarTuple
 
 import trio
 
-from fusefs.core.mount_counters import Latency
+from fusefs.core.slow_backing import SlownessDetector
 from fusefs.linux.fuse_caller import is_killed, unshare_umask
 from fusefs.linux.mountinfo import Mount, MountWatch, is_inside, read_mounts
 from fusefs.mount.native._core import TablesMutex, close_unused_fds
@@ -118,7 +118,7 @@ class TablesLock:
         self.n_inside = 0
         """Number of operations that run in threads of their own."""
         self._thread = threading.local()
-        self.latency = Latency(is_slow=is_slow) if is_measured else None
+        self.latency = SlownessDetector(is_slow=is_slow) if is_measured else None
         self.mutex.is_slow = is_slow
         self.submounts = Submounts()
 

@@ -19,9 +19,9 @@ from typing import Final, TypeVar
 
 from fusefs.core.fuse_protocol import Opcode, Request
 from fusefs.core.metadata_cache import NodeId, SourceKey, source_key
-from fusefs.core.mount_counters import QUICK_NS
 from fusefs.core.mount_options import Coherence, MountOptions
 from fusefs.core.names import STORE
+from fusefs.core.slow_backing import QUICK_NS
 from fusefs.linux import syscalls
 from fusefs.linux.credentials import in_no_group, own_capability_sets, sets_with_effective
 from fusefs.linux.fd import Fd

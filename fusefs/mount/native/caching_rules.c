@@ -1,4 +1,4 @@
-/* Rules for the tables, as in the Python code: which replies may be cached, and how changes are noted. */
+/* Which replies the kernel and the daemon may cache, and what a change or a refused request makes invalid. */
 #include "core.h"
 
 #include <stdio.h>
