@@ -15,6 +15,7 @@ import pytest
 from fusefs.core.errors import Busy
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
+from tests.support.foreground_mount import trashd_mount
 from tests.support.hostile_volume import ALICE, MALLORY, Shared
 from tests.support.make_trees import fill, make_tree, roomy_volume, snapshot
 from tests.support.other_users import as_user
@@ -384,6 +385,18 @@ def test_paused_in_the_middle_it_can_be_unmounted(base: Path) -> None:
         running.until(running.is_alone)
         assert_silent(volume)
         assert not unmount(volume), "it was busy"
+
+
+@pytest.mark.needs("fuse")
+def test_a_mount_can_be_unmounted_while_an_orphan_is_reaped(base: Path) -> None:
+    with (
+        roomy_volume("tmpfs") as volume,
+        trashd_mount(volume, expect_end=True) as mounted,
+        service(base, volume, config=SLOW) as running,
+    ):
+        identifier = begin_large(running, volume)
+        done_well("umount", mounted.path)
+        assert is_claimed(volume, identifier)
 
 
 MIB = 1024
