@@ -422,6 +422,13 @@ def test_status_of_an_idle_volume_says_what_is_there_and_when_the_next_is_due(ba
     assert told.total_bytes == 64 << 20
 
 
+def test_only_users_who_have_orphans_are_counted(shared: Shared) -> None:
+    with shared.served() as running:
+        thrown = [shared.throw(ALICE, name, SwapOptions()) for name in ("one", "two")]
+        running.until(lambda: running.volume(shared.volume).n_orphans == len(thrown))
+        assert running.volume(shared.volume).n_users == 1  # not root, whose directory is empty
+
+
 def test_status_of_a_reap_says_whose_orphan_it_is_and_how_far_it_is(base: Path) -> None:
     with roomy_volume("tmpfs") as volume, service(base, volume, config=SLOW) as running:
         identifier = begin_large(running, volume)
