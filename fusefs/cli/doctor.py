@@ -24,7 +24,9 @@ from fusefs.cli.options import Command, PathBytes, json_option, tended
 from fusefs.cli.plan import has_plans, problems_in_plans
 from fusefs.cli.service import MOUNTS, PREFIX, REAPER, SWEEP, TIMER, FileOutcome, InstallPlace, brought_by_package
 from fusefs.cli.status import unwell
+from fusefs.core.config import Config
 from fusefs.core.errors import (
+    BadConfig,
     BrokenStore,
     DaemonGone,
     Exit,
@@ -40,13 +42,14 @@ from fusefs.core.results import Finding
 from fusefs.core.service_status import ObservedStatus
 from fusefs.core.uring_choice import find_obstacle
 from fusefs.linux import systemd
+from fusefs.linux.config_files import load_config
 from fusefs.linux.fd import Fd
 from fusefs.linux.inotify import InotifyMask, add_watch, open_inotify
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.mount_calls import MountLine, read_mount_lines
 from fusefs.linux.mountinfo import read_mounts
 from fusefs.linux.pressure import PRESSURE, Psi, StallTimes
-from fusefs.linux.runtime_directories import runtime_dir
+from fusefs.linux.runtime_directories import SYSTEM_RUNTIME, runtime_dir
 from fusefs.linux.uring_facts import read_facts
 from fusefs.store.doctor import check_folder, check_registry, check_store, check_vouched
 from fusefs.store.find_stores import discover_stores, stores_at
@@ -60,6 +63,7 @@ _PROPERTIES = (
 )  # fmt: skip
 _PROGRAM = re.compile(r"\{ path=(.*?) ; argv\[\]=")
 _URING_SETTINGS = tuple(f"{place}/tmpfiles.d/trashd-uring.conf" for place in ("/etc", "/usr/local/lib", "/usr/lib"))
+_NOT_DELETED = "expired orphans are not deleted automatically"
 _FUSE_CONF = "/etc/fuse.conf"
 _BY_USERS = frozenset({"user", "users", "owner", "group"})
 """The fstab options that allow users other than root to mount. Source  mount(8)"""
@@ -114,10 +118,14 @@ def command(volume: bytes | None, repair: bool, waits: bool, ended: tuple[str, .
 def _examine_all(repair: bool, ended: Sequence[str], waits: Wait | None, *, as_json: bool) -> int:
     """Check all known stores, and the settings of this machine on which they depend."""
     paths, silent, broken = dict[bytes, None](), list[bytes](), list[Finding]()
+    config, needs_service = Config(), False
+    with suppress(BadConfig):  # reported below
+        config = load_config().config
     try:
         for store in discover_stores(Kernel(), (), silent):
             with store:
                 paths[store.base_path] = None
+                needs_service |= _needs_service(store, config)
     except BrokenStore as error:
         broken = [Finding(error.detail, "no command can use this trash store", error.hint)]
     hint = "check the server or the daemon of this mount"
@@ -127,18 +135,30 @@ def _examine_all(repair: bool, ended: Sequence[str], waits: Wait | None, *, as_j
             problems += _examine(path, repair, ended, waits)
         except TrashdError as error:
             problems.append(Finding(printable(path), error.message(), error.hint))
-    problems += _examine_machine(is_reaping=bool(paths))
+    problems += _examine_machine(is_reaping=bool(paths), needs_service=needs_service)
     others = "configuration, plans, units" + ("" if os.geteuid() else ", kernel settings")
     return _print_findings(f"{output.counted(len(paths), 'store')}, {others}", problems, as_json=as_json)
 
 
-def _examine_machine(*, is_reaping: bool) -> Iterator[Finding]:
-    """Check all settings, units and mounts that the caller can change. is_reaping: whether there are stores"""
+def _needs_service(store: Store, config: Config) -> bool:
+    """Return whether expired orphans in a store stay if neither root nor the caller runs a service on this machine.
+
+    On a shared filesystem, another machine's service may delete them.
+    """
+    is_served = config.policy_of(store.base_path, store.volume.id).is_served
+    return os.geteuid() in (0, store.owner) and not store.is_shared() and is_served
+
+
+def _examine_machine(*, is_reaping: bool, needs_service: bool) -> Iterator[Finding]:
+    """Check all settings, units and mounts that the caller can change.
+
+    is_reaping, needs_service  whether there are stores, and whether one needs a service: `_needs_service`
+    """
     for problem in (*problems_in_force(), *problems_in_plans()):
         place = f"{problem.file}: {problem.key}" if problem.key else problem.file
         yield Finding(place, problem.what, problem.fix)
     try:
-        yield from _find_unit_problems(is_reaping=is_reaping, has_rules=has_plans())
+        yield from _find_unit_problems(is_reaping=is_reaping, needs_service=needs_service, has_rules=has_plans())
     except TrashdError as error:
         yield Finding("reaper service", error.message(), error.hint)
     yield from _mounts()
@@ -204,26 +224,32 @@ def _stores(kernel: Kernel, path: bytes) -> Iterator[Store]:
         raise NotFound(os.path.join(path, STORE), f"trashd init {shell_word(path)}")
 
 
-def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Finding]:
-    """Check installed files, units and the running service. Without systemd, units are not checked.
-
-    is_reaping  whether a reaper is needed
-    has_rules   whether the timer is needed
-    Raises      TrashdError if the service's status can't be read
-    """
+def _running_service(directory: bytes) -> ObservedStatus | None:
+    """Return the status of the service with this runtime directory if it runs. Raises  TrashdError"""
     from fusefs.service.state_files import read_status
 
+    with errors_about(directory):
+        service = read_status(directory)
+    return service if service is not None and service.is_running else None
+
+
+def _find_unit_problems(*, is_reaping: bool, needs_service: bool, has_rules: bool) -> Iterator[Finding]:
+    """Check installed files, units and the running service. Without systemd, units are not checked.
+
+    is_reaping     whether a reaper that is installed is needed
+    needs_service  whether one must run even if none is installed, unless root's service runs
+    has_rules      whether the timer is needed
+    Raises         TrashdError if the service's status can't be read
+    """
     for_user = os.geteuid() != 0
     place = InstallPlace(for_user, "/", PREFIX)
     user_option = "--user " if for_user else ""
-    with errors_about(runtime_dir()):
-        running = read_status(runtime_dir())
-    if running is not None and not running.is_running:
-        running = None
+    running = _running_service(runtime_dir())
+    needs_service = needs_service and running is None and (not for_user or _running_service(SYSTEM_RUNTIME) is None)
+    units = []
     if place.is_installed():
         yield from _check_files(place, user_option)
     if place.is_live():
-        units = []
         with suppress(systemd.SystemdFailed, FileNotFoundError):  # no systemctl, or no permission to query
             names = (REAPER,) if for_user else (REAPER, TIMER, SWEEP)
             mounts = [] if for_user else systemd.unit_properties(_PROPERTIES, (MOUNTS,))
@@ -233,10 +259,15 @@ def _find_unit_problems(*, is_reaping: bool, has_rules: bool) -> Iterator[Findin
                 yield from _check_unit(unit, user_option, is_needed=has_rules)
             elif running is None or unit["ActiveState"] != "inactive":  # otherwise the service runs without systemd
                 # A package installs a unit for every user, and root's service serves users who run none of their own.
-                is_used = not for_user or place.is_installed() or unit["UnitFileState"] == "enabled"
+                is_used = not for_user or place.is_installed() or unit["UnitFileState"] == "enabled" or needs_service
                 yield from _check_unit(unit, user_option, is_needed=is_reaping and is_used)
     if running is not None:
         yield from _check_running(running, user_option)
+    elif needs_service and not units:
+        yield Finding("reaper service", f"not running: {_NOT_DELETED}", "trashd service run")
+    elif needs_service and units[0]["LoadState"] == "not-found":
+        hint = f"trashd service install {user_option}&& systemctl {user_option}enable --now {REAPER}"
+        yield Finding(REAPER, f"not installed: {_NOT_DELETED}", hint)
 
 
 def _check_files(place: InstallPlace, user_option: str) -> Iterator[Finding]:
@@ -265,7 +296,7 @@ def _check_unit(unit: Mapping[str, str], user_option: str, *, is_needed: bool) -
     """Check one unit. is_needed: whether the unit has work to do"""
     name, state = unit["Id"], unit["ActiveState"]
     control = f"systemctl {user_option}"
-    result = "expired orphans are not deleted automatically" if name == REAPER else "plans are not applied"
+    result = _NOT_DELETED if name == REAPER else "plans are not applied"
     if unit["LoadState"] == "masked":
         if is_needed:
             yield Finding(name, f"masked, so {result}", f"{control}unmask {name}")

@@ -120,10 +120,15 @@ def unwell(service: ObservedStatus) -> list[TrashdError]:
 def _find_mounts() -> tuple[list[ObservedMount], list[TrashdError]]:
     """Find mounts whose counters the caller may read; add an error for each that is unreadable or has no daemon."""
     from fusefs.mount.places.find_mounts import all_mounts, read_counters
+    from fusefs.mount.places.runtime_dir import base_directory
 
     mounts: list[ObservedMount] = []
     errors: list[TrashdError] = []
     for mount in all_mounts():
+        if mount.owner and base_directory() is None:
+            how = "set XDG_RUNTIME_DIR before trashd mount and trashd status"
+            output.warn(f"{printable(mount.point)}: no counters, because you have no runtime directory; {how}")
+            continue
         try:
             mounts.append(read_counters(mount))
         except (TrashdError, OSError) as error:

@@ -20,7 +20,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import NamedTuple, Self, assert_never
 
@@ -81,7 +81,8 @@ from fusefs.store.as_owner import give_unfinished_to_heirs
 from fusefs.store.backing_and_mount import BackingAndMount
 from fusefs.store.container import decode_record, read_record_unlocked, record_size
 from fusefs.store.find_stores import mount_points, with_lower_folders
-from fusefs.store.layout import FOLDERS, RECORD, Areas, Store, UserFolder, open_areas, read_volume
+from fusefs.store.layout import FOLDERS, RECORD, Areas, Store, UserFolder, open_areas, read_volume, trusted_owners
+from fusefs.store.mounted_paths import shown_in_mount
 from fusefs.store.store_registry import UserLine, stores_at_roots, stores_of_users
 from fusefs.store.tidy_folder import tidy_folder
 
@@ -100,8 +101,10 @@ class ServiceGone(Exception):
 class Child:
     """The main loop of a child that acts for a user."""
 
-    def __init__(self, channel: socket.socket, folder: UserFolder) -> None:
+    def __init__(self, channel: socket.socket, folder: UserFolder, *, uses_mounts: bool) -> None:
+        """uses_mounts: whether changes of names are made through a trashd mount that shows them."""
         self._channel = channel
+        self._uses_mounts = uses_mounts
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
         self._folder = folder
@@ -158,22 +161,19 @@ class Child:
 
     def _tend(self, takeover_s: int) -> Tended:
         bases, problems = [], []
-        for folder in self._served():
-            bases.append(folder.store.path())
-            for part in FOLDERS:
-                folder.open(part).close()  # creates missing ones, which could not be watched
-            store = folder.store._replace(takeover_s=takeover_s)
-            problems += [*tidy_folder(folder._replace(store=store)), *_complete_handovers(folder)]
+        with shown_in_mount(self._folder.store) if self._uses_mounts else nullcontext(self._folder.store) as top:
+            for folder in _served(self._folder._replace(store=top)):
+                bases.append(folder.store.path())
+                for part in FOLDERS:
+                    folder.open(part).close()  # creates missing ones, which could not be watched
+                store = folder.store._replace(takeover_s=takeover_s)
+                problems += [*tidy_folder(folder._replace(store=store)), *_complete_handovers(folder)]
         return Tended(bases, [problem[:_TOLD_CHARS] for problem in problems[:_TOLD_PROBLEMS]])
-
-    def _served(self) -> Iterator[UserFolder]:
-        """Yield this user's trusted folders in all stores; in a user's own service, also the untrusted ones."""
-        return (one for one in with_lower_folders(self._folder) if one.is_proven or not self._folder.is_proven)
 
     @contextmanager
     def _open_in(self, base: bytes) -> Iterator[UserFolder]:
         """Open this user's folder in a store, and check that the volume is still the same."""
-        for folder in self._served():
+        for folder in _served(self._folder):
             if folder.store.path() == base:
                 yield _as_it_is(folder)
                 return
@@ -458,6 +458,11 @@ class _WhenIdle:
         return is_late or self._child.should_stop()
 
 
+def _served(top: UserFolder) -> Iterator[UserFolder]:
+    """Return a user's trusted folders in all stores; in a user's own service, also the untrusted ones."""
+    return (one for one in with_lower_folders(top) if one.is_proven or not top.is_proven)
+
+
 def _complete_handovers(folder: UserFolder) -> list[str]:
     """Hand over the trees that a killed `swap --for-owner` left in root's folder, and return the failures."""
     if folder.uid or not folder.is_proven or not folder.list(State.STAGE):
@@ -715,8 +720,6 @@ class Forker:
         of_store = store.base_path, store.volume, store.owner, store.name
         spawn = Spawn(person, folder.area, folder.name, folder.is_proven, *of_store)
         fds = [theirs.fileno(), folder.fd, store.base.fd, store.fd]
-        if store.base.mounted is not None:
-            fds.append(store.base.mounted)
         with theirs, ExitStack() as owned:
             owned.enter_context(ours)
             born, pidfd = await self._request(spawn, fds)
@@ -830,17 +833,19 @@ def _read(request: ReadRegistries, fds: list[int]) -> None:
 
 
 def _serve(spawn: Spawn, fds: list[int]) -> None:
-    channel_fd, folder_fd, base_fd, store_fd, *mounted = map(Fd, fds)
+    channel_fd, folder_fd, base_fd, store_fd = map(Fd, fds)
     uid = spawn.person.uid
+    # Root's service follows no mounts on the path to a user's own store.
+    uses_mounts = spawn.owner in trusted_owners(os.geteuid())
     if os.geteuid() != uid:
         become_user(spawn.person)
-    base = BackingAndMount(base_fd, mounted[0] if mounted else None)
+    base = BackingAndMount(base_fd)
     areas = Areas(Fd(-1))  # the child opens them when it needs them
     kind, name = Kernel().filesystem(store_fd), Name(spawn.name)
     store = Store(Kernel(), base, spawn.base_path, store_fd, areas, spawn.volume, spawn.owner, kind, name=name)
     with socket.socket(fileno=channel_fd) as channel:
         folder = UserFolder(store, uid, Name(spawn.area), Name(spawn.folder), folder_fd, spawn.is_proven)
-        Child(channel, folder).serve()
+        Child(channel, folder, uses_mounts=uses_mounts).serve()
 
 
 def send_registries(channel: socket.socket, uids: Iterable[int]) -> None:

@@ -52,7 +52,7 @@ class _Row(NamedTuple):
 
 
 _GAUGES = (
-    _Row("trashd_users", "Users with a directory in the volume's trash store.", lambda v: v.n_users),
+    _Row("trashd_users", "Users who have orphans in the store.", lambda v: v.n_users),
     _Row("trashd_orphans", "Orphans in the store, including those being reaped.", lambda v: v.n_orphans, adds=True),
     _Row("trashd_due_orphans", "Orphans that may be deleted now.", lambda v: v.n_due, adds=True),
     _Row(

@@ -357,6 +357,8 @@ def open_volume(kernel: Kernel, path: bytes) -> OpenVolume:
         else:
             beat = _beat(kernel, hold, path, owned)
         mount = find_mount(kernel, store.fd, mounts)
+        store.base.close_mounted()  # if a session held it, the mount could not be unmounted
+        store = store._replace(base=BackingAndMount(store.base.fd))
         return OpenVolume(store, _type_of(mount), hold, owned.pop_all(), beat=beat, disk=disk_of(mount))
 
 

@@ -187,7 +187,7 @@ class VolumeLoop:
             why=why,
             is_known=bool(self._volume_id),
             n_unread=sum(len(part.unread_ids) for part in parts),
-            n_users=len(users),
+            n_users=sum(any(part.n_orphans for part in user.parts.values()) for user in users),
             n_orphans=sum(part.n_orphans for part in parts),
             n_due=n_due,
             n_quarantined=sum(part.n_quarantined for part in parts),

@@ -36,6 +36,7 @@ from fusefs.service.volume_figures import VolumeFigures
 from fusefs.store.as_owner import seize
 from fusefs.store.container import ClaimLost
 from fusefs.store.layout import Store, open_store
+from fusefs.store.mounted_paths import shown_in_mount
 from fusefs.store.swap import open_own_folder
 from fusefs.store.user_folders import open_user_folder
 
@@ -445,7 +446,7 @@ def take_over(opened: OpenVolume, takeover: RootTakeover) -> ContainerId | None:
     Raises  TrashdError; OSError
     """
     with ExitStack() as owned:
-        store = _store_of(opened.store, takeover.base, owned)
+        store = _store_of(owned.enter_context(shown_in_mount(opened.store)), takeover.base, owned)
         folder = open_user_folder(store, takeover.uid)
         if folder is None:
             raise NotFound(takeover.id)

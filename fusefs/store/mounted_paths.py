@@ -7,10 +7,11 @@ kernel moves its own dentries. So even a command that is given the backing path 
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 
-from fusefs.core.errors import NoBacking, NotFound, from_os
+from fusefs.core.errors import NoBacking, NotFound, TrashdError, from_os
 from fusefs.core.names import STORE, RelPath
 from fusefs.core.printable_names import printable
 from fusefs.linux.fd import Fd, close_on_error
@@ -33,10 +34,11 @@ from fusefs.store.backing_and_mount import (
     UNREACHABLE_ERRNOS,
     BackingAndMount,
     Scope,
+    is_same_directory,
     is_same_in_mount,
     suppress_errno,
 )
-from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, trusted_owners
+from fusefs.store.layout import VOLUME, VOLUME_MAX_BYTES, Store, trusted_owners
 
 
 def open_both_sides(kernel: Kernel, path: bytes, mounts: list[Mount] | None = None) -> BackingAndMount:
@@ -59,6 +61,20 @@ def sides_of_fd(kernel: Kernel, fd: Fd, mounts: list[Mount]) -> BackingAndMount:
                     return _open_both(kernel, root, relative_to(real, root_path))
         owned.pop_all()
         return BackingAndMount(fd)
+
+
+@contextmanager
+def shown_in_mount(store: Store) -> Iterator[Store]:
+    """Yield a store with the mounted side of its directory, if one of our mounts shows it, for the block only.
+
+    While that side is open, the mount can't be unmounted.
+    """
+    with ExitStack() as owned:
+        with suppress(OSError, TrashdError):
+            sides = owned.enter_context(open_both_sides(store.kernel, store.base_path))
+            if is_same_directory(store.kernel, sides.fd, store.base.fd):
+                store = store._replace(base=store.base._replace(mounted=sides.mounted))
+        yield store
 
 
 def _open_both(kernel: Kernel, root: BackingAndMount, path: bytes) -> BackingAndMount:

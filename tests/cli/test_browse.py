@@ -209,7 +209,7 @@ def test_what_goes_wrong_is_told_with_its_hint(volume: Path, job: Path) -> None:
         await screen.press("k")
         await screen.type("3")
         await screen.press("enter")
-        await screen.read("write 3s for")
+        await screen.read("write 3s, 3m")
         await screen.press("escape")
         await screen.read(str(job))
 

@@ -15,6 +15,7 @@ from tests.support.make_trees import make_tree, owned
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.seccomp import IO_URING_SETUP
+from tests.support.service_process import places, service
 from tests.support.store_verbs import assert_silent
 from tests.support.terminals import Terminal
 from tests.support.trashd_command import TRASHD, CommandResult, done_well, environment, swapped, trashd, trashd_without
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.needs("root")
 
 
 USER = 65_534
+NOT_SERVED = "[defaults]\nserve = false\n"
 
 
 def test_on_a_terminal_it_says_that_all_is_well(volume: Path) -> None:
@@ -36,6 +38,7 @@ def test_without_a_volume_every_store_and_the_configuration_are_looked_at(volume
     volume.chmod(0o777)
     home, config = volume / "home", volume / "home/config/trashd/config.toml"
     config.parent.mkdir(parents=True)
+    config.write_text(NOT_SERVED)
     owned(home, USER)
 
     def doctor() -> CommandResult:
@@ -67,20 +70,28 @@ def instead(path: str, other: Path) -> Iterator[None]:
 
 @pytest.fixture
 def home(volume: Path) -> Path:
-    """Of a user who has an orphan and a configuration, without a service."""
+    """Of a user who has an orphan and a configuration, and neither has nor wants a service."""
     volume.chmod(0o777)
     home = volume / "home"
     (home / "config/trashd/plan.d").mkdir(parents=True)
+    (home / "config/trashd/config.toml").write_text(NOT_SERVED)
     owned(home, USER)
     as_user(USER, lambda: swapped(make_tree(home / "victim", {"file": "content"})))
     return home
 
 
-def of_user(home: Path, *words: str) -> CommandResult:
-    """What it tells a user whose home this is."""
+def of_user(home: Path, *words: str, **others: str) -> CommandResult:
+    """What it tells a user whose home this is. others: environment variables"""
     variables = {"HOME": home, "XDG_CONFIG_HOME": home / "config", "XDG_DATA_HOME": home / "data"}
-    told = {name: str(path) for name, path in variables.items()}
-    return as_user(USER, lambda: trashd(*words, cwd=home, stdin=b"", XDG_RUNTIME_DIR="", **told))
+    told = {name: str(path) for name, path in variables.items()} | {"XDG_RUNTIME_DIR": ""} | others
+    return as_user(USER, lambda: trashd(*words, cwd=home, stdin=b"", **told))
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Of a machine on which only what a test starts runs."""
+    with places() as path:
+        yield path
 
 
 def doctor_of(home: Path) -> CommandResult:
@@ -95,8 +106,33 @@ def told_root(volume: Path) -> dict[str, tuple[str, str]]:
     return {told["where"]: (told["what"], told["hint"]) for told in done.objects()}
 
 
-def test_who_has_no_service_is_told_nothing_of_one(home: Path) -> None:
-    assert doctor_of(home) == CommandResult(0, "", "")
+def test_stores_without_a_service_are_told_with_what_starts_one(home: Path, base: Path) -> None:
+    assert of_user(home, "init", ".").code == 0
+    assert doctor_of(home) == CommandResult(0, "", "")  # its owner wants none
+    (home / "config/trashd/config.toml").unlink()
+    what = "reaper service: not running: expired orphans are not deleted automatically"
+    assert doctor_of(home) == CommandResult(1, f"{what}\n  hint: trashd service run\n", "")
+    with service(base):
+        assert doctor_of(home) == CommandResult(0, "", "")
+
+
+@pytest.mark.usefixtures("base")
+def test_a_service_that_is_not_installed_is_told_with_what_installs_it(home: Path) -> None:
+    assert of_user(home, "init", ".").code == 0
+    (home / "config/trashd/config.toml").unlink()
+    (home / "systemd").mkdir()
+    (home / "systemd/private").touch()  # his systemd runs
+    systemctl = home / "systemctl"
+    systemctl.write_text(
+        "#!/bin/sh\nprintf 'Id=trashd-reaper.service\\nLoadState=not-found\\nActiveState=inactive\\n'\n"
+    )
+    systemctl.chmod(0o755)
+    done = of_user(home, "doctor", XDG_RUNTIME_DIR=str(home), PATH=f"{home}:{os.environ['PATH']}")
+    assert done.code == 1
+    assert done.out == (
+        "trashd-reaper.service: not installed: expired orphans are not deleted automatically\n"
+        "  hint: trashd service install --user && systemctl --user enable --now trashd-reaper.service\n"
+    )
 
 
 def test_rules_that_are_wrong_are_told_with_their_key(home: Path) -> None:

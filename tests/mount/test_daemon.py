@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.errors import NotPermitted
+from fusefs.linux import mount_calls
 from fusefs.linux.mountinfo import DAEMON_GONE, read_mounts
-from fusefs.mount.places.attach import remount
+from fusefs.mount.places.attach import UnmountMode, remount
+from fusefs.mount.places.attach import unmount as unmount_ours
 from tests.support.background_mounts import abort, backing_of, daemon_of, ended, is_dead, kill_daemon, mount, our_mount
 from tests.support.background_processes import LIMIT_S, clients, ends, in_time
 from tests.support.foreground_mount import Mounted, fresh_mount, trashd_mount
@@ -295,6 +297,22 @@ def test_a_busy_mount_stays_with_a_hint(bench: Path) -> None:
         assert done.code == 8
         assert "--lazy" in done.err
     done_well("umount", bench / "target")
+
+
+def test_umount_waits_for_a_brief_use(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mount(bench / "source", bench / "target")
+    with open(bench / "target/file", encoding="ascii") as file:
+        umount2 = mount_calls.unmount
+
+        def unmount_then_close(path: bytes, flags: int) -> None:
+            try:
+                umount2(path, flags)
+            finally:
+                file.close()
+
+        monkeypatch.setattr(mount_calls, "unmount", unmount_then_close)
+        unmount_ours(os.fsencode(bench / "target"), UnmountMode.PLAIN)
+    assert our_mount(bench / "target") is None
 
 
 def test_umount_lazy_leaves_an_open_file_to_its_user(bench: Path) -> None:

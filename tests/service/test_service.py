@@ -15,6 +15,7 @@ import pytest
 from fusefs.core.errors import Busy
 from fusefs.core.service_status import VolumePhase
 from fusefs.store.stage import SwapOptions
+from tests.support.foreground_mount import trashd_mount
 from tests.support.hostile_volume import ALICE, MALLORY, Shared
 from tests.support.make_trees import fill, make_tree, roomy_volume, snapshot
 from tests.support.other_users import as_user
@@ -386,6 +387,18 @@ def test_paused_in_the_middle_it_can_be_unmounted(base: Path) -> None:
         assert not unmount(volume), "it was busy"
 
 
+@pytest.mark.needs("fuse")
+def test_a_mount_can_be_unmounted_while_an_orphan_is_reaped(base: Path) -> None:
+    with (
+        roomy_volume("tmpfs") as volume,
+        trashd_mount(volume, expect_end=True) as mounted,
+        service(base, volume, config=SLOW) as running,
+    ):
+        identifier = begin_large(running, volume)
+        done_well("umount", mounted.path)
+        assert is_claimed(volume, identifier)
+
+
 MIB = 1024
 HOUR_NS = 3600 * 10**9
 MANY = 20_000
@@ -407,6 +420,13 @@ def test_status_of_an_idle_volume_says_what_is_there_and_when_the_next_is_due(ba
     assert abs(told.next_due_ns - time.time_ns() - 24 * HOUR_NS) < HOUR_NS
     assert (told.filesystem, told.current, told.faults) == ("tmpfs", (), ())
     assert told.total_bytes == 64 << 20
+
+
+def test_only_users_who_have_orphans_are_counted(shared: Shared) -> None:
+    with shared.served() as running:
+        thrown = [shared.throw(ALICE, name, SwapOptions()) for name in ("one", "two")]
+        running.until(lambda: running.volume(shared.volume).n_orphans == len(thrown))
+        assert running.volume(shared.volume).n_users == 1  # not root, whose directory is empty
 
 
 def test_status_of_a_reap_says_whose_orphan_it_is_and_how_far_it_is(base: Path) -> None:

@@ -43,7 +43,7 @@ INHERITED = {
 _SUBTYPE = TRASHD_FSTYPE.partition(b".")[2]
 _NO_FUSE = "load the kernel module with modprobe fuse, or start the container with --device /dev/fuse"
 _NO_FUSERMOUNT = "install it (Debian package: fuse3), or mount as root"
-_DAEMON_TIMEOUT_S, _POLL_S = 5.0, 0.02
+_DAEMON_TIMEOUT_S, _BRIEF_USE_S, _POLL_S = 5.0, 1.0, 0.02
 """How long a daemon may take to reply to earlier requests and exit after its mount was unmounted, and how long it may
 take to close a file after the last writer has closed it."""
 _RESTRICTIONS = (
@@ -208,13 +208,27 @@ def unmount(path: bytes, mode: UnmountMode) -> Unmounted:
             detach(mount, mode)
             is_killed = kill_late(daemon, _DAEMON_TIMEOUT_S)
     else:
-        detach(mount, mode)
+        _detach_when_unused(mount, mode)
     if os.geteuid():
         return Unmounted(True, is_killed)
     is_lazy = mode is UnmountMode.LAZY
     return Unmounted(
         runtime_dir.remove_unless_served(target, 0 if is_lazy else _DAEMON_TIMEOUT_S) or is_lazy, is_killed
     )
+
+
+def _detach_when_unused(mount: Mount, mode: UnmountMode) -> None:
+    """Unmount, and wait a moment for the reaper service and commands, which open mounts briefly. Raises  as `detach`"""
+    deadline_s = time.monotonic() + _BRIEF_USE_S
+    while True:
+        try:
+            detach(mount, mode)
+        except Busy:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_POLL_S)
+        else:
+            return
 
 
 def detach(mount: Mount, mode: UnmountMode = UnmountMode.PLAIN) -> None:
