@@ -52,7 +52,8 @@ dist: setup; $(PYTHON) -m build
 release: setup; @.ci/release
 packages: setup; @.ci/packages all
 deb-bundled: ; @.ci/packages build bookworm
-tarball: setup; @.ci/tarball && TRASHD_TEST_PACKAGES=tarball .ci/pytest tests/packages
+# Users without root build it too. It is tested where root has run `make setup`.
+tarball: ; @.ci/tarball && { [ ! -e .venv/.ready ] || [ "$$(id -u)" != 0 ] || TRASHD_TEST_PACKAGES=tarball .ci/pytest tests/packages; }
 rpm: setup; @.ci/rpm && TRASHD_TEST_PACKAGES=rpm .ci/pytest tests/packages
 # man -M build/man trashd-swap
 man: setup; @$(PYTHON) -m build_docs man build/man

@@ -27,7 +27,7 @@ from fusefs.core.printable_names import printable
 from fusefs.core.uring_choice import SWITCH, find_obstacle, known_faults
 from fusefs.linux import systemd
 from fusefs.linux.kernel import OTHERS_WRITE
-from fusefs.linux.runtime_directories import replace_file
+from fusefs.linux.runtime_directories import replace_file, runtime_dir
 from fusefs.linux.systemd import make_handler, set_log_handler
 from fusefs.linux.uring_facts import enable_uring, read_facts
 
@@ -169,6 +169,20 @@ class InstallPlace:
         for piece in pieces:
             self._remove(piece._replace(path=piece.path + _NEW))
         return reports
+
+    def enabling_links(self, pieces: Iterable[InstalledFile]) -> list[InstalledFile]:
+        """Return the links of `systemctl enable`, with which a target starts these units."""
+        given = os.environ.get("XDG_CONFIG_HOME", "")
+        config = given if given.startswith("/") else os.path.expanduser("~/.config")
+        places = (f"{config}/systemd/user",) if self._for_user else ("/etc/systemd/system", "/etc/systemd/user")
+        units = {piece.path for piece in pieces}
+        links = [
+            InstalledFile(f"{place}/{path.parent.name}/{path.name}", link=os.readlink(path))
+            for place in places
+            for path in sorted(Path(self._at(place)).glob("*.wants/trashd-*"))
+            if path.is_symlink()
+        ]
+        return [link for link in links if link.link in units]
 
     def remove_directories(self) -> None:
         """Remove trashd's own directories if they are empty."""
@@ -554,7 +568,8 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
     """Stop the reaper service and the timer, and remove the installed files.
 
     A unit or setting that differs from the one that this version installs is kept and reported. Trash stores are not
-    touched. The command is refused while a trashd-mount@ service is active.
+    touched. A service that systemd did not start continues, and the command prints how to stop it. The command is
+    refused while a trashd-mount@ service is active.
 
     \b
     Example:
@@ -566,14 +581,28 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
         raise NotFound(REAPER, "the service is not installed, so there is nothing to remove")
     if home.is_live() and not dry_run:
         _stop(for_user=for_user)
-    reports = home.remove_earlier() + home.uninstall(home.pieces(has_uring=home.has_uring()))
+    pieces = home.pieces(has_uring=home.has_uring())
+    reports = home.remove_earlier() + home.uninstall([*home.enabling_links(pieces), *pieces])
     home.remove_directories()
     _print_reports(reports, as_json=as_json, is_dry=dry_run)
     if home.is_live() and not dry_run:
         _run_tool("systemctl", "daemon-reload", for_user=for_user)
     if home.is_this_machine() and not dry_run:
         print_what_stays(reports)
+    if not dry_run and (home.is_this_machine() or (for_user and os.geteuid())):
+        _warn_if_running()
     return 0
+
+
+def _warn_if_running() -> None:
+    """Warn about a service that this systemd did not start, and so has not stopped."""
+    from fusefs.service.state_files import read_status
+
+    with suppress(TrashdError, OSError):  # no status, or that of another version
+        observed = read_status(runtime_dir())
+        if observed is not None and observed.is_running:
+            pid = observed.status.pid
+            output.warn(f"the reaper service that runs as process {pid} was not stopped; to stop it: kill {pid}")
 
 
 def _print_reports(reports: list[FileReport], *, as_json: bool, is_dry: bool) -> None:

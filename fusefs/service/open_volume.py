@@ -38,7 +38,17 @@ from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import OTHERS_WRITE, Kernel
 from fusefs.linux.machine_identity import boot_id
 from fusefs.linux.mount_calls import is_mount_point_claimed
-from fusefs.linux.mountinfo import Disk, Mount, MountView, disk_of, find_mount, find_place, read_mounts, trashd_views
+from fusefs.linux.mountinfo import (
+    Disk,
+    Mount,
+    MountView,
+    disk_of,
+    find_mount,
+    find_place,
+    find_rule_path,
+    read_mounts,
+    trashd_views,
+)
 from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.linux.untrusted_path import open_untrusted
 from fusefs.service.state_files import served_volumes
@@ -74,6 +84,8 @@ from fusefs.store.user_folders import (
     open_user_folder,
 )
 
+StoreInode = tuple[int, int, str]
+"""The device and inode of a store, and its volume ID, since another disk may get the same device number later."""
 _MOST_NODES = 1000
 _TRIES = 3
 
@@ -491,19 +503,17 @@ def volume_paths(mounts: list[Mount], our_views: Iterable[MountView]) -> list[by
     return [path for path in mount_points(mounts) if find_place(path, mounts) not in shown]
 
 
-def registered_paths(lines: Iterable[RegistryLine], mounts: list[Mount], our_views: Iterable[MountView]) -> list[bytes]:
-    """Return the paths of the stores in our own registry, except those that lie in the view of a trashd mount."""
-    shown = [view.backing for view in our_views]
-    places = ((line.path, find_place(line.path, mounts)) for line in lines)
-    return [path for path, place in places if place is not None and not any(one.holds(place) for one in shown)]
+def registered_paths(lines: Iterable[RegistryLine], mounts: list[Mount], our_views: list[MountView]) -> list[bytes]:
+    """Return the paths of the stores in our own registry, for those in a trashd mount their paths there."""
+    return [find_rule_path(line.path, mounts, our_views).path for line in lines]
 
 
-def find_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[bytes, tuple[int, int]]:
-    """Return the device and inode of each store in a directory that is ours to serve, by path.
+def find_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[bytes, StoreInode]:
+    """Return the device, inode and volume ID of each store in a directory that is ours to serve, by path.
 
     The first store has the directory's path; our own store next to root's has its own path.
     """
-    stores: dict[bytes, tuple[int, int]] = {}
+    stores: dict[bytes, StoreInode] = {}
     for opener in (open_store, open_own_store):
         with suppress(OSError, TrashdError):  # `trashd doctor PATH` prints the reason
             _refuse_resting_automount(path, mounts)
@@ -511,7 +521,7 @@ def find_stores(kernel: Kernel, path: bytes, mounts: list[Mount]) -> dict[bytes,
             if store is not None:
                 with store:
                     st = kernel.fstat(store.fd)
-                    stores[store.path() if stores else path] = st.st_dev, st.st_ino
+                    stores[store.path() if stores else path] = st.st_dev, st.st_ino, store.volume.id
     return stores
 
 

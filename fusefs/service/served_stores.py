@@ -20,7 +20,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.linux.mountinfo import Mount
 from fusefs.service import timers
 from fusefs.service.messages import UserRegistry
-from fusefs.service.open_volume import find_stores
+from fusefs.service.open_volume import StoreInode, find_stores
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.store.registry_lines import STORES
 from fusefs.store.store_registry import UserLine
@@ -32,7 +32,6 @@ _MOST_NAMED = 5_000
 
 Key = tuple[int, bytes]
 """A user, and the path of a store in that user's registry; other users may register the same path."""
-_Which = tuple[int, int]
 _OF_USER, _OF_MOUNT = 2, 16
 """Maximum number of stores that are open at a time, for one user and on one mount."""
 _THREADS = 3
@@ -48,35 +47,31 @@ class MountPointStores:
         self._kernel = kernel
         self._busy_paths: set[bytes] = set()  # in use by threads that have not returned
 
-    async def find(self, paths: Sequence[bytes], mounts: list[Mount]) -> list[bytes]:
-        """Return the stores in the given directories, each store once, with the first path that leads to it.
+    async def find(self, paths: Sequence[bytes], mounts: list[Mount]) -> dict[bytes, StoreInode]:
+        """Return the stores in the given directories by path, in the order of these directories.
 
         A directory that does not respond is skipped; it occupies only one thread, not one per search.
         Checkpoint  yes
         """
-        stores_at: dict[bytes, dict[bytes, _Which]] = {}
+        stores_at: dict[bytes, dict[bytes, StoreInode]] = {}
         limiter = trio.CapacityLimiter(_AT_ONCE)
         with trio.move_on_after(timers.current.mounts_limit_s):
             async with trio.open_nursery() as nursery:
                 for path in dict.fromkeys(paths):
                     if path not in self._busy_paths:
                         nursery.start_soon(self._find_at, path, mounts, limiter, stores_at)
-        stores: dict[_Which, bytes] = {}
-        for path in paths:
-            for place, which in stores_at.get(path, {}).items():
-                stores.setdefault(which, place)
-        return list(stores.values())
+        return {place: inode for path in paths for place, inode in stores_at.get(path, {}).items()}
 
     async def _find_at(
         self,
         path: bytes,
         mounts: list[Mount],
         limiter: trio.CapacityLimiter,
-        stores_at: dict[bytes, dict[bytes, _Which]],
+        stores_at: dict[bytes, dict[bytes, StoreInode]],
     ) -> None:
         stores_at[path] = await in_thread(limiter, partial(self._find_in_thread, path, mounts))
 
-    def _find_in_thread(self, path: bytes, mounts: list[Mount]) -> dict[bytes, _Which]:
+    def _find_in_thread(self, path: bytes, mounts: list[Mount]) -> dict[bytes, StoreInode]:
         self._busy_paths.add(path)
         try:
             return find_stores(self._kernel, path, mounts)

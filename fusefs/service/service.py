@@ -17,7 +17,7 @@ from fusefs.core.errors import BadConfig, Busy
 from fusefs.core.events import Event, EventKind
 from fusefs.core.printable_names import printable
 from fusefs.core.record import quote_path
-from fusefs.core.service_status import IDLE_WRITE_S, PassedOver, Status, VolumePhase
+from fusefs.core.service_status import IDLE_WRITE_S, PassedOver, Status
 from fusefs.linux import file_locks
 from fusefs.linux.config_files import LoadedConfig
 from fusefs.linux.fd import Fd
@@ -41,11 +41,11 @@ from fusefs.service import timers
 from fusefs.service.event_outlets import EventOutlets
 from fusefs.service.forker import Forker, ForkerLost
 from fusefs.service.inotify_watches import InotifyWatches
-from fusefs.service.open_volume import all_views, find_id, registered_paths, split_place, volume_paths
+from fusefs.service.open_volume import StoreInode, all_views, find_id, registered_paths, split_place, volume_paths
 from fusefs.service.served_stores import Key, MountPointStores, OwnStoreLimits, RegisteredStores
 from fusefs.service.shared_context import ServiceContext, boot_s, in_thread
 from fusefs.service.state_files import HeldFiles, Pause, pause_dir, read_pauses, write_status
-from fusefs.service.volume_loop import OwnStore, VolumeLoop
+from fusefs.service.volume_loop import UNSERVED, OwnStore, VolumeLoop
 from fusefs.store.registry_lines import STORES, read_own_lines
 
 _LOG = logging.getLogger(__name__)
@@ -55,7 +55,6 @@ _IMPORTED_LATE = (
     "fusefs.linux.tree_users", "fusefs.linux.xattrs", "fusefs.store.make_store", "hashlib", "statistics",
 )  # fmt: skip
 """Modules that shared functions import late. If they were loaded after an upgrade, they would be of the new version."""
-_WITHOUT_STORE = (VolumePhase.UNPROVEN, VolumePhase.GONE, VolumePhase.BROKEN)
 
 
 class AlreadyRunning(Busy):
@@ -122,7 +121,9 @@ class _Service:
         self._changed = trio.Event()
         self._nudged = trio.Event()
         self._reloads = trio.Lock()
+        self._finds = trio.Lock()
         self._sent_summary = ""
+        self._stores: dict[bytes, StoreInode] = {}  # by the path of a loop, as last found
         self._mounts: dict[bytes, Mount | None] = {}  # the mount that each volume's path leads into
         self._views: list[MountView] = []  # of trashd mounts, as of the last `_find`
         self._own_loops: dict[Key, VolumeLoop] = {}  # users' own stores
@@ -208,7 +209,14 @@ class _Service:
     # Volumes
 
     async def _find(self) -> None:
-        """Find volumes, and start loops for new ones. A mount point that does not respond is skipped."""
+        """Find volumes, start loops for new ones, and end those of stores that now have a better path.
+
+        A mount point that does not respond is skipped.
+        """
+        async with self._finds:  # a search with an old list of mounts must not be the last one
+            await self._find_alone()
+
+    async def _find_alone(self) -> None:
         mounts = await trio.to_thread.run_sync(read_mounts)
         named = self._volumes or tuple(volume.path for volume in self.context.config.volumes if volume.is_served)
         paths = named
@@ -217,19 +225,31 @@ class _Service:
             # Our own registry lists root's stores, or the user's own; its paths are checked like all others.
             own_lines = await trio.to_thread.run_sync(read_own_lines)
             paths = (*named, *volume_paths(mounts, self._views), *registered_paths(own_lines, mounts, self._views))
-        for path in await self._finder.find(paths, mounts):
+        stores = await self._finder.find((*paths, *self._loops), mounts)
+        first_paths: dict[StoreInode, bytes] = {}
+        for path, inode in stores.items():
+            first_paths.setdefault(inode, path)
+        for path in first_paths.values():
             if self.context.config.may_serve(split_place(path)[0]):
                 self._start_loop(path, stays=path in named)
         for path in named:
             self._start_loop(path, stays=True)
+        self._stores = {path: inode for path, inode in (self._stores | stores).items() if path in self._loops}
+        for path, inode in self._stores.items():
+            if path not in named and first_paths.get(inode, path) != path:
+                self._loops[path].leave()  # a trashd mount shows the store now, or shows it no longer
         for volume in self.context.config.volumes:
             mount = mount_of(volume.path, mounts)
             if volume.path not in self._loops and self._mounts.get(volume.path) != mount:
                 self._mounts[volume.path] = mount
                 self._nursery.start_soon(self._remember_rules, volume.path, mounts)
+        awaited = [view.mount for view in self._views if view.mount not in mounts]  # as in `_watch_mounts`
         for path, loop in self._loops.items():
             mount = mount_of(path, mounts)
-            if self._mounts.get(path, mount) != mount:
+            last = self._mounts.get(path, mount)
+            if last in awaited:
+                continue
+            if last != mount:
                 loop.check_mount()
             self._mounts[path] = mount
         if self._own_stores is not None:
@@ -296,6 +316,7 @@ class _Service:
                 else:
                     del self._loops[loop.path]
                     self._mounts.pop(loop.path, None)
+                    self._nudged.set()  # its store may be served at another path, or at this one again
                 return
             except ForkerLost as error:
                 self._fail(error)
@@ -323,7 +344,7 @@ class _Service:
             await self._nudged.wait()
             self._nudged = trio.Event()
             for loop in self._all_loops():
-                if loop.phase in _WITHOUT_STORE:
+                if loop.phase in UNSERVED:
                     loop.retry()
             await self._find()
 

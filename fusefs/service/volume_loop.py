@@ -53,7 +53,7 @@ from fusefs.store.user_folders import FolderCensus
 _LOG = logging.getLogger(__name__)
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 20_000, 100
 """Maximum number of a volume's orphans whose due time is remembered (some megabytes); and the minimum for one user."""
-_UNSERVED = (VolumePhase.GONE, VolumePhase.BROKEN, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
+UNSERVED = (VolumePhase.GONE, VolumePhase.BROKEN, VolumePhase.ELSEWHERE, VolumePhase.UNPROVEN)
 _GONE_FOR_GOOD = 3
 """Number of failed checks after which a volume that the configuration does not name is forgotten."""
 _NEVER_S = 10 * 365 * 86_400.0
@@ -237,7 +237,7 @@ class VolumeLoop:
             self.reconfigure()
 
     def leave(self) -> None:
-        """End the loop for good, because the store is no longer in its owner's registry."""
+        """End the loop for good, because the store is served at another path, or no longer registered."""
         self._is_ended = True
         if self.session is not None:
             self.session.stop()
@@ -264,7 +264,7 @@ class VolumeLoop:
         try:
             await self._run_loop()
         finally:
-            if self.phase not in _UNSERVED:
+            if self.phase not in UNSERVED:
                 self._served.note_served()
             self._served.note_unserved()
             await self._nodes.remove_own_beat(self._open)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from tests.support.manual import MAN_FILES
 from tests.support.other_users import run_as
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.seccomp import IO_URING_SETUP, without
-from tests.support.trashd_command import CommandResult, done_well, trashd
+from tests.support.service_process import places, service
+from tests.support.trashd_command import TRASHD, CommandResult, done_well, trashd
+from tests.support.user_homes import ALICE
 
 SLICE = "usr/local/lib/systemd/system/trashd.slice"
 MANIFEST = "usr/local/share/trashd/installed.json"
@@ -207,6 +210,29 @@ def test_a_user_has_them_in_his_home(tmp_path: Path) -> None:
     assert {one["outcome"] for one in told["files"]} == {"unchanged"}
     assert service("uninstall").code == 0
     assert files_of(tmp_path) == set()
+
+
+@pytest.mark.needs("root")
+def test_uninstall_without_systemd_removes_its_links_and_names_the_running_service() -> None:
+    with places() as base, ExitStack() as ends:
+        os.chown(base, ALICE, ALICE)
+        running = ends.enter_context(service(base, user=ALICE))
+
+        def command(verb: str) -> str:
+            variables = {**os.environ, "HOME": str(base), "XDG_RUNTIME_DIR": str(base)}
+            done = run_as(ALICE, [TRASHD, "service", verb, "--user"], env=variables, check=True)
+            return os.fsdecode(done.stderr)
+
+        command("install")
+        wants = base / ".config/systemd/user/default.target.wants"
+        wants.mkdir(parents=True)
+        os.chown(wants, ALICE, ALICE)
+        (wants / "trashd-reaper.service").symlink_to(base / ".local/share/systemd/user/trashd-reaper.service")
+        (wants / "trashd-other.service").symlink_to("/etc/systemd/user/trashd-other.service")
+        pid = running.process.pid
+        assert f"process {pid} was not stopped; to stop it: kill {pid}\n" in command("uninstall")
+        assert [path.name for path in wants.iterdir()] == ["trashd-other.service"]
+        assert running.process.poll() is None
 
 
 @pytest.mark.needs("root")

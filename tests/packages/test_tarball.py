@@ -1,5 +1,6 @@
 """The tree of `make tarball`, as an ordinary user has it: without root and network, wherever it is."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from build_docs.man_pages import page_names
 from fusefs.cli.service import PACKAGES, pieces_for_all
-from tests.support.other_users import as_user
+from tests.support.other_users import as_user, run_as
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import assert_silent
 
@@ -53,6 +54,16 @@ class User(NamedTuple):
 def user() -> Iterator[User]:
     with tmpfs_volume("128m", [f"uid={ALICE}", f"gid={ALICE}"]) as home:
         yield User(home)
+
+
+@pytest.mark.timeout(600)  # pip compiles pyfuse3
+def test_a_user_builds_it_without_make_setup(user: User) -> None:
+    clone = user.home / "clone"
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", REPO.as_uri(), clone], check=True)
+    subprocess.run(["chown", "--recursive", f"{ALICE}:{ALICE}", clone], check=True)
+    run_as(ALICE, ["make", "tarball"], cwd=clone, env={**os.environ, "HOME": str(user.home), "TMPDIR": ""}, check=True)
+    assert (clone / "dist" / TARBALL.name).exists()
+    assert not (clone / ".venv").exists()
 
 
 def test_it_runs_and_runs_after_it_has_been_moved(user: User) -> None:
@@ -96,7 +107,7 @@ def test_it_has_of_the_one_list_what_a_user_can_use(user: User) -> None:
     share = user.unpack() / "share"
     pieces = {piece.path.removeprefix(f"{PACKAGES}/share/"): piece.content for piece in pieces_for_all(PACKAGES)}
     wanted = {name: content for name, content in pieces.items() if name.startswith(SHARED)}
-    assert len(wanted) == 5 + len(page_names())
+    assert len(wanted) == 7 + len(page_names())
     assert {name: (share / name).read_bytes() for name in wanted} == wanted
 
 

@@ -225,6 +225,23 @@ def test_a_volume_is_served_by_its_own_path_soon_after_its_mount_is_gone(base: P
                     running.until(partial(running.knows, source))
 
 
+@pytest.mark.needs("fuse")
+def test_a_store_that_a_mount_shows_elsewhere_is_one_volume_until_its_disk_is_gone(base: Path) -> None:
+    with workbench() as bench, tmpfs_volume() as volume:
+        source, shown = volume / "source", bench / "target"
+        source.mkdir()
+        with service(base, config=QUICK) as running:
+            for _ in range(2):
+                mount(source, shown)  # the first one makes the store
+                running.until(lambda: running.knows(shown) and not running.knows(source))
+                running.until_phase(shown, VolumePhase.IDLE)
+                running.until(lambda: trashd("umount", shown).code == 0)  # the service may be using it
+                running.until(lambda: running.knows(source) and not running.knows(shown))
+                running.until_phase(source, VolumePhase.IDLE)
+            unmount(volume)
+            running.until_phase(source, VolumePhase.GONE)
+
+
 def test_volume_of_another_reaper_is_left_to_it_and_taken_over_when_it_lets_go(base: Path, volume: Path) -> None:
     with service(base, volume) as running:
         running.until_phase(volume, VolumePhase.IDLE)

@@ -296,6 +296,8 @@ def serve(
         place = stack.enter_context(runtime_dir.lock_directory(target)) if os.geteuid() == 0 else None
         root = Fd(os.open(source, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         stack.callback(root.close)
+        if os.geteuid() == 0:
+            _make_store(root, source, options)
         backing = inside = source
         if place is not None and is_over_itself:
             root, inside = runtime_dir.clone_backing_tree(place, root, flag_bits(options.flags))
@@ -303,7 +305,6 @@ def serve(
             backing = inside
         n_fds_max = _raise_fd_limit()
         if os.geteuid() == 0:
-            _make_store(root, source, options)
             _drop_root_rights()
         stats = stack.enter_context(open_counters(target))
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # until a task handles them by unmounting

@@ -30,7 +30,7 @@ from fusefs.store.layout import DROP, Store, UserFolder, open_own_store, open_st
 from fusefs.store.make_folder import make_proven, make_user_folder
 from fusefs.store.make_store import make_store, name_for_new
 from fusefs.store.registry_lines import makes_root_store
-from fusefs.store.user_folders import open_user_folder
+from fusefs.store.user_folders import open_user_folder, register_store
 
 _LINK_NODEIDS = 0x6000_0000_0000_0000
 """The lowest nodeid of a link, above any nodeid in the tables, whose private numbers count up from 1 << 62."""
@@ -180,7 +180,7 @@ def _open_drop_store(kernel: Kernel, root: Fd, path: bytes) -> Store | None:
 
 
 def prepare_store(kernel: Kernel, root: Fd, path: bytes) -> TrashdError | OSError | None:
-    """Create a store before mounting if there is none, because clients that see only the mount can't create one.
+    """Create and register a store before mounting, because clients that see only the mount can't do that.
 
     root     the backing tree's directory, owned by the caller
     path     for messages
@@ -194,7 +194,8 @@ def prepare_store(kernel: Kernel, root: Fd, path: bytes) -> TrashdError | OSErro
             with close_on_error(base):
                 name = name_for_new(kernel, base) or STORE
             store = make_store(kernel, base, path, name)
-        store.__exit__()
+        with store:
+            register_store(store.with_maker())  # after the unmount, the service finds the store by this
     except (TrashdError, OSError) as error:
         return error
     return None
