@@ -131,7 +131,7 @@ class _MountDaemon:
             nursery.start_soon(_cancel_hung_operations, self._lock, self._ended, nursery.cancel_scope)
             nursery.start_soon(_notify_watchdog)
             nursery.start_soon(self._vfs.stats.update_gauges, self._vfs.read_gauges)
-            nursery.start_soon(self._lock.submounts.watch_mounts)
+            await nursery.start(self._lock.submounts.watch_mounts)
             nursery.start_soon(self._vfs.retries.expire_until_cancelled)
             nursery.start_soon(self._vfs.stored_notices.forget_until_cancelled, self._device)
             if queries is not None:

@@ -82,15 +82,23 @@ class Submounts:
         self.note_device(device)
         return self.asks_server or device not in self.devices
 
-    async def watch_mounts(self) -> None:
-        """Keep track of mounts and unmounts, until cancelled. Checkpoint  everywhere"""
+    async def watch_mounts(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep track of mounts and unmounts, until cancelled. It has started when the mounts are known.
+
+        Checkpoint  everywhere
+        """
         with MountWatch() as watch:
+            await self._read_anew()
+            task_status.started()
             while True:
-                self._known_devices = {self._own_device}
-                self.folding.clear()
-                await trio.to_thread.run_sync(self._read)  # takes a while with thousands of mounts
                 await trio.lowlevel.wait_readable(watch.fileno())
                 watch.acknowledge()
+                await self._read_anew()
+
+    async def _read_anew(self) -> None:
+        self._known_devices = {self._own_device}
+        self.folding.clear()
+        await trio.to_thread.run_sync(self._read)  # takes a while with thousands of mounts
 
     def _read(self) -> None:
         with suppress(OSError):  # no /proc: no mounts are known
