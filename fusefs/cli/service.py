@@ -568,8 +568,8 @@ def uninstall_command(for_user: bool, root: str, prefix: str, dry_run: bool, as_
     """Stop the reaper service and the timer, and remove the installed files.
 
     A unit or setting that differs from the one that this version installs is kept and reported. Trash stores are not
-    touched. A service that systemd did not start continues, and the command prints how to stop it. The command is
-    refused while a trashd-mount@ service is active.
+    touched. If systemd did not start the service, it is left running, and the command prints how to stop it. The
+    command is refused while a trashd-mount@ service is active.
 
     \b
     Example:

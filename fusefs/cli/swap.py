@@ -128,7 +128,7 @@ def command(
     name is never missing. On NFS, Lustre, BeeGFS and CephFS it takes two renames, and the name is missing in between.
 
     The old tree, called an orphan, can be restored until it expires. Processes that have files open in it keep using
-    them. The space of the old tree becomes free when the reaper deletes it.
+    them. The space used by the old tree is freed when the reaper deletes it.
 
     \b
     Examples:

@@ -70,7 +70,7 @@ class TrashdError(Exception):
     hint = ""
 
     def __init__(self, detail: str | bytes = "", hint: str = "", number: int = 0) -> None:
-        """detail: the object of the error (bytes: a path); hint, number: replace the hint and errno of the class."""
+        """detail: what the error is about (bytes: a path); hint, number: replace the hint and errno of the class."""
         self.detail = printable(detail) if isinstance(detail, bytes) else detail
         self.hint = hint or type(self).hint
         self.errno = number or type(self).errno

@@ -305,7 +305,10 @@ def _find_others(kernel: Kernel, directory: Fd, path: bytes) -> dict[bytes, str]
 
 
 def _is_list(kernel: Kernel, found: Fd, st: os.stat_result, name: bytes) -> bool:
-    """Return whether a file begins like a purge list; an unpublished list may end in its first line. Raises  OSError"""
+    """Return whether a file begins like a purge list, although one that is still being written may be shorter.
+
+    Raises  OSError
+    """
     if not stat.S_ISREG(st.st_mode):
         return False  # opening a pipe could block forever
     try:

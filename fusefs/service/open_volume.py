@@ -403,7 +403,7 @@ def _refuse_resting_automount(path: bytes, mounts: list[Mount]) -> None:
     if top is not None and top.fstype == b"autofs":
         raise NoStore(
             path,
-            "nothing is mounted at this automount point; in the configuration, name the directory to be mounted",
+            "nothing is mounted at this automount point; if volumes are mounted below it, configure their directories",
         )
 
 

@@ -53,7 +53,7 @@ class VolumeFigures:
         return self.hurries != before
 
     def needed_space(self, policy: VolumePolicy) -> SpaceNeeded:
-        """Return how much must be freed until the reaper need no longer hurry."""
+        """Return how much space must be freed before the reaper can stop hurrying."""
         space = self.space
         if space is None:
             return SpaceNeeded()

@@ -366,7 +366,7 @@ class _FolderListing:
         self._n_allowed -= len(listed)
         if self._n_allowed < 0:
             text = f"{printable(folder.path())}: more than {_MOST_LISTED:,} orphans of one user"
-            raise Incomplete(text, "their owner can list them; trashd list --sum-by user prints their number")
+            raise Incomplete(text, "their owner can list them; trashd list --sum-by user shows how many there are")
         return listed
 
 

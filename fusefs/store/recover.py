@@ -391,7 +391,7 @@ def settle_restoring(held: HeldContainer, origin: Origin, back_to: State = State
         case RestoringAction.PLACE:
             if not origin.place_entry(VisibleMove.BACK):
                 raise KeptContainer(
-                    "its tree can't be moved back: the name is taken, or the parent directory is missing or replaced"
+                    "its tree can't be moved back: the name is taken, or the parent directory was removed or replaced"
                 )
             retire_restored(held)
         case RestoringAction.RETIRE:

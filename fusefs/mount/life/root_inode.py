@@ -53,7 +53,11 @@ async def attach_with_new_root(vfs: Vfs, mount: Mount, mount_fd: Fd) -> None:
                 return
             vfs.nodes.show_top(False)
             vfs.timeouts.invalidate(vfs.nodes.root)  # the kernel may have been sent the second inode's attributes
-        _log.info("%s: the kernel can't cache the root's ACL: %s", printable(mount.point), os.strerror(number))
+        _log.info(
+            "%s: the kernel can't cache the ACL of the mount's root directory: %s",
+            printable(mount.point),
+            os.strerror(number),
+        )
         mount_calls.move_mount(mount_fd, target)
 
 

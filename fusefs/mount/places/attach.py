@@ -58,7 +58,7 @@ class UnmountMode(Enum):
 
     PLAIN  fail if the mount is in use
     LAZY   detach the mount; programs that use it can continue
-    FORCE  make all calls of programs that use the mount fail, and kill the daemon if it hangs
+    FORCE  abort the connection, so that every call on the mount fails, and kill the daemon if it hangs
     """
 
     PLAIN = "plain"
