@@ -642,9 +642,9 @@ def make_registry_line(store: Store) -> RegistryLine:
 def place_of_store(store: Store) -> bytes:
     """Return the path of the directory that holds a store, outside our mounts if possible. Raises  OSError"""
     path = os.readlink(store.base.fd.path())
-    if path.startswith(MOUNTS_RUNTIME + b"/") or not _leads_to(store.kernel, path, store):
-        return store.base_path  # the mount covers its own source: after an unmount, the store is at this path
-    return path
+    if path != store.base_path and not path.startswith(MOUNTS_RUNTIME + b"/") and _leads_to(store.kernel, path, store):
+        return path
+    return store.base_path  # if a mount covers its own source: after an unmount, the store is at this path
 
 
 def _leads_to(kernel: Kernel, path: bytes, store: Store) -> bool:
