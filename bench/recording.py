@@ -119,8 +119,8 @@ def draw(recorded: list[tuple[str, list[Frame]]]) -> str:
     now_s, y, body = 1.0, 2 * _ROW_PX, ""
     for command, frames in recorded:
         typed_s = len(command) * _TYPED_S
-        how = f"animation: typed {typed_s:.2f}s steps({len(command)}) {now_s:.2f}s backwards"
-        body += row(f"$ {command}", y, f'font-weight="bold" style="{how}"')
+        how = f'style="animation: typed {typed_s:.2f}s steps({len(command)}) {now_s:.2f}s backwards"'
+        body += row(f"$ {command}", y, f'font-weight="bold" {how if body else ""}')  # never an empty picture
         now_s += typed_s
         for (at_s, lines), (until_s, _) in itertools.pairwise([*frames, (0.0, [])]):
             later = f'opacity="0" style="animation: visible {until_s - at_s:.2f}s {now_s + at_s:.2f}s"'

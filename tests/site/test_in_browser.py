@@ -13,7 +13,7 @@ from tests.support.chromium import Tab, browser
 
 pytestmark = [pytest.mark.every, pytest.mark.needs("chromium"), pytest.mark.timeout(600)]
 
-WIDE, NARROW = (1280, 900), (360, 740)
+WIDE, NARROW = (1440, 900), (360, 740)
 PICTURED = (
     "docs/index",
     "README",
