@@ -27,7 +27,7 @@ from bench.declared import BENCHMARKS, targets_of
 from bench.programs import PROGRAMS, Program
 from bench.reap import rivals_on_path
 from bench.runner import MOST_ROUNDS, Benchmark, Case, Result, Until, take
-from bench.support import measuring, tell
+from bench.support import measuring, print_progress
 from tests.support.mount_namespaces import see_own_mounts_only
 
 MINUTES = 9.0
@@ -58,55 +58,59 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--table", action="store_true", help="all targets, as the newest runs say")
     parser.add_argument("--compare", nargs="?", const="", metavar="COMMIT", help="the newest runs with those before")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="each target over commits, as an SVG")
-    asked = parser.parse_args()
-    if unknown := set(asked.names) - set(names):
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(names):
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
-    return asked
+    return arguments
 
 
-def plans(asked: argparse.Namespace) -> list[Plan]:
-    """What is asked for of those that the runner runs itself; first one case of each, if time is short."""
-    least = MOST_ROUNDS if asked.quick else 0
+def plans(arguments: argparse.Namespace) -> list[Plan]:
+    """Return the requested cases of the benchmarks that the runner itself runs; if time is short, one of each first."""
+    least = MOST_ROUNDS if arguments.quick else 0
     found = [
-        (number, Plan(one, case._replace(n=asked.files or case.n), asked.rounds or max(least, one.n_rounds)))
+        (number, Plan(one, case._replace(n=arguments.files or case.n), arguments.rounds or max(least, one.n_rounds)))
         for one in BENCHMARKS
-        if not asked.names or one.name in asked.names
-        for number, case in enumerate(one.quick if asked.quick else one.cases)
-        if set(asked.only) <= set(case.words)
+        if not arguments.names or one.name in arguments.names
+        for number, case in enumerate(one.quick if arguments.quick else one.cases)
+        if set(arguments.only) <= set(case.words)
     ]
-    return [plan for _, plan in sorted(found, key=lambda each: each[0] if asked.quick else 0)]
+    return [plan for _, plan in sorted(found, key=lambda each: each[0] if arguments.quick else 0)]
 
 
-def programs(asked: argparse.Namespace) -> list[Program]:
-    """Those with a command of their own; they have no cases to choose from."""
+def programs(arguments: argparse.Namespace) -> list[Program]:
+    """Return the requested benchmarks that have a command of their own; they have no cases to choose from."""
     return [
         one
         for one in PROGRAMS
-        if (not asked.names or one.name in asked.names) and not asked.only and (one.quick or not asked.quick)
+        if (not arguments.names or one.name in arguments.names)
+        and not arguments.only
+        and (one.quick or not arguments.quick)
     ]
 
 
-def measure(asked: argparse.Namespace) -> Iterator[Result]:
-    """All that is asked for, each run kept as soon as it ends."""
+def measure(arguments: argparse.Namespace) -> Iterator[Result]:
+    """Measure everything requested, and store each run as soon as it ends."""
     n_first = len(BENCHMARKS)  # a case of each; then the programs, of which each may have several times as long
-    planned = plans(asked)
-    todo: list[Plan | Program] = [*planned[:n_first], *programs(asked), *planned[n_first:]]
-    end_s = time.monotonic() + asked.minutes * 60
+    planned = plans(arguments)
+    todo: list[Plan | Program] = [*planned[:n_first], *programs(arguments), *planned[n_first:]]
+    end_s = time.monotonic() + arguments.minutes * 60
     for number, one in enumerate(todo):
         now_s = time.monotonic()
-        if asked.quick and now_s > end_s:
-            tell(f"{told(one)}: not measured: no time is left")
+        if arguments.quick and now_s > end_s:
+            print_progress(f"{format_name(one)}: not measured: no time is left")
             continue
         share_s = (end_s - now_s) / sum(map(weight, todo[number:]))
         try:
             if isinstance(one, Program):
-                yield from one.run(is_quick=asked.quick, limit_s=share_s * weight(one) if asked.quick else None)
+                yield from one.measure(
+                    is_quick=arguments.quick, limit_s=share_s * weight(one) if arguments.quick else None
+                )
             else:
-                until = Until(now_s + share_s, end_s) if asked.quick else None
+                until = Until(now_s + share_s, end_s) if arguments.quick else None
                 run = runs.keep(take(one.benchmark, one.case, one.n_rounds, until))
                 yield Result(run, targets_of(run))
         except OSError as error:
-            tell(f"{told(one)}: not measured: {error}")
+            print_progress(f"{format_name(one)}: not measured: {error}")
 
 
 def weight(one: Plan | Program) -> int:
@@ -114,45 +118,48 @@ def weight(one: Plan | Program) -> int:
     return 3 if isinstance(one, Program) else 1
 
 
-def told(one: Plan | Program) -> str:
-    """For people."""
-    return one.name if isinstance(one, Program) else f"{one.benchmark.name} {one.case.told}"
+def format_name(one: Plan | Program) -> str:
+    """Return the name of a benchmark, with its case if it has cases."""
+    return one.name if isinstance(one, Program) else f"{one.benchmark.name} {one.case.label}"
 
 
 def listed() -> Iterator[str]:
     """What there is, for people."""
     for one in BENCHMARKS:
-        yield f"{one.name:<13} {one.told}"
+        yield f"{one.name:<13} {one.description}"
         words = dict.fromkeys(word for case in one.cases for word in case.words)
         yield f"{'':<13} {', '.join(words)}: {len(one.cases)} cases, {len(one.quick)} quick"
     for program in PROGRAMS:
-        yield f"{program.name:<13} {program.told}"
+        yield f"{program.name:<13} {program.description}"
 
 
-def show(asked: argparse.Namespace, found: Sequence[Result]) -> None:
-    """What the runs say."""
-    if asked.plot:
-        asked.plot.write_text(history.draw(found), encoding="utf-8")
-    elif asked.compare is not None:
-        print(history.comparison(found, asked.compare))
+def show(arguments: argparse.Namespace, results: Sequence[Result]) -> None:
+    """Draw, compare or print results, as requested."""
+    if arguments.plot:
+        arguments.plot.write_text(history.draw(results), encoding="utf-8")
+    elif arguments.compare is not None:
+        print(history.comparison(results, arguments.compare))
     else:
-        print(history.table(history.newest(found)))
+        print(history.table(history.newest(results)))
 
 
 def main() -> None:
     """Measure, append the results, print them; or show what was measured."""
-    asked = parse()
-    if asked.list:
+    arguments = parse()
+    if arguments.list:
         print("\n".join(listed()))
-    elif asked.table or asked.plot or asked.compare is not None:
-        show(asked, [one for one in history.all_results() if not asked.names or one.run.benchmark in asked.names])
+    elif arguments.table or arguments.plot or arguments.compare is not None:
+        show(
+            arguments,
+            [one for one in history.all_results() if not arguments.names or one.run.benchmark in arguments.names],
+        )
     elif os.geteuid():
         sys.exit("only root may mount for all, and drop caches")
     else:
         rivals_on_path()
         with measuring():
             see_own_mounts_only()
-            print(history.table(list(measure(asked))))
+            print(history.table(list(measure(arguments))))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ _SHOWN = (
 )
 
 
-def _told(path: str, hours_ago: float, hours_left: float | None, uid: int, n_bytes: int | None, note: str) -> Any:
+def _to_list_row(
+    path: str, hours_ago: float, hours_left: float | None, uid: int, n_bytes: int | None, note: str
+) -> Any:
     now_ns, hour_ns = time.time_ns(), 3600 * 10**9
     identifier = f"20261127T0{int(hours_ago) % 10}1544.439Z-{path.rsplit('/', 1)[-1]}-112865ff1414".replace("\n", "_")
     return {
@@ -52,7 +54,7 @@ async def _draw(listed: Path) -> str:
 def main() -> None:
     """Write it."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as listed:
-        listed.write("".join(json.dumps(_told(*one)) + "\n" for one in _SHOWN))
+        listed.write("".join(json.dumps(_to_list_row(*one)) + "\n" for one in _SHOWN))
         listed.flush()
         picture = asyncio.run(_draw(Path(listed.name)))
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)  # nothing is fetched to look at it

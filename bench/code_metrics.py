@@ -88,16 +88,16 @@ class Module:
             {line for node in self.nodes if isinstance(node, ast.Import | ast.ImportFrom) for line in _span(node)}
         )
 
-    def imports(self, known: Collection[str]) -> set[str]:
-        """Which of these modules it imports, in functions and for type checks too."""
+    def imports(self, module_names: Collection[str]) -> set[str]:
+        """Return which of these modules it imports, in functions and for type checks too."""
         found: set[str] = set()
         for node in self.nodes:
             if isinstance(node, ast.Import):
                 found.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                found |= inner & set(known) or {node.module}
-        return (found & set(known)) - {self.name}
+                found |= inner & set(module_names) or {node.module}
+        return (found & set(module_names)) - {self.name}
 
 
 class Figures(NamedTuple):
@@ -447,8 +447,8 @@ def _own_nodes(top: ast.AST) -> Iterator[ast.AST]:
             yield from _own_nodes(child)
 
 
-def look_at(top: Path) -> dict[str, dict[str, Any]]:
-    """The figures of each part of a checkout."""
+def measure_checkout(top: Path) -> dict[str, dict[str, Any]]:
+    """Return the figures of each part of a checkout."""
     house = {name: module for part in PARTS for name, module in read_modules(top, part).items()}
     return {part: measure(part, house)._asdict() for part in PARTS}
 
@@ -480,11 +480,11 @@ def lines_of(now: Mapping[str, Mapping[str, Any]], before: Mapping[str, Mapping[
             yield from (f"  {line}" for line in _items(found))
 
 
-def _items(found: Sequence[Any] | Mapping[str, int]) -> Iterator[str]:
-    if isinstance(found, Mapping):
-        yield from (f"{n:4} {name}" for name, n in sorted(found.items(), key=lambda item: (-item[1], item[0])))
+def _items(figures: Sequence[Any] | Mapping[str, int]) -> Iterator[str]:
+    if isinstance(figures, Mapping):
+        yield from (f"{n:4} {name}" for name, n in sorted(figures.items(), key=lambda item: (-item[1], item[0])))
     else:
-        yield from (one if isinstance(one, str) else ", ".join(one) for one in found)
+        yield from (one if isinstance(one, str) else ", ".join(one) for one in figures)
 
 
 def main() -> None:
@@ -493,12 +493,12 @@ def main() -> None:
     parser.add_argument("path", nargs="?", type=Path, default=Path(__file__).parents[1], metavar="PATH")
     parser.add_argument("--json", action="store_true", help="all that was found, for --compare")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="what --json told before")
-    asked = parser.parse_args()
-    now = look_at(asked.path)
-    if asked.json:
+    arguments = parser.parse_args()
+    now = measure_checkout(arguments.path)
+    if arguments.json:
         print(json.dumps(now, indent=1))
         return
-    before = json.loads(asked.compare.read_text(encoding="utf-8")) if asked.compare else None
+    before = json.loads(arguments.compare.read_text(encoding="utf-8")) if arguments.compare else None
     for line in lines_of(now, before):
         print(line)
 

@@ -10,10 +10,14 @@ from bench.subjects import Row, all_subjects
 
 
 def parser(
-    told: str | None, parts: Collection[str], scenes: Sequence[str], patience_s: float | None = None
+    description: str | None, parts: Collection[str], scenes: Sequence[str], patience_s: float | None = None
 ) -> argparse.ArgumentParser:
-    """What both take. told: the text of --help; patience_s: of all parts, if not each has its own"""
-    found = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Return the parser of the options that both commands have.
+
+    description  the text of --help
+    patience_s   of all parts, if not each has its own
+    """
+    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--quick", action="store_true", help="one round of less; see above")
     found.add_argument("--part", action="append", choices=list(parts), help="only this one (may be repeated)")
     found.add_argument("--scene", choices=scenes, help="only there")
@@ -26,31 +30,31 @@ def parser(
     return found
 
 
-def asked_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """What the command line asks for; exits where that can't be."""
-    asked = parser.parse_args()
-    if unknown := set(asked.subject or ()) - set(all_subjects()):
+def parse_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line; exits if its request is impossible."""
+    arguments = parser.parse_args()
+    if unknown := set(arguments.subject or ()) - set(all_subjects()):
         parser.error(f"no such subject: {', '.join(sorted(unknown))}")
-    if not is_to_show(asked) and os.geteuid():
+    if not is_to_show(arguments) and os.geteuid():
         parser.error("only root may mount for all, and drop caches")
-    return asked
+    return arguments
 
 
-def is_to_show(asked: argparse.Namespace) -> bool:
-    """Whether nothing is to be measured."""
-    return asked.table or asked.plot is not None
+def is_to_show(arguments: argparse.Namespace) -> bool:
+    """Return whether stored results are requested, and no measurement."""
+    return arguments.table or arguments.plot is not None
 
 
 def show(
-    asked: argparse.Namespace,
+    arguments: argparse.Namespace,
     rows: Sequence[Row],
     tables: Callable[[Sequence[Row]], str],
     draw: Callable[[Sequence[Row]], str],
 ) -> None:
-    """What was measured; exits if that is nothing."""
+    """Draw or print the stored results; exits if there are none."""
     if not rows:
         sys.exit("nothing measured yet")
-    if asked.plot:
-        asked.plot.write_text(draw(rows), encoding="utf-8")
-    if asked.table:
+    if arguments.plot:
+        arguments.plot.write_text(draw(rows), encoding="utf-8")
+    if arguments.table:
         print(tables(rows))

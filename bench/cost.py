@@ -80,15 +80,15 @@ class _Volume:
         victim.rmdir()
         return found
 
-    def run(self, *words: str) -> float:
-        """Of a command that empties a directory or removes it; `{}` stands for that."""
+    def measure_command(self, *words: str) -> float:
+        """Return the processor time of a command that empties or removes a directory; `{}` stands for the directory."""
         victim = self.make()
         seconds = used_s([word.format(victim) for word in words])
         used_s(["rm", "-rf", victim])
         return seconds
 
-    def run_listed(self, *words: str) -> float:
-        """Of a command that reads the names that it is to remove."""
+    def measure_list_command(self, *words: str) -> float:
+        """Return the processor time of a command that reads the names that it removes."""
         victim = self.make()
         listed = self._root / "listed"
         listed.write_bytes(b"".join(os.fsencode(path) + b"\0" for path in sorted(victim.iterdir())))
@@ -106,13 +106,13 @@ def bed(case: Case) -> Iterator[Bed]:
         volume = _Volume(root, case.n)
         turns: dict[str, Turn] = {
             INTERPRETER: lambda: used_s([PYTHON, "-c", "pass"]),
-            RM: partial(volume.run, "rm", "-rf", "{}"),
+            RM: partial(volume.measure_command, "rm", "-rf", "{}"),
             _OURS: volume.cycle,
-            FIND: partial(volume.run, "find", "{}", "-type", "f", "-delete"),
-            BY_NAME: partial(volume.run, TRASHD, "sweep", "{}", "--name", "f*", "--delete"),
-            BY_SIZE: partial(volume.run, TRASHD, "sweep", "{}", "--size", "-1M", "--delete"),
-            XARGS: partial(volume.run_listed, "xargs", "-0", "rm"),
-            NAMES: partial(volume.run_listed, TRASHD, "rm", "-0"),
+            FIND: partial(volume.measure_command, "find", "{}", "-type", "f", "-delete"),
+            BY_NAME: partial(volume.measure_command, TRASHD, "sweep", "{}", "--name", "f*", "--delete"),
+            BY_SIZE: partial(volume.measure_command, TRASHD, "sweep", "{}", "--size", "-1M", "--delete"),
+            XARGS: partial(volume.measure_list_command, "xargs", "-0", "rm"),
+            NAMES: partial(volume.measure_list_command, TRASHD, "rm", "-0"),
         }
         yield Bed(turns)
 
@@ -135,16 +135,16 @@ WARN, FAR_BEYOND = 3.0, 10.0
 def stored() -> Mapping[str, Estimate]:
     """What each ratio was when it was written there."""
     found = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
-    return {told: Estimate(**each) for told, each in found.items()}
+    return {ratio: Estimate(**each) for ratio, each in found.items()}
 
 
 def store(rounds: Sequence[Round]) -> None:
     """Write there what these say."""
-    found = {told: estimate(of(rounds))._asdict() for told, of in RATIOS.items()}
+    found = {ratio: estimate(of(rounds))._asdict() for ratio, of in RATIOS.items()}
     STORED.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def stored_targets(limit: float = WARN) -> list[Target]:
     """None may be worse than so many times the upper end of what it was."""
     before = stored()
-    return [Target(told, of, before[told].high * limit) for told, of in RATIOS.items() if told in before]
+    return [Target(ratio, of, before[ratio].high * limit) for ratio, of in RATIOS.items() if ratio in before]

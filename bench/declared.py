@@ -11,6 +11,6 @@ BENCHMARKS = tuple(one.BENCHMARK for one in (swap, reap, sweep, cost, many, gap,
 
 
 def targets_of(run: Run) -> Sequence[Target]:
-    """Those of a run's case; none of a benchmark that is gone."""
+    """Return the targets of a run's case; none if its benchmark no longer exists."""
     case = Case(tuple(run.case.split()), run.n)
     return next((one.targets(case) for one in BENCHMARKS if one.name == run.benchmark), ())

@@ -189,8 +189,8 @@ def serve(root: Path) -> None:
         subprocess.run([TRASHD, "status"], env=os.environ | places, check=True)
 
 
-def run() -> None:
-    """The whole demo."""
+def run_demo() -> None:
+    """Run the whole demo."""
     with compiled(), stage() as root:
         work = root / "work"
         work.mkdir()
@@ -221,7 +221,7 @@ def main() -> None:
         with contextlib.suppress(OSError):  # a container may forbid it; then this machine remembers the demo's store
             see_own_mounts_only()
     try:
-        run()
+        run_demo()
     except KeyboardInterrupt:
         _console.print("\ninterrupted: everything was cleaned up")
         sys.exit(130)

@@ -28,7 +28,7 @@ from bench.subjects import (
     served,
     take_turns,
 )
-from bench.support import keep, measuring, tell, time_command, volume
+from bench.support import keep, measuring, print_progress, time_command, volume
 from tests.support.foreground_mount import forget_all
 from tests.support.fuse_watchdog import FuseMount
 from tests.support.make_trees import make_chain, walk_chain
@@ -158,9 +158,9 @@ def main() -> None:
         )
     row = {"filesystem": arguments.filesystem, "n_levels": arguments.levels, "subjects": subjects}
     keep(RESULTS, row)
-    tell(table(row))
+    print_progress(table(row))
     for verdict in verdicts(row):
-        tell(verdict)
+        print_progress(verdict)
 
 
 if __name__ == "__main__":

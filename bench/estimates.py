@@ -26,8 +26,8 @@ class Estimate(NamedTuple):
     n: int
     confidence: float
 
-    def told(self, digits: str = ".2f") -> str:
-        """Such as `0.98 [0.95, 1.01]`."""
+    def format_interval(self, digits: str = ".2f") -> str:
+        """Return the median and the interval, such as `0.98 [0.95, 1.01]`."""
         if self.n == 1:
             return f"{self.median:{digits}}"
         return f"{self.median:{digits}} [{self.low:{digits}}, {self.high:{digits}}]"

@@ -35,7 +35,7 @@ def table(results: Sequence[Result]) -> str:
     """All targets, the machines, and how many are met and missed."""
     verdicts = [(one, verdict) for one in results for verdict in one.verdicts()]
     heads = ["measured", "target", "wanted", "found [interval]", "rounds", ""]
-    lines = [[one.run.title, verdict.target.told, *_cells(verdict)] for one, verdict in verdicts]
+    lines = [[one.run.title, verdict.target.description, *_cells(verdict)] for one, verdict in verdicts]
     words = [verdict.word for _, verdict in verdicts]
     counts = ", ".join(f"{words.count(word)} {word}" for word in ("met", "met?", "MISSED?", "MISSED"))
     machines = dict.fromkeys(_conditions(one) for one in results)
@@ -45,8 +45,13 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _cells(verdict: Verdict) -> list[str]:
-    found, target = verdict.found, verdict.target
-    return [target.wanted, found.told(".3g") + target.unit, f"{found.n} ({found.confidence:.0%})", verdict.word]
+    estimate, target = verdict.estimate, verdict.target
+    return [
+        target.requirement,
+        estimate.format_interval(".3g") + target.unit,
+        f"{estimate.n} ({estimate.confidence:.0%})",
+        verdict.word,
+    ]
 
 
 def _conditions(one: Result) -> str:
@@ -74,27 +79,31 @@ def series(results: Sequence[Result]) -> dict[tuple[str, str], list[Moment]]:
     found: dict[tuple[str, str], list[Moment]] = {}
     for one in results:
         for verdict in one.verdicts():
-            found.setdefault((one.run.title, verdict.target.told), []).append(Moment(one, verdict))
+            found.setdefault((one.run.title, verdict.target.description), []).append(Moment(one, verdict))
     return found
 
 
 def comparison(results: Sequence[Result], commit: str) -> str:
     """The newest figure of each target beside the one before, or of the last run of a commit."""
     lines = []
-    for (title, told), moments in series(results).items():
+    for (title, description), moments in series(results).items():
         *earlier, now = moments
         before = [one for one in earlier if one.where.startswith(commit)]
         if before:
-            lines.append([title, told, before[-1].where, *_compared(before[-1].verdict, now.verdict), now.where])
+            lines.append([title, description, before[-1].where, *_compared(before[-1].verdict, now.verdict), now.where])
     return markdown(["measured", "target", "before", "found", "now", "", "commit"], lines)
 
 
 def _compared(before: Verdict, now: Verdict) -> list[str]:
     """Both, and whether they differ: intervals that overlap say nothing."""
-    ends = [sorted(map(now.target.times, (one.found.low, one.found.high))) for one in (before, now)]
+    ends = [sorted(map(now.target.times, (one.estimate.low, one.estimate.high))) for one in (before, now)]
     word = "worse" if ends[1][0] > ends[0][1] else "better" if ends[1][1] < ends[0][0] else "the same"
-    is_known = before.found.n > 1 and now.found.n > 1
-    return [before.found.told(".3g"), now.found.told(".3g"), word if is_known else "not known"]
+    is_known = before.estimate.n > 1 and now.estimate.n > 1
+    return [
+        before.estimate.format_interval(".3g"),
+        now.estimate.format_interval(".3g"),
+        word if is_known else "not known",
+    ]
 
 
 def draw(results: Sequence[Result]) -> str:
@@ -110,8 +119,8 @@ def draw(results: Sequence[Result]) -> str:
         f'<text x="{_LEFT}" y="{_TOP - 12}">{escape(ordered[0])}</text>' if ordered else "",
         f'<text x="{_LEFT + _WIDTH}" y="{_TOP - 12}" text-anchor="end">{escape(ordered[-1])}</text>' if ordered else "",
     ]
-    for number, ((title, told), moments) in enumerate(lines.items()):
-        parts += _drawn(_TOP + number * _LINE, f"{title}: {told}", moments, ordered)
+    for number, ((title, description), moments) in enumerate(lines.items()):
+        parts += _drawn(_TOP + number * _LINE, f"{title}: {description}", moments, ordered)
     return "\n".join([*filter(None, parts), "</svg>", ""])
 
 
@@ -127,19 +136,19 @@ def _drawn(top: float, name: str, moments: Sequence[Moment], places: Sequence[st
     points = []
     for one in moments:
         x = _LEFT + (places.index(one.where) + 0.5) / len(places) * _WIDTH
-        found = one.verdict.found
-        low, y, high = (_y(top, one.verdict, each) for each in (found.low, found.median, found.high))
+        estimate = one.verdict.estimate
+        low, y, high = (_y(top, one.verdict, each) for each in (estimate.low, estimate.median, estimate.high))
         colour = _MET if one.verdict.is_met else _MISSED
         points.append(f"{x:.1f},{y:.1f}")
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" stroke="{colour}" stroke-width="2"/>'
-        said = f"{one.where}, {one.result.run.at}: {found.told('.3g')}{one.verdict.target.unit}"
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"><title>{escape(said)}</title></circle>'
+        text = f"{one.where}, {one.result.run.at}: {estimate.format_interval('.3g')}{one.verdict.target.unit}"
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"><title>{escape(text)}</title></circle>'
     yield f'<polyline points="{" ".join(points)}" fill="none" stroke="#bbb" stroke-width="1"/>'
-    said = f"{last.found.told('.3g')}{last.target.unit} ({last.target.wanted})"
-    yield f'<text x="{_LEFT + _WIDTH + 8}" y="{middle + 4}">{escape(said)}</text>'
+    text = f"{last.estimate.format_interval('.3g')}{last.target.unit} ({last.target.requirement})"
+    yield f'<text x="{_LEFT + _WIDTH + 8}" y="{middle + 4}">{escape(text)}</text>'
 
 
-def _y(top: float, verdict: Verdict, found: float) -> float:
-    """On the paper: the limit is in the middle, and up to _MOST times it is shown."""
-    share = math.log(verdict.target.times(found), _MOST) if found > 0 else -1.0
+def _y(top: float, verdict: Verdict, value: float) -> float:
+    """Return the vertical position of a value: the limit is in the middle; the scale ends at _MOST times the limit."""
+    share = math.log(verdict.target.times(value), _MOST) if value > 0 else -1.0
     return top + _LINE * (0.5 - 0.45 * min(1.0, max(-1.0, share)))

@@ -54,7 +54,7 @@ def equal_slow_volumes(filesystem: str, size_mb: int, n_inodes: int, fill: Fill,
             with _copied(filesystem, image, slow.path) as root:
                 device = mount_of(root)
                 assert device is not None
-                _run("losetup", "--direct-io=on", os.fsdecode(device.source))
+                _run_command("losetup", "--direct-io=on", os.fsdecode(device.source))
                 slow.delay(delay_us)
                 try:
                     yield root
@@ -68,7 +68,7 @@ def _filled(filesystem: str, size_mb: int, n_inodes: int, fill: Fill, scratch: P
     image = scratch / "image"
     with image.open("wb") as file:
         file.truncate(size_mb << 20)
-    _run(*_mkfs(filesystem, n_inodes), image)
+    _run_command(*_mkfs(filesystem, n_inodes), image)
     with _mounted(filesystem, image, scratch / "master") as root:
         fill(root)
     return image
@@ -82,14 +82,14 @@ def _filled_tmpfs(size_mb: int, n_inodes: int, fill: Fill) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _copied(filesystem: str, image: Path, seen_in: Path) -> Iterator[Path]:
-    """seen_in: where the directory of the image is seen through what makes it slow, or itself."""
+def _copied(filesystem: str, image: Path, image_directory: Path) -> Iterator[Path]:
+    """image_directory: the directory of the image, as it is or through the slow filesystem"""
     copy, target = image.with_name("copy"), image.with_name("volume")
     with contextlib.ExitStack() as stack:
         try:
             # cp passes over holes; the copy is as sparse as the image.
-            _run("cp", image, copy)
-            root = stack.enter_context(_mounted(filesystem, seen_in / copy.name, target))
+            _run_command("cp", image, copy)
+            root = stack.enter_context(_mounted(filesystem, image_directory / copy.name, target))
         finally:
             copy.unlink(missing_ok=True)
         yield root
@@ -112,7 +112,7 @@ def _mounted(filesystem: str, image: Path, target: Path) -> Iterator[Path]:
     target.mkdir(exist_ok=True)
     try:
         # In here, since an interrupted mount(8) may have mounted; where nothing is, unmount does nothing.
-        _run("mount", "-t", filesystem, "-o", "loop", image, target)
+        _run_command("mount", "-t", filesystem, "-o", "loop", image, target)
         yield target
     finally:
         was_busy = unmount(target)
@@ -120,7 +120,7 @@ def _mounted(filesystem: str, image: Path, target: Path) -> Iterator[Path]:
         raise OSError(errno.EBUSY, "somebody still works in it", str(target))
 
 
-def _run(*command: str | Path) -> None:
+def _run_command(*command: str | Path) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(errno.EIO, f"{' '.join(map(str, command))}: {done.stderr.strip() or done.returncode}")

@@ -50,7 +50,7 @@ from bench.listing_scenes import ABOUT_XATTRS, SERVERS, SLOW, scene
 from bench.listing_steps import Course, Work, take_courses
 from bench.listing_targets import N_ROUNDS, newest, table, tables, verdicts
 from bench.subjects import EXAMPLE, HP, NATIVE, OURS, SSHFS, Row, all_subjects, take_turns, versions
-from bench.support import keep, measuring, tell
+from bench.support import keep, measuring, print_progress
 from tests.support.mount_namespaces import see_own_mounts_only
 
 RESULTS = Path(__file__).with_name("results") / "listing.jsonl"
@@ -100,29 +100,34 @@ PARTS = MappingProxyType(
 )
 
 
-def compete(part: Part, asked: argparse.Namespace, where: str, n_rounds: int, patience_s: float) -> dict[str, Any]:
-    """What each subject took in a scene, or why it is left out."""
-    n = part.n_files(where, is_quick=asked.quick)
-    names = [name for name in asked.subject or part.subjects if name in all_subjects()]
+def compete(part: Part, arguments: argparse.Namespace, where: str, n_rounds: int, patience_s: float) -> dict[str, Any]:
+    """Return the seconds of each subject in a scene, or why it is left out."""
+    n = part.n_files(where, is_quick=arguments.quick)
+    names = [name for name in arguments.subject or part.subjects if name in all_subjects()]
     with scene(where, lambda path: part.make(path, n)) as source:
         return take_turns(
-            names, n_rounds, patience_s, lambda name: part.turn(Work(name, where, source, n, asked.example))
+            names, n_rounds, patience_s, lambda name: part.turn(Work(name, where, source, n, arguments.example))
         )
 
 
-def measure(name: str, where: str, asked: argparse.Namespace) -> Row:
-    """The row of one part in one scene."""
+def measure(name: str, where: str, arguments: argparse.Namespace) -> Row:
+    """Measure one part in one scene. Returns  its row"""
     part = PARTS[name]
-    n_rounds = asked.rounds or (N_ROUNDS_QUICK if asked.quick else N_ROUNDS)
+    n_rounds = arguments.rounds or (N_ROUNDS_QUICK if arguments.quick else N_ROUNDS)
     load_before = round(os.getloadavg()[0], 2)
-    tell(name if where == SLOW else f"{name}, {where}")
-    patience_s = part.patience_s if asked.patience is None else asked.patience
-    subjects = compete(part, asked, where, n_rounds, patience_s)
+    print_progress(name if where == SLOW else f"{name}, {where}")
+    patience_s = part.patience_s if arguments.patience is None else arguments.patience
+    subjects = compete(part, arguments, where, n_rounds, patience_s)
     return {
         "part": name,
         "scene": where,
-        "n_files": part.n_files(where, is_quick=asked.quick),
-        "options": {"quick": asked.quick, "n_rounds": n_rounds, "subjects": asked.subject, "patience": patience_s},
+        "n_files": part.n_files(where, is_quick=arguments.quick),
+        "options": {
+            "quick": arguments.quick,
+            "n_rounds": n_rounds,
+            "subjects": arguments.subject,
+            "patience": patience_s,
+        },
         "n_cpus": len(os.sched_getaffinity(0)),
         "commands": {one: " ".join(all_subjects()[one]) for one in subjects},
         "versions": versions(),
@@ -134,17 +139,17 @@ def measure(name: str, where: str, asked: argparse.Namespace) -> Row:
 def main() -> None:
     """Measure, append the results, print them."""
     scenes = ("tmpfs", "ext4", *SERVERS)
-    asked = command.asked_of(command.parser(__doc__, PARTS, scenes))
-    if command.is_to_show(asked):
+    arguments = command.parse_arguments(command.parser(__doc__, PARTS, scenes))
+    if command.is_to_show(arguments):
         places = [(name, where) for name, part in PARTS.items() for where in part.scenes]
-        command.show(asked, newest(RESULTS, places), tables, draw)
+        command.show(arguments, newest(RESULTS, places), tables, draw)
         return
     with measuring():
         see_own_mounts_only()
-        for name in asked.part or PARTS:
+        for name in arguments.part or PARTS:
             for where in PARTS[name].scenes:
-                if asked.scene in (None, where):
-                    row = keep(RESULTS, measure(name, where, asked))
+                if arguments.scene in (None, where):
+                    row = keep(RESULTS, measure(name, where, arguments))
                     print("\n".join([table(row), "", *verdicts(row), ""]), flush=True)
 
 

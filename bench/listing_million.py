@@ -60,7 +60,7 @@ def take_memory(work: Work) -> dict[str, float]:
     found = {}
     with taking_part(work, all_subjects()) as (path, fuse):
         assert fuse
-        found[LOOKED], found[KNOWN] = _look(path, fuse, work.n)
+        found[LOOKED], found[KNOWN] = _measure_listing(path, fuse, work.n)
         before = memory_bytes(fuse, "VmRSS")
         drop_caches()
         wait_until_idle(fuse)
@@ -68,12 +68,12 @@ def take_memory(work: Work) -> dict[str, float]:
     if work.subject == OURS:
         with taking_part(work, {OURS: (*SUBJECTS[OURS], "--cache-size", "0")}) as (path, fuse):
             assert fuse
-            _, found[UNCACHED] = _look(path, fuse, work.n)
+            _, found[UNCACHED] = _measure_listing(path, fuse, work.n)
     return found
 
 
-def _look(path: Path, fuse: FuseMount, n: int) -> tuple[float, float]:
-    """Seconds of a look at all entries, and bytes for each that the daemon has more after it."""
+def _measure_listing(path: Path, fuse: FuseMount, n: int) -> tuple[float, float]:
+    """Return the seconds of a long listing, and the bytes for each entry by which the daemon has grown."""
     time_command(["ls", "-l", path / SMALL])
     before = memory_bytes(fuse, "VmRSS")
     seconds = loop(LOOKED, "ls -l, cold", n).take(path)

@@ -32,7 +32,7 @@ N_PER_ACL = 10
 _KINDS = (("a tenth", Xattrs.ALL, N_PER_ACL), ("absent", Xattrs.ALL, 0), ("unsupported", Xattrs.NONE, 0))
 SERVERS = MappingProxyType(
     {SLOW: Server(1, Xattrs.NONE, delays_all=False)}
-    | {f"{told}, {s} s": Server(s, xattrs, n) for s in (5, 0) for told, xattrs, n in _KINDS}
+    | {f"{label}, {s} s": Server(s, xattrs, n) for s in (5, 0) for label, xattrs, n in _KINDS}
 )
 ABOUT_XATTRS = tuple(name for name in SERVERS if name != SLOW)
 """How many files have one, and for how long the server is believed."""
@@ -53,8 +53,8 @@ def scene(name: str, make: Callable[[Path], None]) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def seen(name: str, source: Path, limit_s: float) -> Iterator[Path]:
-    """The source as it answers in a scene."""
+def serve_scene(name: str, source: Path, limit_s: float) -> Iterator[Path]:
+    """Serve the source as slowly as the scene requires. Yields  its path there"""
     server = SERVERS.get(name)
     if server is None:
         yield source

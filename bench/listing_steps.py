@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.listing_scenes import seen
+from bench.listing_scenes import serve_scene
 from bench.operations import AGAIN, MISS, OPERATIONS, SCAN, Worker, drop_caches
 from bench.subjects import (
     BINDFS,
@@ -257,7 +257,7 @@ def taking_part(work: Work, words: Words) -> Iterator[tuple[Path, FuseMount | No
     """
     try:
         with contextlib.ExitStack() as stack:
-            source = stack.enter_context(seen(work.scene, work.source, 2 * LIMIT_S))
+            source = stack.enter_context(serve_scene(work.scene, work.source, 2 * LIMIT_S))
             path, fuse = stack.enter_context(
                 served(work.subject, source, work.example, words=words, limit_s=2 * LIMIT_S)
             )

@@ -28,7 +28,7 @@ class Target(NamedTuple):
 
     part: str
     scenes: tuple[str, ...]
-    told: str
+    description: str
     judge: Judge  # None: the row does not say
     limit: float
     is_least: bool = True
@@ -139,7 +139,7 @@ def verdicts(row: Row) -> Iterator[str]:
         if found is not None:
             is_met = found >= target.limit if target.is_least else found <= target.limit
             bound = f"at {'least' if target.is_least else 'most'} {target.limit:g}"
-            text = f"{title(row)}: {target.told}: {found:.3g}{target.unit} ({bound})"
+            text = f"{title(row)}: {target.description}: {found:.3g}{target.unit} ({bound})"
             yield f"{text}: {'met' if is_met else 'MISSED'}"
 
 
@@ -171,7 +171,7 @@ def _called(name: str, row: Row) -> str:
 def _remarks(name: str, row: Row) -> Iterator[str]:
     found, n_rounds = row["subjects"][name], row["options"]["n_rounds"]
     if "medians" not in found:
-        yield from (f"{kind}: {told}" for kind, told in found.items())
+        yield from (f"{kind}: {reason}" for kind, reason in found.items())
         return
     n_turns = max(map(len, found["seconds"].values()))
     if n_turns < n_rounds:
@@ -180,15 +180,15 @@ def _remarks(name: str, row: Row) -> Iterator[str]:
         yield xattrs.REMARKS[name]
 
 
-def _cell(step: str, found: Mapping[str, float], native: Mapping[str, float]) -> str:
-    """Three digits, and in brackets how many times as fast as native, or as its first time if that is all there is."""
-    if step not in found:
+def _cell(step: str, figures: Mapping[str, float], native: Mapping[str, float]) -> str:
+    """Return three digits; in brackets how many times as fast as native, or as its first time if it ran once."""
+    if step not in figures:
         return "-"
     if step in (*million.BYTES, xattrs.MEMORY):
-        return f"{found[step]:.0f} bytes an entry"
-    own = f"{found[step] * 1e3:.4g}" if found[step] >= 1e-4 else f"{found[step] * 1e3:.2g}"
+        return f"{figures[step]:.0f} bytes an entry"
+    own = f"{figures[step] * 1e3:.4g}" if figures[step] >= 1e-4 else f"{figures[step] * 1e3:.2g}"
     rival_s = native.get(step) or native.get(step.removesuffix(AGAIN).removesuffix(DROPPED))
-    return own if rival_s is None or found is native else f"{own} ({rival_s / found[step]:.2g})"
+    return own if rival_s is None or figures is native else f"{own} ({rival_s / figures[step]:.2g})"
 
 
 def tables(rows: Sequence[Row]) -> str:

@@ -55,8 +55,8 @@ def fill(shared: Shared, uid: int, n: int) -> None:
     as_user(uid, act)
 
 
-def look(shared: Shared) -> dict[str, float]:
-    """Seconds from the service's start until it has looked at all that is there; MiB of its largest process."""
+def measure_first_scan(shared: Shared) -> dict[str, float]:
+    """Return the seconds from the service's start to the end of its first scan, and the MiB of its largest process."""
     began = time.monotonic()
     with shared.served() as running:
         running.until(lambda: running.volume(shared.volume).phase is VolumePhase.IDLE, _LIMIT_S)
@@ -79,7 +79,7 @@ def bed(case: Case) -> Iterator[Bed]:
         turns: dict[str, Turn] = {}
         for name, one in ((PLAIN, plain), (what, full)):
             turns[f"{LIST}, {name}"] = partial(time_command, [TRASHD, "list", "--volume", one.volume])
-            turns[f"{LOOK}, {name}"] = partial(look, one)
+            turns[f"{LOOK}, {name}"] = partial(measure_first_scan, one)
         yield Bed(turns)
 
 

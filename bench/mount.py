@@ -51,12 +51,12 @@ from typing import Any
 from bench import command, processor_time, projects, swap_through, uring
 from bench.listing_scenes import scene
 from bench.listing_steps import Work
-from bench.mount_parts import ALL_CORES, ONE_CORE, PARTS, Part, look, time_turn
+from bench.mount_parts import ALL_CORES, ONE_CORE, PARTS, Part, collect_traits, time_turn
 from bench.mount_plot import draw
 from bench.mount_tables import as_json, in_all, table, tables, verdicts
 from bench.mount_targets import N_ROUNDS, newest
 from bench.subjects import DEVICE, Row, Unable, all_subjects, take_turns, versions
-from bench.support import keep, kept_in_memory, measuring, tell
+from bench.support import keep, kept_in_memory, measuring, print_progress
 from tests.support.mount_namespaces import see_own_mounts_only
 
 RESULTS = Path(__file__).with_name("results") / "mount.jsonl"
@@ -83,39 +83,46 @@ def on(cores: str) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def compete(part: Part, asked: argparse.Namespace, where: str, n_rounds: int) -> dict[str, Any]:
-    """What each subject took in a scene and what is known of it, or why it is left out."""
+def compete(part: Part, arguments: argparse.Namespace, where: str, n_rounds: int) -> dict[str, Any]:
+    """Return the seconds and the traits of each subject in a scene, or why it is left out."""
     words = all_subjects()
-    names = [name for name in asked.subject or part.subjects if name in words and name in part.subjects]
+    names = [name for name in arguments.subject or part.subjects if name in words and name in part.subjects]
     with (
         scene(where, lambda path: part.make(path, part.n)) as source,
         kept_in_memory([source / name for name in part.kept]),
     ):
-        works = {name: Work(name, where, source, part.n, asked.example) for name in names}
-        found = take_turns(names, n_rounds, asked.patience * part.patience, lambda name: time_turn(part, works[name]))
+        works = {name: Work(name, where, source, part.n, arguments.example) for name in names}
+        found = take_turns(
+            names, n_rounds, arguments.patience * part.patience, lambda name: time_turn(part, works[name])
+        )
         for name in (name for name in names if "medians" in found[name]):
-            tell(f"looking at {name}")
+            print_progress(f"looking at {name}")
             with contextlib.suppress(Unable):
-                found[name]["traits"] = look(part, works[name])
+                found[name]["traits"] = collect_traits(part, works[name])
     return found
 
 
-def measure(name: str, where: str, cores: str, asked: argparse.Namespace) -> Row:
-    """The row of one part in one place."""
-    part = PARTS[name].quick() if asked.quick else PARTS[name]
-    n_rounds = asked.rounds or (N_ROUNDS_QUICK if asked.quick else N_ROUNDS)
+def measure(name: str, where: str, cores: str, arguments: argparse.Namespace) -> Row:
+    """Measure one part in one place. Returns  its row"""
+    part = PARTS[name].quick() if arguments.quick else PARTS[name]
+    n_rounds = arguments.rounds or (N_ROUNDS_QUICK if arguments.quick else N_ROUNDS)
     load_before = round(os.getloadavg()[0], 2)
-    tell(f"{name}, {where}, {cores}")
+    print_progress(f"{name}, {where}, {cores}")
     with on(cores):
         n_cpus = len(os.sched_getaffinity(0))
-        subjects = compete(part, asked, where, n_rounds)
+        subjects = compete(part, arguments, where, n_rounds)
     words = all_subjects()
     return {
         "part": name,
         "scene": where,
         "cores": cores,
         "n_files": part.n,
-        "options": {"quick": asked.quick, "n_rounds": n_rounds, "subjects": asked.subject, "patience": asked.patience},
+        "options": {
+            "quick": arguments.quick,
+            "n_rounds": n_rounds,
+            "subjects": arguments.subject,
+            "patience": arguments.patience,
+        },
         "n_cpus": n_cpus,
         "commands": {one: " ".join(words[one]) for one in subjects},
         "versions": versions(),
@@ -142,45 +149,47 @@ def parse() -> argparse.Namespace:
     parser = command.parser(__doc__, PARTS, SCENES, PATIENCE_S)
     parser.add_argument("--cores", choices=list(CORES), help="only on as many")
     parser.add_argument("--json", action="store_true", help="verdicts and figures as JSON on standard output")
-    return command.asked_of(parser)
+    return command.parse_arguments(parser)
 
 
-def run(asked: argparse.Namespace) -> None:
-    """Measure what is asked for, append the results, print them and what they say of the targets."""
-    scenes = [asked.scene] if asked.scene else SCENES[:1] if asked.quick else SCENES
-    cores = [CORES[asked.cores]] if asked.cores else [ALL_CORES] if asked.quick else CORES.values()
+def measure_all(arguments: argparse.Namespace) -> None:
+    """Measure everything requested, append the results, and print them with the verdicts on the targets."""
+    scenes = [arguments.scene] if arguments.scene else SCENES[:1] if arguments.quick else SCENES
+    cores = [CORES[arguments.cores]] if arguments.cores else [ALL_CORES] if arguments.quick else CORES.values()
     rows = []
     for where, how_many in [(where, how_many) for where in scenes for how_many in cores]:
-        for name in asked.part or PARTS:
+        for name in arguments.part or PARTS:
             if how_many in PARTS[name].cores:
-                rows.append(keep(RESULTS, measure(name, where, how_many, asked)))
-                if not asked.json:
+                rows.append(keep(RESULTS, measure(name, where, how_many, arguments)))
+                if not arguments.json:
                     print(table(rows[-1]), end="\n\n", flush=True)
-    print(json.dumps(as_json(rows, []), indent=1) if asked.json else "\n\n".join([verdicts(rows), in_all(rows, [])]))
+    print(
+        json.dumps(as_json(rows, []), indent=1) if arguments.json else "\n\n".join([verdicts(rows), in_all(rows, [])])
+    )
 
 
-def tell_all(rows: Sequence[Row]) -> str:
-    """The Markdown of docs/internals/benchmarks, with what a swap costs."""
+def format_report(rows: Sequence[Row]) -> str:
+    """Return the Markdown of docs/internals/benchmarks, with the costs of a swap."""
     swaps = swap_through.newest()
     return "\n\n".join([tables(rows, swaps), *([SWAP_TOLD, swap_through.table(swaps)] if swaps else [])])
 
 
-def told_as_json(rows: Sequence[Row]) -> str:
-    """What was measured, and how far it meets the targets, for programs."""
+def format_json(rows: Sequence[Row]) -> str:
+    """Return the results and the verdicts on the targets as JSON."""
     return json.dumps(as_json(rows, swap_through.newest()), indent=1)
 
 
 def main() -> None:
     """Measure, or show what was measured."""
-    asked = parse()
-    if command.is_to_show(asked):
-        command.show(asked, newest(RESULTS), told_as_json if asked.json else tell_all, draw)
+    arguments = parse()
+    if command.is_to_show(arguments):
+        command.show(arguments, newest(RESULTS), format_json if arguments.json else format_report, draw)
         return
     with measuring(), uring.switched_on(), processor_time.groups():
         see_own_mounts_only()
         with contextlib.suppress(ValueError):  # not every root may
             resource.setrlimit(resource.RLIMIT_NOFILE, (N_FDS, N_FDS))
-        run(asked)
+        measure_all(arguments)
 
 
 if __name__ == "__main__":

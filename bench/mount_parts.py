@@ -125,12 +125,12 @@ def time_turn(part: Part, work: Work) -> dict[str, float]:
     return found
 
 
-def _together(found: dict[str, float], also: dict[str, float]) -> dict[str, float]:
-    return found | also | {CPU: found[CPU] + also[CPU]}
+def _together(figures: dict[str, float], also: dict[str, float]) -> dict[str, float]:
+    return figures | also | {CPU: figures[CPU] + also[CPU]}
 
 
-def look(part: Part, work: Work) -> dict[str, Any]:
-    """What must be known of a subject, and the messages that each operation takes, where this kernel tells.
+def collect_traits(part: Part, work: Work) -> dict[str, Any]:
+    """Return the traits of a subject; and the messages of each operation, if this kernel can count them.
 
     Raises  Unable
     """

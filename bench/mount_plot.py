@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from bench.listing_plot import COLOURS
-from bench.mount_tables import told
+from bench.mount_tables import format_place
 from bench.mount_targets import Place, Seconds, means_of, place
 from bench.names import P50, USED
 from bench.subjects import CPU, NATIVE, OURS, Row
@@ -58,15 +58,15 @@ def _x(left: float, ratio: float) -> float:
     return left + (min(max(math.log10(ratio), least), most) - least) / (most - least) * _WIDTH
 
 
-def _panel(left: float, top: float, where: Place, steps: Sequence[str], found: Sequence[Seconds]) -> Iterator[str]:
+def _panel(left: float, top: float, where: Place, steps: Sequence[str], means: Sequence[Seconds]) -> Iterator[str]:
     bottom = top + len(steps) * _LINE
     yield f'<rect x="{left}" y="{top}" width="{_WIDTH}" height="{bottom - top}" fill="#f7f7f7"/>'
-    yield f'<text x="{left}" y="{top - 8}" font-weight="bold">{told(where)}</text>'
+    yield f'<text x="{left}" y="{top - 8}" font-weight="bold">{format_place(where)}</text>'
     for power in range(_POWERS[0], _POWERS[1] + 1):
         x, colour = _x(left, 10.0**power), "#999" if power == 0 else "#ddd"
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" stroke="{colour}"/>'
         yield f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{10.0**power:g}</text>'
-    for medians in found:
+    for medians in means:
         native = medians.get(NATIVE, {})
         # Ours last: on top of the others.
         for name in sorted((name for name in medians if name != NATIVE), key=lambda name: name == OURS):

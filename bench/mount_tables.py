@@ -15,8 +15,8 @@ _SHARE = "acting's share"
 _ACTING = tuple(caller.suffix for caller in CALLERS if caller is not ROOT)
 
 
-def told(where: Place) -> str:
-    """A place, for people."""
+def format_place(where: Place) -> str:
+    """Return a place as text."""
     return f"{where[0]}, {where[1]}"
 
 
@@ -26,10 +26,10 @@ def table(row: Row) -> str:
     names = [name for name in _NAMES if name in means]
     has_callers = any(step.endswith(_ACTING) for step in means.get(_ours(means), {}))
     ours = _ours(means)
-    heads = [f"{row['part']}, {told(place(row))}", *names, f"{ours} / native", f"{ours} / best peer"]
+    heads = [f"{row['part']}, {format_place(place(row))}", *names, f"{ours} / native", f"{ours} / best peer"]
     heads += [_SHARE] if has_callers else []
     lines = list(_lines(row, names, has_callers=has_callers))
-    remarks = [*_known(row), *_remarks(row)]
+    remarks = [*_list_traits(row), *_remarks(row)]
     return "\n".join([markdown(heads, lines), *(["", *remarks] if remarks else [])])
 
 
@@ -89,8 +89,8 @@ def _time(seconds: float) -> str:
     return f"{seconds / size:.3g} {unit}"
 
 
-def _known(row: Row) -> Iterator[str]:
-    """What sets the subjects apart, beside their figures."""
+def _list_traits(row: Row) -> Iterator[str]:
+    """Yield a line for each subject: its transport, and whether the kernel checks permissions."""
     for name in row["subjects"]:
         if name != NATIVE and (traits := traits_of(row, name)):
             checks = "the kernel checks permissions" if traits["checks"] else "the kernel checks no permissions"
@@ -125,7 +125,7 @@ def verdicts(rows: Sequence[Row]) -> str:
 def _judged(finding: Finding) -> list[str]:
     word = finding.word if finding.word == "met" else f"**{finding.word}**"
     target = finding.target
-    return [finding.ours, target.part, told(finding.place), target.wanted, finding.told, word]
+    return [finding.ours, target.part, format_place(finding.place), target.requirement, finding.description, word]
 
 
 def in_all(rows: Sequence[Row], swaps: Sequence[Row]) -> str:
@@ -167,7 +167,7 @@ def _conditions(rows: Sequence[Row]) -> Iterator[str]:
         of_commit = [row for row in rows if row["versions"]["commit"] == commit]
         busiest = max(of_commit, key=lambda row: float(row["load_before"]))
         parts = ", ".join(row["part"] for row in of_commit)
-        yield f"- {told(place(busiest))}: {conditions(busiest, parts)}"
+        yield f"- {format_place(place(busiest))}: {conditions(busiest, parts)}"
 
 
 def _messages(rows: Sequence[Row]) -> Iterator[str]:
@@ -177,7 +177,7 @@ def _messages(rows: Sequence[Row]) -> Iterator[str]:
     ]
     names = list(dict.fromkeys(name for _, asked in found for name in asked))
     lines = [
-        [step, *(_asked(asked[name].get(step)) if name in asked else "-" for name in names)]
+        [step, *(_format_counts(asked[name].get(step)) if name in asked else "-" for name in names)]
         for _, asked in found
         for step in dict.fromkeys(step for of_one in asked.values() for step in of_one)
     ]
@@ -185,8 +185,8 @@ def _messages(rows: Sequence[Row]) -> Iterator[str]:
         yield markdown(["operation", *names], lines)
 
 
-def _asked(counts: Mapping[str, float] | None) -> str:
-    """Such as `lookup, read 8`."""
+def _format_counts(counts: Mapping[str, float] | None) -> str:
+    """Return counts of messages as text, such as `lookup, read 8`."""
     return ", ".join(_count(opcode.lower(), each) for opcode, each in (counts or {}).items()) or "none"
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from bench.listing_steps import OF_SIZE
 from bench.mount_parts import ALL_CORES, FIO_STEPS, ONE_CORE, PARTS, PEERS, TREE_STEPS, sizes
-from bench.names import N_CLIENTS, OPERATIONS, told_clients
+from bench.names import N_CLIENTS, OPERATIONS, format_clients
 from bench.operations import AGAIN
 from bench.projects import STEPS
 from bench.subjects import (
@@ -86,7 +86,7 @@ class Target(NamedTuple):
 
     ours      over /dev/fuse, over io_uring, or either
     steps     of the part; of listings, what follows their sizes
-    rival     beside whom; told: whom that is, for people
+    rival     finds the rival in a row; rival_name: its name in texts
     limit     at most so many times his time
     n_needed  in so many of the steps; None: in all
     is_below  not as long, either
@@ -95,7 +95,7 @@ class Target(NamedTuple):
     part: str
     steps: tuple[str, ...]
     ours: tuple[str, ...]
-    told: str
+    rival_name: str
     rival: Rival
     limit: float
     cores: str = ALL_CORES
@@ -103,12 +103,12 @@ class Target(NamedTuple):
     is_below: bool = False
 
     @property
-    def wanted(self) -> str:
-        """Such as `at most 0.5 of bindfs`."""
+    def requirement(self) -> str:
+        """Return the requirement as text, such as `at most 0.5 of bindfs`."""
         how = "below" if self.is_below else "at most"
         many = "" if self.n_needed is None else f", in {self.n_needed} of {len(self.steps)}"
         times = "" if self.limit == 1 else f"{self.limit:.3g} of "
-        return f"{how} {times}{self.told}{many}"
+        return f"{how} {times}{self.rival_name}{many}"
 
     def steps_in(self, row: Row) -> Sequence[str]:
         """Those that a row is to have."""
@@ -138,7 +138,7 @@ class Verdict(NamedTuple):
         return self.ratio < self.target.limit if self.target.is_below else self.ratio <= self.target.limit
 
 
-_SHARED = tuple(map(told_clients, N_CLIENTS[1:]))
+_SHARED = tuple(map(format_clients, N_CLIENTS[1:]))
 _ASKED = "the best that is asked for ACLs"
 TARGETS = (
     Target("names", _NAMES, (DEVICE,), HP, one(HP), 1),
@@ -176,15 +176,15 @@ class Finding(NamedTuple):
         return "MISSED" if n_met + len(self.not_judged) < n_needed else "not judged"
 
     @property
-    def told(self) -> str:
-        """What was found: the ratios, and who was the rival where it is the best of some."""
-        found = [f"{verdict.step} {verdict.ratio:.2f}{self._whose(verdict)}" for verdict in self.verdicts]
+    def description(self) -> str:
+        """Return the ratios as text, each with its rival if the target names no single one."""
+        found = [f"{verdict.step} {verdict.ratio:.2f}{self._format_rival(verdict)}" for verdict in self.verdicts]
         missing = f"not done by both: {', '.join(self.not_judged)}" if self.not_judged else ""
         return "; ".join(filter(None, [", ".join(found), missing]))
 
-    def _whose(self, verdict: Verdict) -> str:
+    def _format_rival(self, verdict: Verdict) -> str:
         native = f" ({verdict.of_native:.2f} of native)" if self.target.part == "projects" and verdict.of_native else ""
-        return ("" if verdict.rival == self.target.told else f" of {verdict.rival}") + native
+        return ("" if verdict.rival == self.target.rival_name else f" of {verdict.rival}") + native
 
     def as_json(self) -> dict[str, Any]:
         """All of it."""
@@ -205,7 +205,7 @@ class Finding(NamedTuple):
             "scene": where,
             "cores": cores,
             "ours": self.ours,
-            "target": target.wanted,
+            "target": target.requirement,
             "verdict": self.word,
             "figures": figures,
             "not_judged": self.not_judged,

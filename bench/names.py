@@ -19,7 +19,7 @@ from bench.messages import counted
 from bench.operations import MISS
 from bench.processor_time import CLIENTS, move, used_s
 from bench.subjects import CPU, SINGLE, USER, cpu_s
-from bench.support import program, tell
+from bench.support import print_progress, program
 from tests.support.fuse_watchdog import FuseMount
 
 OPERATIONS = MappingProxyType(
@@ -157,7 +157,7 @@ def _by(caller: Caller, path: Path, fuse: FuseMount | None, work: Work) -> dict[
             except OSError as error:
                 if caller == ROOT:
                     raise
-                tell(f"{work.subject}{caller.suffix}: {error}")
+                print_progress(f"{work.subject}{caller.suffix}: {error}")
                 raise _Refused from error
             step = operation + caller.suffix
             found |= {step: timed.mean_s, step + P50: timed.p50_s, step + USED: timed.used_s}
@@ -175,12 +175,12 @@ def take_clients(work: Work) -> dict[str, float]:
         found: dict[str, float] = {}
         for n_clients in N_CLIENTS:
             timed = client.share(n_clients, work.n, fuse)
-            found |= {told_clients(n_clients): timed.mean_s, told_clients(n_clients) + USED: timed.used_s}
+            found |= {format_clients(n_clients): timed.mean_s, format_clients(n_clients) + USED: timed.used_s}
         return found | {CPU: cpu_s(fuse) - began_s}
 
 
-def told_clients(n: int) -> str:
-    """The step of so many."""
+def format_clients(n: int) -> str:
+    """Return the name of the step for this number of clients."""
     return f"{n} client{'s' if n > 1 else ''}"
 
 

@@ -33,7 +33,18 @@ from bench.neighbour_plot import COME_S, END_S, GO_S, TITLES, Moment, Timeline, 
 from bench.neighbour_table import tables
 from bench.neighbours import KINDS, Latency, Neighbours, fill, neighbours
 from bench.reap import VICTIM, set_caches
-from bench.support import TRASHD, keep, make_tree, measuring, only_orphan, percentile, running, tell, time_command, wait
+from bench.support import (
+    TRASHD,
+    keep,
+    make_tree,
+    measuring,
+    only_orphan,
+    percentile,
+    print_progress,
+    running,
+    time_command,
+    wait,
+)
 from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.service_process import places, service
 
@@ -168,17 +179,17 @@ def compete(modes: Sequence[str], fresh: Fresh, n_rounds: int, pause: Callable[[
             for mode in (*modes[begin:], *modes[:begin]):
                 turn = take_turn(mode, fresh, Path(scratch))
                 turns[mode].append(turn)
-                tell(f"round {number + 1} of {n_rounds}: {mode}: {told(turn)}")
+                print_progress(f"round {number + 1} of {n_rounds}: {mode}: {format_turn(turn)}")
                 pause()
             for name, options in (("paced", ["--paced"]), ("full", [])):
                 alone[name].append(quiet_s(options, fresh))
-            tell(f"nobody there: paced {alone['paced'][-1]:.2f} s, full {alone['full'][-1]:.2f} s")
+            print_progress(f"nobody there: paced {alone['paced'][-1]:.2f} s, full {alone['full'][-1]:.2f} s")
             pause()
     return {"modes": {mode: summary(turns[mode]) for mode in modes}, "nobody_there_s": alone}
 
 
-def told(turn: dict[str, Any]) -> str:
-    """A turn in a line."""
+def format_turn(turn: dict[str, Any]) -> str:
+    """Return one line for a turn."""
     parts = [
         f"{kind} " + " ".join(f"p{p} x{b / a:.2f}" for p, a, b in zip(PERCENTILES, *turn[kind].values(), strict=True))
         for kind in KINDS
@@ -276,23 +287,28 @@ def plot(filesystem: str) -> str:
     return draw(filesystem, MANY * N_FILES, lines)
 
 
-def measure(asked: argparse.Namespace, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """The row of one run."""
-    modes = asked.mode or list(MODES)
+def measure(arguments: argparse.Namespace, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Measure all modes, or the reaction. Returns  the row of this run"""
+    modes = arguments.mode or list(MODES)
     load_before = round(os.getloadavg()[0], 2)
-    if asked.reaction:
-        found: dict[str, Any] = {"reaction": watch_reaction(asked.filesystem, asked.rounds)}
+    if arguments.reaction:
+        found: dict[str, Any] = {"reaction": watch_reaction(arguments.filesystem, arguments.rounds)}
     else:
-        with filled(asked.filesystem, asked.files) as fresh:
-            found = compete(modes, fresh, asked.rounds, pause)
-    options = {"files": asked.files, "n_rounds": asked.rounds, "modes": asked.mode, "seconds": [ALONE_S, BESIDE_S]}
-    row = {"filesystem": asked.filesystem, "n_files": asked.files, "percentiles": PERCENTILES}
+        with filled(arguments.filesystem, arguments.files) as fresh:
+            found = compete(modes, fresh, arguments.rounds, pause)
+    options = {
+        "files": arguments.files,
+        "n_rounds": arguments.rounds,
+        "modes": arguments.mode,
+        "seconds": [ALONE_S, BESIDE_S],
+    }
+    row = {"filesystem": arguments.filesystem, "n_files": arguments.files, "percentiles": PERCENTILES}
     return {**row, "options": options, **found, "load_before": load_before}
 
 
-def options(told: str | None, n_rounds: int) -> argparse.ArgumentParser:
-    """What any of these measurements may be asked for. told: what it is"""
-    parser = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options(description: str | None, n_rounds: int) -> argparse.ArgumentParser:
+    """Return the parser of the options that these measurements share. description: the text of --help"""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--filesystem", choices=FILESYSTEMS)
     parser.add_argument("--rounds", type=int, default=n_rounds)
     parser.add_argument("--mode", action="append", choices=list(MODES), help="only this one (may be repeated)")
@@ -302,13 +318,13 @@ def options(told: str | None, n_rounds: int) -> argparse.ArgumentParser:
 
 def read(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """What the command line asks for, which can be done."""
-    asked = parser.parse_args(arguments)
-    if not asked.table:
-        if not asked.filesystem:
+    parsed = parser.parse_args(arguments)
+    if not parsed.table:
+        if not parsed.filesystem:
             parser.error("--filesystem, or --table")
         if os.geteuid():
             parser.error("only root may mount")
-    return asked
+    return parsed
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -322,17 +338,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     """Measure, append the result, print it."""
-    asked = parse()
-    if asked.table:
+    arguments = parse()
+    if arguments.table:
         print(tables(RESULTS))
         return
     with measuring(subprocess.CalledProcessError):
         see_own_mounts_only()  # an image that another's namespace has mounted too is not written when we unmount it
-        if asked.plot:
-            asked.plot.write_text(plot(asked.filesystem), encoding="utf-8")
+        if arguments.plot:
+            arguments.plot.write_text(plot(arguments.filesystem), encoding="utf-8")
         else:
-            keep(RESULTS, measure(asked))
-    if not asked.plot:
+            keep(RESULTS, measure(arguments))
+    if not arguments.plot:
         print(tables(RESULTS))
 
 

@@ -157,11 +157,11 @@ def by_ranks(make: MakesTree, n_files: int, n_ranks: int, n_threads: int, ms: fl
         identifier = made.orphan()
         made.slow(ms)
         before_s = made.daemons_s()
-        said = made.start(n_ranks, [*_RANK, "reap", made.at, identifier, str(n_threads)])
+        output = made.start(n_ranks, [*_RANK, "reap", made.at, identifier, str(n_threads)])
         daemons_s = made.daemons_s() - before_s
         if not is_gone(made.source, identifier):
             raise Unable("failed", f"left {identifier}")
-    first, used_s = _told(said)
+    first, used_s = _parse_output(output)
     all_s = used_s + daemons_s
     return {
         "": first["seconds"],
@@ -175,9 +175,9 @@ def by_ranks(make: MakesTree, n_files: int, n_ranks: int, n_threads: int, ms: fl
 _RANK = (PYTHON, "-m", "bench.nodes_rank")
 
 
-def _told(said: str) -> tuple[dict[str, float], float]:
-    """What the first rank told, and the processor time of all."""
-    lines = [json.loads(line) for line in said.splitlines()]
+def _parse_output(output: str) -> tuple[dict[str, float], float]:
+    """Return the figures that the first rank wrote, and the processor time of all ranks."""
+    lines = [json.loads(line) for line in output.splitlines()]
     (first,) = [line for line in lines if "seconds" in line]
     return first, sum(line["used_s"] for line in lines)
 
@@ -241,7 +241,7 @@ def by_mpi(n_ranks: int, n_slices: int) -> dict[str, float]:
     done = start_job(MPI, n_ranks, [*_RANK, "plan", str(n_slices)]).wait(_LIMIT_S)
     if done.code:
         raise Unable("failed", done.err)
-    first, _used_s = _told(done.out)
+    first, _used_s = _parse_output(done.out)
     return {"": first["plan_s"] / first["n_slices"], "slices a second": first["n_slices"] / first["seconds"]}
 
 

@@ -55,9 +55,9 @@ class Used(NamedTuple):
         return Used(*(now - then for now, then in zip(Used.so_far(), self, strict=True)))
 
 
-def tell(**told: float) -> None:
-    """In one write, so that no other rank's comes between."""
-    os.write(1, json.dumps(told).encode() + b"\n")
+def write_figures(**figures: float) -> None:
+    """Write figures as a line of JSON, in one write: the lines of other ranks can't mix with it."""
+    os.write(1, json.dumps(figures).encode() + b"\n")
 
 
 def reap_by(job: MpiJob, volume: Path, identifier: str, n_threads: int) -> None:
@@ -71,7 +71,7 @@ def reap_by(job: MpiJob, volume: Path, identifier: str, n_threads: int) -> None:
     used = before.since()
     if done.report.n_failed:
         raise OSError(done.report.failures[0].errno, f"{done.report.n_failed} entries are left")
-    tell(
+    write_figures(
         seconds=used.clock_s,
         removed=done.report.removed,
         n_slices=pace.n_slices,
@@ -86,8 +86,8 @@ class Nothing(NamedTuple):
 
     n_names: int
 
-    def run(self, work: Slice, _budget: SliceBudget) -> RemovalSliceResult:
-        """Say that a slice did some: it lists a directory, or unlinks some of its names."""
+    def run_slice(self, work: Slice, _budget: SliceBudget) -> RemovalSliceResult:
+        """Return the result of a slice that lists a directory or unlinks some of its names, without doing so."""
         rest, left, n_removed = work.work, tuple[UnfinishedDirectory, ...](), 0
         if rest.emptied:
             n_removed, rest.emptied = len(rest.emptied), []
@@ -107,7 +107,7 @@ class Nothing(NamedTuple):
 def open_nothing(kernel: Kernel, n_ranks: int) -> Iterator[RankRunner[Slice, RemovalSliceResult]]:
     """See OpensRunner."""
     with kernel.open_path(b"/", os.O_RDONLY | os.O_DIRECTORY) as fd:
-        yield RankRunner(Nothing(_NAMES_A_SLICE).run, choose_for_rank(kernel, fd, _THREADS, n_ranks))
+        yield RankRunner(Nothing(_NAMES_A_SLICE).run_slice, choose_for_rank(kernel, fd, _THREADS, n_ranks))
 
 
 def plan_of(n_workers: int, n_directories: int, n_machines: int) -> tuple[SlicePlan, int]:
@@ -121,7 +121,7 @@ def plan_by(job: MpiJob, n_slices: int) -> None:
     with open_nothing(Kernel(), job.n_ranks) as ours, job.crew(ours, open_nothing) as crew:
         (plan, top), n_done = plan_of(crew.n_workers, crew.n_workers, crew.n_ranks), 0
 
-        def done(work: Slice, outcome: RemovalSliceResult) -> None:
+        def finish_slice(work: Slice, outcome: RemovalSliceResult) -> None:
             nonlocal n_done
             plan.finish_slice(work, outcome)
             n_done += 1
@@ -130,10 +130,10 @@ def plan_by(job: MpiJob, n_slices: int) -> None:
         strategy = crew.local_runner.strategy._replace(n_workers=crew.n_workers)
         before = Used.so_far()
         SliceRunner(
-            plan, ours.run_slice, strategy, SlicePace(FULL_SPEED), lambda: n_done >= n_slices, done, crew
+            plan, ours.run_slice, strategy, SlicePace(FULL_SPEED), lambda: n_done >= n_slices, finish_slice, crew
         ).run_plan()
         used = before.since()
-    tell(seconds=used.clock_s, n_slices=n_done, plan_s=used.main_s, used_s=used.all_s)
+    write_figures(seconds=used.clock_s, n_slices=n_done, plan_s=used.main_s, used_s=used.all_s)
 
 
 def plan_alone(n_workers: int, n_slices: int) -> float:
@@ -152,7 +152,7 @@ def plan_alone(n_workers: int, n_slices: int) -> float:
                 running.append(begun)
             work = running.popleft()
             given: Slice = pickle.loads(pickle.dumps(work))
-            plan.finish_slice(work, pickle.loads(pickle.dumps(runner.run(given, SliceBudget()))))
+            plan.finish_slice(work, pickle.loads(pickle.dumps(runner.run_slice(given, SliceBudget()))))
 
     runner = Nothing(_NAMES)
     pass_on(n_workers)
@@ -168,7 +168,7 @@ def main() -> None:
         if not job.is_first:
             before = Used.so_far()
             job.serve(Kernel())
-            tell(used_s=before.since().all_s)
+            write_figures(used_s=before.since().all_s)
         elif what == "reap":
             reap_by(job, Path(words[0]), words[1], int(words[2]))
         else:

@@ -112,7 +112,7 @@ class Held(NamedTuple):
 
     file: str
     flags: int
-    run: Callable[[int, Names], None]
+    call: Callable[[int, Names], None]
 
 
 class Operation(NamedTuple):
@@ -120,7 +120,7 @@ class Operation(NamedTuple):
 
     name: str
     directory: str
-    run: Callable[[Names], None] | Held
+    call: Callable[[Names], None] | Held
     n: int
     unit: str = "ops"
     is_cold: bool = False  # nothing of the tree is in memory; the kernel knows the directory itself
@@ -244,17 +244,17 @@ def work() -> None:
 def _time_pass(operation: Operation, names: Names) -> float:
     if operation.is_cold:
         drop_caches()
-    run = operation.run
-    if not isinstance(run, Held):
-        return _time(run, names)
-    fd = os.open(run.file, run.flags, 0o644)
+    call = operation.call
+    if not isinstance(call, Held):
+        return _time(call, names)
+    fd = os.open(call.file, call.flags, 0o644)
     try:
-        return _time(partial(run.run, fd), names)
+        return _time(partial(call.call, fd), names)
     finally:
         os.close(fd)
 
 
-def _time(run: Callable[[Names], None], names: Names) -> float:
+def _time(call: Callable[[Names], None], names: Names) -> float:
     began = time.perf_counter()
-    run(names)
+    call(names)
     return time.perf_counter() - began

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from bench.subjects import NATIVE, SUBJECTS, Unable, served
-from bench.support import tell, volume
+from bench.support import print_progress, volume
 from tests.support.mount_namespaces import see_own_mounts_only
 from tests.support.real_filesystems import bind_mount
 from tests.support.third_party_suites import SuiteResult, pjdfstest, short_path
@@ -32,16 +32,16 @@ def main() -> None:
     rows, skipped_below = [], frozenset[str]()
     with volume("ext4") as root:
         for name in SUBJECTS:
-            tell(name)
+            print_progress(name)
             try:
-                told = examine(name, root)
+                outcome = examine(name, root)
             except Unable as error:
-                tell(f"{name}: {error}")
+                print_progress(f"{name}: {error}")
                 continue
             if name == NATIVE:
-                skipped_below = told.skipped
-            more = ", ".join(f"`{test}`" for test in sorted(told.skipped - skipped_below)) or "none"
-            rows.append(f"| {name} | {told.n_passed} | {len(told.failed)} | {len(told.skipped)} | {more} |")
+                skipped_below = outcome.skipped
+            more = ", ".join(f"`{test}`" for test in sorted(outcome.skipped - skipped_below)) or "none"
+            rows.append(f"| {name} | {outcome.n_passed} | {len(outcome.failed)} | {len(outcome.skipped)} | {more} |")
     print("| | passed | failed | skipped | skipped beyond native |", "|---|---|---|---|---|", *rows, sep="\n")
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.support import tell
+from bench.support import print_progress
 from tests.support.real_filesystems import mounts
 
 DAEMON, CLIENTS = "daemon", "clients"
@@ -28,7 +28,7 @@ def groups() -> Iterator[None]:
             path.mkdir()
             made.append(path)
     except OSError as error:
-        tell(f"no control groups of version 2, so processor time is in ticks of /proc: {error}")
+        print_progress(f"no control groups of version 2, so processor time is in ticks of /proc: {error}")
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from bench.verdicts import Figure, Round, Target, times, value
 Row = Mapping[str, Any]
 
 
-def _run(
+def _to_results(
     row: Row, benchmark: str, case: str, n: int, rounds: list[Round], targets: Sequence[Target]
 ) -> Iterator[Result]:
     machine = {key: found for key, found in row["machine"].items() if key != "load"}
@@ -57,7 +57,7 @@ def _neighbour(row: Row) -> Iterator[Result]:
         Target(f"{mode}: the rate, of rm's", times(f"{mode}, rate", "rm, rate"), 0.1, is_least=True)
         for mode in ("paced", "service")
     ]
-    return _run(row, "neighbour", row["filesystem"], row["n_files"], by_round(columns), targets)
+    return _to_results(row, "neighbour", row["filesystem"], row["n_files"], by_round(columns), targets)
 
 
 # Of the mount's benchmarks a figure is a step of a subject's.
@@ -81,7 +81,7 @@ def _mount(row: Row) -> Iterator[Result]:
     """Of each target the step that decides it, by the medians; the program itself judges by means."""
     case = f"{row['part']} {row['scene']} {row['cores']}"
     targets = list(map(_deciding, filter(lambda finding: finding.verdicts, mount_targets.judged(dict(row)))))
-    yield from _run(row, "mount", case, row["n_files"], _steps(row), targets)
+    yield from _to_results(row, "mount", case, row["n_files"], _steps(row), targets)
 
 
 def _deciding(finding: mount_targets.Finding) -> Target:
@@ -89,16 +89,16 @@ def _deciding(finding: mount_targets.Finding) -> Target:
     ordered = sorted(finding.verdicts, key=lambda verdict: verdict.ratio)
     worst = ordered[min(len(ordered), finding.target.n_needed or len(ordered)) - 1]
     of = times(_key(finding.ours, worst.step), _key(worst.rival, worst.step))
-    return Target(f"{worst.step}, {finding.target.wanted} ({finding.ours})", of, finding.target.limit)
+    return Target(f"{worst.step}, {finding.target.requirement} ({finding.ours})", of, finding.target.limit)
 
 
 def _listing(row: Row) -> Iterator[Result]:
     targets = [
-        Target(f"{one.told}", _judged_by(one.judge), one.limit, one.is_least, one.unit)
+        Target(f"{one.description}", _judged_by(one.judge), one.limit, one.is_least, one.unit)
         for one in listing_targets.TARGETS
         if one.part == row["part"] and row["scene"] in one.scenes
     ]
-    return _run(row, "listing", f"{row['part']} {row['scene']}", row["n_files"], _steps(row), targets)
+    return _to_results(row, "listing", f"{row['part']} {row['scene']}", row["n_files"], _steps(row), targets)
 
 
 def _judged_by(judge: listing_targets.Judge) -> Figure:
@@ -125,7 +125,7 @@ def _swap_through(row: Row) -> Iterator[Result]:
         )
         for line in swap_through.judged(dict(row))
     ]
-    return _run(row, "swap_through", row["scene"], row["n_files"], _steps(row), targets)
+    return _to_results(row, "swap_through", row["scene"], row["n_files"], _steps(row), targets)
 
 
 def _depth(row: Row) -> Iterator[Result]:
@@ -138,7 +138,7 @@ def _depth(row: Row) -> Iterator[Result]:
         )
         for what in depth.LEVELS
     ]
-    return _run(row, "depth", row["filesystem"], n, _steps(row), targets)
+    return _to_results(row, "depth", row["filesystem"], n, _steps(row), targets)
 
 
 READERS = MappingProxyType[str, Callable[[Row], Iterator[Result]]](

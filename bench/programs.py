@@ -11,7 +11,7 @@ from bench.program_rows import READERS
 from bench.runner import Result
 from bench.runs import RESULTS, read
 from bench.subjects import BINDFS, MERGERFS, NATIVE, OURS
-from bench.support import PYTHON, tell
+from bench.support import PYTHON, print_progress
 
 _ROOT = RESULTS.parents[1]
 
@@ -20,12 +20,12 @@ class Program(NamedTuple):
     """One of them, and its words in full and for a quick run, in which it takes no part without any."""
 
     name: str
-    told: str
+    description: str
     quick: tuple[str, ...] = ()
     full: tuple[str, ...] = ()
 
-    def run(self, *, is_quick: bool, limit_s: float | None = None) -> Iterator[Result]:
-        """What it has measured when it ends, or is told to: nothing of what it has not finished."""
+    def measure(self, *, is_quick: bool, limit_s: float | None = None) -> Iterator[Result]:
+        """Run the program and yield its results; after limit_s only those that are complete."""
         results = RESULTS / f"{self.name}.jsonl"
         n_before = len(list(read(results)))
         command = [PYTHON, "-m", f"bench.{self.name}", *(self.quick if is_quick else self.full)]
@@ -33,11 +33,11 @@ class Program(NamedTuple):
             try:
                 process.wait(limit_s)
             except subprocess.TimeoutExpired:
-                tell(f"{self.name}: not done after {limit_s:.0f} s")
+                print_progress(f"{self.name}: not done after {limit_s:.0f} s")
             finally:
                 process.terminate()  # it unmounts what it has mounted
         if process.returncode:
-            tell(f"{self.name}: ended with {process.returncode}")
+            print_progress(f"{self.name}: ended with {process.returncode}")
         for row in list(read(results))[n_before:]:
             yield from READERS[self.name](row)
 

@@ -99,7 +99,7 @@ def missing() -> list[str]:
 def _make_archive(inputs: Path, n: int) -> None:
     with tempfile.TemporaryDirectory(dir=inputs) as scratch:
         make_tree(Path(scratch, "small"), n, _SMALL)
-        _run("tar", "-c", "-f", inputs / "small.tar", "-C", scratch, "small")
+        _run_command("tar", "-c", "-f", inputs / "small.tar", "-C", scratch, "small")
 
 
 def _make_repository(top: Path, n: int) -> None:
@@ -110,7 +110,7 @@ def _make_repository(top: Path, n: int) -> None:
     settings = ("user.name=bench", "user.email=bench@localhost", "maintenance.auto=false")  # that disturbs gc
     git: tuple[str | Path, ...] = ("git", "-C", top, *(word for setting in settings for word in ("-c", setting)))
     for words in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "--message", "all"), ("gc", "--quiet")):
-        _run(*git, *words)
+        _run_command(*git, *words)
 
 
 def _make_program(top: Path, n: int) -> None:
@@ -168,5 +168,5 @@ def _pack(name: str) -> bytes:
     return packed.getvalue()
 
 
-def _run(*command: str | Path) -> None:
+def _run_command(*command: str | Path) -> None:
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)

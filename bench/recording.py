@@ -109,7 +109,7 @@ def record(command: str, home: Path) -> list[Frame]:
 
 def row(text: str, y: int, style: str = "") -> str:
     """A line of the terminal; its width is that of its columns in every font."""
-    marked = _COMMENT.sub(lambda found: f'<tspan class="faint">{found[0]}</tspan>', html.escape(text))
+    marked = _COMMENT.sub(lambda match: f'<tspan class="faint">{match[0]}</tspan>', html.escape(text))
     width_px = len(text) * _FONT_PX * 0.6
     return f'<text x="{_LEFT_PX}" y="{y}" textLength="{width_px:.1f}" xml:space="preserve" {style}>{marked}</text>\n'
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from bench import runs
 from bench.runs import Run
 from bench.subjects import Unable
-from bench.support import tell
+from bench.support import print_progress
 from bench.verdicts import Target, Verdict, judged
 
 Turn = Callable[[], float | Mapping[str, float]]
@@ -16,7 +16,7 @@ Turn = Callable[[], float | Mapping[str, float]]
 LEAST_ROUNDS, MOST_ROUNDS = 3, 9
 """Of a quick run, as time allows. Nine have 96 %, six are the fewest that have 95."""
 _QUIET_S = 2.0
-"""Rounds that come sooner after each other are not told one by one."""
+"""Rounds that come sooner after each other are not printed one by one."""
 
 
 class Case(NamedTuple):
@@ -32,8 +32,8 @@ class Case(NamedTuple):
     least: int = LEAST_ROUNDS
 
     @property
-    def told(self) -> str:
-        """For people, and for the file."""
+    def label(self) -> str:
+        """Return the words as one text, for messages and for the file of results."""
         return " ".join(self.words)
 
 
@@ -61,11 +61,11 @@ class Benchmark(NamedTuple):
     cases    in full size; quick: what `make bench` measures
     bed      makes what the subjects need, for one case
     targets  of a case
-    unit     of what a turn tells
+    unit     of the figures of a turn
     """
 
     name: str
-    told: str
+    description: str
     cases: tuple[Case, ...]
     quick: tuple[Case, ...]
     bed: Callable[[Case], AbstractContextManager[Bed]]
@@ -90,9 +90,9 @@ class Until(NamedTuple):
     share_s: float
     end_s: float
 
-    def is_over(self, n_done: int, least: int, next_s: float) -> bool:
-        """Whether no other round is to begin that would end then."""
-        return n_done >= 1 and next_s > (self.share_s if n_done >= least else self.end_s)
+    def is_over(self, n_finished: int, least: int, next_s: float) -> bool:
+        """Return whether the next round must not begin, because it would end at next_s."""
+        return n_finished >= 1 and next_s > (self.share_s if n_finished >= least else self.end_s)
 
 
 def take(benchmark: Benchmark, case: Case, n_rounds: int, until: Until | None = None) -> Run:
@@ -102,9 +102,9 @@ def take(benchmark: Benchmark, case: Case, n_rounds: int, until: Until | None = 
     """
     load_before = runs.load()
     with benchmark.bed(case) as bed:
-        rounds, left_out = _take_rounds(f"{benchmark.name} {case.told}", bed, n_rounds, case.least, until)
+        rounds, left_out = _take_rounds(f"{benchmark.name} {case.label}", bed, n_rounds, case.least, until)
     return Run(
-        *(benchmark.name, case.told, case.n, tuple(rounds), left_out, runs.now(), runs.commit()),
+        *(benchmark.name, case.label, case.n, tuple(rounds), left_out, runs.now(), runs.commit()),
         *(runs.on_this_machine(), (load_before, runs.load())),
     )
 
@@ -114,7 +114,7 @@ def _take_rounds(
 ) -> tuple[list[dict[str, float]], dict[str, str]]:
     rounds: list[dict[str, float]] = []
     left_out: dict[str, str] = {}
-    longest_s = told_s = 0.0
+    longest_s = printed_s = 0.0
     for number in range(n_rounds):
         began_s = time.monotonic()
         if until and until.is_over(number, least, began_s + longest_s):
@@ -122,10 +122,10 @@ def _take_rounds(
         names = [name for name in rotated(list(bed.turns), number) if name not in left_out]
         rounds.append(dict(_figures(bed.turns, names, left_out)))
         longest_s = max(longest_s, time.monotonic() - began_s)
-        if time.monotonic() - told_s >= _QUIET_S:
-            told_s = time.monotonic()
+        if time.monotonic() - printed_s >= _QUIET_S:
+            printed_s = time.monotonic()
             text = ", ".join(f"{key} {found:.3g}" for key, found in rounds[-1].items())
-            tell(f"{title}, round {number + 1}: {text}")
+            print_progress(f"{title}, round {number + 1}: {text}")
     rounds[-1] |= dict(_figures(bed.once, list(bed.once), left_out))
     return rounds, left_out
 
@@ -136,7 +136,7 @@ def _figures(turns: Mapping[str, Turn], names: Sequence[str], left_out: dict[str
             found = turns[name]()
         except Unable as error:
             left_out[name] = str(error)
-            tell(f"{name}: {error}")
+            print_progress(f"{name}: {error}")
             continue
         if isinstance(found, Mapping):
             yield from ((f"{name}, {figure}" if figure else name, value) for figure, value in found.items())

@@ -21,7 +21,7 @@ class Run(NamedTuple):
 
     rounds    what each subject took, in each round
     left_out  who has no figures, and why
-    commit    of the program; "" if it was not told
+    commit    of the program; "" if it is unknown
     load      of the machine, before and after
     """
 
@@ -52,7 +52,7 @@ def from_row(row: Mapping[str, Any]) -> Run:
 
 
 def keep(run: Run, results: Path = RUNS) -> Run:
-    """Append it."""
+    """Append a run to the stored ones."""
     results.parent.mkdir(exist_ok=True)
     with results.open("a", encoding="utf-8") as file:
         file.write(run.as_line())

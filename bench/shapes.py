@@ -19,7 +19,7 @@ class Shape(NamedTuple):
     """One kind of tree."""
 
     name: str
-    told: str
+    description: str
     n_files: int  # or directories, in the chain
     make: Callable[[Path, int], int]
     size_mb: int = _SIZE_MB

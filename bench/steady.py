@@ -36,7 +36,7 @@ from bench.images import Fresh, equal_slow_volumes, equal_volumes
 from bench.neighbour import MODES, n_inodes, options, read, within
 from bench.neighbours import Neighbours, fill, neighbours
 from bench.reap import VICTIM, set_caches
-from bench.support import TRASHD, keep, make_tree, measuring, percentile, tell, time_command, wait
+from bench.support import TRASHD, keep, make_tree, measuring, percentile, print_progress, time_command, wait
 from tests.support.mount_namespaces import see_own_mounts_only
 
 RESULTS = Path(__file__).with_name("results") / "steady.jsonl"
@@ -137,7 +137,7 @@ def compete(
                     + " ".join(f"p{p} x{ratios([turn], kind, at)[0]:.2f}" for at, p in enumerate(PERCENTILES))
                     for kind in RATES
                 )
-                tell(f"round {number + 1} of {n_rounds}: {mode}: {turn['rate']:,}/s; {text}")
+                print_progress(f"round {number + 1} of {n_rounds}: {mode}: {turn['rate']:,}/s; {text}")
     return turns
 
 
@@ -202,16 +202,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     """Measure, append the result, print it."""
-    asked = parse()
-    if not asked.table:
-        modes = [*(asked.mode or ("rm", "service")), *([_BEFORE] if asked.before else ())]
+    arguments = parse()
+    if not arguments.table:
+        modes = [*(arguments.mode or ("rm", "service")), *([_BEFORE] if arguments.before else ())]
         with measuring(subprocess.CalledProcessError):
             see_own_mounts_only()
             load_before = round(os.getloadavg()[0], 2)
-            delay_us = SLOW_US if asked.slow else 0
-            with filled(asked.filesystem, N_FILES, delay_us) as fresh:
-                turns = compete(modes, fresh, asked.rounds, asked.before)
-            row = {"filesystem": asked.filesystem, "delay_us": delay_us, "n_files": N_FILES, "turns": turns}
+            delay_us = SLOW_US if arguments.slow else 0
+            with filled(arguments.filesystem, N_FILES, delay_us) as fresh:
+                turns = compete(modes, fresh, arguments.rounds, arguments.before)
+            row = {"filesystem": arguments.filesystem, "delay_us": delay_us, "n_files": N_FILES, "turns": turns}
             keep(RESULTS, {**row, "load_before": load_before})
     print(table(RESULTS))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench import uring
 from bench.processor_time import DAEMON, counted_by, in_group, used_s
-from bench.support import PYTHON, TRASHD, tell
+from bench.support import PYTHON, TRASHD, print_progress
 from fusefs.core.mount_options import MountOptions
 from tests.support.fuse_watchdog import FuseMount, device_for_all, fuse_mount
 from tests.support.machine_capabilities import SFTP_SERVER
@@ -81,10 +81,10 @@ Row = dict[str, Any]
 class Unable(Exception):
     """A subject that is not there or did not get it done; what else goes wrong ends the run."""
 
-    def __init__(self, kind: str, told: str) -> None:
-        super().__init__(f"{kind}: {told}")
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(f"{kind}: {reason}")
         self.kind = kind  # missing or failed
-        self.told = told
+        self.reason = reason
 
 
 def all_subjects() -> Words:
@@ -197,13 +197,13 @@ def take_turns(
         for name in (*names[begin:], *names[:begin]):
             if name in out or taken_s[name] > patience_s:
                 continue
-            tell(f"round {number + 1} of {n_rounds}: {name}")
+            print_progress(f"round {number + 1} of {n_rounds}: {name}")
             began = time.monotonic()
             try:
                 turns[name].append(turn(name))
             except Unable as error:
-                out[name] = {error.kind: error.told}
-                tell(f"{name}: {error}")
+                out[name] = {error.kind: error.reason}
+                print_progress(f"{name}: {error}")
             taken_s[name] += time.monotonic() - began
     return {name: out.get(name) or summary(turns[name]) for name in names}
 

@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.support import tell
+from bench.support import print_progress
 from tests.support import machine_capabilities, third_party_suites
 from tests.support.foreground_mount import trashd_mount
 from tests.support.mount_namespaces import see_own_mounts_only
@@ -32,8 +32,8 @@ Found = Mapping[str, str]
 
 def examine_pjdfstest(path: Path) -> Found:
     """By test."""
-    told = pjdfstest(path)
-    ways = {"fails": told.failed, "is skipped": told.skipped, FINE: told.passed}
+    outcome = pjdfstest(path)
+    ways = {"fails": outcome.failed, "is skipped": outcome.skipped, FINE: outcome.passed}
     return {test: how for how, tests in ways.items() for test in tests}
 
 
@@ -95,7 +95,7 @@ def main() -> None:
         if why := why_missing(name):
             print(f"{name}: left out: {why}")
             continue
-        tell(name)
+        print_progress(name)
         try:
             are_expected &= compare(name)
         except subprocess.SubprocessError as error:

@@ -228,8 +228,8 @@ def keep(results: Path, row: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def tell(text: str) -> None:
-    """Say to whoever waits how far it is."""
+def print_progress(text: str) -> None:
+    """Print a line of progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -242,7 +242,7 @@ def measuring(*also: type[Exception]) -> Iterator[None]:
         with compiled():
             yield
     except KeyboardInterrupt:
-        tell("interrupted: everything was unmounted and deleted")
+        print_progress("interrupted: everything was unmounted and deleted")
         sys.exit(130)
     except expected as error:
         sys.exit(f"not measured: {error}")

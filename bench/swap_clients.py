@@ -44,14 +44,14 @@ class Took(NamedTuple):
 
 
 class Client(NamedTuple):
-    """A process that looks; EOFError if it ended before it had anything to tell."""
+    """A process that observes a mount, and the connection for its result."""
 
     process: ForkProcess
-    told: Connection
+    connection: Connection
 
     def result(self) -> Any:
-        """What it has seen, in the end."""
-        return self.told.recv()
+        """Return its observations when it ends. Raises  EOFError: it ended without any"""
+        return self.connection.recv()
 
 
 class Clients(NamedTuple):
@@ -94,23 +94,23 @@ def watching(victim: Path) -> Iterator[Client]:
 
 
 @contextlib.contextmanager
-def _client(look: Callable[..., object], *args: object) -> Iterator[Client]:
-    told, tells = _FORKED.Pipe(duplex=False)
-    process = _FORKED.Process(target=lambda: tells.send(look(*args)))
+def _client(work: Callable[..., object], *args: object) -> Iterator[Client]:
+    receiver, sender = _FORKED.Pipe(duplex=False)
+    process = _FORKED.Process(target=lambda: sender.send(work(*args)))
     process.start()
-    tells.close()
+    sender.close()
     try:
-        yield Client(process, told)
+        yield Client(process, receiver)
     finally:
         process.kill()
         process.join()
 
 
-def worst_s(found: Mapping[str, list[Took]], begin_ns: int, end_ns: int) -> dict[str, float]:
-    """Seconds of the longest operation of each kind that was under way in some time."""
+def worst_s(operations: Mapping[str, list[Took]], begin_ns: int, end_ns: int) -> dict[str, float]:
+    """Return the seconds of the longest operation of each kind that overlaps an interval."""
     return {
         kind: max(took.ns for took in tooks if took.began_ns < end_ns and took.began_ns + took.ns > begin_ns) / 1e9
-        for kind, tooks in found.items()
+        for kind, tooks in operations.items()
     }
 
 

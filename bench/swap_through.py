@@ -31,7 +31,7 @@ from bench import processor_time, uring
 from bench.listing_scenes import scene
 from bench.listing_steps import Work, taking_part
 from bench.subjects import DEVICE, NATIVE, OURS, Row, Words, all_subjects, conditions, markdown, summary, versions
-from bench.support import compiled, keep, make_flat, measuring, tell
+from bench.support import compiled, keep, make_flat, measuring, print_progress
 from bench.swap_clients import KINDS, clients_in, make_room, watching, worst_s
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.syscalls import renameat2
@@ -149,10 +149,10 @@ def _let_all_be_known(victim: Path, n: int) -> None:
         assert sum(entry.stat(follow_symlinks=False).st_nlink for entry in entries) == n
 
 
-def measure(where: str, asked: argparse.Namespace) -> Row:
-    """The row of one scene."""
-    n = asked.files or (N_FILES_QUICK if asked.quick else N_FILES)
-    n_rounds = asked.rounds or (1 if asked.quick else N_ROUNDS)
+def measure(where: str, arguments: argparse.Namespace) -> Row:
+    """Measure one scene. Returns  its row"""
+    n = arguments.files or (N_FILES_QUICK if arguments.quick else N_FILES)
+    n_rounds = arguments.rounds or (1 if arguments.quick else N_ROUNDS)
     load_before = round(os.getloadavg()[0], 2)
     turns: dict[str, list[dict[str, float]]] = {subject: [] for subject in words()}
     with scene(where, lambda path: make(path, n)) as source:
@@ -161,12 +161,12 @@ def measure(where: str, asked: argparse.Namespace) -> Row:
             for subject in (*list(turns)[begin:], *list(turns)[:begin]):
                 turn = take_turn(Work(subject, where, source, n, None))
                 turns[subject].append(turn)
-                text = ", ".join(f"{key} {turn[key] * 1e3:.2f}" for way in (SWAP, MV) for key in _told(way))
-                tell(f"{where}: round {number + 1} of {n_rounds}: {subject}: {text} ms")
+                text = ", ".join(f"{key} {turn[key] * 1e3:.2f}" for way in (SWAP, MV) for key in _printed_keys(way))
+                print_progress(f"{where}: round {number + 1} of {n_rounds}: {subject}: {text} ms")
     return {
         "scene": where,
         "n_files": n,
-        "options": {"quick": asked.quick, "n_rounds": n_rounds},
+        "options": {"quick": arguments.quick, "n_rounds": n_rounds},
         "n_cpus": len(os.sched_getaffinity(0)),
         "versions": versions(),
         "subjects": {subject: summary(found) for subject, found in turns.items()},
@@ -174,7 +174,7 @@ def measure(where: str, asked: argparse.Namespace) -> Row:
     }
 
 
-def _told(way: str) -> list[str]:
+def _printed_keys(way: str) -> list[str]:
     return [named(way, figure) for figure in (EMPTY, STALL, STALL_ALONE)]
 
 
@@ -207,8 +207,8 @@ class Line(NamedTuple):
         return self.median_s <= self.most_s
 
     @property
-    def told(self) -> str:
-        """For people."""
+    def description(self) -> str:
+        """Return the figure, its limit and the verdict as text."""
         alone_s = self.row["subjects"][self.subject]["medians"][named(self.way, STALL_ALONE)]
         alone = f", alone {alone_s * 1e3:.2f}" if self.figure == STALL else ""
         return (
@@ -241,13 +241,13 @@ def table(rows: Sequence[Row]) -> str:
         for subject, found in row["subjects"].items()
         for way in (SWAP, MV)
     ]
-    verdicts = [f"- {line.told}" for row in rows for line in judged(row)]
+    verdicts = [f"- {line.description}" for row in rows for line in judged(row)]
     measured = [f"- {conditions(row, row['scene'])}" for row in rows]
     return "\n\n".join([markdown(heads, lines), "\n".join(verdicts), "\n".join(measured)])
 
 
-def _cell(found: Row, key: str) -> str:
-    return f"{found['medians'][key] * 1e3:.2f} ({max(found['seconds'][key]) * 1e3:.2f})"
+def _cell(figures: Row, key: str) -> str:
+    return f"{figures['medians'][key] * 1e3:.2f} ({max(figures['seconds'][key]) * 1e3:.2f})"
 
 
 def newest() -> list[Row]:
@@ -268,8 +268,8 @@ def main() -> None:
     parser.add_argument("--files", type=int, help="in the tree")
     parser.add_argument("--rounds", type=int, help="turns of each subject")
     parser.add_argument("--table", action="store_true", help="measure nothing; print what the newest results say")
-    asked = parser.parse_args()
-    if asked.table:
+    arguments = parser.parse_args()
+    if arguments.table:
         rows = newest()
         print(table(rows) if rows else "nothing measured yet")
         return
@@ -277,8 +277,8 @@ def main() -> None:
         sys.exit("only root may mount for all, and drop caches")
     with measuring(), compiled(), uring.switched_on(), processor_time.groups():
         see_own_mounts_only()
-        for where in (asked.scene,) if asked.scene else ("tmpfs", "ext4"):
-            row = keep(RESULTS, measure(where, asked))
+        for where in (arguments.scene,) if arguments.scene else ("tmpfs", "ext4"):
+            row = keep(RESULTS, measure(where, arguments))
             print("\n".join([table([row]), ""]), flush=True)
 
 

@@ -29,8 +29,8 @@ FIRST = "the first"
 _GLANCE_S = 0.001
 
 
-def n_left(root: Path) -> int:
-    """Entries of the tree that are no directories."""
+def count_remaining(root: Path) -> int:
+    """Return the number of entries of the tree that are no directories."""
     found = subprocess.run(["find", root / TOP, "!", "-type", "d", "-printf", "x"], stdout=subprocess.PIPE, check=True)
     return len(found.stdout)
 
@@ -50,12 +50,12 @@ def take_turn(name: str, job: Job, n_files: int, fresh: Fresh, *, cold: bool) ->
     Raises  OSError: it failed, or left something else than it should
     """
     with fresh() as root:
-        command = job.run[name](root)
+        command = job.commands[name](root)
         set_caches(root, cold=cold)
         rehearse(command)
         seconds = time_command(command, timeout_s=TIMEOUT_S)
-        left = n_left(root)
-        if left != job.left(n_files):
+        left = count_remaining(root)
+        if left != job.remaining(n_files):
             raise OSError(errno.ENOTEMPTY, f"{name} left {left} files", TOP)
     return seconds
 
@@ -63,7 +63,7 @@ def take_turn(name: str, job: Job, n_files: int, fresh: Fresh, *, cold: bool) ->
 def until_first(job: Job, fresh: Fresh, *, cold: bool) -> float:
     """Seconds until our command has taken the first entry, in a turn of its own: looking for it takes time."""
     with fresh() as root:
-        command = job.run[OURS](root)
+        command = job.commands[OURS](root)
         set_caches(root, cold=cold)
         rehearse(command)
         directories = [path for path in (root / TOP, *(root / TOP).glob("d*")) if path.is_dir()]
@@ -79,7 +79,7 @@ def until_first(job: Job, fresh: Fresh, *, cold: bool) -> float:
 
 def _watch_ours(job: Job, fresh: Fresh) -> dict[str, float]:
     with fresh() as root:
-        return above_interpreter(job.run[OURS](root))
+        return above_interpreter(job.commands[OURS](root))
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def bed(case: Case) -> Iterator[Bed]:
     n_inodes = case.n + case.n // 10 + 5000
     with equal_volumes(filesystem, SIZE_MB, n_inodes, lambda root: job.make(root, case.n)) as fresh:
         turns: dict[str, Turn] = {
-            subject: partial(take_turn, subject, job, case.n, fresh, cold=bool(cold)) for subject in job.run
+            subject: partial(take_turn, subject, job, case.n, fresh, cold=bool(cold)) for subject in job.commands
         }
         turns[FIRST] = partial(until_first, job, fresh, cold=bool(cold))
         yield Bed(turns, {PEAK: partial(_watch_ours, job, fresh)})
@@ -100,7 +100,7 @@ def targets(case: Case) -> Sequence[Target]:
     """Those of the job, that it begins soon, and that it stays small."""
     filesystem, name, *_ = case.words
     job = JOBS[name]
-    rivals = [subject for subject in job.run if subject not in (OURS, BARE)]
+    rivals = [subject for subject in job.commands if subject not in (OURS, BARE)]
     found = [
         Target(
             f"of {limit.rival or 'the best rival'}",

@@ -32,16 +32,16 @@ class Limit(NamedTuple):
 class Job(NamedTuple):
     """One thing to do.
 
-    make    makes the tree in a volume, with so many files
-    run     what each subject runs there
-    left    of so many files, those that stay
+    make       makes the tree in a volume, with so many files
+    commands   of each subject, for the root of a volume
+    remaining  returns how many of so many files remain
     """
 
-    told: str
+    description: str
     n_files: int
     make: Callable[[Path, int], None]
-    run: Mapping[str, Callable[[Path], Command]]
-    left: Callable[[int], int]
+    commands: Mapping[str, Callable[[Path], Command]]
+    remaining: Callable[[int], int]
     limits: tuple[Limit, ...]
 
 
@@ -116,7 +116,7 @@ def deleting(ours: Sequence[str], test: str, bare: str) -> Mapping[str, Callable
     """Who deletes what is chosen."""
     return MappingProxyType(
         {
-            OURS: partial(_run, ours),
+            OURS: partial(_sweep_command, ours),
             DELETE: partial(shell, f"find {TOP} -type f {test} -delete"),
             XARGS: partial(shell, f"find {TOP} -type f {test} -print0 | xargs -0 -P2 rm"),
             PLUS: partial(shell, f"find {TOP} -type f {test} -exec rm {{}} +"),
@@ -129,8 +129,8 @@ def _bare(job: str, root: Path) -> Command:
     return [program(Path(__file__).with_name("bare_sweep.c")), root / TOP, job, "2"]
 
 
-def _run(words: Sequence[str], root: Path) -> Command:
-    """Ours, where a word that begins with two slashes is a path in the volume."""
+def _sweep_command(words: Sequence[str], root: Path) -> Command:
+    """Return our command; a word that begins with two slashes is a path in the volume."""
     return sweeping(*(str(root / word[2:]) if word.startswith("//") else word for word in words), root=root)
 
 
@@ -158,7 +158,7 @@ JOBS = MappingProxyType[str, Job](
         "each": Job(
             "a process each", 20_000, make_tree,
             {
-                OURS: partial(_run, [*NAME, "--delete"]),
+                OURS: partial(_sweep_command, [*NAME, "--delete"]),
                 EACH: partial(shell, f"find {TOP} -name '*.log' -exec rm {{}} ';'"),
             },
             half, (Limit(1 / 30, EACH),),
@@ -183,17 +183,19 @@ JOBS = MappingProxyType[str, Job](
         "move": Job(
             "moved", 500_000, make_flat,
             {
-                OURS: partial(_run, [*NAME, "--move-to", f"//{TARGET}"]),
+                OURS: partial(_sweep_command, [*NAME, "--move-to", f"//{TARGET}"]),
                 PLUS: partial(shell, f"find {TOP} -type f -exec mv -t {TARGET} {{}} +"),
                 XARGS: partial(shell, f"find {TOP} -type f -print0 | xargs -0 -P0 mv -t {TARGET}"),
             },
             lambda _n_files: 0, (Limit(0.9, PLUS), Limit(1.1, XARGS)),
         ),
         "trash": Job(
-            "trashed", 200_000, make_tree, {OURS: partial(_run, [*NAME])}, half, ()
+            "trashed", 200_000, make_tree, {OURS: partial(_sweep_command, [*NAME])}, half, ()
         ),
         "memory": Job(
-            "one directory", 5_000_000, make_linked, {OURS: partial(_run, [*NAME, "--delete"])}, lambda _n_files: 0, ()
+            "one directory", 5_000_000, make_linked,
+            {OURS: partial(_sweep_command, [*NAME, "--delete"])},
+            lambda _n_files: 0, (),
         ),
     }
 )  # fmt: skip

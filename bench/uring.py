@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from bench.support import tell
+from bench.support import print_progress
 
 URING, DEVICE = "io_uring", "/dev/fuse"
 _SWITCH = Path("/sys/module/fuse/parameters/enable_uring")
@@ -23,7 +23,7 @@ def switched_on() -> Iterator[None]:
     wants it on, a run of the tests too (.ci/pytest), holds a lock; the last of them puts back what the first has found.
     """
     if not _SWITCH.exists():
-        tell("this kernel has no FUSE over io_uring")
+        print_progress("this kernel has no FUSE over io_uring")
         yield
         return
     with _SWITCHED.open("a+", encoding="ascii") as switched:
@@ -32,7 +32,7 @@ def switched_on() -> Iterator[None]:
             switched.write("N\n")
             switched.flush()
             _SWITCH.write_text("Y", encoding="ascii")
-            tell(f"{_SWITCH} was N, is Y now, and will be N again")
+            print_progress(f"{_SWITCH} was N, is Y now, and will be N again")
         try:
             yield
         finally:
@@ -51,7 +51,7 @@ def _switch_back(switched: TextIO) -> None:
         fcntl.flock(switched, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _SWITCH.write_text("N", encoding="ascii")
         switched.truncate(0)
-        tell(f"{_SWITCH} is N again")
+        print_progress(f"{_SWITCH} is N again")
 
 
 def transport(pid: int) -> str:

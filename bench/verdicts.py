@@ -18,15 +18,15 @@ Figure = Callable[[Sequence[Round]], Sequence[float]]
 class Target(NamedTuple):
     """What a figure is to be: at most so much, or at least."""
 
-    told: str
+    description: str
     of: Figure
     limit: float
     is_least: bool = False
     unit: str = ""  # none: times
 
     @property
-    def wanted(self) -> str:
-        """Such as `at most 0.8`."""
+    def requirement(self) -> str:
+        """Return the limit as text, such as `at most 0.8`."""
         return f"at {'least' if self.is_least else 'most'} {self.limit:.3g}{self.unit}"
 
     def times(self, value: float) -> float:
@@ -38,18 +38,18 @@ class Verdict(NamedTuple):
     """What a run says of a target."""
 
     target: Target
-    found: Estimate
+    estimate: Estimate
 
     @property
     def is_met(self) -> bool:
         """By the median."""
-        return self.target.times(self.found.median) <= 1
+        return self.target.times(self.estimate.median) <= 1
 
     @property
     def is_sure(self) -> bool:
         """The whole interval says so, and it is one of 95 %."""
-        ends = [self.target.times(end) <= 1 for end in (self.found.low, self.found.high)]
-        return self.found.confidence >= 0.95 and all(end == self.is_met for end in ends)
+        ends = [self.target.times(end) <= 1 for end in (self.estimate.low, self.estimate.high)]
+        return self.estimate.confidence >= 0.95 and all(end == self.is_met for end in ends)
 
     @property
     def word(self) -> str:

@@ -71,16 +71,16 @@ def _main() -> None:
     parser.add_argument("--filesystem", choices=["ext4", "xfs"], default="ext4")
     parser.add_argument("--extents", type=int, default=150_000)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
-    options = ["-b", str(_BLOCK)] if asked.filesystem == "ext4" else []
-    with loop_volume(asked.filesystem, _VOLUME_MB, options) as volume:
+    arguments = parser.parse_args()
+    options = ["-b", str(_BLOCK)] if arguments.filesystem == "ext4" else []
+    with loop_volume(arguments.filesystem, _VOLUME_MB, options) as volume:
         source = volume / "source"
         (source / "beside").mkdir(parents=True)
         with trashd_mount(source, limit_s=3600) as mounted:
             for name, act in ACTS.items():
                 pairs = [
-                    [_measure(top, source, act, asked.extents) for top in (source, mounted.path)]
-                    for _ in range(asked.rounds)
+                    [_measure(top, source, act, arguments.extents) for top in (source, mounted.path)]
+                    for _ in range(arguments.rounds)
                 ]
                 for where, seen in zip(("native", "mounted"), zip(*pairs, strict=True), strict=True):
                     took_s, longest_s = (statistics.median(one) for one in zip(*seen, strict=True))

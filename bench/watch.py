@@ -36,7 +36,7 @@ def watch(command: Sequence[str | Path]) -> Peak:
     peak = Peak()
     with running(command) as pid:
         while (code := wait(pid, _EVERY_S)) is None:
-            peak = peak.or_higher(_look(pid))
+            peak = peak.or_higher(_measure_group(pid))
     if code:
         raise OSError(errno.ECHILD, f"exit code {code}", os.fspath(command[0]))
     return peak
@@ -47,10 +47,10 @@ def watch_interpreter() -> Peak:
     return watch([PYTHON, "-c", "import time; time.sleep(0.2)"])
 
 
-def _look(group: int) -> Peak:
-    seen = [found for found in map(_look_at, _members(group)) if found]
-    rss, pss, fds = (zip(*seen, strict=True)) if seen else ((0,), (0,), (0,))
-    return Peak(sum(rss), sum(pss), max(fds), len(seen))
+def _measure_group(group: int) -> Peak:
+    usages = [usage for usage in map(_measure_process, _members(group)) if usage]
+    rss, pss, fds = (zip(*usages, strict=True)) if usages else ((0,), (0,), (0,))
+    return Peak(sum(rss), sum(pss), max(fds), len(usages))
 
 
 def _members(group: int) -> Iterator[Path]:
@@ -62,8 +62,8 @@ def _members(group: int) -> Iterator[Path]:
                 yield process
 
 
-def _look_at(process: Path) -> tuple[int, int, int] | None:
-    """RSS and PSS in KiB and the number of fds; None if it has ended."""
+def _measure_process(process: Path) -> tuple[int, int, int] | None:
+    """Return the RSS and PSS in KiB and the number of fds of a process; None if it has ended."""
     try:
         lines = (process / "smaps_rollup").read_text(encoding="utf-8").splitlines()
         n_fds = len(os.listdir(process / "fd"))

@@ -56,27 +56,27 @@ def check(predicted: list[fit.Prediction]) -> None:
         )
 
 
-def simulated(asked: argparse.Namespace, model: Model) -> Iterator[tuple[str, Any]]:
-    """Each figure, with what it is of."""
-    nodes = [int(word) for word in asked.nodes.split(",")]
+def simulated(arguments: argparse.Namespace, model: Model) -> Iterator[tuple[str, Any]]:
+    """Yield each figure with its kind."""
+    nodes = [int(word) for word in arguments.nodes.split(",")]
     endless = model._replace(n_slots=0)
     for n in nodes:
-        yield "as measured", throughput(model, n, asked.threads, asked.entries, asked.seed)
+        yield "as measured", throughput(model, n, arguments.threads, arguments.entries, arguments.seed)
     for n in (*nodes, *PLANNERS_NODES):
-        yield "without a limit", throughput(endless, n, asked.threads, asked.entries, asked.seed)
+        yield "without a limit", throughput(endless, n, arguments.threads, arguments.entries, arguments.seed)
     for n in (0, *nodes):
         for is_paced in (False, True) if n else (False,):
-            yield "neighbour", neighbour(model, n, asked.threads, is_paced=is_paced, seed=asked.seed)
+            yield "neighbour", neighbour(model, n, arguments.threads, is_paced=is_paced, seed=arguments.seed)
     for n in nodes:
-        yield "users", fairness(model, n, asked.threads, asked.users, asked.seed)
+        yield "users", fairness(model, n, arguments.threads, arguments.users, arguments.seed)
 
 
-def told(what: str, figure: Any, *, as_json: bool) -> str:
-    """A line."""
-    found = figure._asdict()
+def format_figure(what: str, figure: Any, *, as_json: bool) -> str:
+    """Return a figure as one line of text or JSON."""
+    figures = figure._asdict()
     if as_json:
-        return json.dumps({"of": what, **found})
-    return f"{what}: " + ", ".join(f"{name} {_short(value)}" for name, value in found.items())
+        return json.dumps({"of": what, **figures})
+    return f"{what}: " + ", ".join(f"{name} {_short(value)}" for name, value in figures.items())
 
 
 def _short(value: Any) -> str:
@@ -89,24 +89,24 @@ def _short(value: Any) -> str:
 
 def main() -> None:
     """Measure if asked to; fit, predict, and then simulate."""
-    asked = parse()
-    if asked.measure:
+    arguments = parse()
+    if arguments.measure:
         if os.geteuid():
             sys.exit("only root may mount for all")
         with measuring():
             see_own_mounts_only()
-            measure(asked.rounds)
+            measure(arguments.rounds)
     calls, reaps = fit.read(CALLS), fit.read(REAPS)
     here = fit.fitted(calls, calls["machine"]["n_cpus"])
     predicted = fit.predictions(here, reaps)
     for one in predicted:
-        off = "" if asked.json else f", off by {one.off:+.0%}"
-        print(told("predicted", one, as_json=asked.json) + off, flush=True)
+        off = "" if arguments.json else f", off by {one.off:+.0%}"
+        print(format_figure("predicted", one, as_json=arguments.json) + off, flush=True)
     check(predicted)
     model = here.apart()
-    print(told("model", model, as_json=asked.json), flush=True)
-    for what, figure in simulated(asked, model):
-        print(told(what, figure, as_json=asked.json), flush=True)
+    print(format_figure("model", model, as_json=arguments.json), flush=True)
+    for what, figure in simulated(arguments, model):
+        print(format_figure(what, figure, as_json=arguments.json), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,14 +26,14 @@ _CHANGES = frozenset({"unlink", "rmdir"})
 
 
 class Messages(NamedTuple):
-    """What was asked of the mounts of clients: what only looks, and what changes a directory."""
+    """Counts of the requests to the mounts of clients: those that only read, and those that change a directory."""
 
-    looks: int
+    reads: int
     changes: int
 
     def since(self, before: "Messages") -> "Messages":
         """What came after `before`."""
-        return Messages(self.looks - before.looks, self.changes - before.changes)
+        return Messages(self.reads - before.reads, self.changes - before.changes)
 
 
 class ServerBed(NamedTuple):

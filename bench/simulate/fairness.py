@@ -96,8 +96,8 @@ class _Volume:
             reap.drive()
             self.note(user, reap)
 
-    def run(self, n_nodes: int, work: Callable[[int], None]) -> tuple[float, float]:
-        """When small trees were gone: the middle one and the last."""
+    def simulate(self, n_nodes: int, work: Callable[[int], None]) -> tuple[float, float]:
+        """Simulate the work of all nodes. Returns  when the middle and the last of the small trees were gone"""
         for node in range(n_nodes):
             self.clock.act(partial(work, node))
         self.clock.run()
@@ -116,13 +116,13 @@ def fairness(model: Model, n_nodes: int, n_threads: int, n_users: int, seed: int
     mixed = [_HUGE] + [SMALL] * (n_users - 1)
     by_turns, by_array, without = volume(mixed), volume(mixed), volume(mixed[1:])
     endless = volume([_HUGE] * n_users, _BACKLOG_S)
-    endless.run(n_nodes, endless.serve)
+    endless.simulate(n_nodes, endless.serve)
     return Fairness(
         n_nodes,
         n_users,
-        by_turns.run(n_nodes, by_turns.serve),
-        by_array.run(n_nodes, by_array.take_one),
-        without.run(n_nodes, without.serve),
+        by_turns.simulate(n_nodes, by_turns.serve),
+        by_array.simulate(n_nodes, by_array.take_one),
+        without.simulate(n_nodes, without.serve),
         jain([tree.n_gone for tree in endless.trees.values()]),
     )
 

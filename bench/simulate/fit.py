@@ -117,14 +117,14 @@ def entries_per_s(model: Model, shape: tuple[int, int], n_clients: int, n_thread
     return (n_entries - 2 * UNCOUNTED) / (times[-UNCOUNTED - 1] - times[UNCOUNTED - 1])
 
 
-def is_trusted(found: list[Prediction]) -> bool:
-    """Whether the model may say something of what was not measured."""
-    return all(abs(one.off) <= WITHIN for one in found)
+def is_trusted(predictions: list[Prediction]) -> bool:
+    """Return whether the model may predict machines that were not measured."""
+    return all(abs(one.off) <= WITHIN for one in predictions)
 
 
-def _by_number(found: Mapping[str, Any]) -> dict[int, Any]:
-    """JSON has no numbers for keys."""
-    return {int(n): value for n, value in found.items()}
+def _by_number(by_text: Mapping[str, Any]) -> dict[int, Any]:
+    """Return the values by number; JSON has text as keys."""
+    return {int(n): value for n, value in by_text.items()}
 
 
 def _spread(seconds: list[float]) -> float:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from bench.runs import commit, now
 from bench.simulate.bed import ServerBed, server_bed, used_s
 from bench.simulate.fit import UNCOUNTED
-from bench.support import machine, tell
+from bench.support import machine, print_progress
 from tests.support.mpi_jobs import is_gone, start_ranks
 
 STORED = Path(__file__).parents[1] / "stored"
@@ -45,8 +45,8 @@ class Share(NamedTuple):
     names: Sequence[str]
 
 
-def look(name: str, fd: int) -> None:
-    """A call that changes nothing."""
+def stat_name(name: str, fd: int) -> None:
+    """Make a call that changes nothing."""
     os.stat(name, dir_fd=fd)
 
 
@@ -62,10 +62,10 @@ def measure(n_rounds: int) -> None:
         _store(REAPS, _reaps(bed, n_rounds))
 
 
-def _store(path: Path, found: dict[str, Any]) -> None:
+def _store(path: Path, figures: dict[str, Any]) -> None:
     about = {"at": now(), "commit": commit(), "machine": machine(), "filesystem": "slowfs on slowfs on tmpfs"}
-    path.write_text(json.dumps({**about, **found}, indent=1) + "\n", encoding="utf-8")
-    tell(f"written: {path}")
+    path.write_text(json.dumps({**about, **figures}, indent=1) + "\n", encoding="utf-8")
+    print_progress(f"written: {path}")
 
 
 # Single calls.
@@ -74,12 +74,17 @@ def _store(path: Path, found: dict[str, Any]) -> None:
 def _calls(bed: ServerBed, n_rounds: int) -> dict[str, Any]:
     probe = _Probe(bed)
     rates = {
-        name: {n: median(_told(f"{name}, {n} threads", probe.own(act, n)) for _ in range(n_rounds)) for n in N_THREADS}
-        for name, act in (("look", look), ("unlink", unlink))
+        name: {
+            n: median(_report_rate(f"{name}, {n} threads", probe.own(act, n)) for _ in range(n_rounds))
+            for n in N_THREADS
+        }
+        for name, act in (("look", stat_name), ("unlink", unlink))
     }
-    shared = {n: median(_told(f"in one directory, {n}", probe.shared(n)) for _ in range(n_rounds)) for n in N_SHARING}
+    shared = {
+        n: median(_report_rate(f"in one directory, {n}", probe.shared(n)) for _ in range(n_rounds)) for n in N_SHARING
+    }
     return {
-        "look_s": probe.each(look),
+        "look_s": probe.each(stat_name),
         "unlink_s": probe.each(unlink),
         "per_s": rates,
         "known_unlinks_per_s_in_one_directory": shared,
@@ -87,8 +92,8 @@ def _calls(bed: ServerBed, n_rounds: int) -> dict[str, Any]:
     }
 
 
-def _told(what: str, per_s: float) -> float:
-    tell(f"{what}: {per_s:.1f}/s")
+def _report_rate(what: str, per_s: float) -> float:
+    print_progress(f"{what}: {per_s:.1f}/s")
     return per_s
 
 
@@ -128,7 +133,7 @@ class _Probe:
     def own(self, act: Act, n: int) -> float:
         """Calls a second by so many threads of one client, each in a directory of its own."""
         with self._shares(n, _EACH, is_shared=False) as shares:
-            return n * _EACH / _run(act, shares)
+            return n * _EACH / _time_shares(act, shares)
 
     def shared(self, n: int) -> float:
         """Unlinks a second in one directory by so many clients, of names that each has asked for before."""
@@ -136,8 +141,8 @@ class _Probe:
         with self._shares(n, _EACH, is_shared=True) as shares:
             for at in range(0, _EACH, _CHUNK):
                 some = [share._replace(names=share.names[at : at + _CHUNK]) for share in shares]
-                _run(look, some)
-                unlink_s += _run(unlink, some)
+                _time_shares(stat_name, some)
+                unlink_s += _time_shares(unlink, some)
         return n * _EACH / unlink_s
 
 
@@ -147,8 +152,8 @@ def _seconds(act: Act, name: str, fd: int) -> float:
     return time.perf_counter() - began_s
 
 
-def _run(act: Act, shares: Sequence[Share]) -> float:
-    """Seconds until all threads have done their shares, beside each other."""
+def _time_shares(act: Act, shares: Sequence[Share]) -> float:
+    """Return the seconds in which parallel threads complete their shares."""
 
     def work(share: Share) -> None:
         for name in share.names:
@@ -177,7 +182,7 @@ class _Reaped(NamedTuple):
 
 def _counted(bed: ServerBed, n_directories: int, n_files: int) -> dict[str, Any]:
     found = _reap(bed, 1, n_directories, n_files)
-    tell(f"counted: {n_directories} directories of {n_files}: {found}")
+    print_progress(f"counted: {n_directories} directories of {n_files}: {found}")
     return {**found._asdict(), "n_directories": n_directories, "n_files": n_files * max(n_directories, 1)}
 
 
@@ -189,7 +194,7 @@ def _reaps(bed: ServerBed, n_rounds: int) -> dict[str, Any]:
         for _ in range(n_rounds):
             for n in N_CLIENTS:  # in turns
                 seconds = _reap(bed, n, n_directories, n_files).seconds
-                of_shape[n].append(_told(f"{name}, {n} clients", (n_entries - 2 * UNCOUNTED) / seconds))
+                of_shape[n].append(_report_rate(f"{name}, {n} clients", (n_entries - 2 * UNCOUNTED) / seconds))
         found[name] = {"n_directories": n_directories, "n_files": n_files, "entries_per_s": of_shape}
     return {"threads_a_rank": THREADS_A_RANK, "trees": found}
 
@@ -216,9 +221,9 @@ def _reap(bed: ServerBed, n_ranks: int, n_directories: int, n_files: int) -> _Re
     done = job.wait()
     if done.code or not is_gone(bed.clients[0].path, identifier):
         raise OSError(f"reap --mpi by {n_ranks}: exit code {done.code}: {done.err}")
-    asked = bed.messages().since(before)
+    messages = bed.messages().since(before)
     bed.clear()
-    return _Reaped(ended_s - began_s, ended_used_s - began_used_s, *asked)
+    return _Reaped(ended_s - began_s, ended_used_s - began_used_s, *messages)
 
 
 def _pids(bed: ServerBed, ranks: Sequence[int]) -> set[int]:

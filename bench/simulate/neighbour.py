@@ -71,7 +71,7 @@ class ServicePace:
         self._clock = server.clock
         self._own = own
         self._node = node
-        self._done = WorkTotals()
+        self._totals = WorkTotals()
         self._is_probing = False
         psi = _NoPressure()
         self._pacer = PressurePacer(Kernel(), directory, RateCaps(), own.monotonic, psi, write=self._write_little)
@@ -84,8 +84,8 @@ class ServicePace:
 
     def record_work(self, n_entries: int, n_bytes: int, busy_s: float) -> None:
         """See Pacer."""
-        done = self._done
-        self._done = WorkTotals(done.n_entries + n_entries, done.n_bytes + n_bytes, done.busy_s + busy_s)
+        totals = self._totals
+        self._totals = WorkTotals(totals.n_entries + n_entries, totals.n_bytes + n_bytes, totals.busy_s + busy_s)
 
     def wait(self, seconds: float) -> None:
         """See Pacer."""
@@ -94,7 +94,7 @@ class ServicePace:
             self._own.sleep(max(min(until_s, self._next_s) - now_s, 0.0001))
 
     def _tick(self) -> Speed:
-        self._tempo = self._pacer.tick(self._done, Backlog())
+        self._tempo = self._pacer.tick(self._totals, Backlog())
         if self._pacer.is_probe_due() and not self._is_probing:
             self._is_probing = True
             self._clock.act(self._probe)
@@ -129,7 +129,7 @@ def neighbour(
     def ask(due_s: float) -> None:
         def steps() -> Steps:
             directory = (_NEIGHBOUR, random.randrange(_DIRECTORIES))
-            yield server.change(_NEIGHBOUR, directory) if random.random() < 0.5 else server.look()
+            yield server.change(_NEIGHBOUR, directory) if random.random() < 0.5 else server.request_read()
 
         def end(_: object) -> None:
             if due_s >= begins_s:

@@ -16,7 +16,7 @@ def own_per_s(model: Model, n: int, *, is_change: bool) -> float:
             if is_change:
                 yield from server.unlink(0, number)
             else:
-                yield server.look()
+                yield server.request_read()
 
     return n * _EACH / _ended_s(clock, [steps(number) for number in range(n)])
 
@@ -28,7 +28,7 @@ def shared_per_s(model: Model, n: int) -> float:
 
     def steps(machine: int) -> Steps:
         for _ in range(_EACH):
-            yield from server.unlink(machine, 0, is_known=True)
+            yield from server.unlink(machine, 0, is_cached=True)
 
     return n * _EACH / _ended_s(clock, [steps(machine) for machine in range(n)])
 

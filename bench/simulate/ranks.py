@@ -68,7 +68,7 @@ class SimulatedReap:
     ) -> None:
         """Be ready.
 
-        gone   told how many entries a slice has removed
+        gone   called with the number of entries that a slice has removed
         clock  of the machine that has the plan, if it is not everybody's
         """
         self.server = server
@@ -88,14 +88,14 @@ class SimulatedReap:
         self.plan.add(0, b"", SliceWork(subdirs=[TREE.decode()]))
         pace = SlicePace(pacer, clock=clock or self.clock)
         pool = _PoolOfRanks(self) if crew.is_job else _PoolOfThreads(self)
-        self._drive = SliceRunner(self.plan, self.run, strategy, pace, is_stopped, self._done, pool)
+        self._drive = SliceRunner(self.plan, self.run_slice, strategy, pace, is_stopped, self._finish_slice, pool)
 
     def drive(self) -> None:
         """All of it, or until it is stopped; of an actor."""
         self._drive.run_plan()
 
-    def run(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
-        """See SliceRunner: by the first machine, while whoever has the plan waits."""
+    def run_slice(self, work: Slice, budget: SliceBudget) -> RemovalSliceResult:
+        """See SliceRunner: the first machine runs the slice, while the owner of the plan waits."""
         ended, found = Signal(self.clock), list[RemovalSliceResult]()
 
         def take(result: RemovalSliceResult) -> None:
@@ -108,7 +108,7 @@ class SimulatedReap:
             ended.wait(_LONG_S)
         return found[0]
 
-    def _done(self, work: Slice, outcome: RemovalSliceResult) -> None:
+    def _finish_slice(self, work: Slice, outcome: RemovalSliceResult) -> None:
         self.n_slices += 1
         self.n_begun += len(outcome.remaining) - len(self.plan.finish_slice(work, outcome))
         if outcome.hoisted:

@@ -52,8 +52,8 @@ class _SliceRun:
         self._slice = work
         self._budget = budget
         self._frames = [_Frame("", work.path, self._tree.at[work.path], work.work)]
-        self._per_look = NamesPerClockCheck()
-        self._per_look.begin(budget.seconds)
+        self._names_per_check = NamesPerClockCheck()
+        self._names_per_check.begin(budget.seconds)
         self._began_s = self._clock.now_s
         self._removed = 0
         self._hoisted: list[str] = []
@@ -105,23 +105,23 @@ class _SliceRun:
             yield from self._unlink_at_once(frame, model.unlink_s())
             return
         began_s = self._clock.now_s
-        n = self._per_look.n
+        n = self._names_per_check.n
         if self._budget.n_entries is not None:
             n = min(n, max(self._budget.n_entries - self._removed, 1))
         names = frame.work.names[: -n - 1 : -1]
         del frame.work.names[-n:]
         is_paced = self._budget.is_paced()
-        is_known = self._slice.is_shared and len(self._frames) == 1 and not is_paced
+        is_cached = self._slice.is_shared and len(self._frames) == 1 and not is_paced
         if is_paced:
-            yield from self._server.looks(len(names))
-        if is_known:
+            yield from self._server.request_reads(len(names))
+        if is_cached:
             for _ in names:
-                yield from self._server.ask_ahead()
+                yield from self._server.lookup_ahead()
         for name in names:
-            yield from self._server.unlink(self._machine, frame.directory.key, is_known=is_known)
+            yield from self._server.unlink(self._machine, frame.directory.key, is_cached=is_cached)
             self._tree.unlink(frame.directory, name)
         self._removed += len(names)
-        self._per_look.record(len(names), self._clock.now_s - began_s)
+        self._names_per_check.record(len(names), self._clock.now_s - began_s)
 
     def _unlink_at_once(self, frame: _Frame, each_s: float) -> Steps:
         """All that has time, as one event: nobody waits for anybody on a server without a limit."""
@@ -138,13 +138,13 @@ class _SliceRun:
         if len(self._frames) > self._slice.max_depth:
             yield from self._hoist(frame, name)
             return
-        yield from self._server.looks(self._server.model.looks_a_directory)
+        yield from self._server.request_reads(self._server.model.looks_a_directory)
         directory, path = self._tree.enter(frame.directory, name), join_path(frame.path, encode_name(name))
         self._tree.at[path] = directory
         self._frames.append(_Frame(name, path, directory, SliceWork(is_listed=False)))
 
     def _hoist(self, frame: _Frame, name: str) -> Steps:
-        yield from self._server.looks(1)
+        yield from self._server.request_reads(1)
         yield self._server.change(self._machine, self._tree.hoisted.key)
         new = self._tree.hoist(frame.directory, name)
         if self._slice.is_hoisted:
@@ -153,7 +153,7 @@ class _SliceRun:
             self._hoisted.append(new)
 
     def _list(self, frame: _Frame) -> Steps:
-        yield from self._server.looks(1)
+        yield from self._server.request_reads(1)
         files, subdirs, is_all = frame.directory.list(self._window)
         work = frame.work
         work.bundles += pack_names(files[::-1])
@@ -163,7 +163,7 @@ class _SliceRun:
 
     def _rmdir(self, above: _Frame, name: str, directory: Directory, path: bytes) -> Steps:
         if self._server.model.n_slots:
-            yield from self._server.unlink(self._machine, above.directory.key, is_known=True)
+            yield from self._server.unlink(self._machine, above.directory.key, is_cached=True)
         else:
             yield self._server.pause(self._server.model.unlink_s())
         self._tree.rmdir(above.directory, name, directory)

@@ -129,8 +129,8 @@ class MetadataServer:
 
     # Waits, for steps.
 
-    def look(self) -> Wait:
-        """A message that changes nothing."""
+    def request_read(self) -> Wait:
+        """Return a wait for a message that changes nothing."""
         return lambda resume: self._send(self.model.look_s, None, resume)
 
     def change(self, machine: int, directory: Hashable) -> Wait:
@@ -145,20 +145,20 @@ class MetadataServer:
         """Let another call of that machine's change it."""
         self._machines_locks.release((machine, directory))
 
-    def looks(self, n: float) -> Steps:
-        """So many messages, one after the other; of a part of one, one with that probability."""
+    def request_reads(self, n: float) -> Steps:
+        """Send n messages, one after the other; a fraction is the probability of one more."""
         if not self.model.n_slots:
             yield self.pause(n * (self.model.way_s + self.model.look_s))
             return
         whole = int(n)
         for _ in range(whole + (n > whole and self._random.random() < n - whole)):
-            yield self.look()
+            yield self.request_read()
 
-    def unlink(self, machine: int, directory: Hashable, *, is_known: bool = False) -> Steps:
-        """A name of a directory goes, or an empty directory below it. is_known: the machine has asked for it before"""
+    def unlink(self, machine: int, directory: Hashable, *, is_cached: bool = False) -> Steps:
+        """Remove a file or an empty directory from a directory. is_cached: this machine knows the name"""
         yield self.lock(machine, directory)
         model = self.model
-        yield from self.looks(model.looks_in_lock if is_known else model.looks_before_change)
+        yield from self.request_reads(model.looks_in_lock if is_cached else model.looks_before_change)
         yield self.change(machine, directory)
         self.unlock(machine, directory)
 
@@ -166,9 +166,9 @@ class MetadataServer:
         """Nothing, so long."""
         return lambda resume: self.clock.after(seconds, resume)
 
-    def ask_ahead(self) -> Steps:
-        """What makes a name known."""
-        yield from self.looks(self.model.looks_ahead)
+    def lookup_ahead(self) -> Steps:
+        """Look up a name before it is unlinked."""
+        yield from self.request_reads(self.model.looks_ahead)
 
     def _send(self, service_s: float, changed: tuple[int, Hashable] | None, resume: Resume) -> None:
         self.n_messages += 1

@@ -31,9 +31,9 @@ class Throughput(NamedTuple):
     simulated_s    of which that is the average
     plan_bytes     the most that the plan had, in Python's memory
     n_begun        directories, at the same time
-    told_per_s     slices that the first rank is told of, at their end or while they go on
+    told_per_s     slices that are reported to the first rank, at their end or before
     planner_busy   part of the time in which the first rank plans, with the model's planning_s
-    plan_us        processor time of this machine in the plan, each time that it is told of a slice; not simulated
+    plan_us        processor time of this machine in the plan, for each report of a slice; not simulated
     """
 
     n_nodes: int
@@ -58,7 +58,7 @@ class WatchedPlan(SlicePlan):
     """The engine's own, with a look at the clock around what it does."""
 
     used_s = 0.0
-    n_done = 0
+    n_finished = 0
 
     def next(self) -> Slice | None:
         """See SlicePlan."""
@@ -67,12 +67,12 @@ class WatchedPlan(SlicePlan):
         self.used_s += time.thread_time() - began_s
         return found
 
-    def finish_slice(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
+    def finish_slice(self, finished: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
         """See SlicePlan."""
         began_s = time.thread_time()
-        found = super().finish_slice(done, outcome)
+        found = super().finish_slice(finished, outcome)
         self.used_s += time.thread_time() - began_s
-        self.n_done += 1
+        self.n_finished += 1
         return found
 
 
@@ -93,29 +93,31 @@ def throughput(model: Model, n_nodes: int, n_threads: int, n_entries: int, seed:
     assert isinstance(reap.plan, WatchedPlan)
     watched = _Watched(reap, reap.plan)
     for number in range(_N_LOOKS + 1):
-        clock.after(begins_s + number * lasts_s / _N_LOOKS, watched.look)
+        clock.after(begins_s + number * lasts_s / _N_LOOKS, watched.take_sample)
     clock.act(reap.drive)
     clock.run()
-    return watched.told(n_nodes, n_threads, n_entries)
+    return watched.to_throughput(n_nodes, n_threads, n_entries)
 
 
 class _Watched:
-    """A reap, looked at now and then."""
+    """Takes samples of a reap."""
 
     def __init__(self, reap: SimulatedReap, plan: WatchedPlan) -> None:
         self._reap = reap
         self._plan = plan
-        self._looks = list[tuple[float, int, int, float]]()
+        self._samples = list[tuple[float, int, int, float]]()
         self._plan_bytes = self._n_begun = 0
 
-    def look(self) -> None:
+    def take_sample(self) -> None:
+        """Record the time and the counts of this moment."""
         reap = self._reap
-        self._looks.append((reap.clock.now_s, reap.tree.n_gone, self._plan.n_done, reap.planned_s))
+        self._samples.append((reap.clock.now_s, reap.tree.n_gone, self._plan.n_finished, reap.planned_s))
         self._plan_bytes = max(self._plan_bytes, size_of(self._plan))
         self._n_begun = max(self._n_begun, reap.n_begun)
 
-    def told(self, n_nodes: int, n_threads: int, n_entries: int) -> Throughput:
-        (began_s, before, told_before, planned_before_s), *_, (ended_s, after, told_after, planned_s) = self._looks
+    def to_throughput(self, n_nodes: int, n_threads: int, n_entries: int) -> Throughput:
+        """Return the throughput between the first sample and the last."""
+        (began_s, before, told_before, planned_before_s), *_, (ended_s, after, told_after, planned_s) = self._samples
         seconds = ended_s - began_s
         return Throughput(
             n_nodes,
@@ -128,7 +130,7 @@ class _Watched:
             self._n_begun,
             (told_after - told_before) / seconds,
             (planned_s - planned_before_s) / seconds,
-            self._plan.used_s / max(self._plan.n_done, 1) * 1e6,
+            self._plan.used_s / max(self._plan.n_finished, 1) * 1e6,
         )
 
 

@@ -25,13 +25,13 @@ STORED = Path(__file__).parents[2] / "bench/stored/counts.json"
 USER = 1001
 
 
-def assert_stored(kind: str, found: Mapping[str, Counts]) -> None:
-    """More calls need a reason, and so do fewer: both are told, and written by GOLDEN=write."""
+def assert_stored(kind: str, counts: Mapping[str, Counts]) -> None:
+    """Fail if the counts differ from the stored ones, in either direction; GOLDEN=write stores them instead."""
     stored = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
     if os.environ.get("GOLDEN") == "write":
-        STORED.write_text(json.dumps(stored | {kind: found}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        STORED.write_text(json.dumps(stored | {kind: counts}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         return
-    assert found == stored[kind]
+    assert counts == stored[kind]
 
 
 def test_roots_verbs_make_the_calls_that_are_stored(volume: Path) -> None:
@@ -73,8 +73,10 @@ def test_no_ratio_is_far_beyond_what_is_stored(record_property: Callable[[str, o
         cost.store(rounds)
     for verdict in judged(cost.stored_targets(), rounds):
         if not verdict.is_met:
-            wanted = f"{verdict.target.wanted}, {cost.WARN:g} times what it was"
-            record_property("told", f"{verdict.target.told}: {verdict.found.told()} ({wanted})")
+            requirement = f"{verdict.target.requirement}, {cost.WARN:g} times what it was"
+            record_property(
+                "told", f"{verdict.target.description}: {verdict.estimate.format_interval()} ({requirement})"
+            )
     far_beyond = [verdict for verdict in judged(cost.stored_targets(cost.FAR_BEYOND), rounds) if not verdict.is_met]
     assert len(list(judged(cost.stored_targets(), rounds))) == len(cost.RATIOS)
     assert far_beyond == []
@@ -92,7 +94,7 @@ def test_a_machines_threads_empty_what_rm_does() -> None:
 @pytest.mark.needs("fuse")
 @MPI
 @pytest.mark.parametrize("make", [nodes.make_small, nodes.make_one])
-def test_ranks_on_mounts_of_their_own_tell_what_they_used(make: nodes.MakesTree) -> None:
+def test_ranks_on_mounts_of_their_own_report_what_they_used(make: nodes.MakesTree) -> None:
     figures = nodes.by_ranks(make, 120, 2, 2, MS)
     assert figures[""] > 120 * MS / 1e3 / 4
     assert 0 < figures["threads at work"] <= 1
@@ -110,7 +112,7 @@ def test_unlinks_in_c_through_all_mounts_leave_nothing() -> None:
 
 @pytest.mark.needs("fuse")
 @MPI
-def test_a_plan_by_mpi_tells_its_processor_time_a_slice() -> None:
+def test_a_plan_by_mpi_reports_its_processor_time_a_slice() -> None:
     figures = nodes.by_mpi(2, 200)
     assert 0 < figures[""] < 0.1
 
@@ -132,8 +134,8 @@ def test_a_job_of_ours_is_timed_whole_and_drm_is_left_out_where_it_is_not(
 
 
 @pytest.mark.needs("fuse")
-@pytest.mark.parametrize("case", nodes.BENCHMARK.cases, ids=lambda case: case.told)
+@pytest.mark.parametrize("case", nodes.BENCHMARK.cases, ids=lambda case: case.label)
 def test_each_target_is_of_subjects_that_take_turns(case: Case) -> None:
     with nodes.bed(case) as bed:
         ones = dict.fromkeys(bed.turns, 1.0)
-    assert [target.told for target in nodes.targets(case) if not target.of([ones])] == []
+    assert [target.description for target in nodes.targets(case) if not target.of([ones])] == []

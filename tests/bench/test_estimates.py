@@ -36,13 +36,13 @@ def test_the_best_rival_is_the_same_in_all_rounds() -> None:
     assert times_best(OURS, [THEIRS, OTHERS])(rounds) == [0.5, 0.5, 0.5]
 
 
-def test_who_was_left_out_is_no_rival() -> None:
+def test_a_subject_that_was_left_out_is_no_rival() -> None:
     assert times_best(OURS, [THEIRS, OTHERS])([{OURS: 1, OTHERS: 4}]) == [0.25]
     assert times_best(OURS, [THEIRS, OTHERS])([{OURS: 1}]) == []
 
 
 @pytest.mark.parametrize(
-    ("found", "word"),
+    ("seconds", "word"),
     [
         ([0.5] * 6, "met"),
         ([0.5] * 5, "met?"),
@@ -51,8 +51,8 @@ def test_who_was_left_out_is_no_rival() -> None:
         ([1.5] * 6, "MISSED"),
     ],
 )
-def test_a_verdict_is_sure_where_all_of_the_interval_says_so(found: list[float], word: str) -> None:
-    (verdict,) = judged([Target("", value(OURS), 1)], [{OURS: one} for one in found])
+def test_a_verdict_is_sure_where_all_of_the_interval_says_so(seconds: list[float], word: str) -> None:
+    (verdict,) = judged([Target("", value(OURS), 1)], [{OURS: one} for one in seconds])
     assert verdict.word == word
 
 

@@ -41,13 +41,13 @@ class Taken:
         return turn
 
 
-def test_who_was_first_is_last_next() -> None:
+def test_the_first_subject_of_a_round_is_last_in_the_next() -> None:
     taken = Taken()
     take(taken.benchmark(), Case(()), 3)
     assert taken.order == [OURS, RIVAL, ABSENT, RIVAL, OURS, OURS, RIVAL, ONCE]
 
 
-def test_who_failed_is_left_out_and_named() -> None:
+def test_a_subject_that_failed_is_left_out_and_named() -> None:
     run = take(Taken().benchmark(), Case(()), 3)
     assert run.left_out == {ABSENT: "missing: it is not here"}
     assert [ABSENT in one for one in run.rounds] == [False] * 3
@@ -80,7 +80,7 @@ def test_every_row_of_a_program_is_read(name: str) -> None:
     assert all(list(READERS[name](row)) for row in rows)
 
 
-def test_all_that_was_measured_is_drawn_and_told() -> None:
+def test_all_results_are_drawn_and_tabulated() -> None:
     found = history.all_results()
     newest = history.newest(found)
     assert history.draw(found).count("<polyline") == len(history.series(found))
@@ -89,10 +89,10 @@ def test_all_that_was_measured_is_drawn_and_told() -> None:
     )
 
 
-def sample(found: float, commit: str) -> Result:
+def sample(seconds: float, commit: str) -> Result:
     target = Target("of it", times(OURS, RIVAL), 1)
     run = take(Taken().benchmark(), Case(()), 1)
-    return Result(run._replace(rounds=({OURS: found, RIVAL: 1},) * 6, commit=commit), [target])
+    return Result(run._replace(rounds=({OURS: seconds, RIVAL: 1},) * 6, commit=commit), [target])
 
 
 def test_only_intervals_that_do_not_meet_are_better_or_worse() -> None:
@@ -107,4 +107,4 @@ def test_only_intervals_that_do_not_meet_are_better_or_worse() -> None:
 def test_a_case_is_named_once(benchmark: Benchmark) -> None:
     words = [case.words for case in benchmark.cases]
     assert len(set(words)) == len(words)
-    assert all(json.dumps(case.told) for case in benchmark.quick)
+    assert all(json.dumps(case.label) for case in benchmark.quick)

@@ -31,7 +31,7 @@ class CountingPlan(SlicePlan):
     """The engine's own plan; remembers what it gave out and did not get back."""
 
     out: tuple[Slice, ...] = ()
-    n_done = 0
+    n_finished = 0
 
     def next(self) -> Slice | None:
         """See SlicePlan."""
@@ -40,12 +40,12 @@ class CountingPlan(SlicePlan):
             self.out += (found,)
         return found
 
-    def finish_slice(self, done: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
+    def finish_slice(self, finished: Slice, outcome: RemovalSliceResult) -> list[FinishedDirectory]:
         """See SlicePlan."""
-        assert sum(one is done for one in self.out) == 1
-        self.out = tuple(one for one in self.out if one is not done)
-        self.n_done += 1
-        return super().finish_slice(done, outcome)
+        assert sum(one is finished for one in self.out) == 1
+        self.out = tuple(one for one in self.out if one is not finished)
+        self.n_finished += 1
+        return super().finish_slice(finished, outcome)
 
 
 def reaped(shape: Shape, n_entries: int, n_ranks: int, model: Model = MODEL, n_threads: int = 4) -> SimulatedReap:
@@ -71,7 +71,7 @@ def test_each_entry_goes_once_and_no_slice_is_run_twice(
     assert isinstance(reap.plan, CountingPlan)
     assert reap.tree.is_gone()
     assert reap.plan.report(paced=False, stopped=False).removed == n_entries
-    assert (reap.plan.out, reap.plan.n_done, reap.n_begun) == ((), reap.n_slices, 0)
+    assert (reap.plan.out, reap.plan.n_finished, reap.n_begun) == ((), reap.n_slices, 0)
 
 
 def test_what_is_too_deep_for_the_plan_moves_up_and_goes_all_the_same() -> None:
@@ -149,9 +149,9 @@ def test_the_model_of_the_stored_calls_predicts_the_stored_reaps() -> None:
     assert fit.is_trusted(found), found
 
 
-@pytest.mark.parametrize(("by", "is_told"), [(1.0, True), (1.5, False)])
-def test_nothing_is_said_of_other_machines_after_a_wrong_prediction(
-    by: float, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("by", "is_predicted"), [(1.0, True), (1.5, False)])
+def test_nothing_is_predicted_for_other_machines_after_a_wrong_prediction(
+    by: float, is_predicted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reaps = json.loads(REAPS.read_text())
     for tree in reaps["trees"].values():
@@ -161,9 +161,9 @@ def test_nothing_is_said_of_other_machines_after_a_wrong_prediction(
     monkeypatch.setattr(command, "simulated", lambda *_: iter([("as measured", fit.Prediction("64 nodes", 64, 1, 1))]))
     monkeypatch.setattr(sys, "argv", ["simulate"])
     run: Callable[[], None] = command.main
-    if is_told:
+    if is_predicted:
         run()
     else:
         with pytest.raises(SystemExit, match="nothing is said of other machines"):
             run()
-    assert ("64 nodes" in capsys.readouterr().out) == is_told
+    assert ("64 nodes" in capsys.readouterr().out) == is_predicted
