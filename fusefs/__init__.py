@@ -1,1 +1,3 @@
 """trashd empties a directory of any size at once, and deletes the old content patiently in the background."""
+
+VERSION = "0.3.0"

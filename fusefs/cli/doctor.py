@@ -14,10 +14,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 
 import click
 
+from fusefs import VERSION
 from fusefs.cli import output
 from fusefs.cli.config import problems_in_force
 from fusefs.cli.options import Command, PathBytes, json_option, tended
@@ -285,7 +285,7 @@ def _check_files(place: InstallPlace, user_option: str) -> Iterator[Finding]:
         hint = f"trashd service uninstall && systemctl enable --now {REAPER}"
         yield Finding(f"{PREFIX}/lib/systemd", what, hint)
     elif any(one.is_document and states[one.path] is FileOutcome.KEPT for one in pieces):
-        what = f"written by another version; this is trashd {version('trashd')}"
+        what = f"written by another version; this is trashd {VERSION}"
         yield Finding("units and man pages", what, again)
     for path, outcome in states.items():
         if outcome is FileOutcome.GONE:
@@ -327,8 +327,8 @@ def _check_unit(unit: Mapping[str, str], user_option: str, *, is_needed: bool) -
 
 def _check_running(running: ObservedStatus, user_option: str) -> Iterator[Finding]:
     directory = runtime_dir()
-    if running.status.version != version("trashd"):
-        what = f"the running service is trashd {running.status.version}, but this command is {version('trashd')}"
+    if running.status.version != VERSION:
+        what = f"the running service is trashd {running.status.version}, but this command is {VERSION}"
         yield Finding(printable(directory), what, f"systemctl {user_option}restart {REAPER}")
     for error in unwell(running):
         yield Finding(printable(directory), error.message(), error.hint or "trashd status")

@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from enum import Enum
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 
+from fusefs import VERSION
 from fusefs.cli import output
 from fusefs.cli.group import OrderedGroup
 from fusefs.cli.options import PathBytes, json_option
@@ -543,9 +543,9 @@ def status_command(for_user: bool, prefix: str, as_json: bool) -> int:
     names = (REAPER,) if for_user else (REAPER, TIMER, SWEEP, MOUNTS)
     units = tuple(unit for name in names for unit in _shown(name, for_user=for_user)) if home.is_live() else None
     if as_json:
-        output.as_json(ServiceInstalled(version("trashd"), find_command(), tuple(files), units))
+        output.as_json(ServiceInstalled(VERSION, find_command(), tuple(files), units))
         return 0
-    click.echo(f"version  {version('trashd')}\ncommand  {find_command()}")
+    click.echo(f"version  {VERSION}\ncommand  {find_command()}")
     likeness = {FileOutcome.UNCHANGED: "as installed", FileOutcome.KEPT: "differs", FileOutcome.GONE: "missing"}
     rows = [(printable(os.fsencode(one.path)), likeness[one.outcome]) for one in files]
     click.echo("\n".join(output.aligned(rows)))

@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from typing import Generic, TypeVar
 
 import trio
 
+from fusefs import VERSION
 from fusefs.core.config import Config
 from fusefs.core.events import Event, EventKind
 from fusefs.core.orphan_age import Clock, advance_clock
@@ -45,7 +45,7 @@ class ServiceContext:
         report   called for each event
         changed  called when a status has changed
         """
-        self.version = version("trashd")  # of the running code, since the installed package may change
+        self.version = VERSION  # of the running code, since the installed package may change
         self.volumes = RememberedVolumes(state)  # by their ids
         self.started_ns = time.time_ns()
         self.kernel = Kernel()

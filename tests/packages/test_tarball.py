@@ -4,7 +4,6 @@ import os
 import platform
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from build_docs.man_pages import page_names
+from fusefs import VERSION
 from fusefs.cli.service import PACKAGES, pieces_for_all
 from tests.support.other_users import as_user, run_as
 from tests.support.real_filesystems import tmpfs_volume
@@ -20,7 +20,6 @@ from tests.support.store_verbs import assert_silent
 pytestmark = pytest.mark.needs("root")
 
 REPO = Path(__file__).parents[2]
-VERSION = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 TARBALL = REPO / f"dist/trashd-{VERSION}-{platform.machine()}.tar.gz"
 ALICE = 1001
 MODULES = [*Path("/usr/lib").glob("*/modulecmd.tcl"), *Path("/usr/share/lmod/lmod/libexec").glob("lmod")]

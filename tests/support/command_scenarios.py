@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
+from fusefs import VERSION
 from fusefs.cli.group import REMOVED
 from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
@@ -224,7 +224,7 @@ _WRONG_LINES = (
     "reap --all --max-bytes 200X/s", "reap --all --max-bytes ''", "reap --all --threads 0", "reap --all --threads 65",
     "reap --all --threads many",
 )  # fmt: skip
-_VERSION = (f"trashd, version {version('trashd')}\n",)
+_VERSION = (f"trashd, version {VERSION}\n",)
 _NOT_FOUND = ("trashd: missing: not found\n",)
 
 _BARE = (

@@ -11,11 +11,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from typing import Final
 
 import trio
 
+from fusefs import VERSION
 from fusefs.core.mount_counters import (
     BOUNDS_NS,
     N_BUCKETS,
@@ -132,7 +132,7 @@ def _make_file(path: bytes) -> Fd:
         os.unlink(path + NEW)
     fd = Fd(os.open(path + NEW, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     with close_on_error(fd):
-        text = encode_counters(CounterTable(version=version("trashd"), pid=os.getpid(), started_ns=time.time_ns()))
+        text = encode_counters(CounterTable(version=VERSION, pid=os.getpid(), started_ns=time.time_ns()))
         with open(fd, "wb", closefd=False) as file:
             file.write(text)
         lock_open_file(fd)
