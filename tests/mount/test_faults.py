@@ -190,10 +190,10 @@ WAITING: dict[str, Callable[[Path], object]] = {
 def test_who_waits_for_a_lease_keeps_nobody_else_waiting(place: Place, act: str) -> None:
     with (
         write_lease(place.behind / "leased") as give_up,
-        clients([lambda: WAITING[act](place.mount_path / "leased")]) as (client,),
+        clients([lambda: WAITING[act](place.seen / "leased")]) as (client,),
     ):
         assert place.is_waited_for()
-        in_time(partial(work, place.mount_path))
+        in_time(partial(work, place.seen))
         assert not is_ended(client)
         give_up()
         assert ends(client) == 0
@@ -206,12 +206,12 @@ def test_who_is_killed_while_he_waits_ends(place: Place, act: str) -> None:
     """And what it waited for is not kept: the daemon has as many fds as before, says the mount's own end."""
     with (
         write_lease(place.behind / "leased"),
-        clients([lambda: WAITING[act](place.mount_path / "leased")]) as (client,),
+        clients([lambda: WAITING[act](place.seen / "leased")]) as (client,),
     ):
         assert place.is_waited_for()
         os.kill(client, signal.SIGKILL)
         assert ends(client) == -signal.SIGKILL
-        in_time(partial(work, place.mount_path))
+        in_time(partial(work, place.seen))
     assert (place.behind / "leased").read_bytes() == b"content"
 
 
@@ -221,10 +221,10 @@ def test_umount_force_lets_who_waits_go(how: str) -> None:
     with (
         served(how, expect_end=True) as place,
         write_lease(place.behind / "leased"),
-        clients([(place.mount_path / "leased").read_bytes]) as (client,),
+        clients([(place.seen / "leased").read_bytes]) as (client,),
     ):
         assert place.is_waited_for()
-        done = trashd("umount", "--force", place.mount_path)
+        done = trashd("umount", "--force", place.seen)
         assert done.code == 0, done.err
         assert ends(client) in DAEMON_GONE
 
