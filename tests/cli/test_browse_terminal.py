@@ -75,16 +75,16 @@ def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(volume: Path) -> Non
     terminal.wait_for("no orphans")
     terminal.process.send_signal(signal.SIGTERM)
     assert terminal.end() == 143
-    assert terminal.seen.rindex("\x1b[?1049l") > terminal.seen.rindex("no orphans")
-    assert terminal.seen.rindex("\x1b[?25h") > terminal.seen.rindex("\x1b[?25l")
+    assert terminal.output.rindex("\x1b[?1049l") > terminal.output.rindex("no orphans")
+    assert terminal.output.rindex("\x1b[?25h") > terminal.output.rindex("\x1b[?25l")
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown", ""])
 def test_a_terminal_that_can_not_place_its_cursor_is_refused(term: str) -> None:
     terminal = Terminal("browse", TERM=term)
     assert terminal.end() == 3
-    assert "trashd list" in terminal.seen
-    assert "\x1b" not in terminal.seen
+    assert "trashd list" in terminal.output
+    assert "\x1b" not in terminal.output
 
 
 def test_a_terminal_that_is_not_described_here_is_tried(tmp_path: Path) -> None:
@@ -99,5 +99,5 @@ def test_without_its_extra_it_says_how_to_have_it(tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     terminal = Terminal("browse", PYTHONPATH=path)
     assert terminal.end() == 3
-    assert "pipx inject trashd textual" in terminal.seen
+    assert "pipx inject trashd textual" in terminal.output
     assert "trashd browse" in done_well("browse", "--help").out

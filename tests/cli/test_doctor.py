@@ -29,7 +29,7 @@ NOT_SERVED = "[defaults]\nserve = false\n"
 
 def test_on_a_terminal_it_says_that_all_is_well(volume: Path) -> None:
     terminal = Terminal("doctor", volume)
-    assert (terminal.end(), terminal.seen.strip()) == (0, f"{volume}: no problems found")
+    assert (terminal.end(), terminal.output.strip()) == (0, f"{volume}: no problems found")
     assert done_well("doctor", volume).out == ""
 
 

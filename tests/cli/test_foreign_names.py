@@ -325,7 +325,7 @@ def test_a_name_that_is_more_than_text_is_found() -> None:
 def on_terminal(*words: str | Path) -> str:
     terminal = Terminal(*words)
     terminal.end()
-    return terminal.seen.replace("\r\n", "\n")
+    return terminal.output.replace("\r\n", "\n")
 
 
 def test_a_list_on_a_terminal_is_text(shared: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_choice_on_a_terminal_is_text(shared: Path) -> None:
         terminal.wait_for("Which one")
         terminal.type("1\n")
         assert terminal.end() == 0
-        assert NOT_TEXT.findall(terminal.seen.replace("\r\n", "\n")) == []
+        assert NOT_TEXT.findall(terminal.output.replace("\r\n", "\n")) == []
 
 
 def test_progress_on_a_terminal_is_text(shared: Path) -> None:
@@ -387,7 +387,7 @@ def test_journal_audit_log_and_metrics_have_text(tmp_path: Path) -> None:
         assert trashd("rm", "--keep-for", "0s", path).code == 0
         config = f'[defaults]\npaced = false\nminimum_age = "0s"\n[metrics]\ntextfile = "{base}/trashd.prom"\n'
         with service(base, volume, config=config) as running:
-            running.until(lambda: (told := running.seen()) is not None and told.status.volumes[0].n_quarantined)
+            running.until(lambda: (told := running.read_status()) is not None and told.status.volumes[0].n_quarantined)
             running.until((base / "trashd.prom").exists)
             metrics = (base / "trashd.prom").read_text("utf-8")  # it goes with the service
             status = said(trashd("status"))

@@ -364,7 +364,7 @@ def deep(volume: Path) -> Path:
 def test_no_line_is_longer_than_the_terminal(volume: Path, command: str, columns: int) -> None:
     terminal = Terminal(command, "--volume", volume, COLUMNS=str(columns))
     assert terminal.end() == 0
-    lines = [line for line in terminal.seen.replace("\r", "").splitlines() if not line.startswith("trashd: ")]
+    lines = [line for line in terminal.output.replace("\r", "").splitlines() if not line.startswith("trashd: ")]
     assert len(lines) > 1
     assert max(map(len, lines)) <= columns
     assert any(line.endswith("the-end") for line in lines)
@@ -373,7 +373,7 @@ def test_no_line_is_longer_than_the_terminal(volume: Path, command: str, columns
 def test_a_note_is_told_where_there_is_room(volume: Path, deep: Path) -> None:
     terminal = Terminal("list", "--volume", volume, COLUMNS="1000")
     assert terminal.end() == 0
-    assert f"{deep}  # {NOTE}" in terminal.seen
+    assert f"{deep}  # {NOTE}" in terminal.output
 
 
 def test_a_pipe_gets_all_of_it(volume: Path, deep: Path) -> None:

@@ -257,7 +257,7 @@ def test_on_a_terminal_nobody_is_asked_about(volume: Path, case: str) -> None:
         done_well("keep", identifiers[0], "--for", "0", "--volume", volume)
     words += [case] if case.startswith("--") else []
     terminal = Terminal("reap", "--now", "--volume", volume, *words)
-    assert (terminal.end(), "[y/N]" in terminal.seen) == (0, False)
+    assert (terminal.end(), "[y/N]" in terminal.output) == (0, False)
 
 
 # The stop
@@ -441,7 +441,7 @@ def test_what_can_be_restored_goes_by_a_yes_alone(volume: Path, ids: dict[str, s
         terminal = Terminal("reap", "--free", "8M", "--volume", volume)
         terminal.wait_for("Permanently delete this orphan before it expires?")
         terminal.type(answer)
-        assert (terminal.end(), left(volume, ids)) == (code, there), terminal.seen
+        assert (terminal.end(), left(volume, ids)) == (code, there), terminal.output
 
 
 def test_what_is_pinned_never_goes_so(volume: Path, ids: dict[str, str]) -> None:

@@ -89,7 +89,7 @@ def test_a_list_shows_the_ends_of_ids(volume: Path) -> None:
     identifier = swapped(make(volume / "job"))["id"]
     terminal = Terminal("list", "--volume", volume)
     assert terminal.end() == 0
-    for seen in (terminal.seen, done_well("list", "--volume", volume).out):
+    for seen in (terminal.output, done_well("list", "--volume", volume).out):
         assert (identifier in seen, identifier[-12:] in seen) == (False, True)
 
 
@@ -112,12 +112,12 @@ def test_on_a_terminal_without_a_path_one_chooses_from_a_list(volume: Path, type
         done_well("rm", make(volume / job))
     terminal = Terminal("restore", "--volume", volume)
     terminal.type(typed)
-    assert (terminal.end(), "removed" in terminal.seen, (volume / name).exists()) == (0, True, True)
+    assert (terminal.end(), "removed" in terminal.output, (volume / name).exists()) == (0, True, True)
     terminal = Terminal("restore", "--volume", volume, "--user", "0")
     terminal.type("\n")
     assert terminal.end() == 0
     terminal = Terminal("restore", "--volume", volume)
-    assert (terminal.end(), "orphans of root" in terminal.seen) == (5, True)
+    assert (terminal.end(), "orphans of root" in terminal.output) == (5, True)
 
 
 def test_root_restores_his_own_by_a_path_and_anothers_when_he_names_him(volume: Path) -> None:

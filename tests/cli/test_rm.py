@@ -146,7 +146,7 @@ def test_it_asks_before_each(volume: Path) -> None:
     assert trashd("rm", "-if", volume / "a").code == 2
     terminal = Terminal("rm", "-i", "a", "b", cwd=volume)
     terminal.type("y\nn\n")
-    assert terminal.end() == 0, terminal.seen
+    assert terminal.end() == 0, terminal.output
     assert not (volume / "a").exists()
     assert (volume / "b").exists()
 
@@ -156,7 +156,7 @@ def test_nobody_is_asked_about_what_is_refused_anyway(volume: Path) -> None:
     (volume / "b").touch()
     terminal = Terminal("rm", "-id", "full", "b", cwd=volume)
     terminal.type("y\n")
-    assert (terminal.end(), terminal.seen.count("Remove "), (volume / "full").exists()) == (13, 1, True)
+    assert (terminal.end(), terminal.output.count("Remove "), (volume / "full").exists()) == (13, 1, True)
     assert not (volume / "b").exists()
 
 

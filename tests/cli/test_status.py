@@ -281,8 +281,8 @@ def test_a_terminal_sees_the_service_work_and_gets_its_screen_back(alive: bytes)
     write_status(alive, status_of(msgspec.structs.replace(VOLUME, entries_per_s=54321.0)))
     terminal.wait_for("54,321 entries/s")
     assert terminal.interrupt() == 0
-    assert terminal.seen.count("\x1b[?1049h") == terminal.seen.count("\x1b[?1049l") == 1
-    assert terminal.seen.endswith("\x1b[?25h\x1b[?1049l")
+    assert terminal.output.count("\x1b[?1049h") == terminal.output.count("\x1b[?1049l") == 1
+    assert terminal.output.endswith("\x1b[?25h\x1b[?1049l")
 
 
 def test_a_terminal_sees_a_service_come_and_go(directory: bytes) -> None:

@@ -248,7 +248,7 @@ def test_ctrl_c_is_no_answer_and_touches_nothing(top: Path) -> None:
 
 def test_up_to_the_limit_a_terminal_is_not_asked(top: Path) -> None:
     terminal = Terminal("sweep", top, "--name", "*", "--delete", "--confirm-above", "3")
-    assert (terminal.end(), "Continue?" in terminal.seen, names(top)) == (0, False, {"d"})
+    assert (terminal.end(), "Continue?" in terminal.output, names(top)) == (0, False, {"d"})
 
 
 # Lists as other programs write them

@@ -20,7 +20,7 @@ from fusefs.linux.kernel import Kernel
 from fusefs.store.make_folder import inspect_new_folders
 from fusefs.store.swap import Swapped
 from tests.support.make_trees import make_tree
-from tests.support.minimal_reaper import own_runtime_dir, tell
+from tests.support.minimal_reaper import own_runtime_dir, write_volume_status
 from tests.support.mount_and_backing import ALICE
 from tests.support.other_users import as_user
 from tests.support.store_verbs import own, place, raw, reap_now, restore, swap, tree_of
@@ -64,7 +64,7 @@ def served(volume: Path, phase: VolumePhase = VolumePhase.REAPING) -> Iterator[C
                 if phase is None:
                     Path(os.fsdecode(directory), "status.json").unlink()
                 else:
-                    tell(directory, msgspec.structs.replace(status, phase=phase))
+                    write_volume_status(directory, msgspec.structs.replace(status, phase=phase))
 
             say(phase)
             yield say

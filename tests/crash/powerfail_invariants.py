@@ -14,7 +14,7 @@ from fusefs.core.errors import TrashdError
 from fusefs.core.record import RECORD_MAX_BYTES
 from fusefs.store.layout import CACHEDIR_TEXT, decode_volume
 from fusefs.store.orphans import ListedContainer
-from tests.support.other_users import asked_directly
+from tests.support.other_users import query_without_fork
 from tests.support.store_verbs import entries, init, problems, reap_now, recover_all
 from tests.support.user_homes import forget_stores
 
@@ -140,7 +140,7 @@ def allowed_shapes(marks: Sequence[str]) -> dict[int, set[Shape]]:
     return allowed
 
 
-@asked_directly()
+@query_without_fork()
 def check_state(root: Path, marks: Sequence[str]) -> str | None:
     """What is wrong in a crash state: before recovery, after it, by the checker, or with the reaps left over."""
     allowed = allowed_shapes(marks)

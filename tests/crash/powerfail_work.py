@@ -22,7 +22,7 @@ from tests.crash.powerfail_invariants import MODE, STORE_DURABLE, Shape, check_s
 from tests.support.crash_states import Check
 from tests.support.fake_dev_fuse import move_into_drop
 from tests.support.make_trees import Dir, make_tree
-from tests.support.other_users import as_user, asked_directly
+from tests.support.other_users import as_user, query_without_fork
 from tests.support.real_filesystems import btrfs_subvolume, sync
 from tests.support.store_verbs import init, init_as_of_old, opened, recover_all, remove, restore, swap
 from tests.support.trash_without_walk import gather
@@ -493,7 +493,7 @@ def taking_over_round(cut: Cut, k: int) -> None:
 # ---- what every state must be
 
 
-@asked_directly()
+@query_without_fork()
 def check_folders(root: Path, marks: Sequence[str]) -> str | None:
     """Nothing of the old state is lost, and all is proven that root has looked at, and nothing else."""
     try:

@@ -18,7 +18,7 @@ from fusefs.core.errors import Untrusted
 from fusefs.linux.kernel import Kernel
 from tests.support.covering_sets import runs_every_case
 from tests.support.crash_invariants import hold_when_failing, hold_when_stopped, spread, telling
-from tests.support.crash_scenarios import BROKEN, HOME, USER, WON, CrashScenario, VolumeContents, look, outcome
+from tests.support.crash_scenarios import BROKEN, HOME, USER, WON, CrashScenario, VolumeContents, outcome, read_contents
 from tests.support.make_trees import Dir, make_tree
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import tmpfs_volume
@@ -98,7 +98,7 @@ def assert_made_good(volume: Path, before: VolumeContents, users: list[int]) -> 
     for uid in users:
         as_user(uid, partial(recover_all, volume))
     recover_all(volume)
-    assert look(volume).trees == before.trees
+    assert read_contents(volume).trees == before.trees
     assert [path.name for path in volume.iterdir() if path.name.startswith(".trashd")] == [".trashd"]
     assert list((volume / ".trashd").glob("old-*")) == []
     assert list((volume / ".trashd/new").iterdir()) == []

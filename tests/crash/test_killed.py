@@ -26,7 +26,7 @@ from tests.support.crash_scenarios import (
     changing,
     end_of,
     home,
-    look,
+    read_contents,
     settle,
     settle_without_loss,
     user_folders,
@@ -134,7 +134,7 @@ def test_first_swap_without_a_store_killed_before_any_call_loses_nothing(small_v
         assert home(small_volume).is_dir()
         init(small_volume)
         settle(small_volume)
-        after = look(small_volume)
+        after = read_contents(small_volume)
         assert after.trees == {tree: 1}, f"killed before call {n}"
         assert after.head == tree[0]
         assert entries_of(small_volume) == [".trashd", HOME]
@@ -186,7 +186,7 @@ def test_first_swap_of_a_user_killed_before_any_call_leaves_one_folder_of_his(sm
         code = code_of_child(die)
         as_user(USER, partial(use, small_volume))
         settle(small_volume)
-        assert look(small_volume).trees == {tree: 1}, f"killed before call {n}"
+        assert read_contents(small_volume).trees == {tree: 1}, f"killed before call {n}"
         assert sorted(path.name for path in user_folders(small_volume)) == ["0", str(USER)]
     assert code == 0
 

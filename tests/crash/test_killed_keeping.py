@@ -31,9 +31,9 @@ from tests.support.crash_scenarios import (
     assert_nothing_half_done,
     changing,
     home,
-    look,
     orphans,
     outcome,
+    read_contents,
     settle,
     settle_without_loss,
 )
@@ -349,8 +349,8 @@ def test_new_file_of_a_name_that_is_being_restored_is_never_replaced(volume: Pat
         made.add(is_new)
         assert code == WON
         settle(volume)
-        assert look(volume).contents - before.contents == Counter([CONTENT] if is_new else [])
-        assert before.contents - look(volume).contents == Counter()
+        assert read_contents(volume).contents - before.contents == Counter([CONTENT] if is_new else [])
+        assert before.contents - read_contents(volume).contents == Counter()
 
     hold_when_stopped(SWEEPING["merge"], volume, make, law, moments=changing)
     assert made == {True, False}

@@ -8,7 +8,7 @@ from tests.crash.powerfail_replay import on_some_fs, replay_a_sample
 from tests.crash.powerfail_work import Cut, Scenario
 from tests.support.make_trees import make_tree
 from tests.support.nested_stores import reap_with_stores, store_in
-from tests.support.other_users import asked_directly
+from tests.support.other_users import query_without_fork
 from tests.support.small_orphans import EXPIRED, PINNED
 from tests.support.store_verbs import entries, problems, reap_now, recover_all, swap
 
@@ -30,7 +30,7 @@ def run_round(cut: Cut, _k: int) -> None:
     cut.volume.mark(DONE)
 
 
-@asked_directly()
+@query_without_fork()
 def check(root: Path, _marks: Sequence[str]) -> str | None:
     """What is pinned is whole; what a killed reap left the next one ends."""
     try:

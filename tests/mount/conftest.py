@@ -20,7 +20,7 @@ from tests.support.fuse_watchdog import device_for_all
 from tests.support.mount_and_backing import Sides
 from tests.support.oracle import DIRECT, Arena, Oracle, Way, arena_on
 from tests.support.passthrough_files import LIMIT_S, stored_volume
-from tests.support.privileges import WAYS, seen_and_behind
+from tests.support.privileges import WAYS, mount_and_behind
 from tests.support.real_filesystems import bind_mount, loop_volume, tmpfs_volume
 
 LOGINS = Path("/run/user")
@@ -115,7 +115,7 @@ def oracle(arena: Arena, own_name: str) -> Iterator[Oracle]:
 @pytest.fixture(scope="module", params=WAYS)
 def users_sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
     """A directory for all users, in each of the ways, and in "opened" on request."""
-    with seen_and_behind(request.param) as both:
+    with mount_and_behind(request.param) as both:
         yield Sides(*both)
 
 

@@ -67,7 +67,7 @@ class Case(NamedTuple):
         lines = [
             f"{what}: {native!r}, through the mount {mounted!r}"
             for what, native, mounted in (
-                ("was told before", self.native.looked, self.mounted.looked),
+                ("was told before", self.native.early_results, self.mounted.early_results),
                 ("is told", self.native.answer, self.mounted.answer),
             )
             if native != mounted
@@ -89,7 +89,7 @@ class Case(NamedTuple):
 def why(case: Case) -> str | None:
     """The reason of a difference; None: there is none that we know, and it is a fault of ours."""
     if case.is_behind and case.scene.when == BEFORE:  # what the user looked at then
-        case = case._replace(mounted=case.mounted._replace(looked=case.native.looked))
+        case = case._replace(mounted=case.mounted._replace(early_results=case.native.early_results))
         if not case.differs():
             return _ALONE
     return next((reason for reason, explains in REASONS.items() if explains(case)), None)
@@ -147,7 +147,7 @@ def _without_bits(came: Came) -> Came:
         return {path: how[:10].replace("s", "x").replace("S", "-") + how[10:] for path, how in seen.items()}
 
     return came._replace(
-        looked=tuple(_MODE.sub(_plain_mode, one) for one in came.looked),
+        early_results=tuple(_MODE.sub(_plain_mode, one) for one in came.early_results),
         before=plain(came.before),
         left=plain(came.left),
         answer=_SHOWN.sub(lambda found: found[0].replace("s", "x").replace("S", "-"), came.answer),

@@ -93,21 +93,21 @@ def test_a_birth_is_asked_for_once_and_nothing_else_costs_more(mounted: Mounted,
     os.mknod(file, 0o600)
     with opened(file, os.O_PATH) as fd:
         os.fstat(fd)
-        before = mounted.n_asked("statx", "getattr")
+        before = mounted.n_requests_for("statx", "getattr")
         births = {statx(fd) for _ in range(20)}
         for _ in range(20):
             os.fstat(fd)
         assert len(births) == 1
-        assert mounted.n_asked("statx", "getattr") == before + 1
+        assert mounted.n_requests_for("statx", "getattr") == before + 1
 
 
 def test_listing_with_attributes_asks_for_no_birth(mounted: Mounted, place: Path) -> None:
     for number in range(20):
         (place / str(number)).touch()
     mounted.forget_all()
-    before = mounted.n_asked("statx")
+    before = mounted.n_requests_for("statx")
     subprocess.run(["ls", "-l", place], stdout=subprocess.DEVNULL, check=True)
-    assert mounted.n_asked("statx") == before
+    assert mounted.n_requests_for("statx") == before
 
 
 def test_attributes_told_with_a_birth_are_asked_for_again_when_they_change(mounted: Mounted, place: Path) -> None:

@@ -145,7 +145,7 @@ def test_what_is_looked_up_while_it_changes_is_right_when_it_is_quiet(shared: tu
         mounted.forget_all()
         with ThreadPoolExecutor(1) as pool:
             for path in paths:
-                looker = pool.submit(os.stat, both.seen / path)
+                looker = pool.submit(os.stat, both.mount_path / path)
                 (both.behind / path).touch()
                 looker.result(LIMIT_S)
         if not until(lambda: is_alike(both, paths)):
@@ -193,7 +193,7 @@ def test_a_change_is_seen_when_the_timeout_is_over(shared: tuple[Mounted, Sides]
     places = {change: top.below(f"place{next(_NUMBERS)}") for change in CHANGES}
     for both in places.values():
         make(both.behind)
-    (top.seen / "new").touch()  # what was made behind it is listed now
+    (top.mount_path / "new").touch()  # what was made behind it is listed now
     for both in places.values():
         both.warm(PATHS)
     for change, both in places.items():
@@ -208,7 +208,7 @@ def test_a_change_is_seen_when_the_timeout_is_over(shared: tuple[Mounted, Sides]
                 mounted.forget_all()
                 for both in places.values():
                     for path in PATHS:
-                        os.path.lexists(both.seen / path)
+                        os.path.lexists(both.mount_path / path)
             case _:
                 time.sleep(TICK_S)
         longest_s = max(longest_s, time.monotonic() - begun_s)
@@ -269,8 +269,8 @@ def assert_right(mounted: Mounted, place: Sides) -> None:
     for _ in range(3):
         right = sorted(os.listdir(place.behind / "d"))
         for _ in range(2):
-            assert sorted(os.listdir(place.seen / "d")) == right
-        with os.scandir(place.seen / "d") as entries:
+            assert sorted(os.listdir(place.mount_path / "d")) == right
+        with os.scandir(place.mount_path / "d") as entries:
             assert sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False)) == right
         mounted.forget_all()
 
@@ -294,35 +294,35 @@ def test_what_changes_while_a_listing_is_read_is_in_the_next(
 ) -> None:
     for is_known in (False, True):
         if is_known:
-            os.listdir(place.seen / "d")
-        fd = os.open(place.seen / "d", os.O_RDONLY | os.O_DIRECTORY)
+            os.listdir(place.mount_path / "d")
+        fd = os.open(place.mount_path / "d", os.O_RDONLY | os.O_DIRECTORY)
         try:
             assert names(fd)
-            LISTED_CHANGES[change](place.seen)
+            LISTED_CHANGES[change](place.mount_path)
             rest(fd)
         finally:
             os.close(fd)
         assert_right(mount[0], place)
         if not is_known:
-            for undo in (place.seen / "d").iterdir():
+            for undo in (place.mount_path / "d").iterdir():
                 if not undo.name.startswith("standing"):
                     undo.unlink()
             for name in (FIRST, LAST, "beside/new"):
-                (place.seen / name).touch()
+                (place.mount_path / name).touch()
 
 
 def test_listings_read_by_halves_make_no_whole(mount: tuple[Mounted, Sides], place: Sides) -> None:
     """One reads the beginning, another the end; one seeks over the middle."""
-    one, two, three = (os.open(place.seen / "d", os.O_RDONLY | os.O_DIRECTORY) for _ in range(3))
+    one, two, three = (os.open(place.mount_path / "d", os.O_RDONLY | os.O_DIRECTORY) for _ in range(3))
     try:
         beginning = names(one)
-        (place.seen / "d" / beginning[-1]).unlink()
+        (place.mount_path / "d" / beginning[-1]).unlink()
         names(two)
-        (place.seen / "d/made").touch()
+        (place.mount_path / "d/made").touch()
         names(three)
         middle = os.lseek(three, 0, os.SEEK_CUR)
         rest(two)
-        (place.seen / "d/made").unlink()
+        (place.mount_path / "d/made").unlink()
         os.lseek(one, middle, os.SEEK_SET)
         rest(one)
         rest(three)
@@ -333,11 +333,11 @@ def test_listings_read_by_halves_make_no_whole(mount: tuple[Mounted, Sides], pla
 
 
 def test_a_rewound_listing_is_a_new_one(mount: tuple[Mounted, Sides], place: Sides) -> None:
-    fd = os.open(place.seen / "d", os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(place.mount_path / "d", os.O_RDONLY | os.O_DIRECTORY)
     try:
         assert len(rest(fd)) == N_STANDING
         for i in range(3):
-            (place.seen / f"d/made-{i}").touch()
+            (place.mount_path / f"d/made-{i}").touch()
             if i == 1:
                 mount[0].forget_all()
             os.lseek(fd, 0, os.SEEK_SET)
@@ -349,24 +349,24 @@ def test_a_rewound_listing_is_a_new_one(mount: tuple[Mounted, Sides], place: Sid
 
 def test_a_listing_left_in_the_middle_is_none(mount: tuple[Mounted, Sides], place: Sides) -> None:
     for _ in range(5):
-        fd = os.open(place.seen / "d", os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(place.mount_path / "d", os.O_RDONLY | os.O_DIRECTORY)
         assert names(fd, 300)
         os.close(fd)
     assert_right(mount[0], place)
 
 
 def test_a_removed_directory_lists_nothing(mount: tuple[Mounted, Sides], place: Sides) -> None:
-    fd = os.open(place.seen / "beside", os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(place.mount_path / "beside", os.O_RDONLY | os.O_DIRECTORY)
     try:
         assert os.listdir(fd) == ["new"]
-        (place.seen / "beside/new").unlink()
-        (place.seen / "beside").rmdir()
+        (place.mount_path / "beside/new").unlink()
+        (place.mount_path / "beside").rmdir()
         os.lseek(fd, 0, os.SEEK_SET)
         assert os.listdir(fd) == []
-        (place.seen / "beside").mkdir()
-        (place.seen / "beside/other").touch()
-        assert os.listdir(place.seen / "beside") == ["other"]
+        (place.mount_path / "beside").mkdir()
+        (place.mount_path / "beside/other").touch()
+        assert os.listdir(place.mount_path / "beside") == ["other"]
         mount[0].forget_all()
-        assert os.listdir(place.seen / "beside") == ["other"]
+        assert os.listdir(place.mount_path / "beside") == ["other"]
     finally:
         os.close(fd)

@@ -28,7 +28,7 @@ from tests.support.acls import ACCESS, DEFAULT, GROUP_OBJ, MASK, NOBODY, OTHER, 
 from tests.support.covering_sets import Axes
 from tests.support.fake_dev_fuse import vfs_at
 from tests.support.foreground_mount import Mounted
-from tests.support.mount_and_backing import Sides, sides_on, told
+from tests.support.mount_and_backing import Sides, sides_on, stat_fields
 from tests.support.other_users import as_user
 from tests.support.real_filesystems import bind_mount
 
@@ -79,7 +79,7 @@ class Scene(NamedTuple):
 
     def path(self, name: str) -> Path:
         """In the mount."""
-        return self.sides.seen / name
+        return self.sides.mount_path / name
 
 
 Change = Callable[[Scene], object]
@@ -110,8 +110,8 @@ def make(top: Path) -> None:
 @contextmanager
 def scene_in(mounted: Mounted, both: Sides) -> Iterator[Scene]:
     below = both.below(f"scene{next(_NUMBERS)}")
-    below.seen.mkdir(mode=0o777)
-    make(below.seen)
+    below.mount_path.mkdir(mode=0o777)
+    make(below.mount_path)
     with ExitStack() as stack:
         held = {}
         for name, flags in (
@@ -121,7 +121,7 @@ def scene_in(mounted: Mounted, both: Sides) -> Iterator[Scene]:
             ("from/inner", os.O_PATH),
             ("from/link", os.O_PATH | os.O_NOFOLLOW),
         ):
-            held[name] = os.open(below.seen / name, flags)
+            held[name] = os.open(below.mount_path / name, flags)
             stack.callback(os.close, held[name])
         yield Scene(mounted, below, held)
 
@@ -130,7 +130,7 @@ def scene_in(mounted: Mounted, both: Sides) -> Iterator[Scene]:
 
 
 def by_hand(act: Callable[[Path], object]) -> Change:
-    return lambda s: act(s.sides.seen)
+    return lambda s: act(s.sides.mount_path)
 
 
 def rename(old: str, new: str, flags: int = 0) -> Change:
@@ -214,7 +214,7 @@ def rename_the_directory(s: Scene) -> None:
 def work_elsewhere(s: Scene) -> None:
     """Another program."""
     script = "echo more >> from/file; mkdir from/new; mv to/file from/new/; rm to/hard; ln -sf elsewhere from/link"
-    subprocess.run(["bash", "-euc", script], cwd=s.sides.seen, check=True)
+    subprocess.run(["bash", "-euc", script], cwd=s.sides.mount_path, check=True)
 
 
 def lend_and_write(s: Scene) -> None:
@@ -304,7 +304,7 @@ def handles_are_alike(s: Scene, behind: Mapping[str, int]) -> None:
     for name, fd in s.held.items():
         right = os.fstat(behind[name])
         if right.st_nlink or name == "to/file":
-            assert told(os.fstat(fd)) == told(right), name
+            assert stat_fields(os.fstat(fd)) == stat_fields(right), name
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True], ids=["known to the kernel", "forgotten by the kernel"])
@@ -345,7 +345,7 @@ def test_what_a_killed_client_wrote_is_known(mount: tuple[Mounted, Sides]) -> No
     with scene_in(mounted, both) as scene:
         scene.sides.warm(PATHS)
         script = "exec 3>>from/file; while :; do echo line >&3; done"
-        with subprocess.Popen(["bash", "-c", script], cwd=scene.sides.seen) as client:
+        with subprocess.Popen(["bash", "-c", script], cwd=scene.sides.mount_path) as client:
             before = scene.path("from/file").stat().st_size
             while scene.path("to/hard").stat().st_size == before:
                 pass

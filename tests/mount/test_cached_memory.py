@@ -152,7 +152,7 @@ def test_without_them_the_kernel_asks_once(mounted: Mounted) -> None:
         for _ in range(5):
             with pytest.raises(OSError, match=r"."):
                 os.getxattr(mounted.path / name, "user.x")
-    assert mounted.n_asked("getxattr", "listxattr") == 1
+    assert mounted.n_requests_for("getxattr", "listxattr") == 1
 
 
 def test_without_them_files_go_on(mounted: Mounted) -> None:
@@ -241,9 +241,9 @@ class File(NamedTuple):
 
     def costs_a_read(self) -> bool:
         """Whether it was read anew from the backing filesystem."""
-        before = self.mounted.n_asked("read")
+        before = self.mounted.n_requests_for("read")
         assert self.seen.read_bytes() == self.behind.read_bytes()
-        return self.mounted.n_asked("read") > before
+        return self.mounted.n_requests_for("read") > before
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def agree_as(
         def work(s: Native = s) -> list[str]:
             story = Story()
             act(s, story)
-            return story.told
+            return story.lines
 
         told.append(as_user(uid, work, groups=groups))
     assert told[1] == told[0]

@@ -39,7 +39,7 @@ class CoreThread:
 
     def asks(self, *request: Any) -> Future[FuseReply | None]:
         """Opcode, own part, names, nodeid."""
-        return self._executor.submit(self._asked.asked, *request)
+        return self._executor.submit(self._asked.request, *request)
 
     def asked(self, *request: Any) -> FuseReply | None:
         return self.asks(*request).result(LIMIT_S)
@@ -77,7 +77,7 @@ def scene() -> Iterator[Scene]:
         ExitStack() as threads,
     ):
         (path / "file").touch()
-        assert not kernel.asked(Opcode.LOOKUP, FILE).error  # Python finds out whether letter case matters
+        assert not kernel.request(Opcode.LOOKUP, FILE).error  # Python finds out whether letter case matters
         yield Scene(new, kernel, vfs, path, threads)
 
 
@@ -88,10 +88,10 @@ def is_right(told: FuseReply | None) -> bool:
 
 def elsewhere(scene: Scene) -> int:
     """A directory with a file, which the tables have open."""
-    made = scene.kernel.asked(Opcode.MKDIR, wire.MKDIR_IN.pack(0o755, 0) + b"elsewhere\0")
+    made = scene.kernel.request(Opcode.MKDIR, wire.MKDIR_IN.pack(0o755, 0) + b"elsewhere\0")
     (scene.path / "elsewhere" / "file").touch()
     nodeid = int.from_bytes(made.body[:8], "little")
-    assert not scene.kernel.asked(Opcode.LOOKUP, FILE, nodeid).error
+    assert not scene.kernel.request(Opcode.LOOKUP, FILE, nodeid).error
     return nodeid
 
 

@@ -35,20 +35,20 @@ _CAP_SETGID = 6
 
 def make_known(place: Sides, uid: int = HE, mode: int = 0o755) -> None:
     """Make it a user's, with some things in it, which the kernel knows for that."""
-    (place.seen / "sub").mkdir()
+    (place.mount_path / "sub").mkdir()
     for name in ("file", "other"):
-        (place.seen / name).write_bytes(b"content")
+        (place.mount_path / name).write_bytes(b"content")
     for name in ("sub", "file", "other", "."):
-        os.chown(place.seen / name, uid, uid)
-    (place.seen / "file").chmod(0o755)
-    place.seen.chmod(mode)
-    for path in (place.seen, *place.seen.iterdir()):
+        os.chown(place.mount_path / name, uid, uid)
+    (place.mount_path / "file").chmod(0o755)
+    place.mount_path.chmod(mode)
+    for path in (place.mount_path, *place.mount_path.iterdir()):
         path.stat()
 
 
 def fresh(users_sides: Sides) -> Sides:
     place = users_sides.below(f"fresh-{next(_NUMBERS)}")
-    place.seen.mkdir()
+    place.mount_path.mkdir()
     return place
 
 
@@ -125,7 +125,7 @@ def each_done(places: Places, be: Callable[[], object], before_each: Act = lambd
     """The errno of each act by one process; 0: it was done. be: makes that process a user"""
 
     def work() -> dict[str, int]:
-        return {act: errno_of(place.seen, act) for act, place in places.items()}
+        return {act: errno_of(place.mount_path, act) for act, place in places.items()}
 
     def errno_of(at: Path, act: str) -> int:
         before_each(at)
@@ -166,9 +166,9 @@ def test_nor_in_a_sticky_one_what_is_anothers_by_now(users_sides: Sides) -> None
     places = {act: fresh(users_sides) for act in ("unlink", "rmdir", "rename", "rename over", "exchange", "whiteout")}
     for place in places.values():
         make_known(place)
-        place.seen.chmod(0o1777)
-        os.chown(place.seen, 0, 0)
-        place.seen.stat()
+        place.mount_path.chmod(0o1777)
+        os.chown(place.mount_path, 0, 0)
+        place.mount_path.stat()
         for name in ("file", "sub"):
             os.chown(place.behind / name, OTHERS, OTHERS)
     refused(places)
@@ -194,8 +194,8 @@ def test_whose_file_it_was_may_not_open_it(for_opens: Places) -> None:
 def test_nor_whose_group_may_less_than_others(for_opens: Places) -> None:
     for place in for_opens.values():
         make_known(place, OTHERS, 0o777)
-        (place.seen / "file").chmod(0o666)
-        (place.seen / "file").stat()
+        (place.mount_path / "file").chmod(0o666)
+        (place.mount_path / "file").stat()
         os.chown(place.behind / "file", OTHERS, TEAM)
         (place.behind / "file").chmod(0o606)
     refused(for_opens, partial(become, HE, groups=(TEAM,)))
@@ -206,8 +206,8 @@ def test_nor_whose_group_an_acl_names(for_opens: Places) -> None:
     entries = (USER_OBJ, 6, NOBODY), (GROUP_OBJ, 6, NOBODY), (GROUP, 0, TEAM), (MASK, 6, NOBODY), (OTHER, 6, NOBODY)
     for place in for_opens.values():
         make_known(place, OTHERS, 0o777)
-        (place.seen / "file").chmod(0o666)
-        (place.seen / "file").stat()
+        (place.mount_path / "file").chmod(0o666)
+        (place.mount_path / "file").stat()
         os.setxattr(place.behind / "file", ACCESS, acl(*entries))
     refused(for_opens, partial(become, HE, groups=(TEAM,)))
 
@@ -219,17 +219,17 @@ def test_whose_directory_it_was_may_not_list_it(place: Sides, is_listed: bool) -
     make_known(place)
     sub = place.behind / "sub"
     if is_listed:
-        as_user(HE, lambda: os.listdir(place.seen / "sub"))
+        as_user(HE, lambda: os.listdir(place.mount_path / "sub"))
     (sub / "changed").touch()
     os.chown(sub, OTHERS, OTHERS)
     sub.chmod(0o700)
     with pytest.raises(PermissionError):
-        as_user(HE, lambda: os.listdir(place.seen / "sub"))
+        as_user(HE, lambda: os.listdir(place.mount_path / "sub"))
 
 
 def test_a_directorys_fd_may_be_read_by_whom_it_was_given(place: Sides) -> None:
     make_known(place, OTHERS, 0o700)
-    fd = os.open(place.seen, os.O_RDONLY | os.O_DIRECTORY)
+    fd = os.open(place.mount_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         assert as_user(HE, lambda: sorted(os.listdir(fd))) == ["file", "other", "sub"]
     finally:
@@ -245,7 +245,7 @@ def test_a_link_to_what_is_anothers_by_now_is_not_made(place: Sides) -> None:
 
 def test_a_program_that_may_not_be_run_any_more_is_not(place: Sides) -> None:
     make_known(place)
-    program = place.seen / "program"
+    program = place.mount_path / "program"
     program.write_bytes(Path("/bin/true").read_bytes())
     program.chmod(0o711)  # not to be read
     assert (
@@ -266,12 +266,12 @@ def test_who_is_refused_may_again_when_the_kernel_has_asked(for_all: Places) -> 
         (place.behind / "file").chmod(0o600)
     refused(for_all)
     for act, place in for_all.items():
-        assert (place.seen / "file" if act in OPENS else place.seen).stat().st_uid == OTHERS, act
+        assert (place.mount_path / "file" if act in OPENS else place.mount_path).stat().st_uid == OTHERS, act
 
 
 def test_a_whiteout_is_whose_rename_leaves_it(place: Sides) -> None:
     make_known(place)
-    as_user(HE, lambda: NAMES["whiteout"](place.seen) and None)
+    as_user(HE, lambda: NAMES["whiteout"](place.mount_path) and None)
     st = (place.behind / "file").lstat()
     assert (stat.S_ISCHR(st.st_mode), st.st_rdev, st.st_uid, st.st_gid) == (True, 0, HE, HE)
 
@@ -284,27 +284,27 @@ def test_who_may_by_another_group_of_his_does(for_all: Places, n_groups: int) ->
     """The native core knows those of 64 at most."""
     for place in for_all.values():
         make_known(place, OTHERS, 0o770)
-        for path in (place.seen, *place.seen.iterdir()):
+        for path in (place.mount_path, *place.mount_path.iterdir()):
             os.chown(path, OTHERS, TEAM)
-        (place.seen / "file").chmod(0o664)
+        (place.mount_path / "file").chmod(0o664)
     done(for_all, partial(become, HE, groups=tuple(range(TEAM - n_groups + 1, TEAM + 1))))
 
 
 def test_what_a_member_makes_where_a_group_works_is_the_members_and_the_groups(place: Sides) -> None:
     make_known(place, OTHERS)
-    for path in (place.seen, *place.seen.iterdir()):
+    for path in (place.mount_path, *place.mount_path.iterdir()):
         os.chown(path, OTHERS, TEAM)
-    place.seen.chmod(0o2775)
+    place.mount_path.chmod(0o2775)
 
     def work() -> list[tuple[str, int, int, int]]:
         os.umask(0o022)
-        opened(place.seen / "made", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        (place.seen / "directory").mkdir()
-        (place.seen / "made").rename(place.seen / "moved")
-        (place.seen / "moved").rename(place.seen / "other")  # what is another's goes
-        (place.seen / "file").unlink()
-        (place.seen / "sub").rmdir()
-        found = (path.lstat() for path in sorted(place.seen.iterdir()))
+        opened(place.mount_path / "made", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        (place.mount_path / "directory").mkdir()
+        (place.mount_path / "made").rename(place.mount_path / "moved")
+        (place.mount_path / "moved").rename(place.mount_path / "other")  # what is another's goes
+        (place.mount_path / "file").unlink()
+        (place.mount_path / "sub").rmdir()
+        found = (path.lstat() for path in sorted(place.mount_path.iterdir()))
         return [(stat.filemode(st.st_mode), st.st_uid, st.st_gid, st.st_size) for st in found]
 
     team = as_user(HE, work, groups=(TEAM,))
@@ -332,36 +332,36 @@ def test_who_has_left_a_group_a_moment_ago_may_not(for_names: Places) -> None:
 def test_root_without_those_over_modes_may_what_others_may(for_all: Places) -> None:
     for place in for_all.values():
         make_known(place, OTHERS, 0o777)
-        (place.seen / "file").chmod(0o666)
-        for path in (place.seen, place.seen / "file"):
+        (place.mount_path / "file").chmod(0o666)
+        for path in (place.mount_path, place.mount_path / "file"):
             path.stat()
         place.behind.chmod(0o755)
         (place.behind / "file").chmod(0o600)
     over_modes = Capability.DAC_OVERRIDE, Capability.DAC_READ_SEARCH
     refused(for_all, partial(drop_capabilities, *over_modes), numbers=(errno.EACCES,))
     for act, place in for_all.items():
-        (place.seen / "file").stat()
-        ACTS[act](place.seen)  # with them
+        (place.mount_path / "file").stat()
+        ACTS[act](place.mount_path)  # with them
 
 
 def test_a_member_who_may_write_a_file_sets_its_times_to_now_and_to_nothing_else(place: Sides) -> None:
     make_known(place, OTHERS)
-    os.chown(place.seen / "file", OTHERS, TEAM)
-    (place.seen / "file").chmod(0o664)
-    os.utime(place.seen / "file", (1, 1))
+    os.chown(place.mount_path / "file", OTHERS, TEAM)
+    (place.mount_path / "file").chmod(0o664)
+    os.utime(place.mount_path / "file", (1, 1))
     began_s = time.time()
-    as_user(HE, lambda: os.utime(place.seen / "file"), groups=(TEAM,))
+    as_user(HE, lambda: os.utime(place.mount_path / "file"), groups=(TEAM,))
     assert (place.behind / "file").stat().st_mtime >= began_s - 1  # clocks of files are coarse
     with pytest.raises(PermissionError):
-        as_user(HE, lambda: os.utime(place.seen / "file", (1, 1)), groups=(TEAM,))
+        as_user(HE, lambda: os.utime(place.mount_path / "file", (1, 1)), groups=(TEAM,))
     with pytest.raises(PermissionError):
-        as_user(HE, lambda: os.utime(place.seen / "file"))
+        as_user(HE, lambda: os.utime(place.mount_path / "file"))
 
 
 def test_who_has_the_capability_does(for_all: Places) -> None:
     for act, place in for_all.items():
         make_known(place, OTHERS, 0o700)
-        (place.seen / "file").chmod(0o666 if act == "link" or "rename" in act else 0o600)
+        (place.mount_path / "file").chmod(0o666 if act == "link" or "rename" in act else 0o600)
     done(for_all, partial(keep_only, Capability.DAC_OVERRIDE))
 
 
@@ -384,7 +384,7 @@ def test_but_nothing_that_is_anothers_by_now(for_all: Places) -> None:
 def test_root_of_a_user_namespace_does_where_that_knows_whose_it_is(for_all: Places) -> None:
     for place in for_all.values():
         make_known(place, FIRST + 1, 0o700)
-        (place.seen / "file").chmod(0o600)
+        (place.mount_path / "file").chmod(0o600)
     done(for_all, as_root_in_there)
 
 
@@ -402,8 +402,8 @@ def test_and_does_not_where_it_does_not(for_all: Places) -> None:
 def test_an_overlay_on_a_mount_shows_users_their_files(place: Sides, mode: int) -> None:
     """It reads what is below as root, which mounted it, for every caller: no thread of root's is to be seen."""
     make_known(place)
-    (place.seen / "file").chmod(mode)
-    with overlay_on(place.seen) as overlay:
+    (place.mount_path / "file").chmod(mode)
+    with overlay_on(place.mount_path) as overlay:
         file = overlay.path / "file"
         assert as_user(HE, file.read_bytes) == b"content"
         if mode == 0o600:
@@ -419,7 +419,7 @@ HIS_OWN = acl((USER_OBJ, 6, NOBODY), (USER, 6, HE), (GROUP_OBJ, 4, NOBODY), (MAS
 
 def put(own_place: Sides, name: str, mode: int, *, is_directory: bool = False) -> Path:
     """Make something of the user's, which the kernel knows for that."""
-    path = own_place.seen / name
+    path = own_place.mount_path / name
     path.mkdir() if is_directory else path.write_bytes(b"content")
     os.setxattr(path, "user.his", b"1")
     os.chown(path, HE, HE)
@@ -431,8 +431,8 @@ def put(own_place: Sides, name: str, mode: int, *, is_directory: bool = False) -
 @pytest.fixture
 def own_place(users_sides: Sides, own_name: str) -> Sides:
     own_place = users_sides.below(own_name)
-    own_place.seen.mkdir()
-    own_place.seen.chmod(0o777)
+    own_place.mount_path.mkdir()
+    own_place.mount_path.chmod(0o777)
     return own_place
 
 

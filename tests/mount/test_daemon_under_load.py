@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.background_mounts import ended
-from tests.support.busy_clients import ask_for_missing_names, hammered, one_file
+from tests.support.busy_clients import hammered, one_file, stat_missing_names
 from tests.support.foreground_mount import Mounted, trashd_mount, until
 from tests.support.proc_stat import status_of
 from tests.support.trashd_command import EXECUTED, done_well
@@ -61,7 +61,7 @@ def test_a_signal_is_heard(source: Path, engine: str) -> None:
 @pytest.mark.parametrize("way", ["abort", "umount"])
 def test_it_ends_with_its_mount(source: Path, engine: str, way: str, is_idle: bool) -> None:
     with trashd_mount(source, options=[engine], limit_s=LIMIT_S, expect_end=True) as mounted:
-        ask_for_missing_names(mounted.path, 100)
+        stat_missing_names(mounted.path, 100)
         with nullcontext() if is_idle else hammered(mounted.path):
             pid_fd = os.pidfd_open(mounted.pid)
             if way == "abort":
@@ -75,7 +75,7 @@ def test_it_ends_with_its_mount(source: Path, engine: str, way: str, is_idle: bo
 
 def test_ten_thousand_requests_leave_nothing_behind(source: Path, engine: str) -> None:
     with trashd_mount(source, options=[engine], limit_s=LIMIT_S, command=EXECUTED) as mounted:
-        ask_for_missing_names(mounted.path, N_REQUESTS)
+        stat_missing_names(mounted.path, N_REQUESTS)
         n_threads, n_fds, firsts = (
             int(status_of(mounted.pid)["Threads"][0]),
             mounted.n_fds(),
@@ -84,7 +84,7 @@ def test_ten_thousand_requests_leave_nothing_behind(source: Path, engine: str) -
 
         def grows_by_kib() -> int:
             before_kib = int(status_of(mounted.pid)["RssAnon"][0])
-            ask_for_missing_names(mounted.path, N_REQUESTS, next(firsts))
+            stat_missing_names(mounted.path, N_REQUESTS, next(firsts))
             return int(status_of(mounted.pid)["RssAnon"][0]) - before_kib
 
         assert until(lambda: grows_by_kib() * 1024 < MIB)  # what is left behind would be each time
@@ -94,7 +94,7 @@ def test_ten_thousand_requests_leave_nothing_behind(source: Path, engine: str) -
 
 def test_a_mount_that_nobody_uses_takes_no_processor_time(source: Path, engine: str) -> None:
     with trashd_mount(source, options=[engine], limit_s=LIMIT_S) as mounted:
-        ask_for_missing_names(mounted.path, 1000)
+        stat_missing_names(mounted.path, 1000)
         assert until(lambda: is_idle(mounted))
 
 

@@ -82,7 +82,7 @@ def test_every_request_that_we_know_is_tried_here() -> None:
 @EACH_REQUEST
 def test_error_of_the_kernel_goes_to_who_asked(asked: tuple[Opcode, bytes], number: int) -> None:
     with a_broken(OSError(number, "refused")) as kernel:
-        assert kernel.asked(*asked).error == number
+        assert kernel.request(*asked).error == number
 
 
 @pytest.mark.allows_warnings
@@ -92,7 +92,7 @@ def test_bug_is_told_as_eio_and_in_the_log(
     asked: tuple[Opcode, bytes], error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     with a_broken(error) as kernel:
-        assert kernel.asked(*asked).error == errno.EIO
+        assert kernel.request(*asked).error == errno.EIO
     has_logged = any(record.levelno == logging.ERROR for record in caplog.records)
     assert has_logged is not isinstance(error, OSError)
 
@@ -107,9 +107,9 @@ def test_a_request_that_is_cut_off_is_refused(opcode: Opcode) -> None:
         if opcode in (Opcode.FORGET, Opcode.BATCH_FORGET):
             kernel.send(opcode)
             assert kernel.serve()
-            assert kernel.told() is None
+            assert kernel.receive_reply() is None
         elif opcode not in (Opcode.GETATTR, Opcode.STATX, Opcode.STATFS, Opcode.READLINK, Opcode.OPENDIR):
-            assert kernel.asked(opcode).error == errno.EINVAL
+            assert kernel.request(opcode).error == errno.EINVAL
 
 
 @pytest.mark.allows_warnings
@@ -117,8 +117,8 @@ def test_a_request_without_a_whole_head_is_left_out() -> None:
     with a_real() as (kernel, _vfs, _path):
         kernel.end.send(bytes(39))
         assert kernel.serve()
-        assert kernel.told() is None
-        assert not kernel.asked(Opcode.STATFS).error
+        assert kernel.receive_reply() is None
+        assert not kernel.request(Opcode.STATFS).error
 
 
 @pytest.mark.parametrize("name", [b"", b".", b"..", b"a/b", b"/etc", b"a\0b"])
@@ -129,7 +129,7 @@ def test_no_name_leads_out_of_a_directory(opcode: Opcode, name: bytes) -> None:
     with a_real() as (kernel, _vfs, path):
         (path / "directory").mkdir()
         body = BODIES[opcode].replace(b"name", name).replace(b"old", name)
-        assert kernel.asked(opcode, body).error == errno.EINVAL
+        assert kernel.request(opcode, body).error == errno.EINVAL
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_no_name_leads_out_of_a_directory(opcode: Opcode, name: bytes) -> None:
 )  # fmt: skip
 def test_a_handle_that_nobody_has_is_refused(opcode: Opcode) -> None:
     with a_real() as (kernel, _vfs, _path):
-        assert kernel.asked(opcode, b"\xff" * 8 + BODIES[opcode][8:]).error == errno.EBADF
+        assert kernel.request(opcode, b"\xff" * 8 + BODIES[opcode][8:]).error == errno.EBADF
 
 
 @pytest.mark.parametrize("is_open", [False, True])
@@ -152,13 +152,13 @@ def test_a_file_is_cut_by_a_handle_of_its_own_alone(tmp_path: Path, is_open: boo
         for name in ("file", "other"):
             (path / name).write_bytes(b"content")
         nodeid, other = (
-            struct.unpack_from("=Q", kernel.asked(Opcode.LOOKUP, name).body)[0] for name in (b"file\0", b"other\0")
+            struct.unpack_from("=Q", kernel.request(Opcode.LOOKUP, name).body)[0] for name in (b"file\0", b"other\0")
         )
         fh = own.fileno()
         if is_open:
-            fh = struct.unpack_from("=Q", kernel.asked(Opcode.OPEN, struct.pack("=II", os.O_RDWR, 0), other).body)[0]
+            fh = struct.unpack_from("=Q", kernel.request(Opcode.OPEN, struct.pack("=II", os.O_RDWR, 0), other).body)[0]
         cut = wire.SETATTR_IN.pack(wire.FATTR_SIZE | wire.FATTR_FH, fh, 0, 0, 0, 0, 0, 0, 0, 0)
-        assert kernel.asked(Opcode.SETATTR, cut, nodeid).error == errno.EBADF
+        assert kernel.request(Opcode.SETATTR, cut, nodeid).error == errno.EBADF
         assert {file.read_bytes() for file in (tmp_path / "daemons", path / "file", path / "other")} == {b"content"}
 
 
@@ -166,11 +166,11 @@ def test_a_file_is_cut_by_a_handle_of_its_own_alone(tmp_path: Path, is_open: boo
 def test_a_number_that_no_system_call_takes_is_refused(number: int) -> None:
     with a_real() as (kernel, _vfs, path):
         (path / "file").touch()
-        nodeid = struct.unpack_from("=Q", kernel.asked(Opcode.LOOKUP, b"file\0").body)[0]
-        fh = struct.unpack_from("=Q", kernel.asked(Opcode.OPEN, struct.pack("=II", os.O_RDWR, 0), nodeid).body)[0]
-        assert kernel.asked(Opcode.READ, struct.pack("=QQIIQII", fh, number, 1, 0, 0, 0, 0)).error == errno.EINVAL
+        nodeid = struct.unpack_from("=Q", kernel.request(Opcode.LOOKUP, b"file\0").body)[0]
+        fh = struct.unpack_from("=Q", kernel.request(Opcode.OPEN, struct.pack("=II", os.O_RDWR, 0), nodeid).body)[0]
+        assert kernel.request(Opcode.READ, struct.pack("=QQIIQII", fh, number, 1, 0, 0, 0, 0)).error == errno.EINVAL
         times = wire.SETATTR_IN.pack(wire.FATTR_ATIME, 0, 0, (1 << 63) - 1, 0, 2 * 10**9, 0, 0, 0, 0)
-        assert kernel.asked(Opcode.SETATTR, times, nodeid).error == errno.EINVAL
+        assert kernel.request(Opcode.SETATTR, times, nodeid).error == errno.EINVAL
 
 
 def test_a_time_after_the_year_2262_is_told_and_listed() -> None:
@@ -180,9 +180,9 @@ def test_a_time_after_the_year_2262_is_told_and_listed() -> None:
         for name in ("late", "other"):
             (path / name).touch()
         os.utime(path / "late", ns=(late_s * 10**9, late_s * 10**9 + 7))
-        reply_body = kernel.asked(Opcode.LOOKUP, b"late\0").body
+        reply_body = kernel.request(Opcode.LOOKUP, b"late\0").body
         assert struct.unpack_from("=qq8xII", reply_body, 64) == (late_s, late_s, 0, 7)
-        assert not kernel.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, MIB).ljust(40, b"\0")).error
+        assert not kernel.request(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, MIB).ljust(40, b"\0")).error
         assert len(vfs.nodes) == 3
 
 
@@ -190,12 +190,12 @@ def test_a_time_after_the_year_2262_is_told_and_listed() -> None:
 def test_a_file_is_opened_whatever_the_flags_say_that_the_kernel_sees_to(flag: int) -> None:
     with a_real() as (kernel, vfs, path):
         (path / "file").write_bytes(b"content")
-        nodeid = struct.unpack_from("=Q", kernel.asked(Opcode.LOOKUP, b"file\0").body)[0]
+        nodeid = struct.unpack_from("=Q", kernel.request(Opcode.LOOKUP, b"file\0").body)[0]
         flags = struct.pack("=II", os.O_RDWR | os.O_APPEND | flag, 0)
-        fh = struct.unpack_from("=Q", kernel.asked(Opcode.OPEN, flags, nodeid).body)[0]
-        assert kernel.asked(Opcode.READ, struct.pack("=QQIIQII", fh, 0, 100, 0, 0, 0, 0)).body == b"content"
-        assert not kernel.asked(Opcode.RELEASE, struct.pack("=QIIQ", fh, 0, 0, 0)).error
-        created = kernel.asked(Opcode.CREATE, flags + struct.pack("=II", 0o022, 0) + b"name\0")
+        fh = struct.unpack_from("=Q", kernel.request(Opcode.OPEN, flags, nodeid).body)[0]
+        assert kernel.request(Opcode.READ, struct.pack("=QQIIQII", fh, 0, 100, 0, 0, 0, 0)).body == b"content"
+        assert not kernel.request(Opcode.RELEASE, struct.pack("=QIIQ", fh, 0, 0, 0)).error
+        created = kernel.request(Opcode.CREATE, flags + struct.pack("=II", 0o022, 0) + b"name\0")
         assert not created.error
         assert (path / "name").stat().st_size == 0
         assert vfs.read_gauges().n_handles == 1
@@ -206,23 +206,23 @@ def test_no_more_is_read_than_a_reply_has_room_for() -> None:
     with a_real() as (kernel, _vfs, path):
         with (path / "file").open("wb") as file:
             file.truncate(1 << 40)
-        nodeid = struct.unpack_from("=Q", kernel.asked(Opcode.LOOKUP, b"file\0").body)[0]
-        fh = struct.unpack_from("=Q", kernel.asked(Opcode.OPEN, struct.pack("=II", os.O_RDONLY, 0), nodeid).body)[0]
+        nodeid = struct.unpack_from("=Q", kernel.request(Opcode.LOOKUP, b"file\0").body)[0]
+        fh = struct.unpack_from("=Q", kernel.request(Opcode.OPEN, struct.pack("=II", os.O_RDONLY, 0), nodeid).body)[0]
         read = struct.pack("=QQIIQII", fh, 0, (1 << 32) - 1, 0, 0, 0, 0)
-        assert len(kernel.asked(Opcode.READ, read).body) == MIB
+        assert len(kernel.request(Opcode.READ, read).body) == MIB
 
 
 @pytest.mark.parametrize("opcode", [7, 19, 26, 28, 31, 37, 38, 39, 40, 41, 48, 50, 54, 4711])
 def test_what_nobody_knows_is_refused(opcode: int) -> None:
     with a_real() as (kernel, _vfs, _path):
-        assert kernel.asked(opcode, bytes(64)).error == errno.ENOSYS
+        assert kernel.request(opcode, bytes(64)).error == errno.ENOSYS
 
 
 def test_an_interruption_is_left_to_nobody() -> None:
     with a_real() as (kernel, _vfs, _path):
         kernel.send(Opcode.INTERRUPT, bytes(8))
         assert kernel.serve()
-        assert kernel.told() is None
+        assert kernel.receive_reply() is None
 
 
 def test_the_filesystem_may_become_slow_between_any_two_requests() -> None:
@@ -238,7 +238,7 @@ def test_the_filesystem_may_become_slow_between_any_two_requests() -> None:
             for task in later.tasks:
                 task.function(False)
             later.tasks.clear()
-            told = kernel.told()
+            told = kernel.receive_reply()
             assert told is not None
             assert (told.unique, told.error) == (unique, 0)
             assert is_done or number == 1, "the second time it is remembered"
@@ -261,7 +261,7 @@ def test_what_is_remembered_of_a_slow_filesystem_is_answered_at_once() -> None:
             later.tasks.clear()
             for task in tasks:
                 task.function(False)
-            told = kernel.told()
+            told = kernel.receive_reply()
             assert told is not None
             return bool(tasks), told
 
@@ -283,15 +283,15 @@ def test_what_is_remembered_of_a_slow_filesystem_is_answered_at_once() -> None:
 def test_to_forget_more_references_than_the_kernel_has_is_to_forget_all() -> None:
     with a_real() as (kernel, vfs, path):
         (path / "file").touch()
-        nodeid = struct.unpack_from("=Q", kernel.asked(Opcode.LOOKUP, b"file\0").body)[0]
-        fh = struct.unpack_from("=Q", kernel.asked(Opcode.OPEN, bytes(8), nodeid).body)[0]
+        nodeid = struct.unpack_from("=Q", kernel.request(Opcode.LOOKUP, b"file\0").body)[0]
+        fh = struct.unpack_from("=Q", kernel.request(Opcode.OPEN, bytes(8), nodeid).body)[0]
         kernel.send(Opcode.FORGET, struct.pack("=Q", (1 << 64) - 1), nodeid)
         assert kernel.serve()
         node = vfs.nodes.get(nodeid)
         assert node is not None
         assert node.nlookup == 0
         del node
-        assert not kernel.asked(Opcode.RELEASE, struct.pack("=QIIQ", fh, 0, 0, 0), nodeid).error
+        assert not kernel.request(Opcode.RELEASE, struct.pack("=QIIQ", fh, 0, 0, 0), nodeid).error
         assert vfs.nodes.get(nodeid) is None
 
 
@@ -299,13 +299,13 @@ def test_to_forget_more_references_than_the_kernel_has_is_to_forget_all() -> Non
 def test_many_are_forgotten_without_an_answer(n_forgotten: int) -> None:
     with a_real() as (kernel, vfs, path):
         (path / "a").touch()
-        nodeid = struct.unpack_from("=Q", kernel.asked(Opcode.LOOKUP, b"a\0").body)[0]
+        nodeid = struct.unpack_from("=Q", kernel.request(Opcode.LOOKUP, b"a\0").body)[0]
         pairs = struct.pack("=QQ", 1 << 50, 1) * (n_forgotten - 1) + struct.pack("=QQ", nodeid, 1)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             kernel.end.setsockopt(socket.SOL_SOCKET, option, 2 * MIB)
         kernel.send(Opcode.BATCH_FORGET, struct.pack("=II", n_forgotten, 0) + pairs)
         assert kernel.serve() is True
-        assert kernel.told() is None
+        assert kernel.receive_reply() is None
         assert len(vfs.nodes) == 1
 
 
@@ -313,20 +313,22 @@ def test_many_are_forgotten_without_an_answer(n_forgotten: int) -> None:
 def test_what_nobody_else_can_answer_is_answered_of_a_slow_filesystem_too(is_slow: bool) -> None:
     """One ENOSYS, and the kernel would never ask again."""
     with a_real(opens_directories=False) as (kernel, _vfs, path):
-        made = [kernel.asked(Opcode.CREATE, struct.pack("=IIII", os.O_RDWR, 0o100644, 0, 0) + name) for name in NAMED]
+        made = [kernel.request(Opcode.CREATE, struct.pack("=IIII", os.O_RDWR, 0o100644, 0, 0) + name) for name in NAMED]
         nodeid = struct.unpack_from("=Q", made[0].body)[0]
         one, other = (struct.unpack_from("=Q", told.body, 128)[0] for told in made)
         kernel.requests._lock.is_slow = is_slow
-        assert kernel.asked(Opcode.FALLOCATE, struct.pack("=QQQII", one, 0, MIB, 0, 0)).error == 0
+        assert kernel.request(Opcode.FALLOCATE, struct.pack("=QQQII", one, 0, MIB, 0, 0)).error == 0
         assert (path / "a").stat().st_size == MIB
-        assert kernel.asked(Opcode.LSEEK, struct.pack("=QQII", one, MIB, os.SEEK_DATA, 0)).error == errno.ENXIO
-        assert kernel.asked(Opcode.LSEEK, struct.pack("=QQII", one, 9, os.SEEK_HOLE, 0)).body == struct.pack("=Q", MIB)
-        copied = kernel.asked(Opcode.COPY_FILE_RANGE, struct.pack("=7Q", one, 0, 0, other, 5, 7, 0))
+        assert kernel.request(Opcode.LSEEK, struct.pack("=QQII", one, MIB, os.SEEK_DATA, 0)).error == errno.ENXIO
+        assert kernel.request(Opcode.LSEEK, struct.pack("=QQII", one, 9, os.SEEK_HOLE, 0)).body == struct.pack(
+            "=Q", MIB
+        )
+        copied = kernel.request(Opcode.COPY_FILE_RANGE, struct.pack("=7Q", one, 0, 0, other, 5, 7, 0))
         assert copied.body == struct.pack("=II", 7, 0)
-        copied = kernel.asked(Opcode.COPY_FILE_RANGE_64, struct.pack("=7Q", one, 0, 0, other, 20, 3 * MIB, 0))
+        copied = kernel.request(Opcode.COPY_FILE_RANGE_64, struct.pack("=7Q", one, 0, 0, other, 20, 3 * MIB, 0))
         assert copied.body == struct.pack("=Q", MIB)
         assert (path / "b").stat().st_size == MIB + 20
-        told = kernel.asked(Opcode.STATX, bytes(24), nodeid).body
+        told = kernel.request(Opcode.STATX, bytes(24), nodeid).body
         assert struct.unpack_from("=I", told, 32)[0] & 0x7FF == 0x7FF
         assert struct.unpack_from("=Q", told, 32 + 40)[0] == MIB
 
@@ -343,18 +345,18 @@ def test_what_may_take_long_is_done_while_others_are_answered(opcode: Opcode) ->
     with a_broken(OSError(errno.ENOSPC, "refused"), later) as kernel:
         unique = kernel.send(opcode, BODIES[opcode])
         assert kernel.serve() is True
-        assert kernel.asked(Opcode.LOOKUP, BODIES[Opcode.LOOKUP]).error == errno.ENOSPC
+        assert kernel.request(Opcode.LOOKUP, BODIES[Opcode.LOOKUP]).error == errno.ENOSPC
         later.tasks.pop().function(False)
-        assert kernel.told() == FuseReply(unique, errno.ENOSPC, b"")
+        assert kernel.receive_reply() == FuseReply(unique, errno.ENOSPC, b"")
 
 
 def test_a_copy_is_made_in_pieces_that_nobody_waits_long_for() -> None:
     with a_real() as (kernel, _vfs, path):
-        made = [kernel.asked(Opcode.CREATE, struct.pack("=IIII", os.O_RDWR, 0o100644, 0, 0) + name) for name in NAMED]
+        made = [kernel.request(Opcode.CREATE, struct.pack("=IIII", os.O_RDWR, 0o100644, 0, 0) + name) for name in NAMED]
         one, other = (struct.unpack_from("=Q", told.body, 128)[0] for told in made)
         os.truncate(path / "a", 65 * MIB)
         body = struct.pack("=7Q", one, 0, 0, other, 0, 65 * MIB, 0)
-        assert kernel.asked(Opcode.COPY_FILE_RANGE_64, body).body == struct.pack("=Q", 64 * MIB)
+        assert kernel.request(Opcode.COPY_FILE_RANGE_64, body).body == struct.pack("=Q", 64 * MIB)
         assert (path / "b").stat().st_size == 64 * MIB
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.busy_clients import ask_for_missing_names
+from tests.support.busy_clients import stat_missing_names
 from tests.support.foreground_mount import Mounted, trashd_mount
 from tests.support.real_filesystems import volume_of
 
@@ -70,7 +70,7 @@ def test_whoever_takes_the_number_of_what_was_deleted_has_it_as_below(mount: Mou
     """The kernel has not let go of it yet; meanwhile another client asks on."""
     path = mount.path
     with ThreadPoolExecutor(1) as pool:
-        others = pool.submit(ask_for_missing_names, path, 3000)
+        others = pool.submit(stat_missing_names, path, 3000)
         for number in range(500):
             make = Path.touch if number % 2 else Path.mkdir
             make(path / "a")

@@ -48,9 +48,9 @@ def link(mount: Mounted) -> Path:
 def test_a_link_is_asked_for_once(mount: Mounted, link: Path) -> None:
     with held(link):
         assert os.readlink(link) == "first"
-        n = mount.n_asked("readlink")
+        n = mount.n_requests_for("readlink")
         assert [os.readlink(link) for _ in range(9)] == ["first"] * 9
-        assert mount.n_asked("readlink") == n
+        assert mount.n_requests_for("readlink") == n
 
 
 def by_unlinking(link: Path) -> None:

@@ -177,10 +177,10 @@ def replace_one(directory: Path) -> None:
 def test_only_names_are_asked_for_again(mount: Mounted, directory: Path, change: Callable[[Path], None]) -> None:
     with held(directory):
         change(directory)
-        before = mount.n_asked("getxattr", "getattr", "lookup"), mount.n_asked("readdir")
+        before = mount.n_requests_for("getxattr", "getattr", "lookup"), mount.n_requests_for("readdir")
         listed = list_long(directory)
-        assert mount.n_asked("readdir") > before[1]
-        assert mount.n_asked("getxattr", "getattr", "lookup") - before[0] < FEW
+        assert mount.n_requests_for("readdir") > before[1]
+        assert mount.n_requests_for("getxattr", "getattr", "lookup") - before[0] < FEW
     assert listed == list_long(mount.backing / directory.name)
 
 
@@ -302,9 +302,9 @@ def names_left(fd: int) -> list[str]:
 
 def test_a_second_listing_is_the_kernels_own(open_mount: Mounted, large_directory: Path) -> None:
     def asks_nobody() -> bool:
-        asked = open_mount.n_asked("opendir", "readdir", "releasedir")
+        asked = open_mount.n_requests_for("opendir", "readdir", "releasedir")
         assert set(os.listdir(large_directory)) == names()
-        return open_mount.n_asked("opendir", "readdir", "releasedir") == asked
+        return open_mount.n_requests_for("opendir", "readdir", "releasedir") == asked
 
     with held(large_directory):
         assert not asks_nobody()
@@ -314,7 +314,7 @@ def test_a_second_listing_is_the_kernels_own(open_mount: Mounted, large_director
 def test_no_directory_stays_open(open_mount: Mounted, large_directory: Path) -> None:
     with Fd(os.open(large_directory, os.O_RDONLY)) as fd:
         assert read_more(fd) is not None
-        assert open_mount.n_asked("opendir") <= 1
+        assert open_mount.n_requests_for("opendir") <= 1
         began_ns = time.time_ns()
         os.statvfs(large_directory)  # after each operation there are new numbers
         assert until(lambda: (told := open_mount.stats()).updated_ns > began_ns and not told.gauges["n_handles"])

@@ -14,7 +14,7 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.acls import ACCESS, CAN_BIND, CAPABILITY, GROUP_OBJ, MASK, NOBODY, OTHER, USER, USER_OBJ, acl
-from tests.support.core_requests import CoreClient, asked_core
+from tests.support.core_requests import CoreClient, open_core
 from tests.support.fake_dev_fuse import FakeKernel, FuseReply, Names, Somebody, vfs_at
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.takes_engine]
@@ -36,15 +36,15 @@ class Both:
 
     def find(self, name: bytes) -> int:
         """The nodeid of a name in the root."""
-        reply = self.kernel.asked(Opcode.LOOKUP, name + b"\0")
+        reply = self.kernel.request(Opcode.LOOKUP, name + b"\0")
         assert not reply.error
         return int(_ENTRY.unpack_from(reply.body)[0])
 
     def answer(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = ROOT) -> FuseReply:
         """What both answer."""
-        reply = self.core.asked(opcode, own, names, nodeid)
+        reply = self.core.request(opcode, own, names, nodeid)
         assert reply is not None, "it is left to Python"
-        other = self.kernel.asked(opcode, own + names, nodeid)
+        other = self.kernel.request(opcode, own + names, nodeid)
         assert reply[1:] == other[1:]
         return reply
 
@@ -52,7 +52,7 @@ class Both:
 @pytest.fixture(params=[False, True], ids=["alone", "shared"])
 def both(request: pytest.FixtureRequest) -> Iterator[Both]:
     """shared: others may rename behind the mount"""
-    with asked_core(is_shared=request.param) as (core, kernel, vfs, path):
+    with open_core(is_shared=request.param) as (core, kernel, vfs, path):
         (path / "file").touch()
         (path / "link").symlink_to("file")
         (path / "directory").mkdir()
@@ -64,14 +64,14 @@ def both(request: pytest.FixtureRequest) -> Iterator[Both]:
 
 def of_an_open_file(both: Both) -> int:
     nodeid = both.find(b"file")
-    reply = both.kernel.asked(Opcode.OPEN, struct.pack("=II", os.O_RDONLY, 0), nodeid)
+    reply = both.kernel.request(Opcode.OPEN, struct.pack("=II", os.O_RDONLY, 0), nodeid)
     assert not reply.error
     return nodeid
 
 
 def of_an_open_directory(both: Both) -> int:
     nodeid = both.find(b"directory")
-    assert not both.kernel.asked(Opcode.LOOKUP, b"none\0", nodeid).body[:8].strip(b"\0")
+    assert not both.kernel.request(Opcode.LOOKUP, b"none\0", nodeid).body[:8].strip(b"\0")
     return nodeid
 
 
@@ -135,7 +135,7 @@ def test_a_mode_an_owner_and_times_are_changed(both: Both, node: str, wanted: in
     nodeid = NODES[node](both)
     own = wire.SETATTR_IN.pack(wanted, 0, 0, 10, 20, 30, 40, 0o741, 1234, 5678).ljust(88, b"\0")
     before = seen(both, nodeid)
-    reply = both.core.asked(Opcode.SETATTR, own, nodeid=nodeid)
+    reply = both.core.request(Opcode.SETATTR, own, nodeid=nodeid)
     assert reply is not None, "it is left to Python"
     if wanted == MODE and node == "link":
         assert reply.error == errno.EOPNOTSUPP
@@ -148,7 +148,7 @@ def test_a_mode_an_owner_and_times_are_changed(both: Both, node: str, wanted: in
 
 def seen(both: Both, nodeid: int) -> dict[str, int]:
     """What Python, and so the filesystem, says of a node."""
-    reply = both.kernel.asked(Opcode.GETATTR, bytes(16), nodeid=nodeid)
+    reply = both.kernel.request(Opcode.GETATTR, bytes(16), nodeid=nodeid)
     atime, mtime, atime_ns, mtime_ns, mode, uid, gid = struct.unpack_from("=QQ8xII4xI4xII", reply.body, 16 + 24)
     times = {"atime": atime * 10**9 + atime_ns, "mtime": mtime * 10**9 + mtime_ns}
     return {"mode": mode & 0o7777, "uid": uid, "gid": gid} | times
@@ -159,7 +159,7 @@ def test_a_change_takes_set_id_bits_along(both: Both, wanted: int) -> None:
     nodeid = both.find(b"file")
     (both.path / "file").chmod(0o6755)
     own = wire.SETATTR_IN.pack(wanted, 0, 0, 0, 0, 0, 0, 0o741, 1234, 5678).ljust(88, b"\0")
-    reply = both.core.asked(Opcode.SETATTR, own, nodeid=nodeid)
+    reply = both.core.request(Opcode.SETATTR, own, nodeid=nodeid)
     assert reply is not None, "it is left to Python"
     assert not reply.error
     assert not (both.path / "file").stat().st_mode & 0o6000
@@ -184,7 +184,7 @@ def test_the_attributes_of_another_file_that_has_the_name_now_are_not_told(both:
     (both.path / "file").touch()
     os.setxattr(both.path / "file", ACCESS, ACL)
     for opcode, name in ((Opcode.GETXATTR, ACCESS.encode() + b"\0"), (Opcode.LISTXATTR, b"")):
-        reply = both.core.asked(opcode, _ROOM_OF.pack(ROOM, 0), name, nodeid)
+        reply = both.core.request(opcode, _ROOM_OF.pack(ROOM, 0), name, nodeid)
         assert reply is not None, "it is left to Python"
         assert reply.error == errno.ESTALE
         both.vfs.retries.remove_process(os.getpid())
@@ -207,7 +207,7 @@ def test_a_listing_is_told_in_as_many_answers_as_it_takes(both: Both) -> None:
     found: list[bytes] = []
     offset = 0
     while True:
-        reply = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, offset, ROOM).ljust(40, b"\0"))
+        reply = both.core.request(Opcode.READDIRPLUS, wire.READ_IN.pack(0, offset, ROOM).ljust(40, b"\0"))
         assert reply is not None
         assert not reply.error
         if not reply.body:
@@ -223,15 +223,15 @@ def test_a_listing_takes_no_more_than_a_reply_has_room_for(both: Both) -> None:
     """Whatever the request says. The kernel asks for less."""
     for number in range(3000):
         os.link(both.path / "file", both.path / f"{number}".ljust(250, "x"))
-    reply = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, (1 << 32) - 1).ljust(40, b"\0"))
+    reply = both.core.request(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, (1 << 32) - 1).ljust(40, b"\0"))
     assert reply is not None
     assert MIB - 500 < len(reply.body) <= MIB
 
 
 @pytest.mark.parametrize("name", [b".", b"..", b"directory/..", b"/etc"])
 def test_a_name_that_leads_elsewhere_is_left_to_python_which_refuses_it(both: Both, name: bytes) -> None:
-    assert both.core.asked(Opcode.LOOKUP, names=name + b"\0") is None
-    assert both.kernel.asked(Opcode.LOOKUP, name + b"\0").error == errno.EINVAL
+    assert both.core.request(Opcode.LOOKUP, names=name + b"\0") is None
+    assert both.kernel.request(Opcode.LOOKUP, name + b"\0").error == errno.EINVAL
 
 
 @pytest.mark.parametrize("n", [2, 1 << 63, (1 << 64) - 1])
@@ -246,7 +246,7 @@ def test_what_is_mounted_inside_is_listed_by_its_name_alone(both: Both) -> None:
     """A look at such a name may have to wait for another machine; a listing has it without one."""
     both.vfs.lock.submounts.names = frozenset({b"directory"})
     both.vfs.lock.submounts.on_change()
-    reply = both.core.asked(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, ROOM).ljust(40, b"\0"))
+    reply = both.core.request(Opcode.READDIRPLUS, wire.READ_IN.pack(0, 0, ROOM).ljust(40, b"\0"))
     assert reply is not None
     nodeids = {name: nodeid for nodeid, _offset, name in entries_of(reply.body)}
     assert nodeids[b"directory"] == 0
@@ -256,11 +256,11 @@ def test_what_is_mounted_inside_is_listed_by_its_name_alone(both: Both) -> None:
 def test_who_was_told_estale_is_left_to_python_which_holds_what_he_finds(both: Both) -> None:
     """And nobody else is."""
     both.vfs.retries.add_process(os.getpid() + 1)
-    assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is not None
+    assert both.core.request(Opcode.LOOKUP, names=b"file\0") is not None
     both.vfs.retries.add_process(os.getpid())
-    assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is None
+    assert both.core.request(Opcode.LOOKUP, names=b"file\0") is None
     both.vfs.retries.remove_process(os.getpid())
-    assert both.core.asked(Opcode.LOOKUP, names=b"file\0") is not None
+    assert both.core.request(Opcode.LOOKUP, names=b"file\0") is not None
 
 
 def test_a_refused_opendir_leaves_the_thread_its_own_identity(tmp_path: Path) -> None:
@@ -295,11 +295,11 @@ long syscall(long number, ...) {
 }
 """
 ASKS_FOR_A_LIST = f"""
-from tests.support.core_requests import asked_core
+from tests.support.core_requests import open_core
 from fusefs.core.fuse_protocol import Opcode
 
-with asked_core(is_shared=False) as (core, kernel, vfs, path):
-    print(core.asked(Opcode.LISTXATTR, {_ROOM_OF.pack(ROOM, 0)!r}, b"", {ROOT}))
+with open_core(is_shared=False) as (core, kernel, vfs, path):
+    print(core.request(Opcode.LISTXATTR, {_ROOM_OF.pack(ROOM, 0)!r}, b"", {ROOT}))
 """
 
 

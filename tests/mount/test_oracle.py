@@ -412,7 +412,7 @@ def test_open_with_every_flag(oracle: Oracle, kind: bytes) -> None:
             try:
                 h = s.open(top + kind, flags, 0o751)
             except OSError as error:
-                tell.told.append(errno.errorcode[error.errno or 0])
+                tell.lines.append(errno.errorcode[error.errno or 0])
                 continue
             tell(s.pread, h, 4, 2)
             tell(s.pwrite, h, b"abc", 1)
@@ -555,7 +555,7 @@ def test_what_touches_which_time(s: Subject, tell: Story) -> None:
         call()
         moved = [s.times(path).mtime_ns != 1 for path in (b"d", b"d/file")]
         moved += [s.ctime_ns(path) != older for path, older in zip((b"d", b"d/file"), ctimes, strict=True)]
-        tell.told.append(f"{label} moved {moved}")
+        tell.lines.append(f"{label} moved {moved}")
 
     def there_and_back() -> None:
         s.rename(b"d/file", b"d/f")

@@ -24,10 +24,10 @@ from tests.support.passthrough_files import (
     NEARLY,
     SIZE,
     free_bytes,
-    not_asked,
     processes,
     put,
     space_comes_back,
+    without_requests,
     works_on,
 )
 from tests.support.proc_stat import stop
@@ -47,7 +47,7 @@ def test_a_file_of_a_swapped_tree_is_passed_through_when_it_is_opened_then(mount
         swap(mount.path / "tree")
         fd = os.open("file", os.O_RDWR, dir_fd=tree)
         try:
-            with not_asked(mount):
+            with without_requests(mount):
                 works_on(fd)
         finally:
             os.close(fd)
@@ -62,7 +62,7 @@ def test_who_has_a_reaped_file_open_goes_on_and_its_space_comes_back_with_the_la
                 swapped = swap(mount.path / "tree")
                 reap_now(mount.backing, swapped.id)
                 taken = free_bytes(mount.backing)
-                with not_asked(mount):
+                with without_requests(mount):
                     works_on(fd)
                     assert os.pread(other, SIZE, 0) == CONTENT
             assert os.pread(fd, SIZE, 0) == CONTENT
@@ -96,7 +96,7 @@ def test_an_unlinked_file_goes_on_until_it_is_closed(mount: Mounted, is_open_fir
             file.unlink()
             with pytest.raises(FileNotFoundError):
                 file.stat()
-            with not_asked(mount):
+            with without_requests(mount):
                 works_on(fds[-1])
             assert os.fstat(fds[0]).st_nlink == 0
 
@@ -105,7 +105,7 @@ def test_a_file_open_by_two_names_is_one(mount: Mounted) -> None:
     with space_comes_back(mount.backing):
         file, other = put(mount.path / "file"), mount.path / "other"
         other.hardlink_to(file)
-        with opened(file) as one, opened(other) as two, not_asked(mount):
+        with opened(file) as one, opened(other) as two, without_requests(mount):
             os.pwrite(one, b"one", 0)
             assert os.pread(two, 3, 0) == b"one"
             file.unlink()
@@ -120,7 +120,7 @@ def test_an_open_file_is_the_same_wherever_it_is_renamed_to(mount: Mounted) -> N
     (mount.path / "d").mkdir()
     with space_comes_back(mount.backing):
         file, moved, replaced = put(mount.path / "file"), mount.path / "d/moved", put(mount.path / "replaced")
-        with opened(file) as fd, opened(replaced) as lost, not_asked(mount):
+        with opened(file) as fd, opened(replaced) as lost, without_requests(mount):
             file.rename(moved)
             with opened(moved) as other:
                 os.pwrite(other, b"moved", 0)
@@ -145,7 +145,12 @@ def test_a_file_open_through_two_mounts_of_the_same_tree_is_one(source: Path, tm
         space_comes_back(source),
     ):
         put(one.path / "file")
-        with opened(one.path / "file") as first, opened(two.path / "file") as second, not_asked(one), not_asked(two):
+        with (
+            opened(one.path / "file") as first,
+            opened(two.path / "file") as second,
+            without_requests(one),
+            without_requests(two),
+        ):
             assert_one_file(first, second)
             (one.path / "file").unlink()
             os.pwrite(second, CONTENT[:6], 0)
@@ -177,7 +182,7 @@ def test_a_thousand_opens_of_one_file_by_many_processes_read_and_append_through(
                 assert os.pread(fd, 16, 16 * number) == CONTENT[:16]
                 assert os.write(fd, b"%07d\n" % number) == 8
 
-        with not_asked(mount), processes(N_PROCESSES, open_often):
+        with without_requests(mount), processes(N_PROCESSES, open_often):
             assert mount.n_fds() > N_PROCESSES * N_OPENS_EACH
             appended = file.read_bytes()[SIZE:].split()
             assert sorted(appended) == sorted([b"%07d" % number for number in range(N_OPENS_EACH)] * N_PROCESSES)
@@ -188,7 +193,7 @@ def test_a_thousand_files_open_at_a_time_are_passed_through_each_by_itself(mount
     with space_comes_back(mount.backing), ExitStack() as stack:
         (mount.path / "many").mkdir()
         files = [mount.path / "many" / str(number) for number in range(1000)]
-        with not_asked(mount):
+        with without_requests(mount):
             fds = [stack.enter_context(opened(path, os.O_RDWR | os.O_CREAT)) for path in files]
             for number, fd in enumerate(fds):
                 os.write(fd, b"%d" % number * 4096)
@@ -255,7 +260,7 @@ def test_clients_killed_before_the_daemon_has_read_their_open_leave_no_file_behi
         assert {ends(pid) for pid in pids} == {-signal.SIGKILL}
         os.close(begun)
         os.close(begins)
-        with opened(file) as fd, not_asked(mount):
+        with opened(file) as fd, without_requests(mount):
             works_on(fd)
         file.unlink()
     assert until(lambda: mount.n_fds() <= n_fds)
@@ -290,7 +295,7 @@ def test_opens_that_fail_leave_no_file_behind(mount: Mounted) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert until(lambda: mount.n_fds() <= n_fds)
-        with opened(file) as fd, not_asked(mount):
+        with opened(file) as fd, without_requests(mount):
             works_on(fd)
         file.unlink()
 
@@ -309,7 +314,7 @@ def test_a_program_that_runs_is_not_written_and_leaves_no_file_behind(mount: Mou
                     os.open(program, os.O_WRONLY)
                 running.kill()
         assert until(lambda: may_be_written(program))
-        with opened(program) as fd, not_asked(mount):
+        with opened(program) as fd, without_requests(mount):
             os.pwrite(fd, b"x", 0)
         program.unlink()
 
@@ -320,7 +325,7 @@ def test_a_daemon_out_of_fds_refuses_an_open_and_leaves_no_file_behind(source: P
         for _ in range(2):
             with ExitStack() as stack, pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
                 open_all(stack, [file, *map(put, others)] * 20)
-            with opened(file) as fd, not_asked(mounted):
+            with opened(file) as fd, without_requests(mounted):
                 works_on(fd)
         for path in (file, *others):
             path.unlink()

@@ -328,7 +328,7 @@ def test_what_others_learn_during_a_change_is_forgotten(monkeypatch: pytest.Monk
                 return core.do(request, held)
 
         monkeypatch.setattr(vfs, "core", LookedUpBefore())
-        assert kernel.asked(Opcode.MKDIR, wire.MKDIR_IN.pack(0o755, 0) + b"new\0").error == 0
+        assert kernel.request(Opcode.MKDIR, wire.MKDIR_IN.pack(0o755, 0) + b"new\0").error == 0
         assert (path / "new").is_dir()
         assert vfs.cache.find_name(vfs.nodes.root, b"new") is None
 

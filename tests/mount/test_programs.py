@@ -18,7 +18,7 @@ from tests.support.foreground_mount import SHARED_LIMIT_S, trashd_mount, until
 from tests.support.mount_and_backing import Sides
 from tests.support.open_files import may_be_written
 from tests.support.other_users import as_user
-from tests.support.privileges import HE, seen_and_behind
+from tests.support.privileges import HE, mount_and_behind
 from tests.support.real_filesystems import loop_volume
 
 pytestmark = pytest.mark.needs("root", "fuse", "loop")
@@ -253,18 +253,18 @@ PROGRAM = "/usr/bin/id"
 @pytest.fixture(scope="module", params=["native", "exclusive", "slow", "exclusive+passthrough=off"])
 def place(request: pytest.FixtureRequest) -> Iterator[Sides]:
     way, *options = request.param.split("+")
-    with seen_and_behind(way, *options) as both:
+    with mount_and_behind(way, *options) as both:
         yield Sides(*both)
 
 
 def program(place: Sides, mode: int, name: str) -> Path:
     """One of root's and the team's, which was run, and looked at."""
-    path = place.seen / f"{name} {mode:o}"
+    path = place.mount_path / f"{name} {mode:o}"
     shutil.copy(PROGRAM, path)
     os.chown(path, 0, TEAM)
     path.chmod(mode)
     run_itself(path)
-    os.listdir(place.seen)
+    os.listdir(place.mount_path)
     path.stat()
     return path
 

@@ -51,9 +51,9 @@ def may(uid: int, path: Path) -> bool:
 
 def test_who_passes_the_root_asks_once(mount: Mounted) -> None:
     assert may(ALICE, mount.path / "sub/file")
-    asked = mount.n_asked("getxattr")
+    asked = mount.n_requests_for("getxattr")
     assert may(BOB, mount.path / "sub/file")
-    assert mount.n_asked("getxattr") == asked
+    assert mount.n_requests_for("getxattr") == asked
 
 
 def test_an_acl_of_the_root_is_obeyed_at_once(mount: Mounted) -> None:

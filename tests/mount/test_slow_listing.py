@@ -63,34 +63,34 @@ def ls(*words: str | Path) -> list[str]:
 def test_names_alone_ask_for_no_attributes(words: list[str]) -> None:
     """Kinds come with the names."""
     with slow_mount(SLOW) as one:
-        before = one.n_looks()
+        before = one.count_entry_requests()
         assert len(ls(*words, one.top)) >= N
-        assert one.n_looks() - before < N_SPARE
+        assert one.count_entry_requests() - before < N_SPARE
 
 
 @pytest.mark.parametrize("xattrs", [Xattrs.ALL, Xattrs.NONE], ids=["xattrs", "no xattrs"])
 @pytest.mark.parametrize("words", [["-l"], ["-lU"], ["-l", "--color=always"], ["-s"]], ids=" ".join)
 def test_attributes_are_asked_for_once_for_each_entry(words: list[str], *, xattrs: Xattrs) -> None:
     with slow_mount(SLOW, xattrs=xattrs) as one:
-        before = one.n_looks()
+        before = one.count_entry_requests()
         assert len(ls(*words, one.top)) == N + 1
-        first = one.n_looks()
+        first = one.count_entry_requests()
         assert N <= first - before < N * 1.1 + N_LATE + N_SPARE
         assert len(ls(*words, one.top)) == N + 1
-        assert one.n_looks() - first < N_SPARE
+        assert one.count_entry_requests() - first < N_SPARE
         one.forget_all()
         assert len(ls(*words, one.top)) == N + 1
-        assert one.n_looks() - first < 2 * N_SPARE, "the kernel forgot, and so did the daemon"
+        assert one.count_entry_requests() - first < 2 * N_SPARE, "the kernel forgot, and so did the daemon"
 
 
 def test_who_wants_names_and_then_attributes_has_them_once() -> None:
     """A plain listing first, as a shell does for a pattern; then each name."""
     with slow_mount(SLOW) as one:
-        before = one.n_looks()
+        before = one.count_entry_requests()
         names = os.listdir(one.top)
         for name in sorted(names):
             assert os.lstat(one.top / name).st_size == 0
-        assert one.n_looks() - before < N * 1.2 + N_LATE + N_SPARE
+        assert one.count_entry_requests() - before < N * 1.2 + N_LATE + N_SPARE
 
 
 @pytest.mark.parametrize("n_in_flight", [1, 8, N_IN_FLIGHT])
@@ -105,7 +105,7 @@ def test_no_more_are_in_flight_than_allowed(n_in_flight: int) -> None:
                     break
                 one.volume.delay(100 if number < N_SPARE or is_seen else 2000 * n_in_flight)
                 entry.stat(follow_symlinks=False)
-        one.n_looks()
+        one.count_entry_requests()
         most = one.volume.max_under_way
         assert most <= n_in_flight + 4  # and the listing itself, and the client's own
         assert most >= n_in_flight / 2
@@ -114,25 +114,25 @@ def test_no_more_are_in_flight_than_allowed(n_in_flight: int) -> None:
 def test_the_head_of_a_listing_costs_little() -> None:
     """`ls -U | head`: names; and a few attributes, for which no more are fetched than the next few."""
     with slow_mount(SLOW, n=N_MANY) as one:
-        before = one.n_looks()
+        before = one.count_entry_requests()
         with subprocess.Popen(["ls", "-U", one.top], stdout=subprocess.PIPE) as head:
             assert head.stdout is not None
             assert head.stdout.readline()
             head.stdout.close()
-        assert one.n_looks() - before < N_SPARE
+        assert one.count_entry_requests() - before < N_SPARE
         with os.scandir(one.top) as entries:
             for _, entry in zip(range(3), entries, strict=False):
                 entry.stat(follow_symlinks=False)
-        assert one.n_looks() - before < N_MANY / 4
+        assert one.count_entry_requests() - before < N_MANY / 4
 
 
 def test_two_who_list_at_a_time_are_both_told_all() -> None:
     with slow_mount(SLOW, delay_us=500) as one, ThreadPoolExecutor(3) as pool:
-        before = one.n_looks()
+        before = one.count_entry_requests()
         lists = [pool.submit(ls, "-l", one.top) for _ in range(3)]
         assert {len(found.result(LIMIT_S)) for found in lists} == {N + 1}
         assert lists[0].result() == lists[1].result() == lists[2].result()
-        assert one.n_looks() - before < 3 * N + N_SPARE
+        assert one.count_entry_requests() - before < 3 * N + N_SPARE
 
 
 def test_many_directories_at_a_time_are_listed_whole() -> None:
@@ -150,12 +150,12 @@ def test_many_directories_at_a_time_are_listed_whole() -> None:
 def test_what_can_not_be_remembered_is_listed_too(size: str) -> None:
     """Larger than the cache: it costs more, and within bounds."""
     with slow_mount(SLOW, f"cache_size={size}") as one:
-        before = one.n_looks()
+        before = one.count_entry_requests()
         for _ in range(2):
             found = ls("-l", one.top)
             assert len(found) == N + 1
             one.forget_all()
-        assert one.n_looks() - before < 2 * (2 * N + N_LATE + N_SPARE)
+        assert one.count_entry_requests() - before < 2 * (2 * N + N_LATE + N_SPARE)
 
 
 def test_it_is_found_out_that_a_filesystem_is_slow() -> None:
@@ -437,19 +437,19 @@ COMMANDS = {
 def test_the_second_time_nothing_is_asked_though_the_kernel_has_forgotten_all(command: str, ttl_s: float) -> None:
     with slow_mount(SLOW, make=make, n=N_FEW, ttl_s=ttl_s) as one:
         first = run(COMMANDS[command], one.top)
-        before = one.asked()
+        before = one.count_requests()
         one.forget_all()
         assert run(COMMANDS[command], one.top) == first
-        asked = one.asked_since(before)
+        asked = one.count_requests_since(before)
         assert asked == {}
         assert first == run(COMMANDS[command], one.backing)
 
 
 def test_each_is_asked_for_once() -> None:
     with slow_mount(SLOW, make=make) as one:
-        before = one.asked()
+        before = one.count_requests()
         run(COMMANDS["ls -l"], one.top)
-        asked = one.asked_since(before)
+        asked = one.count_requests_since(before)
         assert N <= asked["getxattr"] <= N + N_LATE_XATTRS
         assert N <= asked["lookup"] <= N + N_LATE_XATTRS
 
@@ -465,37 +465,37 @@ def test_many_are_asked_for_at_a_time() -> None:
 
 def test_who_asks_for_none_has_none_fetched() -> None:
     with slow_mount(SLOW, make=make) as one:
-        before = one.asked()
+        before = one.count_requests()
         for _ in range(2):
             run(COMMANDS["ls --color"], one.top)
-        assert "getxattr" not in one.asked_since(before)
+        assert "getxattr" not in one.count_requests_since(before)
         run(COMMANDS["ls -l"], one.top)
         for name in ("next", "one after"):  # one listing later, they are not wanted any more
-            before = one.asked()
+            before = one.count_requests()
             fill(one.volume.backing / name, 100)
             run(COMMANDS["ls --color"], one.top.parent / name)
-        assert one.asked_since(before).get("getxattr", 0) == 0
+        assert one.count_requests_since(before).get("getxattr", 0) == 0
 
 
 def test_what_ls_has_fetched_getfacl_is_told_from_memory() -> None:
     """And what was listed without is fetched at a request: many at a time."""
     with slow_mount(SLOW, make=make) as one:
         run(COMMANDS["find"], one.top)
-        before = one.asked()
+        before = one.count_requests()
         one.volume.forget_max()
         run(COMMANDS["ls -l"], one.top)
-        asked = one.asked_since(before)
+        asked = one.count_requests_since(before)
         assert N <= asked["getxattr"] <= N + N_LATE_XATTRS
-        before = one.asked()
+        before = one.count_requests()
         run(COMMANDS["getfacl"], one.top)
-        assert one.asked_since(before).get("getxattr", 0) < 10  # of the directories: a default ACL each
+        assert one.count_requests_since(before).get("getxattr", 0) < 10  # of the directories: a default ACL each
 
 
 def test_few_are_waited_for_one_by_one_though_the_attributes_are_remembered() -> None:
     with slow_mount(SLOW, make=make) as one:
         one.volume.delay_all()
         run(COMMANDS["find"], one.top)
-        one.asked()
+        one.count_requests()
         one.forget_all()
         before = one.mounted.stats().remembered["xattr"].n_misses
         run(COMMANDS["getfacl"], one.top)
@@ -508,9 +508,9 @@ def test_who_has_none_is_asked_once(xattrs: Xattrs, command: str) -> None:
     """Or once of a file, and once of a directory."""
     with slow_mount(SLOW, make=make, n=N_FEW, xattrs=xattrs) as one:
         for _ in range(2):
-            before = one.asked()
+            before = one.count_requests()
             told = run(COMMANDS[command], one.top)
-            asked = one.asked_since(before)
+            asked = one.count_requests_since(before)
             n_asked = asked.get("getxattr", 0) + asked.get("listxattr", 0)
             if xattrs is Xattrs.FILES:
                 assert n_asked <= 2 * N_FEW + 3 * N_LATE_XATTRS  # the list of names, and an ACL
@@ -686,31 +686,31 @@ def test_each_is_told_from_memory_what_he_was_told() -> None:
         for _ in range(2):
             as_user(1000, partial(acl_of, one.top / path.name))
             as_user(1001, partial(acl_of, one.top / path.name))
-        before = one.asked()
+        before = one.count_requests()
         one.forget_all()
         assert as_user(1000, partial(acl_of, one.top / path.name)) is None
         assert as_user(1001, partial(acl_of, one.top / path.name)) is None
-        assert "getxattr" not in one.asked_since(before)
+        assert "getxattr" not in one.count_requests_since(before)
         os.setxattr(one.top / path.name, ACCESS, PLAIN)
         assert as_user(1000, partial(acl_of, one.top / path.name)) is None
-        assert one.asked_since(before)["getxattr"] >= 1, "what was changed is asked for"
+        assert one.count_requests_since(before)["getxattr"] >= 1, "what was changed is asked for"
         one.volume.serve_xattrs(Xattrs.NONE)
         one.forget_all()
-        before = one.asked()
+        before = one.count_requests()
         for name in os.listdir(one.top):
             for uid in (1000, 1001):
                 with contextlib.suppress(OSError):
                     as_user(uid, partial(acl_of, one.top / name))
-        assert one.asked_since(before).get("getxattr", 0) <= 8
+        assert one.count_requests_since(before).get("getxattr", 0) <= 8
 
 
 def test_root_is_told_from_memory_though_others_would_be_told_otherwise() -> None:
     with slow_mount(SLOW, make=make, xattrs=Xattrs.ALL | Xattrs.FOR_ROOT) as one:
         first = run(COMMANDS["ls -l"], one.top)
-        before = one.asked()
+        before = one.count_requests()
         one.forget_all()
         assert run(COMMANDS["ls -l"], one.top) == first
-        assert one.asked_since(before) == {}
+        assert one.count_requests_since(before) == {}
 
 
 def test_what_is_remembered_is_counted() -> None:

@@ -42,7 +42,7 @@ class Pair(NamedTuple):
         if program == "trashd":
             return machine.call(uml_actions.trashd, words, 0 if step.is_root else ALICE)
         user = () if step.is_root else _AS_ALICE
-        return machine.call(uml_actions.run, [*user, "bash", "-c", step.command])
+        return machine.call(uml_actions.run_command, [*user, "bash", "-c", step.command])
 
     def root(self, machine: str, command: str) -> str:
         """What root's command says there, which has to succeed."""
@@ -96,10 +96,10 @@ def pair() -> Iterator[Pair]:
 
 def test_an_export_whose_directories_are_emptied_on_either_side(pair: Pair) -> None:
     reading = pair.client.start(nfs_actions.read_late, "/mnt/export/project/file")
-    assert reading.told() == "open"
+    assert reading.wait_report() == "open"
     RECIPE.follow("A directory is emptied on the server", pair.run)
     reading.go()
-    assert reading.told() == "read"
+    assert reading.wait_report() == "read"
     RECIPE.follow("What clients see", pair.run)
     (orphan,) = pair.root("server", "trashd list --json --volume /mnt/export").splitlines()
     pair.root("server", f"trashd reap --now {json.loads(orphan)['id']}")

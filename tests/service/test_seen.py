@@ -84,7 +84,7 @@ def orphan_of_his(volume: Path, name: str, options: SwapOptions | None = None) -
 
 def wait_until_known(running: Service, volume: Path, n_orphans: int) -> None:
     """Wait until the service has looked at what was there before it, and watches."""
-    running.until(running.seen)
+    running.until(running.read_status)
     running.until(lambda: running.volume(volume).n_orphans == n_orphans)
 
 

@@ -474,7 +474,7 @@ def test_idle_service_sleeps(base: Path, volume: Path) -> None:
 
 def is_asleep(running: Service) -> bool:
     """Whether no child works for it any more, and it has told so."""
-    observed_status = running.seen()
+    observed_status = running.read_status()
     return observed_status is not None and observed_status.age_s > 1.0 and not running.children()
 
 

@@ -23,7 +23,7 @@ from tests.support.fuse_eio import broken_volume
 from tests.support.fuse_slow import slow_volume
 from tests.support.group_members import FORGED
 from tests.support.hostile_steps import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
-from tests.support.interrupted_command import ask, untold
+from tests.support.interrupted_command import run_interrupted, unreported
 from tests.support.make_trees import Dir, File, fill, make_tree
 from tests.support.plain_twin import MARK, Step, Twins, contents
 from tests.support.privileges import Credentials
@@ -286,7 +286,7 @@ def test_service_that_looks_for_volumes_ends_at_once_though_one_hangs(base: Path
             running.until_phase(hung.path, VolumePhase.IDLE)
             with hanging(daemon_of(hung.path)):
                 running.process.send_signal(signal.SIGHUP)
-                running.until(lambda: "RELOADING=1" in running.said())
+                running.until(lambda: "RELOADING=1" in running.read_messages())
                 assert_served(running, volume, "a")
                 running.stop()
 
@@ -389,7 +389,7 @@ def volumes() -> Iterator[tuple[Path, Path]]:
 
 
 def throw(twins: Twins, asker: Credentials, where: str, number: int) -> None:
-    assert ask(twins, asker, f"swap --keep-for 0s VOLUME/{where}").code == 0
+    assert run_interrupted(twins, asker, f"swap --keep-for 0s VOLUME/{where}").code == 0
     twins.give(asker, where, number, is_swap=True)
 
 
@@ -426,7 +426,7 @@ def hold(volumes: tuple[Path, Path], hostile: Credentials, act: Sequence[Step], 
             running.until_phase(twins.first.volume, VolumePhase.IDLE)
             running.stop()
             assert "internal error in trashd" not in running.log.read_text()
-        assert (twins.faults(before), untold(twins)) == ([], [])
+        assert (twins.faults(before), unreported(twins)) == ([], [])
 
 
 def put_roots_into_hers(twins: Twins) -> None:
@@ -468,7 +468,7 @@ def test_what_came_in_is_not_taken_out_of_its_owners_reach_by_roots_authority(vo
 
 def later_is_gone(twins: Twins, running: Service) -> None:
     """What is thrown away now, and what root took over before that, has been reaped."""
-    assert ask(twins, ALICE, "swap --keep-for 0s VOLUME/alice/job").code == 0
+    assert run_interrupted(twins, ALICE, "swap --keep-for 0s VOLUME/alice/job").code == 0
     running.until(lambda: is_done(twins))
     running.until_phase(twins.first.volume, VolumePhase.IDLE)
 

@@ -54,7 +54,7 @@ def machines_at_one_volume() -> Iterator[Machines]:
         (backing := base / "backing").mkdir()
         with sshfs_of(backing, base / "a", UNCACHED) as a, sshfs_of(backing, base / "b", UNCACHED) as b:
             init(a.path)
-            init(b.path, is_known=True)  # that filesystem keeps no attribute by which root knows its own
+            init(b.path, is_made_by_root=True)  # that filesystem keeps no attribute by which root knows its own
             yield Machines(a.path, b.path)
 
 

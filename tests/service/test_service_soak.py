@@ -49,7 +49,7 @@ def look(running: Service) -> Sample:
 
 
 def n_reaped(running: Service) -> int:
-    observed_status = running.seen()
+    observed_status = running.read_status()
     return observed_status.status.volumes[0].n_reaped if observed_status else 0
 
 

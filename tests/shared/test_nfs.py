@@ -130,7 +130,7 @@ def test_a_reap_that_freezes_touches_nothing_that_another_machine_restored(volum
 def _frozen(volume: NfsVolume, late: RunningAction[str], meanwhile: Callable[[NfsClient], None]) -> None:
     """Freeze A where it stops; then B acts, then A goes on to its end."""
     a = volume.a.machine
-    stopped = late.told_or_ended()
+    stopped = late.wait_report_or_end()
     _tell("stopped", stopped)
     if stopped is None:
         meanwhile(volume.b)
@@ -190,7 +190,7 @@ def _with_trap(
 ) -> tuple[RunningAction[str], threading.Event]:
     """A's verb, at its first change, going on with a trap for a frame."""
     late = begin(volume, 0)
-    assert late.told_or_ended() is not None
+    assert late.wait_report_or_end() is not None
     sent = volume.switch.when(volume.a.machine.port, frame, then, back, passes_first=passes_first)
     late.go()
     return late, sent
@@ -231,7 +231,7 @@ def test_what_was_taken_over_while_its_machine_was_cut_off_is_not_lost_when_it_c
     unlocked: NfsVolume, begin: Begin, n: int
 ) -> None:
     boot, late = _boot(unlocked.a), begin(unlocked, n)
-    stopped = late.told_or_ended()
+    stopped = late.wait_report_or_end()
     _tell("stopped", stopped)
     with unlocked.switch.cut(unlocked.a.machine.port):
         if stopped is not None:
@@ -246,9 +246,9 @@ def test_what_a_machine_that_died_had_begun_is_completed_or_undone_by_another(
     volume: NfsVolume, begin: Begin, n: int
 ) -> None:
     boot = _boot(volume.a)
-    _tell("stopped", begin(volume, n).told_or_ended())
+    _tell("stopped", begin(volume, n).wait_report_or_end())
     held = volume.a.machine.start(nfs_actions.hold_lock, volume.a.path("held"))
-    held.told()
+    held.wait_report()
     volume.site.lose(volume.a.machine)
     if not volume.has_leases:
         volume.site.crash_server()
@@ -262,7 +262,7 @@ def test_a_change_that_is_sent_once_more_to_a_restarted_server_loses_nothing(
     volume: NfsVolume, begin: Begin, n: int
 ) -> None:
     a, late = volume.a.machine, begin(volume, n)
-    stopped = late.told_or_ended()
+    stopped = late.wait_report_or_end()
     _tell("stopped", stopped)
     if stopped is not None:
         sent = volume.switch.when(a.port, _CHANGING, Cable.DROP, Cable.DROP, passes_first=True)
@@ -288,7 +288,7 @@ def _take_over(client: NfsClient, boot: str, *, restores: bool) -> None:
 def test_a_long_silence_is_enough_to_take_over(unlocked: NfsVolume) -> None:
     """And what was silent finds nothing when it wakes."""
     late = _begin_swap(unlocked, N_SWAP // 2)
-    late.told()
+    late.wait_report()
     unlocked.a.machine.freeze()
     begun = time.monotonic()
     done = unlocked.b.machine.start(uml_actions.trashd, ["doctor", "--repair", "--wait", unlocked.b.volume]).result(200)

@@ -53,14 +53,14 @@ def test_search_has_among_the_first(site: Path, tab: Tab, words: str, page: str)
     tab.open(f"{site.as_uri()}/search.html?q={words.replace(' ', '+')}")
     assert [one for one in tab.problems if "SyntaxError" in one] == []
     tab.wait_for("document.querySelector('#search-results .search-summary')?.textContent.includes('found')")
-    found = tab.ask("[...document.querySelectorAll('#search-results li a')].map(one => one.href)")
+    found = tab.evaluate("[...document.querySelectorAll('#search-results li a')].map(one => one.href)")
     assert any(page in one for one in found[:5]), found
     picture(tab, f"search-{words.replace(' ', '-')}")
 
 
 def test_the_way_in_shows_the_first_page(site: Path, tab: Tab) -> None:
     tab.open(f"{site.as_uri()}/index.html", n_pages=2)
-    assert tab.ask("location.href") == f"{site.as_uri()}/docs/index.html"
+    assert tab.evaluate("location.href") == f"{site.as_uri()}/docs/index.html"
 
 
 def test_no_page_is_wider_than_a_telephone(site: Path, tab: Tab) -> None:
@@ -70,7 +70,7 @@ def test_no_page_is_wider_than_a_telephone(site: Path, tab: Tab) -> None:
         if page.parent == site and page.stem == "index":
             continue  # it leads on
         tab.open(page.as_uri())
-        width = tab.ask("document.documentElement.scrollWidth")
+        width = tab.evaluate("document.documentElement.scrollWidth")
         if width > NARROW[0]:
             wide[str(page.relative_to(site))] = width
     assert wide == {}
@@ -84,6 +84,8 @@ def test_a_page_has_all_its_pictures_and_complains_of_nothing(
     tab.resize(*size)
     tab.problems.clear()
     tab.open(f"{site.as_uri()}/{name}.html")
-    assert tab.ask("[...document.images].filter(one => !one.complete || !one.naturalWidth).map(one => one.src)") == []
+    assert (
+        tab.evaluate("[...document.images].filter(one => !one.complete || !one.naturalWidth).map(one => one.src)") == []
+    )
     picture(tab, f"{name}-{size[0]}")
     assert tab.problems == []

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.covering_sets import is_soak, runs_every_case
 from tests.support.hostile_steps import ALICE, BOB, DATA, MAPPED, OF_A_MATE, OF_THE_MAPPED, OF_THE_OWNER, ROOT, team
-from tests.support.interrupted_command import COMPLETE, ask, untold
-from tests.support.other_users import asked_directly
+from tests.support.interrupted_command import COMPLETE, run_interrupted, unreported
+from tests.support.other_users import query_without_fork
 from tests.support.plain_twin import Step, Twins, contents
 from tests.support.privileges import Credentials
 from tests.support.real_filesystems import tmpfs_volume
@@ -86,13 +86,13 @@ def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
     identifier = ""
     if verb.thrown is not None:
         twins.give(verb.thrown, DATA, 0, is_swap=True)
-        assert ask(twins, verb.thrown, f"swap --keep-for 0s VOLUME/{DATA}").code == 0
-        with asked_directly():
+        assert run_interrupted(twins, verb.thrown, f"swap --keep-for 0s VOLUME/{DATA}").code == 0
+        with query_without_fork():
             [identifier] = [entry.id for entry in entries(twins.first.volume)]
     if verb.gives is not None:
         twins.may_go |= twins.deletable(verb.asker, verb.gives)
     again = twins.act(twins.plain, act)
-    ended = ask(twins, verb.asker, verb.words, identifier, moment, act)
+    ended = run_interrupted(twins, verb.asker, verb.words, identifier, moment, act)
     if not ended.acted:
         twins.act(twins.first, act)
     if verb.gives is not None:
@@ -101,7 +101,7 @@ def play(twins: Twins, verb: Verb, moment: int, act: Sequence[Step]) -> bool:
         twins.take_back(verb.asker, 0, verb.back)
         twins.keep_from_now(verb.back)
     twins.act(twins.plain, again)
-    ask(twins, ROOT, "doctor --repair VOLUME\nlist --volume VOLUME\nreap --volume VOLUME")
+    run_interrupted(twins, ROOT, "doctor --repair VOLUME\nlist --volume VOLUME\nreap --volume VOLUME")
     return ended.acted
 
 
@@ -112,7 +112,7 @@ def hold(volumes: tuple[Path, Path], hostile: Credentials, verb: str, act: Seque
         with team(*volumes, hostile) as twins:
             before = contents(twins.first)
             play(twins, VERBS[verb], moment, act)
-            assert (twins.faults(before), untold(twins)) == ([], []), f"before call {moment}"
+            assert (twins.faults(before), unreported(twins)) == ([], []), f"before call {moment}"
 
 
 def pairs(verbs: Iterable[str], acts: Iterable[str]) -> list[tuple[str, str]]:

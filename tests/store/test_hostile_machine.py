@@ -32,7 +32,7 @@ from tests.support.hostile_steps import (
     set_mode,
     team,
 )
-from tests.support.interrupted_command import ask, untold
+from tests.support.interrupted_command import run_interrupted, unreported
 from tests.support.other_users import called_by
 from tests.support.plain_twin import Exchange, Step, Twins, contents
 from tests.support.privileges import Credentials
@@ -91,7 +91,7 @@ class HostileMachine(RuleBasedStateMachine):
     def nothing_happened_that_the_twin_does_not_show(self) -> None:
         if hasattr(self, "twins"):
             assert self.twins.faults(self.before) == []
-            assert untold(self.twins) == []
+            assert unreported(self.twins) == []
 
     def beside(
         self, asker: Credentials, words: str, moment: int, steps: Sequence[Step], where: str = ""
@@ -105,7 +105,7 @@ class HostileMachine(RuleBasedStateMachine):
         def look() -> None:
             is_late[0] = self.identity(where) != was
 
-        ended = ask(self.twins, asker, words, "", moment, steps, look)
+        ended = run_interrupted(self.twins, asker, words, "", moment, steps, look)
         if not ended.acted:
             self.twins.act(self.twins.first, steps)
         return ended.code, is_late[0]

@@ -37,10 +37,10 @@ from tests.support.store_model import (
     all_contents,
     all_inos,
     contents_of,
+    find_node,
     free_in,
     inos_of,
     is_like,
-    look_up,
     moved,
     not_restored,
     paths_of,
@@ -244,7 +244,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), retention_s=st.sampled_from([0, DEFAULT_RETENTION_S, None]), deaths=DEATHS)
     def swap(self, data: st.DataObject, retention_s: int | None, deaths: list[int]) -> None:
         paths = list(paths_of(self.world.home))
-        path = draw(data, "victim", paths, lambda path: isinstance(look_up(self.world.home, path), ModelDir))
+        path = draw(data, "victim", paths, lambda path: isinstance(find_node(self.world.home, path), ModelDir))
         verb = partial(swap, self.path(path), options=SwapOptions(retention_s))
         after = swapped(self.world, path, retention_s)
         self.run(verb, deaths, [self.world], [after] if after else [], steady=path)

@@ -81,7 +81,7 @@ class Place(NamedTuple):
     def says(self, *words: str | bytes | Path, person: Credentials = ROOT) -> list[dict[str, Any]]:
         ended = tell(*words, "--json", person=person)
         assert ended.code == 0, (words, ended)
-        return [json.loads(line) for line in ended.told.splitlines()]
+        return [json.loads(line) for line in ended.output.splitlines()]
 
     def swapped(self, person: Credentials = ROOT) -> str:
         (told,) = self.says("swap", self.victim(person.uid), person=person)
@@ -101,7 +101,7 @@ def tell(*words: str | bytes | Path, person: Credentials = ROOT) -> Ended:
     """A command as a user runs it, and what it says, which a terminal may see."""
     ended = command_as(person, [[os.fsdecode(word) for word in words]], _NEVER, lambda: None)
     assert ended.code != BROKEN, ended
-    assert [c for c in ended.told if not c.isprintable() and c != "\n"] == [], (words, ended)
+    assert [c for c in ended.output if not c.isprintable() and c != "\n"] == [], (words, ended)
     return ended
 
 
@@ -117,7 +117,7 @@ def pasted(line: str, *more: str) -> int:
 def test_the_undo_line_works_as_it_is_printed(odd_place: Place, person: Credentials) -> None:
     victim = odd_place.victim(person.uid)
     ended = tell("swap", "--", victim, person=person)
-    (line,) = [line.split(maxsplit=1)[1] for line in ended.told.splitlines() if line.startswith("  undo ")]
+    (line,) = [line.split(maxsplit=1)[1] for line in ended.output.splitlines() if line.startswith("  undo ")]
     assert os.listdir(victim) == []
     assert pasted(line) == 0
     assert (odd_place.at(raw(victim)[len(raw(odd_place.volume)) + 1 :], odd_place.name)).read_text() == "content"
@@ -148,7 +148,9 @@ def test_the_volumes_that_two_copies_are_told_apart_by_can_be_pasted(odd_place: 
     shutil.copytree(odd_place.volume / ".trashd", copy / ".trashd", symlinks=True)
     init(copy)
     ended = tell("keep", identifier)
-    (hint,) = [line.rpartition("select one with ")[2] for line in ended.told.splitlines() if "select one with " in line]
+    (hint,) = [
+        line.rpartition("select one with ")[2] for line in ended.output.splitlines() if "select one with " in line
+    ]
     assert [pasted(f"trashd keep {one} {identifier} >/dev/null") for one in hint.split(" or ")] == [0, 0]
 
 

@@ -61,7 +61,9 @@ def machines() -> Iterator[Machines]:
         (backing := base / "backing").mkdir()
         with sshfs_of(backing, base / "a", UNCACHED) as a, sshfs_of(backing, base / "b", UNCACHED) as b:
             init(a.path)
-            init(b.path, is_known=True)  # that filesystem keeps no attribute by which this root knows of the other's
+            init(
+                b.path, is_made_by_root=True
+            )  # that filesystem keeps no attribute by which this root knows of the other's
             make_tree(a.path / "job", {"file": "content"})
             yield Machines(a.path, b.path)
 

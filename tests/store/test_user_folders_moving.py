@@ -49,7 +49,7 @@ def test_a_folder_that_is_registered_meanwhile_is_found(volume: Path, words: str
         ended = command_as(ALICE, [told], n, register)
         assert ended.code in (0, 8), f"before call {n}: {ended}"
         if words.startswith("list"):
-            assert identifier in ended.told, f"before call {n}: {ended}"
+            assert identifier in ended.output, f"before call {n}: {ended}"
         assert len(list(base.glob(f".trashd/*/{ALICE.uid}*/orphans"))) == 1, f"before call {n}"
         assert words.startswith("restore") or identifier in {entry.id for entry in entries(base)}
         if not ended.acted:

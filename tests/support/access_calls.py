@@ -85,8 +85,8 @@ def _with(at: At, flags: int, use: Callable[[int], object], mode: int = 0o666) -
         os.close(fd)
 
 
-def _tell(use: Callable[[], object]) -> object:
-    """What a call says after another that has worked."""
+def _result_or_error(use: Callable[[], object]) -> object:
+    """Return a call's result, or the text of its error; for calls that follow one that succeeded."""
     try:
         return use()
     except OSError as error:
@@ -94,11 +94,11 @@ def _tell(use: Callable[[], object]) -> object:
 
 
 def _used(fd: int) -> object:
-    """What an fd is good for."""
+    """Return the results of a read and a write through the fd, or the names in its directory."""
     mode = os.fstat(fd).st_mode
     if stat.S_ISDIR(mode):
-        return _tell(lambda: sorted(os.listdir(fd)))
-    return _tell(lambda: os.read(fd, 3)), _tell(lambda: os.write(fd, b"w"))
+        return _result_or_error(lambda: sorted(os.listdir(fd)))
+    return _result_or_error(lambda: os.read(fd, 3)), _result_or_error(lambda: os.write(fd, b"w"))
 
 
 def _open(flags: int, at: At) -> object:
@@ -160,7 +160,7 @@ def _go_in(at: At) -> object:
     before = os.open(".", os.O_PATH)
     try:
         os.chdir(at.what)
-        return _tell(lambda: sorted(os.listdir(".")))
+        return _result_or_error(lambda: sorted(os.listdir(".")))
     finally:
         os.fchdir(before)
         os.close(before)
@@ -172,7 +172,9 @@ def _stat(at: At) -> object:
 
 
 def _list_long(at: At) -> object:
-    return [(one.name, _tell(partial(_mode, one))) for one in sorted(os.scandir(at.d), key=lambda one: one.name)]
+    return [
+        (one.name, _result_or_error(partial(_mode, one))) for one in sorted(os.scandir(at.d), key=lambda one: one.name)
+    ]
 
 
 def _mode(entry: os.DirEntry[str]) -> str:

@@ -1,4 +1,4 @@
-"""The scenes of the battery, acted: root prepares them, a user's process looks and acts, root sees what is left."""
+"""Play the scenes: root prepares one, a user's process makes the early calls and the act, root reads what remains."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DIRECTORY_MODES = {
 }  # fmt: skip
 ACLS = {"": 8, "he rw": 2, "he none": 2, "he rwx, mask r": 2, "team rwx": 1, "team none": 1, "strangers rwx": 1}
 """The user that a named entry is for."""
-LOOKS = ("stat", "list", "read", "missing", "access", "attributes", "root's stat", "open")
+EARLIER_CALLS = ("stat", "list", "read", "missing", "access", "attributes", "root's stat", "open")
 CHANGES = {
     "none": 0,
     "f is root's": 3, "f is root's and closed": 2, "f is another's": 2, "f is his": 2, "f is the team's": 1,
@@ -86,24 +86,24 @@ class AccessScene:
     e_owner: Owner
     g_owner: Owner
     umask: int
-    looks: tuple[str, ...]
+    earlier_calls: tuple[str, ...]
     is_made_behind: bool
     change: str
     when: str
 
     def __str__(self) -> str:
-        looks = ", ".join(self.looks) or "nothing"
+        calls = ", ".join(self.earlier_calls) or "nothing"
         return (
             f"scene {self.number}: {self.person}: {self.act}, f by {self.by}, d by {self.base}, umask {self.umask:o}; "
-            f"f: {self.kind} {_whose(self.mode, self.owner, self.acl)}; "
-            f"d: {_whose(self.d_mode, self.d_owner, self.d_acl)}{', default ACL' * self.d_default}; "
-            f"e: {_whose(self.e_mode, self.e_owner)}; g: {_whose(0o644, self.g_owner)}; "
-            f"made {'behind' if self.is_made_behind else 'through'} the mount; looked at: {looks}"
+            f"f: {self.kind} {_format_rights(self.mode, self.owner, self.acl)}; "
+            f"d: {_format_rights(self.d_mode, self.d_owner, self.d_acl)}{', default ACL' * self.d_default}; "
+            f"e: {_format_rights(self.e_mode, self.e_owner)}; g: {_format_rights(0o644, self.g_owner)}; "
+            f"made {'behind' if self.is_made_behind else 'through'} the mount; looked at: {calls}"
             + ("" if self.change == "none" else f"; {self.change}, {self.when}")
         )
 
 
-def _whose(mode: int, owner: Owner, acl: str = "") -> str:
+def _format_rights(mode: int, owner: Owner, acl: str = "") -> str:
     return f"{mode:04o} {owner[0]}:{owner[1]}" + (f" ACL {acl}" if acl else "")
 
 
@@ -143,7 +143,7 @@ def draw(number: int, *, has_changes: bool, acts: Sequence[str] = ()) -> AccessS
         e_owner=rng.choice((d_owner, d_owner, (0, 0))),
         g_owner=_one_of(rng, OWNERS),
         umask=rng.choice((0, 0o022, 0o027)),
-        looks=tuple(rng.sample(LOOKS, rng.randint(0, 4))),
+        earlier_calls=tuple(rng.sample(EARLIER_CALLS, rng.randint(0, 4))),
         is_made_behind=rng.random() < 0.5,
         change=change,
         when=rng.choice((BEFORE, AT_ONCE, AT_ONCE, LATER)),
@@ -174,22 +174,22 @@ _AT_ONCE = os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Place(NamedTuple):
-    """A directory as people use it, as it is behind that, and where root changes something meanwhile."""
+    """A directory as users see it, its backing directory, and the directory where root makes changes meanwhile."""
 
-    seen: Path
+    mount_path: Path
     behind: Path
     changed: Path
 
     def of(self, scene: AccessScene) -> Place:
         name = f"s{scene.number}"
-        return Place(self.seen / name, self.behind / name, self.changed / name)
+        return Place(self.mount_path / name, self.behind / name, self.changed / name)
 
 
 class Came(NamedTuple):
-    """What came of a scene."""
+    """The results of a scene."""
 
-    looked: tuple[str, ...]
-    before: Mapping[str, str]  # what was there at the end of that, by path
+    early_results: tuple[str, ...]
+    before: Mapping[str, str]  # the contents after the early calls, by path
     answer: str = ""
     left: Mapping[str, str] = _NOTHING
     shown: Mapping[str, str] = _NOTHING  # what root sees through the mount, where it isn't what is left
@@ -199,7 +199,7 @@ class Came(NamedTuple):
 
 
 def prepare(scene: AccessScene, place: Place) -> None:
-    top = place.behind if scene.is_made_behind else place.seen
+    top = place.behind if scene.is_made_behind else place.mount_path
     top.mkdir()
     d, e, f = top / "d", top / "e", top / "d/f"
     d.mkdir()
@@ -292,49 +292,49 @@ def _chmod(scene: AccessScene, path: Path, mode: int) -> None:
         path.chmod(mode)
 
 
-def look(top: Path, *, has_times: bool) -> dict[str, str]:
-    """What is there: everything that may have been changed."""
-    found: dict[str, str] = {}
-    _look_at(top, ".", found, has_times=has_times)
-    return found
+def read_contents(top: Path, *, has_times: bool) -> dict[str, str]:
+    """Return the attributes and contents of all files below a directory, by path: all that an act can change."""
+    contents: dict[str, str] = {}
+    _read_entry(top, ".", contents, has_times=has_times)
+    return contents
 
 
 def show(top: Path) -> dict[str, str]:
-    """How it begins, for all who may see it: its owner, and what that user may."""
-    found: dict[str, str] = {}
-    _look_at(top, ".", found, has_times=None)
-    return found
+    """Return the mode, owner and size of all files below a directory, by path."""
+    contents: dict[str, str] = {}
+    _read_entry(top, ".", contents, has_times=None)
+    return contents
 
 
-def _look_at(path: Path, name: str, found: dict[str, str], *, has_times: bool | None) -> None:
+def _read_entry(path: Path, name: str, contents: dict[str, str], *, has_times: bool | None) -> None:
     st = path.lstat()
     size = f", {st.st_size} bytes" if stat.S_ISREG(st.st_mode) else f", device {st.st_rdev}" * bool(st.st_rdev)
-    found[name] = f"{stat.filemode(st.st_mode)} {st.st_uid}:{st.st_gid}, {st.st_nlink} links{size}"
+    contents[name] = f"{stat.filemode(st.st_mode)} {st.st_uid}:{st.st_gid}, {st.st_nlink} links{size}"
     if has_times is not None:
-        found[name] += _more(path, st, has_times=has_times)
+        contents[name] += _more(path, st, has_times=has_times)
     if stat.S_ISDIR(st.st_mode):
         for child in sorted(os.listdir(path)):
-            _look_at(path / child, f"{name}/{child}".removeprefix("./"), found, has_times=has_times)
+            _read_entry(path / child, f"{name}/{child}".removeprefix("./"), contents, has_times=has_times)
 
 
 def _more(path: Path, st: os.stat_result, *, has_times: bool) -> str:
     times = [st.st_mtime_ns, *((st.st_atime_ns,) if has_times else ())]
-    told = [""]
-    told.append(" ".join("now" if ns > 2 * PAST_NS else "as before" if ns == PAST_NS else str(ns) for ns in times))
+    fields = [""]
+    fields.append(" ".join("now" if ns > 2 * PAST_NS else "as before" if ns == PAST_NS else str(ns) for ns in times))
     names = sorted(os.listxattr(path, follow_symlinks=False))
-    told += [f"{one}={os.getxattr(path, one, follow_symlinks=False).hex()}" for one in names]
+    fields += [f"{one}={os.getxattr(path, one, follow_symlinks=False).hex()}" for one in names]
     if stat.S_ISREG(st.st_mode):
-        told.append(repr(path.read_bytes()[:20]))
+        fields.append(repr(path.read_bytes()[:20]))
     elif stat.S_ISLNK(st.st_mode):
-        told.append(f"to {os.readlink(path)}")
-    return ", ".join(told)
+        fields.append(f"to {os.readlink(path)}")
+    return ", ".join(fields)
 
 
 # What a user does, in a process of their own.
 
 
-def _said(call: Callable[[], object]) -> str:
-    """An answer, or an error, in words."""
+def _format_result(call: Callable[[], object]) -> str:
+    """Call a function; return its result or its error as text."""
     try:
         return f"ok {result!r}" if (result := call()) is not None else "ok"
     except OSError as error:
@@ -344,18 +344,18 @@ def _said(call: Callable[[], object]) -> str:
 
 
 class _Actor:
-    """A user's process, which keeps what it opened to the end of a scene."""
+    """A user's process, which keeps the fds that it opened until the end of a scene."""
 
     def __init__(self, person: Credentials) -> None:
         self._person = person
         self._held: dict[str, int] = {}
         self._stacks: dict[str, ExitStack] = {}
 
-    def look(self, scene: AccessScene, top: str, given: int) -> tuple[str, ...]:
-        """Look at what there is, and hold what the act is to be done by."""
+    def make_early_calls(self, scene: AccessScene, top: str, given: int) -> tuple[str, ...]:
+        """Make the early calls of a scene, and open the fds that the act needs. Returns  the results as text"""
         stack = self._stacks[top] = ExitStack()
         d, f = top + "/d/", top + "/d/f"
-        looks: dict[str, Callable[[], object]] = {
+        calls: dict[str, Callable[[], object]] = {
             "stat": lambda: os.lstat(f).st_uid,
             "list": lambda: sorted((one.name, one.stat(follow_symlinks=False).st_mode) for one in os.scandir(d)),
             "read": lambda: _read(f),
@@ -364,16 +364,18 @@ class _Actor:
             "access": lambda: os.access(f, os.W_OK, effective_ids=True),
             "attributes": lambda: os.listxattr(f),
         }
-        told = [_said(looks[one]) for one in scene.looks if one in looks]
+        results = [_format_result(calls[one]) for one in scene.earlier_calls if one in calls]
         if scene.base != NAME:
-            told.append("d " + _said(lambda: self._hold(stack, top + "d", os.open(d, os.O_PATH | _AT_ONCE))))
+            results.append(
+                "d " + _format_result(lambda: self._hold(stack, top + "d", os.open(d, os.O_PATH | _AT_ONCE)))
+            )
         if scene.by == GIVEN and given >= 0:
             self._hold(stack, top, given)
         elif scene.by == PROC:
-            told.append("f " + _said(lambda: self._hold(stack, top, os.open(f, os.O_PATH | os.O_NOFOLLOW))))
+            results.append("f " + _format_result(lambda: self._hold(stack, top, os.open(f, os.O_PATH | os.O_NOFOLLOW))))
         elif scene.by == FD:
-            told.append("f " + _said(lambda: self._hold(stack, top, _open_somehow(f))))
-        return tuple(told)
+            results.append("f " + _format_result(lambda: self._hold(stack, top, _open_somehow(f))))
+        return tuple(results)
 
     def _hold(self, stack: ExitStack, key: str, fd: int) -> None:
         stack.callback(os.close, fd)
@@ -381,9 +383,9 @@ class _Actor:
         stack.callback(self._held.pop, key)
 
     def meddle(self, scene: AccessScene, top: str) -> str:
-        """What a process is told that changes something meanwhile."""
+        """Make the change of a scene that another user makes meanwhile; return its result as text."""
         _, _, act = scene.change.partition(BY)
-        return _said(lambda: ACTS[act].do(At(self._person, top + "/d/", top + "/e/", top + "/d/f")))
+        return _format_result(lambda: ACTS[act].do(At(self._person, top + "/d/", top + "/e/", top + "/d/f")))
 
     def act(self, scene: AccessScene, top: str) -> str:
         with self._stacks.pop(top):
@@ -402,7 +404,7 @@ class _Actor:
                 what = fd
             before = os.umask(scene.umask)
             try:
-                return _said(lambda: ACTS[scene.act].do(At(self._person, d, top + "/e/", what, fd)))
+                return _format_result(lambda: ACTS[scene.act].do(At(self._person, d, top + "/e/", what, fd)))
             finally:
                 os.umask(before)
 
@@ -432,8 +434,8 @@ def _serve(person: Credentials, channel: socket.socket) -> None:
             return
         step, scene, top = pickle.loads(message)
         match step:
-            case "look":
-                answer = actor.look(scene, top, *(fds or [-1]))
+            case "early calls":
+                answer = actor.make_early_calls(scene, top, *(fds or [-1]))
             case "meddle":
                 answer = (actor.meddle(scene, top),)
             case _:
@@ -448,18 +450,18 @@ class Actors:
         self._stack = stack
         self._channels: dict[str, socket.socket] = {}
 
-    def look(self, scene: AccessScene, top: Path, given: int) -> tuple[str, ...]:
-        """How a process looks at things; given: an fd of root's for it, or -1."""
-        return self._begin("look", scene.person, scene, top, given)()
+    def make_early_calls(self, scene: AccessScene, top: Path, given: int) -> tuple[str, ...]:
+        """Have a process make the early calls of a scene; given: an fd of root's to pass to it, or -1."""
+        return self._begin("early calls", scene.person, scene, top, given)()
 
     def meddle(self, scene: AccessScene, top: Path) -> tuple[str, ...]:
-        """What a process is told that changes something."""
+        """Have a process make the change of a scene; return its result."""
         return self._begin("meddle", scene.change.partition(BY)[0], scene, top)()
 
     def begin_act(self, scene: AccessScene, top: Path) -> Callable[[], str]:
-        """Let it act; what waits for it, and returns what it is told."""
-        told = self._begin("act", scene.person, scene, top)
-        return lambda: told()[0]
+        """Start the act; return a function that waits for the act and returns its result."""
+        receive = self._begin("act", scene.person, scene, top)
+        return lambda: receive()[0]
 
     def _begin(
         self, step: str, who: str, scene: AccessScene, top: Path, given: int = -1
@@ -470,13 +472,13 @@ class Actors:
         message = pickle.dumps((step, scene, str(top)))
         socket.send_fds(channel, [message], [given] if given >= 0 else [])
 
-        def told() -> tuple[str, ...]:
+        def receive() -> tuple[str, ...]:
             answer = channel.recv(_MESSAGE_BYTES)
             assert answer, f"{who} has died: {scene}"
             words: tuple[str, ...] = pickle.loads(answer)
             return words
 
-        return told
+        return receive
 
 
 @contextmanager
@@ -512,7 +514,7 @@ def play(
     for place in places:
         place.behind.mkdir()
     late = []
-    is_behind = any(place.changed != place.seen for place in places)
+    is_behind = any(place.changed != place.mount_path for place in places)
     for scene in scenes:
         begun = [begin(scene, place, actors) for place in places]
         if scene.when == LATER and is_behind:
@@ -524,7 +526,7 @@ def play(
     for scene, begun in late:
         yield scene, [end(scene, *both, actors) for both in zip(places, begun, strict=True)]
     for place in places:
-        shutil.rmtree(place.seen, ignore_errors=True)  # what was changed behind it may not be found
+        shutil.rmtree(place.mount_path, ignore_errors=True)  # what was changed behind it may not be found
         shutil.rmtree(place.behind, ignore_errors=True)
 
 
@@ -533,24 +535,24 @@ def begin(scene: AccessScene, place: Place, actors: Actors) -> Came:
     at = place.of(scene)
     prepare(scene, at)
     meddled = _changed(scene, at, actors) if scene.when == BEFORE else ()
-    if "root's stat" in scene.looks:
-        for path in (at.seen / "d/f", at.seen / "d", at.seen / "e"):
+    if "root's stat" in scene.earlier_calls:
+        for path in (at.mount_path / "d/f", at.mount_path / "d", at.mount_path / "e"):
             with contextlib.suppress(OSError):
                 path.lstat()
     given = -1
     if scene.by == GIVEN:
         with contextlib.suppress(OSError):
-            given = os.open(at.seen / "d/f", (os.O_RDONLY if scene.kind == DIRECTORY else os.O_RDWR) | _AT_ONCE)
-    looked = actors.look(scene, at.seen, given)
+            given = os.open(at.mount_path / "d/f", (os.O_RDONLY if scene.kind == DIRECTORY else os.O_RDWR) | _AT_ONCE)
+    early_results = actors.make_early_calls(scene, at.mount_path, given)
     if given >= 0:
         os.close(given)
     if scene.when in (AT_ONCE, LATER):
         meddled = _changed(scene, at, actors)
-    return Came(meddled + looked, look(at.behind, has_times=ACTS[scene.act].sets_times))
+    return Came(meddled + early_results, read_contents(at.behind, has_times=ACTS[scene.act].sets_times))
 
 
 def _changed(scene: AccessScene, at: Place, actors: Actors) -> tuple[str, ...]:
-    """What a process is told that changes something, if it isn't root's."""
+    """Make the change of a scene; return the result if a user made it, nothing if root did."""
     if BY in scene.change:
         return actors.meddle(scene, at.changed)
     if scene.change != "none":
@@ -561,16 +563,16 @@ def _changed(scene: AccessScene, at: Place, actors: Actors) -> tuple[str, ...]:
 def end(scene: AccessScene, place: Place, begun: Came, actors: Actors) -> Came:
     """The act; and root's change at the same time, or after it, if it is to be so."""
     at = place.of(scene)
-    told = actors.begin_act(scene, at.seen)
+    receive = actors.begin_act(scene, at.mount_path)
     if scene.when == AFTER:
-        told = partial(str, told())
+        receive = partial(str, receive())
     if scene.when in (DURING, AFTER):
         with contextlib.suppress(FileNotFoundError):  # it has another name by now, or none
             change(scene, at.changed)
-    answer = told()
-    left = look(at.behind, has_times=ACTS[scene.act].sets_times)
-    if at.changed != at.seen or at.seen == at.behind:
+    answer = receive()
+    left = read_contents(at.behind, has_times=ACTS[scene.act].sets_times)
+    if at.changed != at.mount_path or at.mount_path == at.behind:
         return begun._replace(answer=answer, left=left)
-    shown = show(at.seen)
+    shown = show(at.mount_path)
     unlike = {path: how for path, how in shown.items() if not left.get(path, "").startswith(how)}
     return begun._replace(answer=answer, left=left, shown={**unlike, **dict.fromkeys(left.keys() - shown.keys(), "-")})

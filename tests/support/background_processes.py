@@ -68,33 +68,36 @@ def reading(path: Path) -> Iterator[None]:
 
     Raises  AssertionError if the reader ever met anything but the file with something in it
     """
-    told, says = os.pipe()
+    read_fd, ready_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _read_for_ever(os.fsencode(path), says)
-    os.close(says)
+        _read_for_ever(os.fsencode(path), ready_fd)
+    os.close(ready_fd)
     try:
-        os.read(told, 1)  # it has begun, or ended
+        os.read(read_fd, 1)  # the reader has read once, or has ended
         yield
     finally:
-        os.close(told)
+        os.close(read_fd)
         os.kill(pid, signal.SIGTERM)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code == -signal.SIGTERM, f"the reader missed {path}: {os.strerror(code)}"
 
 
-def _read_for_ever(path: bytes, says: int) -> NoReturn:
-    """Ends with the errno that it met."""
+def _read_for_ever(path: bytes, ready_fd: int) -> NoReturn:
+    """Read a file again and again; exit with the errno of the first error.
+
+    ready_fd  gets a byte after the first read
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    is_said = False
+    is_ready = False
     try:
         while True:
             fd = os.open(path, os.O_RDONLY)
             if not os.read(fd, 1):
                 os._exit(255)
             os.close(fd)
-            if not is_said:
-                is_said = bool(os.write(says, b"."))
+            if not is_ready:
+                is_ready = bool(os.write(ready_fd, b"."))
     except OSError as error:
         os._exit(error.errno or 255)
     finally:

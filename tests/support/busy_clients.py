@@ -49,8 +49,8 @@ def hammered(path: Path) -> Iterator[None]:
             client.communicate()
 
 
-def ask_for_missing_names(path: Path, n: int, first: int = 0) -> None:
-    """Each name once: the daemon has to answer."""
+def stat_missing_names(path: Path, n: int, first: int = 0) -> None:
+    """Stat names that do not exist, each once, so that no answer is cached and the daemon gets each request."""
     for number in range(first, first + n):
         with suppress(FileNotFoundError):
             os.stat(f"{path}/missing{number}")

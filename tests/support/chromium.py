@@ -45,10 +45,10 @@ class Tab:
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
         while True:
-            told = self._next()
-            if told.get("id") == self._number:
-                assert "error" not in told, told
-                return told["result"]
+            reply = self._next()
+            if reply.get("id") == self._number:
+                assert "error" not in reply, reply
+                return reply["result"]
 
     def _next(self) -> dict[str, Any]:
         end = time.monotonic() + _LIMIT_S
@@ -79,18 +79,18 @@ class Tab:
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
 
-    def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression; of a promise, when it is kept."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
+    def evaluate(self, expression: str) -> Any:
+        """Evaluate a JavaScript expression; return its value, or that of the promise once it is fulfilled."""
+        reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     def wait_for(self, expression: str) -> None:
         """Until it is true."""
         step = (
             f"new Promise(done => {{ const look = () => ({expression}) ? done(true) : setTimeout(look, 50); look() }})"
         )
-        assert self.ask(step)
+        assert self.evaluate(step)
 
     def picture(self, to: Path) -> None:
         """As a PNG."""

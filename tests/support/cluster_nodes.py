@@ -98,7 +98,7 @@ class ClusterNode(Protocol):
         """Run a command there, with a clock that is ahead by so much. Raises  Hung"""
 
     def run(self, body: Callable[[], T], limit_s: float = LIMIT_S) -> T:
-        """What a function returns that is called there; what it raises is raised. Both have to be picklable.
+        """Call a function there; return its result, or raise its exception. Both have to be picklable.
 
         Raises  Hung
         """
@@ -263,12 +263,12 @@ class _LocalRunning:
 
     def __init__(self, node: LocalNode, words: list[str], hold_at: int | None, call: str | None) -> None:
         self._node = node
-        self._told = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        tells, self._tells = os.pipe()
-        hook = _no_hook if hold_at is None else _Holding(hold_at, call, self._tells)
-        self._pid = node._forked(lambda: _act_as_trashd(words, self._told.fileno(), hook))
-        os.close(self._tells)
-        self._reads = tells
+        self._output_file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        read_fd, self._held_fd = os.pipe()
+        hook = _no_hook if hold_at is None else _Holding(hold_at, call, self._held_fd)
+        self._pid = node._forked(lambda: _act_as_trashd(words, self._output_file.fileno(), hook))
+        os.close(self._held_fd)
+        self._reads = read_fd
         self._fd = os.pidfd_open(self._pid)
 
     def is_held(self) -> bool:
@@ -294,9 +294,9 @@ class _LocalRunning:
         finally:
             os.close(self._reads)
             os.close(self._fd)
-        self._told.seek(0)
-        with self._told:
-            return CommandResult(code, "", os.fsdecode(self._told.read()))
+        self._output_file.seek(0)
+        with self._output_file:
+            return CommandResult(code, "", os.fsdecode(self._output_file.read()))
 
     def _wait_stopped(self) -> None:
         """Wait until none runs; one that is in a call (D) stops after it."""
@@ -307,12 +307,15 @@ class _LocalRunning:
 
 
 class _Holding:
-    """A hook that stops the whole session before the n-th call (from 0), of that name, after a word to the test."""
+    """A hook that stops the whole session before the n-th call (from 0) of that name.
 
-    def __init__(self, n: int, call: str | None, tells: int) -> None:
+    held_fd  gets a byte before the session stops
+    """
+
+    def __init__(self, n: int, call: str | None, held_fd: int) -> None:
         self.left = n
         self.name = call
-        self.tells = tells
+        self.held_fd = held_fd
         self.pid = 0
 
     def __call__(self, call: str) -> None:
@@ -321,7 +324,7 @@ class _Holding:
             return  # it counts not, or is of a child of the command
         self.left -= 1
         if self.left == -1:
-            os.write(self.tells, b".")
+            os.write(self.held_fd, b".")
             os.killpg(0, signal.SIGSTOP)
 
 

@@ -33,22 +33,23 @@ class CoreClient:
         self._kernel, self._left = kernel, left
         self._device = CoreDevice(core, wake, 0)
 
-    def asked(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = 1) -> FuseReply | None:
-        """What it answers; None: it leaves that to Python."""
+    def request(self, opcode: Opcode, own: bytes = b"", names: bytes = b"", nodeid: int = 1) -> FuseReply | None:
+        """Send a request and return the core's reply; None if the core leaves the request to Python."""
         unique = self._kernel.send(opcode, own + names, nodeid, pid=os.getpid())
         self._device.read(False)
         if unique in self._left.uniques:
             return None
-        told = self._kernel.told()
-        assert told is not None
-        assert told.unique == unique
-        return told
+        reply = self._kernel.receive_reply()
+        assert reply is not None
+        assert reply.unique == unique
+        return reply
 
 
 @contextmanager
-def asked_core(*, is_shared: bool) -> Iterator[tuple[CoreClient, FakeKernel, Vfs, Path]]:
-    """A core that is asked, the Python code that answers what it does not, what both work on, and the directory
-    below."""
+def open_core(*, is_shared: bool) -> Iterator[tuple[CoreClient, FakeKernel, Vfs, Path]]:
+    """Open a client of the core, the Python code that serves the remaining requests, the Vfs of both, and the backing
+    directory.
+    """
     with core_threads(is_shared=is_shared) as (new_client, kernel, vfs, path):
         yield new_client(), kernel, vfs, path
 
@@ -57,7 +58,7 @@ def asked_core(*, is_shared: bool) -> Iterator[tuple[CoreClient, FakeKernel, Vfs
 def core_threads(
     below: Path | None = None, *, is_shared: bool = False
 ) -> Iterator[tuple[Callable[[], CoreClient], FakeKernel, Vfs, Path]]:
-    """What makes a client for the calling thread, and what `asked_core` has. below: what the directory lies in"""
+    """Like `open_core`, with a function that makes a client for the calling thread. below: the directory's parent"""
     with a_real(is_shared=is_shared, below=below) as (kernel, vfs, path), Fd(os.eventfd(0)) as wake:
         left = _LeftToPython(kernel.requests)
         vfs.core.connect(left.device, wake, left)

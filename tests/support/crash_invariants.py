@@ -31,11 +31,11 @@ _ALONE = frozenset({"fsync", "syncfs", "statfs", "listxattr", "ioctl"})
 def hold_when_killed(scene: CrashScenario, volume: Path, law: Law) -> None:
     """The act was killed before a call, or not at all."""
     for n, before in deaths(scene, volume):
-        with _noting(partial(_told_killed, scene, volume, n)):
+        with _noting(partial(_describe_kill, scene, volume, n)):
             law(before)
 
 
-def _told_killed(scene: CrashScenario, volume: Path, n: int) -> str:
+def _describe_kill(scene: CrashScenario, volume: Path, n: int) -> str:
     scene.set_up(volume)
     calls = [call.name for call in scene.calls(volume)]
     return f"killed before call {n}: {' '.join([*calls[max(n - 6, 0) : n], '†', *calls[n : n + 3]])}"
@@ -151,9 +151,9 @@ def hold_when_stopped(
 
 
 @contextmanager
-def _noting(tell: Callable[[], str]) -> Iterator[None]:
+def _noting(describe: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        error.add_note(tell())
+        error.add_note(describe())
         raise

@@ -23,7 +23,7 @@ from fusefs.linux.kernel import CallHook, Kernel
 from fusefs.store.layout import VOLUME, WATCH_PREFIXES, Volume, decode_volume, encode_volume
 from tests.support.covering_sets import runs_every_case, share_of
 from tests.support.make_trees import EntrySnapshot, snapshot
-from tests.support.other_users import as_user, asked_directly, become
+from tests.support.other_users import as_user, become, query_without_fork
 from tests.support.shared_memory_children import call_in_child, code_of_child, end_process
 from tests.support.store_verbs import (
     DyingAt,
@@ -88,7 +88,7 @@ class CrashScenario:
     is_reap: bool = False
     is_split: bool = False
 
-    @asked_directly()
+    @query_without_fork()
     def set_up(self, volume: Path) -> VolumeContents:
         """The volume as the act finds it, from scratch, and what is in it."""
         wipe(volume)
@@ -102,10 +102,10 @@ class CrashScenario:
             as_user(self.uid, partial(self.prepare, volume))
         else:
             self.prepare(volume)
-        return _look_once(self, volume)
+        return _read_contents_once(self, volume)
 
     def run(self, volume: Path, hook: CallHook) -> object:
-        """The act's result, in this process, which becomes the actor."""
+        """Run the act in this process, which becomes the actor; return its result."""
         actor = self.uid if self.by is None else self.by
         if actor != os.geteuid():
             become(actor)
@@ -119,9 +119,9 @@ class CrashScenario:
 
 
 @cache
-def _look_once(_scenario: CrashScenario, volume: Path) -> VolumeContents:
-    """Look at what a scenario's act finds: the same at each of hundreds of set-ups."""
-    return look(volume)
+def _read_contents_once(_scenario: CrashScenario, volume: Path) -> VolumeContents:
+    """Read the volume as a scenario sets it up, once: each of hundreds of set-ups makes the same contents."""
+    return read_contents(volume)
 
 
 class VolumeContents(NamedTuple):
@@ -147,11 +147,11 @@ def forbid_exchange(volume: Path) -> None:
     write_volume(volume, lambda found: found._replace(exchange=False))
 
 
-def write_volume(volume: Path, seen: Callable[[Volume], Volume]) -> None:
+def write_volume(volume: Path, change: Callable[[Volume], Volume]) -> None:
     path = volume / _STORE / os.fsdecode(VOLUME)
     found = decode_volume(path.read_bytes(), b"")
     assert found is not None
-    path.write_bytes(encode_volume(seen(found)))
+    path.write_bytes(encode_volume(change(found)))
 
 
 def places(volume: Path) -> Iterator[Path]:
@@ -196,7 +196,8 @@ def orphans(volume: Path) -> list[Path]:
     return [path for folder in user_folders(volume) for path in (folder / "orphans").glob("*/tree")]
 
 
-def look(volume: Path) -> VolumeContents:
+def read_contents(volume: Path) -> VolumeContents:
+    """Read every place of the volume where a tree can be."""
     trees: Counter[Tree] = Counter()
     contents: Counter[str] = Counter()
     for place in places(volume):
@@ -208,18 +209,18 @@ def look(volume: Path) -> VolumeContents:
     return VolumeContents(trees, contents, snapshot(name)[0] if os.path.lexists(name) else None)
 
 
-@asked_directly()
+@query_without_fork()
 def settle(volume: Path) -> None:
     """Recover in this, another process; then the checker has nothing to say, and nothing is left half done."""
     lower = volume / HOME
     uid = lower.stat().st_uid
 
-    def told() -> list[object]:
+    def find_problems() -> list[object]:
         # A lower store was made where the upper one could not be used; only its owner trusts it.
         checked = [volume, lower] if _lower_stores(volume) else [volume]
         return [*recover_all(lower), *(problem for path in checked for problem in problems(path))]
 
-    found = as_user(uid, told) if uid else told()
+    found = as_user(uid, find_problems) if uid else find_problems()
     assert found == [], found
     if uid:
         assert recover_all(volume) == []  # what root held itself
@@ -240,7 +241,7 @@ def assert_nothing_half_done(volume: Path) -> None:
 
 def assert_nothing_lost(scene: CrashScenario, volume: Path, before: VolumeContents) -> None:
     """Each tree is whole, unchanged, in exactly one place; the name resolves, to a tree or to its likeness."""
-    after = look(volume)
+    after = read_contents(volume)
     if scene.is_split:
         assert after.contents == before.contents
     elif scene.is_reap:

@@ -121,8 +121,8 @@ class FakeKernel:
             self.requests.retry_numbers(is_idle=True)
         return bool(request)
 
-    def told(self) -> FuseReply | None:
-        """The next answer."""
+    def receive_reply(self) -> FuseReply | None:
+        """Return the next reply; None if there is none yet."""
         with suppress(BlockingIOError):
             message = self.end.recv(_ANSWER_BYTES_MAX)
             size, error, unique = struct.unpack_from("=IiQ", message)
@@ -130,15 +130,15 @@ class FakeKernel:
             return FuseReply(unique, -error, message[16:])
         return None
 
-    def asked(self, opcode: int, body: bytes = b"", nodeid: int = 1) -> FuseReply:
-        """The only answer."""
+    def request(self, opcode: int, body: bytes = b"", nodeid: int = 1) -> FuseReply:
+        """Send a request, serve it, and return its reply, which must be the only one."""
         unique = self.send(opcode, body, nodeid)
         assert self.serve() is True
-        told = self.told()
-        assert told is not None
-        assert told.unique == unique
-        assert self.told() is None
-        return told
+        reply = self.receive_reply()
+        assert reply is not None
+        assert reply.unique == unique
+        assert self.receive_reply() is None
+        return reply
 
 
 @contextmanager
@@ -194,10 +194,10 @@ def daemon_command(*, switch_s: float = 0) -> list[str | Path]:
     return python_command(_RUN, switch_s=switch_s)
 
 
-def python_command(run: str, *, switch_s: float = 0) -> list[str | Path]:
-    """What runs a program in Python as a mount's daemon is run."""
+def python_command(program: str, *, switch_s: float = 0) -> list[str | Path]:
+    """Return the command that runs a Python program in the way a mount's daemon is run."""
     core = os.environ.get("TRASHD_TEST_SANITIZED", "")
-    words = [sys.executable, "-P", "-c", _PREPARE + run, str(switch_s), core]
+    words = [sys.executable, "-P", "-c", _PREPARE + program, str(switch_s), core]
     return [*(_sanitized(Path(core)) if core else ()), *words]
 
 
@@ -255,17 +255,17 @@ class Files:
     def __init__(self, vfs: Vfs) -> None:
         self._vfs = vfs
 
-    def _ask(self, opcode: Opcode, nodeid: int, caller: Caller | None, body: bytes = b"") -> bytes:
+    def _request(self, opcode: Opcode, nodeid: int, caller: Caller | None, body: bytes = b"") -> bytes:
         ids = (0, 0, os.getpid()) if caller is None else (caller.uid, caller.gid, caller.pid)
         return self._vfs.answer(wire.encode_request(opcode, nodeid, ids, body))
 
-    def _known(self, nodeid: int, reply: bytes) -> NameReply:
-        said, node = wire.read_attr(reply), self._vfs.nodes.get(nodeid)
+    def _name_reply(self, nodeid: int, reply: bytes) -> NameReply:
+        attr_out, node = wire.read_attr(reply), self._vfs.nodes.get(nodeid)
         of_node = (0, nodeid, 0) if node is None else (node.dev, node.ino, node.btime_ns)
-        return NameReply(NodeId(nodeid), said.attributes_of(*of_node), 0, said.attr_s)
+        return NameReply(NodeId(nodeid), attr_out.attributes_of(*of_node), 0, attr_out.attr_s)
 
     def getattr(self, nodeid: int, caller: Caller) -> NameReply:
-        return self._known(nodeid, self._ask(Opcode.GETATTR, nodeid, caller, bytes(wire.GETATTR_IN.size)))
+        return self._name_reply(nodeid, self._request(Opcode.GETATTR, nodeid, caller, bytes(wire.GETATTR_IN.size)))
 
     def setattr(self, nodeid: int, changes: Changes, fh: int | None, caller: Caller) -> NameReply:
         bits = wire.FATTR_MODE, wire.FATTR_UID, wire.FATTR_GID, wire.FATTR_SIZE, wire.FATTR_ATIME, wire.FATTR_MTIME
@@ -284,41 +284,41 @@ class Files:
             uid,
             gid,
         )
-        return self._known(nodeid, self._ask(Opcode.SETATTR, nodeid, caller, own))
+        return self._name_reply(nodeid, self._request(Opcode.SETATTR, nodeid, caller, own))
 
     def statfs(self) -> tuple[int, ...]:
         """As wire.STATFS_OUT."""
-        return wire.STATFS_OUT.unpack(self._ask(Opcode.STATFS, ROOT, None))
+        return wire.STATFS_OUT.unpack(self._request(Opcode.STATFS, ROOT, None))
 
     def open(self, nodeid: int, flags: int, caller: Caller) -> OpenedFile:
-        fh, how, backing_id = wire.read_opened(self._ask(Opcode.OPEN, nodeid, caller, wire.OPEN_IN.pack(flags)))
+        fh, how, backing_id = wire.read_opened(self._request(Opcode.OPEN, nodeid, caller, wire.OPEN_IN.pack(flags)))
         return OpenedFile(fh, backing_id, bool(how & wire.FOPEN_KEEP_CACHE))
 
     def release(self, fh: int) -> None:
-        self._ask(Opcode.RELEASE, ROOT, None, wire.HANDLE_IN.pack(fh))
+        self._request(Opcode.RELEASE, ROOT, None, wire.HANDLE_IN.pack(fh))
 
     def read(self, fh: int, offset: int, size: int) -> bytes:
-        return self._ask(Opcode.READ, ROOT, None, wire.READ_IN.pack(fh, offset, size))
+        return self._request(Opcode.READ, ROOT, None, wire.READ_IN.pack(fh, offset, size))
 
     def write(self, fh: int, offset: int, data: bytes) -> int:
         own = wire.WRITE_IN.pack(fh, offset, len(data), 0)
-        return wire.read_written(self._ask(Opcode.WRITE, ROOT, None, own + data))
+        return wire.read_written(self._request(Opcode.WRITE, ROOT, None, own + data))
 
     def fsync(self, fh: int) -> None:
-        self._ask(Opcode.FSYNC, ROOT, None, wire.FSYNC_IN.pack(fh, 0))
+        self._request(Opcode.FSYNC, ROOT, None, wire.FSYNC_IN.pack(fh, 0))
 
     def getxattr(self, nodeid: int, name: bytes, caller: Caller) -> bytes:
-        return self._ask(Opcode.GETXATTR, nodeid, caller, wire.GETXATTR_IN.pack(_XATTR_ROOM) + name + b"\0")
+        return self._request(Opcode.GETXATTR, nodeid, caller, wire.GETXATTR_IN.pack(_XATTR_ROOM) + name + b"\0")
 
     def listxattr(self, nodeid: int, caller: Caller) -> list[bytes]:
-        listed = self._ask(Opcode.LISTXATTR, nodeid, caller, wire.GETXATTR_IN.pack(_XATTR_ROOM))
+        listed = self._request(Opcode.LISTXATTR, nodeid, caller, wire.GETXATTR_IN.pack(_XATTR_ROOM))
         return listed.split(b"\0")[:-1]
 
     def setxattr(self, nodeid: int, name: bytes, value: bytes, caller: Caller) -> None:
-        self._ask(Opcode.SETXATTR, nodeid, caller, wire.SETXATTR_IN.pack(len(value), 0) + name + b"\0" + value)
+        self._request(Opcode.SETXATTR, nodeid, caller, wire.SETXATTR_IN.pack(len(value), 0) + name + b"\0" + value)
 
     def removexattr(self, nodeid: int, name: bytes, caller: Caller) -> None:
-        self._ask(Opcode.REMOVEXATTR, nodeid, caller, name + b"\0")
+        self._request(Opcode.REMOVEXATTR, nodeid, caller, name + b"\0")
 
 
 class Names:
@@ -327,57 +327,59 @@ class Names:
     def __init__(self, vfs: Vfs) -> None:
         self._vfs = vfs
 
-    def _ask(self, opcode: Opcode, nodeid: int, caller: Caller, own: bytes = b"", *strings: bytes) -> bytes:
+    def _request(self, opcode: Opcode, nodeid: int, caller: Caller, own: bytes = b"", *strings: bytes) -> bytes:
         body = own + b"".join(string + b"\0" for string in strings)
         return self._vfs.answer(wire.encode_request(opcode, nodeid, (caller.uid, caller.gid, caller.pid), body))
 
     def _entry(self, reply: bytes) -> NameReply:
-        said = wire.read_entry(reply)
-        node = self._vfs.nodes.get(said.nodeid) if said.nodeid else None
-        of_node = (0, said.nodeid, 0) if node is None else (node.dev, node.ino, node.btime_ns)
-        return NameReply(NodeId(said.nodeid), said.attributes_of(*of_node), said.name_s, said.attr_s)
+        entry_out = wire.read_entry(reply)
+        node = self._vfs.nodes.get(entry_out.nodeid) if entry_out.nodeid else None
+        of_node = (0, entry_out.nodeid, 0) if node is None else (node.dev, node.ino, node.btime_ns)
+        return NameReply(
+            NodeId(entry_out.nodeid), entry_out.attributes_of(*of_node), entry_out.name_s, entry_out.attr_s
+        )
 
     def lookup(self, parent: int, name: bytes, caller: Caller) -> NameReply:
-        return self._entry(self._ask(Opcode.LOOKUP, parent, caller, b"", name))
+        return self._entry(self._request(Opcode.LOOKUP, parent, caller, b"", name))
 
     def forget(self, nodeid: int, n: int) -> None:
         self._vfs.lock.call(self._vfs.core.do, wire.encode_batch_forget([(nodeid, n)]))
 
     def readlink(self, nodeid: int, caller: Caller) -> bytes:
-        return self._ask(Opcode.READLINK, nodeid, caller)
+        return self._request(Opcode.READLINK, nodeid, caller)
 
     def _opened(self, reply: bytes) -> tuple[OpenedFile, NameReply]:
         return OpenedFile(wire.read_handle(reply), 0, keeps=True), self._entry(reply)
 
     def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenedFile, NameReply]:
         own = wire.CREATE_IN.pack(flags, mode, caller.umask)
-        return self._opened(self._ask(Opcode.CREATE, parent, caller, own, name))
+        return self._opened(self._request(Opcode.CREATE, parent, caller, own, name))
 
     def create_unnamed(self, parent: int, mode: int, flags: int, caller: Caller) -> tuple[OpenedFile, NameReply]:
         own = wire.CREATE_IN.pack(flags, mode, caller.umask)
-        return self._opened(self._ask(Opcode.TMPFILE, parent, caller, own, b"/"))
+        return self._opened(self._request(Opcode.TMPFILE, parent, caller, own, b"/"))
 
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> NameReply:
         own = wire.MKNOD_IN.pack(mode, rdev, caller.umask)
-        return self._entry(self._ask(Opcode.MKNOD, parent, caller, own, name))
+        return self._entry(self._request(Opcode.MKNOD, parent, caller, own, name))
 
     def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> NameReply:
-        return self._entry(self._ask(Opcode.MKDIR, parent, caller, wire.MKDIR_IN.pack(mode, caller.umask), name))
+        return self._entry(self._request(Opcode.MKDIR, parent, caller, wire.MKDIR_IN.pack(mode, caller.umask), name))
 
     def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> NameReply:
-        return self._entry(self._ask(Opcode.SYMLINK, parent, caller, b"", name, target))
+        return self._entry(self._request(Opcode.SYMLINK, parent, caller, b"", name, target))
 
     def link(self, nodeid: int, parent: int, name: bytes, caller: Caller) -> NameReply:
-        return self._entry(self._ask(Opcode.LINK, parent, caller, wire.LINK_IN.pack(nodeid), name))
+        return self._entry(self._request(Opcode.LINK, parent, caller, wire.LINK_IN.pack(nodeid), name))
 
     def unlink(self, parent: int, name: bytes, caller: Caller) -> None:
-        self._ask(Opcode.UNLINK, parent, caller, b"", name)
+        self._request(Opcode.UNLINK, parent, caller, b"", name)
 
     def rmdir(self, parent: int, name: bytes, caller: Caller) -> None:
-        self._ask(Opcode.RMDIR, parent, caller, b"", name)
+        self._request(Opcode.RMDIR, parent, caller, b"", name)
 
     def rename(self, old_parent: int, old: bytes, parent: int, new: bytes, flags: int, caller: Caller) -> None:
-        self._ask(Opcode.RENAME2, old_parent, caller, wire.RENAME2_IN.pack(parent, flags), old, new)
+        self._request(Opcode.RENAME2, old_parent, caller, wire.RENAME2_IN.pack(parent, flags), old, new)
 
 
 def options_of(*, is_shared: bool = False, timeout_s: float = 0, cache_bytes: int = 0) -> MountOptions:
@@ -409,20 +411,22 @@ class DirectoryRequests:
     def __init__(self, vfs: Vfs) -> None:
         self._vfs = vfs
 
-    def _ask(self, opcode: Opcode, nodeid: int, own: bytes, caller: Caller | None = None) -> bytes:
+    def _request(self, opcode: Opcode, nodeid: int, own: bytes, caller: Caller | None = None) -> bytes:
         ids = (0, 0, os.getpid()) if caller is None else (caller.uid, caller.gid, caller.pid)
         with self._vfs.lock:
             return self._vfs.listings.answer(wire.encode_request(opcode, nodeid, ids, own))
 
     def opendir(self, nodeid: int, caller: Caller) -> int:
-        return wire.read_handle(self._ask(Opcode.OPENDIR, nodeid, bytes(wire.OPEN_IN.size), caller))
+        return wire.read_handle(self._request(Opcode.OPENDIR, nodeid, bytes(wire.OPEN_IN.size), caller))
 
     def entries(self, nodeid: int, offset: int = 0, *, fh: int = 0, room: int = 4096) -> list[wire.ListedDirent]:
         """Those of one reply."""
-        return list(wire.read_direntplus(self._ask(Opcode.READDIRPLUS, nodeid, wire.READ_IN.pack(fh, offset, room))))
+        return list(
+            wire.read_direntplus(self._request(Opcode.READDIRPLUS, nodeid, wire.READ_IN.pack(fh, offset, room)))
+        )
 
     def releasedir(self, fh: int) -> None:
-        self._ask(Opcode.RELEASEDIR, 0, wire.HANDLE_IN.pack(fh) + bytes(16))
+        self._request(Opcode.RELEASEDIR, 0, wire.HANDLE_IN.pack(fh) + bytes(16))
 
 
 def move_into_drop(volume: Path, path: Path, kernel: Kernel) -> None:

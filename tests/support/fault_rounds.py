@@ -58,27 +58,27 @@ def write(path: Path, content: str) -> bool:
 
 
 def wait_until(
-    node: ClusterNode, look: Callable[[], Any], wanted: object, limit_s: float = _LIMIT_S, every_s: float = _GLANCE_S
+    node: ClusterNode, read: Callable[[], Any], wanted: object, limit_s: float = _LIMIT_S, every_s: float = _GLANCE_S
 ) -> float:
-    """Wait until a node sees something; how long it took. Raises  AssertionError
+    """Wait until a node reads a value; return how many seconds it took. Raises  AssertionError
 
-    every_s  GlusterFS tells for 20 s and more what was before if a directory is listed many times a second (measured)
+    every_s  GlusterFS returns old contents for 20 s and more if a directory is listed many times a second (measured)
     """
-    return node.run(partial(_wait_until, look, wanted, limit_s, every_s), limit_s + 30)
+    return node.run(partial(_wait_until, read, wanted, limit_s, every_s), limit_s + 30)
 
 
-def _wait_until(look: Callable[[], object], wanted: object, limit_s: float, every_s: float) -> float:
+def _wait_until(read: Callable[[], object], wanted: object, limit_s: float, every_s: float) -> float:
     began_s = time.monotonic()
-    while (seen := look()) != wanted:
-        assert time.monotonic() - began_s < limit_s, f"still {seen!r}, and not {wanted!r}, after {limit_s} s"
+    while (value := read()) != wanted:
+        assert time.monotonic() - began_s < limit_s, f"still {value!r}, and not {wanted!r}, after {limit_s} s"
         time.sleep(every_s)
     return time.monotonic() - began_s
 
 
-def well(done: CommandResult) -> CommandResult:
-    """What a command said that had to succeed."""
-    assert done.code == 0, done
-    return done
+def well(result: CommandResult) -> CommandResult:
+    """Return the result of a command, which must have succeeded. Raises  AssertionError"""
+    assert result.code == 0, result
+    return result
 
 
 def with_store(nodes: ClusterNodes) -> ClusterNodes:
@@ -252,19 +252,19 @@ def play(nodes: ClusterNodes, this: Round, calls: Sequence[str]) -> RoundResult:
     random = Random(f"{nodes.filesystem} {this.verb.value} {this.seed}")
     scene = _set_up(nodes, this.verb, f"{this.verb.name.lower()}-{this.seed}")
     n = _chosen(calls, this.seed)
-    told = RoundResult(this, f"{n}: {' '.join(calls[max(n - 3, 0) : n])} † {' '.join(calls[n : n + 2])}", (), "")
+    result = RoundResult(this, f"{n}: {' '.join(calls[max(n - 3, 0) : n])} † {' '.join(calls[n : n + 2])}", (), "")
     try:
         running = nodes.a.start(*_words(nodes, this.verb, scene), hold_at=n)
         is_held = running.is_held()
         meanwhile = _harmed(nodes, this, scene, running, random) if is_held else ()
         ended = running.end(_CUT_LIMIT_S)
-        told = told._replace(meanwhile=meanwhile, end=f"{ended.code} {ended.err[:300]!r}")
+        result = result._replace(meanwhile=meanwhile, end=f"{ended.code} {ended.err[:300]!r}")
         _settle(nodes, scene, is_given_up=_is_given_up(nodes, this))
-        _assert_nothing_lost(nodes, scene, this, told)
+        _assert_nothing_lost(nodes, scene, this, result)
     except BaseException as error:
-        error.add_note(f"{nodes.filesystem}: {told}")
+        error.add_note(f"{nodes.filesystem}: {result}")
         raise
-    return told
+    return result
 
 
 def _chosen(calls: Sequence[str], seed: int) -> int:
@@ -371,9 +371,9 @@ def _meanwhile(nodes: ClusterNodes, this: Round, scene: _Scene, random: Random) 
     return tuple(f"{act} {acts[act]()}" for act in chosen)
 
 
-def _outcome(done: CommandResult) -> str:
-    """The exit code, and what was said of one that tells little."""
-    return str(done.code) if done.code in (0, *_CLEAR) else f"{done.code} {(done.err or done.out)[:300]!r}"
+def _outcome(result: CommandResult) -> str:
+    """Format the exit code, with the output if the code alone is unclear."""
+    return str(result.code) if result.code in (0, *_CLEAR) else f"{result.code} {(result.err or result.out)[:300]!r}"
 
 
 def _write_live(name: Path, seed: int) -> str:
@@ -414,12 +414,12 @@ def _works(volume: Path) -> bool:
         return False
 
 
-def _assert_nothing_lost(nodes: ClusterNodes, scene: _Scene, this: Round, told: RoundResult) -> None:
+def _assert_nothing_lost(nodes: ClusterNodes, scene: _Scene, this: Round, result: RoundResult) -> None:
     _, *orphans = found = everywhere(nodes, scene.name)
-    if any(act == "write live True" for act in told.meanwhile):
+    if any(act == "write live True" for act in result.meanwhile):
         assert any(one.get("live") == f"live {this.seed}" for one in found), f"live file lost: {found}"
     is_whole = any(OLD.items() <= one.items() for one in found)
-    was_given_back = "restore 0" in told.meanwhile or (this.verb is Verb.RESTORE and told.end.startswith("0 "))
+    was_given_back = "restore 0" in result.meanwhile or (this.verb is Verb.RESTORE and result.end.startswith("0 "))
     if this.verb is Verb.REAP and not was_given_back:
         assert is_whole or not any("file" in one for one in found), f"half a tree: {found}"
         return

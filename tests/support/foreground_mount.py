@@ -60,13 +60,13 @@ class Mounted:
         """How many nodes the daemon has."""
         return self.stats().gauges["n_nodes"]
 
-    def n_asked(self, *operations: str) -> int:
-        """How often the kernel has asked for any of these operations."""
+    def n_requests_for(self, *operations: str) -> int:
+        """Return how many requests for any of these operations the daemon has had."""
         counted = self.stats().operations
         return sum(counted[name].n() for name in operations)
 
     def n_requests(self) -> int:
-        """How often the kernel has asked for anything; what it forgets, it tells when it likes."""
+        """Return how many requests the daemon has had, except forgets: the kernel sends those at any time."""
         return sum(operation.n() for name, operation in self.stats().operations.items() if name != "forget")
 
     def n_fds(self) -> int:

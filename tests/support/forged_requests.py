@@ -123,8 +123,8 @@ class Message:
 
 
 @dataclass
-class Known:
-    """What replies have named: nodes with their nlookup, and handles."""
+class ServerObjects:
+    """The objects of the server that replies have named: nodes with their nlookup, and handles."""
 
     n_lookups: Counter[int] = field(default_factory=Counter)
     nodeids: list[int] = field(default_factory=lambda: [1])
@@ -133,7 +133,8 @@ class Known:
     directories: list[int] = field(default_factory=list)
     uniques: list[int] = field(default_factory=lambda: [0])
 
-    def looked_up(self, nodeid: int, mode: int) -> None:
+    def count_lookup(self, nodeid: int, mode: int) -> None:
+        """Count the lookup of a reply's entry, as the kernel does."""
         if nodeid:
             self.n_lookups[nodeid] += 1
             if nodeid not in self.nodeids:
@@ -141,8 +142,8 @@ class Known:
             if stat.S_ISDIR(mode) and nodeid not in self.parents:
                 self.parents.append(nodeid)
 
-    def asked(self, message: Message) -> None:
-        """A request is sent, which may forget nodes."""
+    def note_request(self, message: Message) -> None:
+        """Note that a request is sent, which may forget nodes."""
         for nodeid, n in _forgotten(message):
             if n < self.n_lookups[nodeid]:
                 self.n_lookups[nodeid] -= n
@@ -152,8 +153,8 @@ class Known:
                 if nodeid in nodeids and nodeid != 1:
                     nodeids.remove(nodeid)
 
-    def replied(self, message: Message, error: int, body: bytes) -> None:
-        """Learn from a reply. Raises  AssertionError: the kernel would not take it"""
+    def note_reply(self, message: Message, error: int, body: bytes) -> None:
+        """Note the objects that a reply names. Raises  AssertionError: the kernel would refuse the reply"""
         assert 0 <= error <= _ERRNO_MAX, f"error {error}"
         assert not (error and body), "a body beside an error"
         if error:
@@ -164,7 +165,7 @@ class Known:
         elif message.room >= 0:
             assert len(body) <= message.room, f"{len(body)} bytes for {message.room}"
         if opcode in _REPLIES_WITH_ENTRY:
-            self.looked_up(*_ENTRY_OUT.unpack_from(body))
+            self.count_lookup(*_ENTRY_OUT.unpack_from(body))
         if opcode in {Opcode.CREATE, Opcode.TMPFILE}:
             self.files += struct.unpack_from("=Q", body, _ENTRY_SIZE)
         elif opcode == Opcode.OPEN:
@@ -191,7 +192,7 @@ class Known:
             assert len(name) == n_name, "a name is cut off"
             assert not {0, 0x2F} & {*name}, f"a name is {name!r}"
             if name not in {b".", b".."}:
-                self.looked_up(nodeid, mode)
+                self.count_lookup(nodeid, mode)
             at = name_at + (n_name + 7) // 8 * 8
         assert at == len(body), "the last entry is not padded"
 
@@ -229,9 +230,9 @@ def plain(opcode: int, own: bytes, nodeid: int, unique: int, caller: ForgedCalle
 class Forger:
     """Draws one request after the other."""
 
-    def __init__(self, known: Known, callers: tuple[ForgedCaller, ...], oddness: float) -> None:
+    def __init__(self, objects: ServerObjects, callers: tuple[ForgedCaller, ...], oddness: float) -> None:
         """oddness: the probability that something of a request is not as the kernel sends it"""
-        self.known, self._callers, self._oddness = known, callers, oddness
+        self.objects, self._callers, self._oddness = objects, callers, oddness
 
     def draw(self, dice: Random, unique: int) -> Message:
         opcode = int(dice.choice(_OFTEN) if dice.random() < 0.6 else dice.choice([*_LAYOUTS]))
@@ -254,7 +255,7 @@ class Forger:
                 *dice.choice(((0, 0, 0), (nobody, nobody, pid), (uid, gid, 1 << 30), (1234, 77, pid)))
             )
         if self._is_odd(dice):
-            unique = dice.choice((0, 1, unique + 1, (1 << 64) - 1, dice.choice(self.known.uniques)))
+            unique = dice.choice((0, 1, unique + 1, (1 << 64) - 1, dice.choice(self.objects.uniques)))
         if self._is_odd(dice):
             opcode = dice.choice((*_OTHER_OPCODES, *_LAYOUTS))
         size = REQUEST_HEAD_SIZE + len(own)
@@ -274,8 +275,8 @@ class Forger:
             n_answers = (0, 1)
         if len(content) < REQUEST_HEAD_SIZE:
             n_answers = (0,)
-        self.known.uniques.append(unique)
-        del self.known.uniques[:-8]
+        self.objects.uniques.append(unique)
+        del self.objects.uniques[:-8]
         return Message(content, unique, opcode, n_answers, _room(opcode, content))
 
     def _is_odd(self, dice: Random) -> bool:
@@ -287,15 +288,15 @@ class Forger:
         return (number & (1 << bits) - 1).to_bytes(bits // 8, "little")
 
     def _usual(self, dice: Random, opcode: int, role: str) -> int:
-        known = self.known
+        objects = self.objects
         match role:
             case "fh":
-                handles = known.directories if opcode in _OF_DIRECTORIES else known.files
+                handles = objects.directories if opcode in _OF_DIRECTORIES else objects.files
                 return dice.choice(handles[-4:] or [0])
             case "node":
                 return self._nodeid(dice, is_parent=opcode != Opcode.LINK)
             case "unique":
-                return dice.choice(known.uniques)
+                return dice.choice(objects.uniques)
             case "offset":
                 return dice.choice((0, 0, 1, 2, 3, 100, 4096, 10_000))
             case "size":
@@ -326,7 +327,7 @@ class Forger:
     def _nodeid(self, dice: Random, *, is_parent: bool = False) -> int:
         if self._is_odd(dice):
             return dice.choice((*_ODD_NUMBERS, dice.getrandbits(40)))
-        nodeids = self.known.parents if is_parent else self.known.nodeids
+        nodeids = self.objects.parents if is_parent else self.objects.nodeids
         return dice.choice((1, dice.choice(nodeids), dice.choice(nodeids[-8:])))
 
     def _pair(self, dice: Random) -> bytes:

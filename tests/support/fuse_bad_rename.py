@@ -127,8 +127,8 @@ class LyingFs(pyfuse3.Operations):
     def _child(self, parent: int, name: bytes) -> bytes:
         return self._path(parent) + b"/" + name
 
-    def _found(self, parent: int, name: bytes) -> EntryAttributes:
-        """The attributes of a name, and the name noted."""
+    def _note_entry(self, parent: int, name: bytes) -> EntryAttributes:
+        """Note the name of an inode; return its attributes."""
         st = os.lstat(self._child(parent, name))
         names = self.names.setdefault(st.st_ino, [])
         if (parent, name) in names:
@@ -165,7 +165,7 @@ class LyingFs(pyfuse3.Operations):
             if has_group and stat.S_ISDIR(os.lstat(path).st_mode):
                 mode |= stat.S_ISGID
             os.chmod(path, stat.S_IMODE(mode))
-        return self._found(parent, name)
+        return self._note_entry(parent, name)
 
     def _removed(self, st: os.stat_result) -> None:
         if stat.S_ISDIR(st.st_mode) or st.st_nlink == 1:
@@ -175,7 +175,7 @@ class LyingFs(pyfuse3.Operations):
     async def lookup(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> EntryAttributes:
         if name in (b".", b".."):
             raise OSError(errno.ESTALE, "no export")
-        return self._found(parent_inode, name)
+        return self._note_entry(parent_inode, name)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         pass
@@ -235,7 +235,7 @@ class LyingFs(pyfuse3.Operations):
         self, inode: InodeT, new_parent_inode: InodeT, new_name: bytes, ctx: RequestContext
     ) -> EntryAttributes:
         os.link(self._path(inode), self._child(new_parent_inode, new_name), follow_symlinks=False)
-        return self._found(new_parent_inode, new_name)
+        return self._note_entry(new_parent_inode, new_name)
 
     @_handler
     async def unlink(self, parent_inode: InodeT, name: bytes, ctx: RequestContext) -> None:
@@ -277,9 +277,9 @@ class LyingFs(pyfuse3.Operations):
         renameat2(Path(os.fsdecode(old)), Path(os.fsdecode(new)), flags)
         if replaced is not None and replaced.st_ino != os.lstat(new).st_ino:
             self._removed(replaced)
-        self._found(parent_inode_new, name_new)
+        self._note_entry(parent_inode_new, name_new)
         if flags & RENAME_EXCHANGE:
-            self._found(parent_inode_old, name_old)
+            self._note_entry(parent_inode_old, name_old)
 
     @_handler
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
@@ -330,7 +330,7 @@ class LyingFs(pyfuse3.Operations):
             names[:] = [os.fsencode(name) for name in sorted(os.listdir(fh))]
         for position, name in enumerate(names[start_id:], start_id + 1):
             try:
-                entry = self._found(inode, name)
+                entry = self._note_entry(inode, name)
             except OSError:
                 continue
             if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(name), entry, position):

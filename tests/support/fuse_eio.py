@@ -58,7 +58,7 @@ class BrokenFs(LyingFs):
         hidden = b"%s%08d" % (HIDDEN, self.n_hidden)
         os.rename(path, directory + b"/" + hidden)
         self.hidden.add(ino)
-        self._found(parent_inode, hidden)
+        self._note_entry(parent_inode, hidden)
 
     async def release(self, fh: FileHandleT) -> None:
         """Close; what was hidden goes with its last fd."""
@@ -87,7 +87,7 @@ class BrokenFs(LyingFs):
         if start_id >= N_LISTED:
             raise pyfuse3.FUSEError(errno.EIO)
         for position, name in enumerate(names[start_id:N_LISTED], start_id + 1):
-            if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(name), self._found(inode, name), position):
+            if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(name), self._note_entry(inode, name), position):
                 break
 
 

@@ -34,13 +34,13 @@ _REPLY_BYTES_MAX = 1 << 20
 
 
 class LosingVolume(NamedTuple):
-    """Its mount point, and where it notes what it was asked."""
+    """The mount point, and a file with one byte for each request for a file without a name."""
 
     path: Path
-    asked: Path
+    log_path: Path
 
     def n_unnamed(self) -> int:
-        return self.asked.stat().st_size
+        return self.log_path.stat().st_size
 
 
 @contextlib.contextmanager
@@ -50,27 +50,27 @@ def losing_volume(limit_s: float = 60) -> Iterator[LosingVolume]:
     Raises    TimeoutError: it hung, see fuse_mount
     """
     with tmpfs_volume() as base:
-        backing, mount_point, asked = base / "backing", base / "mount", base / "asked"
+        backing, mount_point, log_path = base / "backing", base / "mount", base / "log"
         backing.mkdir()
         mount_point.mkdir()
-        asked.touch()
-        with fuse_mount(support_program("fuse_losing_tmpfiles", backing, mount_point, asked), mount_point, limit_s):
-            yield LosingVolume(mount_point, asked)
+        log_path.touch()
+        with fuse_mount(support_program("fuse_losing_tmpfiles", backing, mount_point, log_path), mount_point, limit_s):
+            yield LosingVolume(mount_point, log_path)
 
 
 class LosingFs(LyingFs):
     """The handlers, and O_TMPFILE, which pyfuse3 does not know: it gets all other requests by a socket."""
 
-    def __init__(self, source: Path, asked: Path) -> None:
+    def __init__(self, source: Path, log_path: Path) -> None:
         super().__init__(source, Mode.HONEST, 0, {})
-        self._asked = asked
+        self._log_path = log_path
         self._linked: dict[int, list[bytes]] = {}  # of each file without a name that is open: those it got
 
     def unnamed(self, request: bytes) -> bytes:
         """The reply to a request to make a file without a name."""
         _size, _opcode, unique, parent, uid, gid, _pid = wire.read_head(request)
-        with self._asked.open("ab") as asked:
-            asked.write(b".")
+        with self._log_path.open("ab") as log:
+            log.write(b".")
         fd = os.open(self._path(parent), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         os.fchown(fd, uid, gid)
         attributes = stat_at(fd)
@@ -92,7 +92,7 @@ class LosingFs(LyingFs):
         except OSError as error:
             raise pyfuse3.FUSEError(error.errno or errno.EIO) from error
         self._linked[inode].append(path)
-        return self._found(new_parent_inode, new_name)
+        return self._note_entry(new_parent_inode, new_name)
 
     async def release(self, fh: FileHandleT) -> None:
         """Close; what never had a name of its own is gone then."""
@@ -123,8 +123,8 @@ def _pass_on_replies(device: int, replies: socket.socket) -> None:
 
 
 def main() -> None:
-    source, mount_point, asked = sys.argv[1:]
-    fs = LosingFs(Path(source).resolve(), Path(asked).resolve())
+    source, mount_point, log_path = sys.argv[1:]
+    fs = LosingFs(Path(source).resolve(), Path(log_path).resolve())
     device = open_fuse()
     options = f"fd={int(device)},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
     with Fd(os.open(mount_point, os.O_PATH)) as point:

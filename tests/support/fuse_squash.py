@@ -88,7 +88,7 @@ class SquashingFs(LyingFs):
         """It belongs to who made it."""
         if mode is not None:
             os.chmod(self._child(parent, name), stat.S_IMODE(mode & ~ctx.umask))
-        return self._found(parent, name)
+        return self._note_entry(parent, name)
 
 
 def _as_who_asks(name: str) -> Callable[..., Awaitable[Any]]:

@@ -30,7 +30,7 @@ from fusefs.mount.requests.thread_pool import ThreadPool
 from fusefs.mount.tables.tables_lock import TablesLock
 from fusefs.mount.tree.vfs import Vfs
 from tests.support.fake_dev_fuse import SO_SNDBUFFORCE, options_of, python_command
-from tests.support.forged_requests import ForgedCaller, Forger, Known, Message, parse_reply, plain
+from tests.support.forged_requests import ForgedCaller, Forger, Message, ServerObjects, parse_reply, plain
 
 _CLONE_NEWNS, _MS_REC_PRIVATE = 0x20000, 0x4000 | 0x40000
 _MS_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
@@ -141,12 +141,12 @@ class EngineProcess:
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        run = f"from tests.support.fuzz_cases import serve_cases; serve_cases({theirs.fileno()})"
+        program = f"from tests.support.fuzz_cases import serve_cases; serve_cases({theirs.fileno()})"
         self._canary = scratch.with_suffix(".canary")
         self.has_changed_canary()
         with self._canary.open("r+b") as canary:  # a file that no request is about
             self._process = subprocess.Popen(
-                python_command(run), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=canary
+                python_command(program), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=canary
             )
         theirs.close()
 
@@ -318,11 +318,11 @@ class _Case:
         with self._process.case(self._options, self._log) as engine:
             why = ""
             try:
-                client = _Client(engine, Known(), self._n_in_flight_max, self.limit_s)
-                forger = Forger(client.known, self._callers, self._oddness)
+                client = _Client(engine, ServerObjects(), self._n_in_flight_max, self.limit_s)
+                forger = Forger(client.objects, self._callers, self._oddness)
                 for number in steps:
                     asked.append(forger.draw(Random(f"{self._seed}-{number}"), 2 * number + 2))
-                    client.ask(asked[-1])
+                    client.send_request(asked[-1])
                 client.end(self._callers[0])
                 engine.control.send(b"e")
             except (AssertionError, OSError) as error:
@@ -352,18 +352,21 @@ def _kill(pid: int) -> None:
 class _Client:
     """What asks an engine, and takes its replies as the kernel does."""
 
-    def __init__(self, engine: EngineCase, known: Known, n_in_flight_max: int, limit_s: float) -> None:
-        self.known = known
+    def __init__(self, engine: EngineCase, objects: ServerObjects, n_in_flight_max: int, limit_s: float) -> None:
+        self.objects = objects
         self._engine, self._n_in_flight_max = engine, n_in_flight_max
         self._in_flight: dict[int, Message] = {}
         self._may_come: Counter[int] = Counter()
         self._limit_s = limit_s
         engine.device.settimeout(limit_s)
-        self._ask_plainly(Opcode.UNLINK, b"missing\0", 1, ForgedCaller(0, 0, os.getpid()))  # the root's fd stays
+        self._send_plain(Opcode.UNLINK, b"missing\0", 1, ForgedCaller(0, 0, os.getpid()))  # the root's fd stays
         self._at_start = self._held()
 
-    def ask(self, message: Message) -> None:
-        """Raises  AssertionError: something is wrong with a reply; OSError: none comes"""
+    def send_request(self, message: Message) -> None:
+        """Send a request, and take the replies that are due.
+
+        Raises  AssertionError: something is wrong with a reply; OSError: no reply arrives
+        """
         is_last = message.opcode in _LAST_ONES
         if is_last or message.unique in self._in_flight:
             self._take(0)
@@ -371,7 +374,7 @@ class _Client:
             self._in_flight[message.unique] = message
         elif 1 in message.n_answers:
             self._may_come[message.unique] += 1
-        self.known.asked(message)
+        self.objects.note_request(message)
         self._engine.device.send(message.content)
         self._take(0 if is_last else self._n_in_flight_max - 1)
 
@@ -389,17 +392,17 @@ class _Client:
             assert self._may_come[unique], f"nobody waits for a reply to {unique}"
             self._may_come[unique] -= 1
         else:
-            self.known.replied(message, error, body)
+            self.objects.note_reply(message, error, body)
 
     def end(self, caller: ForgedCaller) -> None:
         """Let go of all that replies named: the engine holds what it held at the start."""
         self._take(0)
-        for opcode, handles in ((Opcode.RELEASE, self.known.files), (Opcode.RELEASEDIR, self.known.directories)):
+        for opcode, handles in ((Opcode.RELEASE, self.objects.files), (Opcode.RELEASEDIR, self.objects.directories)):
             for fh in tuple(handles):
-                self._ask_plainly(opcode, fh.to_bytes(_RELEASE_SIZE, "little"), 1, caller)
-        for nodeid, n in tuple(self.known.n_lookups.items()):
-            self._ask_plainly(Opcode.FORGET, FORGET_IN.pack(n), nodeid, caller)
-        self._ask_plainly(Opcode.STATFS, b"", 1, caller)
+                self._send_plain(opcode, fh.to_bytes(_RELEASE_SIZE, "little"), 1, caller)
+        for nodeid, n in tuple(self.objects.n_lookups.items()):
+            self._send_plain(Opcode.FORGET, FORGET_IN.pack(n), nodeid, caller)
+        self._send_plain(Opcode.STATFS, b"", 1, caller)
         end_s = time.monotonic() + self._limit_s
         while (left := self._unlike_start()) and time.monotonic() < end_s:
             time.sleep(0.005)
@@ -409,8 +412,8 @@ class _Client:
             unwanted = self._engine.device.recv(_REPLY_BYTES_MAX)
             raise AssertionError(f"nobody waits for {unwanted[:100].hex()}")
 
-    def _ask_plainly(self, opcode: Opcode, own: bytes, nodeid: int, caller: ForgedCaller) -> None:
-        self.ask(plain(opcode, own, nodeid, 1 << 62, caller))
+    def _send_plain(self, opcode: Opcode, own: bytes, nodeid: int, caller: ForgedCaller) -> None:
+        self.send_request(plain(opcode, own, nodeid, 1 << 62, caller))
         self._take(0)
 
     def _unlike_start(self) -> dict[str, tuple[int, int]]:

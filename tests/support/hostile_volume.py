@@ -29,7 +29,7 @@ class Shared:
             make_tree(self.home(uid), Dir(owner=(uid, uid)))
             as_user(uid, lambda: make_folder(volume))
         recover_all(volume)
-        self._first = self._look()
+        self._first = self._read_canary()
 
     def home(self, uid: int) -> Path:
         return self.volume / f"home-{uid}"
@@ -78,9 +78,9 @@ class Shared:
 
     def assert_untouched(self) -> None:
         """Root's canary is what it was, but for other names that users may have given its files."""
-        assert self._look() == self._first
+        assert self._read_canary() == self._first
 
-    def _look(self) -> list[EntrySnapshot]:
+    def _read_canary(self) -> list[EntrySnapshot]:
         tree_before = snapshot(self.volume / "canary", with_times=True)
         return [one._replace(n_links=None, first_name=None) for one in tree_before]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fusefs.cli.main import run
 from fusefs.linux.kernel import Kernel
-from tests.support.other_users import asked_directly, called_by
+from tests.support.other_users import called_by, query_without_fork
 from tests.support.plain_twin import MARK, Step, Twins
 from tests.support.privileges import Credentials
 from tests.support.store_verbs import entries, problems
@@ -45,13 +45,13 @@ BROKEN = 111
 class Ended(NamedTuple):
     """How a command ended.
 
-    code   its exit code
-    told   standard output and error, in the order of their writing
-    acted  whether it came to the call before which another was to act
+    code    its exit code
+    output  standard output and error, in the order of their writing
+    acted   whether it came to the call before which another was to act
     """
 
     code: int
-    told: str
+    output: str
     acted: bool
 
 
@@ -67,32 +67,35 @@ def command_as(person: Credentials, commands: Sequence[Sequence[str]], moment: i
             code = called_by(person.be, partial(_run_all, commands, output_file.fileno()), "a command")
             output_file.seek(0)
             return Ended(code, os.fsdecode(output_file.read()), acted=False)
-        asks, go = os.pipe(), os.pipe()
+        paused, go = os.pipe(), os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            _command(person, commands, output_file.fileno(), _Pausing(moment, asks[1], go[0]))
-        acted = _serve(pid, asks[0], go[1], act)
+            _command(person, commands, output_file.fileno(), _Pausing(moment, paused[1], go[0]))
+        acted = _serve(pid, paused[0], go[1], act)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        for fd in (*asks, *go):
+        for fd in (*paused, *go):
             os.close(fd)
         output_file.seek(0)
         return Ended(code, os.fsdecode(output_file.read()), acted)
 
 
 class _Pausing:
-    """A hook that asks, before its n-th call (from 0), for another process to act, and waits until it has."""
+    """A hook that has another process act before its n-th call (from 0), and waits until the act is over.
 
-    def __init__(self, n: int, asks: int, go: int) -> None:
+    paused_fd  gets a byte when the command pauses
+    """
+
+    def __init__(self, n: int, paused_fd: int, go: int) -> None:
         self.left = n
-        self.asks = asks
+        self.paused_fd = paused_fd
         self.go = go
 
     def __call__(self, _call: str) -> None:
         self.left -= 1
         if self.left == -1:
-            os.write(self.asks, b".")
+            os.write(self.paused_fd, b".")
             os.read(self.go, 1)
 
 
@@ -126,12 +129,12 @@ def _run_all(commands: Sequence[Sequence[str]], out: int) -> int:
         sys.stdout, sys.stderr = streams
 
 
-def _serve(pid: int, asks: int, go: int, act: Callable[[], object]) -> bool:
-    """Act when the command asks for it, once; whether it did."""
+def _serve(pid: int, paused_fd: int, go: int, act: Callable[[], object]) -> bool:
+    """Act when the command pauses for the first time; return whether it paused."""
     acted = False
     ended = os.pidfd_open(pid)
     try:
-        while ended not in (ready := select.select([asks, ended], [], [])[0]):
+        while ended not in (ready := select.select([paused_fd, ended], [], [])[0]):
             os.read(ready[0], 1)
             if not acted:
                 act()
@@ -145,35 +148,38 @@ def _serve(pid: int, asks: int, go: int, act: Callable[[], object]) -> bool:
 _BY_THE_KERNEL = 11
 
 
-def ask(
+def run_interrupted(
     twins: Twins,
     person: Credentials,
     commands: str,
     identifier: str = "",
     moment: int = -1,
     act: Sequence[Step] = (),
-    look: Callable[[], object] = bool,
+    check: Callable[[], object] = bool,
 ) -> Ended:
-    """A command, and the act before its call number `moment`, if it makes so many; a look just before the act.
+    """Run a command, with the act before its call number `moment` if it makes so many calls.
 
     commands  one in a line
+    check     called just before the act
     """
     typed = commands.replace("VOLUME", str(twins.first.volume)).replace("ID", identifier)
-    told = [words.split() for words in typed.splitlines()]
-    with asked_directly() if moment < 0 else nullcontext():
-        ended = command_as(person, told, moment, lambda: (look(), twins.act(twins.first, act)))
+    argvs = [words.split() for words in typed.splitlines()]
+    with query_without_fork() if moment < 0 else nullcontext():
+        ended = command_as(person, argvs, moment, lambda: (check(), twins.act(twins.first, act)))
     assert ended.code not in (BROKEN, _BY_THE_KERNEL), ended
-    assert "Traceback" not in ended.told, ended
+    assert "Traceback" not in ended.output, ended
     return ended
 
 
-def untold(twins: Twins) -> list[str]:
-    """Contents in the store that neither list nor checker says anything of; what was dropped is not in it yet."""
+def unreported(twins: Twins) -> list[str]:
+    """Return the files in the store that neither list nor checker reports; the drop directory does not count."""
     volume = twins.first.volume
-    with asked_directly():
-        told = {os.fsdecode(entry.path) for entry in entries(volume)} | {problem.where for problem in problems(volume)}
+    with query_without_fork():
+        reported = {os.fsdecode(entry.path) for entry in entries(volume)} | {
+            problem.where for problem in problems(volume)
+        }
     found = [str(path) for path in (volume / ".trashd").rglob("*") if "drop" not in path.parts and _counts(path)]
-    return [path for path in found if not any(where in path for where in told)]
+    return [path for path in found if not any(where in path for where in reported)]
 
 
 def _counts(path: Path) -> bool:

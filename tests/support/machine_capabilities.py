@@ -45,7 +45,7 @@ def _why_missing(probe: Callable[[], None]) -> str | None:
     return None
 
 
-def _run(*command: str) -> None:
+def _run_command(*command: str) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
@@ -59,16 +59,16 @@ def _mount_loop(fs_type: str, size_bytes: int, *mkfs_options: str) -> None:
         target.mkdir()
         with image.open("wb") as file:
             file.truncate(size_bytes)
-        _run(f"mkfs.{fs_type}", "-q", *mkfs_options, str(image))
-        _run("mount", "-t", fs_type, "-o", "loop", str(image), str(target))
-        _run("umount", str(target))
+        _run_command(f"mkfs.{fs_type}", "-q", *mkfs_options, str(image))
+        _run_command("mount", "-t", fs_type, "-o", "loop", str(image), str(target))
+        _run_command("umount", str(target))
 
 
 def _probe_root() -> None:
     if os.geteuid() != 0:
         raise Missing("not root")
     try:
-        _run("unshare", "--mount", "mount", "-t", "tmpfs", "none", "/tmp")
+        _run_command("unshare", "--mount", "mount", "-t", "tmpfs", "none", "/tmp")
     except Missing as error:
         raise Missing(f"root without CAP_SYS_ADMIN: {error}") from error
 
@@ -79,12 +79,12 @@ def _probe_fuse() -> None:
 
 def _probe_strace() -> None:
     with tempfile.NamedTemporaryFile(prefix="trashd-probe-") as log:
-        _run("strace", "--output", log.name, "true")
+        _run_command("strace", "--output", log.name, "true")
 
 
 def _probe_sshfs() -> None:
     _probe_fuse()
-    _run("sshfs", "--version")
+    _run_command("sshfs", "--version")
     if not os.access(SFTP_SERVER, os.X_OK):
         raise Missing(f"{SFTP_SERVER} is not installed")
 
@@ -115,7 +115,7 @@ def _left_to(*groups: str) -> None:
 
 def _probe_uml() -> None:
     """User-Mode Linux with modules, and what serves NFS in it (tests/support/uml_machine)."""
-    _run("linux.uml", "--version")
+    _run_command("linux.uml", "--version")
     if not any(Path("/usr/lib/uml/modules").glob("*/modules.dep")):
         raise Missing("User-Mode Linux has no modules")
     for program in ("rpcbind", "rpc.statd", "rpc.mountd", "rpc.nfsd", "exportfs", "mkfs.ext4"):
@@ -149,14 +149,14 @@ def _probe_fuse_trace() -> None:
 
 def _probe_crate_suites() -> None:
     if not all(is_built(name) for name in VERSIONS):
-        _run("cargo", "--version")
+        _run_command("cargo", "--version")
 
 
 def _find(*programs: str) -> None:
     """That they start is seen when they do: a shared filesystem takes seconds. They want a network of their own."""
     if missing := [program for program in programs if shutil.which(program) is None]:
         raise Missing(f"not installed: {', '.join(missing)} (make shared-packages)")
-    _run("unshare", "--net", "ip", "link", "add", "one", "type", "veth", "peer", "name", "other")
+    _run_command("unshare", "--net", "ip", "link", "add", "one", "type", "veth", "peer", "name", "other")
 
 
 def _check_version(since: tuple[int, int], what: str) -> None:
@@ -179,9 +179,9 @@ PROBES: Mapping[str, Callable[[], None]] = MappingProxyType(
         "root": _probe_root,
         "loop": partial(_mount_loop, "ext4", 4 << 20),
         "fuse": _probe_fuse,
-        "userns": partial(_run, "unshare", "--user", "--map-root-user", "true"),
+        "userns": partial(_run_command, "unshare", "--user", "--map-root-user", "true"),
         "strace": _probe_strace,
-        "tmux": partial(_run, "tmux", "-V"),
+        "tmux": partial(_run_command, "tmux", "-V"),
         "sshfs": _probe_sshfs,
         "xfs": partial(_mount_loop, "xfs", 320 << 20),  # mkfs.xfs refuses less than 300 MiB
         "btrfs": partial(_mount_loop, "btrfs", 128 << 20),

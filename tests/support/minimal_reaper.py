@@ -42,21 +42,21 @@ def small_reaper(
     reaps: bool = True,
     also: Callable[[], object] = lambda: None,
 ) -> Iterator[int]:
-    """The pid of a process that serves a volume as that phase has it.
+    """Start a process that reports a volume in that phase, as the service does; yield its pid.
 
-    reaps  whether it does what it says
-    also   called in that process before each look for orphans
+    reaps  whether the process reaps orphans
+    also   called in that process before each scan for orphans
     """
     with own_runtime_dir() as directory:
-        ready, told = os.pipe()
+        ready, ready_write_fd = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
                 os.close(ready)
-                _serve(volume, directory, phase, why, told, reaps=reaps, also=also)
+                _serve(volume, directory, phase, why, ready_write_fd, reaps=reaps, also=also)
             finally:
                 os._exit(1)
-        os.close(told)
+        os.close(ready_write_fd)
         try:
             with os.fdopen(ready, "rb") as pipe:
                 assert pipe.read(1) == b"+"
@@ -72,7 +72,7 @@ def _serve(
     directory: bytes,
     phase: VolumePhase,
     why: str,
-    told: int,
+    ready_fd: int,
     *,
     reaps: bool,
     also: Callable[[], object],
@@ -81,11 +81,11 @@ def _serve(
     assert lock is not None
     with opened(volume) as store:
         status = VolumeStatus(path=quote_path(raw(volume)), id=store.volume.id, phase=phase, why=why)
-        tell(directory, status)
+        write_volume_status(directory, status)
         ends: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, _frame: ends.append(number))
-        os.write(told, b"+")
-        os.close(told)
+        os.write(ready_fd, b"+")
+        os.close(ready_fd)
         while not ends:
             also()
             for folder in folders_for_caller(store) if reaps else ():
@@ -101,7 +101,8 @@ def _reap_claimed(folder: UserFolder, _visible: object) -> None:
             reap(folder, ContainerId(name.decode()))
 
 
-def tell(directory: bytes, *volumes: VolumeStatus) -> None:
+def write_volume_status(directory: bytes, *volumes: VolumeStatus) -> None:
+    """Write a service's status file with these volumes."""
     now = time.time_ns()
     write_status(
         directory,

@@ -81,7 +81,7 @@ def effect(disk: ModelDisk, call: Call) -> tuple[ModelDisk, Answer]:
     return _EFFECTS[call.what](disk, *call.words)
 
 
-def _look(disk: ModelDisk, directory: str, name: str) -> tuple[ModelDisk, Answer]:
+def _read_name(disk: ModelDisk, directory: str, name: str) -> tuple[ModelDisk, Answer]:
     inside = disk.of(directory)
     return disk, "ENOENT" if inside is None else inside.get(name, "none")
 
@@ -165,7 +165,7 @@ def _rename(disk: ModelDisk, old_dir: str, old: str, new_dir: str, new: str, how
 
 
 _EFFECTS: dict[str, Callable[..., tuple[ModelDisk, Answer]]] = {
-    "look": _look,
+    "look": _read_name,
     "list": _list,
     "make": _make,
     "mkdir": _mkdir,
@@ -173,7 +173,7 @@ _EFFECTS: dict[str, Callable[..., tuple[ModelDisk, Answer]]] = {
     "rmdir": _rmdir,
     "rename": _rename,
 }
-_LOOKS = ("look", "list")
+_READ_CALLS = ("look", "list")
 
 
 class Faults(NamedTuple):
@@ -201,12 +201,12 @@ where the program of each client is.
 class _Point(NamedTuple):
     """Where a program is: what it sends next (None: it has ended), and one way of answers that leads there.
 
-    changed  what its calls named that were no looks: of these directories its cache has nothing old
+    changed  the words of its calls that change something: of these directories its cache has nothing old
     """
 
     client: int
     call: Call | None
-    told: tuple[Answer, ...] = ()
+    answers: tuple[Answer, ...] = ()
     changed: frozenset[str] = frozenset()
 
 
@@ -310,17 +310,17 @@ class Explorer:
             return why
         disk = after
         for begin in self._begins:
-            disk = self._run(disk, begin)
+            disk = self._finish_alone(disk, begin)
         return self._why_stuck(self._disks.all[disk])
 
-    def _run(self, disk: int, point: int) -> int:
-        """The disk after a client has run from there with nobody beside it, and no faults."""
+    def _finish_alone(self, disk: int, point: int) -> int:
+        """Run a client from there to its end, with no other client and no faults; return the disk."""
         key = (disk, point)
         if key not in self._runs:
             call = self._points.all[point].call
             if call is not None:
                 disk, answer = self._effect(disk, call)
-                disk = self._run(disk, self._told(point, answer))
+                disk = self._finish_alone(disk, self._point_after(point, answer))
             self._runs[key] = disk
         return self._runs[key]
 
@@ -370,25 +370,27 @@ class Explorer:
         client, _, _, changed = self._points.all[point]
         who = f"{self._programs[client].__name__}: {_words(call)}"
         new, answer = self._effect(disk, call)
-        yield _Step(f"{who} -> {answer}", new, self._told(point, answer), left)
+        yield _Step(f"{who} -> {answer}", new, self._point_after(point, answer), left)
         faults = self._faults.all[left]
 
         def less(name: str) -> int:
             return self._faults.number(faults.less(name))
 
-        if call.what in _LOOKS:
+        if call.what in _READ_CALLS:
             was_there = self._disks.all[0].of(call.words[0]) is not None
             if faults.stale and was_there and call.words[0] not in changed:
                 old = self._effect(0, call)[1]
                 if old != answer:
-                    yield _Step(f"{who} -> {answer}, told {old} (stale)", new, self._told(point, old), less("stale"))
+                    yield _Step(
+                        f"{who} -> {answer}, told {old} (stale)", new, self._point_after(point, old), less("stale")
+                    )
             return
         if faults.lost and new != disk:
-            yield _Step(f"{who} -> {answer}, told EIO (lost)", new, self._told(point, "EIO"), less("lost"))
+            yield _Step(f"{who} -> {answer}, told EIO (lost)", new, self._point_after(point, "EIO"), less("lost"))
         if faults.late:
-            yield _Step(f"{who}, told EIO (late)", disk, self._told(point, "EIO"), less("late"), call)
+            yield _Step(f"{who}, told EIO (late)", disk, self._point_after(point, "EIO"), less("late"), call)
         if faults.twice and new != disk:
-            yield _Step(f"{who} -> {answer}, sent again", new, self._told(point, answer), less("twice"), call)
+            yield _Step(f"{who} -> {answer}, sent again", new, self._point_after(point, answer), less("twice"), call)
 
     def _effect(self, disk: int, call: Call) -> tuple[int, Answer]:
         if (disk, call) not in self._effects:
@@ -396,25 +398,26 @@ class Explorer:
             self._effects[disk, call] = self._disks.number(new), answer
         return self._effects[disk, call]
 
-    def _told(self, point: int, answer: Answer) -> int:
+    def _point_after(self, point: int, answer: Answer) -> int:
+        """Return where a client is when its call got that answer."""
         if (point, answer) not in self._after:
-            client, _, told, _ = self._points.all[point]
-            self._after[point, answer] = self._point(client, (*told, answer))
+            client, _, answers, _ = self._points.all[point]
+            self._after[point, answer] = self._point(client, (*answers, answer))
         return self._after[point, answer]
 
-    def _point(self, client: int, told: tuple[Answer, ...]) -> int:
+    def _point(self, client: int, answers: tuple[Answer, ...]) -> int:
         """Where a client is after those answers: two ways to the same place with the same variables are one."""
         program = self._programs[client]()
         changed: set[str] = set()
         try:
             call = next(program)
-            for answer in told:
-                if self._has_stale and call.what not in _LOOKS:
+            for answer in answers:
+                if self._has_stale and call.what not in _READ_CALLS:
                     changed.update(call.words)
                 call = program.send(answer)
         except StopIteration:
             return self._points.number(_Point(client, None), (client,))
-        point = _Point(client, call, told, frozenset(changed))
+        point = _Point(client, call, answers, frozenset(changed))
         return self._points.number(point, (client, point.changed, *_frames(program)))
 
 

@@ -17,44 +17,44 @@ from tests.support.real_filesystems import bind_mount, volume_of
 
 
 class Sides(NamedTuple):
-    """One directory twice: as the mount shows it, and behind it."""
+    """One directory by two paths: through the mount, and in the backing filesystem."""
 
-    seen: Path
-    behind: Path  # where looking leaves no trace: the time of access stays
+    mount_path: Path
+    behind: Path  # a read here leaves no trace: the time of access stays
 
     def below(self, name: str) -> Sides:
         """A directory or file in it."""
-        return Sides(self.seen / name, self.behind / name)
+        return Sides(self.mount_path / name, self.behind / name)
 
     def assert_alike(self, paths: Iterable[str]) -> None:
-        """All that can be known of these paths is right; names that are not there must be missing.
+        """Assert that these paths are the same on both sides, in all attributes and contents, or missing on both.
 
-        Path by path: to follow a link changes its time of access, and to read a file. So those are looked at twice.
+        Attributes are read twice: reading a file or following a link changes its time of access.
         """
         paths = list(paths)
-        for look in (_attributes, _inside, _attributes):
+        for read in (_attributes, _inside, _attributes):
             unlike = {
-                path: f"{seen}\n  instead of: {right}"
+                path: f"{actual}\n  instead of: {right}"
                 for path in paths
-                if (seen := outcome(look, self.seen / path)) != (right := outcome(look, self.behind / path))
+                if (actual := outcome(read, self.mount_path / path)) != (right := outcome(read, self.behind / path))
             }
             assert not unlike, "\n".join(f"{path}: {how}" for path, how in unlike.items())
 
     def warm(self, paths: Iterable[str]) -> None:
-        """Have it all remembered, wherever anything is."""
+        """Read these paths through the mount, so that each cache has them."""
         paths = list(paths)
-        for look in (_inside, _attributes):
+        for read in (_inside, _attributes):
             for path in paths:
-                outcome(look, self.seen / path)
+                outcome(read, self.mount_path / path)
 
 
 def _attributes(path: Path) -> tuple[object, ...]:
     """All but the inode's number."""
-    return told(os.lstat(path))
+    return stat_fields(os.lstat(path))
 
 
-def told(st: os.stat_result) -> tuple[object, ...]:
-    """What a stat tells: a directory's blocks are its filesystem's own business."""
+def stat_fields(st: os.stat_result) -> tuple[object, ...]:
+    """Return the fields of a stat that must be equal on both sides; a directory's blocks may differ."""
     n_blocks = 0 if stat.S_ISDIR(st.st_mode) else st.st_blocks
     owner = st.st_nlink, st.st_uid, st.st_gid, st.st_rdev
     return stat.filemode(st.st_mode), *owner, st.st_size, n_blocks, st.st_atime_ns, st.st_mtime_ns, st.st_ctime_ns

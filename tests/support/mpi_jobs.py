@@ -100,14 +100,14 @@ class RanksAs(TypedDict, total=False):
     first: Sequence[str | Path]
 
 
-def run_ranks(mpi: str, n: int, *words: str | Path, **told: Unpack[RanksAs]) -> CommandResult:
+def run_ranks(mpi: str, n: int, *words: str | Path, **options: Unpack[RanksAs]) -> CommandResult:
     """`mpiexec -n N trashd WORDS`, to its end."""
-    return start_ranks(mpi, n, *words, **told).wait()
+    return start_ranks(mpi, n, *words, **options).wait()
 
 
-def start_ranks(mpi: str, n: int, *words: str | Path, **told: Unpack[RanksAs]) -> Ranks:
+def start_ranks(mpi: str, n: int, *words: str | Path, **options: Unpack[RanksAs]) -> Ranks:
     """`mpiexec -n N trashd WORDS`."""
-    return start_job(mpi, n, [PYTHON, "-m", "fusefs.cli.main", *words], **told)
+    return start_job(mpi, n, [PYTHON, "-m", "fusefs.cli.main", *words], **options)
 
 
 def start_job(
@@ -156,11 +156,11 @@ def start_job(
 def open_mistaken(kernel: Kernel, n_ranks: int) -> Iterator[RankRunner[Any, Any]]:
     """See engine.mpi_ranks.OpensRunner: it runs no slice without a mistake."""
 
-    def run(_work: object, _budget: SliceBudget) -> int:
+    def divide_by_zero(_work: object, _budget: SliceBudget) -> int:
         return 1 // 0
 
     with kernel.open_path(b"/", os.O_RDONLY | os.O_DIRECTORY) as fd:
-        yield RankRunner(run, choose_for_rank(kernel, fd, 1, n_ranks))
+        yield RankRunner(divide_by_zero, choose_for_rank(kernel, fd, 1, n_ranks))
 
 
 def store_of_user(volume: Path) -> None:

@@ -55,7 +55,7 @@ class AtChange:
                 self.stop(call)
 
     def stop(self, call: str) -> None:
-        self.line.tell(call)
+        self.line.report(call)
         self.line.wait()
 
 
@@ -168,7 +168,7 @@ def hold_lock(line: Line, path: str) -> str:
     """Lock a file; at a word write to it by that fd. Tells  that it has the lock"""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    line.tell("locked")
+    line.report("locked")
     line.wait()
 
     def write() -> None:
@@ -192,7 +192,7 @@ def wait_for_lock(_line: Line, path: str, limit_s: float) -> float:
 def read_late(line: Line, path: str) -> list[str]:
     """Open a file, and read it at each of two words of the test, not from memory. Returns  what there was, or errnos"""
     fd = os.open(path, os.O_RDONLY)
-    line.tell("open")
+    line.report("open")
     said = []
     for _ in range(2):
         line.wait()
@@ -201,5 +201,5 @@ def read_late(line: Line, path: str) -> list[str]:
             said.append(os.pread(fd, 100, 0).decode())
         except OSError as error:
             said.append(errno.errorcode[error.errno or 0])
-        line.tell("read")
+        line.report("read")
     return said

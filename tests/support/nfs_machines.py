@@ -39,7 +39,7 @@ class NfsClient(NamedTuple):
         return self.machine.call(uml_actions.trashd, [word.format(self.volume) for word in words])
 
     def run(self, *words: str) -> CommandResult:
-        return self.machine.call(uml_actions.run, [word.format(self.volume) for word in words])
+        return self.machine.call(uml_actions.run_command, [word.format(self.volume) for word in words])
 
     def path(self, name: str) -> str:
         return f"{self.volume}/{name}"

@@ -17,7 +17,7 @@ _STATE = Path("/var/lib/nfs")
 _THREADS = 8
 
 
-def _run(*argv: str) -> None:
+def _run_command(*argv: str) -> None:
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=20)
     if done.returncode:
         raise RuntimeError(f"{argv}: {done.returncode} {done.stderr or done.stdout}")
@@ -34,8 +34,8 @@ def _make_state() -> None:
 def start_locks(_line: Line) -> None:
     """What NFS 3's locks need on clients and servers: rpcbind and statd."""
     _make_state()
-    _run("rpcbind", "-w")
-    _run("rpc.statd", "--no-notify")
+    _run_command("rpcbind", "-w")
+    _run_command("rpc.statd", "--no-notify")
 
 
 def serve(_line: Line, has_disk: bool) -> None:
@@ -46,8 +46,8 @@ def serve(_line: Line, has_disk: bool) -> None:
         uml_guest.mount("export", EXPORT, "tmpfs", "mode=755")
     start_locks(_line)
     uml_guest.mount("nfsd", _NFSD, "nfsd")
-    _run("exportfs", "-i", "-o", "rw,sync,no_root_squash,no_subtree_check,fsid=0,insecure", f"*:{EXPORT}")
-    _run("rpc.mountd")
+    _run_command("exportfs", "-i", "-o", "rw,sync,no_root_squash,no_subtree_check,fsid=0,insecure", f"*:{EXPORT}")
+    _run_command("rpc.mountd")
     start(_line)
     end_grace(_line)
 
@@ -57,7 +57,7 @@ def start(_line: Line) -> None:
     for name in ("nfsv4leasetime", "nfsv4gracetime"):
         (_NFSD / name).write_text(str(MIN_LEASE_S))
     Path("/proc/sys/fs/nfs/nlm_grace_period").write_text(str(MIN_LEASE_S))
-    _run("rpc.nfsd", str(_THREADS))
+    _run_command("rpc.nfsd", str(_THREADS))
 
 
 def end_grace(_line: Line) -> None:

@@ -37,7 +37,7 @@ def main() -> None:
     ):
         machine.boot()
         running = machine.start(run_pytest, words)
-        while (text := running.told_or_ended(_LIMIT_S)) is not None:
+        while (text := running.wait_report_or_end(_LIMIT_S)) is not None:
             print(text, flush=True)
         code = running.result()
     sys.exit(code)

@@ -60,7 +60,7 @@ ALL_DIRECT = pytest.mark.parametrize(
     indirect=True,
     scope="module",
 )
-_N_TOLD, _WIDTH = 6, 200
+_N_SHOWN, _WIDTH = 6, 200
 
 Act = Callable[[Subject, Story], None]
 
@@ -92,7 +92,7 @@ class Oracle:
             story, behind = Story(), self.behind[subject.name]
             with subject.forgetting_late() if subject is self.late else contextlib.nullcontext():
                 act(subject, story)
-            unlike += _compare(subject.name, story.told, right.told)
+            unlike += _compare(subject.name, story.lines, right.lines)
             unlike += _compare(f"tree of {subject.name}", _lines(subject.tree()), _lines(expected))
             unlike += _compare(f"tree behind {subject.name}", _lines(behind.tree()), _lines(expected))
             if subject is not self.late:  # it still knows whose numbers are given out again
@@ -168,10 +168,10 @@ def _lines(tree: Mapping[bytes, object]) -> list[object]:
     return [repr(item) for item in sorted(tree.items())]
 
 
-def _compare(what: str, seen: Sequence[object], right: Sequence[object]) -> list[str]:
-    """The first lines that differ."""
-    unlike = [(one, other) for one, other in zip_longest(seen, right) if one != other]
-    return [f"{what}: {str(one)[:_WIDTH]}\n  instead of: {str(other)[:_WIDTH]}" for one, other in unlike[:_N_TOLD]]
+def _compare(what: str, actual: Sequence[object], expected: Sequence[object]) -> list[str]:
+    """Format the first lines that differ."""
+    unlike = [(one, other) for one, other in zip_longest(actual, expected) if one != other]
+    return [f"{what}: {str(one)[:_WIDTH]}\n  instead of: {str(other)[:_WIDTH]}" for one, other in unlike[:_N_SHOWN]]
 
 
 @contextlib.contextmanager

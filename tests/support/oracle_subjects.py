@@ -255,15 +255,15 @@ class Native(Subject):
 
 
 class Story:
-    """What a subject answered, call by call."""
+    """The calls that were made to a subject, a line each with its result."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.lines: list[str] = []
 
     def __call__(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Make the call and keep its answer, an error's name if it fails."""
+        """Make the call and keep a line with its result, or the name of its error."""
         words = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
-        self.told.append(f"{getattr(call, '__name__', 'call')}({words}) = {outcome(call, *args, **kwargs)}")
+        self.lines.append(f"{getattr(call, '__name__', 'call')}({words}) = {outcome(call, *args, **kwargs)}")
 
 
 def outcome(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> str:

@@ -110,8 +110,8 @@ _blocks: list[None] = []
 
 
 @contextmanager
-def asked_directly() -> Iterator[None]:
-    """Have volumes asked without a fork for the block; none may hang, and no call of an asking kernel fail.
+def query_without_fork() -> Iterator[None]:
+    """Query volumes in this process for the block, without a fork: no volume may hang, and no call may fail.
 
     Blocks may be in each other, and in several threads.
     """

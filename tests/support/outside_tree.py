@@ -33,7 +33,7 @@ class Canary:
     def __init__(self, volume: Path) -> None:
         linked = {f"{i}": File(b"%d" % i * 3000, mode=0o640 + i % 2) for i in range(N_LINKED)}
         self.path = make_tree(volume / "canary", {"linked": linked, "mounted": _MOUNTED, "file": "mounted alone"})
-        self.first = self.look()
+        self.first = self.read_state()
 
     def link_into(self, tree: Path) -> None:
         """Give each of some files another name in a tree's directories."""
@@ -50,15 +50,17 @@ class Canary:
             finally:
                 unmount_below(self.path.parent / ".trashd")
 
-    def look(self) -> OutsideState:
+    def read_state(self) -> OutsideState:
         linked = snapshot(self.path / "linked", with_times=True)
         mounted = (self.path / "mounted", self.path / "file")
-        seen = tuple(one for path in mounted for one in snapshot(path, with_times=True))
+        mounted_entries = tuple(one for path in mounted for one in snapshot(path, with_times=True))
         changed = tuple(os.lstat(path).st_ctime_ns for top in mounted for path in [top, *sorted(top.rglob("*"))])
-        return OutsideState(tuple(one._replace(n_links=None, first_name=None) for one in linked), seen, changed)
+        return OutsideState(
+            tuple(one._replace(n_links=None, first_name=None) for one in linked), mounted_entries, changed
+        )
 
     def assert_untouched(self) -> None:
-        assert self.look() == self.first
+        assert self.read_state() == self.first
 
     def assert_alone(self) -> None:
         """And the orphan's names for its files are gone."""

@@ -59,7 +59,7 @@ def why_off(mounted: Mounted) -> str | None:
 
 def n_messages(mounted: Mounted) -> int:
     """Reads and writes that came to the daemon."""
-    return mounted.n_asked("read", "write")
+    return mounted.n_requests_for("read", "write")
 
 
 def all_closed(mounted: Mounted) -> bool:
@@ -77,8 +77,8 @@ def all_closed(mounted: Mounted) -> bool:
 
 
 @contextmanager
-def not_asked(mounted: Mounted) -> Iterator[None]:
-    """The kernel reads and writes itself."""
+def without_requests(mounted: Mounted) -> Iterator[None]:
+    """Assert that the daemon gets no read or write request in the block: the kernel reads and writes itself."""
     before = n_messages(mounted)
     yield
     assert n_messages(mounted) == before
@@ -87,22 +87,22 @@ def not_asked(mounted: Mounted) -> Iterator[None]:
 @contextmanager
 def processes(n: int, work: Callable[[], None]) -> Iterator[list[int]]:
     """So many, each of which has done its work, and is there until it is killed at the end."""
-    done, tells = os.pipe()
+    read_fd, ready_fd = os.pipe()
 
     def work_and_stay() -> None:
         work()
-        os.write(tells, b".")
+        os.write(ready_fd, b".")
         signal.pause()
 
     try:
         with workers([work_and_stay] * n) as pids:
             n_done = 0
             while n_done < n:
-                n_done += len(os.read(done, n))
+                n_done += len(os.read(read_fd, n))
             yield pids
     finally:
-        os.close(done)
-        os.close(tells)
+        os.close(read_fd)
+        os.close(ready_fd)
 
 
 def works_on(fd: int) -> None:

@@ -52,14 +52,14 @@ def watch(argv: Sequence[str | Path], n_fds_max: int) -> tuple[int, Peak]:
     command = subprocess.Popen(limited, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     pid_fd, peak = os.pidfd_open(command.pid), Peak()
     try:
-        peak = _look(command.pid)  # however late the next look is
+        peak = _measure(command.pid)  # however late the next look is
         assert command.stdin is not None
         with command.stdin as begins:
             begins.write(b"\n")
         looked_s = 0.0
         while not select.select([pid_fd], [], [], max(_GLANCE_S, 2 * looked_s))[0]:
             began_s = time.thread_time()
-            peak = peak.or_more(_look(command.pid))
+            peak = peak.or_more(_measure(command.pid))
             looked_s = time.thread_time() - began_s
     finally:
         os.close(pid_fd)
@@ -88,7 +88,7 @@ def peak_of(pid: int) -> int:
     return int(status_of(pid).get("VmHWM", ["0"])[0])
 
 
-def _look(leader: int) -> Peak:
+def _measure(leader: int) -> Peak:
     memory_kib = n_processes = largest_kib = n_fds = 0
     for pid, _state in session(leader):
         with suppress(OSError):  # it has ended by now

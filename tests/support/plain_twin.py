@@ -69,11 +69,11 @@ class Exchange:
 class Twins:
     """Both, and what the plain one has shown so far.
 
-    people   who is looked at: all but root
-    may_go   contents that a user gave away, or that the hostile one could have deleted by plain calls
-    seen     by user, contents that this one could read once
-    hidden   contents that their owner could not get at once
-    made     the steps that the hostile one could make on the first one when last acting there
+    people         the users whose view is compared: all but root
+    may_go         contents that a user gave away, or that the hostile one could have deleted by plain calls
+    readable_once  by user, contents that this user could read at some time
+    hidden         contents that their owner could not get at once
+    made           the steps that the hostile one could make on the first one when last acting there
     """
 
     first: Side
@@ -81,7 +81,7 @@ class Twins:
     people: Mapping[str, Credentials]
     hostile: Credentials
     may_go: set[str] = field(default_factory=set)
-    seen: dict[str, set[str]] = field(default_factory=dict)
+    readable_once: dict[str, set[str]] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
     made: Sequence[Step] = ()
 
@@ -94,7 +94,7 @@ class Twins:
         self.may_go |= could_delete(self.hostile, self.plain.volume)
         for name, person in self.people.items():
             seen = readable(person, self.plain, is_holder=person is self.hostile)
-            self.seen.setdefault(name, set()).update(seen)
+            self.readable_once.setdefault(name, set()).update(seen)
             self.hidden |= {one for one, uid in there.items() if person.has(uid)} - seen
 
     def act(self, side: Side, steps: Sequence[Step]) -> list[Step]:
@@ -149,7 +149,7 @@ class Twins:
         found = [f"gone: {one}" for one in sorted(before.keys() - there.keys() - self.may_go)]
         for name, person in self.people.items():
             seen = readable(person, self.first, is_holder=person is self.hostile)
-            found += [f"{name} reads: {one}" for one in sorted(seen - self.seen[name])]
+            found += [f"{name} reads: {one}" for one in sorted(seen - self.readable_once[name])]
             own = {one for one, uid in there.items() if person.has(uid)}
             found += [f"out of the reach of {name}: {one}" for one in sorted(own - seen - self.hidden - self.may_go)]
         return found
@@ -173,13 +173,13 @@ def make_places(side: Side, people: Mapping[str, Credentials]) -> None:
 
 
 def _try_all(side: Side, steps: Sequence[Step]) -> set[int]:
-    """Which of the steps were made."""
-    done = set()
+    """Try all steps; return the numbers of those that succeeded."""
+    made = set()
     for i, step in enumerate(steps):
         with suppress(OSError):
             step(side)
-            done.add(i)
-    return done
+            made.add(i)
+    return made
 
 
 def _mv(source: Path, target: Path) -> None:
@@ -236,10 +236,10 @@ def contents(side: Side) -> dict[str, int]:
 
 
 def readable(person: Credentials, side: Side, *, is_holder: bool) -> set[str]:
-    """What a user reads by going everywhere allowed, from the volume's root and, a holder, from what is held."""
+    """Return the contents that a user can read below the volume's root and, for a holder, below the held fds."""
     tops = [str(side.volume), *(f"/proc/self/fd/{fd}" for fd in side.held.values() if is_holder)]
 
-    def look() -> set[str]:
+    def read_all() -> set[str]:
         found: set[str] = set()
         for file in (file for top in tops for _, files in _walk(top) for file in files):
             with suppress(OSError):
@@ -247,9 +247,9 @@ def readable(person: Credentials, side: Side, *, is_holder: bool) -> set[str]:
         return found - {""}
 
     if not person.is_plain:
-        return called_by(person.be, look, "who looks")
-    with person.looking():
-        return look()
+        return called_by(person.be, read_all, "the reader")
+    with person.assume_ids():
+        return read_all()
 
 
 def could_delete(person: Credentials, top: Path) -> set[str]:

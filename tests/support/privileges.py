@@ -64,8 +64,8 @@ class Credentials(NamedTuple):
         return self.uid != 0 and not self.maps and self.capability is None and not self.is_capable
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
-        """What this process, root's, opens in the block it opens as him, who is plain; without a fork."""
+    def assume_ids(self) -> Iterator[None]:
+        """Have this process, root's, open files with the rights of this plain user in the block, without a fork."""
         assert self.is_plain
         groups = os.getgroups()
         os.setgroups(self.groups)
@@ -77,7 +77,7 @@ class Credentials(NamedTuple):
             os.setresuid(-1, 0, -1)
             os.setresgid(-1, 0, -1)
             os.setgroups(groups)
-            _be_seen()
+            _set_dumpable()
 
 
 PEOPLE: Mapping[str, Credentials] = MappingProxyType(
@@ -131,7 +131,7 @@ def _enter_namespace(person: Credentials) -> None:
         os.close(fd)
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    _be_seen()
+    _set_dumpable()
 
 
 def _keep_only(person: Credentials, capability: int) -> None:
@@ -142,11 +142,11 @@ def _keep_only(person: Credentials, capability: int) -> None:
     low, high = 1 << capability & 0xFFFF_FFFF, 1 << capability >> 32
     header, sets = struct.pack("=Ii", _CAP_VERSION_3, 0), struct.pack("=6I", low, low, 0, high, high, 0)
     _checked(_libc.capset(header, sets))
-    _be_seen()
+    _set_dumpable()
 
 
-def _be_seen() -> None:
-    """Open what is below its own /proc/self, as a process may that has logged in."""
+def _set_dumpable() -> None:
+    """Let this process open the entries of its own /proc/self again, as after a login; a change of ids forbids it."""
     _checked(_libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(1), 0, 0, 0))
 
 
@@ -162,8 +162,8 @@ WAYS = ("native", "exclusive", "shared", "slow")
 
 
 @contextmanager
-def seen_and_behind(way: str, *options: str) -> Iterator[tuple[Path, Path]]:
-    """A directory for all users: as it is used, and as it is below.
+def mount_and_behind(way: str, *options: str) -> Iterator[tuple[Path, Path]]:
+    """Make a directory for all users; yield its path through the mount and its backing path.
 
     way      one of WAYS, or "opened": the kernel opens directories by requests, as of an overlayfs
     options  more of the mount's

@@ -145,7 +145,7 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
-def _run(*command: str | Path) -> str:
+def _run_command(*command: str | Path) -> str:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(errno.EIO, f"{' '.join(map(str, command))}: {done.stderr.strip() or done.returncode}")
@@ -166,7 +166,7 @@ def _mounted(fs_type: str, source: str | Path, target: Path, options: Sequence[s
     elif options == ("bind",):
         _mount_by_call(fs_type, source, target, _MS_BIND, "")
     else:
-        _run("mount", "-t", fs_type, *(("-o", ",".join(options)) if options else ()), source, target)
+        _run_command("mount", "-t", fs_type, *(("-o", ",".join(options)) if options else ()), source, target)
     try:
         yield target
     finally:
@@ -217,7 +217,7 @@ def loop_volume(
                 for offset, page in make_filesystem(mkfs, size_bytes):
                     os.pwrite(image.fileno(), page if offset else with_new_uuid(page), offset)
             else:
-                _run(*mkfs, image.name)
+                _run_command(*mkfs, image.name)
             with loop_device(image.fileno()) as device:
                 stack.enter_context(_mounted(fs_type, device.path, target, mount_options))
         yield target
@@ -295,11 +295,13 @@ def bind_mount(source: Path, target: Path, options: Sequence[str] = ()) -> Itera
 def btrfs_subvolume(parent: Path, name: str, limit_bytes: int | None = None) -> Path:
     """A fresh subvolume; with a limit, writing more gives EDQUOT, to root too, on every kernel."""
     path = parent / name
-    _run("btrfs", "subvolume", "create", path)
+    _run_command("btrfs", "subvolume", "create", path)
     if limit_bytes is not None:
-        _run("btrfs", "quota", "enable", path)
-        _run("btrfs", "quota", "rescan", "-W", path)  # until the kernel has counted, it calls its sums inconsistent
-        _run("btrfs", "qgroup", "limit", str(limit_bytes), path)
+        _run_command("btrfs", "quota", "enable", path)
+        _run_command(
+            "btrfs", "quota", "rescan", "-W", path
+        )  # until the kernel has counted, it calls its sums inconsistent
+        _run_command("btrfs", "qgroup", "limit", str(limit_bytes), path)
     return path
 
 
@@ -358,7 +360,7 @@ def _set_quota(kind: str, option: str, volume: Path, of: int, size_kib: int, n_i
     entry = mount_of(volume)
     if entry is None or option not in entry.options:
         raise Unsupported(f"{volume} is mounted without {option}")
-    _run("setquota", kind, str(of), "0", str(size_kib), "0", str(n_inodes), volume)
+    _run_command("setquota", kind, str(of), "0", str(size_kib), "0", str(n_inodes), volume)
 
 
 def project_of(path: Path) -> Project:

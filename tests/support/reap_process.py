@@ -118,7 +118,7 @@ def start(body: Callable[[], int]) -> Reaping:
     return Reaping(pid, guard, os.pidfd_open(guard))
 
 
-def _guard(told_fd: int, body: Callable[[], int]) -> NoReturn:
+def _guard(pid_fd: int, body: Callable[[], int]) -> NoReturn:
     """Start the first process; become the parent of what outlives its own; end as the first one did."""
     syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     first = os.fork()
@@ -126,15 +126,15 @@ def _guard(told_fd: int, body: Callable[[], int]) -> NoReturn:
         code = BROKEN
         try:
             os.setsid()
-            os.write(told_fd, b"%d\n" % os.getpid())
-            os.close(told_fd)
+            os.write(pid_fd, b"%d\n" % os.getpid())
+            os.close(pid_fd)
             code = body()
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
         finally:
             os._exit(code)
-    os.close(told_fd)
+    os.close(pid_fd)
     code = BROKEN
     try:
         while True:

@@ -46,13 +46,13 @@ class Step(NamedTuple):
     machine: str
     is_root: bool
     command: str
-    said: str
+    output: str
 
-    def check(self, done: CommandResult) -> None:
-        """It ended well, and said what the page says. Raises  AssertionError"""
-        assert done.code == 0, (self.command, done)
-        said = done.out + done.err
-        assert is_shown(self.said, said), f"{self.command}\nsays\n{said}\nand in the recipe\n{self.said}"
+    def check(self, result: CommandResult) -> None:
+        """Assert that the command succeeded, and printed the output that the page shows."""
+        assert result.code == 0, (self.command, result)
+        printed = result.out + result.err
+        assert is_shown(self.output, printed), f"{self.command}\nsays\n{printed}\nand in the recipe\n{self.output}"
 
 
 def is_shown(shown: str, printed: str) -> bool:
@@ -94,10 +94,10 @@ class RecipePage:
         assert typed, f"nothing is typed below {heading}"
         return typed
 
-    def follow(self, heading: str, run: Callable[[Step], CommandResult]) -> None:
-        """Type it, and hold what is said against the page. Raises  AssertionError"""
+    def follow(self, heading: str, run_step: Callable[[Step], CommandResult]) -> None:
+        """Run the steps below a heading, and compare their output with the page. Raises  AssertionError"""
         for step in self.steps(heading):
-            step.check(run(step))
+            step.check(run_step(step))
 
     def _sections(self) -> Iterator[tuple[str, str]]:
         _, *parts = _HEADING.split(self.text)

@@ -43,14 +43,14 @@ def give(top: Path, uid: int) -> Path:
 
 
 def printed(top: Path, selection: Selection) -> list[bytes]:
-    """What is chosen below a directory: relative paths, as often as they are told."""
-    told: list[bytes] = []
+    """Return the relative paths below a directory that a sweep prints, each as often as it prints it."""
+    paths: list[bytes] = []
 
-    def tell(here: ActionPlace, names: Sequence[str]) -> RefusedNames:
-        told.extend(join_path(here.upper, os.fsencode(name)) for name in names)
+    def collect(here: ActionPlace, names: Sequence[str]) -> RefusedNames:
+        paths.extend(join_path(here.upper, os.fsencode(name)) for name in names)
         return []
 
-    swept = run_request(Kernel(), Request(os.fsencode(top), selection, ToPrint(tell)))
+    swept = run_request(Kernel(), Request(os.fsencode(top), selection, ToPrint(collect)))
     assert not swept.failures
-    assert swept.sums.n_matched == len(told)
-    return told
+    assert swept.sums.n_matched == len(paths)
+    return paths

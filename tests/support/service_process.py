@@ -59,17 +59,17 @@ class Service:
         self._runtime = runtime
         self.log = log
         self._notified = notified
-        self._said = b""
+        self._messages = b""
 
-    def said(self) -> str:
-        """All that it told systemd so far."""
+    def read_messages(self) -> str:
+        """Return all messages that the service has sent to systemd, as sd_notify(3) does."""
         while select.select([self._notified], [], [], 0)[0]:
-            self._said += self._notified.recv(4096) + b"\n"
-        return self._said.decode()
+            self._messages += self._notified.recv(4096) + b"\n"
+        return self._messages.decode()
 
     def wait_ready(self, n_times: int = 1) -> None:
-        """Wait until it has said READY so many times."""
-        self.until(lambda: self.said().count("READY=1") >= n_times)
+        """Wait until the service has sent READY so many times."""
+        self.until(lambda: self.read_messages().count("READY=1") >= n_times)
 
     def until(self, condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
         """Wait for something to become true. Raises  TimeoutError with the service's log"""
@@ -77,23 +77,23 @@ class Service:
         while not condition():
             if time.monotonic() > ends_at or self.process.poll() is not None:
                 what = "ended" if self.process.poll() is not None else "goes on"
-                raise TimeoutError(f"the service {what}: {self.seen()}; its log:\n{self.log.read_text()}")
+                raise TimeoutError(f"the service {what}: {self.read_status()}; its log:\n{self.log.read_text()}")
             # A process that looks all the time leaves nothing to the service, which is idle by its priority.
             select.select([], [], [], max(_GLANCE_S, 3 * (time.thread_time() - looked_s)))
             looked_s = time.thread_time()
 
-    def seen(self) -> ObservedStatus | None:
+    def read_status(self) -> ObservedStatus | None:
         return read_status(self._runtime)
 
     def volume(self, path: Path) -> VolumeStatus:
-        observed_status = self.seen()
+        observed_status = self.read_status()
         assert observed_status is not None
         (found,) = [one for one in observed_status.status.volumes if one.root_path() == os.fsencode(path)]
         return found
 
     def knows(self, path: Path) -> bool:
-        """Whether it says anything of a volume."""
-        observed_status = self.seen()
+        """Return whether the service's status lists a volume."""
+        observed_status = self.read_status()
         return observed_status is not None and any(
             one.root_path() == os.fsencode(path) for one in observed_status.status.volumes
         )
@@ -135,7 +135,7 @@ class Service:
 
     def reload(self) -> None:
         """SIGHUP, and wait until it is done."""
-        n_ready = self.said().count("READY=1")
+        n_ready = self.read_messages().count("READY=1")
         self.process.send_signal(signal.SIGHUP)
         self.wait_ready(n_ready + 1)
 

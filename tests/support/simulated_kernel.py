@@ -48,9 +48,9 @@ class Player(Subject):
 
     # References.
 
-    def _count(self, known: NameReply | EntryParam | Entry) -> int:
-        self.references[known.nodeid] += 1
-        return known.nodeid
+    def _count(self, reply: NameReply | EntryParam | Entry) -> int:
+        self.references[reply.nodeid] += 1
+        return reply.nodeid
 
     def _forget(self, nodeid: int) -> None:
         if nodeid == ROOT:
@@ -150,8 +150,8 @@ class Player(Subject):
                 if not flags & os.O_CREAT:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                 made = mode | stat.S_IFREG
-                opened, known = Names(self.vfs).create(parent, name, made, flags, self._caller)
-                return Handle(opened.fh, self._count(known), flags)
+                opened, reply = Names(self.vfs).create(parent, name, made, flags, self._caller)
+                return Handle(opened.fh, self._count(reply), flags)
         finally:
             self._forget(parent)
         try:

@@ -12,15 +12,15 @@ BUDGET = SliceBudget(1.0)
 
 def run_by_ranks(
     plan: SliceSource[Work],
-    done: Callable[[Work, Outcome], object],
+    collect: Callable[[Work, Outcome], object],
     n_slices: Sequence[int],
-    run: Callable[[Work], Outcome],
+    run_slice: Callable[[Work], Outcome],
     chance: random.Random,
 ) -> None:
     """Run all slices of a plan by ranks of so many threads. Raises what the plan does.
 
-    plan, done  the first rank's, and how it takes in what a slice did
-    run         runs a slice, as much of it as it likes
+    plan, collect  the first rank's plan, and its function that adds the outcome of a slice
+    run_slice      runs a slice, or a part of it
     """
     slices, running = SlicesOfRanks[Work](n_slices), list[tuple[int, int]]()
     while True:
@@ -32,5 +32,5 @@ def run_by_ranks(
             return
         _rank, number = running.pop(chance.randrange(len(running)))
         sent = slices.sent[number]
-        done(sent.work, run(sent.work))
+        collect(sent.work, run_slice(sent.work))
         slices.end(number, None)

@@ -32,8 +32,8 @@ class SlowMount(NamedTuple):
     def backing(self) -> Path:
         return self.volume.backing / self.name
 
-    def asked(self) -> dict[str, int]:
-        """What the slow filesystem has been asked so far, when nothing is being fetched any more."""
+    def count_requests(self) -> dict[str, int]:
+        """Wait until no prefetch runs; return how many requests the slow filesystem has had, by operation."""
         began_ns = time.time_ns()
         os.statvfs(self.mounted.path)  # after each operation, and until nothing is fetched, there are new numbers
 
@@ -46,14 +46,14 @@ class SlowMount(NamedTuple):
         assert rested, f"numbers {late_ms} ms too old, {stats.gauges}, {self.volume.n_under_way} under way below"
         return {name: n for name, n in self.volume.n_messages.items() if name != "statfs"}
 
-    def asked_since(self, before: dict[str, int]) -> dict[str, int]:
-        now = self.asked()
+    def count_requests_since(self, before: dict[str, int]) -> dict[str, int]:
+        now = self.count_requests()
         return {name: n - before.get(name, 0) for name, n in now.items() if n != before.get(name, 0)}
 
-    def n_looks(self) -> int:
-        """How often it was asked about an entry."""
-        asked = self.asked()
-        return asked.get("lookup", 0) + asked.get("getattr", 0)
+    def count_entry_requests(self) -> int:
+        """Return how many lookup and getattr requests the slow filesystem has had."""
+        counts = self.count_requests()
+        return counts.get("lookup", 0) + counts.get("getattr", 0)
 
     def forget_all(self) -> None:
         """Let the kernel forget what it knows of both filesystems, so that only the daemon remembers."""

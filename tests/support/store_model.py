@@ -61,8 +61,8 @@ class World(NamedTuple):
 # Trees
 
 
-def look_up(node: ModelNode | None, path: Steps) -> ModelNode | None:
-    """What is at a path, if anything is."""
+def find_node(node: ModelNode | None, path: Steps) -> ModelNode | None:
+    """Return the node at a path; None if there is none."""
     for name in path:
         node = node.entries.get(name) if isinstance(node, ModelDir) else None
     return node
@@ -92,8 +92,8 @@ def paths_of(node: ModelNode | None, above: Steps = ()) -> Iterator[Steps]:
 
 def free_in(node: ModelNode | None) -> list[Steps]:
     """The paths in a tree at which something could be made."""
-    directories = [path for path in [(), *paths_of(node)] if isinstance(look_up(node, path), ModelDir)]
-    free = [(*path, name) for path in directories for name in NAMES if look_up(node, (*path, name)) is None]
+    directories = [path for path in [(), *paths_of(node)] if isinstance(find_node(node, path), ModelDir)]
+    free = [(*path, name) for path in directories for name in NAMES if find_node(node, (*path, name)) is None]
     return [path for path in free if len(path) <= MAX_DEPTH]
 
 
@@ -105,8 +105,8 @@ def contents_of(node: ModelNode | None) -> list[str]:
 
 def inos_of(node: ModelNode | None) -> set[int]:
     """The inode numbers of all directories; a tmpfs gives none twice."""
-    seen = (look_up(node, path) for path in [(), *paths_of(node)])
-    return {one.ino for one in seen if isinstance(one, ModelDir) and one.ino is not None}
+    nodes = (find_node(node, path) for path in [(), *paths_of(node)])
+    return {one.ino for one in nodes if isinstance(one, ModelDir) and one.ino is not None}
 
 
 def read(path: Path) -> ModelNode:
@@ -116,22 +116,22 @@ def read(path: Path) -> ModelNode:
     return ModelDir(path.stat().st_ino, {name: read(path / name) for name in sorted(os.listdir(path))})
 
 
-def is_like(expected: ModelNode | None, seen: ModelNode | None, *, whole: bool = True) -> bool:
-    """Whether it is that tree, directories being the same inodes; whole=False: or a part of it."""
-    if seen is None:
+def is_like(expected: ModelNode | None, actual: ModelNode | None, *, whole: bool = True) -> bool:
+    """Return whether a tree is the expected one, with the same inodes for directories; whole=False: or a part of it."""
+    if actual is None:
         return expected is None or not whole
-    if not (isinstance(expected, ModelDir) and isinstance(seen, ModelDir)):
-        return expected == seen
-    if expected.ino not in (None, seen.ino) or (whole and expected.entries.keys() != seen.entries.keys()):
+    if not (isinstance(expected, ModelDir) and isinstance(actual, ModelDir)):
+        return expected == actual
+    if expected.ino not in (None, actual.ino) or (whole and expected.entries.keys() != actual.entries.keys()):
         return False
-    return all(is_like(expected.entries.get(name), child, whole=whole) for name, child in seen.entries.items())
+    return all(is_like(expected.entries.get(name), child, whole=whole) for name, child in actual.entries.items())
 
 
 # What the verbs promise: the world after them, or None where they refuse
 
 
 def swapped(world: World, path: Steps, retention_s: int | None = DEFAULT_RETENTION_S) -> World | None:
-    victim = look_up(world.home, path)
+    victim = find_node(world.home, path)
     if not isinstance(victim, ModelDir):
         return None
     return World(put(world.home, path, ModelDir(None, {})), world.orphans).having(
@@ -140,7 +140,7 @@ def swapped(world: World, path: Steps, retention_s: int | None = DEFAULT_RETENTI
 
 
 def removed(world: World, path: Steps) -> World | None:
-    victim = look_up(world.home, path)
+    victim = find_node(world.home, path)
     if victim is None:
         return None
     orphan = Orphan(victim, path, DEFAULT_RETENTION_S)
@@ -149,15 +149,15 @@ def removed(world: World, path: Steps) -> World | None:
 
 def moved(world: World, source: Steps, target: Steps) -> World:
     """A rename by any user, to a free name."""
-    return world._replace(home=put(put(world.home, source, None), target, look_up(world.home, source)))
+    return world._replace(home=put(put(world.home, source, None), target, find_node(world.home, source)))
 
 
 def restored(world: World, one: str, to: Steps | None) -> World | None:
     orphan = world.orphans[one]
     path = orphan.origin if to is None else to
-    if path is None or orphan.tree is None or not isinstance(look_up(world.home, path[:-1]), ModelDir):
+    if path is None or orphan.tree is None or not isinstance(find_node(world.home, path[:-1]), ModelDir):
         return None
-    there = look_up(world.home, path)
+    there = find_node(world.home, path)
     after = World(world.home, world.orphans).without(one)
     if there is not None:
         if to is not None or not isinstance(there, ModelDir) or there.ino != orphan.fresh:
@@ -172,13 +172,13 @@ def restored(world: World, one: str, to: Steps | None) -> World | None:
 def merged(tree: ModelNode, fresh: ModelDir, parts: tuple[Steps, ...]) -> tuple[ModelNode, ModelDir]:
     """Both after a restore of the whole: the tree has the parts that the fresh directory had and that have room."""
     for part in parts:
-        thing = look_up(fresh, part)
-        if thing is None or look_up(tree, part) is not None or not isinstance(look_up(tree, part[:-1]), ModelDir):
+        thing = find_node(fresh, part)
+        if thing is None or find_node(tree, part) is not None or not isinstance(find_node(tree, part[:-1]), ModelDir):
             continue
         assert isinstance(tree, ModelDir)
         tree, fresh = put(tree, part, thing), put(fresh, part, None)
         for depth in range(len(part) - 1, 0, -1):
-            emptied = look_up(fresh, part[:depth])
+            emptied = find_node(fresh, part[:depth])
             if isinstance(emptied, ModelDir) and not emptied.entries:
                 fresh = put(fresh, part[:depth], None)
     return tree, fresh
@@ -191,16 +191,16 @@ def restored_inside(world: World, one: str, inside: Steps, to: Steps | None) -> 
     """
     orphan = world.orphans[one]
     path = to if to is not None else orphan.origin and (*orphan.origin, *inside)
-    thing = look_up(orphan.tree, inside)
+    thing = find_node(orphan.tree, inside)
     if path is None or thing is None:
         return [world]
     worlds = [world]
     for depth in range(len(orphan.origin or ()) if to is None else len(path), len(path)):
         home = worlds[-1].home
-        if look_up(home, path[:depth]) is None and isinstance(look_up(home, path[: depth - 1]), ModelDir):
+        if find_node(home, path[:depth]) is None and isinstance(find_node(home, path[: depth - 1]), ModelDir):
             worlds.append(worlds[-1]._replace(home=put(home, path[:depth], ModelDir(None, {}))))
     home = worlds[-1].home
-    if look_up(home, path) is not None or not isinstance(look_up(home, path[:-1]), ModelDir):
+    if find_node(home, path) is not None or not isinstance(find_node(home, path[:-1]), ModelDir):
         return [world]
     assert isinstance(orphan.tree, ModelDir)
     done = World(put(home, path, thing), world.orphans)
@@ -215,7 +215,7 @@ def not_restored(world: World, one: str) -> list[World]:
 def taken_origins(world: World) -> dict[str, Steps]:
     """The origins, by orphan, that something is at."""
     origins = {one: orphan.origin for one, orphan in world.orphans.items()}
-    return {one: path for one, path in origins.items() if path is not None and look_up(world.home, path) is not None}
+    return {one: path for one, path in origins.items() if path is not None and find_node(world.home, path) is not None}
 
 
 def all_contents(world: World) -> list[str]:

@@ -31,7 +31,7 @@ from fusefs.store.registry_lines import makes_root_store
 from fusefs.store.restore import Restored, restore_by_id
 from fusefs.store.stage import SwapOptions
 from fusefs.store.swap import Swapped, open_own_folder, remove_path, swap_path
-from tests.support.other_users import asked_directly
+from tests.support.other_users import query_without_fork
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.shared_memory_children import end_process
 
@@ -42,13 +42,13 @@ def raw(path: Path) -> bytes:
     return os.fsencode(path)
 
 
-def init(volume: Path, kernel: Kernel | None = None, *, is_known: bool = False) -> None:
+def init(volume: Path, kernel: Kernel | None = None, *, is_made_by_root: bool = False) -> None:
     """`trashd init --replace` as root, `trashd init` as a user; with the caller's own folder and reserve."""
-    asked = nullcontext() if kernel else asked_directly()
+    context = nullcontext() if kernel else query_without_fork()
     kernel, replaces = kernel or Kernel(), os.geteuid() == 0 and makes_root_store()
     base = BackingAndMount(kernel.open_path(raw(volume)))
-    with asked:
-        store, _done = initialise(kernel, base, raw(volume), is_made_by_root=is_known, replaces=replaces)
+    with context:
+        store, _done = initialise(kernel, base, raw(volume), is_made_by_root=is_made_by_root, replaces=replaces)
         with store:
             open_own_folder(store).fd.close()
 
@@ -112,7 +112,7 @@ def problems(volume: Path) -> list[Finding]:
 
 def assert_silent(volume: Path) -> None:
     """The checker has nothing to say: how every test that touches a store ends."""
-    with asked_directly():
+    with query_without_fork():
         found = problems(volume)
     assert found == [], found
 

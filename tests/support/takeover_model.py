@@ -39,8 +39,8 @@ class Rules(NamedTuple):
                  directory is removed as if it were fresh
     one_way      what was in reaping/ is never given back, from quarantine neither; or else a reaper who has it open
                  deletes what is in view
-    asks_again   a reaper looks at the record after its claim, who pins it looks after that where it is; or else what
-                 was kept is deleted
+    rechecks     a reaper reads the record again after its claim, and a process that pins an orphan finds out again
+                 where it is; or else an orphan that was kept is deleted
     """
 
     moves: bool = True
@@ -49,7 +49,7 @@ class Rules(NamedTuple):
     exclusive: bool = True
     by_identity: bool = True
     one_way: bool = True
-    asks_again: bool = True
+    rechecks: bool = True
 
 
 def volume(state: str = "") -> ModelDisk:
@@ -203,7 +203,7 @@ def end_old(new: Container, rules: Rules) -> Steps:
             break
     while len(chain) > 1:
         lower = chain.pop()
-        is_pinned = rules.asks_again and (yield _call("look", lower, "record")) == "pinned"
+        is_pinned = rules.rechecks and (yield _call("look", lower, "record")) == "pinned"
         if is_pinned and (yield from _pin(new)) != "ok":
             return "kept"
         if (yield from empty_into(lower, chain[-1], "old", new.box, rules)) != "ok":
@@ -265,9 +265,9 @@ def sort_out(one: Container, rules: Rules, who: str) -> Generator[Call, Answer, 
     return one
 
 
-def settle_stage(found: Container, method: str, rules: Rules, who: str) -> Steps:
+def settle_stage(container: Container, method: str, rules: Rules, who: str) -> Steps:
     """`core/container_states.decide_stage`, and what follows."""
-    one = yield from sort_out(found, rules, who)
+    one = yield from sort_out(container, rules, who)
     if one is None:
         return "kept"
     tree = yield _call("look", one.box, "tree")
@@ -340,9 +340,9 @@ def _take_name(rules: Rules, who: str) -> Steps:
     return "ok" if there == "none" else "taken"
 
 
-def settle_restoring(found: Container, method: str, rules: Rules, who: str) -> Steps:
+def settle_restoring(container: Container, method: str, rules: Rules, who: str) -> Steps:
     """`decide_restoring`, and what follows."""
-    one = yield from sort_out(found, rules, who)
+    one = yield from sort_out(container, rules, who)
     if one is None:
         return "kept"
     tree = yield _call("look", one.box, "tree")
@@ -361,7 +361,7 @@ def settle_reaping(one: Container, _method: str, rules: Rules, _who: str) -> Ste
     record = yield _call("look", one.box, "record")
     if record in _NONE:
         return "lost"  # somebody took it over
-    if rules.asks_again and record == "pinned":
+    if rules.rechecks and record == "pinned":
         return (yield _rename("reaping", one.name, "orphans", "id"))
     answer = yield from _delete_tree(one.box)
     if answer == "EIO":
@@ -422,13 +422,13 @@ def restorer(source: str, method: str, rules: Rules) -> Callable[[], Program]:
     """`trashd restore ID`."""
 
     def restore() -> Program:
-        found = (yield _call("list", source)).split()
-        if not found:
+        container = (yield _call("list", source)).split()
+        if not container:
             return
-        box = yield _call("look", source, found[0])
+        box = yield _call("look", source, container[0])
         if box in _NONE:
             return
-        one = yield from take_over(Container(source, found[0], box), "r", rules, "restoring")
+        one = yield from take_over(Container(source, container[0], box), "r", rules, "restoring")
         if one is None:
             return
         if method == "exchange":
@@ -488,7 +488,7 @@ def pinner(rules: Rules) -> Callable[[], Program]:
         if box in _NONE:
             return
         one = Container("orphans", "id", box)
-        if rules.asks_again:
+        if rules.rechecks:
             taken = yield from take_over(one, "p", rules, "restoring")
             if taken is None:
                 return
@@ -497,7 +497,7 @@ def pinner(rules: Rules) -> Callable[[], Program]:
             return
         if (yield _rename(one.box, "record.new", one.box, "record")) != "ok":
             return
-        if rules.asks_again and (yield _rename("restoring", one.name, "orphans", "id")) != "ok":
+        if rules.rechecks and (yield _rename("restoring", one.name, "orphans", "id")) != "ok":
             return
         yield _call("make", "P", "told", "kept")
 

@@ -31,14 +31,14 @@ class Terminal:
             preexec_fn=instead_of_exec(argv, env),  # noqa: PLW1509
         )  # fmt: skip
         os.close(theirs)
-        self.seen = ""
+        self.output = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")()  # what is read may end within a character
 
     def wait_for(self, words: str) -> None:
-        """Read until it showed that."""
-        while words not in self.seen:
-            assert select.select([self._ours], [], [], _PATIENCE_S)[0], self.seen
-            self.seen += self._decoder.decode(os.read(self._ours, 1 << 16))
+        """Read the terminal until its output contains that."""
+        while words not in self.output:
+            assert select.select([self._ours], [], [], _PATIENCE_S)[0], self.output
+            self.output += self._decoder.decode(os.read(self._ours, 1 << 16))
 
     def type(self, keys: str) -> None:
         """Type something."""
@@ -54,7 +54,7 @@ class Terminal:
         """Read until it ends; the exit code."""
         try:
             while part := os.read(self._ours, 1 << 16):
-                self.seen += self._decoder.decode(part)
+                self.output += self._decoder.decode(part)
         except OSError:
             pass  # EIO: the other side is closed
         os.close(self._ours)
@@ -71,7 +71,7 @@ class TmuxSession(AbstractContextManager["TmuxSession"]):
         self._tmux = ("tmux", "-S", str(directory / "tmux"), "-f", "/dev/null")
         given = [f"{name}={value}" for name, value in variables.items()]
         environment = {name: value for name, value in os.environ.items() if name not in ("TMUX", "NO_COLOR")}
-        # The code is told by a shell: tmux 3.3 now and then leaves its child a zombie, and never knows.
+        # A shell prints the code: tmux 3.3 now and then leaves its child a zombie, and never knows.
         shell = ("sh", "-c", 'env "$@"; echo "exit code $?"; exec sleep 1000', "sh", *given, TRASHD, *map(str, words))
         begin = (*self._tmux, "new-session", "-d", "-x", "80", "-y", "24", *shell)
         subprocess.run(begin, env={**environment, "LC_ALL": "C.UTF-8"}, check=True)
@@ -79,21 +79,21 @@ class TmuxSession(AbstractContextManager["TmuxSession"]):
     def __exit__(self, *_error: object) -> None:
         self.hang_up()
 
-    def _ask(self, *words: str) -> str:
+    def _run_tmux(self, *words: str) -> str:
         done = subprocess.run([*self._tmux, *words], stdout=subprocess.PIPE, check=True)
         return os.fsdecode(done.stdout)
 
     def screen(self, *options: str) -> str:
         """What it shows. options: of `tmux capture-pane`"""
-        return self._ask("capture-pane", "-p", *options)
+        return self._run_tmux("capture-pane", "-p", *options)
 
     def title(self) -> str:
         """What programs can set it to."""
-        return self._ask("display", "-p", "#{pane_title}").strip()
+        return self._run_tmux("display", "-p", "#{pane_title}").strip()
 
     def type(self, *keys: str) -> None:
         """Press keys, by tmux's names for them."""
-        self._ask("send-keys", *keys)
+        self._run_tmux("send-keys", *keys)
 
     def wait_for(self, *words: str) -> None:
         """Read until all of them are shown."""
@@ -104,7 +104,7 @@ class TmuxSession(AbstractContextManager["TmuxSession"]):
 
     def pid(self) -> int:
         """Of trashd."""
-        shell = self._ask("display", "-p", "#{pane_pid}").strip()
+        shell = self._run_tmux("display", "-p", "#{pane_pid}").strip()
         return int(Path(f"/proc/{shell}/task/{shell}/children").read_text().split()[0])
 
     def end(self) -> int:

@@ -88,8 +88,8 @@ def _run_command(
     prepare: Callable[[], object] | None = None,
 ) -> CommandResult:
     argv = [TRASHD, *words]
-    run = instead_of_exec(argv, env, prepare)
-    done = subprocess.run(argv, cwd=cwd, input=stdin, capture_output=True, env=env, preexec_fn=run, check=False)
+    preexec = instead_of_exec(argv, env, prepare)
+    done = subprocess.run(argv, cwd=cwd, input=stdin, capture_output=True, env=env, preexec_fn=preexec, check=False)
     return CommandResult(done.returncode, os.fsdecode(done.stdout), os.fsdecode(done.stderr))
 
 
@@ -143,7 +143,7 @@ def instead_of_exec(
     handled = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
     forget_caches()
 
-    def run() -> None:
+    def run_in_child() -> None:
         try:
             command_line.show()
             if prepare is not None:
@@ -164,7 +164,7 @@ def instead_of_exec(
         finally:
             os._exit(120)
 
-    return run
+    return run_in_child
 
 
 def support_program(module: str, *words: str | Path) -> list[str | Path]:

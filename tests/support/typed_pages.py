@@ -60,7 +60,7 @@ def read_page(text: str) -> Page:
 
 def _console_commands(text: str, exit_status: int) -> Iterator[TypedCommand]:
     for step in recipe_pages.read_steps(text):
-        yield TypedCommand(step.is_root, step.command, step.said, exit_status)
+        yield TypedCommand(step.is_root, step.command, step.output, exit_status)
 
 
 def _shell_commands(text: str, exit_status: int) -> Iterator[TypedCommand]:

@@ -20,7 +20,7 @@ def who(_line: Line) -> tuple[str, str, str]:
     return os.uname().nodename, host_id(), boot_id()
 
 
-def run(_line: Line, argv: list[str]) -> CommandResult:
+def run_command(_line: Line, argv: list[str]) -> CommandResult:
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=30)
     return CommandResult(done.returncode, done.stdout, done.stderr)
 
@@ -65,7 +65,7 @@ def count_files(_line: Line, path: str) -> int:
 
 
 def run_pytest(line: Line, words: list[str]) -> int:
-    """Tell each line that .ci/pytest writes; its exit code."""
+    """Run .ci/pytest and report each line that it prints; return its exit code."""
     mount("fuse", "/sys/fs/fuse/connections", "fusectl")
     mount("pts", "/dev/pts", "devpts")
     for path in ("/dev/fuse", "/tmp", "/var/tmp"):  # as on other machines: some tests act as users
@@ -78,5 +78,5 @@ def run_pytest(line: Line, words: list[str]) -> int:
     ) as process:  # fmt: skip
         assert process.stdout is not None
         for text in process.stdout:
-            line.tell(text.rstrip("\n"))
+            line.report(text.rstrip("\n"))
     return process.returncode

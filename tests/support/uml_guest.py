@@ -34,25 +34,25 @@ _MODULES = Path("/usr/lib/uml/modules")
 _SERIAL = "/dev/ttyS0"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
-TOLD, DONE, RAISED, DIED = "told", "done", "raised", "died"
+REPORTED, DONE, RAISED, DIED = "reported", "done", "raised", "died"
 
 
 class Line:
-    """What an action has to the test: words both ways."""
+    """An action's connection to the test, for messages in both directions."""
 
-    def __init__(self, tells: int, hears: int) -> None:
-        self._tells, self._hears = tells, hears
+    def __init__(self, report_fd: int, hears: int) -> None:
+        self._report_fd, self._hears = report_fd, hears
 
-    def tell(self, word: str) -> None:
-        """Say how far it is."""
-        self._say(TOLD, word)
+    def report(self, word: str) -> None:
+        """Report to the test how far the action is."""
+        self._say(REPORTED, word)
 
     def wait(self) -> None:
-        """Go on at the test's next word."""
+        """Wait for the test's next message."""
         os.read(self._hears, 1)
 
-    def run(self, action: str, arguments: tuple[object, ...]) -> None:
-        """Act (MODULE:NAME), and say how it ended."""
+    def run_action(self, action: str, arguments: tuple[object, ...]) -> None:
+        """Run an action (MODULE:NAME), and send its result or its error to the test."""
         try:
             module, _, name = action.partition(":")
             self._say(DONE, getattr(importlib.import_module(module), name)(self, *arguments))
@@ -60,7 +60,7 @@ class Line:
             self._say(RAISED, _portable(error))
 
     def _say(self, what: str, value: object) -> None:
-        os.write(self._tells, base64.b64encode(pickle.dumps((what, value))) + b"\n")
+        os.write(self._report_fd, base64.b64encode(pickle.dumps((what, value))) + b"\n")
 
 
 def _portable(error: BaseException) -> BaseException:
@@ -77,17 +77,17 @@ class _Served:
 
     def __init__(self, number: int, action: str, arguments: tuple[object, ...], others: list[_Served]) -> None:
         self.number = number
-        self.hears, tells = os.pipe()
-        hears, self.tells = os.pipe()
+        self.hears, report_fd = os.pipe()
+        hears, self.go_fd = os.pipe()
         self.buffer = b""
         self.is_done = False
         self.pid = os.fork()
         if self.pid == 0:
             for other in [self, *others]:
                 os.close(other.hears)
-                os.close(other.tells)
-            _act(action, arguments, Line(tells, hears))
-        os.close(tells)
+                os.close(other.go_fd)
+            _act(action, arguments, Line(report_fd, hears))
+        os.close(report_fd)
         os.close(hears)
 
 
@@ -97,7 +97,7 @@ def _act(action: str, arguments: tuple[object, ...], line: Line) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.set_wakeup_fd(-1)
-        line.run(action, arguments)
+        line.run_action(action, arguments)
     finally:
         os._exit(0)
 
@@ -130,9 +130,10 @@ class _Server:
                     os.read(self._woken, 4096)
                 self._reap()
             if self._serial in ready:
-                self._ask()
+                self._read_requests()
 
-    def _ask(self) -> None:
+    def _read_requests(self) -> None:
+        """Read the requests that have arrived; start a process for each, or let the process of a started one go on."""
         self._buffer += os.read(self._serial, 4096)
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
@@ -140,7 +141,7 @@ class _Server:
             if action is None:
                 for one in self._served:
                     if one.number == number:
-                        os.write(one.tells, b".")
+                        os.write(one.go_fd, b".")
                 continue
             self._served.append(_Served(number, action, arguments, self._served))
 
@@ -158,7 +159,7 @@ class _Server:
         for line in lines:
             what, value = pickle.loads(base64.b64decode(line))
             self.send(one.number, what, value)
-            one.is_done = one.is_done or what != TOLD
+            one.is_done = one.is_done or what != REPORTED
 
     def _hear_out(self, one: _Served) -> None:
         """What an ended process said before; a child of its may have the pipe still."""
@@ -173,7 +174,7 @@ class _Server:
         if one in self._served:
             self._served.remove(one)
             os.close(one.hears)
-            os.close(one.tells)
+            os.close(one.go_fd)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -217,14 +218,14 @@ def load(*names: str) -> None:
 
 
 def _up(interface: str, address: str | None = None) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ask:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as inet_socket:
         name = interface.encode()
         for call, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, address and "255.255.255.0")):
             if value is not None:
-                told = struct.pack("16sHH4s8x", name, socket.AF_INET, 0, socket.inet_aton(value))
-                fcntl.ioctl(ask, call, told)
-        (flags,) = struct.unpack_from("H", fcntl.ioctl(ask, _SIOCGIFFLAGS, struct.pack("16s16x", name)), 16)
-        fcntl.ioctl(ask, _SIOCSIFFLAGS, struct.pack("16sH14x", name, flags | _IFF_UP))
+                request = struct.pack("16sHH4s8x", name, socket.AF_INET, 0, socket.inet_aton(value))
+                fcntl.ioctl(inet_socket, call, request)
+        (flags,) = struct.unpack_from("H", fcntl.ioctl(inet_socket, _SIOCGIFFLAGS, struct.pack("16s16x", name)), 16)
+        fcntl.ioctl(inet_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", name, flags | _IFF_UP))
 
 
 def _own_root() -> None:
@@ -250,7 +251,7 @@ def _own_root() -> None:
 
 def _be(name: str, address: str) -> None:
     socket.sethostname(name)
-    told = {
+    contents = {
         "passwd": "root:x:0:0::/root:/bin/sh\n_rpc:x:100:65534::/run:/bin/false\nnobody:x:65534:65534::/:/bin/false",
         "group": "root:x:0:\nnogroup:x:65534:",
         "machine-id": uuid.uuid4().hex,
@@ -258,7 +259,7 @@ def _be(name: str, address: str) -> None:
         "hosts": f"127.0.0.1 localhost\n{os.environ['HOSTS']}",
         "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files",  # nobody is there to be asked
     }
-    for file, text in told.items():
+    for file, text in contents.items():
         (path := Path("/etc", file)).unlink(missing_ok=True)
         path.write_text(f"{text}\n")
     _up("lo")
@@ -287,7 +288,7 @@ def main() -> None:
         _import(name)
     gc.freeze()
     server = _Server(serial)
-    server.send(0, TOLD, "up")
+    server.send(0, REPORTED, "up")
     server.serve()
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from tests.support import uml_guest
-from tests.support.uml_guest import DIED, DONE, RAISED, TOLD, Line
+from tests.support.uml_guest import DIED, DONE, RAISED, REPORTED, Line
 from tests.support.uml_switch import Port
 
 REPO = Path(__file__).parents[2]
@@ -48,20 +48,23 @@ class RunningAction(Generic[T]):
 
     def __init__(self, machine: Machine, number: int) -> None:
         self._machine, self._number = machine, number
-        self.said: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self.messages: queue.Queue[tuple[str, Any]] = queue.Queue()
 
-    def told(self, limit_s: float = CALL_S) -> str:
-        """The next word that it tells. Raises  what it raised; AssertionError: it ended instead; TimeoutError"""
+    def wait_report(self, limit_s: float = CALL_S) -> str:
+        """Wait for the action's next report.
+
+        Raises  the error that it raised; AssertionError: it ended instead; TimeoutError
+        """
         what, value = self._next(limit_s)
-        assert what == TOLD, value
+        assert what == REPORTED, value
         return str(value)
 
-    def told_or_ended(self, limit_s: float = CALL_S) -> str | None:
-        """The next word that it tells; None: it has ended well without one, and `result` has it."""
+    def wait_report_or_end(self, limit_s: float = CALL_S) -> str | None:
+        """Wait for the action's next report; None: it has ended without one, and `result` returns its result."""
         what, value = self._next(limit_s)
-        if what == TOLD:
+        if what == REPORTED:
             return str(value)
-        self.said.put((what, value))
+        self.messages.put((what, value))
         return None
 
     def go(self) -> None:
@@ -69,7 +72,10 @@ class RunningAction(Generic[T]):
         self._machine.send(self._number, None, ())
 
     def result(self, limit_s: float = CALL_S) -> T:
-        """What it returns; words that it tells meanwhile are passed over. Raises  what it raised; TimeoutError"""
+        """Wait for the action's end; return its result. Reports are ignored.
+
+        Raises  the error that it raised; TimeoutError
+        """
         end = time.monotonic() + limit_s
         while True:
             what, value = self._next(end - time.monotonic())
@@ -79,14 +85,14 @@ class RunningAction(Generic[T]):
 
     def _next(self, limit_s: float) -> tuple[str, Any]:
         try:
-            what, value = self.said.get(timeout=max(limit_s, 0))
+            what, value = self.messages.get(timeout=max(limit_s, 0))
         except queue.Empty:
             raise TimeoutError(f"{self._machine.name} said nothing\n{self._machine.log()[-2000:]}") from None
         if what == RAISED:
             raise value
         if what == DIED:
             raise ActionDied(value)
-        if what not in (TOLD, DONE):
+        if what not in (REPORTED, DONE):
             raise MachineEnded(self._machine.log()[-2000:])
         return what, value
 
@@ -139,7 +145,7 @@ class Machine:
 
     def boot(self) -> None:
         """Wait until it serves. Raises  MachineEnded, TimeoutError"""
-        assert self._up.told(BOOT_S) == "up"
+        assert self._up.wait_report(BOOT_S) == "up"
 
     def log(self) -> str:
         """What its kernel and its first process said."""
@@ -193,7 +199,7 @@ class Machine:
         with self._lock:
             self._running[number] = running
             if self._has_ended:
-                running.said.put(("ended", None))
+                running.messages.put(("ended", None))
         return running
 
     def _read(self) -> None:
@@ -204,11 +210,11 @@ class Machine:
             for line in lines:
                 number, what, value = pickle.loads(base64.b64decode(line))
                 with self._lock:
-                    self._running[number].said.put((what, value))
+                    self._running[number].messages.put((what, value))
         with self._lock:
             self._has_ended = True
             for running in self._running.values():
-                running.said.put(("ended", None))
+                running.messages.put(("ended", None))
 
     def _receive(self) -> bytes:
         try:

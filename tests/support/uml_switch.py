@@ -95,18 +95,18 @@ class Switch:
     def when(
         self,
         port: Port,
-        seen: re.Pattern[bytes],
+        pattern: re.Pattern[bytes],
         then: Cable,
         then_back: Cable = Cable.PASS,
         *,
         passes_first: bool = False,
     ) -> threading.Event:
-        """Set both directions at the first frame from the machine that has this in it. passes_first: it passes
+        """Set both directions at the machine's first frame that matches a pattern. passes_first: that frame passes
 
-        Returns   what is set when that has happened
+        Returns   an event that is set when that has happened
         """
         with self._lock:
-            port.trap, port.then, port.then_back, port.passes_first = seen, then, then_back, passes_first
+            port.trap, port.then, port.then_back, port.passes_first = pattern, then, then_back, passes_first
             port.sprung = threading.Event()
             return port.sprung
 

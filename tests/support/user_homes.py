@@ -44,9 +44,9 @@ def homes(*uids: int, options: tuple[str, ...] = ()) -> Iterator[Mapping[int, Pa
 
 
 @contextlib.contextmanager
-def accounts(known: Mapping[int, Path]) -> Iterator[None]:
-    """The system lists just these users, and root."""
-    lines = [f"user{uid}:x:{uid}:{uid}::{home}:/bin/sh\n" for uid, home in known.items()]
+def accounts(homes: Mapping[int, Path]) -> Iterator[None]:
+    """Have the system list only these users, by their homes, and root."""
+    lines = [f"user{uid}:x:{uid}:{uid}::{home}:/bin/sh\n" for uid, home in homes.items()]
     with tmpfs_volume("1m") as scratch:
         text = scratch / "passwd"
         text.write_text("root:x:0:0::/root:/bin/sh\n" + "".join(lines))
@@ -90,7 +90,7 @@ def thrown(uid: int, home: Path, *words: str, where: str = "work") -> Path:
 
 
 def own_stores(running: Service) -> list[VolumeStatus]:
-    observed_status = running.seen()
+    observed_status = running.read_status()
     assert observed_status is not None
     return [one for one in observed_status.status.volumes if one.owner is not None]
 

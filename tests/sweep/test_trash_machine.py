@@ -17,7 +17,7 @@ from fusefs.core.record_decoding import decode_record
 from fusefs.linux.kernel import Kernel
 from tests.support.crash_scenarios import wipe
 from tests.support.real_filesystems import tmpfs_volume
-from tests.support.store_model import ModelDir, ModelNode, Steps, contents_of, free_in, look_up, paths_of, put, read
+from tests.support.store_model import ModelDir, ModelNode, Steps, contents_of, find_node, free_in, paths_of, put, read
 from tests.support.store_verbs import DyingAt, folder_of, in_child, init, problems, recover_all, restore
 from tests.support.trash_without_walk import gather
 
@@ -29,7 +29,7 @@ EMPTY = ModelDir(None, {})
 
 def taken(home: ModelDir, paths: list[Steps]) -> ModelDir:
     for path in paths:
-        if look_up(home, path) is not None:
+        if find_node(home, path) is not None:
             home = put(home, path, None)
     return home
 
@@ -114,9 +114,9 @@ class SweepMachine(RuleBasedStateMachine):
     @rule(data=st.data(), death=DEATH)
     def sweep(self, data: st.DataObject, death: int | None) -> None:
         before = self.now()
-        tops = [path for path in [(), *paths_of(before)] if isinstance(look_up(before, path), ModelDir)]
+        tops = [path for path in [(), *paths_of(before)] if isinstance(find_node(before, path), ModelDir)]
         top = data.draw(st.sampled_from(tops), "directory")
-        inside = list(paths_of(look_up(before, top)))
+        inside = list(paths_of(find_node(before, top)))
         paths = data.draw(st.lists(st.sampled_from(inside), unique=True) if inside else st.just([]), "paths")
         verb = partial(gather, self.home.joinpath(*top), ["/".join(path) for path in paths])
         if self.act(verb, death):
@@ -131,7 +131,7 @@ class SweepMachine(RuleBasedStateMachine):
         tree, path = read(orphan / "tree"), self.origin(orphan)
         done = self.act(lambda kernel: restore(self.volume, one, kernel), death)
         if done and path:
-            there, stays = merged(tree, look_up(before, path))
+            there, stays = merged(tree, find_node(before, path))
             assert files(self.now()) == files(put(before, path, there))
         elif done:
             there, stays = merged(tree, before)
@@ -147,10 +147,10 @@ class SweepMachine(RuleBasedStateMachine):
             one, inside = data.draw(st.sampled_from(sorted(parts)), "part")
             before = self.now()
             origin = self.origin(self.orphans()[one])
-            thing = look_up(read(self.orphans()[one] / "tree"), inside)
-            is_free = look_up(before, (*origin, *inside)) is None
+            thing = find_node(read(self.orphans()[one] / "tree"), inside)
+            is_free = find_node(before, (*origin, *inside)) is None
             if self.act(lambda kernel: restore(self.volume, one, kernel, os.fsencode("/".join(inside))), death):
-                assert files(look_up(self.now(), (*origin, *inside))) == files(thing) or not is_free
+                assert files(find_node(self.now(), (*origin, *inside))) == files(thing) or not is_free
 
     @precondition(lambda self: bool(free_in(self.now())))
     @rule(data=st.data())

@@ -144,7 +144,7 @@ NEEDED_BY = {
     "exclusive": ("swap, user, two", "none"),
     "by_identity": ("swap, restore, user, two", "none"),
     "one_way": ("reap, restore from reaping", "none"),
-    "asks_again": ("reap, keep, watcher", "none"),
+    "rechecks": ("reap, keep, watcher", "none"),
 }
 
 
