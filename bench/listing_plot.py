@@ -95,7 +95,7 @@ def _time(power: int) -> str:
 def draw(rows: Sequence[Row]) -> str:
     """The picture of the newest rows of both parts; a column for first and one for again."""
     shown = [row for row in rows if row["part"] in PARTS]
-    width, height = _LEFT + 2 * _WIDTH + _GAP_X + 20, _TOP + len(shown) * (_HEIGHT + _GAP_Y) + 16
+    width, height = _LEFT + 2 * _WIDTH + _GAP_X + 36, _TOP + len(shown) * (_HEIGHT + _GAP_Y) + 16
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {_FONT}>',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
@@ -140,7 +140,7 @@ def _powers(values: Sequence[float]) -> tuple[int, int]:
 
 def _legend(y: float, names: Sequence[str]) -> Iterator[str]:
     for at, name in enumerate(names):
-        x = _LEFT + at * 125
+        x = _LEFT + at * 150
         told = "native (slow: direct)" if name == NATIVE else name
         yield f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{COLOURS[name]}"/>'
         yield f'<text x="{x + 15}" y="{y}">{told}</text>'
