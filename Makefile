@@ -33,7 +33,7 @@ bench: setup; @$(PYTHON) -m bench --quick $(ARGS) && $(PYTHON) -m bench --plot d
 simulate: setup; @$(PYTHON) -m bench.simulate $(ARGS)
 docs: setup; $(PYTHON) -m towncrier build --draft --version next
 schema: setup; @$(PYTHON) -m build_docs schema docs/json.schema.json
-changelog: setup; $(PYTHON) -m towncrier build --yes --version $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' fusefs/__init__.py)
+changelog: setup; $(PYTHON) -m towncrier build --yes --version $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' fusefs/core/version.py)
 # Faults that were mended, each made again in a copy of the tree: which test fails then.
 catch-rate: setup; @$(PYTHON) -m tests.catch_rate $(ARGS)
 suites: setup; @$(PYTHON) -m bench.suites $(ARGS)

@@ -68,7 +68,7 @@ def write_all(directory: Path) -> None:
     The pages have the date of the newest release in CHANGELOG.md.
     """
     released = _in_root(r"^## .*\((.*)\)$", "CHANGELOG.md")
-    version = _in_root(r'^VERSION = "(.*)"$', "fusefs/__init__.py")
+    version = _in_root(r'^VERSION = "(.*)"$', "fusefs/core/version.py")
     parts = {name: (_PARTS / f"{name}.md").read_text(encoding="utf-8") for name in [*page_names(), *format_names()]}
     pages = {directory / f"man1/{title_of(name)}.1": page_of(name, parts[name]) for name in page_names()}
     pages |= {directory / f"man5/{name}": parts[name] for name in format_names()}

@@ -1,3 +1,1 @@
 """trashd empties a directory of any size at once, and deletes the old content patiently in the background."""
-
-VERSION = "0.3.0"

@@ -17,7 +17,6 @@ from contextlib import suppress
 
 import click
 
-from fusefs import VERSION
 from fusefs.cli import output
 from fusefs.cli.config import problems_in_force
 from fusefs.cli.options import Command, PathBytes, json_option, tended
@@ -41,6 +40,7 @@ from fusefs.core.printable_names import printable, shell_word
 from fusefs.core.results import Finding
 from fusefs.core.service_status import ObservedStatus
 from fusefs.core.uring_choice import find_obstacle
+from fusefs.core.version import VERSION
 from fusefs.linux import systemd
 from fusefs.linux.config_files import load_config
 from fusefs.linux.fd import Fd

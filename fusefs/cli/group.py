@@ -6,7 +6,6 @@ from importlib import import_module
 
 import click
 
-from fusefs import VERSION
 from fusefs.cli.options import Command, note_usage, write_manual_page
 from fusefs.cli.output import print_error, wants_json
 from fusefs.core.errors import EXIT_CODES, Exit, UsageError
@@ -128,7 +127,7 @@ def _format_exit_codes() -> str:
 
 
 @click.command(cls=LazyGroup, epilog=_format_exit_codes(), context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(VERSION, "-V", "--version", prog_name="trashd")
+@click.version_option(None, "-V", "--version", package_name="trashd", prog_name="trashd")
 def trashd() -> None:
     """Empty huge directories instantly, and restore them if that was a mistake.
 

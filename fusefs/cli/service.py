@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import click
 
-from fusefs import VERSION
 from fusefs.cli import output
 from fusefs.cli.group import OrderedGroup
 from fusefs.cli.options import PathBytes, json_option
 from fusefs.core.errors import Busy, Incomplete, NotADirectory, NotFound, NotPermitted, Refused, TrashdError, UsageError
 from fusefs.core.printable_names import printable
 from fusefs.core.uring_choice import SWITCH, find_obstacle, known_faults
+from fusefs.core.version import VERSION
 from fusefs.linux import systemd
 from fusefs.linux.kernel import OTHERS_WRITE
 from fusefs.linux.runtime_directories import replace_file, runtime_dir

@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 
 import trio
 
-from fusefs import VERSION
 from fusefs.core.config import Config
 from fusefs.core.events import Event, EventKind
 from fusefs.core.orphan_age import Clock, advance_clock
+from fusefs.core.version import VERSION
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import clocks_ns
 from fusefs.service.event_outlets import EventLimit

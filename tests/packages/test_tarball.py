@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from build_docs.man_pages import page_names
-from fusefs import VERSION
 from fusefs.cli.service import PACKAGES, pieces_for_all
+from fusefs.core.version import VERSION
 from tests.support.other_users import as_user, run_as
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import assert_silent

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fusefs import VERSION
 from fusefs.cli.group import REMOVED
+from fusefs.core.version import VERSION
 from tests.support.foreground_mount import trashd_mount
 from tests.support.make_trees import IMMUTABLE, make_tree, set_flags
 from tests.support.open_files import opened

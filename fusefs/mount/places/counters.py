@@ -15,7 +15,6 @@ from typing import Final
 
 import trio
 
-from fusefs import VERSION
 from fusefs.core.mount_counters import (
     BOUNDS_NS,
     N_BUCKETS,
@@ -26,6 +25,7 @@ from fusefs.core.mount_counters import (
     encode_counters,
 )
 from fusefs.core.printable_names import printable
+from fusefs.core.version import VERSION
 from fusefs.linux.fd import Fd, close_on_error
 from fusefs.linux.file_locks import lock_open_file
 from fusefs.linux.runtime_directories import NEW, make_dir
