@@ -57,7 +57,8 @@ class Pods:
     def __init__(self, node: Node) -> None:
         _, configuration, self.reapers = objects("trashd.yaml")
         (self.job,) = objects("job.yaml")
-        self._node, self._config = node, configuration["data"]["config.toml"]
+        # An orphan that expired before the reaper started would be kept for an hour.
+        self._node, self._config = node, 'grace = "0s"\n' + configuration["data"]["config.toml"]
 
     def argv(self, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Sequence[str | Path]:
         """Runs a container's process, whose standard input has to be the configuration."""
