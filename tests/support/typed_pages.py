@@ -77,7 +77,9 @@ class Shell:
         home = volume.parent / f"home-{uid}"
         home.mkdir(exist_ok=True)
         os.chown(home, uid, uid)
-        env = environment({"PATH": f"{Path(TRASHD).parent}:{os.environ['PATH']}", "HOME": str(home)})
+        path = f"{Path(TRASHD).parent}:{os.environ['PATH']}"
+        # Unbuffered, so that both streams come in the order in which a terminal shows them.
+        env = environment({"PATH": path, "HOME": str(home), "PYTHONUNBUFFERED": "1"})
         become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"] if uid else []
         self._bash = subprocess.Popen(
             [*become, "bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
