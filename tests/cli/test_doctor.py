@@ -70,7 +70,7 @@ def instead(path: str, other: Path) -> Iterator[None]:
 
 @pytest.fixture
 def home(volume: Path) -> Path:
-    """Of a user who has an orphan and a configuration, and neither has nor wants a service."""
+    """The home of a user with an orphan, whose configuration says that no service is needed."""
     volume.chmod(0o777)
     home = volume / "home"
     (home / "config/trashd/plan.d").mkdir(parents=True)
@@ -81,15 +81,15 @@ def home(volume: Path) -> Path:
 
 
 def of_user(home: Path, *words: str, **others: str) -> CommandResult:
-    """What it tells a user whose home this is. others: environment variables"""
+    """Run a command as the user whose home this is. others: more environment variables"""
     variables = {"HOME": home, "XDG_CONFIG_HOME": home / "config", "XDG_DATA_HOME": home / "data"}
-    told = {name: str(path) for name, path in variables.items()} | {"XDG_RUNTIME_DIR": ""} | others
-    return as_user(USER, lambda: trashd(*words, cwd=home, stdin=b"", **told))
+    added = {name: str(path) for name, path in variables.items()} | {"XDG_RUNTIME_DIR": ""} | others
+    return as_user(USER, lambda: trashd(*words, cwd=home, stdin=b"", **added))
 
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """Of a machine on which only what a test starts runs."""
+    """A machine on which no service runs, unless a test starts one."""
     with places() as path:
         yield path
 

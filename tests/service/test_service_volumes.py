@@ -218,9 +218,8 @@ def test_a_volume_is_served_by_its_own_path_soon_after_its_mount_is_gone(base: P
                 mount(source, shown)
                 with service(base, config=QUICK) as running:
                     running.until_phase(shown, VolumePhase.IDLE)
-                    time.sleep(
-                        2 * SCALED.find_pause_s
-                    )  # then a search begins with the unmount, and the daemon ends later
+                    # After this pause, a search begins with the unmount, and the daemon ends later.
+                    time.sleep(2 * SCALED.find_pause_s)
                     done_well("umount", shown)
                     running.until(partial(running.knows, source))
 

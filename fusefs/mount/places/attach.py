@@ -43,9 +43,11 @@ INHERITED = {
 _SUBTYPE = TRASHD_FSTYPE.partition(b".")[2]
 _NO_FUSE = "load the kernel module with modprobe fuse, or start the container with --device /dev/fuse"
 _NO_FUSERMOUNT = "install it (Debian package: fuse3), or mount as root"
-_DAEMON_TIMEOUT_S, _BRIEF_USE_S, _POLL_S = 5.0, 1.0, 0.02
+_DAEMON_TIMEOUT_S, _POLL_S = 5.0, 0.02
 """How long a daemon may take to reply to earlier requests and exit after its mount was unmounted, and how long it may
 take to close a file after the last writer has closed it."""
+_BRIEF_USE_S = 1.0
+"""How long an unmount waits for the reaper service and commands to close a mount."""
 _RESTRICTIONS = (
     mount_calls.MS_RDONLY | mount_calls.MS_NOSUID | mount_calls.MS_NODEV | mount_calls.MS_NOEXEC
     | mount_calls.MS_NOSYMFOLLOW
@@ -218,7 +220,7 @@ def unmount(path: bytes, mode: UnmountMode) -> Unmounted:
 
 
 def _detach_when_unused(mount: Mount, mode: UnmountMode) -> None:
-    """Unmount, and wait a moment for the reaper service and commands, which open mounts briefly. Raises  as `detach`"""
+    """Unmount; if the mount is busy, try again for `_BRIEF_USE_S`. Raises  as `detach`"""
     deadline_s = time.monotonic() + _BRIEF_USE_S
     while True:
         try:
