@@ -66,6 +66,7 @@ def format_size(n_bytes: int) -> str:
 
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_LARGEST_FIRST = tuple(reversed(SECONDS.items()))
 """The units used for output."""
 _YEAR_S = 31_557_600
 _UNIT_NAMES = {
@@ -116,12 +117,14 @@ def format_duration(seconds: int) -> str:
     """Format a duration with its two largest units, as in `2d3h`; 0 is `0s`, and negative ones have a minus sign."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
-    parts = []
-    for unit in ("w", "d", "h", "m", "s"):
-        count, seconds = divmod(seconds, SECONDS[unit])
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts[:2]) or "0s"
+    text = ""
+    for unit, unit_s in _LARGEST_FIRST:
+        if seconds >= unit_s:
+            count, seconds = divmod(seconds, unit_s)
+            if text:
+                return f"{text}{count}{unit}"
+            text = f"{count}{unit}"
+    return text or "0s"
 
 
 SECOND_NS = 10**9

@@ -28,6 +28,7 @@ ID_RANDOM_CHARS = 12
 _SLUG_MAX = 120
 _SLUG = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _HEX = frozenset("0123456789abcdef")
+_NOT_NAMES = frozenset((b"", b".", b".."))
 _HEX_BYTES = frozenset(b"0123456789abcdef")
 _TIME_CHARS = len("YYYYMMDDTHHMMSS.mmmZ-")
 _VOLUME_ID_CHARS = 32
@@ -102,7 +103,7 @@ def split_path(path: bytes) -> list[Name]:
             write records and pointers, so their paths must be checked
     """
     names = path.split(b"/")
-    if any(name in (b"", b".", b"..") or b"\0" in name for name in names):
+    if b"\0" in path or not _NOT_NAMES.isdisjoint(names):
         raise ValueError("not a plain relative path")
     return [Name(name) for name in names]
 

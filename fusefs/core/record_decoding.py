@@ -180,7 +180,10 @@ def _to_tuple(kind: Any, wire: msgspec.Struct | None) -> Any:
 
 
 def _path(text: str | None) -> RelPath | None:
-    return None if text is None else join_path(*split_path(unquote_path(text)))
+    if text is None:
+        return None
+    split_path(path := unquote_path(text))  # raises
+    return RelPath(path)
 
 
 def _name(text: str) -> Name:

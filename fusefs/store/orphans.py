@@ -172,7 +172,7 @@ def _read_entries(
             texts = read_small_files(folder.store.kernel, state_fd, some, RECORD, folder.uid, RECORD_MAX_BYTES)
         for container, text in zip(some, texts, strict=True):
             name = container.encode()
-            path = os.path.join(directory, name)
+            path = directory + name
             try:
                 is_stopped = False
                 if text is None:
