@@ -24,11 +24,11 @@ from fusefs.linux.runtime_directories import SYSTEM_RUNTIME
 from fusefs.store.registry_lines import XATTR
 from tests.support.make_trees import Dir, make_tree, snapshot
 from tests.support.mount_namespaces import ROOTS
-from tests.support.real_filesystems import mounted_image
+from tests.support.real_filesystems import full, mounted_image
 from tests.support.service_process import places, service
 from tests.support.store_verbs import forge
 from tests.support.trashd_command import CommandResult, done_well, trashd
-from tests.support.user_homes import trashd_as
+from tests.support.user_homes import accounts, trashd_as
 
 pytestmark = pytest.mark.needs("root", "loop")
 
@@ -39,7 +39,15 @@ MNT = Path("/mnt")
 USER, NEIGHBOUR, EARLY = 7001, 7002, 1003
 BOTH = (0, USER)
 BY_BOTH = ("swapped", "expired", "kept-for", "pinned", "removed", "dropped", "parts", "keeps", "noted", "tmp")
-KILLED = {2001: "stage", 2002: "stage", 2003: "restoring", 2004: "restoring", 2005: "reaping", 2006: "stage", 2007: "stage"}
+KILLED = {
+    2001: "stage",
+    2002: "stage",
+    2003: "restoring",
+    2004: "restoring",
+    2005: "reaping",
+    2006: "stage",
+    2007: "stage",
+}
 """The states in which killed commands left `job`: swap before and after its exchange, restore before and after its
 exchange, reap, rm, sweep."""
 ORPHANS = {
@@ -230,6 +238,24 @@ def test_what_is_in_quarantine_is_tried_again_kept_and_restored() -> None:
 
 
 @pytest.mark.usefixtures("base")
+def test_a_drop_of_an_earlier_release_becomes_an_orphan() -> None:
+    (waiting,) = MNT.glob(".trashd/new/2008/drop/*")
+    before = snapshot(waiting, with_times=True)
+    done_well("list")
+    item = items()[2008, "waiting"]
+    assert item.state == "orphans"
+    assert snapshot(item.tree(), with_times=True) == before
+
+
+@pytest.mark.usefixtures("base")
+def test_the_reserve_serves_a_swap_on_a_full_volume() -> None:
+    with full(MNT):
+        for uid in BOTH:
+            of(uid, "swap", MNT / f"work/{uid}/tmp")
+            assert list((MNT / f"work/{uid}/tmp").iterdir()) == []
+
+
+@pytest.mark.usefixtures("base")
 def test_retentions_can_be_changed() -> None:
     for uid in BOTH:
         of(uid, "keep", items()[uid, "swapped"].id)
@@ -270,6 +296,30 @@ def test_the_list_of_stores_shows_where_stores_are_and_which_root_made() -> None
     done_well("swap", MNT / "work/0/tmp")
 
 
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.usefixtures("base")
+def test_another_format_is_refused_and_its_store_can_be_moved_aside_and_back(number: int) -> None:
+    before = snapshot(MNT / ".trashd")
+    volume = MNT / ".trashd/volume.json"
+    known = volume.read_text()
+    volume.write_text(known.replace('"format": 2', f'"format": {number}'))
+    for words in (("list",), ("swap", MNT / "work/0/tmp"), ("reap",), ("init", MNT), ("init", "--replace", MNT)):
+        done = trashd(*words)
+        assert done.code == 6, done
+        assert "mv /mnt/.trashd /mnt/.trashd-old" in done.err
+    (MNT / ".trashd").rename(MNT / ".trashd-old")
+    done_well("init", MNT)
+    done_well("swap", MNT / "work/0/tmp")
+    done_well("reap")
+    (MNT / ".trashd").rename(MNT / ".trashd-new")
+    (MNT / ".trashd-old").rename(MNT / ".trashd")
+    volume.write_text(known)
+    assert snapshot(MNT / ".trashd") == before
+    assert {one["id"] for one in done_well("list", "--json").objects()} >= {
+        item.id for key, item in items().items() if key in ORPHANS
+    }  # fmt: skip
+
+
 def test_the_service_continues_with_its_pause_and_deletes_only_what_has_expired(base: Path) -> None:
     before = items()
     config = (MNT / "etc/trashd/config.toml").read_text()
@@ -281,9 +331,11 @@ def test_the_service_continues_with_its_pause_and_deletes_only_what_has_expired(
         gone = [before[key].path for key in ((0, "expired"), (USER, "expired"), (2005, "job"))]
         running.until(lambda: not any(path.exists() for path in gone))
         running.until(running.is_alone)
-    assert not {key for key in ORPHANS if key[1] != "expired"} - items().keys() - {
-        key for key in ORPHANS if is_due(before[key])
-    }
+    assert (
+        not {key for key in ORPHANS if key[1] != "expired"}
+        - items().keys()
+        - {key for key in ORPHANS if is_due(before[key])}
+    )
 
 
 @pytest.mark.usefixtures("base")
@@ -339,21 +391,32 @@ def test_purge_lists_are_replaced(uid: int) -> None:
 
 def test_the_store_of_a_user_serves_that_user_until_root_replaces_it(release: str) -> None:
     with upgraded(release, "users"):
-        trees = {path.parent.name.partition("Z-")[2].rpartition("-")[0]: path for path in MNT.glob(".trashd/u/*/orphans/*/tree")}
-        assert trees.keys() == {"job", "other"}
-        before = {name: snapshot(path, with_times=True) for name, path in trees.items()}
+        before = {name: snapshot(item.tree(), with_times=True) for (_, name), item in items().items()}
+        assert before.keys() == {"job", "other", "expired"}
         of(USER, "restore", MNT / f"work/{USER}/other")
         assert snapshot(MNT / f"work/{USER}/other", with_times=True) == before["other"]
-        make_tree(MNT / f"home/{NEIGHBOUR}", Dir({"job": Dir(owner=(NEIGHBOUR, NEIGHBOUR))}, owner=(NEIGHBOUR, NEIGHBOUR)))
+        make_tree(
+            MNT / f"home/{NEIGHBOUR}", Dir({"job": Dir(owner=(NEIGHBOUR, NEIGHBOUR))}, owner=(NEIGHBOUR, NEIGHBOUR))
+        )
         of(NEIGHBOUR, "swap", MNT / f"home/{NEIGHBOUR}/job")
         assert (MNT / f".trashd-{NEIGHBOUR}").is_dir()
         done = trashd("init", MNT)
         assert done.code == 6, done
         assert "trashd init --replace /mnt" in done.err
         done_well("init", "--replace", MNT)
-        (listed,) = of(USER, "list", "--json").objects()
-        assert listed["expires_ns"] is None
-        of(USER, "restore", listed["id"])
+        listed = {one["origin"]: one for one in of(USER, "list", "--json").objects()}
+        assert listed.keys() == {f"{MNT}/work/{USER}/{name}" for name in ("job", "expired")}
+        assert {one["expires_ns"] for one in listed.values()} == {None}
+        of(USER, "restore", MNT / f"work/{USER}/job")
         assert snapshot(MNT / f"work/{USER}/job", with_times=True) == before["job"]
         of(NEIGHBOUR, "undo")
         done_well("doctor", MNT)
+
+
+def test_the_service_of_root_serves_a_users_store(release: str) -> None:
+    with upgraded(release, "users") as base, accounts({USER: MNT / f"home/{USER}"}):
+        before = items()
+        with service(base) as running:
+            running.until(lambda: not before[USER, "expired"].path.exists())
+            running.until(running.is_alone)
+        assert items().keys() == {(USER, "job"), (USER, "other")}

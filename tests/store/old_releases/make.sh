@@ -122,13 +122,18 @@ as 2007 touch /mnt/work/2007/job/{1,2,3}.log
 killed renameat2 2 2007 "$trashd" sweep --name '*.log' --keep-for 36500d /mnt/work/2007/job  # one of three files taken
 tree 2008 new
 as 2008 "$trashd" swap --keep-for 36500d /mnt/work/2008/new                       # root has not seen this user
+tree 2008 waiting
+as 2008 mv /mnt/work/2008/waiting /mnt/.trashd/new/2008/drop
 cp -a /var/lib/trashd /mnt/state
 cp -a /run/trashd /mnt/run
 save root
 
 # A volume on which a user made the store: 0.3.0 gave it the name of root's.
 volume users
-for name in job other; do tree 7001 $name; as 7001 "$trashd" swap --keep-for 36500d /mnt/work/7001/$name; done
+for name in job other expired; do
+    tree 7001 $name
+    as 7001 "$trashd" swap --keep-for "$([[ $name == expired ]] && echo 1s || echo 36500d)" /mnt/work/7001/$name
+done
 cp -a /var/lib/trashd /mnt/state
 save users
 ls -l "$here"
