@@ -36,6 +36,11 @@ _HEAD = (
     b"# trashd plan takes these files then, unless they are used before. In paths \\\\ is a backslash, \\xNN a byte.\n"
 )
 """The first line identifies a purge list; a file that begins differently is not one."""
+_HEADS = (
+    _HEAD,
+    # of 0.3.0 and earlier
+    b"# What trashd plan takes then, if nobody uses it before. In paths \\\\ is a backslash, \\xNN a byte.\n",
+)
 _LACKING = b"# Incomplete: some directories could not be read this time.\n"
 _HINT = "remove it, or name another directory for the purge lists"
 _MORE = b"# \xe2\x80\xa6 and %d more: this list has reached its size limit.\n"
@@ -313,10 +318,10 @@ def _is_list(kernel: Kernel, found: Fd, st: os.stat_result, name: bytes) -> bool
         return False  # opening a pipe could block forever
     try:
         with kernel.reopen(found, os.O_RDONLY | os.O_NONBLOCK) as fd:
-            begins = kernel.read(fd, len(_HEAD))
+            begins = kernel.read(fd, max(map(len, _HEADS)))
     except BlockingIOError:
         return False  # the user holds a lease on the file
-    return begins == _HEAD or (name.endswith(_NEW) and _HEAD.startswith(begins))
+    return any(begins.startswith(head) or (name.endswith(_NEW) and head.startswith(begins)) for head in _HEADS)
 
 
 def _is_ours(st: os.stat_result) -> bool:
