@@ -172,7 +172,7 @@ def _read_entries(
             texts = read_small_files(folder.store.kernel, state_fd, some, RECORD, folder.uid, RECORD_MAX_BYTES)
         for container, text in zip(some, texts, strict=True):
             name = container.encode()
-            path = directory + name
+            path = directory + b"/" + name
             try:
                 is_stopped = False
                 if text is None:
