@@ -15,15 +15,16 @@ from pathlib import Path
 import pytest
 
 from fusefs.core.service_status import VolumePhase
+from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
 from fusefs.store.stage import SwapOptions
 from tests.support.background_processes import workers
 from tests.support.hostile_volume import ALICE, MALLORY, Shared, shared_volume
-from tests.support.make_trees import Dir, File, make_tree
+from tests.support.make_trees import Dir, File, make_tree, remove_tree_hard
 from tests.support.other_users import as_user, become
 from tests.support.real_filesystems import unmount
 from tests.support.reap_process import beside
 from tests.support.service_process import QUICK, Service, service
-from tests.support.small_orphans import EXPIRED
+from tests.support.small_orphans import EXPIRED, PINNED
 from tests.support.store_verbs import forge, place, swap
 from tests.support.trashd_command import done_well, trashd
 from tests.support.user_homes import ALICE as HOME_ALICE
@@ -305,3 +306,83 @@ def test_a_mount_that_looks_like_ours_or_has_an_odd_name_misleads_nobody(shared:
             for words in (["swap", shared.volume / "roots"], ["list"], ["status"], ["reap", "--all", "--now"]):
                 done = trashd(*words, *(["--volume", shared.volume] if words[0] in ("list", "reap") else []))
                 assert done.code == 0, done
+
+
+# What changes all the time
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "link": lambda path: path.symlink_to("/etc"),
+    "fifo": os.mkfifo,
+    "directory": lambda path: path.mkdir(0o700),
+}
+
+
+def flap(path: Path, odd: Path, kind: str, n: int) -> None:
+    """Have something else at a path, or another mode; done as Mallory."""
+    if os.getuid() == 0:
+        become(MALLORY)
+    if kind == "mode":
+        path.chmod((0o700, 0o755, 0, 0o777)[n % 4])
+        return
+    if n == 0:
+        ODD[kind](odd)
+    renameat2(AT_FDCWD, os.fsencode(path), AT_FDCWD, os.fsencode(odd), RENAME_EXCHANGE)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize("part", ["", "orphans", "pointers"])
+@pytest.mark.parametrize("kind", [*ODD, "mode"])
+def test_a_folder_that_is_another_thing_all_the_time_is_nobody_elses_trouble(
+    shared: Shared, kind: str, part: str, is_new: bool
+) -> None:
+    """Root looks at it, opens it, and watches it: between any two of these it changes."""
+    if is_new:
+        for path in (shared.folder(MALLORY), shared.volume / ".trashd/folders" / str(MALLORY)):
+            remove_tree_hard(path) if path.is_dir() else path.unlink()
+    shared.throw(MALLORY)
+    folder = shared.folder(MALLORY)
+    if not is_new and not part:
+        kind = "mode"  # only root makes names there
+    with beside(partial(flap, folder / part, shared.home(MALLORY) / "odd", kind), 0.0003), shared.served() as running:
+        serves_alice(shared, running, 2)
+        assert running.volume(shared.volume).phase is not VolumePhase.BROKEN
+        kept = shared.throw(ALICE, "kept", PINNED)
+        done = trashd("list", "--volume", shared.volume)
+        assert (kept[-12:] in done.out, "Traceback" in done.err) == (True, False), done
+
+
+def come_and_go(new: Path, n: int) -> None:
+    if os.getuid() == 0:
+        become(MALLORY)
+    path = new / f"{MALLORY}.{n:012x}"
+    path.mkdir(0o700)
+    (path / "orphans").mkdir(0o700)
+    (path / "orphans").rmdir()
+    path.rmdir()
+
+
+def test_folders_that_come_and_go_as_fast_as_they_can_hold_up_no_new_user(shared: Shared) -> None:
+    with shared.served() as running:
+        running.until_phase(shared.volume, VolumePhase.IDLE)
+        with beside(partial(come_and_go, shared.volume / ".trashd/new")):
+            serves_alice(shared, running)
+            make_tree(shared.home(13_000), Dir(owner=(13_000, 13_000)))
+            first = shared.throw(13_000)
+            running.until(lambda: shared.is_gone(first), 20)
+
+
+def test_sizes_whose_sum_no_64_bits_hold_are_summed(shared: Shared) -> None:
+    most = (1 << 63) - 1
+    size = {"n_entries": most, "n_bytes": most, "linked_bytes": 0, "shared_bytes": 0, "is_at_least": False}
+    for number in range(3):
+        vast = shared.throw(MALLORY, f"job{number}", PINNED)
+        forge(place(shared.volume, vast) / "record.json", size={**size, "source": "count", "at_ns": 1})
+    config = f'{QUICK}quota = {{ bytes = "1G" }}\n[metrics]\ntextfile = "{shared.base}/trashd.prom"\n'
+    with shared.served(config) as running:
+        alices = shared.throw(ALICE, "kept", PINNED)
+        running.until(lambda: running.volume(shared.volume).n_orphans == 4, 20)
+        for words in (["status"], ["status", "--json"], ["list"], ["du"], ["du", "--json"]):
+            done_well(*words)
+        serves_alice(shared, running)
+        assert not shared.is_gone(alices)
