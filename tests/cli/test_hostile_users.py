@@ -1,19 +1,20 @@
 """Root's commands on what a user has prepared: names, times, sizes, processes, a directory to work in, a namespace."""
 
+import ctypes
 import os
+import resource
 import shutil
-import signal
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fusefs.linux.syscalls import AT_FDCWD, RENAME_EXCHANGE, renameat2
-from tests.support.background_processes import workers
+from tests.support.background_processes import process_of
 from tests.support.foreground_mount import fresh_mount
 from tests.support.fuse_silent import silent_fuse
 from tests.support.make_trees import Dir, make_tree, snapshot
@@ -26,7 +27,8 @@ from tests.support.two_users_store import shared_store
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.timeout(60)]
 
-ALICE, MALLORY, TEAM = 12101, 12102, 5000
+ALICE, MALLORY = 12101, 12102
+CLONE_NEWNS, CLONE_NEWUSER, MS_BIND, MS_REC = 0x20000, 0x10000000, 4096, 16384
 
 
 @pytest.fixture
@@ -57,7 +59,8 @@ def put_strange_files(top: Path) -> None:
 
 
 def test_times_and_sizes_that_nothing_holds_end_no_command(volume: Path) -> None:
-    identifier = as_user(MALLORY, lambda: [put_strange_files(volume / "tmp/m"), str(swap(volume / "tmp/m").id)][1])
+    as_user(MALLORY, partial(put_strange_files, volume / "tmp/m"))
+    identifier = as_user(MALLORY, lambda: str(swap(volume / "tmp/m").id))
     for words in (["list"], ["list", "--json"], ["du", "--count"], ["ls", identifier], ["ls", "--json", identifier]):
         assert done_well(*words, "--volume", volume).out
     done_well("restore", identifier, "--volume", volume)
@@ -67,8 +70,9 @@ def test_times_and_sizes_that_nothing_holds_end_no_command(volume: Path) -> None
 
 @pytest.mark.parametrize("action", ["delete", "trash", "move"])
 def test_times_and_sizes_that_nothing_holds_end_no_plan(volume: Path, action: str) -> None:
-    as_user(MALLORY, lambda: put_strange_files(volume / "tmp/m"))
-    as_user(ALICE, lambda: make_tree(volume / "tmp/old", {"file": "x"}) and os.utime(volume / "tmp/old/file", (1, 1)))
+    as_user(MALLORY, partial(put_strange_files, volume / "tmp/m"))
+    old = as_user(ALICE, lambda: make_tree(volume / "tmp/old", {"file": "x"})) / "file"
+    os.utime(old, (1, 1))
     plan = volume / "plan.toml"
     (volume / "lists").mkdir()
     (volume / "away").mkdir()
@@ -77,7 +81,7 @@ def test_times_and_sizes_that_nothing_holds_end_no_plan(volume: Path, action: st
     plan.write_text(f'[[rule]]\ndirectory = "{volume}/tmp"\nolder = "30d"\naction = "{action}"\n{move_to}\n{lists}\n')
     for words in (["show"], ["show", "--json"], ["apply"], ["apply"]):
         done_well("plan", *words, plan)
-    assert not (volume / "tmp/old/file").exists()
+    assert not old.exists()
     assert not (volume / "tmp/m/time-3").exists()
 
 
@@ -93,7 +97,7 @@ def test_an_id_that_is_anothers_too_is_nobodys_word(volume: Path) -> None:
 
     as_user(MALLORY, act)
     before = snapshot(volume / "tmp")
-    for words in (["restore"], ["keep"], ["reap", "--now"], ["ls"], ["restore", "--to", volume / "elsewhere"]):
+    for words in (["restore"], ["keep"], ["reap", "--now"], ["ls"], ["restore", "--to", f"{volume}/elsewhere"]):
         done = trashd(words[0], alices, *words[1:], "--volume", volume)
         assert (done.code, "ambiguous" in done.err) == (2, True), (words, done)
     assert snapshot(volume / "tmp") == before
@@ -106,28 +110,21 @@ def test_holders_waits_for_no_filesystem_of_a_process_and_prints_its_name_as_tex
     """A process with an fd in a mount that never answers, and one with control characters in all its names."""
     job = make_tree(volume / "tmp/job", Dir(mode=0o777))
     silent = make_tree(volume / "mallory/silent", Dir(owner=(MALLORY, MALLORY)))
-    ready = os.eventfd(0)
 
     def hold(directory: Path) -> None:
-        become(MALLORY)
         os.open(silent, os.O_PATH)
         directory.mkdir(exist_ok=True)
         os.chdir(directory)
         Path("/proc/self/comm").write_bytes(b"\x1b[2J\n1 0 x")
-        os.eventfd_write(ready, 1)
-        signal.pause()
 
-    works = [partial(hold, job / name) for name in ("\n\x1b]0;x\x07", os.fsdecode(b"\xff" * 255))]
-    with silent_fuse(silent, MALLORY), workers(works) as pids:
-        n_ready = 0
-        while n_ready < len(works):
-            n_ready += os.eventfd_read(ready)
+    names = ("\n\x1b]0;x\x07", os.fsdecode(b"\xff" * 255))
+    with silent_fuse(silent, MALLORY), ExitStack() as after:
+        pids = [after.enter_context(process_of(MALLORY, partial(hold, job / name))) for name in names]
         done = done_well("holders", job)
         assert all(str(pid) in done.out for pid in pids)
         assert all(char.isprintable() or char == "\n" for char in done.out)
         [held] = done_well("holders", "--json", job).objects()
         assert {one["pid"] for one in held["holders"]} == {*pids}
-    os.close(ready)
 
 
 PROGRAMS = ("fusermount3", "mount", "umount", "systemctl", "journalctl", "less", "stty", "losetup", "git", "sh")
@@ -179,9 +176,9 @@ def test_root_with_a_users_environment_reads_nothing_of_that_users(volume: Path)
         "XDG_RUNTIME_DIR": str(home / "run"),
     }
     before = snapshot(home)
-    job = make_tree(volume / "roots", {"a": "1"})
+    job = os.fspath(make_tree(volume / "roots", {"a": "1"}))
     for words in (["swap", job], ["list"], ["status"], ["plan", "show"], ["doctor"], ["reap"], ["holders", job]):
-        done = trashd(*words, **variables)
+        done = trashd(*words, cwd=None, stdin=b"", **variables)
         assert (done.code in (0, 1, 5, 13, 14), "Traceback" in done.err) == (True, False), (words, done)
     assert snapshot(home) == before
 
@@ -220,18 +217,16 @@ def test_root_of_a_namespace_of_hers_does_to_others_what_she_could(volume: Path)
     recover_all(volume)
     before = snapshot(volume / ".trashd/u", with_times=True)
     env = environment({"HOME": str(volume / "mallory")})
-    for words in (
+    commands: tuple[list[str | Path], ...] = (
         ["init", "--replace", volume],
-        ["init", "--known", volume],
         ["reap", "--all", "--now", "--volume", volume],
         ["reap", "--force", "--yes", alices, "--volume", volume],
         ["reap", "--now", roots, "--volume", volume],
         ["restore", alices, "--to", volume / "mallory/stolen", "--volume", volume],
         ["doctor", "--repair", volume],
-        ["swap", volume / "alice"],
         ["swap", "--for-owner", volume / "alice"],
-        ["sweep", volume / "tmp", "--name", "*"],
-    ):
+    )
+    for words in commands:
         done = run_as(MALLORY, [*IN_NAMESPACE, TRASHD, *words], env=env)
         assert b"Traceback" not in done.stderr, (words, done)
     assert snapshot(volume / ".trashd/u", with_times=True) == before
@@ -344,3 +339,90 @@ def test_times_and_attributes_that_nothing_holds_pass_through_a_mount(coherence:
                 os.listxattr(mounted.path / "m")
         as_user(ALICE, lambda: make_tree(mounted.path / "a", {"file": "x"}))
         assert (mounted.path / "a/file").read_text() == "x"
+
+
+def test_hundreds_of_records_of_hers_that_are_none_are_no_noise_in_roots_commands(volume: Path) -> None:
+    alices = orphan_of(ALICE, volume / "tmp/alices")
+    recover_all(volume)
+
+    def act() -> None:
+        swap(make_tree(volume / "tmp/job", {}))
+        orphans = folder_of(volume, MALLORY) / "orphans"
+        (one,) = orphans.iterdir()
+        for number in range(300):
+            (orphans / f"{one.name[:-12]}{number:012x}").mkdir()
+            (orphans / f"{one.name[:-12]}{number:012x}/record.json").write_text("\x1b[2J")
+
+    as_user(MALLORY, act)
+    for words in (["list"], ["reap"], ["keep", alices], ["status"]):
+        done = trashd(*words, *([] if words == ["status"] else ["--volume", os.fspath(volume)]))
+        assert (done.err.count("\n") < 5, "\x1b" in done.err + done.out) == (True, False), (words, done)
+    assert alices[-12:] in trashd("list", "--volume", volume).out
+    done_well("restore", alices, "--volume", volume)
+
+
+KINDS: list[Callable[[Path], object]] = [
+    lambda path: path.symlink_to("../../canary/file"),
+    lambda path: path.symlink_to("../../canary"),
+    os.mkfifo,
+    lambda path: path.mkdir(),
+    lambda path: path.write_text("x"),
+    lambda path: os.mknod(path, *WHITEOUT),
+]
+
+
+def change_kind(path: Path, n: int) -> None:
+    if os.getuid() == 0:
+        become(MALLORY)
+    odd = path.with_name(f"{path.name}-{n % len(KINDS)}")
+    with suppress(FileNotFoundError, FileExistsError):
+        KINDS[n % len(KINDS)](odd)
+    with suppress(FileNotFoundError):
+        renameat2(AT_FDCWD, os.fsencode(odd), AT_FDCWD, os.fsencode(path), RENAME_EXCHANGE)
+
+
+def test_what_a_swap_of_roots_keeps_in_place_leads_nowhere_whatever_it_becomes_meanwhile(volume: Path) -> None:
+    canary = make_tree(volume / "canary", {"file": "x", "sub": {"file": "x"}})
+    job = volume / "tmp/job"
+    as_user(MALLORY, lambda: make_tree(job, {"kept": "x", "data": {"file": "x"}}) and None)
+    before = snapshot(canary, with_times=True)
+    with beside(partial(change_kind, job / "kept")):
+        for _ in range(12):
+            done = trashd("swap", "--keep", "kept*", job)
+            assert "Traceback" not in done.err, done
+    assert snapshot(canary, with_times=True) == before
+    assert job.stat().st_uid == MALLORY
+    for entry in entries(volume):
+        trashd("restore", entry.id, "--volume", volume)
+    assert snapshot(canary, with_times=True) == before
+
+
+def make_mounts(top: Path, n: int) -> None:
+    """In namespaces of one's own: so many mounts, by bind mounts of all that there are already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    uid = os.getuid()
+    assert libc.unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0, ctypes.get_errno()
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {uid} 1")):
+        Path("/proc/self", name).write_text(text)
+    for path in (top, top / "m"):
+        path.mkdir(exist_ok=True)
+        assert libc.mount(b"x", os.fsencode(path), b"tmpfs", 0, b"") == 0, ctypes.get_errno()
+    for number in range(n.bit_length()):
+        (top / f"m/{number}").mkdir()
+        target = os.fsencode(top / f"m/{number}")
+        assert libc.mount(os.fsencode(top / "m"), target, None, MS_BIND | MS_REC, None) == 0, ctypes.get_errno()
+
+
+@pytest.mark.timeout(30)
+def test_holders_takes_no_time_for_each_pair_of_a_mount_and_an_open_file(volume: Path) -> None:
+    top, job = make_tree(volume / "mallory/top", Dir(owner=(MALLORY, MALLORY))), make_tree(volume / "tmp/job", {})
+
+    def act() -> None:
+        n_most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (n_most, n_most))
+        make_mounts(top, 30_000)
+        for number in range(min(15_000, n_most - 100)):
+            os.open(top / f"{number}", os.O_CREAT)
+
+    with process_of(MALLORY, act):
+        assert done_well("holders", job).out == f"no process uses {job}\n"
