@@ -206,5 +206,5 @@ def format_utc(time_ns: int, pattern: str, beyond: str) -> str:
 
     try:
         return datetime.fromtimestamp(time_ns // SECOND_NS, UTC).strftime(pattern)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, OSError):  # OSError: a year that does not fit into an int (EOVERFLOW)
         return beyond

@@ -488,6 +488,16 @@ class Kernel:
         self._hook("truncate")
         os.ftruncate(fd, size)
 
+    def next_data(self, fd: int, at: int, end: int) -> int:
+        """Return the offset of a file's next data at or after `at`, or `end` if there is none. Source  lseek(2)"""
+        self._hook("lseek")
+        try:
+            return os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return end
+
     def ioctl(self, fd: int, request: int, buffer: bytearray) -> None:
         self._hook("ioctl")
         syscalls.ioctl(fd, request, buffer)

@@ -6,7 +6,7 @@ import errno
 import os
 import select
 import stat
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, Self
@@ -136,6 +136,13 @@ def mount_of(path: bytes, mounts: Iterable[Mount]) -> Mount | None:
         if is_inside(path, mount.point) and (best is None or len(mount.point) >= len(best.point)):
             best = mount
     return best
+
+
+def mount_by_point(path: bytes, by_point: Mapping[bytes, Mount]) -> Mount | None:
+    """Do as `mount_of`, in a time that does not grow with the number of mounts. by_point: the topmost mount of each"""
+    while path and path not in by_point:
+        path = path.rpartition(b"/")[0]
+    return by_point.get(path or b"/")
 
 
 def covering_mount_id(path: bytes, mounts: Iterable[Mount]) -> int:

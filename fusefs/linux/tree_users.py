@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from fusefs.core.orphan_sums import STAT_BLOCK_BYTES
 from fusefs.linux.fd import Fd, read_fdinfo
-from fusefs.linux.mountinfo import FilesystemPath, Mount, find_place, read_mounts, relative_to
+from fusefs.linux.mountinfo import FilesystemPath, Mount, find_place, mount_by_point, place_of, read_mounts, relative_to
 
 SECTOR_BYTES = 512
 """The unit in /sys/block, whatever the device's sector size is."""
@@ -44,28 +44,34 @@ class TreeHolder(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process that we may inspect, and the mounts in its namespace."""
+    """A process that we may inspect, and the mounts in its namespace.
+
+    by_point  the topmost mount of each mount point
+    devices   the device of each mount, by its ID
+    """
 
     pid: str
     uid: int
     command: str
-    mounts: list[Mount]
+    by_point: dict[bytes, Mount]
+    devices: dict[int, bytes]
 
 
 def processes() -> Iterator[Process]:
     """Iterate over all processes that we may inspect, except those that end in the meantime."""
-    tables: dict[str, list[Mount]] = {}
+    tables: dict[str, tuple[dict[bytes, Mount], dict[int, bytes]]] = {}
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
             namespace = os.readlink(f"/proc/{pid}/ns/mnt")
             if namespace not in tables:
-                tables[namespace] = read_mounts(pid)
+                mounts = read_mounts(pid)
+                tables[namespace] = {one.point: one for one in mounts}, {one.mnt_id: one.device for one in mounts}
             uid = os.stat(f"/proc/{pid}").st_uid
             with open(f"/proc/{pid}/comm", "rb") as comm:
                 command = comm.read().rstrip(b"\n").decode("utf-8", "backslashreplace")
         except OSError:
             continue
-        yield Process(pid, uid, command, tables[namespace])
+        yield Process(pid, uid, command, *tables[namespace])
 
 
 def find_holders(trees: list[FilesystemPath]) -> Iterator[tuple[FilesystemPath, TreeHolder]]:
@@ -74,11 +80,12 @@ def find_holders(trees: list[FilesystemPath]) -> Iterator[tuple[FilesystemPath, 
     Links in /proc are read as text and resolved with the process's own mount table, which handles bind mounts and
     containers. Processes that end in the meantime, processes that we can't inspect, and this process are not reported.
     """
-    for pid, uid, command, mounts in processes():
+    for pid, uid, command, by_point, _devices in processes():
         if int(pid) == os.getpid():
             continue
         for kind, path in set(_links(pid)):
-            place = find_place(path, mounts)
+            mount = mount_by_point(path, by_point)
+            place = None if mount is None else place_of(path, mount)
             for tree in trees:
                 if place is not None and tree.holds(place):
                     yield tree, TreeHolder(int(pid), uid, command, kind, relative_to(place.path, tree.path))
@@ -174,7 +181,7 @@ class DeletedFile(NamedTuple):
 
 def find_device(fd: int) -> bytes | None:
     """Return `major:minor` of an fd's superblock, as in mountinfo; None if that is not mounted in this namespace."""
-    return _device_of_fd(fd, read_mounts())
+    return _device_of_fd(fd, {mount.mnt_id: mount.device for mount in read_mounts()})
 
 
 def find_deleted(device: bytes, is_included: Callable[[bytes], bool]) -> Iterator[DeletedFile]:
@@ -184,9 +191,9 @@ def find_deleted(device: bytes, is_included: Callable[[bytes], bool]) -> Iterato
                only their path is known
     is_included  called with each path; files without a path are always included
     """
-    for pid, uid, command, mounts in processes():
+    for pid, uid, command, _by_point, devices in processes():
         with suppress(OSError):  # the process has ended
-            for inode, (n_bytes, path) in _deleted_files_of(pid, device, mounts, is_included).items():
+            for inode, (n_bytes, path) in _deleted_files_of(pid, device, devices, is_included).items():
                 yield DeletedFile(int(pid), uid, command, inode, n_bytes, path)
     for hold in kernel_holds():
         if hold.is_deleted and is_included(hold.path):
@@ -194,7 +201,7 @@ def find_deleted(device: bytes, is_included: Callable[[bytes], bool]) -> Iterato
 
 
 def _deleted_files_of(
-    pid: str, device: bytes, mounts: list[Mount], is_included: Callable[[bytes], bool]
+    pid: str, device: bytes, devices: dict[int, bytes], is_included: Callable[[bytes], bool]
 ) -> dict[tuple[int, int], tuple[int, bytes]]:
     files: dict[tuple[int, int], tuple[int, bytes]] = {}
     for link in _kept_links(pid):
@@ -203,7 +210,7 @@ def _deleted_files_of(
             if path is None or (path and not is_included(path)):
                 continue
             with Fd(os.open(link, os.O_PATH | os.O_CLOEXEC)) as fd:
-                if _device_of_fd(fd, mounts) == device:
+                if _device_of_fd(fd, devices) == device:
                     st = os.fstat(fd)
                     if st.st_nlink == 0:
                         files[st.st_dev, st.st_ino] = st.st_blocks * STAT_BLOCK_BYTES, path
@@ -232,10 +239,9 @@ def _deleted_path(link: str) -> bytes | None:
     return text.removesuffix(_DELETED) if text.endswith(_DELETED) else None
 
 
-def _device_of_fd(fd: int, mounts: list[Mount]) -> bytes | None:
+def _device_of_fd(fd: int, devices: dict[int, bytes]) -> bytes | None:
     """Find the superblock of an fd through its mount ID, without access to the filesystem."""
-    mnt_id = int(read_fdinfo(fd)["mnt_id"])
-    return next((mount.device for mount in mounts if mount.mnt_id == mnt_id), None)
+    return devices.get(int(read_fdinfo(fd)["mnt_id"]))
 
 
 def _deleted_mappings(pid: str, device: bytes) -> Iterator[tuple[int, int, bytes]]:

@@ -63,6 +63,7 @@ class LargeFiles:
     def __init__(self, kernel: Kernel, budget: SliceBudget) -> None:
         self._kernel = kernel
         self._budget = budget
+        self._step_bytes = CUT_BYTES
         self.n_bytes = 0
 
     def n_entries_remaining(self, n_removed: int) -> int:
@@ -119,13 +120,19 @@ class LargeFiles:
 
     def cut(self, fd: Fd, size: int) -> int:
         """Cut one step off the end of a file. Return the remaining size; 0 if nothing remains to be cut."""
-        remaining_bytes = max(size - CUT_BYTES, 0)
         try:
             if not self._is_ours(fd):
                 return 0
+            remaining_bytes = max(size - self._step_bytes, 0)
+            if self._step_bytes > CUT_BYTES and self._kernel.next_data(fd, remaining_bytes, size) < size:
+                self._step_bytes = CUT_BYTES
+                remaining_bytes = max(size - CUT_BYTES, 0)
             before = self._kernel.fstat(fd).st_blocks
             self._kernel.truncate(fd, remaining_bytes)
-            self.n_bytes += max(before - self._kernel.fstat(fd).st_blocks, 0) * STAT_BLOCK_BYTES
+            n_freed = max(before - self._kernel.fstat(fd).st_blocks, 0) * STAT_BLOCK_BYTES
+            self.n_bytes += n_freed
+            # A hole may have exbibytes, so the steps through it grow.
+            self._step_bytes = CUT_BYTES if n_freed or not remaining_bytes else 2 * self._step_bytes
         except OSError:
             return 0  # the file has no name, so closing its fd frees the rest
         return remaining_bytes

@@ -202,20 +202,10 @@ def _have_same_content(kernel: Kernel, one: Fd, other: Fd, name: bytes) -> bool:
         if kernel.fstat(after).st_size != end:
             return False
         # A hole reads as zeros, so ranges in which neither file has data are not compared.
-        while (at := min(_next_data(before, at, end), _next_data(after, at, end))) < end:
+        while (at := min(kernel.next_data(before, at, end), kernel.next_data(after, at, end))) < end:
             one_part, other_part = os.pread(before, _CHUNK, at), os.pread(after, _CHUNK, at)
             n_bytes = min(len(one_part), len(other_part))
             if not n_bytes or one_part[:n_bytes] != other_part[:n_bytes]:
                 return False
             at += n_bytes
         return True
-
-
-def _next_data(fd: Fd, at: int, end: int) -> int:
-    """Return the offset of the next data at or after `at`, or `end` if there is none. Source  lseek(2), SEEK_DATA"""
-    try:
-        return os.lseek(fd, at, os.SEEK_DATA)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        return end

@@ -273,6 +273,28 @@ def test_large_file_is_cut_in_steps_when_paced() -> None:
         assert os.listdir(path) == ["record.json"]
 
 
+def test_hole_takes_few_steps_and_what_is_before_it_as_many_as_ever() -> None:
+    with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
+        with (path / "tree").open("wb") as file:
+            for _ in range(CUT_BYTES // (1 << 20) + 1):
+                file.write(bytes(1 << 20))
+            file.truncate(1 << 40)
+        sizes: list[int] = []
+        blocks: list[int] = []
+
+        class Watched(Kernel):
+            def truncate(self, fd: int, size: int) -> None:
+                before = os.fstat(fd).st_blocks
+                super().truncate(fd, size)
+                sizes.append(size)
+                blocks.append(before - os.fstat(fd).st_blocks)
+
+        assert empty_container(Watched(), fd, PACED).n_failed == 0
+        assert sizes[-1] == 0
+        assert len(sizes) < 200  # 16,384 of equal size
+        assert max(blocks) * 512 <= CUT_BYTES + (1 << 20)
+
+
 def test_large_file_is_not_cut_when_nothing_is_limited() -> None:
     with loop_volume("ext4", 256) as volume, container(volume) as (path, fd):
         large(path / "tree")

@@ -18,6 +18,8 @@ from fusefs.linux.mountinfo import (
     every_place,
     find_place,
     is_inside,
+    mount_by_point,
+    mount_of,
     mounts_inside,
     place_below,
     place_of,
@@ -55,6 +57,12 @@ def test_place_is_the_one_of_the_longest_mount_point() -> None:
     table = [ROOT, mount(2, 1, b"/a", b"8:2"), mount(3, 1, b"/ab", b"8:3")]
     assert find_place(b"/a/x", table) == FilesystemPath(b"8:2", b"/x")
     assert find_place(b"/abc", table) == FilesystemPath(b"8:1", b"/abc")
+
+
+@given(ABSOLUTE, st.lists(ABSOLUTE))
+def test_mount_is_found_by_points_as_in_the_table(path: bytes, points: list[bytes]) -> None:
+    table = [mount(number, 1, point, b"8:1") for number, point in enumerate([b"/", *points, b"/"])]
+    assert mount_by_point(path, {one.point: one for one in table}) == mount_of(path, table)
 
 
 def test_latest_mount_on_a_point_is_the_visible_one() -> None:

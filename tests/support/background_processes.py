@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from tests.support.other_users import become
+
 Work = Callable[[], None]
 
 
@@ -60,6 +62,25 @@ def _work(work: Work) -> NoReturn:
         sys.stderr.flush()
     finally:
         os._exit(1)
+
+
+@contextmanager
+def process_of(uid: int, act: Callable[[], object]) -> Iterator[int]:
+    """A process of a user's that has done something, and holds it to the end of the block; its pid."""
+    reader, writer = os.pipe()
+
+    def hold() -> None:
+        become(uid)
+        act()
+        os.write(writer, b"x")
+        signal.pause()
+
+    with workers([hold]) as [pid]:
+        os.close(writer)
+        has_done = os.read(reader, 1)
+        os.close(reader)
+        assert has_done, "it could not do so"
+        yield pid
 
 
 @contextmanager
