@@ -58,7 +58,7 @@ def put_strange_files(top: Path) -> None:
             os.truncate(file.fileno(), (1 << 63) - 1)
 
 
-def test_times_and_sizes_that_nothing_holds_end_no_command(volume: Path) -> None:
+def test_times_and_sizes_out_of_range_end_no_command(volume: Path) -> None:
     as_user(MALLORY, partial(put_strange_files, volume / "tmp/m"))
     identifier = as_user(MALLORY, lambda: str(swap(volume / "tmp/m").id))
     for words in (["list"], ["list", "--json"], ["du", "--count"], ["ls", identifier], ["ls", "--json", identifier]):
@@ -69,7 +69,7 @@ def test_times_and_sizes_that_nothing_holds_end_no_command(volume: Path) -> None
 
 
 @pytest.mark.parametrize("action", ["delete", "trash", "move"])
-def test_times_and_sizes_that_nothing_holds_end_no_plan(volume: Path, action: str) -> None:
+def test_times_and_sizes_out_of_range_end_no_plan(volume: Path, action: str) -> None:
     as_user(MALLORY, partial(put_strange_files, volume / "tmp/m"))
     old = as_user(ALICE, lambda: make_tree(volume / "tmp/old", {"file": "x"})) / "file"
     os.utime(old, (1, 1))
@@ -85,7 +85,7 @@ def test_times_and_sizes_that_nothing_holds_end_no_plan(volume: Path, action: st
     assert not (volume / "tmp/m/time-3").exists()
 
 
-def test_an_id_that_is_anothers_too_is_nobodys_word(volume: Path) -> None:
+def test_an_id_that_two_users_have_is_ambiguous(volume: Path) -> None:
     """Mallory gives an orphan of hers the ID of Alice's, and says that it came from where Alice's did."""
     alices, mallorys = (orphan_of(uid, volume / "tmp" / f"job-{uid}") for uid in (ALICE, MALLORY))
     container = place(volume, mallorys)
@@ -106,7 +106,7 @@ def test_an_id_that_is_anothers_too_is_nobodys_word(volume: Path) -> None:
     assert (volume / origin / "results").read_text() == str(ALICE)
 
 
-def test_holders_waits_for_no_filesystem_of_a_process_and_prints_its_name_as_text(volume: Path) -> None:
+def test_holders_waits_for_no_filesystem_and_escapes_names(volume: Path) -> None:
     """A process with an fd in a mount that never answers, and one with control characters in all its names."""
     job = make_tree(volume / "tmp/job", Dir(mode=0o777))
     silent = make_tree(volume / "mallory/silent", Dir(owner=(MALLORY, MALLORY)))
@@ -132,7 +132,7 @@ MODULES = ("fusefs", "click", "msgspec", "trio", "tomllib", "sitecustomize", "us
 
 
 @pytest.mark.parametrize("words", [["list"], ["status"], ["doctor"], ["plan", "show"], ["du"], ["--version"]])
-def test_root_runs_and_reads_nothing_from_the_directory_that_it_is_in(volume: Path, words: list[str]) -> None:
+def test_root_runs_and_reads_nothing_from_its_current_directory(volume: Path, words: list[str]) -> None:
     here = volume / "mallory"
     mark = volume / "tmp/mark"
 
@@ -183,7 +183,7 @@ def test_root_with_a_users_environment_reads_nothing_of_that_users(volume: Path)
     assert snapshot(home) == before
 
 
-def test_more_names_of_attributes_than_can_be_listed_stop_the_sweep_of_nobody_else() -> None:
+def test_too_many_attribute_names_stop_no_other_users_sweep() -> None:
     """listxattr(2) has room for 64 KiB of names: E2BIG beyond."""
     with loop_volume("xfs") as disk:
         make_tree(disk / "tmp", Dir(mode=0o1777))
@@ -210,7 +210,7 @@ def test_more_names_of_attributes_than_can_be_listed_stop_the_sweep_of_nobody_el
 IN_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 
 
-def test_root_of_a_namespace_of_hers_does_to_others_what_she_could(volume: Path) -> None:
+def test_root_in_a_users_namespace_gains_no_rights(volume: Path) -> None:
     """There she is uid 0, and everybody else is nobody."""
     alices = orphan_of(ALICE, volume / "tmp/job")
     roots = swap(make_tree(volume / "roots", {"a": "1"})).id
@@ -240,7 +240,7 @@ WHITEOUT = stat.S_IFCHR | 0o600, os.makedev(0, 0)
 """The one kind of device that a user may make. Source  mknod(2); fs/namei.c, vfs_mknod: WHITEOUT_DEV"""
 
 
-def test_whiteouts_in_the_places_of_all_files_of_ours_mislead_nobody(volume: Path) -> None:
+def test_whiteouts_in_place_of_a_stores_files_mislead_nobody(volume: Path) -> None:
     alices = orphan_of(ALICE, volume / "tmp/alices")
     mallorys = [orphan_of(MALLORY, volume / "tmp" / f"job-{number}") for number in range(3)]
     recover_all(volume)
@@ -296,7 +296,7 @@ def exchange_all(top: Path, uid: int, _n: int) -> None:
 
 
 @pytest.mark.parametrize("options", [["--delete"], ["--type", "d,f,p", "--delete", "--recursive"], []])
-def test_what_changes_its_kind_under_a_sweep_of_roots_leads_it_nowhere(volume: Path, options: list[str]) -> None:
+def test_a_sweep_by_root_follows_nothing_that_changes_its_type(volume: Path, options: list[str]) -> None:
     canary = make_tree(volume / "canary", {"file": "x", "sub": {"file": "x"}})
     before = snapshot(canary, with_times=True)
     top = volume / "tmp/m"
@@ -318,7 +318,7 @@ def test_what_changes_its_kind_under_a_sweep_of_roots_leads_it_nowhere(volume: P
 
 @pytest.mark.needs("fuse")
 @pytest.mark.parametrize("coherence", ["exclusive", "shared"])
-def test_times_and_attributes_that_nothing_holds_pass_through_a_mount(coherence: str) -> None:
+def test_times_and_attributes_out_of_range_pass_through_a_mount(coherence: str) -> None:
     with fresh_mount(f"coherence={coherence}") as mounted:
         mounted.backing.chmod(0o1777)
 
@@ -341,7 +341,7 @@ def test_times_and_attributes_that_nothing_holds_pass_through_a_mount(coherence:
         assert (mounted.path / "a/file").read_text() == "x"
 
 
-def test_hundreds_of_records_of_hers_that_are_none_are_no_noise_in_roots_commands(volume: Path) -> None:
+def test_hundreds_of_broken_records_print_little_to_root(volume: Path) -> None:
     alices = orphan_of(ALICE, volume / "tmp/alices")
     recover_all(volume)
 
@@ -381,7 +381,7 @@ def change_kind(path: Path, n: int) -> None:
         renameat2(AT_FDCWD, os.fsencode(odd), AT_FDCWD, os.fsencode(path), RENAME_EXCHANGE)
 
 
-def test_what_a_swap_of_roots_keeps_in_place_leads_nowhere_whatever_it_becomes_meanwhile(volume: Path) -> None:
+def test_a_swap_by_root_follows_nothing_that_it_keeps_in_place(volume: Path) -> None:
     canary = make_tree(volume / "canary", {"file": "x", "sub": {"file": "x"}})
     job = volume / "tmp/job"
     as_user(MALLORY, lambda: make_tree(job, {"kept": "x", "data": {"file": "x"}}) and None)
@@ -414,7 +414,7 @@ def make_mounts(top: Path, n: int) -> None:
 
 
 @pytest.mark.timeout(30)
-def test_holders_takes_no_time_for_each_pair_of_a_mount_and_an_open_file(volume: Path) -> None:
+def test_the_time_of_holders_does_not_grow_with_mounts_times_open_files(volume: Path) -> None:
     top, job = make_tree(volume / "mallory/top", Dir(owner=(MALLORY, MALLORY))), make_tree(volume / "tmp/job", {})
 
     def act() -> None:

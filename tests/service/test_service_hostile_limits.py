@@ -67,7 +67,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_limits_that_a_user_sets_on_the_process_that_acts_for_her_are_her_own_trouble(
+def test_a_user_who_limits_the_process_that_acts_for_her_delays_only_herself(
     shared: Shared, limit: str
 ) -> None:
     """prlimit(2) asks for nothing but the same uid."""
@@ -124,7 +124,7 @@ held: list[socket.socket] = []
 
 
 @pytest.mark.parametrize("use_up", [send_fds_to_nobody, take_inotify, fill_pipes, queue_signals])
-def test_who_used_up_what_the_kernel_gives_to_a_uid_holds_up_nobody_else(
+def test_a_user_at_the_kernels_limits_delays_nobody_else(
     shared: Shared, use_up: Callable[[], None]
 ) -> None:
     with process_of(MALLORY, use_up), shared.served() as running:
@@ -151,7 +151,7 @@ def lock_all(*tops: Path) -> None:
                 fcntl.lockf(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_locks_and_leases_on_all_that_she_can_open_hold_nobody_up(shared: Shared) -> None:
+def test_a_users_locks_and_leases_delay_nobody(shared: Shared) -> None:
     """A lease is broken after 45 s (fs.lease-break-time), a lock never."""
     first = shared.throw(MALLORY, "first")
     tops = (shared.volume, Path("/run/trashd"), Path("/var/lib/trashd"), shared.base)
@@ -177,7 +177,7 @@ def test_locks_and_leases_on_all_that_she_can_open_hold_nobody_up(shared: Shared
         done_well("reap", "--now", kept, "--volume", shared.volume)
 
 
-def test_a_part_of_her_folder_that_she_drops_is_her_own_trouble(shared: Shared) -> None:
+def test_a_user_who_drops_a_part_of_her_folder_harms_only_herself(shared: Shared) -> None:
     for number, part in enumerate(("orphans", "reaping", "stage", "quarantine", "pointers", "reserve")):
         uid = 13_000 + number
         make_tree(shared.home(uid), Dir(owner=(uid, uid)))
@@ -195,7 +195,7 @@ FORGERIES: Mapping[str, object] = {"taken_from": ALICE, "moved_ns": (1 << 63) - 
 
 
 @pytest.mark.parametrize("by_force", [False, True])
-def test_a_record_that_says_that_anothers_directory_was_there_makes_nobody_delete_it(
+def test_a_record_that_names_another_users_directory_deletes_nothing_in_it(
     shared: Shared, by_force: bool
 ) -> None:
     """Mallory shares a group with Alice, whose directory the group may write and therefore move."""
@@ -221,7 +221,7 @@ def test_a_record_that_says_that_anothers_directory_was_there_makes_nobody_delet
 STRANGE = [b"a\nSTOPPING=1\nMAINPID=1", b'b"} 1\ntrashd_up{c="', b"\x1b]0;x\x07\x9b2J", b"\xff\xfe", b"n" * 255]
 
 
-def test_names_of_a_users_directories_say_nothing_to_systemd_prometheus_or_the_log(
+def test_directory_names_inject_nothing_into_systemd_prometheus_or_the_log(
     base: Path, home: Mapping[int, Path]
 ) -> None:
     containers = []
@@ -244,7 +244,7 @@ def test_names_of_a_users_directories_say_nothing_to_systemd_prometheus_or_the_l
 
 
 @pytest.mark.parametrize("way", ["{pid}/cwd", "{pid}/root{base}", "{pid}/fd/{fd}", "{pid}/task/{pid}/cwd"])
-def test_a_registered_path_through_a_process_of_a_users_leads_root_nowhere(
+def test_root_follows_no_registered_path_through_a_users_process(
     base: Path, home: Mapping[int, Path], way: str
 ) -> None:
     """Such a link leads wherever the process is, in namespaces of its own too."""
@@ -276,7 +276,7 @@ def fuse_of_mallorys(target: Path, **options: str) -> int:
 
 
 @pytest.mark.parametrize("subtype", ["trashd", "mergerfs", "x"])
-def test_a_mount_that_looks_like_ours_or_has_an_odd_name_misleads_nobody(shared: Shared, subtype: str) -> None:
+def test_a_mount_that_imitates_trashd_or_has_an_odd_name_misleads_nobody(shared: Shared, subtype: str) -> None:
     """fusermount3 lets her choose the type and the source."""
     with ExitStack() as after:
         for number, name in enumerate((b"plain", b"a b\n1 2 0:3 x rw - ext4", b"\xff\\040 - fuse", b"-")):
@@ -320,7 +320,7 @@ def flap(path: Path, odd: Path, kind: str, n: int) -> None:
 @pytest.mark.parametrize("is_new", [False, True])
 @pytest.mark.parametrize("part", ["", "orphans", "pointers"])
 @pytest.mark.parametrize("kind", [*ODD, "mode"])
-def test_a_folder_that_is_another_thing_all_the_time_is_nobody_elses_trouble(
+def test_a_folder_that_keeps_changing_its_type_delays_nobody_else(
     shared: Shared, kind: str, part: str, is_new: bool
 ) -> None:
     """Root looks at it, opens it, and watches it: between any two of these it changes."""
@@ -349,7 +349,7 @@ def come_and_go(new: Path, n: int) -> None:
     path.rmdir()
 
 
-def test_folders_that_come_and_go_as_fast_as_they_can_hold_up_no_new_user(shared: Shared) -> None:
+def test_folders_that_come_and_go_quickly_delay_no_new_user(shared: Shared) -> None:
     with shared.served() as running:
         running.until_phase(shared.volume, VolumePhase.IDLE)
         with beside(partial(come_and_go, shared.volume / ".trashd/new"), 0.0003):
@@ -359,7 +359,7 @@ def test_folders_that_come_and_go_as_fast_as_they_can_hold_up_no_new_user(shared
             running.until(lambda: shared.is_gone(first), 20)
 
 
-def test_sizes_whose_sum_no_64_bits_hold_are_summed(shared: Shared) -> None:
+def test_sizes_beyond_64_bits_are_summed(shared: Shared) -> None:
     most = (1 << 63) - 1
     size = {"n_entries": most, "n_bytes": most, "linked_bytes": 0, "shared_bytes": 0, "is_at_least": False}
     for number in range(3):
