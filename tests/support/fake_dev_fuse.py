@@ -354,10 +354,6 @@ class Names:
         own = wire.CREATE_IN.pack(flags, mode, caller.umask)
         return self._opened(self._request(Opcode.CREATE, parent, caller, own, name))
 
-    def create_unnamed(self, parent: int, mode: int, flags: int, caller: Somebody) -> tuple[OpenedFile, NameReply]:
-        own = wire.CREATE_IN.pack(flags, mode, caller.umask)
-        return self._opened(self._request(Opcode.TMPFILE, parent, caller, own, b"/"))
-
     def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Somebody) -> NameReply:
         own = wire.MKNOD_IN.pack(mode, rdev, caller.umask)
         return self._entry(self._request(Opcode.MKNOD, parent, caller, own, name))
