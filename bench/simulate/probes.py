@@ -21,18 +21,6 @@ def own_per_s(model: Model, n: int, *, is_change: bool) -> float:
     return n * _EACH / _ended_s(clock, [steps(number) for number in range(n)])
 
 
-def shared_per_s(model: Model, n: int) -> float:
-    """Unlinks a second in one directory by so many machines, of names that each has asked for before."""
-    clock = SimulatedClock()
-    server = MetadataServer(clock, model)
-
-    def steps(machine: int) -> Steps:
-        for _ in range(_EACH):
-            yield from server.unlink(machine, 0, is_cached=True)
-
-    return n * _EACH / _ended_s(clock, [steps(machine) for machine in range(n)])
-
-
 def _ended_s(clock: SimulatedClock, all_steps: list[Steps]) -> float:
     """When the last of them have ended, all begun at once."""
     ended = list[float]()

@@ -121,7 +121,6 @@ class MetadataServer:
         self._processors = _Station(clock, model.n_processors) if model.cpu_s else None
         self._locks, self._machines_locks = _Locks(), _Locks()
         self._changed_by: dict[Hashable, int] = {}
-        self.n_messages = 0
 
     def forget(self, directory: Hashable) -> None:
         """It is gone."""
@@ -171,7 +170,6 @@ class MetadataServer:
         yield from self.request_reads(self.model.looks_ahead)
 
     def _send(self, service_s: float, changed: tuple[int, Hashable] | None, resume: Resume) -> None:
-        self.n_messages += 1
         way_s, processors = self._drawn(self.model.way_s), self._processors
 
         def travel() -> None:

@@ -48,11 +48,6 @@ class Throughput(NamedTuple):
     planner_busy: float
     plan_us: float
 
-    @property
-    def days(self) -> float:
-        """For all of it, if the rest is like the part that was simulated."""
-        return self.n_entries / self.entries_per_s / 86_400
-
 
 class WatchedPlan(SlicePlan):
     """The engine's own, with a look at the clock around what it does."""

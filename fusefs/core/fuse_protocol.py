@@ -29,7 +29,7 @@ _BODY_BYTES_MAX = 1 << 20
 """The size of the largest reply body: the kernel never requests more bytes in a read than it sends in a write."""
 REQUEST_BYTES_MAX: Final = (1 << 20) + (1 << 12)
 """The largest write that libfuse negotiates, plus its header: the kernel refuses to read into a smaller buffer."""
-FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR, FOPEN_PASSTHROUGH = 1 << 1, 1 << 3, 1 << 7
+FOPEN_KEEP_CACHE, FOPEN_CACHE_DIR = 1 << 1, 1 << 3
 
 _ATTRIBUTES = "QQQqqqIIIIIIIII4x"
 _ATTR = Struct("=QI4x" + _ATTRIBUTES)
@@ -131,10 +131,7 @@ STATFS_OUT: Final = Struct("=QQQQQIII28x")
 """Blocks: total, free, available to all users; inodes: total, free; block size, longest name, unit of block counts."""
 FALLOCATE_IN: Final = Struct("=QqqI4x")
 LSEEK_IN: Final = Struct("=QqI4x")
-LSEEK_OUT: Final = Struct("=q")
 COPY_IN: Final = Struct("=Qq8xQqQ8x")
-COPY_OUT: Final = Struct("=I4x")
-COPY_64_OUT: Final = Struct("=Q")
 _BEFORE_NAME: Final[dict[int, Struct]] = {
     Opcode.LOOKUP: NO_NUMBERS, Opcode.SYMLINK: NO_NUMBERS, Opcode.MKNOD: MKNOD_IN, Opcode.MKDIR: MKDIR_IN,
     Opcode.CREATE: CREATE_IN, Opcode.LINK: LINK_IN,
@@ -208,7 +205,6 @@ class CallerIds(NamedTuple):
     uid: int
     gid: int
     pid: int
-    umask: int = 0
 
 
 def encode_request(opcode: Opcode, nodeid: int, caller: tuple[int, int, int], body: bytes) -> bytes:

@@ -21,7 +21,7 @@ from fusefs.core.names import Name
 from fusefs.core.orphan_sums import INLINE_MAX_BYTES, MeasuredSize, Survey, space_of_file
 from fusefs.core.record import TreeSize
 from fusefs.core.results import Progress, ShouldStop
-from fusefs.linux.disk_usage import may_share, never_shares, reported_size, reports_sharing, shared_bytes
+from fusefs.linux.disk_usage import may_share, reported_size, reports_sharing, shared_bytes
 from fusefs.linux.fd import Fd
 from fusefs.linux.kernel import BTRFS_MAGIC, Kernel
 from fusefs.store.layout import HOISTED, TREE
@@ -325,13 +325,9 @@ def measure_tree(
     return MeasuredSize(size_of(kernel, container, counts, is_stopped=is_stopped), counts.n_failed, is_stopped)
 
 
-def size_of(
-    kernel: Kernel, container: Fd, counts: Survey, *, with_shared: bool = True, is_stopped: bool = False
-) -> TreeSize:
-    """Convert counts to the size stored in a record. with_shared: the argument of `survey`"""
-    magic = kernel.filesystem(container)
-    knows = reports_sharing(magic) if with_shared else never_shares(magic)
-    shared = counts.shared_bytes if knows else None
+def size_of(kernel: Kernel, container: Fd, counts: Survey, *, is_stopped: bool = False) -> TreeSize:
+    """Convert counts, with the shared blocks, to the size stored in a record."""
+    shared = counts.shared_bytes if reports_sharing(kernel.filesystem(container)) else None
     is_at_least = counts.is_at_least or counts.n_failed > 0 or is_stopped
     return TreeSize(
         counts.n_entries, counts.n_bytes, counts.linked_bytes, shared, is_at_least, "count", kernel.now_ns()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from fusefs.core.fuse_protocol import CallerIds
 from fusefs.linux import syscalls
 from fusefs.linux.credentials import Capability
 
@@ -13,19 +14,6 @@ _CLONE_FS = 0x200
 _STATUS_BYTES = 1 << 12
 _ALL = -1
 """All capabilities."""
-
-
-class Caller(Protocol):
-    """The process that makes a request. pid: the thread's ID; 0: the process is in another pid namespace"""
-
-    @property
-    def uid(self) -> int: ...
-    @property
-    def gid(self) -> int: ...
-    @property
-    def pid(self) -> int: ...
-    @property
-    def umask(self) -> int: ...
 
 
 class Rights(NamedTuple):
@@ -42,7 +30,7 @@ class Rights(NamedTuple):
     is_in_our_namespace: bool = False
 
 
-def read_rights(caller: Caller) -> Rights:
+def read_rights(caller: CallerIds) -> Rights:
     """Return the current rights of a caller; an empty Rights if its process is not visible.
 
     A thread whose IDs differ from those of the request acts for another process (overlayfs above, nfsd, io_uring), so
@@ -64,28 +52,13 @@ def read_rights(caller: Caller) -> Rights:
     return Rights(groups, capabilities, is_in_our_namespace=bool(capabilities) and _is_in_our_namespace(caller.pid))
 
 
-def is_capable(caller: Caller, capability: Capability) -> bool:
+def is_capable(caller: CallerIds, capability: Capability) -> bool:
     """Return whether a caller has a capability in our user namespace."""
     rights = read_rights(caller)
     return rights.is_in_our_namespace and bool(rights.capabilities >> capability & 1)
 
 
-def may_keep_setgid(caller: Caller, uid: int, gid: int) -> bool:
-    """Return whether a caller may set or keep the set-group-ID bit of an inode with this owner and group.
-
-    Source  in_group_or_capable in the kernel's fs/inode.c
-    """
-    if caller.gid == gid:
-        return True
-    rights = read_rights(caller)
-    if gid in rights.groups:
-        return True
-    return bool(rights.capabilities >> Capability.FSETID & 1) and (
-        rights.is_in_our_namespace or maps_ids(caller, uid, gid)
-    )
-
-
-def maps_ids(caller: Caller, uid: int, gid: int | None) -> bool:
+def maps_ids(caller: CallerIds, uid: int, gid: int | None) -> bool:
     """Return whether a caller's user namespace maps an owner and a group, so that its capabilities apply to them.
 
     gid     None: only the owner must be mapped
@@ -110,7 +83,7 @@ def _is_in_our_namespace(pid: int) -> bool:
         return False
 
 
-def _is_mapped(caller: Caller, name: str, number: int) -> bool:
+def _is_mapped(caller: CallerIds, name: str, number: int) -> bool:
     try:
         with open(f"/proc/{caller.pid}/{name}", "rb") as lines:
             ranges = [range(first, first + n) for _inner_first, first, n in (map(int, line.split()) for line in lines)]

@@ -54,9 +54,9 @@ class SystemdNotifier:
         """Notify the manager that the configuration is being reloaded, until `notify_ready` is called."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
-    def notify_stopping(self, status: str = "") -> None:
+    def notify_stopping(self) -> None:
         """Notify the manager that the service is about to end."""
-        self._send("STOPPING=1", status)
+        self._send("STOPPING=1")
 
     def reset_watchdog(self) -> None:
         """Reset the watchdog. Must be called at least once every `watchdog_s` seconds, preferably twice."""

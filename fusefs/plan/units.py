@@ -35,12 +35,11 @@ _NEVER_NS = 1 << 63
 
 
 class Unit(NamedTuple):
-    """A unit that is old enough for the rule. n_entries: the number of entries in it, including the unit itself"""
+    """A unit that is old enough for the rule."""
 
     name: Name
     uid: int
     newest_ns: int
-    n_entries: int
     n_bytes: int
 
 
@@ -156,7 +155,7 @@ class _UnitWalk:
             return Failure(self.name, errno.EPERM, NOT_TAKEN)
         if self._newest_ns is None:  # everything in the unit was removed in the meantime
             return Young(self.name)
-        return Unit(self.name, st.st_uid, self._newest_ns, self._n_entries, self._n_bytes)
+        return Unit(self.name, st.st_uid, self._newest_ns, self._n_bytes)
 
     def _list(self, path: bytes, whose: int) -> None:
         """Judge the entries of a directory."""

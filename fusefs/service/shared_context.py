@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from fusefs.service.inotify_watches import InotifyWatches
 from fusefs.service.remembered_volumes import RememberedVolumes
 from fusefs.service.state_files import load_clock, save_clock
 
-_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 

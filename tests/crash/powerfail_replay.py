@@ -14,16 +14,12 @@ from tests.support.crash_states import Result, check_states
 from tests.support.write_log_disk import logged_volume
 
 SIZE_MB = {"ext4": 64, "xfs": 300, "btrfs": 128}
-N_TORN = int(os.environ.get("TRASHD_TEST_TORN_STATES", "2"))
-"""Torn states of each epoch; `make soak` asks for thousands in all."""
-IS_SOAK = N_TORN > 10
-_N_PROCESSES = 2 if IS_SOAK else 0  # other tests run beside this one, and a process costs a twentieth more
 EXT4, XFS, BTRFS = (
     pytest.param("ext4", marks=pytest.mark.needs("root", "loop", "fuse")),
     pytest.param("xfs", marks=pytest.mark.needs("root", "loop", "fuse", "xfs")),
     pytest.param("btrfs", marks=pytest.mark.needs("root", "loop", "fuse", "btrfs")),
 )
-IS_EVERYWHERE = IS_SOAK or runs_every_case()
+IS_EVERYWHERE = runs_every_case()
 on_some_fs = pytest.mark.parametrize("fstype", [EXT4, XFS, BTRFS] if IS_EVERYWHERE else [BTRFS])
 """btrfs has shown most: there the two sides of a plain rename need not come to the disk together."""
 
@@ -40,7 +36,7 @@ class NoRecordFsync(Kernel):
 
 
 def replay_a_sample(fstype: str, scenario: Scenario, kind: type[Kernel] = Kernel) -> Result:
-    """Run the rounds; but in a soak one of them, and each epoch torn once."""
+    """Run one of the rounds, each epoch torn once; with `make every` all of them."""
     if IS_EVERYWHERE:
         return replay(fstype, scenario, kind)
     return replay(fstype, scenario._replace(n_rounds=1), kind, n_torn=1)
@@ -53,7 +49,7 @@ def replay(
     *,
     meddle: Callable[[Cut, int], bool] | None = None,
     stop_after: int | None = None,
-    n_torn: int = N_TORN,
+    n_torn: int = 2,
 ) -> Result:
     """Run the rounds on a logged volume and check each crash state.
 
@@ -69,14 +65,12 @@ def replay(
                 break
             scenario.round(cut, k)
         log = volume.stop()
-    n_processes = 0 if stop_after else _N_PROCESSES
     return check_states(
         log,
         fstype,
         scenario.check,
         n_torn=n_torn,
         fsck_stride=20,
-        n_processes=n_processes,
         stop_after=stop_after,
         since=scenario.since,
         share=(0, 1) if IS_EVERYWHERE else (list(SIZE_MB).index(fstype), 2),

@@ -339,7 +339,6 @@ class Scenario(NamedTuple):
     exchange   whether the store believes in RENAME_EXCHANGE
     boundary   the rounds are in a directory that no rename leads into, with a store of its own
     uid        whose trees they are
-    repeats    whether a later round makes the same calls as the first
     check      what every crash state must be
     since      the mark before which nothing is of interest; what it takes to make the store is cut in the first one
     """
@@ -350,7 +349,6 @@ class Scenario(NamedTuple):
     exchange: bool = True
     boundary: bool = False
     uid: int = 0
-    repeats: bool = True
     check: Check = check_state
     since: str = STORE_DURABLE
 
@@ -358,7 +356,7 @@ class Scenario(NamedTuple):
 VERBS = {
     "swap": Scenario(swap_round, since=MOUNTED),
     "swap in a lower store": Scenario(lower_store_round, boundary=True),
-    "first swap": Scenario(swap_round, n_rounds=1, has_store=False, repeats=False, since=MOUNTED),
+    "first swap": Scenario(swap_round, n_rounds=1, has_store=False, since=MOUNTED),
     "rm in a lower store": Scenario(lower_store_rm_round, boundary=True),
     "swap by the reserve": Scenario(reserve_round),
     "swap by a user": Scenario(user_round, n_rounds=1, uid=USER),
@@ -377,7 +375,7 @@ VERBS = {
     "restore of a file inside": Scenario(restore_file_inside_round),
     "sweep": Scenario(sweep_round),
     "restore of a sweep": Scenario(restore_swept_round),
-    "init": Scenario(init_round, n_rounds=1, has_store=False, repeats=False, since=MOUNTED),
+    "init": Scenario(init_round, n_rounds=1, has_store=False, since=MOUNTED),
 }
 
 
@@ -583,7 +581,5 @@ class FlushedThere(FlushedHere):
 FOLDERS = {
     # What comes before is cut elsewhere.
     "registration": Scenario(registration_round, uid=USER, check=check_folders, since=PREPARED),
-    "taking over": Scenario(
-        taking_over_round, 1, has_store=False, uid=USER, repeats=False, check=check_folders, since=PREPARED
-    ),
+    "taking over": Scenario(taking_over_round, 1, has_store=False, uid=USER, check=check_folders, since=PREPARED),
 }

@@ -10,17 +10,12 @@ import pytest
 
 from fusefs.linux.kernel import Kernel
 from tests.crash.powerfail_reaper import SCENARIOS
-from tests.crash.powerfail_replay import BTRFS, EXT4, IS_EVERYWHERE, IS_SOAK, XFS, NoRecordFsync, replay
+from tests.crash.powerfail_replay import BTRFS, EXT4, IS_EVERYWHERE, XFS, NoRecordFsync, replay
 from tests.crash.powerfail_work import Cut
 
 on_each_fs = pytest.mark.parametrize("fstype", [EXT4, XFS, BTRFS])
 on_xfs_and_btrfs = pytest.mark.parametrize("fstype", [XFS, BTRFS])
-_MEDDLED_IN = {"swap": EXT4, "swap by a user": XFS, "two renames": BTRFS, "rm": EXT4, "restore inside": XFS}
-MEDDLED_IN = (
-    [(verb, fstype) for verb, scenario in SCENARIOS.items() if scenario.repeats for fstype in (EXT4, XFS, BTRFS)]
-    if IS_SOAK
-    else list(_MEDDLED_IN.items())
-)
+MEDDLED_IN = {"swap": EXT4, "swap by a user": XFS, "two renames": BTRFS, "rm": EXT4, "restore inside": XFS}
 _FLUSHED_LAST = {
     "swap": EXT4,
     "rm": XFS,
@@ -29,7 +24,7 @@ _FLUSHED_LAST = {
     "restore inside": EXT4,
 }
 FLUSHED_LAST = list(product(_FLUSHED_LAST, (EXT4, XFS, BTRFS))) if IS_EVERYWHERE else list(_FLUSHED_LAST.items())
-pytestmark = pytest.mark.timeout(0 if IS_SOAK else 120)
+pytestmark = pytest.mark.timeout(120)
 
 
 class NoPointerFsync(NoRecordFsync):
@@ -103,12 +98,12 @@ class ThreeRenames(Kernel):
 @on_each_fs
 @pytest.mark.parametrize("verb", SCENARIOS)
 def test_power_cut_loses_nothing(verb: str, fstype: str) -> None:
-    """Every verb on every filesystem; a second round after the first on ext4 alone, and in the soak.
+    """Every verb on every filesystem; a second round after the first on ext4 alone.
 
     The others have theirs in `test_background_flush_between_calls_changes_nothing`: four of each of its verbs.
     """
     scenario = SCENARIOS[verb]
-    if fstype != "ext4" and not IS_SOAK:
+    if fstype != "ext4":
         scenario = scenario._replace(n_rounds=1)
     result = replay(fstype, scenario)
     print(fstype, verb, result)
@@ -125,17 +120,14 @@ def flush_in_the_background(cut: Cut, k: int) -> bool:
     if k == 1:
         meddler.n_in_a_round = meddler.n_calls
     flushes = (cut.sync, cut.flush_unrelated, cut.flush_tree)
-    if IS_SOAK:
-        number, which = divmod(k - 1, len(flushes))
-    else:
-        number, which = (k - 1) * meddler.n_in_a_round // len(flushes) + 3, k - 1
-    meddler.n_left, meddler.flush = number, flushes[which % len(flushes)]
+    number = (k - 1) * meddler.n_in_a_round // len(flushes) + 3
+    meddler.n_left, meddler.flush = number, flushes[(k - 1) % len(flushes)]
     return number < meddler.n_in_a_round
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("verb", "fstype"), [pytest.param(verb, *fstype.values, marks=fstype.marks) for verb, fstype in MEDDLED_IN]
+    ("verb", "fstype"), [pytest.param(verb, *fstype.values, marks=fstype.marks) for verb, fstype in MEDDLED_IN.items()]
 )
 def test_background_flush_between_calls_changes_nothing(verb: str, fstype: str) -> None:
     result = replay(fstype, SCENARIOS[verb], meddle=flush_in_the_background)

@@ -55,10 +55,6 @@ def check_and_write(root: Path, marks: Sequence[str]) -> str | None:
     return None if all(path.read_bytes() == CONTENT for path in made) else "short"
 
 
-def tell_marks(_root: Path, marks: Sequence[str]) -> str:
-    return " ".join(marks)
-
-
 def backing_filesystems() -> list[str]:
     """Device numbers of the filesystems that hold the files behind the loop devices."""
     command = ["losetup", "--list", "--noheadings", "--output", "BACK-MAJ:MIN"]
@@ -73,14 +69,6 @@ def test_states_do_not_see_what_the_check_of_another_wrote(fstype: str) -> None:
     assert result.n_by_kind["lost"] >= N_ROUNDS, str(result)
     assert result.n_by_kind["torn"] > N_ROUNDS, str(result)
     assert result.n_fscks > N_ROUNDS, str(result)
-
-
-@pytest.mark.needs("root", "loop", "fuse")
-def test_two_processes_check_the_same_states_as_one() -> None:
-    log = logged_rounds("ext4")
-    one, two = (check_states(log, "ext4", tell_marks, n_processes=n) for n in (0, 2))
-    assert one.n_by_kind == two.n_by_kind
-    assert sorted(map(str, one.failures)) == sorted(map(str, two.failures)) != []
 
 
 @pytest.mark.needs("root", "loop", "fuse")

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from fusefs.core.fuse_protocol import CallerIds
 from fusefs.linux.credentials import Capability, ThreadCredentials, call_as, include_all_ours
-from fusefs.linux.fuse_caller import Caller, Rights, is_capable, may_keep_setgid, read_rights
-from tests.support.fake_dev_fuse import Somebody
+from fusefs.linux.fuse_caller import Rights, is_capable, maps_ids, read_rights
 from tests.support.other_users import become
 from tests.support.privileges import FIRST, HE, as_root_in_there, keep_only
 
@@ -43,7 +43,7 @@ def somebody(become_him: Callable[[], None]) -> Iterator[int]:
 
 
 def rights(uid: int, pid: int, gid: int | None = None) -> Rights:
-    return read_rights(Somebody(uid, uid if gid is None else gid, pid, 0))
+    return read_rights(CallerIds(uid, uid if gid is None else gid, pid))
 
 
 def test_a_users_groups_are_his() -> None:
@@ -73,11 +73,11 @@ def test_roots_of_user_namespaces_are_not_ours() -> None:
     with somebody(as_root_in_there) as pid:
         found = rights(FIRST, pid)
         assert (include_all_ours(found.capabilities), found.is_in_our_namespace) == (True, False)
-        him: Caller = Somebody(FIRST, FIRST, pid, 0)
+        him = CallerIds(FIRST, FIRST, pid)
         assert not is_capable(him, Capability.FSETID)
-        assert may_keep_setgid(him, FIRST + 1, FIRST + 1)
-        assert not may_keep_setgid(him, HE, FIRST + 1)
-        assert not may_keep_setgid(him, FIRST, HE)
+        assert maps_ids(him, FIRST + 1, FIRST + 1)
+        assert not maps_ids(him, HE, FIRST + 1)
+        assert not maps_ids(him, FIRST, HE)
 
 
 @pytest.mark.parametrize("ids", [(HE + 1, HE), (HE, HE + 1)])

@@ -14,9 +14,8 @@ import pytest
 
 from fusefs.core.metadata_cache import Attributes
 from fusefs.linux.fd import Fd
-from fusefs.linux.statx import StatxReader, open_handle, stat_at
+from fusefs.linux.statx import OPEN_FLAGS, identify_fd, open_handle, stat_at
 from fusefs.linux.syscalls import name_to_handle_at
-from tests.support.open_fds import open_fds
 from tests.support.real_filesystems import tmpfs_volume
 
 pytestmark = pytest.mark.needs("root")
@@ -38,19 +37,16 @@ def fd(top: Path) -> Iterator[Fd]:
         yield fd
 
 
-def identified(dir_fd: int, name: bytes) -> Attributes:
-    return StatxReader().identify(dir_fd, name)[0]
+def identified(dir_fd: int, name: bytes) -> tuple[Attributes, bytes]:
+    with Fd(os.open(name, OPEN_FLAGS, dir_fd=dir_fd)) as fd:
+        return identify_fd(fd)
 
 
-def peeked(dir_fd: int, name: bytes) -> Attributes:
-    return StatxReader().identify_opened(dir_fd, name)[0]
+def stat_opened(dir_fd: int, name: bytes) -> Attributes:
+    return identified(dir_fd, name)[0]
 
 
-def looked(dir_fd: int, name: bytes) -> Attributes:
-    return StatxReader().stat(dir_fd, name)
-
-
-ways = pytest.mark.parametrize("look", [stat_at, looked, identified, peeked])
+ways = pytest.mark.parametrize("look", [stat_at, stat_opened])
 
 
 def make(kind: str, path: Path) -> None:
@@ -157,63 +153,42 @@ def test_a_failed_look_has_its_errno_and_its_name(top: Path, fd: Fd, name: bytes
 
 def test_after_a_failure_the_next_look_is_right(top: Path, fd: Fd) -> None:
     (top / "it").touch()
-    looker = StatxReader()
     with pytest.raises(FileNotFoundError):
-        looker.identify(fd, b"none")
-    assert looker.identify(fd, b"it") == (stat_at(fd, b"it"), name_to_handle_at(fd, b"it"))
-
-
-def test_a_missing_name_is_not_found(top: Path, fd: Fd) -> None:
-    (top / "it").touch()
-    looker = StatxReader()
-    assert looker.stat_or_none(fd, b"none") is None
-    assert (looker.stat_or_none(fd, b"it"), looker.handle_of(fd, b"it")) == looker.identify(fd, b"it")
-    with pytest.raises(NotADirectoryError):
-        looker.stat_or_none(fd, b"it/none")
+        stat_at(fd, b"none")
+    assert identified(fd, b"it") == (stat_at(fd, b"it"), name_to_handle_at(fd, b"it"))
 
 
 def test_an_fd_tells_of_itself(top: Path) -> None:
     (top / "link").symlink_to("nowhere")
     with Fd(os.open(top / "link", os.O_PATH | os.O_NOFOLLOW)) as link:
-        assert told(StatxReader().stat(link)) == told(stat_at(link)) == of_stat(top / "link")
+        assert told(stat_at(link)) == of_stat(top / "link")
 
 
 def test_a_looker_tells_devices_apart(top: Path, fd: Fd) -> None:
-    looker = StatxReader()
     with tmpfs_volume() as other, Fd(os.open(other, os.O_PATH)) as other_fd:
         for _ in range(2):
-            assert looker.stat(fd).dev == os.stat(top).st_dev
-            assert looker.stat(other_fd).dev == os.stat(other).st_dev
+            assert stat_at(fd).dev == os.stat(top).st_dev
+            assert stat_at(other_fd).dev == os.stat(other).st_dev
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_handle_finds_what_was_looked_at(top: Path, fd: Fd, kind: str) -> None:
     make(kind, top / "it")
     with Fd(os.open(top, os.O_RDONLY)) as mount:
-        for seen, handle in (StatxReader().identify(fd, b"it"), StatxReader().identify_opened(fd, b"it")):
-            assert handle == name_to_handle_at(fd, b"it")
-            with open_handle(mount, handle, os.O_PATH | os.O_NOFOLLOW) as found:
-                assert stat_at(found) == seen
+        seen, handle = identified(fd, b"it")
+        assert handle == name_to_handle_at(fd, b"it")
+        with open_handle(mount, handle, os.O_PATH | os.O_NOFOLLOW) as found:
+            assert stat_at(found) == seen
 
 
 def test_a_looker_takes_handles_of_any_length(top: Path, fd: Fd) -> None:
     """They differ from filesystem to filesystem; some have none."""
     (top / "it").touch()
-    looker = StatxReader()
     with Fd(os.open("/proc/self", os.O_PATH)) as proc, Fd(os.open("/", os.O_PATH)) as disk:
         for _ in range(2):
-            assert looker.identify(proc, b"status")[1] == b""
-            assert looker.identify(fd, b"it")[1] == name_to_handle_at(fd, b"it") != b""
-            assert looker.identify(disk, b"etc")[1] == name_to_handle_at(disk, b"etc")
-
-
-def test_a_peek_leaves_no_fd_open(top: Path, fd: Fd) -> None:
-    (top / "it").touch()
-    before = open_fds()
-    StatxReader().identify_opened(fd, b"it")
-    with pytest.raises(FileNotFoundError):
-        StatxReader().identify_opened(fd, b"none")
-    assert open_fds() == before
+            assert identified(proc, b"status")[1] == b""
+            assert identified(fd, b"it")[1] == name_to_handle_at(fd, b"it") != b""
+            assert identified(disk, b"etc")[1] == name_to_handle_at(disk, b"etc")
 
 
 def test_many_threads_look_each_at_its_own(top: Path, fd: Fd) -> None:
@@ -224,10 +199,7 @@ def test_many_threads_look_each_at_its_own(top: Path, fd: Fd) -> None:
 
     def seen(number: int) -> bool:
         mine = names[number:] + names[:number]
-        return all(
-            StatxReader().identify_opened(fd, name) == right[name] and stat_at(fd, name) == right[name][0]
-            for name in mine
-        )
+        return all(identified(fd, name) == right[name] and stat_at(fd, name) == right[name][0] for name in mine)
 
     with ThreadPoolExecutor(64) as threads:
         assert all(threads.map(seen, range(64)))

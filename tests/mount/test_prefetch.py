@@ -16,7 +16,7 @@ import trio.testing
 
 from fusefs.core.metadata_cache import ACCESS_ACL, CACHED_XATTRS, NAMES, ROOT
 from fusefs.linux.fd import Fd
-from fusefs.linux.statx import StatxReader
+from fusefs.linux.statx import OPEN_FLAGS, identify_fd
 from fusefs.linux.syscalls import RENAME_EXCHANGE
 from fusefs.linux.xattrs import read_xattr
 from fusefs.mount.native._core import Prefetcher
@@ -75,7 +75,8 @@ def test_many_names_are_found_as_they_are(prefetcher: Prefetcher, top: Path, *, 
                 if name == b"none":
                     assert one is None
                 else:
-                    seen, handle = StatxReader().identify_opened(fd, name)
+                    with Fd(os.open(name, OPEN_FLAGS, dir_fd=fd)) as inode:
+                        seen, handle = identify_fd(inode)
                     assert one == (seen, handle if has_handles else b"", {})
 
 

@@ -136,7 +136,8 @@ class Clients:
 
     def __init__(self, pipes: Sequence[tuple[int, int]]) -> None:
         self._pipes = pipes
-        self._told = [self._hear(hears) for _, hears in pipes]
+        for _, hears in pipes:
+            self._hear(hears)
 
     def ask(self, what: bytes) -> list[object]:
         """What each answers, one after the other."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fusefs.core.fuse_protocol import CallerIds
 from fusefs.core.metadata_cache import Attributes
 from fusefs.core.names import STORE
 from fusefs.linux.kernel import Kernel
@@ -23,7 +24,6 @@ from fusefs.mount.tree.trashd_dir import (
     prepare_store,
 )
 from fusefs.store.layout import is_store_name
-from tests.support.fake_dev_fuse import Somebody
 from tests.support.make_trees import Dir, make_tree, remove_tree_hard
 from tests.support.real_filesystems import tmpfs_volume
 from tests.support.store_verbs import assert_silent, init, raw, recover_all
@@ -32,8 +32,8 @@ ALICE, BOB = 4711, 4712
 _DIRECTORY = Attributes(1, 1, stat.S_IFDIR | 0o755, 2, 0, 0, 0, 0, 0, 4096, 0, 0, 0, 0)
 
 
-def caller(uid: int, umask: int = 0o022) -> Somebody:
-    return Somebody(uid, uid, 1, umask)
+def caller(uid: int) -> CallerIds:
+    return CallerIds(uid, uid, 1)
 
 
 def table(*names: bytes) -> tuple[Tables, list[Node]]:
@@ -129,11 +129,10 @@ needs_root = pytest.mark.needs("root")
 
 @needs_root
 @pytest.mark.parametrize("uid", [0, ALICE])
-@pytest.mark.parametrize("umask", [0o022, 0o777, 0])
-def test_a_user_s_folder_is_made_when_he_asks(volume: Path, uid: int, umask: int) -> None:
+def test_a_user_s_folder_is_made_when_he_asks(volume: Path, uid: int) -> None:
     with drops(volume) as links:
-        attributes = links.stat_link(uid, caller(uid, umask))
-        target = links.readlink(uid, caller(uid, umask))
+        attributes = links.stat_link(uid, caller(uid))
+        target = links.readlink(uid, caller(uid))
     assert target == b"u/%d/drop" % uid
     assert (attributes.ino, attributes.uid, attributes.size) == (drop_link_nodeid(uid, target), uid, len(target))
     assert stat.S_ISLNK(attributes.mode)

@@ -35,15 +35,11 @@ _BREATH_S = 0.01
 
 @dataclass
 class Ledger:
-    """What one person expects: the orphans by id, the trees at their names, the trees that were dropped; and counts."""
+    """What one person expects: the orphans by id, the trees at their names, and the trees that were dropped."""
 
     orphans: dict[str, Content] = field(default_factory=dict)
     homes: dict[Path, Content] = field(default_factory=dict)
     dropped: list[Content] = field(default_factory=list)
-    n_thrown: int = 0
-    n_restored: int = 0
-    n_halves: int = 0
-    n_late: int = 0
 
 
 def content_of(n: int) -> Content:
@@ -104,11 +100,9 @@ class BusyUser:
     def _swap_for_good(self, path: Path) -> None:
         swap(path, options=EXPIRED)
         path.rmdir()
-        self.ledger.n_thrown += 1
 
     def _remove(self) -> None:
         remove(self._make()[0], options=EXPIRED)
-        self.ledger.n_thrown += 1
 
     def _keep(self) -> None:
         path, content = self._make()
@@ -128,12 +122,9 @@ class BusyUser:
             restored = restore(self._volume, identifier)
         except TrashdError:
             path.rmdir()
-            self.ledger.n_thrown += 1
             return
         there = read(path)
         assert there == content or (restored.partial and there.items() <= content.items()), restored
-        self.ledger.n_restored += 1
-        self.ledger.n_halves += restored.partial
         self._swap_for_good(path)
 
     def _restore(self, identifier: str) -> None:
@@ -152,11 +143,9 @@ class BusyUser:
         assert (restored.rescued is not None) == is_late
         if restored.rescued is not None:
             self.ledger.orphans[restored.rescued] = late
-            self.ledger.n_late += 1
             path.rename(path.with_name(f"{path.name}-back"))  # the name is free for what was written late
             path = path.with_name(f"{path.name}-back")
         self.ledger.homes[path] = content
-        self.ledger.n_restored += 1
 
     def _restore_dropped(self) -> None:
         """Have back what was dropped, if it has been taken in; what has no origin needs to be told one."""
@@ -170,7 +159,6 @@ class BusyUser:
         content = read(path)
         assert not restored.partial
         self.ledger.dropped.remove(content)
-        self.ledger.n_restored += 1
         self._swap_for_good(path)
 
 

@@ -7,7 +7,6 @@ since, any part may be there. Marks seen before that moment are what the outside
 import contextlib
 import ctypes
 import dataclasses
-import multiprocessing
 import os
 import random
 import subprocess
@@ -16,9 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
 
 from tests.support.loop_devices import LoopDevice, loop_device
 from tests.support.write_log_disk import (
@@ -257,53 +254,13 @@ def _replayer(log: Log, fstype: str) -> Iterator[_Replayer]:
         os.close(image_fd)
 
 
-class _Plan(NamedTuple):
-    """What is to be checked: the arguments of `check_states`."""
-
-    log: Log
-    fstype: str
-    check: Check
-    n_torn: int
-    seed: int
-    fsck_stride: int
-    n_processes: int
-    stop_after: int | None
-    since: str
-    share: tuple[int, int]
-
-
-def _run_share(plan: _Plan, first: int) -> Result:
-    """Check each n_processes-th state, the one numbered `first` before all; without processes, every one."""
-    n_by_kind: Counter[str] = Counter()
-    n_fscks = 0
-    failures: list[StateFailure] = []
-    with _replayer(plan.log, plan.fstype) as replayer:
-        for number, state in enumerate(crash_states(plan.log, plan.n_torn, plan.seed, plan.since, plan.share)):
-            turn, whose = divmod(number, max(plan.n_processes, 1))
-            if whose != first:
-                continue
-            fsck = plan.fsck_stride > 0 and turn % plan.fsck_stride == 0
-            trouble = replayer.try_state(state, plan.check, fsck=fsck)
-            n_by_kind[state.kind] += 1
-            n_fscks += fsck
-            if trouble is not None:
-                # without the data of its writes: it has to go through a pipe
-                bare = tuple(Write(write.offset, b"") for write in state.extra)
-                failures.append(StateFailure(dataclasses.replace(state, extra=bare), trouble))
-                if len(failures) == plan.stop_after:
-                    break
-    return Result(n_by_kind, n_fscks, tuple(failures), 0.0)
-
-
 def check_states(
     log: Log,
     fstype: str,
     check: Check,
     *,
     n_torn: int = 2,
-    seed: int = 1,
     fsck_stride: int = 10,
-    n_processes: int = 0,
     stop_after: int | None = None,
     since: str = MOUNTED,
     share: tuple[int, int] = (0, 1),
@@ -313,50 +270,23 @@ def check_states(
     check        gets the mountpoint (writable, journal recovered) and the marks; says what is wrong or None.
                  What it raises ends the run: it is an error in the test, not a crash state that fails
     fsck_stride  fsck after every so many states (never if 0), after the check has done what it wanted
-    n_processes  small ones beside this one, each with its share of the states; the check is a function of a module.
-                 0: in this one, which takes longer for a check that forks
-    stop_after   end a process after so many failures: enough for a negative control
+    stop_after   end after so many failures: enough for a negative control
     since        the mark before which states don't matter
     share        which of the torn states, as `crash_states` takes it
     """
     began = time.monotonic()
-    plan = _Plan(log, fstype, check, n_torn, seed, fsck_stride, n_processes, stop_after, since, share)
-    shares = _run_beside(plan) if n_processes else [_run_share(plan, 0)]
-    return Result(
-        sum((share.n_by_kind for share in shares), Counter()),
-        sum(share.n_fscks for share in shares),
-        tuple(failure for share in shares for failure in share.failures),
-        time.monotonic() - began,
-    )
-
-
-def _run_beside(plan: _Plan) -> list[Result]:
-    """All shares, each in a process of its own. Raises RuntimeError if one raised.
-
-    Forked by a small server: a check forks for each user, which costs by the size of its process, and ours has all
-    tests in it.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([plan.check.__module__])
-    pipes = [context.Pipe(duplex=False) for _ in range(plan.n_processes)]
-    children = [
-        context.Process(target=_send_share, args=(sending, plan, n), daemon=True)
-        for n, (_, sending) in enumerate(pipes)
-    ]
-    for process in children:
-        process.start()
-    for _, sending in pipes:
-        sending.close()
-    try:
-        return [receiving.recv() for receiving, _ in pipes]
-    except EOFError as error:
-        raise RuntimeError("a replay process ended early; its traceback is on stderr") from error
-    finally:
-        for process, (receiving, _) in zip(children, pipes, strict=True):
-            process.terminate()
-            process.join()
-            receiving.close()
-
-
-def _send_share(sending: Connection, plan: _Plan, first: int) -> None:
-    sending.send(_run_share(plan, first))
+    n_by_kind: Counter[str] = Counter()
+    n_fscks = 0
+    failures: list[StateFailure] = []
+    with _replayer(log, fstype) as replayer:
+        for number, state in enumerate(crash_states(log, n_torn, 1, since, share)):
+            fsck = fsck_stride > 0 and number % fsck_stride == 0
+            trouble = replayer.try_state(state, check, fsck=fsck)
+            n_by_kind[state.kind] += 1
+            n_fscks += fsck
+            if trouble is not None:
+                bare = tuple(Write(write.offset, b"") for write in state.extra)  # a failure is printed
+                failures.append(StateFailure(dataclasses.replace(state, extra=bare), trouble))
+                if len(failures) == stop_after:
+                    break
+    return Result(n_by_kind, n_fscks, tuple(failures), time.monotonic() - began)

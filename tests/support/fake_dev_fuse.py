@@ -19,7 +19,6 @@ from fusefs.core.fuse_protocol import REQUEST_BYTES_MAX, Opcode
 from fusefs.core.metadata_cache import ROOT, Attributes, NodeId
 from fusefs.core.mount_options import Coherence, MountOptions, parse_options
 from fusefs.linux.fd import Fd
-from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.mount.native._core import Tables
 from fusefs.mount.places.counters import Counters
@@ -213,7 +212,7 @@ _XATTR_ROOM = 1 << 16
 
 
 class Somebody(NamedTuple):
-    """A process; linux.fuse_caller.Caller says what of it counts."""
+    """The process that makes a request."""
 
     uid: int
     gid: int
@@ -255,7 +254,7 @@ class Files:
     def __init__(self, vfs: Vfs) -> None:
         self._vfs = vfs
 
-    def _request(self, opcode: Opcode, nodeid: int, caller: Caller | None, body: bytes = b"") -> bytes:
+    def _request(self, opcode: Opcode, nodeid: int, caller: Somebody | None, body: bytes = b"") -> bytes:
         ids = (0, 0, os.getpid()) if caller is None else (caller.uid, caller.gid, caller.pid)
         return self._vfs.answer(wire.encode_request(opcode, nodeid, ids, body))
 
@@ -264,10 +263,10 @@ class Files:
         of_node = (0, nodeid, 0) if node is None else (node.dev, node.ino, node.btime_ns)
         return NameReply(NodeId(nodeid), attr_out.attributes_of(*of_node), 0, attr_out.attr_s)
 
-    def getattr(self, nodeid: int, caller: Caller) -> NameReply:
+    def getattr(self, nodeid: int, caller: Somebody) -> NameReply:
         return self._name_reply(nodeid, self._request(Opcode.GETATTR, nodeid, caller, bytes(wire.GETATTR_IN.size)))
 
-    def setattr(self, nodeid: int, changes: Changes, fh: int | None, caller: Caller) -> NameReply:
+    def setattr(self, nodeid: int, changes: Changes, fh: int | None, caller: Somebody) -> NameReply:
         bits = wire.FATTR_MODE, wire.FATTR_UID, wire.FATTR_GID, wire.FATTR_SIZE, wire.FATTR_ATIME, wire.FATTR_MTIME
         valid = sum(bit for bit, change in zip(bits, changes, strict=True) if change is not None)
         mode, uid, gid, size, atime_ns, mtime_ns = (change or 0 for change in changes)
@@ -290,7 +289,7 @@ class Files:
         """As wire.STATFS_OUT."""
         return wire.STATFS_OUT.unpack(self._request(Opcode.STATFS, ROOT, None))
 
-    def open(self, nodeid: int, flags: int, caller: Caller) -> OpenedFile:
+    def open(self, nodeid: int, flags: int, caller: Somebody) -> OpenedFile:
         fh, how, backing_id = wire.read_opened(self._request(Opcode.OPEN, nodeid, caller, wire.OPEN_IN.pack(flags)))
         return OpenedFile(fh, backing_id, bool(how & wire.FOPEN_KEEP_CACHE))
 
@@ -307,17 +306,17 @@ class Files:
     def fsync(self, fh: int) -> None:
         self._request(Opcode.FSYNC, ROOT, None, wire.FSYNC_IN.pack(fh, 0))
 
-    def getxattr(self, nodeid: int, name: bytes, caller: Caller) -> bytes:
+    def getxattr(self, nodeid: int, name: bytes, caller: Somebody) -> bytes:
         return self._request(Opcode.GETXATTR, nodeid, caller, wire.GETXATTR_IN.pack(_XATTR_ROOM) + name + b"\0")
 
-    def listxattr(self, nodeid: int, caller: Caller) -> list[bytes]:
+    def listxattr(self, nodeid: int, caller: Somebody) -> list[bytes]:
         listed = self._request(Opcode.LISTXATTR, nodeid, caller, wire.GETXATTR_IN.pack(_XATTR_ROOM))
         return listed.split(b"\0")[:-1]
 
-    def setxattr(self, nodeid: int, name: bytes, value: bytes, caller: Caller) -> None:
+    def setxattr(self, nodeid: int, name: bytes, value: bytes, caller: Somebody) -> None:
         self._request(Opcode.SETXATTR, nodeid, caller, wire.SETXATTR_IN.pack(len(value), 0) + name + b"\0" + value)
 
-    def removexattr(self, nodeid: int, name: bytes, caller: Caller) -> None:
+    def removexattr(self, nodeid: int, name: bytes, caller: Somebody) -> None:
         self._request(Opcode.REMOVEXATTR, nodeid, caller, name + b"\0")
 
 
@@ -327,7 +326,7 @@ class Names:
     def __init__(self, vfs: Vfs) -> None:
         self._vfs = vfs
 
-    def _request(self, opcode: Opcode, nodeid: int, caller: Caller, own: bytes = b"", *strings: bytes) -> bytes:
+    def _request(self, opcode: Opcode, nodeid: int, caller: Somebody, own: bytes = b"", *strings: bytes) -> bytes:
         body = own + b"".join(string + b"\0" for string in strings)
         return self._vfs.answer(wire.encode_request(opcode, nodeid, (caller.uid, caller.gid, caller.pid), body))
 
@@ -339,46 +338,42 @@ class Names:
             NodeId(entry_out.nodeid), entry_out.attributes_of(*of_node), entry_out.name_s, entry_out.attr_s
         )
 
-    def lookup(self, parent: int, name: bytes, caller: Caller) -> NameReply:
+    def lookup(self, parent: int, name: bytes, caller: Somebody) -> NameReply:
         return self._entry(self._request(Opcode.LOOKUP, parent, caller, b"", name))
 
     def forget(self, nodeid: int, n: int) -> None:
         self._vfs.lock.call(self._vfs.core.do, wire.encode_batch_forget([(nodeid, n)]))
 
-    def readlink(self, nodeid: int, caller: Caller) -> bytes:
+    def readlink(self, nodeid: int, caller: Somebody) -> bytes:
         return self._request(Opcode.READLINK, nodeid, caller)
 
     def _opened(self, reply: bytes) -> tuple[OpenedFile, NameReply]:
         return OpenedFile(wire.read_handle(reply), 0, keeps=True), self._entry(reply)
 
-    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenedFile, NameReply]:
+    def create(self, parent: int, name: bytes, mode: int, flags: int, caller: Somebody) -> tuple[OpenedFile, NameReply]:
         own = wire.CREATE_IN.pack(flags, mode, caller.umask)
         return self._opened(self._request(Opcode.CREATE, parent, caller, own, name))
 
-    def create_unnamed(self, parent: int, mode: int, flags: int, caller: Caller) -> tuple[OpenedFile, NameReply]:
-        own = wire.CREATE_IN.pack(flags, mode, caller.umask)
-        return self._opened(self._request(Opcode.TMPFILE, parent, caller, own, b"/"))
-
-    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Caller) -> NameReply:
+    def mknod(self, parent: int, name: bytes, mode: int, rdev: int, caller: Somebody) -> NameReply:
         own = wire.MKNOD_IN.pack(mode, rdev, caller.umask)
         return self._entry(self._request(Opcode.MKNOD, parent, caller, own, name))
 
-    def mkdir(self, parent: int, name: bytes, mode: int, caller: Caller) -> NameReply:
+    def mkdir(self, parent: int, name: bytes, mode: int, caller: Somebody) -> NameReply:
         return self._entry(self._request(Opcode.MKDIR, parent, caller, wire.MKDIR_IN.pack(mode, caller.umask), name))
 
-    def symlink(self, parent: int, name: bytes, target: bytes, caller: Caller) -> NameReply:
+    def symlink(self, parent: int, name: bytes, target: bytes, caller: Somebody) -> NameReply:
         return self._entry(self._request(Opcode.SYMLINK, parent, caller, b"", name, target))
 
-    def link(self, nodeid: int, parent: int, name: bytes, caller: Caller) -> NameReply:
+    def link(self, nodeid: int, parent: int, name: bytes, caller: Somebody) -> NameReply:
         return self._entry(self._request(Opcode.LINK, parent, caller, wire.LINK_IN.pack(nodeid), name))
 
-    def unlink(self, parent: int, name: bytes, caller: Caller) -> None:
+    def unlink(self, parent: int, name: bytes, caller: Somebody) -> None:
         self._request(Opcode.UNLINK, parent, caller, b"", name)
 
-    def rmdir(self, parent: int, name: bytes, caller: Caller) -> None:
+    def rmdir(self, parent: int, name: bytes, caller: Somebody) -> None:
         self._request(Opcode.RMDIR, parent, caller, b"", name)
 
-    def rename(self, old_parent: int, old: bytes, parent: int, new: bytes, flags: int, caller: Caller) -> None:
+    def rename(self, old_parent: int, old: bytes, parent: int, new: bytes, flags: int, caller: Somebody) -> None:
         self._request(Opcode.RENAME2, old_parent, caller, wire.RENAME2_IN.pack(parent, flags), old, new)
 
 
@@ -411,12 +406,12 @@ class DirectoryRequests:
     def __init__(self, vfs: Vfs) -> None:
         self._vfs = vfs
 
-    def _request(self, opcode: Opcode, nodeid: int, own: bytes, caller: Caller | None = None) -> bytes:
+    def _request(self, opcode: Opcode, nodeid: int, own: bytes, caller: Somebody | None = None) -> bytes:
         ids = (0, 0, os.getpid()) if caller is None else (caller.uid, caller.gid, caller.pid)
         with self._vfs.lock:
             return self._vfs.listings.answer(wire.encode_request(opcode, nodeid, ids, own))
 
-    def opendir(self, nodeid: int, caller: Caller) -> int:
+    def opendir(self, nodeid: int, caller: Somebody) -> int:
         return wire.read_handle(self._request(Opcode.OPENDIR, nodeid, bytes(wire.OPEN_IN.size), caller))
 
     def entries(self, nodeid: int, offset: int = 0, *, fh: int = 0, room: int = 4096) -> list[wire.ListedDirent]:

@@ -167,8 +167,6 @@ N_ROUNDS = int(os.environ.get("TRASHD_TEST_ROUNDS", "1"))
 """Of each verb on each filesystem; `make shared` and `make soak-shared` ask for more."""
 FIRST_SEED = int(os.environ.get("TRASHD_TEST_FIRST_SEED", "2"))
 """Of the first round; the others count on from there. Rounds 0 and 1 wait for a minute and a half."""
-IS_FENCED = os.environ.get("TRASHD_TEST_FENCED", "1") == "1"
-"""Whether another node may take over what a living one works on. Without it only what was killed is taken over."""
 OLD = {"file": "old", "sub/deep": "older"}
 _CHANGING = frozenset(
     {"exchange", "rename", "renameat2", "mkdir", "rmdir", "create", "write", "unlink", "link", "flock", "fsync"}
@@ -365,8 +363,7 @@ def _meanwhile(nodes: ClusterNodes, this: Round, scene: _Scene, random: Random) 
     if scene.identifier is not None:
         words = "restore", "--volume", node.volume, str(scene.identifier)
         acts["restore"] = lambda: _outcome(node.trashd(*words))
-    if IS_FENCED or this.harm is Harm.KILL:
-        acts["take over"] = lambda: take_over(node, nodes.a)
+    acts["take over"] = lambda: take_over(node, nodes.a)
     chosen = random.sample(sorted(acts), random.randint(1, len(acts)))
     return tuple(f"{act} {acts[act]()}" for act in chosen)
 

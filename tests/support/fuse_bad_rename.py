@@ -25,7 +25,6 @@ from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FlagT, InodeT, ModeT
 
 from tests.support.fuse_watchdog import FuseVolume, served_volume
 
-RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2
 
 P = ParamSpec("P")

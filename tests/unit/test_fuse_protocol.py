@@ -59,12 +59,10 @@ FsyncIn = kernel_struct("FsyncIn", "u64 fh, u32 fsync_flags, u32 padding")
 GetxattrIn = kernel_struct("GetxattrIn", "u32 size, u32 padding")
 FallocateIn = kernel_struct("FallocateIn", "u64 fh, u64 offset, u64 length, u32 mode, u32 padding")
 LseekIn = kernel_struct("LseekIn", "u64 fh, u64 offset, u32 whence, u32 padding")
-LseekOut = kernel_struct("LseekOut", "u64 offset")
 CopyFileRangeIn = kernel_struct(
     "CopyFileRangeIn",
     "u64 fh_in, u64 off_in, u64 nodeid_out, u64 fh_out, u64 off_out, u64 len, u64 flags",
 )
-CopyFileRangeOut = kernel_struct("CopyFileRangeOut", "u64 bytes_copied")
 SxTime = kernel_struct("SxTime", "s64 tv_sec, u32 tv_nsec, s32 reserved")
 StatxStruct = kernel_struct(
     "StatxStruct",
@@ -250,20 +248,6 @@ def test_attributes_with_a_birth_are_what_the_kernel_reads(ino: int, seen: Attri
     assert times_ns == (seen.atime_ns, seen.mtime_ns, seen.ctime_ns, seen.btime_ns)
     unused = (answer.flags, told.attributes, told.attributes_mask, told.dev_major, told.dev_minor)
     assert not any((*unused, *answer.spare, *told.spare2))
-
-
-@given(offset=st.integers(0, (1 << 63) - 1))
-def test_where_data_begins_is_what_the_kernel_reads(offset: int) -> None:
-    assert LseekOut.from_buffer_copy(wire.LSEEK_OUT.pack(offset)).offset == offset
-    assert wire.LSEEK_OUT.size == ctypes.sizeof(LseekOut)
-
-
-@given(n=WORDS)
-def test_how_much_was_copied_is_what_either_kernel_reads(n: int) -> None:
-    assert WriteOut.from_buffer_copy(wire.COPY_OUT.pack(n)).size == n
-    assert CopyFileRangeOut.from_buffer_copy(wire.COPY_64_OUT.pack(n)).bytes_copied == n
-    assert wire.COPY_OUT.size == ctypes.sizeof(WriteOut)
-    assert wire.COPY_64_OUT.size == ctypes.sizeof(CopyFileRangeOut)
 
 
 @given(name=NAMES, offset=NODEIDS, nodeid=NODEIDS, ino=NODEIDS, seen=ATTRIBUTES, entry_s=TIMEOUTS_S, attr_s=TIMEOUTS_S)

@@ -13,11 +13,12 @@ from functools import partial
 from typing import NamedTuple
 
 from fusefs.core.errors import TrashdError
+from fusefs.core.fuse_protocol import CallerIds
 from fusefs.core.metadata_cache import Attributes
 from fusefs.core.names import Name, RelPath, join_path
 from fusefs.linux.credentials import NO_ID, Capability, ThreadCredentials, call_as, include_all_ours
 from fusefs.linux.fd import Fd, close_on_error
-from fusefs.linux.fuse_caller import Caller, Rights, maps_ids, read_rights
+from fusefs.linux.fuse_caller import Rights, maps_ids, read_rights
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.machine_identity import invocation_of
 from fusefs.mount.native._core import Node, Tables
@@ -62,7 +63,7 @@ class DropAdoption:
         self.kernel = Kernel()
 
     def adopt(
-        self, old_fd: Fd, old: NameIn, attributes: Attributes, new_fd: Fd, new_directory: Node, caller: Caller
+        self, old_fd: Fd, old: NameIn, attributes: Attributes, new_fd: Fd, new_directory: Node, caller: CallerIds
     ) -> Fd | None:
         """Make an orphan of an entry that is to be moved into a directory, if that is a drop directory.
 
@@ -99,7 +100,7 @@ class DropAdoption:
         return prepared.item if is_moved else None
 
     def _prepare(
-        self, base_fd: Fd, store: Name, drop: Fd, dir_fd: Fd, name: Name, origin: RelPath | None, caller: Caller
+        self, base_fd: Fd, store: Name, drop: Fd, dir_fd: Fd, name: Name, origin: RelPath | None, caller: CallerIds
     ) -> _PreparedMove:
         """Create a container for the entry. Raises  OSError, TrashdError: no part of the container remains"""
         kernel = self.kernel
@@ -114,7 +115,7 @@ class DropAdoption:
             return _PreparedMove(ready, item, owner, owned.pop_all())
 
     def _move(
-        self, old_fd: Fd, old: NameIn, attributes: Attributes, ready: ReadyContainer, drop: Node, caller: Caller
+        self, old_fd: Fd, old: NameIn, attributes: Attributes, ready: ReadyContainer, drop: Node, caller: CallerIds
     ) -> None:
         """Rename as the caller, so that the backing filesystem checks permissions. A user's daemon renames as the user.
 
@@ -161,7 +162,7 @@ class DropAdoption:
         st = self._lock.call(os.stat, fd)
         return _NeededCapability(Capability.DAC_OVERRIDE, st.st_uid, st.st_gid)
 
-    def _capabilities(self, caller: Caller, rights: Rights, needs: Sequence[_NeededCapability]) -> int:
+    def _capabilities(self, caller: CallerIds, rights: Rights, needs: Sequence[_NeededCapability]) -> int:
         """Return the capabilities with which the rename is made, as bits. For a caller in our user namespace, these are
         all of its capabilities. Otherwise, they are those that the rename needs on inodes whose ids are mapped in the
         caller's namespace."""

@@ -17,11 +17,11 @@ from functools import cache
 from zlib import crc32
 
 from fusefs.core.errors import NoStore, TrashdError, Untrusted
+from fusefs.core.fuse_protocol import CallerIds
 from fusefs.core.metadata_cache import ROOTS, Attributes, NodeId, NodeZone
 from fusefs.core.names import STORE, Name, RelPath, join_path, user_store_name
 from fusefs.linux.credentials import ThreadCredentials, call_as
 from fusefs.linux.fd import Fd, close_on_error
-from fusefs.linux.fuse_caller import Caller
 from fusefs.linux.kernel import Kernel
 from fusefs.linux.statx import stat_at
 from fusefs.mount.native._core import Node, Tables
@@ -97,7 +97,7 @@ class DropLinks:
         """Held while a drop directory is created: if two threads created one at the same time, neither would be
         trusted."""
 
-    def stat_link(self, uid: int, caller: Caller) -> Attributes:
+    def stat_link(self, uid: int, caller: CallerIds) -> Attributes:
         """Return the attributes of a user's link. If that user is the caller, create the target if it is missing.
 
         Raises  OSError ENOENT: no store, or another user's target is missing; or the error from creating the target
@@ -108,12 +108,12 @@ class DropLinks:
             ino=drop_link_nodeid(uid, target), mode=_LINK, nlink=1, size=len(target), blocks=0, rdev=0
         )
 
-    def readlink(self, uid: int, caller: Caller) -> bytes:
+    def readlink(self, uid: int, caller: CallerIds) -> bytes:
         """Return the link's target, relative to `.trashd`. Raises  OSError as `stat_link` does"""
         with self._open(uid, caller) as folder:
             return _target(folder)
 
-    def _open(self, uid: int, caller: Caller) -> UserFolder:
+    def _open(self, uid: int, caller: CallerIds) -> UserFolder:
         with self._open_store() as store:
             folder = open_user_folder(store, uid)
             if folder is None:

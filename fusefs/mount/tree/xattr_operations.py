@@ -14,7 +14,7 @@ from fusefs.core import fuse_protocol as wire
 from fusefs.core.fuse_protocol import Opcode, Request
 from fusefs.core.metadata_cache import ACLS, LABEL, NAMES, UNSUPPORTED, is_cached_xattr
 from fusefs.linux.credentials import Capability
-from fusefs.linux.fuse_caller import Caller, is_capable
+from fusefs.linux.fuse_caller import is_capable
 from fusefs.linux.statx import stat_at
 from fusefs.linux.xattrs import is_selinux_enabled
 from fusefs.mount.native._core import Node
@@ -75,12 +75,12 @@ class XattrOperations:
             self._note_refusal(node, name)
         return self._visible_names(answer, name, caller)
 
-    def _cache_uid(self, caller: Caller) -> int:
+    def _cache_uid(self, caller: wire.CallerIds) -> int:
         """Return the uid for which a value is read and cached: 0, if the daemon reads it for all users; or the
         caller's."""
         return 0 if self._are_same_for_daemon else caller.uid
 
-    def _read_from_core(self, node: Node, name: bytes, caller: Caller) -> bytes | int:
+    def _read_from_core(self, node: Node, name: bytes, caller: wire.CallerIds) -> bytes | int:
         opcode = Opcode.LISTXATTR if name == NAMES else Opcode.GETXATTR
         own = wire.GETXATTR_IN.pack(_ROOM) + (b"" if name == NAMES else name + b"\0")
         try:
@@ -130,7 +130,7 @@ class XattrOperations:
             fd = None if node.parent is None else self._nodes.directory_fd(node.parent)
             self._mount.prefetch.note_getxattr(name, node, fd)
 
-    def _visible_names(self, answer: bytes | int, name: bytes, caller: Caller) -> bytes | int:
+    def _visible_names(self, answer: bytes | int, name: bytes, caller: wire.CallerIds) -> bytes | int:
         """Remove from a list of names those that the caller must not see."""
         if name != NAMES or isinstance(answer, int):
             return answer
