@@ -67,9 +67,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_a_user_who_limits_the_process_that_acts_for_her_delays_only_herself(
-    shared: Shared, limit: str
-) -> None:
+def test_a_user_who_limits_the_process_that_acts_for_her_delays_only_herself(shared: Shared, limit: str) -> None:
     """prlimit(2) asks for nothing but the same uid."""
     kind, value = LIMITS[limit]
     orphans = [shared.throw(MALLORY, f"job{number}") for number in range(3)]
@@ -124,9 +122,7 @@ held: list[socket.socket] = []
 
 
 @pytest.mark.parametrize("use_up", [send_fds_to_nobody, take_inotify, fill_pipes, queue_signals])
-def test_a_user_at_the_kernels_limits_delays_nobody_else(
-    shared: Shared, use_up: Callable[[], None]
-) -> None:
+def test_a_user_at_the_kernels_limits_delays_nobody_else(shared: Shared, use_up: Callable[[], None]) -> None:
     with process_of(MALLORY, use_up), shared.served() as running:
         mallorys = shared.throw(MALLORY)
         serves_alice(shared, running)
@@ -195,9 +191,7 @@ FORGERIES: Mapping[str, object] = {"taken_from": ALICE, "moved_ns": (1 << 63) - 
 
 
 @pytest.mark.parametrize("by_force", [False, True])
-def test_a_record_that_names_another_users_directory_deletes_nothing_in_it(
-    shared: Shared, by_force: bool
-) -> None:
+def test_a_record_that_names_another_users_directory_deletes_nothing_in_it(shared: Shared, by_force: bool) -> None:
     """Mallory shares a group with Alice, whose directory the group may write and therefore move."""
     team = 5000
     thesis = Dir({"thesis": File(b"years of work", owner=(ALICE, team))}, mode=0o755, owner=(ALICE, team))
