@@ -79,9 +79,7 @@ def booted_with_packages(release: str) -> Iterator[DebianMachine]:
 
 
 @contextlib.contextmanager
-def booted_machine(
-    root: Path, release: str, install: Callable[[DebianMachine], object]
-) -> Iterator[DebianMachine]:
+def booted_machine(root: Path, release: str, install: Callable[[DebianMachine], object]) -> Iterator[DebianMachine]:
     """A machine with a root directory, and what was built for a release; "": nothing."""
     packages = tuple(sorted(path for path in (BUILT / release).glob("trashd*.deb") if "dbgsym" not in path.name))
     with booted(limit_s=_LIMIT_S, lower=root) as system:
