@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import locale
 import os
+import re
 import sys
 
 import click
 
 from fusefs.cli.options import Command, volume_option
 from fusefs.core.errors import Refused
+
+_TEXTUAL = "8.2.5"
+"""The oldest version that works, as in pyproject.toml; those of Debian 12 and 13 are older."""
 
 
 @click.command("browse", cls=Command, short_help="Browse orphans interactively: open, restore, keep or delete them.")
@@ -29,18 +33,29 @@ def command(volumes: tuple[bytes, ...]) -> int:
       trashd browse --volume /scratch
     """
     _check_terminal()
+    hint = "if you use pipx, run: pipx inject trashd textual; otherwise see docs/howto/install.md"
     try:
         from fusefs.browse.browser import Browser
-    except ModuleNotFoundError as error:
+    except ImportError as error:  # also a name that another version of Textual lacks
         if (error.name or "fusefs").partition(".")[0] == "fusefs":
             raise
-        hint = "if you use pipx, run: pipx inject trashd textual; otherwise see docs/howto/install.md"
-        raise Refused(f"trashd browse needs Textual, which can't be imported ({error})", hint) from error
+        raise Refused(
+            f"trashd browse needs Textual {_TEXTUAL} or later, which can't be imported ({error})", hint
+        ) from error
+    from importlib import metadata  # late: imports many modules
+
+    version = metadata.version("textual")
+    if _numbers(version) < _numbers(_TEXTUAL):
+        raise Refused(f"trashd browse needs Textual {_TEXTUAL} or later, and this is {version}", hint)
     # Textual writes to sys.__stderr__, whose buffer fusefs.cli.main has detached.
     terminal = open(os.dup(1), "w", encoding=locale.getpreferredencoding(), errors="replace")  # noqa: SIM115
     sys.__stderr__ = terminal  # type: ignore[misc]
     started = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]  # Python, its options, and the script
     return Browser(started, volumes).run(mouse=False) or 0
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _check_terminal() -> None:

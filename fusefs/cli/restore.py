@@ -203,7 +203,12 @@ def chosen(
     listed = list_all_containers(kernel, volumes, lost, (), silent)
     may_be_id = b"/" not in word and len(word) >= ID_LEAST_CHARS
     by_id = match_id(volumes, os.fsdecode(word), listed) if may_be_id else None
-    matches = find_by_origin(kernel, volumes, word, listed)
+    try:
+        matches = find_by_origin(kernel, volumes, word, listed)
+    except FileNotFoundError:  # the working directory was removed, so a word without a slash names no path
+        if by_id is None:
+            raise
+        matches = []
     if by_id is not None and uid in (None, by_id.uid):
         if matches:
             raise UsageError(

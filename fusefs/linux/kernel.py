@@ -99,7 +99,7 @@ class Kernel:
         if len(path) <= syscalls.WALK_MAX_BYTES:
             return self.open_path(path)
         fd = self.open_path(b"/")
-        for name in os.path.normpath(os.path.join(os.getcwdb(), path))[1:].split(b"/"):
+        for name in os.path.abspath(path)[1:].split(b"/"):
             with fd:
                 fd = Fd(os.open(name, _OPEN_STEP, dir_fd=fd))
         return fd

@@ -216,7 +216,7 @@ def _check_destination(kernel: Kernel, entry: ListedContainer, path: bytes, abov
     """Make sure that no other user determines, by a link or as owner, where root puts the tree. Raises  AcrossUsers"""
     there = printable(path)
     try:
-        absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
+        absolute = os.path.abspath(path)
         with open_untrusted(kernel, absolute, read_mounts(), trusted_owners(os.geteuid())) as trusted_fd:
             is_it = any(side is not None and is_same_directory(kernel, trusted_fd, side) for side in above)
     except OSError as error:

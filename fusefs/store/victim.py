@@ -225,7 +225,7 @@ def scope_of(kernel: Kernel, directory_fd: Fd, typed: bytes, path: bytes = b"", 
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-        real = os.path.normpath(os.path.join(os.getcwdb(), typed))
+        real = os.path.abspath(typed)
     if through_mount and any(one.is_trashd() for one in mounts):
         from fusefs.store.mounted_paths import find_mounted_scope  # late: only needed if something of ours is mounted
 

@@ -88,7 +88,7 @@ def open_directory(kernel: Kernel, path: bytes, mounts: Sequence[Mount] | None =
 
     Raises  Refused: the path has another user's link or mount, or does not lead to a directory; NotFound
     """
-    absolute = os.path.normpath(os.path.join(os.getcwdb(), path))
+    absolute = os.path.abspath(path)
     search = find_directories(kernel, _escape_pattern(absolute), mounts)
     try:
         result = next(search, None)

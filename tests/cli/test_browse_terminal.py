@@ -101,3 +101,14 @@ def test_without_its_extra_it_says_how_to_have_it(tmp_path: Path) -> None:
     assert terminal.end() == 3
     assert "pipx inject trashd textual" in terminal.output
     assert "trashd browse" in done_well("browse", "--help").out
+
+
+@pytest.mark.parametrize("version", ["0.1.13", "2.1.2", "8.2.4"])
+def test_a_textual_that_is_too_old_is_named(tmp_path: Path, version: str) -> None:
+    information = tmp_path / f"textual-{version}.dist-info/METADATA"
+    information.parent.mkdir()
+    information.write_text(f"Metadata-Version: 2.1\nName: textual\nVersion: {version}\n")
+    terminal = Terminal("browse", PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    assert terminal.end() == 3
+    assert f"or later, and this is {version}" in terminal.output
+    assert "docs/howto/install.md" in terminal.output

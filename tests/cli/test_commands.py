@@ -241,6 +241,18 @@ def test_who_is_in_a_directory_that_was_removed_is_told_so(volume: Path, words: 
     assert (done.returncode, "the working directory: not found" in done.stderr) == (5, True)
 
 
+@pytest.mark.parametrize("words", ["restore {id}", "rm {victim}", "sweep {victim} --name x --print", "swap {victim}"])
+def test_a_command_with_a_whole_path_or_an_id_needs_no_working_directory(volume: Path, words: str) -> None:
+    for name in ("orphan", "victim"):
+        make_tree(volume / name, {"x": ""})
+    orphan = done_well("swap", "--print-id", volume / "orphan").out.strip()
+    (volume / "here").mkdir()
+    typed = words.format(id=orphan, victim=volume / "victim")
+    shell = f'cd "{volume}/here" && rmdir "{volume}/here" && exec {TRASHD} {typed}'
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("words", ["sweep {} --name x --delete", "sweep {} --name x --print", "swap {}"])
 def test_an_output_that_is_full_is_no_full_volume(volume: Path, words: str) -> None:
     make_tree(volume / "victim", {"x": ""})

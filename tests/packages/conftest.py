@@ -1,6 +1,6 @@
 """For each release of Debian that `make packages` names, a machine of it with what was built installed.
 
-TRASHD_TEST_PACKAGES  releases, rpm, tarball: what was built, and is tried
+TRASHD_TEST_PACKAGES  releases, rpm, tarball: what was built, and is tried; upgrade: all of that, from 0.3.0
 """
 
 import os
@@ -11,7 +11,7 @@ import pytest
 from tests.packages.debian_machine import DebianMachine, booted_with_packages
 
 BUILT = os.environ.get("TRASHD_TEST_PACKAGES", "").split()
-OTHERS = ("rpm", "tarball")
+OTHERS = ("rpm", "tarball", "upgrade")
 RELEASES = [name for name in BUILT if name not in OTHERS]
 collect_ignore = [f"test_{name}.py" for name in OTHERS if name not in BUILT]
 if not RELEASES:

@@ -73,3 +73,10 @@ def test_a_pipe_of_a_user_keeps_no_other_users_store_from_being_told(homes: Path
     os.mkfifo(registry_of(homes, "mallory"))
     os.chmod(registry_of(homes, "mallory"), 0o666)
     assert "/srv/alices" in said_at_removal(homes)
+
+
+def test_a_users_own_store_is_told_by_the_directory_that_it_is_in(homes: Path) -> None:
+    registry_of(homes, "alice").write_text(line("/srv/.trashd-12001") + line("/.trashd-12001"))
+    said = said_at_removal(homes)
+    assert "\n  /\n" in said
+    assert "\n  /srv\n" in said

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fusefs.cli.service import PACKAGES, pieces_for_all
+from fusefs.core.version import VERSION
 
 REPO = Path(__file__).parents[2]
 BUILT = REPO / "build/packages/rpm"
@@ -17,7 +18,7 @@ OUR_OWN = ("/usr/lib/trashd/", "/usr/share/doc/trashd/", "/usr/share/licenses/tr
 
 def asked(package: str, *what: str) -> list[str]:
     """What rpm says of one of them, line by line."""
-    (file,) = BUILT.glob(f"{package}-{PROJECT['version']}-*[!c].rpm")
+    (file,) = BUILT.glob(f"{package}-{VERSION}-*[!c].rpm")
     return subprocess.run(
         ["rpm", "--query", "--package", *what, file], check=True, capture_output=True, text=True
     ).stdout.splitlines()

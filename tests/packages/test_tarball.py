@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,15 +13,18 @@ import pytest
 
 from build_docs.man_pages import page_names
 from fusefs.cli.service import PACKAGES, pieces_for_all
+from fusefs.core.service_status import VolumePhase
 from fusefs.core.version import VERSION
 from tests.support.other_users import as_user, run_as
 from tests.support.real_filesystems import tmpfs_volume
+from tests.support.service_process import Service, service
 from tests.support.store_verbs import assert_silent
 
 pytestmark = pytest.mark.needs("root")
 
 REPO = Path(__file__).parents[2]
 TARBALL = REPO / f"dist/trashd-{VERSION}-{platform.machine()}.tar.gz"
+OLD = REPO / f"build/packages/0.3.0/dist/trashd-0.3.0-{platform.machine()}.tar.gz"
 ALICE = 1001
 MODULES = [*Path("/usr/lib").glob("*/modulecmd.tcl"), *Path("/usr/share/lmod/lmod/libexec").glob("lmod")]
 """Environment Modules and Lmod: a machine has one of them."""
@@ -42,11 +46,18 @@ class User(NamedTuple):
         assert done.returncode == code, done
         return done.stdout + done.stderr
 
-    def unpack(self, where: str = "some place") -> Path:
+    def unpack(self, where: str = "some place", tarball: Path = TARBALL) -> Path:
         """The tree."""
         self.run("mkdir", where)
-        self.run("tar", "--extract", "--directory", where, f"--file={TARBALL}")
-        return self.home / where / f"trashd-{VERSION}"
+        self.run("tar", "--extract", "--directory", where, f"--file={tarball}")
+        (tree,) = (self.home / where).iterdir()
+        return tree
+
+    def serve(self, trashd: Path) -> AbstractContextManager[Service]:
+        """A service of this user's."""
+        state = self.home / "state"
+        config = "# 0.3.0 has no key grace\n"
+        return service(state, config=config, environment={"HOME": str(self.home)}, user=ALICE, command=(trashd,))
 
 
 @pytest.fixture
@@ -79,6 +90,29 @@ def test_it_runs_and_runs_after_it_has_been_moved(user: User) -> None:
     assert str(job) in user.run(user.home / "link", "list")
     user.run(user.home / "link", "restore", job)
     assert (job / "file").read_text() == "content"
+    as_user(ALICE, lambda: assert_silent(user.home))
+
+
+@pytest.mark.skipif(not OLD.exists(), reason="make packages builds 0.3.0")
+def test_orphans_and_service_of_0_3_0_are_taken_over(user: User) -> None:
+    old = user.unpack("old", OLD) / "bin/trashd"
+    for name in ("restorable", "pinned", "due"):
+        user.run("mkdir", name)
+        (user.home / name / "file").write_text(name)
+    user.run(old, "swap", "restorable")
+    user.run(old, "keep", user.run(old, "swap", "--print-id", "pinned").strip())
+    user.run("mkdir", "state")
+    with user.serve(old):
+        new = user.unpack("new") / "bin/trashd"
+        user.run("rm", "-r", "old")
+        assert str(user.home / "pinned") in user.run(new, "list")
+    with user.serve(new) as running:
+        running.until_phase(user.home, VolumePhase.IDLE)
+        user.run(new, "swap", "--keep-for", "0s", "due")
+        running.until(lambda: str(user.home / "due") not in user.run(new, "list"))
+    for name in ("restorable", "pinned"):
+        user.run(new, "restore", user.home / name)
+        assert (user.home / name / "file").read_text() == name
     as_user(ALICE, lambda: assert_silent(user.home))
 
 
