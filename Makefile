@@ -16,7 +16,7 @@ demo: setup; @$(PYTHON) -m bench.demo $(ARGS)
 # The mount's tests with every mount over io_uring, and so by the native core.
 uring: setup; @TRASHD_TEST_TRANSPORT=uring=on .ci/pytest tests/mount tests/posix $(or $(ARGS),--numprocesses=2 --dist=worksteal)
 # A test of the mount or of the service waits a third of its time: four processes keep two cores at work.
-test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=4 --dist=worksteal)
+test: setup; @.ci/pytest $(or $(ARGS),--numprocesses=6 --dist=worksteal)
 every: setup; @.ci/pytest --every $(or $(ARGS),--numprocesses=3 --dist=worksteal)
 # The tests that ARGS selects, ten times beside a load: make flaky ARGS='--times 20 tests/service -k held'
 flaky: setup; @$(PYTHON) -m tests.flaky --numprocesses=2 $(ARGS)
