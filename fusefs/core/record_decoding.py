@@ -182,7 +182,7 @@ def _to_tuple(kind: Any, wire: msgspec.Struct | None) -> Any:
 def _path(text: str | None) -> RelPath | None:
     if text is None:
         return None
-    split_path(path := unquote_path(text))  # raises
+    split_path(path := unquote_path(text))  # raises ValueError unless the path is plain
     return RelPath(path)
 
 
